@@ -1,0 +1,1 @@
+"""Floor 0: the only doors to names that TensorFlow keeps private."""

@@ -1,0 +1,1 @@
+"""Floor 3, wing c: K EstimatorSpecs become one."""
