@@ -49,6 +49,63 @@ ops = Door(
     },
 )
 
+graph_class = Door(
+    "tensorflow.python.framework.ops:Graph",
+    {
+        "switch_to_thread_local": "towers in threads need scopes of their own",
+        "_variable_creator_stack": "a tower's thread inherits the creators of its caller",
+        "_control_dependencies_stack": "a tower's thread inherits the control dependencies",
+        "_device_function_stack": "a tower's thread inherits the devices",
+        "_colocation_stack": "a tower's thread inherits the colocations",
+        "_distribution_strategy_stack": "where tf.distribute keeps its own mode",
+        "_get_control_flow_context": "a merge call inside tf.cond or tf.while_loop is refused",
+    },
+)
+
+variable_scope = Door(
+    "tensorflow.python.ops.variable_scope",
+    {
+        "_VARSTORE_KEY": "the collection that holds the store behind get_variable",
+        "_VariableStore": "a tower begins with a store as it was before all towers",
+        "get_variable_scope_store": "a tower's thread inherits the scope and its counters",
+    },
+)
+
+eager_context = Door(
+    "tensorflow.python.eager.context",
+    {
+        "eager_mode": "a tower's thread runs eagerly where its caller does",
+        "device_policy": "a tower's thread inherits the device policy",
+        "context": "holds the device policy that a tower's thread inherits",
+    },
+)
+
+distribute_lib = Door(
+    "tensorflow.python.distribute.distribute_lib",
+    {
+        "_CrossReplicaThreadMode": "tells tf.distribute that code runs across towers",
+        "_InReplicaThreadMode": "tells tf.distribute that code runs in a tower",
+    },
+)
+
+saveable_object = Door(
+    "tensorflow.python.training.saving.saveable_object",
+    {
+        "SaveableObject": "a Saver writes a distributed variable once, under its plain name",
+        "SaveSpec": "a Saver writes a distributed variable once, under its plain name",
+    },
+)
+
+trackable = Door(
+    "tensorflow.python.trackable.base",
+    {"VARIABLE_VALUE_KEY": "the name of a variable's value in tf.train.Checkpoint"},
+)
+
+core_types = Door(
+    "tensorflow.python.types.core",
+    {"Tensor": "a distributed variable is accepted wherever a tensor is"},
+)
+
 
 def doors() -> dict[str, Door]:
     """Returns every door of this room by its name here."""

@@ -1,0 +1,105 @@
+"""Each tower sees the graph's collections as if it were the only one.
+
+Before the towers start, all collections are noted. From then on every tower has a
+view of its own that starts from that note; one view is shown in the graph at a time.
+Afterwards the first tower's view stays, with what the others must not lose.
+"""
+
+from collections.abc import Hashable, Sequence
+
+from replicate.compat.tensorflow import tf, tf1, variable_scope
+
+# What a session needs from every tower, whichever tower's names are kept.
+KEPT_FROM_ALL = (
+    tf1.GraphKeys.COND_CONTEXT,
+    tf1.GraphKeys.WHILE_CONTEXT,
+    tf1.GraphKeys.TABLE_INITIALIZERS,
+    tf1.GraphKeys.QUEUE_RUNNERS,
+    tf1.GraphKeys.RESOURCES,
+    tf1.GraphKeys.LOCAL_RESOURCES,
+    tf1.GraphKeys.LOCAL_VARIABLES,
+    tf1.GraphKeys.METRIC_VARIABLES,
+    tf1.GraphKeys.ASSET_FILEPATHS,
+)
+
+
+class Views:
+    """K views of one graph's collections, with one shown at a time.
+
+    The store behind `get_variable` is always a tower's own, so that each tower may
+    make, and reuse, variables as the first one does.
+
+    Args:
+        graph: The graph whose collections are shown.
+        num_towers: K.
+        every_collection: Whether all collections are a tower's own, or only the store.
+    """
+
+    def __init__(self, graph: tf.Graph, num_towers: int, every_collection: bool):
+        self._graph = graph
+        self._every_collection = every_collection
+        self._before = self._noted()
+        self._variables_before = dict(self._store()._vars)
+        self._views = [self._copy_of_before(i) for i in range(num_towers)]
+        self._shown = 0
+
+    def show(self, tower_id: int) -> None:
+        """Puts the view of tower `tower_id` into the graph, and keeps the one shown so far."""
+        if tower_id == self._shown:
+            return
+        self._views[self._shown] = self._noted()
+        self._load(self._views[tower_id])
+        self._shown = tower_id
+
+    def added(self, tower_id: int, key: Hashable) -> list:
+        """Returns what tower `tower_id` has added to the collection `key`."""
+        if tower_id == self._shown:
+            now = self._graph.get_collection(key)
+        else:
+            now = self._views[tower_id].get(key, [])
+        before = {id(item) for item in self._before.get(key, [])}
+        return [item for item in now if id(item) not in before]
+
+    def close(self) -> None:
+        """Leaves the first tower's view in the graph, with what the others must not lose."""
+        kept = {
+            key: [item for i in range(len(self._views)) for item in self.added(i, key)]
+            for key in (KEPT_FROM_ALL if self._every_collection else ())
+        }
+        self.show(0)
+        for key, items in kept.items():
+            add_once(self._graph, key, items)
+
+    def _copy_of_before(self, tower_id: int) -> dict:
+        view = {key: list(items) for key, items in self._before.items()}
+        if tower_id > 0:
+            store = variable_scope._VariableStore()
+            store._vars = dict(self._variables_before)
+            view[variable_scope._VARSTORE_KEY] = [store]
+        return view
+
+    def _store(self):
+        held = self._graph.get_collection_ref(variable_scope._VARSTORE_KEY)
+        if not held:
+            held.append(variable_scope._VariableStore())
+        return held[0]
+
+    def _noted(self) -> dict:
+        keys = [variable_scope._VARSTORE_KEY]
+        if self._every_collection:
+            keys += self._graph.get_all_collection_keys()
+        return {key: self._graph.get_collection(key) for key in keys}
+
+    def _load(self, view: dict) -> None:
+        for key in {*self._noted(), *view}:
+            self._graph.get_collection_ref(key)[:] = view.get(key, [])
+
+
+def add_once(graph: tf.Graph, key: Hashable, items: Sequence) -> None:
+    """Adds those of `items` to the collection `key` that it does not hold yet."""
+    held = graph.get_collection_ref(key)
+    known = {id(item) for item in held}
+    for item in items:
+        if id(item) not in known:
+            known.add(id(item))
+            held.append(item)

@@ -1,0 +1,410 @@
+"""`DistributionStrategy`: what every strategy does, and the hooks a policy fills in.
+
+A strategy decides four things: where variables live, how a function runs once per
+tower, how values are reduced over towers, how variables are updated. Each public verb
+checks the context and then calls a private hook that does the work. A policy (one
+device, parameter server, mirrored) overrides the hooks only.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import (
+    bridge,
+    communication,
+    context,
+    creation,
+    lockstep,
+    sharing,
+    values,
+    variables,
+)
+from replicate.strategy import tower as towers
+
+_log = logging.getLogger("replicate")
+
+
+class DistributionStrategy(communication.Communication):
+    """Runs a function once per tower, and keeps the towers' variables one model.
+
+    Args:
+        worker_devices: K devices on which the towers compute.
+        parameter_devices: The devices on which variables live.
+    """
+
+    is_default = False
+    is_between_graph = False
+    is_chief = True
+
+    def __init__(self, worker_devices: Sequence[str], parameter_devices: Sequence[str]):
+        self._worker_devices = tuple(worker_devices)
+        self._parameter_devices = tuple(parameter_devices)
+        self._warned_of_partitioner = False
+        self._functions: dict = {}
+        self._extended = bridge.BridgeStrategy(self).extended
+
+    # Who takes part.
+
+    @property
+    def num_towers(self) -> int:
+        """K."""
+        return len(self._worker_devices)
+
+    @property
+    def is_single_tower(self) -> bool:
+        """Whether K is 1."""
+        return self.num_towers == 1
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The K devices on which towers compute."""
+        return self._worker_devices
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The devices on which variables live and are updated."""
+        return self._parameter_devices
+
+    @property
+    def worker_device_index(self) -> dict[str, int]:
+        """Which tower computes on which device."""
+        return {device: i for i, device in enumerate(self._worker_devices)}
+
+    @property
+    def extended(self) -> bridge.BridgeExtended:
+        """The later spelling of the same core, as `tf.distribute` has it."""
+        return self._extended
+
+    # Entering.
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator["DistributionStrategy"]:
+        """Enters cross-tower context, in which this strategy makes the variables.
+
+        Raises:
+            RuntimeError: If another strategy's scope, or a tower, is current.
+        """
+        mode = context.current()
+        if mode is not None and mode.strategy is not self:
+            raise RuntimeError(
+                "Only one strategy may be in charge at a time: entered the scope of "
+                f"{self!r} inside that of {mode.strategy!r}. Leave the first scope before."
+            )
+        if mode is not None and mode.tower is not None:
+            raise RuntimeError(
+                f"scope() is entered across towers, but this is tower {mode.tower.tower_id}. "
+                "A tower is in the scope already; use merge_call to leave it."
+            )
+        with contextlib.ExitStack() as stack:
+            if mode is None:
+                stack.enter_context(bridge.across(context.Mode(self)))
+                stack.enter_context(tf.variable_creator_scope(self._creator))
+                stack.enter_context(self._without_partitioners())
+                stack.enter_context(self._default_device())
+            yield self
+
+    @contextlib.contextmanager
+    def merging(self, share=None) -> Iterator[None]:
+        """Enters cross-tower context from a tower, for the function of a merge call."""
+        with bridge.across(context.Mode(self, share=share)), tf1.device(None):
+            with self._default_device():
+                yield
+
+    @contextlib.contextmanager
+    def _without_partitioners(self):
+        def getter(get, *args, **kwargs):
+            if kwargs.pop("partitioner", None) is not None and not self._warned_of_partitioner:
+                self._warned_of_partitioner = True
+                _log.warning(
+                    "Partitioned variables are turned off under a distribution strategy: "
+                    "variable %s, and any other, is made whole.",
+                    kwargs.get("name", args[0] if args else "?"),
+                )
+            return get(*args, **kwargs)
+
+        current = tf1.get_variable_scope()
+        with tf1.variable_scope(
+            current, custom_getter=getter, use_resource=True, auxiliary_name_scope=False
+        ):
+            yield
+
+    def _default_device(self):
+        """Enters the device for what runs across towers."""
+        return contextlib.nullcontext()
+
+    # Towers.
+
+    def call_for_each_tower(self, fn: Callable, *args, run_concurrently=True, **kwargs) -> Any:
+        """Runs `fn` once per tower, each in its tower context and on its device.
+
+        Args:
+            fn: The function.
+            *args: Its positional arguments; PerDevice and Mirrored ones are unwrapped.
+            run_concurrently: Whether eager towers may run at the same time. Towers that
+                build a graph run one after the other.
+            **kwargs: Its keyword arguments, likewise.
+
+        Returns:
+            The K results as one nest. A leaf that is the same object in all towers is
+            that object, copies of one variable are that variable, others a `PerDevice`.
+
+        Raises:
+            RuntimeError: If called in a tower, or outside of this strategy's scope.
+            TowerMismatchError: If the towers do not make the same merge calls.
+            Exception: What a tower raised, with the tower's number in its notes.
+        """
+        self._require_cross_tower("call_for_each_tower")
+        results = self.run_towers(lambda: fn, args, kwargs, run_concurrently)
+        return values.regroup(results, devices=self._worker_devices)
+
+    def run_towers(
+        self,
+        make_fn: Callable[[], Callable],
+        args: Sequence = (),
+        kwargs: dict | None = None,
+        concurrent: bool = True,
+        every_collection: bool = False,
+        creations: sharing.Creations | None = None,
+    ) -> list:
+        """Runs a function once per tower and returns the K results, not merged.
+
+        Args:
+            make_fn: Gives the function, once in each tower.
+            args: Positional arguments; distributed ones are unwrapped.
+            kwargs: Keyword arguments, likewise.
+            concurrent: Whether eager towers may run at the same time.
+            every_collection: Whether each tower sees graph collections of its own.
+            creations: The log of the towers' variables; None for a new one.
+        """
+        share = context.current().share
+        creations = creations or sharing.Creations(self.num_towers)
+
+        def body(thread):
+            tower = towers.LockstepContext(self, thread, creations, share)
+            i = thread.tower_id
+            with bridge.in_tower(context.Mode(self, tower, share=share)), self._tower_device(i):
+                return make_fn()(
+                    *values.select_tower(i, tuple(args)),
+                    **values.select_tower(i, dict(kwargs or {})),
+                )
+
+        bodies = [body] * self.num_towers
+        return lockstep.run(bodies, creations, concurrent, every_collection)
+
+    def _tower_device(self, tower_id: int):
+        """Enters the device of a tower's operations."""
+        return tf.device(self._worker_devices[tower_id])
+
+    def run(self, fn: Callable, args: Sequence = (), kwargs: dict | None = None) -> Any:
+        """Runs `fn` once per tower, entering the scope where needed.
+
+        Args:
+            fn: The function, which may be a `tf.function`: it is then traced once with all
+                towers inside.
+            args: Positional arguments; distributed ones are unwrapped.
+            kwargs: Keyword arguments, likewise.
+        """
+        with self.scope():
+            if hasattr(fn, "python_function") and hasattr(fn, "get_concrete_function"):
+                return self._as_function(fn)(tuple(args), dict(kwargs or {}))
+            return self.call_for_each_tower(fn, *args, **(kwargs or {}))
+
+    def _as_function(self, fn: Callable) -> Callable:
+        if fn not in self._functions:
+            inner = fn.python_function
+
+            def all_towers(args, kwargs):
+                return self.call_for_each_tower(inner, *args, **kwargs)
+
+            self._functions[fn] = tf.function(all_towers)
+        return self._functions[fn]
+
+    # Variables.
+
+    def _creator(self, next_creator: Callable, **kwargs):
+        """Makes a variable for whoever asks, in a tower or across towers."""
+        if kwargs.get("variable_def") is not None:
+            raise NotImplementedError(
+                "A variable cannot be made from a proto under a distribution strategy: got the "
+                f"proto of {kwargs['variable_def'].variable_name!r}. Import it outside of the scope."
+            )
+        kwargs["use_resource"] = True
+        mode = context.current()
+        creations = getattr(mode.tower, "creations", None)
+        if creations is None or mode.strategy is not self:
+            return self._make_variable(next_creator, kwargs)
+        request = sharing.request_of(kwargs)
+        if mode.tower.tower_id == 0:
+            return creations.make(request, lambda: self._make_variable(next_creator, kwargs))
+        variable = creations.find(mode.tower.tower_id, request)
+        creation.add_to_collections(variable, kwargs)
+        return variable
+
+    def _make_variable(self, next_creator: Callable, kwargs: dict):
+        kwargs["distribute_strategy"] = self._extended.container
+        if creation.is_tower_local(kwargs):
+            return self._make_tower_local(next_creator, kwargs)
+        beside = kwargs.pop("colocate_with", None)
+        placed = self._places(kwargs) if beside is None else self.destinations_of(beside)
+        return creation.make_mirrored(self, next_creator, kwargs, placed)
+
+    def _make_tower_local(self, next_creator: Callable, kwargs: dict):
+        kwargs.pop("colocate_with", None)
+        return creation.make_tower_local(self, next_creator, kwargs, self._worker_devices)
+
+    def _places(self, kwargs: dict) -> Sequence[str | None]:
+        """Returns the devices of a new variable's copies; None for wherever it falls."""
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def colocate_vars_with(self, v: Any) -> Iterator[None]:
+        """Variables made inside live where `v` lives.
+
+        Args:
+            v: A variable of this strategy, or what `non_slot_devices()` returned.
+        """
+        self._require_mine("colocate_vars_with")
+
+        def beside(next_creator, **kwargs):
+            kwargs["colocate_with"] = v
+            return next_creator(**kwargs)
+
+        with tf.variable_creator_scope(beside):
+            yield
+
+    def read_var(self, v: Any) -> Any:
+        """Returns a variable's value, aggregated over towers where it is tower-local."""
+        self._require_mine("read_var")
+        if isinstance(v, variables.DistributedVariable):
+            return v.read_across()
+        return tf.convert_to_tensor(v)
+
+    # Updates.
+
+    def update(self, var: Any, fn: Callable, *args, **kwargs) -> Any:
+        """Runs `fn(copy, ...)` on each device of a variable.
+
+        Args:
+            var: A variable of this strategy.
+            fn: Takes a copy, and the arguments' copies on its device.
+            *args: Mirrored arguments are unwrapped.
+            **kwargs: Likewise.
+
+        Returns:
+            The results, merged.
+        """
+        self._require_cross_tower("update")
+        if isinstance(var, variables.DistributedVariable):
+            return self._update_on(var.devices, var.members, fn, args, kwargs)
+        return self._update_on(self.destinations_of(var), (var,), fn, args, kwargs)
+
+    def update_non_slot(self, colocate_with: Any, fn: Callable, *args, **kwargs) -> Any:
+        """Runs `fn(...)` on each non-slot device.
+
+        Args:
+            colocate_with: What `non_slot_devices()` returned.
+            fn: Takes the arguments' copies.
+            *args: Mirrored arguments are unwrapped.
+            **kwargs: Likewise.
+
+        Returns:
+            The results, merged.
+        """
+        self._require_cross_tower("update_non_slot")
+        places = self.destinations_of(colocate_with)
+        return self._update_on(places, None, fn, args, kwargs)
+
+    def _update_on(self, places, members, fn, args, kwargs) -> Any:
+        mode = context.current()
+        results = []
+        for i, place in enumerate(places):
+            updating = mode._replace(update_device=place)
+            with context.entered(updating), tf.device(place), self._copy_scope(i):
+                chosen = values.select_device(place, i, tuple(args))
+                named = values.select_device(place, i, dict(kwargs))
+                first = () if members is None else (members[i],)
+                results.append(fn(*first, *chosen, **named))
+        return values.regroup(results, values.Mirrored, places)
+
+    @staticmethod
+    def _copy_scope(index: int):
+        """Copies after the first are updated under a name scope of their own."""
+        return tf1.name_scope(f"tower_{index}") if index > 0 else contextlib.nullcontext()
+
+    def non_slot_devices(self, var_list: Sequence) -> Any:
+        """Returns where an optimizer's variables live that belong to no single variable."""
+        return self.destinations_of(min(var_list, key=lambda v: v.name))
+
+    # Taking apart and together.
+
+    def unwrap(self, value: Any) -> list:
+        """Returns the list of the values per device: one item for a plain value."""
+        if isinstance(value, values.DistributedValues):
+            return list(value.values)
+        if isinstance(value, variables.DistributedVariable):
+            return list(value.members)
+        if isinstance(value, (list, tuple, dict)):
+            count = max((len(self.unwrap(leaf)) for leaf in tf.nest.flatten(value)), default=1)
+            if count > 1:
+                return [_pick(value, i, self.unwrap) for i in range(count)]
+        return [value]
+
+    def experimental_local_results(self, value: Any) -> tuple:
+        """Returns the values per device, as a tuple."""
+        return tuple(self.unwrap(value))
+
+    def group(self, value: Any, name: str | None = None) -> Any:
+        """Returns one operation that runs all per-device operations of `value`."""
+        parts = [part for part in tf.nest.flatten(self.unwrap(value)) if part is not None]
+        if len(parts) == 1 and name is None:
+            return getattr(parts[0], "op", parts[0])
+        return tf1.group(*parts, name=name)
+
+    def configure(self, session_config: Any) -> None:
+        """Sets what suits this strategy in a `ConfigProto`, in place."""
+        if session_config is not None:
+            session_config.allow_soft_placement = True
+
+    # Refusals.
+
+    def _require_mine(self, method: str) -> None:
+        mode = context.current()
+        if mode is None:
+            raise RuntimeError(
+                f"{method}() needs this strategy's scope, and no scope was entered. Write "
+                f"`with strategy.scope():` around it."
+            )
+        if mode.strategy is not self:
+            raise RuntimeError(
+                f"{method}() of {self!r} was called in the scope of {mode.strategy!r}: two "
+                "strategies are mixed. Use get_distribution_strategy()."
+            )
+
+    def _require_cross_tower(self, method: str) -> None:
+        self._require_mine(method)
+        mode = context.current()
+        if mode.tower is not None:
+            raise RuntimeError(
+                f"{method}() sees all towers at once, but was called in tower "
+                f"{mode.tower.tower_id}. Call it through "
+                "get_tower_context().merge_call(lambda strategy, ...: ...)."
+            )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(worker_devices={list(self._worker_devices)})"
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def _pick(nest: Any, index: int, unwrap: Callable) -> Any:
+    """Returns the `index`-th part of each leaf of a nest."""
+
+    def leaf(value):
+        parts = unwrap(value)
+        return parts[index if len(parts) > 1 else 0]
+
+    return values.map_nest(leaf, nest)

@@ -1,0 +1,372 @@
+"""The strategy as TensorFlow's own distribution-aware code sees it.
+
+`tf.distribute` keeps a mode per thread, as `context` does. Whoever enters a mode of
+ours enters the matching one of TensorFlow's, so that optimizers, batch normalization,
+moving averages and metrics which ask `tf.distribute` find this strategy and work
+through `DistributionStrategy` alone. No name of TensorFlow is replaced.
+"""
+
+import contextlib
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import context, values
+
+_AGGREGATIONS = {
+    tf.distribute.ReduceOp.SUM: tf.VariableAggregation.SUM,
+    tf.distribute.ReduceOp.MEAN: tf.VariableAggregation.MEAN,
+}
+
+
+def aggregation_of(reduce_op: Any) -> tf.VariableAggregation:
+    """Returns the aggregation for a `tf.distribute.ReduceOp`, its name, or an aggregation.
+
+    Raises:
+        ValueError: If it is neither a sum nor a mean.
+    """
+    if isinstance(reduce_op, str):
+        reduce_op = getattr(tf.distribute.ReduceOp, reduce_op.upper(), reduce_op)
+    found = _AGGREGATIONS.get(reduce_op, reduce_op)
+    if found not in _AGGREGATIONS.values():
+        raise ValueError(
+            f"A reduction is SUM or MEAN; got {reduce_op!r}. Pass tf.VariableAggregation.SUM or "
+            ".MEAN (in strategy.extended: tf.distribute.ReduceOp, or its name)."
+        )
+    return found
+
+
+class Weight:
+    """A float32 scalar tensor that takes the dtype of what it is multiplied with."""
+
+    def __init__(self, tensor: Any):
+        self._tensor = tensor
+
+    def as_tensor(self, dtype=None, name=None, as_ref=False):
+        """Returns the scalar as a tensor of `dtype`."""
+        del as_ref
+        return tf.cast(self._tensor, dtype or tf.float32, name=name)
+
+    def __mul__(self, other):
+        if isinstance(other, (int, float)):
+            return Weight(self._tensor * other)
+        return other * self.as_tensor(other.dtype)
+
+    __rmul__ = __mul__
+
+
+tf.register_tensor_conversion_function(Weight, Weight.as_tensor)
+
+
+class TowerCount:
+    """K, for code that divides a loss by the number of replicas.
+
+    Where towers hold different numbers of rows, 1 / K is not a tower's part of a mean:
+    n_i / B is. Code that scales its loss does so by dividing by the number of replicas,
+    so that division gives the tower's part. In all else this is the integer K.
+    """
+
+    def __init__(self, count: int, weight: Any):
+        self._count = count
+        self._weight = weight
+        self.was_divided_by = False
+
+    def _share_of(self, numerator):
+        self.was_divided_by = True
+        weight = self._weight
+        return numerator * (weight if isinstance(weight, float) else Weight(weight))
+
+    def __rtruediv__(self, numerator):
+        if isinstance(numerator, int) and numerator != 1:
+            return numerator / self._count  # rows per tower, not a part of a loss
+        return self._share_of(numerator)
+
+    def __index__(self):
+        return self._count
+
+    __int__ = __index__
+
+    def __float__(self):
+        return float(self._count)
+
+    def __hash__(self):
+        return hash(self._count)
+
+    def __bool__(self):
+        return self._count != 0
+
+    def __repr__(self):
+        return repr(self._count)
+
+    def __eq__(self, other):
+        return self._count == other
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("the number of towers is an integer; use int(...)")
+
+
+def _add_arithmetic(cls):
+    """Gives `TowerCount` the other operators of an integer."""
+    for name in ("lt", "le", "gt", "ge", "add", "sub", "mul", "floordiv", "mod", "pow", "truediv"):
+        op = getattr(operator, name)
+        setattr(cls, f"__{name}__", lambda self, other, op=op: op(self._count, other))
+        if name not in ("lt", "le", "gt", "ge", "truediv"):
+            setattr(cls, f"__r{name}__", lambda self, other, op=op: op(other, self._count))
+
+
+_add_arithmetic(TowerCount)
+
+
+class BridgeStrategy(tf1.distribute.Strategy):
+    """What `tf.distribute.get_strategy()` returns inside a scope of ours.
+
+    Args:
+        strategy: The `DistributionStrategy` that does the work.
+    """
+
+    def __init__(self, strategy: Any):
+        self._owner = strategy
+        super().__init__(BridgeExtended(self, strategy))
+
+    @property
+    def owner(self):
+        """The `DistributionStrategy` that does the work."""
+        return self._owner
+
+    def scope(self):
+        """See base class."""
+        return self._owner.scope()
+
+    def run(self, fn, args=(), kwargs=None, options=None):
+        """See base class."""
+        del options
+        return self._owner.run(fn, args, kwargs)
+
+    @property
+    def _scale_loss_for_estimator(self) -> bool:
+        """Whether optimizers scale a tower's loss: TensorFlow asks before each gradient."""
+        mode = context.current()
+        reduction = mode.share.reduction if mode is not None and mode.share is not None else None
+        if reduction == "mean":
+            # NOTE: TensorFlow asks next whether the last loss was summed; the caller of
+            # the model_fn has said that the towers' losses are to be averaged all the same.
+            tf1.get_default_graph()._last_loss_reduction = None
+        return reduction != "sum"
+
+    @_scale_loss_for_estimator.setter
+    def _scale_loss_for_estimator(self, value):
+        del value  # the base class initializes it; the rule above does not change
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+class BridgeExtended(tf1.distribute.StrategyExtended):
+    """`strategy.extended`: the later spelling of the same core.
+
+    Args:
+        container: The `BridgeStrategy`.
+        strategy: The `DistributionStrategy` that does the work.
+    """
+
+    def __init__(self, container: BridgeStrategy, strategy: Any):
+        super().__init__(container)
+        self._strategy = strategy
+        self._bridge = container
+
+    @property
+    def container(self) -> BridgeStrategy:
+        """The strategy of `tf.distribute` that this belongs to."""
+        return self._bridge
+
+    def reduce_to(self, reduce_op, value, destinations, options=None):
+        """Reduces `value` over towers: see `DistributionStrategy.reduce`."""
+        del options
+        return self._strategy.reduce(aggregation_of(reduce_op), value, destinations)
+
+    def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
+        """Reduces many values: see `DistributionStrategy.batch_reduce`."""
+        del options
+        return self._strategy.batch_reduce(
+            aggregation_of(reduce_op), list(value_destination_pairs)
+        )
+
+    def update(self, var, fn, args=(), kwargs=None, group=True):
+        """Runs `fn` on each copy of `var`; in a tower, in a merge call.
+
+        Args:
+            var: A variable made under this strategy.
+            fn: Takes a copy of the variable, and the arguments' copies.
+            args: Mirrored or plain positional arguments.
+            kwargs: Mirrored or plain keyword arguments.
+            group: Whether to give one operation (eager: the merged results) rather than
+                the list of the copies' results.
+        """
+        kwargs = kwargs or {}
+        mode = context.current()
+        if mode is not None and mode.tower is not None and mode.strategy is self._strategy:
+
+            def across(strategy, *args, **kwargs):
+                return strategy.extended.update(var, fn, args, kwargs, group)
+
+            return mode.tower.merge_call(across, *args, **kwargs)
+        return self._finish(self._strategy.update(var, fn, *args, **kwargs), group)
+
+    def update_non_slot(self, colocate_with, fn, args=(), kwargs=None, group=True):
+        """Runs `fn` on each non-slot device; see `update`."""
+        updated = self._strategy.update_non_slot(colocate_with, fn, *args, **(kwargs or {}))
+        return self._finish(updated, group)
+
+    def _finish(self, updated, group: bool):
+        if not group:
+            return list(self._strategy.unwrap(updated))
+        return updated if tf.executing_eagerly() else self._strategy.group(updated)
+
+    def colocate_vars_with(self, colocate_with_variable):
+        """Variables made inside live where this one lives."""
+        return self._strategy.colocate_vars_with(colocate_with_variable)
+
+    def value_container(self, value):
+        """Returns the distributed variable that `value` is a copy of, else `value`."""
+        container = values.container_of(value)
+        return value if container is None else container
+
+    def variable_created_in_scope(self, v) -> bool:
+        """Whether `v` was made under this strategy."""
+        return getattr(v, "_distribute_strategy", None) is self._bridge
+
+    def call_for_each_replica(self, fn, args=(), kwargs=None):
+        """See `DistributionStrategy.call_for_each_tower`."""
+        return self._strategy.call_for_each_tower(fn, *args, **(kwargs or {}))
+
+    def read_var(self, v):
+        """See `DistributionStrategy.read_var`."""
+        return self._strategy.read_var(v)
+
+    def broadcast_to(self, tensor, destinations):
+        """See `DistributionStrategy.broadcast`."""
+        return self._strategy.broadcast(tensor, destinations)
+
+    def non_slot_devices(self, var_list):
+        """See `DistributionStrategy.non_slot_devices`."""
+        return self._strategy.non_slot_devices(var_list)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Where the towers compute."""
+        return tuple(self._strategy.worker_devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Where variables live."""
+        return tuple(self._strategy.parameter_devices)
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """False: any batch size serves."""
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """See base class."""
+        return self._strategy.is_between_graph
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """See base class."""
+        return self._strategy.is_chief
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """See base class."""
+        return self._strategy.is_chief
+
+    @property
+    def should_save_summary(self) -> bool:
+        """See base class."""
+        return self._strategy.is_chief
+
+    @property
+    def _num_replicas_in_sync(self):
+        count = self._strategy.num_towers
+        mode = context.current()
+        if mode is None or mode.tower is None or mode.share is None or mode.share.is_even():
+            return count
+        return mode.tower.count
+
+    def _local_results(self, val):
+        return tuple(self._strategy.unwrap(val))
+
+    def _group(self, value, name=None):
+        return self._strategy.group(value, name=name)
+
+    def _configure(self, session_config=None, **cluster):
+        del cluster
+        self._strategy.configure(session_config)
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group
+
+    def _in_multi_worker_mode(self):
+        return self._strategy.is_between_graph
+
+    def _use_merge_call(self):
+        return True
+
+    def _reduce(self, reduce_op, value):
+        reduced = self._strategy.reduce(aggregation_of(reduce_op), value)
+        return self._strategy.unwrap(reduced)[0]
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        del options
+        parts = list(self._strategy.unwrap(value))
+        return self._strategy.broadcast(tf.concat(parts, axis), destinations)
+
+
+class BridgeReplicaContext(tf.distribute.ReplicaContext):
+    """What `tf.distribute.get_replica_context()` returns in a tower of ours.
+
+    Args:
+        bridge: The `BridgeStrategy`.
+        tower: The `TowerContext` that does the work.
+    """
+
+    def __init__(self, bridge: BridgeStrategy, tower: Any):
+        super().__init__(bridge, tower.tower_id)
+        self._tower = tower
+
+    def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
+        return self._tower.merge_for_tensorflow(merge_fn, args, kwargs)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of this tower."""
+        return (self._tower.device,)
+
+
+@contextlib.contextmanager
+def across(mode: context.Mode):
+    """Enters a mode across towers, ours and TensorFlow's."""
+    bridge = mode.strategy.extended.container
+    with context.entered(mode), _pushed(tfc.distribute_lib._CrossReplicaThreadMode(bridge)):
+        yield
+
+
+@contextlib.contextmanager
+def in_tower(mode: context.Mode):
+    """Enters a tower's mode, ours and TensorFlow's."""
+    replica = BridgeReplicaContext(mode.strategy.extended.container, mode.tower)
+    with context.entered(mode), replica:
+        yield
+
+
+@contextlib.contextmanager
+def _pushed(thread_mode):
+    stack = tf1.get_default_graph()._distribution_strategy_stack
+    stack.append(thread_mode)
+    try:
+        yield
+    finally:
+        stack.pop()

@@ -1,0 +1,137 @@
+"""How values travel between towers and devices: reduce, batch_reduce, broadcast."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicate import devices as device_names
+from replicate.compat.tensorflow import tf
+from replicate.graph import reductions
+from replicate.strategy import bridge, context, values, variables
+
+
+class Communication:
+    """The verbs of a strategy that move values; a policy overrides the private hooks."""
+
+    def reduce(self, aggregation: Any, value: Any, destinations: Any = None) -> Any:
+        """Reduces a value over towers.
+
+        Args:
+            aggregation: `tf.VariableAggregation.SUM` or `.MEAN`.
+            value: A PerDevice of K tensors or K IndexedSlices (which stay IndexedSlices),
+                a Mirrored, or a plain value. Under a split batch a tower without rows
+                counts as zero in a sum.
+            destinations: A device, a list of devices, or a variable; None: where value is.
+
+        Returns:
+            The reduced value on the destination, or a Mirrored over several.
+
+        Raises:
+            ValueError: If a plain value other than 0 is summed, or the aggregation is
+                neither SUM nor MEAN.
+        """
+        return self.batch_reduce(aggregation, [(value, destinations)])[0]
+
+    def batch_reduce(self, aggregation: Any, value_destination_pairs: Sequence) -> list:
+        """Reduces many values over towers, in fewer transfers.
+
+        Args:
+            aggregation: `tf.VariableAggregation.SUM` or `.MEAN`.
+            value_destination_pairs: N pairs as `reduce` takes them.
+
+        Returns:
+            N reduced values.
+        """
+        self._require_cross_tower("batch_reduce")
+        aggregation = bridge.aggregation_of(aggregation)
+        share = context.current().share
+        results: list = [None] * len(value_destination_pairs)
+        columns, places, positions = [], [], []
+        for i, (value, destination) in enumerate(value_destination_pairs):
+            parts = self._parts(value)
+            if parts is None:
+                results[i] = self._reduce_plain(aggregation, value, destination)
+                continue
+            if aggregation == variables.SUM and share is not None:
+                parts = reductions.mask_rows(parts, share.has_rows)
+            columns.append(parts)
+            places.append(self._places_of(destination, value))
+            positions.append(i)
+        if columns:
+            reduced = self._batch_reduce(aggregation, columns, places)
+            for i, copies, place in zip(positions, reduced, places, strict=True):
+                results[i] = self._mirrored(copies, place)
+        return results
+
+    def _parts(self, value: Any) -> list | None:
+        """Returns the K tensors of a value that differs between towers."""
+        if isinstance(value, values.PerDevice):
+            return [_as_tensor(part) for part in value.values]
+        if isinstance(value, variables.TowerLocalVariable):
+            return [_as_tensor(member) for member in value.members]
+        return None
+
+    def _places_of(self, destination: Any, value: Any) -> tuple:
+        if destination is not None:
+            return tuple(dict.fromkeys(self.destinations_of(destination)))
+        return tuple(self._reduce_destinations(value))
+
+    def _reduce_destinations(self, value: Any) -> Sequence[str]:
+        """Returns where a reduced value goes when nobody says."""
+        return self.destinations_of(value)
+
+    def _batch_reduce(self, aggregation, columns: list, places: list) -> list:
+        """Reduces N columns of K tensors; returns N lists of copies, one per place."""
+        reduce_onto = reductions.sum_onto if aggregation == variables.SUM else reductions.mean_onto
+        reduced = []
+        for parts, place in zip(columns, places, strict=True):
+            first = reduce_onto(parts, place[0])
+            reduced.append([first] + [reductions.copy_onto(first, device) for device in place[1:]])
+        return reduced
+
+    @staticmethod
+    def _mirrored(copies: Sequence, places: Sequence) -> Any:
+        return copies[0] if len(copies) == 1 else values.Mirrored(copies, places)
+
+    def _reduce_plain(self, aggregation, value: Any, destination: Any) -> Any:
+        """Reduces what is the same in all towers."""
+        is_zero = isinstance(value, (int, float)) and value == 0
+        if aggregation == variables.SUM and not is_zero and not self.is_single_tower:
+            raise ValueError(
+                "A sum over towers needs one value per tower: got the single value "
+                f"{value!r}. Pass a PerDevice, or reduce with MEAN."
+            )
+        if destination is None or is_zero:
+            return value
+        if isinstance(value, variables.DistributedVariable):
+            value = value.read_across()
+        if isinstance(value, values.DistributedValues):
+            value = value.values[0]
+        return self.broadcast(value, destination)
+
+    def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
+        """Mirrors a tensor to the worker devices, or to the destinations."""
+        self._require_cross_tower("broadcast")
+        places = self._worker_devices if destinations is None else self._places_of(destinations, 0)
+        tensor = _as_tensor(tensor)
+        return self._mirrored([reductions.copy_onto(tensor, place) for place in places], places)
+
+    def destinations_of(self, destination: Any) -> tuple[str | None, ...]:
+        """Returns the devices meant by a device, a list of devices, a variable or a value."""
+        if isinstance(destination, variables.DistributedVariable):
+            return destination.devices
+        if isinstance(destination, str):
+            return (device_names.canonicalize(destination),)
+        if isinstance(destination, values.DistributedValues):
+            return destination.devices or self._worker_devices[: len(destination.values)]
+        if isinstance(destination, (list, tuple)):
+            return tuple(place for item in destination for place in self.destinations_of(item))
+        container = values.container_of(destination)
+        if container is not None:
+            return container.devices
+        return (getattr(destination, "device", None) or "",)
+
+
+def _as_tensor(value: Any) -> Any:
+    if isinstance(value, (tf.IndexedSlices, tf.Tensor)):
+        return value
+    return tf.convert_to_tensor(value)

@@ -1,0 +1,73 @@
+"""Where the running code stands: in a tower, across towers, or in an update.
+
+A thread-local stack of modes, and nothing else. The empty stack means the default
+strategy's tower, which `base` supplies.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Share(NamedTuple):
+    """What part of the batch each of K towers holds.
+
+    Attributes:
+        weights: K scalars n_i / B, Python floats or float32 tensors; they sum to 1.
+        has_rows: K truths n_i > 0, Python bools or bool tensors. A tower without rows
+            computes on a borrowed one, and counts for nothing.
+        reduction: `"sum"`, `"mean"`, or None where the last loss decides.
+    """
+
+    weights: tuple
+    has_rows: tuple
+    reduction: str | None = None
+
+    def is_even(self) -> bool:
+        """Whether every tower is known to hold the same number of rows."""
+        return all(isinstance(w, float) and w == self.weights[0] for w in self.weights)
+
+
+class Mode(NamedTuple):
+    """One entry of the stack.
+
+    Attributes:
+        strategy: The `DistributionStrategy` in charge.
+        tower: The `TowerContext`, or None across towers.
+        update_device: The device of the running `update`, or None outside of one.
+        share: The towers' parts of the batch, or None where no batch was split.
+    """
+
+    strategy: Any
+    tower: Any = None
+    update_device: str | None = None
+    share: Share | None = None
+
+
+class _Stack(threading.local):
+    def __init__(self):
+        self.modes: list[Mode] = []
+
+
+_stack = _Stack()
+
+
+def current() -> Mode | None:
+    """Returns the innermost mode, or None in the default strategy's tower."""
+    return _stack.modes[-1] if _stack.modes else None
+
+
+def depth() -> int:
+    """Returns how many modes this thread has entered."""
+    return len(_stack.modes)
+
+
+@contextlib.contextmanager
+def entered(mode: Mode) -> Iterator[Mode]:
+    """Makes `mode` the current one of this thread."""
+    _stack.modes.append(mode)
+    try:
+        yield mode
+    finally:
+        _stack.modes.pop()

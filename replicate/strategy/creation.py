@@ -1,0 +1,122 @@
+"""Makes the copies of a variable on their devices, and lists the variable once."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import isolation
+from replicate.strategy import variables
+
+_LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
+_ON_READ = tf.VariableSynchronization.ON_READ
+
+
+def is_tower_local(kwargs: dict) -> bool:
+    """Whether a variable is each tower's own by nature.
+
+    Args:
+        kwargs: What the variable creator was given.
+    """
+    if kwargs.get("synchronization") == _ON_READ:
+        return True
+    return any(key in _LOCAL for key in kwargs.get("collections") or ())
+
+
+def make_tower_local(strategy: Any, next_creator: Callable, kwargs: dict, places: Sequence[str]):
+    """Makes a variable with a copy of its own for each tower.
+
+    Args:
+        strategy: The strategy that makes it.
+        next_creator: Makes one copy.
+        kwargs: What the variable creator was given.
+        places: The towers' devices.
+    """
+    aggregation = _aggregation(kwargs)
+    if aggregation == variables.NONE and kwargs.get("synchronization") != _ON_READ:
+        aggregation = variables.SUM  # a metric's variable that says nothing is a count
+    kwargs["synchronization"] = _ON_READ
+    kwargs["aggregation"] = aggregation
+    kwargs["trainable"] = False
+    if len(places) == 1:
+        with tf.device(places[0]):
+            return next_creator(**kwargs)
+    members, collections = _members(next_creator, kwargs, places, same_start=False)
+    made = variables.TowerLocalVariable(strategy, members, places, aggregation)
+    _list_once(made, collections)
+    return made
+
+
+def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: Sequence[str]):
+    """Makes a variable whose copies hold the same value.
+
+    Args:
+        strategy: The strategy that makes it.
+        next_creator: Makes one copy.
+        kwargs: What the variable creator was given.
+        places: The copies' devices; `""` leaves the choice to the devices in force.
+
+    Returns:
+        A `MirroredVariable`; a plain variable where there is one copy that no tower
+        needs to aggregate into.
+    """
+    aggregation = _aggregation(kwargs)
+    if len(places) == 1 and (aggregation == variables.NONE or strategy.is_single_tower):
+        with tf.device(places[0]):
+            return next_creator(**kwargs)
+    members, collections = _members(next_creator, kwargs, places, same_start=True)
+    devices = [place or member.device for place, member in zip(places, members, strict=True)]
+    made = variables.MirroredVariable(strategy, members, devices, aggregation)
+    _list_once(made, collections)
+    return made
+
+
+def add_to_collections(variable: Any, kwargs: dict) -> None:
+    """Lists a variable of the first tower for a tower that asked for it as well."""
+    _list_once(variable, _collections(kwargs, variable.trainable))
+
+
+def _aggregation(kwargs: dict) -> tf.VariableAggregation:
+    found = kwargs.get("aggregation")
+    return variables.NONE if found is None else tf.VariableAggregation(found.value)
+
+
+def _members(next_creator: Callable, kwargs: dict, places: Sequence[str], same_start: bool):
+    """Makes the copies outside of all collections; returns them and the collections."""
+    wanted = kwargs.get("collections")
+    members: list = []
+    for i, place in enumerate(places):
+        copy = {**kwargs, "collections": []}
+        if i > 0:
+            # NOTE: the slash at the end keeps TensorFlow from adding the current scope.
+            copy["name"] = f"tower_{i}/{members[0].name.split(':')[0]}/"
+            if same_start:
+                copy["initial_value"] = _start_of(members[0], place)
+        with tf.device(place):
+            members.append(next_creator(**copy))
+    return members, _collections({**kwargs, "collections": wanted}, members[0].trainable)
+
+
+def _start_of(first: Any, place: str) -> Callable:
+    """Returns the initial value of a later copy: the first copy's."""
+
+    def initial_value():
+        with tf.device(place):
+            if tf1.executing_eagerly_outside_functions():
+                return tf.identity(first.value())
+            return tf.identity(first.initial_value)
+
+    return initial_value
+
+
+def _collections(kwargs: dict, is_trainable: bool) -> list:
+    wanted = kwargs.get("collections")
+    listed = [tf1.GraphKeys.GLOBAL_VARIABLES] if wanted is None else list(wanted)
+    if is_trainable and tf1.GraphKeys.TRAINABLE_VARIABLES not in listed:
+        listed.append(tf1.GraphKeys.TRAINABLE_VARIABLES)
+    return listed
+
+
+def _list_once(variable: Any, collections: Sequence) -> None:
+    if not tf1.executing_eagerly_outside_functions():
+        for key in collections:
+            isolation.add_once(tf1.get_default_graph(), key, [variable])

@@ -1,0 +1,163 @@
+"""The default strategy, and the accessors that library code may always call."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from replicate import devices as device_names
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import base, context, variables
+from replicate.strategy import tower as towers
+
+
+class DefaultStrategy(base.DistributionStrategy):
+    """One tower, wherever the code runs: what is in charge when nobody chose."""
+
+    is_default = True
+
+    def __init__(self):
+        super().__init__(("",), ("",))
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The device that TensorFlow would choose."""
+        return device_names.resolve(None)[:1]
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[base.DistributionStrategy]:
+        """See base class.
+
+        Raises:
+            RuntimeError: If any scope is current.
+        """
+        mode = context.current()
+        if mode is not None and mode.strategy is not self:
+            raise RuntimeError(
+                "The default strategy is in charge only where no other is: entered its scope "
+                f"inside that of {mode.strategy!r}. Leave that scope before."
+            )
+        with context.entered(context.Mode(self)):
+            yield self
+
+    @contextlib.contextmanager
+    def merging(self, share=None) -> Iterator[None]:
+        """See base class."""
+        with context.entered(context.Mode(self, share=share)):
+            yield
+
+    def run_towers(
+        self, make_fn, args=(), kwargs=None, concurrent=True, every_collection=False, creations=None
+    ):
+        """See base class."""
+        del concurrent, every_collection, creations
+        with context.entered(context.Mode(self, towers.TowerContext(self, 0))):
+            return [make_fn()(*args, **(kwargs or {}))]
+
+    def _places(self, kwargs):
+        return ("",)
+
+    def _reduce_destinations(self, value):
+        return ("",)
+
+
+_default = DefaultStrategy()
+_default_tower = towers.TowerContext(_default, 0)
+
+
+def get_tower_context() -> towers.TowerContext | None:
+    """Returns the tower context of the running code, or None across towers."""
+    mode = context.current()
+    return _default_tower if mode is None else mode.tower
+
+
+def get_cross_tower_context() -> base.DistributionStrategy | None:
+    """Returns the strategy if the running code sees all towers at once, else None."""
+    mode = context.current()
+    return None if mode is None or mode.tower is not None else mode.strategy
+
+
+def get_distribution_strategy() -> base.DistributionStrategy:
+    """Returns the strategy in charge: the default one where nobody chose."""
+    mode = context.current()
+    return _default if mode is None else mode.strategy
+
+
+def has_distribution_strategy() -> bool:
+    """Returns whether a strategy other than the default one is in charge."""
+    return get_distribution_strategy() is not _default
+
+
+def require_tower_context(tower_ctx: towers.TowerContext) -> None:
+    """Refuses a tower context that is not the current one.
+
+    Raises:
+        RuntimeError: Says which context is current instead.
+    """
+    towers.require_current(tower_ctx)
+
+
+def get_loss_reduction() -> tf.VariableAggregation:
+    """Returns how towers' losses are joined.
+
+    Returns:
+        What `replicate_model_fn` was told; else SUM where the last `tf.losses` loss was
+        reduced by a sum, and MEAN in every other case.
+    """
+    mode = context.current()
+    if mode is not None and mode.share is not None and mode.share.reduction is not None:
+        return variables.SUM if mode.share.reduction == "sum" else variables.MEAN
+    last = getattr(tf1.get_default_graph(), "_last_loss_reduction", None)
+    sums = (tf1.losses.Reduction.SUM, tf.losses.Reduction.SUM)
+    return variables.SUM if last in sums else variables.MEAN
+
+
+def get_update_device() -> str | None:
+    """Returns the device of the running update, or None outside of one."""
+    mode = context.current()
+    return None if mode is None else mode.update_device
+
+
+class UpdateContext:
+    """Marks code that updates the copies on one device.
+
+    Args:
+        device: The device whose copies are updated.
+    """
+
+    def __init__(self, device: str):
+        self._device = device_names.canonicalize(device)
+        self._entered = contextlib.ExitStack()
+
+    def __enter__(self) -> "UpdateContext":
+        mode = context.current() or context.Mode(_default)
+        if mode.tower is not None:
+            raise RuntimeError(
+                f"An update runs across towers, but this is tower {mode.tower.tower_id}. Use "
+                "get_tower_context().merge_call and strategy.update."
+            )
+        self._entered.enter_context(context.entered(mode._replace(update_device=self._device)))
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._entered.close()
+
+
+def increment_var(v: Any, amount: Any = 1) -> Any:
+    """Adds `amount` to a variable once, in a tower or across towers.
+
+    Args:
+        v: A variable; each of its copies is incremented.
+        amount: What is added, the same in every tower.
+
+    Returns:
+        One operation.
+    """
+
+    def across(strategy, v):
+        updated = strategy.update(v, lambda copy: copy.assign_add(amount, read_value=False))
+        return strategy.group(updated)
+
+    tower = get_tower_context()
+    if tower is not None:
+        return tower.merge_call(across, v)
+    return across(get_distribution_strategy(), v)

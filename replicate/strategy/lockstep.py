@@ -1,0 +1,333 @@
+"""K towers, one awake at a time, meeting at each merge call.
+
+Each tower runs in a thread of its own, because name scopes, variable scopes, devices,
+control dependencies and gradient tapes are kept per thread. In a graph one tower is
+awake at a time and the order is always the same, so that building is repeatable; eager
+towers may run at the same time between merge calls.
+
+The function of a merge call runs in the first tower's thread: the scopes it sees are
+those in which one device would have called it.
+"""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from replicate import errors
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import isolation
+from replicate.strategy import sharing, values
+
+
+class MergeRequest(NamedTuple):
+    """What a sleeping tower waits for.
+
+    Attributes:
+        fn: The function to run across towers.
+        args: Its positional arguments, this tower's.
+        kwargs: Its keyword arguments, this tower's.
+        run: Runs `fn(*merged args, **merged kwargs)` as across towers.
+    """
+
+    fn: Callable
+    args: tuple
+    kwargs: dict
+    run: Callable
+
+
+class _Stop(BaseException):
+    """Unwinds a sleeping tower after another one failed."""
+
+
+class Inheritance:
+    """The caller's thread-local surroundings, to be entered by the towers' threads."""
+
+    def __init__(self):
+        self.graph = tf1.get_default_graph()
+        self.eager = tf.executing_eagerly()
+        with tfc.ops.init_scope():
+            self._outer_graph = tf1.get_default_graph()
+            self._outer_eager = tf.executing_eagerly()
+        self._policy = tfc.eager_context.context().device_policy
+        graph = self.graph
+        if not self.eager:
+            tfc.graph_class.switch_to_thread_local(graph)
+        self.name_scope = graph.get_name_scope()
+        self._creators = list(graph._variable_creator_stack)
+        self._controls = list(graph._control_dependencies_stack)
+        self._devices = graph._device_function_stack.copy()
+        self._colocations = graph._colocation_stack.copy()
+        self._scopes = tfc.variable_scope.get_variable_scope_store()
+        self._scope = self._scopes.current_scope
+        self._scope_counts = dict(self._scopes.variable_scopes_count)
+
+    @contextlib.contextmanager
+    def entered(self, tower_id: int):
+        """Enters the surroundings in a tower's thread; tower i > 0 gets a name prefix."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_in_graph(self._outer_graph, self._outer_eager))
+            stack.enter_context(_in_graph(self.graph, self.eager))
+            stack.enter_context(tfc.eager_context.device_policy(self._policy))
+            self._restore_stacks()
+            prefix = f"{self.name_scope}/" if self.name_scope else ""
+            if tower_id > 0:
+                prefix += f"tower_{tower_id}/"
+            if prefix:
+                stack.enter_context(tf1.name_scope(prefix))
+            yield
+
+    def _restore_stacks(self) -> None:
+        graph = self.graph
+        graph._variable_creator_stack = list(self._creators)
+        graph._control_dependencies_stack = list(self._controls)
+        graph._device_function_stack = self._devices.copy()
+        graph._colocation_stack = self._colocations.copy()
+        store = tfc.variable_scope.get_variable_scope_store()
+        store.current_scope = self._scope
+        store.variable_scopes_count = dict(self._scope_counts)
+
+    def take_back(self, counts: dict) -> None:
+        """Gives the caller the first tower's counters of variable scopes."""
+        self._scopes.variable_scopes_count = counts
+
+
+@contextlib.contextmanager
+def _in_graph(graph: tf.Graph, eager: bool):
+    with graph.as_default():
+        if eager:
+            with tfc.eager_context.eager_mode():
+                yield
+        else:
+            yield
+
+
+class _Tower(threading.Thread):
+    """One tower's thread, which sleeps unless `wake` says otherwise."""
+
+    def __init__(self, tower_id: int, body: Callable, inheritance: Inheritance):
+        super().__init__(name=f"tower_{tower_id}", daemon=True)
+        self.tower_id = tower_id
+        self.request: MergeRequest | None = None
+        self.result: Any = None
+        self.failure: BaseException | None = None
+        self.done = False
+        self.scope_counts: dict = {}
+        self._body = body
+        self._inheritance = inheritance
+        self._awake = threading.Semaphore(0)
+        self._asleep = threading.Semaphore(0)
+        self._order: Callable | None = None
+        self._answer: Any = None
+        self._stopping = False
+
+    def run(self):
+        self._awake.acquire()
+        try:
+            if self._order is not _stop:
+                with self._inheritance.entered(self.tower_id):
+                    self.result = self._body(self)
+                    store = tfc.variable_scope.get_variable_scope_store()
+                    self.scope_counts = store.variable_scopes_count
+        except _Stop:
+            pass
+        except BaseException as failure:  # noqa: BLE001 - it is raised again by the caller
+            self.failure = failure
+        finally:
+            self.done = True
+            self._asleep.release()
+
+    def wake(self, order: Callable | None = None, answer: Any = None) -> None:
+        """Lets the tower go on, or first carry out `order` in its thread."""
+        self._order, self._answer = order, answer
+        self._stopping = order is _stop
+        self._awake.release()
+
+    def wait(self) -> None:
+        """Waits until the tower sleeps or has ended."""
+        self._asleep.acquire()
+
+    def sleep(self, request: MergeRequest) -> Any:
+        """Called by the tower: waits for the others, and returns its part of the merge."""
+        if self._stopping:
+            raise _Stop
+        self._refuse_inner_graph()
+        self.request = request
+        while True:
+            self._asleep.release()
+            self._awake.acquire()
+            if self._order is None:
+                self.request = None
+                return self._answer
+            self._order()
+
+    def _refuse_inner_graph(self) -> None:
+        inner = self._inheritance
+        if tf1.get_default_graph() is not inner.graph or tf.executing_eagerly() != inner.eager:
+            raise RuntimeError(
+                "A merge call must be made in the graph that called call_for_each_tower: tower "
+                f"{self.tower_id} made one inside a tf.function, tf.cond, tf.while_loop or "
+                "another graph. Put call_for_each_tower (or strategy.run) inside the "
+                "tf.function, or move the merge call out."
+            )
+        if not inner.eager and inner.graph._get_control_flow_context() is not None:
+            raise RuntimeError(
+                f"A merge call inside tf.cond or tf.while_loop cannot meet the other towers: tower "
+                f"{self.tower_id} made one. Move the merge call out of the control flow."
+            )
+
+
+def _stop():
+    raise _Stop
+
+
+def run(
+    bodies: Sequence[Callable], creations: sharing.Creations, concurrent: bool, every_collection: bool
+) -> list:
+    """Runs K bodies in K threads, in lockstep, and returns their K results.
+
+    Args:
+        bodies: K functions of their tower's thread, which has `sleep(request)`.
+        creations: The log of the variables that they make.
+        concurrent: Whether eager towers may run at the same time.
+        every_collection: Whether each tower sees collections of its own.
+
+    Raises:
+        TowerMismatchError: If the towers do not make the same merge calls.
+        Exception: What a tower raised, with the tower's number in its notes.
+    """
+    inheritance = Inheritance()
+    towers = [_Tower(i, body, inheritance) for i, body in enumerate(bodies)]
+    views = None
+    if not inheritance.eager:
+        views = isolation.Views(inheritance.graph, len(towers), every_collection)
+    for tower in towers:
+        tower.start()
+    try:
+        _walk(towers, creations, views, concurrent and inheritance.eager)
+    finally:
+        for tower in towers:
+            if tower.is_alive() and not tower.done:
+                tower.wake(_stop)
+            tower.join()
+        if views is not None:
+            views.close()
+    inheritance.take_back(towers[0].scope_counts)
+    return [tower.result for tower in towers]
+
+
+def _walk(towers: list, creations: sharing.Creations, views, concurrent: bool) -> None:
+    """Alternates between letting all towers run and running what they wait for."""
+    answers: list = [None] * len(towers)
+    merges = 0
+    while True:
+        _let_run(towers, answers, creations, views, concurrent)
+        _raise_failure(towers)
+        if all(tower.done for tower in towers):
+            return
+        _require_same_merge(towers, merges)
+        merges += 1
+        answers = _merge(towers, views)
+
+
+def _let_run(towers: list, answers: list, creations, views, concurrent: bool) -> None:
+    creations.pause_first(False)
+    for tower, answer in zip(towers, answers, strict=True):
+        if views is not None:
+            views.show(tower.tower_id)
+        tower.wake(answer=answer)
+        if not concurrent:
+            tower.wait()
+            if tower.failure is not None:
+                return
+        if tower.tower_id == 0 and not concurrent:
+            creations.pause_first(True)
+    if concurrent:
+        towers[0].wait()
+        creations.pause_first(True)
+        for tower in towers[1:]:
+            tower.wait()
+
+
+def _merge(towers: list, views) -> list:
+    """Runs the merge function in the first tower's thread; returns K answers."""
+    if views is not None:
+        views.show(0)
+    requests = [tower.request for tower in towers]
+    outcome = {}
+
+    def order():
+        try:
+            args = values.regroup([request.args for request in requests])
+            kwargs = values.regroup([request.kwargs for request in requests])
+            outcome["result"] = requests[0].run(requests[0].fn, args, kwargs)
+        except BaseException as failure:  # noqa: BLE001 - it is raised again by the caller
+            outcome["failure"] = failure
+
+    towers[0].wake(order)
+    towers[0].wait()
+    if "failure" in outcome:
+        raise outcome["failure"]
+    return [values.select_tower(tower.tower_id, outcome["result"]) for tower in towers]
+
+
+def _raise_failure(towers: list) -> None:
+    for tower in towers:
+        if tower.failure is not None:
+            failure, tower.failure = tower.failure, None
+            add_note(failure, f"raised in tower {tower.tower_id} of {len(towers)}")
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame: do not close the circle
+
+
+def _require_same_merge(towers: list, merges: int) -> None:
+    """Refuses towers of which some have ended, or that pass different functions."""
+    for tower in towers:
+        if tower.done != towers[0].done:
+            counts = [merges + (0 if t.done else 1) for t in (towers[0], tower)]
+            raise errors.TowerMismatchError(
+                f"Every tower must make the same merge calls: tower {tower.tower_id} made "
+                f"{counts[1]} merge call(s), tower 0 made {counts[0]}. Every tower must call the "
+                "same optimizers in the same order; look for a branch on the tower in model_fn."
+            )
+    expected = code_of(towers[0].request.fn)
+    for tower in towers:
+        if code_of(tower.request.fn) != expected:
+            raise errors.TowerMismatchError(
+                f"Every tower must pass the same function to a merge call: in call {merges + 1} "
+                f"tower {tower.tower_id} passed {_shown(tower.request.fn)}, tower 0 passed "
+                f"{_shown(towers[0].request.fn)}. Look for a branch on the tower."
+            )
+
+
+def code_of(fn: Callable) -> Any:
+    """Returns what makes two functions the same, whichever tower made them."""
+    while True:
+        if hasattr(fn, "func") and hasattr(fn, "args"):  # functools.partial
+            fn = fn.func
+        elif hasattr(fn, "__wrapped__"):
+            fn = fn.__wrapped__
+        elif hasattr(fn, "__func__"):
+            fn = fn.__func__
+        else:
+            break
+    if hasattr(fn, "__code__"):
+        return fn.__code__
+    return fn if isinstance(fn, type) or not callable(fn) else getattr(fn, "__qualname__", type(fn))
+
+
+def _shown(fn: Callable) -> str:
+    return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+def add_note(failure: BaseException, note: str) -> None:
+    """Adds a note to an exception; before Python 3.11 in the same attribute by hand."""
+    if sys.version_info >= (3, 11):
+        failure.add_note(note)
+    else:
+        failure.__notes__ = [*getattr(failure, "__notes__", []), note]
+

@@ -1,0 +1,40 @@
+"""`OneDeviceStrategy`: one tower on one device."""
+
+from replicate import devices
+from replicate.compat.tensorflow import tf
+from replicate.strategy import base, bridge, context, values
+from replicate.strategy import tower as towers
+
+
+class OneDeviceStrategy(base.DistributionStrategy):
+    """Runs one tower on one device, with its variables there as well.
+
+    Nothing is split, reduced or copied. The tower runs in the caller's thread.
+
+    Args:
+        device: The device, in any usual spelling.
+    """
+
+    def __init__(self, device: str):
+        place = devices.resolve([device])
+        super().__init__(place, place)
+
+    def run_towers(
+        self, make_fn, args=(), kwargs=None, concurrent=True, every_collection=False, creations=None
+    ):
+        """See base class."""
+        del concurrent, every_collection, creations
+        share = context.current().share
+        tower = towers.TowerContext(self, 0, share)
+        with bridge.in_tower(context.Mode(self, tower, share=share)), self._tower_device(0):
+            return [
+                make_fn()(
+                    *values.select_tower(0, tuple(args)), **values.select_tower(0, dict(kwargs or {}))
+                )
+            ]
+
+    def _default_device(self):
+        return tf.device(self._worker_devices[0])
+
+    def _places(self, kwargs):
+        return ("",)

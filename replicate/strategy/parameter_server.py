@@ -1,0 +1,78 @@
+"""`LocalParameterServerStrategy`: one copy of each variable, which all towers read."""
+
+from collections.abc import Sequence
+
+from replicate import devices as device_names
+from replicate import errors
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import placement
+from replicate.strategy import base
+
+PLACEMENTS = ("single", "round_robin", "balanced")
+
+
+class LocalParameterServerStrategy(base.DistributionStrategy):
+    """Keeps one copy of each variable, and updates it once.
+
+    Args:
+        devices: The towers' devices, as `replicate_model_fn` takes them.
+        parameter_device: Where variables live; None: the GPU where there is exactly one,
+            else the CPU, or the worker devices under the last two placements.
+        placement: `"single"`, `"round_robin"`, or `"balanced"` by bytes.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | int | None = None,
+        parameter_device: str | None = None,
+        placement: str = "single",
+    ):
+        workers = device_names.resolve(devices)
+        super().__init__(workers, _parameter_devices(workers, parameter_device, placement))
+        self._placement_name = placement
+        self._chooser = _chooser(placement, self._parameter_devices)
+
+    def _tower_device(self, tower_id: int):
+        return self._devices_of(self._worker_devices[tower_id])
+
+    def _default_device(self):
+        return self._devices_of(self._parameter_devices[0])
+
+    def _devices_of(self, worker: str):
+        """Enters a worker's device; in a graph, with variables on their own."""
+        if tf1.executing_eagerly_outside_functions():
+            return tf.device(worker)
+        return tf1.device(placement.device_function(self._chooser, worker))
+
+    def _places(self, kwargs):
+        if not tf1.executing_eagerly_outside_functions():
+            return ("",)  # the device functions know, and know what the user named
+        return (self._chooser(kwargs.get("shape"), kwargs.get("dtype")),)
+
+    def _reduce_destinations(self, value):
+        return self._parameter_devices[:1]
+
+
+def _parameter_devices(workers: Sequence[str], named: str | None, placement_name: str) -> tuple:
+    if placement_name not in PLACEMENTS:
+        raise ValueError(
+            f"placement is one of {', '.join(PLACEMENTS)}; got {placement_name!r}. Choose one."
+        )
+    if named is not None:
+        return device_names.resolve([named])
+    if placement_name == "single":
+        return (device_names.parameter_device(workers),)
+    return tuple(workers)
+
+
+def _chooser(placement_name: str, parameter_devices: Sequence[str]):
+    if placement_name == "round_robin":
+        return placement.RoundRobin(parameter_devices)
+    if placement_name == "balanced":
+        return placement.BalancedByBytes(parameter_devices)
+    if len(parameter_devices) != 1:
+        raise errors.DeviceError(
+            f"A single parameter device is needed; got {list(parameter_devices)}. Name one, or "
+            "use placement='round_robin'."
+        )
+    return placement.Single(parameter_devices[0])

@@ -1,0 +1,203 @@
+"""Values that live on several devices, and how K nests become one and K again."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from replicate import errors
+from replicate.strategy import context
+
+
+class DistributedValues:
+    """K values, one per tower or per device.
+
+    Args:
+        values: Sequence of K values, or a mapping from K devices to values.
+        devices: The K values' devices, in the order of `values`; None where unknown.
+    """
+
+    def __init__(self, values: Sequence | Mapping, devices: Sequence[str] | None = None):
+        if isinstance(values, Mapping):
+            devices, values = tuple(values.keys()), tuple(values.values())
+        self._values = tuple(values)
+        self._devices = tuple(devices) if devices is not None else None
+        if not self._values:
+            raise ValueError(f"{type(self).__name__} needs at least one value, got none.")
+        if self._devices is not None and len(self._devices) != len(self._values):
+            raise ValueError(
+                f"{type(self).__name__} needs a device for each value, got "
+                f"{len(self._values)} values and {len(self._devices)} devices."
+            )
+
+    @property
+    def values(self) -> tuple:
+        """The K values, tower by tower."""
+        return self._values
+
+    @property
+    def devices(self) -> tuple[str, ...] | None:
+        """The K devices, or None where they are not known."""
+        return self._devices
+
+    def get(self, device: str | None = None) -> Any:
+        """Returns the value of `device`; without one, of the current tower or device.
+
+        Raises:
+            ValueError: If no value belongs to the device, or if no device was named
+                and the code runs neither in a tower nor in an update.
+        """
+        if device is not None:
+            return self._values[self._position(device)]
+        mode = context.current()
+        if mode is not None and mode.update_device is not None:
+            return self._values[self._position(mode.update_device)]
+        if mode is not None and mode.tower is not None:
+            return select_tower(mode.tower.tower_id, self)
+        raise ValueError(
+            f"A {type(self).__name__} has one value per device: {self!r} was read outside of "
+            "towers and updates. Use strategy.unwrap(value), or get(device)."
+        )
+
+    def _position(self, device: str) -> int:
+        if self._devices is not None and device in self._devices:
+            return self._devices.index(device)
+        if len(self._values) == 1:
+            return 0
+        raise ValueError(
+            f"No value for device {device!r}: this {type(self).__name__} holds values for "
+            f"{self._devices}. Name one of these."
+        )
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{i}: {value!r}" for i, value in enumerate(self._values))
+        return f"{type(self).__name__}({{{rows}}})"
+
+    def __reduce__(self):
+        raise TypeError(
+            f"A {type(self).__name__} cannot be pickled: its values belong to the devices of "
+            "this process. Pickle the arrays that strategy.unwrap(value) evaluates to."
+        )
+
+
+class PerDevice(DistributedValues):
+    """One value per tower, which may differ (locality T)."""
+
+
+class Mirrored(DistributedValues):
+    """The same value on each device (localities M, V(v) and N)."""
+
+
+def container_of(value: Any) -> Any:
+    """Returns the distributed variable that `value` is a member of, or None."""
+    reference = getattr(value, "_distributed_container", None)
+    return reference() if callable(reference) else None
+
+
+def regroup(
+    nests: Sequence, wrap: type[DistributedValues] = PerDevice, devices: Sequence | None = None
+) -> Any:
+    """Joins K nests of one structure into one nest.
+
+    Args:
+        nests: K nests of lists, tuples, named tuples and mappings.
+        wrap: The class that holds K different leaves.
+        devices: The K devices, where known.
+
+    Returns:
+        A nest of the same structure. A leaf that is the same object in all K is that
+        object; the members of one distributed variable are that variable; anything
+        else is one `wrap`.
+
+    Raises:
+        TowerMismatchError: If the structures differ; names the first tower that does.
+    """
+    first = nests[0]
+    if isinstance(first, Mapping):
+        _require_alike(nests, Mapping, lambda nest: list(nest.keys()), unordered=True)
+        return _mapping_like(
+            first, {k: regroup([nest[k] for nest in nests], wrap, devices) for k in first}
+        )
+    if isinstance(first, (list, tuple)):
+        _require_alike(nests, type(first), len)
+        joined = [regroup(leaves, wrap, devices) for leaves in zip(*nests, strict=True)]
+        return _sequence_like(first, joined)
+    return _regroup_leaf(nests, wrap, devices)
+
+
+def _regroup_leaf(leaves: Sequence, wrap: type, devices: Sequence | None) -> Any:
+    first = leaves[0]
+    container = container_of(first)
+    if container is not None and all(container_of(leaf) is container for leaf in leaves):
+        return container
+    if all(leaf is first for leaf in leaves):
+        return first
+    return wrap(leaves, devices)
+
+
+def _require_alike(nests: Sequence, kind: type, measure: Callable, unordered=False) -> None:
+    """Refuses nests that differ from the first in type or size."""
+
+    def shown(nest):
+        if not isinstance(nest, kind):
+            return type(nest).__name__
+        size = measure(nest)
+        return sorted(size, key=repr) if unordered else size
+
+    expected = shown(nests[0])
+    for i, nest in enumerate(nests):
+        if shown(nest) != expected:
+            raise errors.TowerMismatchError(
+                f"Every tower must give the same structure: tower {i} gave {shown(nest)} where "
+                f"tower 0 gave {expected}. Look for a branch on the tower."
+            )
+
+
+def _sequence_like(example: Any, items: list) -> Any:
+    if isinstance(example, tuple) and hasattr(example, "_make"):
+        return example._make(items)
+    if type(example) in (list, tuple):
+        return type(example)(items)
+    return tuple(items) if isinstance(example, tuple) else list(items)
+
+
+def _mapping_like(example: Mapping, items: dict) -> Mapping:
+    try:
+        return type(example)(items)
+    except TypeError:  # a mapping whose constructor wants something else
+        return items
+
+
+def map_nest(fn: Callable, nest: Any) -> Any:
+    """Applies `fn` to each leaf of lists, tuples, named tuples and mappings."""
+    if isinstance(nest, Mapping):
+        return _mapping_like(nest, {key: map_nest(fn, item) for key, item in nest.items()})
+    if isinstance(nest, (list, tuple)):
+        return _sequence_like(nest, [map_nest(fn, item) for item in nest])
+    return fn(nest)
+
+
+def select_tower(tower_id: int, nest: Any) -> Any:
+    """Gives tower `tower_id` its part: the inverse of `regroup`.
+
+    A value with a single member serves every tower. Distributed variables stay whole:
+    in a tower they behave as that tower's own.
+    """
+
+    def leaf(value):
+        if not isinstance(value, DistributedValues):
+            return value
+        return value.values[tower_id if len(value.values) > 1 else 0]
+
+    return map_nest(leaf, nest)
+
+
+def select_device(device: str, index: int, nest: Any) -> Any:
+    """Gives the copy on `device`, the `index`-th of an update, its part of mirrored arguments."""
+
+    def leaf(value):
+        if not isinstance(value, DistributedValues):
+            return value
+        if value.devices is not None and device in value.devices:
+            return value.get(device)
+        return value.values[index if len(value.values) > 1 else 0]
+
+    return map_nest(leaf, nest)
