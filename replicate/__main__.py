@@ -1,0 +1,7 @@
+"""`python -m replicate` is `replicate`."""
+
+import sys
+
+from replicate.app import cli
+
+sys.exit(cli.main())

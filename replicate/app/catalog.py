@@ -1,0 +1,121 @@
+"""What a config may name: optimizers, schedules, types. Literal, so no TensorFlow here.
+
+Argument names and defaults are those of `tf.compat.v1.train`; a test compares each row
+with the signature of the class or function it stands for.
+"""
+
+from types import MappingProxyType
+from typing import Final
+
+__all__ = [
+    "DTYPES",
+    "METRIC_REDUCTIONS",
+    "OPTIMIZERS",
+    "OUTPUT_ENDINGS",
+    "REQUIRED",
+    "SCHEDULES",
+    "STRATEGIES",
+]
+
+REQUIRED: Final = "required"  # in place of a default
+
+_L1_L2 = {"l1_regularization_strength": 0.0, "l2_regularization_strength": 0.0}
+
+OPTIMIZERS: Final = MappingProxyType(
+    {
+        "Adadelta": {"learning_rate": 0.001, "rho": 0.95, "epsilon": 1e-8},
+        "Adagrad": {"learning_rate": REQUIRED, "initial_accumulator_value": 0.1},
+        "AdagradDA": {
+            "learning_rate": REQUIRED,
+            "initial_gradient_squared_accumulator_value": 0.1,
+            **_L1_L2,
+        },
+        "Adam": {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+        "Ftrl": {
+            "learning_rate": REQUIRED,
+            "learning_rate_power": -0.5,
+            "initial_accumulator_value": 0.1,
+            **_L1_L2,
+            "l2_shrinkage_regularization_strength": 0.0,
+        },
+        "GradientDescent": {"learning_rate": REQUIRED},
+        "Momentum": {"learning_rate": REQUIRED, "momentum": REQUIRED, "use_nesterov": False},
+        "ProximalAdagrad": {
+            "learning_rate": REQUIRED,
+            "initial_accumulator_value": 0.1,
+            **_L1_L2,
+        },
+        "ProximalGradientDescent": {"learning_rate": REQUIRED, **_L1_L2},
+        "RMSProp": {
+            "learning_rate": REQUIRED,
+            "decay": 0.9,
+            "momentum": 0.0,
+            "epsilon": 1e-10,
+            "centered": False,
+        },
+    }
+)
+
+_DECAY = {
+    "learning_rate": REQUIRED,
+    "decay_steps": REQUIRED,
+    "decay_rate": REQUIRED,
+    "staircase": False,
+}
+
+SCHEDULES: Final = MappingProxyType(
+    {
+        "cosine_decay": {"learning_rate": REQUIRED, "decay_steps": REQUIRED, "alpha": 0.0},
+        "cosine_decay_restarts": {
+            "learning_rate": REQUIRED,
+            "first_decay_steps": REQUIRED,
+            "t_mul": 2.0,
+            "m_mul": 1.0,
+            "alpha": 0.0,
+        },
+        "exponential_decay": _DECAY,
+        "inverse_time_decay": _DECAY,
+        "linear_cosine_decay": {
+            "learning_rate": REQUIRED,
+            "decay_steps": REQUIRED,
+            "num_periods": 0.5,
+            "alpha": 0.0,
+            "beta": 0.001,
+        },
+        "natural_exp_decay": _DECAY,
+        "piecewise_constant": {"boundaries": REQUIRED, "values": REQUIRED},
+        "polynomial_decay": {
+            "learning_rate": REQUIRED,
+            "decay_steps": REQUIRED,
+            "end_learning_rate": 0.0001,
+            "power": 1.0,
+            "cycle": False,
+        },
+    }
+)
+
+STRATEGIES: Final = (
+    "parameter_server",
+    "round_robin",
+    "balanced",
+    "mirrored",
+    "one_device",
+    "multi_worker",
+)
+
+DTYPES: Final = (
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "string",
+    "uint8",
+)
+
+METRIC_REDUCTIONS: Final = ("sum", "mean", "max", "min", "first")
+
+OUTPUT_ENDINGS: Final = (".jsonl", ".json", ".csv", ".npz")

@@ -1,0 +1,185 @@
+"""`replicate` on the command line; imports TensorFlow only for commands that run a model."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from replicate import errors
+from replicate.app import catalog, config, failures, functions, interrupts
+
+__all__ = ["main"]
+
+_RAN, _FAILED, _BAD_USAGE, _INTERRUPTED = 0, 1, 2, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        arguments: As after `replicate` on the command line; None: those of this process.
+
+    Returns:
+        The exit code: 0; 1 the run failed; 2 bad usage or config; 130 interrupted.
+    """
+    try:
+        options = _parser().parse_args(arguments)
+    except SystemExit as e:
+        return int(e.code or 0)
+    try:
+        options.run(options)
+        sys.stdout.flush()
+        return _RAN
+    except errors.ConfigError as e:
+        return _fail(e, _BAD_USAGE)
+    except KeyboardInterrupt as e:
+        text = str(e) if isinstance(e, interrupts.Interrupted) else ""
+        print(text or "interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _FAILED
+    except Exception as e:  # the last door before the user: a text, not a traceback
+        return _fail(e, _FAILED)
+
+
+def _fail(error: Exception, code: int) -> int:
+    if os.environ.get("REPLICATE_DEBUG") == "1":
+        raise error
+    print(failures.explain(error), file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="replicate",
+        description="Trains, evaluates and exports a TensorFlow Estimator model on many devices.",
+        epilog="Exit codes: 0; 1 the run failed; 2 bad usage or config; 130 interrupted.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add(commands, "train", _train, "train, from the last checkpoint if there is one")
+    evaluating = _add(commands, "evaluate", _evaluate, "print metrics as a table")
+    evaluating.add_argument("--json", action="store_true", help="print them as JSON")
+    predicting = _add(commands, "predict", _predict, "write predictions")
+    predicting.add_argument(
+        "--output", metavar="FILE", type=_output, help=".jsonl, .csv or .npz; else JSON lines "
+        "on stdout",
+    )
+    _add(commands, "export", _export, "write a SavedModel, print its path and signatures")
+    _add(commands, "check", _check, "validate configs, without importing TensorFlow", many=True)
+    return parser
+
+
+def _add(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str,
+    many: bool = False,
+) -> argparse.ArgumentParser:
+    """Adds a command with the options that all commands share."""
+    parser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    parser.add_argument(
+        "configs", metavar="CONFIG", nargs="+" if many else 1, help="a YAML file"
+    )
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
+        help="override a key, e.g. train.steps=1e3; may be repeated",
+    )
+    parser.add_argument("--model-dir", metavar="DIR", help="override the key model_dir")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the config with all defaults, and stop"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress, only results")
+    parser.set_defaults(run=lambda options: _start(run, name, options))
+    return parser
+
+
+def _output(path: str) -> str:
+    if Path(path).suffix.lower() not in catalog.OUTPUT_ENDINGS:
+        raise argparse.ArgumentTypeError(
+            f"must end in one of {', '.join(catalog.OUTPUT_ENDINGS)}, got {path!r}"
+        )
+    return path
+
+
+def _start(
+    run: Callable[[argparse.Namespace], None], name: str, options: argparse.Namespace
+) -> None:
+    """Reads the configs, all of them before any fault is reported, and runs the command."""
+    options.settings = []
+    faults = []
+    for path in options.configs:
+        try:
+            settings = config.load(path, options.assignments, options.model_dir)
+            _need_section(settings, path, name)
+            options.settings.append(settings)
+        except errors.ConfigError as e:
+            faults.append(str(e))
+    if faults:
+        raise errors.ConfigError("\n".join(faults))
+    if options.print_config:
+        print("---\n".join(config.to_yaml(settings) for settings in options.settings), end="")
+        return
+    with functions.importable(options.settings[0].folder):
+        run(options)
+
+
+def _need_section(settings: config.Config, path: str, command: str) -> None:
+    section = {"train": "train", "evaluate": "eval", "predict": "predict"}.get(command)
+    if section is not None and getattr(settings, section) is None:
+        raise errors.ConfigError(
+            f"{path}:1: {section}: this section is required for `replicate {command}`. Add it."
+        )
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not options.quiet:
+        for path in options.configs:
+            print(f"{path}: ok")
+
+
+def _train(options: argparse.Namespace) -> None:
+    runner, report, display = _with_tensorflow(options.quiet)
+    settings = options.settings[0]
+    done = runner.train(settings, display)
+    if not done.is_new:
+        return
+    if done.metrics is not None:
+        report.print_metrics(done.metrics, f"{settings.name} at step {done.step}")
+    if settings.export is not None and settings.export.after_training:
+        report.print_signatures(*runner.export(settings))
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    runner, report, display = _with_tensorflow(options.quiet)
+    settings = options.settings[0]
+    metrics = runner.evaluate(settings, display)
+    if options.json:
+        report.print_metrics_json(metrics)
+    else:
+        report.print_metrics(metrics, f"{settings.name} at step {metrics['global_step']}")
+
+
+def _predict(options: argparse.Namespace) -> None:
+    runner, _, display = _with_tensorflow(options.quiet)
+    from replicate.app import predictions
+
+    rows = runner.predict(options.settings[0], display)
+    if options.output is None:
+        predictions.write_lines(rows, sys.stdout)
+        return
+    count = predictions.write(rows, options.output)
+    display.say(f"{count} predictions in {options.output}")
+
+
+def _export(options: argparse.Namespace) -> None:
+    runner, report, _ = _with_tensorflow(options.quiet)
+    report.print_signatures(*runner.export(options.settings[0]))
+
+
+def _with_tensorflow(quiet: bool) -> tuple[Any, Any, Any]:
+    """Imports the rooms that need TensorFlow, quietly; returns runner, report, a display."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    from replicate.app import progress, report, runner
+
+    return runner, report, progress.Display(quiet)

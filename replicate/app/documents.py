@@ -1,0 +1,290 @@
+"""YAML as data: plain values, and where in which file each of them stands.
+
+A document is read in one pass over YAML's node tree, so that the line of every key is
+known, a key written twice is found, and nothing but plain data can come out. The types
+are those of PyYAML's safe loader with three differences: `1e-3` is a number, `1:30` is
+text (not 90), and so is a date.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from replicate import errors
+
+__all__ = ["Document", "dotted", "dump", "override", "parse", "read"]
+
+KeyPath = tuple[str | int, ...]
+
+_PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null")}
+_NUMBER = r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+    |[-+]?(?:[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)
+    |[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+    |[-+]?\.(?:inf|Inf|INF)
+    |\.(?:nan|NaN|NAN))$"""
+_WHOLE = r"""^(?:[-+]?0b[0-1_]+|[-+]?0[0-7_]+|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x[0-9a-fA-F_]+)$"""
+_MAX_VALUES = 100_000  # aliases of aliases must not make a short file endless
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with this room's numbers and without dates."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper; quotes what this room's loader, or PyYAML's, takes for a number."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """See base class."""
+        return True
+
+
+_OWN_TYPES = {"timestamp", "float", "int"}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, test) for tag, test in rows if tag.rpartition(":")[2] not in _OWN_TYPES]
+    for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(_WHOLE), list("-+0123456789")
+)
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(_NUMBER, re.VERBOSE), list("-+0123456789.")
+    )
+
+
+@dataclasses.dataclass
+class Document:
+    """A mapping read from YAML.
+
+    Attributes:
+        source: What to call it in an error text: the file's name as the user wrote it.
+        data: The plain values.
+        places: Where each key stands, e.g. `("train", "steps")` -> `digits.yaml:12`.
+        faults: What was wrong with the YAML itself, as finished lines of text.
+    """
+
+    source: str
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+    places: dict[KeyPath, str] = dataclasses.field(default_factory=dict)
+    faults: list[str] = dataclasses.field(default_factory=list)
+
+    def place(self, path: KeyPath) -> str:
+        """Returns where a key stands, or else the nearest key around it."""
+        while path and path not in self.places:
+            path = path[:-1]
+        return self.places.get(path, f"{self.source}:1")
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """Returns a key path as text: `train.input.file`, `devices[1]`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def read(path: Path | str) -> Document:
+    """Reads a config file.
+
+    Raises:
+        ConfigError: If the file cannot be read or is no YAML mapping; names file and line.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise errors.ConfigError(
+            f"{path}: a config file must exist, but there is none by this name. "
+            "Check the path; it is looked up from the working directory."
+        ) from None
+    except UnicodeDecodeError as e:
+        raise errors.ConfigError(
+            f"{path}: a config file is UTF-8 text; byte {e.start} is not. Save it as UTF-8."
+        ) from e
+    except OSError as e:
+        raise errors.ConfigError(
+            f"{path}: a config file must be readable: {e.strerror}. Check the path."
+        ) from e
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Document:
+    """Reads a config from text.
+
+    Raises:
+        ConfigError: If the text is no YAML mapping.
+    """
+    document = Document(source)
+    value = _Walk(document, f"{source}:{{line}}").run(text)
+    if value is None and not document.faults:
+        value = {}
+    if not isinstance(value, dict):
+        document.faults.append(
+            f"{source}:1: a config is a mapping of keys to values, "
+            f"got {_kind_of(value)}. Start with e.g. `model_fn: package.module:function`."
+        )
+        raise errors.ConfigError("\n".join(document.faults))
+    document.data = value
+    return document
+
+
+def override(document: Document, assignments: Iterable[str]) -> None:
+    """Sets keys from `--set a.b=value` texts, typed as in the file.
+
+    Raises:
+        ConfigError: If a text has no `=`, is no YAML, or goes through a value that has no keys.
+    """
+    for text in assignments:
+        key, equals, written = text.partition("=")
+        path = tuple(key.strip().split("."))
+        if not equals or not all(path):
+            raise errors.ConfigError(
+                f"--set {text}: must be key=value, with dots between the parts of the key. "
+                "Write e.g. --set train.steps=1000."
+            )
+        _assign(document, path, written, f"--set {text}")
+
+
+def dump(data: Mapping[str, Any]) -> str:
+    """Returns YAML that `parse` reads back as equal data, keys in the order given."""
+    return yaml.dump(
+        dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
+    )
+
+
+def _assign(document: Document, path: tuple[str, ...], written: str, source: str) -> None:
+    """Puts one value at `path`, making the mappings on the way where there are none."""
+    fresh = Document(source)
+    value = _Walk(fresh, source).run(written)
+    if fresh.faults:
+        raise errors.ConfigError("\n".join(fresh.faults))
+    at: Any = document.data
+    for depth, part in enumerate(path[:-1]):
+        if at.get(part) is None:
+            at[part] = {}
+        at = at[part]
+        if not isinstance(at, dict):
+            raise errors.ConfigError(
+                f"{source}: {dotted(path[: depth + 1])} is {_kind_of(at)} in "
+                f"{document.source} and has no keys. Set {dotted(path[: depth + 1])} itself."
+            )
+    at[path[-1]] = value
+    for known in [known for known in document.places if known[: len(path)] == path]:
+        del document.places[known]
+    document.places[path] = source
+
+
+def _kind_of(value: Any) -> str:
+    names = {dict: "a mapping", list: "a list", str: "a text", bool: "true/false"}
+    return names.get(type(value), "nothing" if value is None else f"{value!r}")
+
+
+class _Walk:
+    """One pass over a YAML node tree.
+
+    Args:
+        document: Gets the places and the faults.
+        place: How to say where a node stands; `{line}` stands for its line.
+    """
+
+    def __init__(self, document: Document, place: str):
+        self._document = document
+        self._place = place
+        self._open: list[yaml.Node] = []
+        self._count = 0
+
+    def run(self, text: str) -> Any:
+        """Returns the plain value of a YAML text; None where it has faults."""
+        loader = None
+        try:
+            loader = _Loader(text)
+            node = loader.get_single_node()
+            return None if node is None else self._value(loader, node, ())
+        except yaml.YAMLError as e:
+            mark = getattr(e, "problem_mark", None) or getattr(e, "context_mark", None)
+            what = getattr(e, "problem", None) or str(e).splitlines()[0]
+            self._fault(mark, f"must be valid YAML: {what}. Check quotes, colons, indentation.")
+            raise errors.ConfigError("\n".join(self._document.faults)) from e
+        finally:
+            if loader is not None:
+                loader.dispose()
+
+    def _fault(self, mark: Any, text: str) -> None:
+        line = mark.line + 1 if mark is not None else 1
+        self._document.faults.append(f"{self._place.replace('{line}', str(line))}: {text}")
+
+    def _value(self, loader: _Loader, node: yaml.Node, path: KeyPath) -> Any:
+        self._count += 1
+        if self._count > _MAX_VALUES or any(node is outer for outer in self._open):
+            self._fault(node.start_mark, "must be finite: an alias (*) goes round in circles.")
+            raise errors.ConfigError("\n".join(self._document.faults))
+        self._open.append(node)
+        try:
+            if isinstance(node, yaml.MappingNode) and node.tag.endswith(":map"):
+                return self._mapping(loader, node, path)
+            if isinstance(node, yaml.SequenceNode) and node.tag.endswith(":seq"):
+                return self._sequence(loader, node, path)
+            if isinstance(node, yaml.ScalarNode) and node.tag in _PLAIN:
+                return self._scalar(loader, node, path)
+        finally:
+            self._open.pop()
+        self._fault(
+            node.start_mark,
+            f"{dotted(path)}: a config holds plain data, got the tag {node.tag}. Remove the tag.",
+        )
+        return None
+
+    def _scalar(self, loader: _Loader, node: yaml.ScalarNode, path: KeyPath) -> Any:
+        try:
+            return loader.construct_object(node)
+        except (ValueError, KeyError):
+            kind = node.tag.rpartition(":")[2]
+            self._fault(
+                node.start_mark,
+                f"{dotted(path)}: must be a value of the type {kind}, got {node.value!r}. "
+                "Correct it, or put it in quotes.",
+            )
+            return None
+
+    def _sequence(self, loader: _Loader, node: yaml.SequenceNode, path: KeyPath) -> list[Any]:
+        values = []
+        for index, child in enumerate(node.value):
+            self._note(child, (*path, index))
+            values.append(self._value(loader, child, (*path, index)))
+        return values
+
+    def _mapping(
+        self, loader: _Loader, node: yaml.MappingNode, path: KeyPath
+    ) -> dict[str, Any]:
+        self._find_repeated(node, path)
+        loader.flatten_mapping(node)
+        values: dict[str, Any] = {}
+        for key_node, child in node.value:
+            key = key_node.value
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._fault(key_node.start_mark, f"{dotted(path)}: keys are plain words.")
+                continue
+            self._note(key_node, (*path, key))
+            values[key] = self._value(loader, child, (*path, key))
+        return values
+
+    def _find_repeated(self, node: yaml.MappingNode, path: KeyPath) -> None:
+        lines: dict[str, int] = {}
+        for key_node, _ in node.value:
+            key = key_node.value
+            if not isinstance(key, str) or key_node.tag.endswith(":merge"):
+                continue
+            if key in lines:
+                self._fault(
+                    key_node.start_mark,
+                    f"{dotted((*path, key))}: a key is given once; it already stands in line "
+                    f"{lines[key]}. Remove one of the two.",
+                )
+            lines.setdefault(key, key_node.start_mark.line + 1)
+
+    def _note(self, node: yaml.Node, path: KeyPath) -> None:
+        line = str(node.start_mark.line + 1)
+        self._document.places[path] = self._place.replace("{line}", line)

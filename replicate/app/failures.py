@@ -1,0 +1,42 @@
+"""What went wrong, as text for the person who ran the command."""
+
+import traceback
+from pathlib import Path
+
+from replicate import errors
+
+__all__ = ["explain"]
+
+_NOT_THE_USERS = ("site-packages", "<frozen")
+_MAX_LINES = 3
+
+
+def explain(error: BaseException) -> str:
+    """Returns the text for an exception: ours as it is, others with where they arose."""
+    if isinstance(error, errors.ReplicateError):
+        return str(error)
+    text = f"{type(error).__name__}: {_first_lines(error)}"
+    where = _users_line(error)
+    then = "REPLICATE_DEBUG=1 in the environment shows the traceback."
+    return f"{where}{text}\n{then}"
+
+
+def _first_lines(error: BaseException) -> str:
+    """Returns the message without the node and stack listings that TensorFlow appends."""
+    lines = []
+    for line in str(getattr(error, "message", None) or error).splitlines():
+        if line.startswith(("Traceback", "Original stack trace", "Detected at node")):
+            break
+        if line.strip() and "[[{{node" not in line:
+            lines.append(line.strip())
+    return " ".join(lines[:_MAX_LINES])
+
+
+def _users_line(error: BaseException) -> str:
+    """Returns `file:line: ` of the innermost line that is neither ours nor a library's."""
+    ours = str(Path(__file__).parents[1])
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        is_ours = frame.filename.startswith(ours) and "examples" not in frame.filename
+        if not is_ours and not any(part in frame.filename for part in _NOT_THE_USERS):
+            return f"{frame.filename}:{frame.lineno}: "
+    return ""

@@ -1,0 +1,181 @@
+"""Datasets from what a config says about its inputs.
+
+A dataset of a user's function may or may not be batched already. Unless the config says
+`batched`, this decides, in this order:
+
+1. If the function batched or unbatched it last, as its graph shows, that counts.
+2. If an element has a scalar, it is a single example.
+3. If the first dimension of every tensor is unknown, it is a batch; likewise when there
+   are several tensors and the first dimension of each is `batch_size`.
+4. Else it is a single example, and the app batches it.
+"""
+
+import glob
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from replicate.app import functions, input_config, tables
+from replicate.compat.tensorflow import tf
+
+__all__ = ["element_of", "input_fn", "is_batched"]
+
+_STREAM_BUFFER = 10_000  # rows a stream is shuffled over where the config only says true
+_HIDES_ITS_INPUT = ("FlatMap", "Interleave", "GroupBy", "Window")
+
+
+def input_fn(
+    source: input_config.Input, key: str, mode: str, params: Mapping[str, Any]
+) -> Callable[[], tf.data.Dataset]:
+    """Returns an Estimator input_fn; bad files are found now, before a graph is built.
+
+    Args:
+        source: The input as the config has it.
+        key: Its key in the config, for error texts.
+        mode: One of `ModeKeys`, for functions that name it.
+        params: The model_fn's params, for functions that name them.
+
+    Raises:
+        RunError: If a file is bad or missing, or a function cannot be found.
+    """
+    if isinstance(source, input_config.Csv):
+        data = tables.read_csv(source, key)
+        return lambda: _finish(_of_arrays(*data, source), source, batched=True)
+    if isinstance(source, input_config.Npz):
+        data = tables.read_npz(source, key)
+        return lambda: _finish(_of_arrays(*data, source), source, batched=True)
+    if isinstance(source, input_config.Tfrecord):
+        paths = _record_files(source, key)
+        return lambda: _of_records(source, paths)
+    fn = functions.load(source.function, f"{key}.function")
+    offered = {"mode": mode, "params": dict(params), "batch_size": source.batch_size}
+    return lambda: _of_function(source, fn, offered, key)
+
+
+def element_of(make: Callable[[], tf.data.Dataset]) -> Any:
+    """Returns the element_spec of an input_fn's dataset, built in a graph of its own."""
+    with tf.Graph().as_default():
+        return make().element_spec
+
+
+def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
+    """Says whether a dataset's elements are batches; the rule is above."""
+    known = _batched_by(tf.data.experimental.to_variant(dataset).op)
+    if known is not None:
+        return known
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+    if any(shape.rank == 0 for shape in shapes):
+        return False
+    firsts = [None if shape.rank is None else shape[0] for shape in shapes]
+    if all(first is None for first in firsts):
+        return True
+    return len(firsts) > 1 and all(first == batch_size for first in firsts)
+
+
+def _batched_by(op: tf.Operation) -> bool | None:
+    """Says what the last batch or unbatch did, walking back from a dataset's operation."""
+    if "Unbatch" in op.type:
+        return False
+    if "Batch" in op.type:
+        return True
+    if any(word in op.type for word in _HIDES_ITS_INPUT):
+        return None
+    answers = [_batched_by(one.op) for one in op.inputs if one.dtype == tf.variant]
+    return next((answer for answer in answers if answer is not None), None)
+
+
+def _of_arrays(features: Any, label: Any, source: input_config.Input) -> tf.data.Dataset:
+    """Returns batches of rows; the arrays stay in Python, out of the graph."""
+    arrays = [a for a in tf.nest.flatten((features, label)) if a is not None]
+    rows = len(arrays[0])
+    dtypes = [tf.as_dtype(a.dtype) if a.dtype.kind not in "OSU" else tf.string for a in arrays]
+    indices = tf.data.Dataset.range(rows)
+    if source.shuffle:
+        indices = indices.shuffle(rows if source.shuffle is True else int(source.shuffle))
+    indices = _repeated(indices, source).batch(source.batch_size)
+
+    def gather(index: Any) -> Any:
+        taken = tf.numpy_function(lambda i: [a[i] for a in arrays], [index], dtypes)
+        for tensor, array in zip(taken, arrays, strict=True):
+            tensor.set_shape((None, *array.shape[1:]))
+        if label is None:
+            return tf.nest.pack_sequence_as(features, taken)
+        return tf.nest.pack_sequence_as((features, label), taken)
+
+    return indices.map(gather)
+
+
+def _record_files(source: input_config.Tfrecord, key: str) -> list[str]:
+    paths = []
+    for pattern in source.file:
+        if "://" in pattern:
+            found = tf.io.gfile.glob(pattern)
+        else:
+            found = sorted(glob.glob(pattern))
+        if not found:
+            raise functions.RunError(
+                f"{key}: {pattern}: a file must exist by this name or pattern, there is none. "
+                "Check the path; a relative one is looked up from the config's folder."
+            )
+        paths += found
+    return paths
+
+
+def _of_records(source: input_config.Tfrecord, paths: list[str]) -> tf.data.Dataset:
+    compression = "" if source.compression == "none" else source.compression
+    records = tf.data.TFRecordDataset(paths, compression_type=compression)
+    if source.shuffle:
+        buffer = _STREAM_BUFFER if source.shuffle is True else int(source.shuffle)
+        records = records.shuffle(buffer)
+    spec = {name: _parsing(feature) for name, feature in source.features.items()}
+
+    def parse(batch: tf.Tensor) -> Any:
+        features = tf.io.parse_example(batch, spec)
+        if source.label is None:
+            return features
+        label = features.pop(source.label)
+        return features, label
+
+    batches = _repeated(records, source).batch(source.batch_size).map(parse)
+    return _finish(batches, source, batched=True)
+
+
+def _parsing(feature: input_config.Feature) -> Any:
+    dtype = tf.as_dtype(feature.dtype)
+    if feature.kind == "sparse":
+        return tf.io.VarLenFeature(dtype)
+    if feature.kind == "ragged":
+        return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
+    return tf.io.FixedLenFeature(list(feature.shape), dtype, feature.default)
+
+
+def _of_function(
+    source: input_config.Function, fn: Callable[..., Any], offered: Mapping[str, Any], key: str
+) -> tf.data.Dataset:
+    dataset = functions.call_with_named(fn, offered, f"{key}.function: {source.function}")
+    if not isinstance(dataset, tf.data.Dataset):
+        raise functions.RunError(
+            f"{key}.function: {source.function} must return a tf.data.Dataset, "
+            f"got {type(dataset).__name__}. Return e.g. tf.data.Dataset.from_tensor_slices(...)."
+        )
+    batched = source.batched
+    if batched is None:
+        batched = is_batched(dataset, source.batch_size)
+    if source.shuffle:
+        dataset = dataset.shuffle(
+            _STREAM_BUFFER if source.shuffle is True else int(source.shuffle)
+        )
+    return _finish(_repeated(dataset, source), source, batched)
+
+
+def _repeated(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.Dataset:
+    if not source.repeat:
+        return dataset
+    return dataset.repeat(-1 if source.repeat is True else int(source.repeat))
+
+
+def _finish(
+    dataset: tf.data.Dataset, source: input_config.Input, batched: bool
+) -> tf.data.Dataset:
+    if not batched:
+        dataset = dataset.batch(source.batch_size)
+    return dataset.prefetch(source.prefetch) if source.prefetch else dataset

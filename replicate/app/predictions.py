@@ -1,0 +1,144 @@
+"""Predictions into a file: JSON lines, CSV or npz, whole or not at all."""
+
+import base64
+import contextlib
+import csv
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from replicate.app import functions
+
+__all__ = ["json_line", "plain", "write", "write_lines"]
+
+
+def write(rows: Iterable[Mapping[str, Any]], path: str) -> int:
+    """Writes predictions in the form that the file's ending says.
+
+    The file appears when all rows are written; until then, and if that fails, what was
+    there before stays.
+
+    Returns:
+        How many rows were written.
+
+    Raises:
+        RunError: If the file cannot be written, or the rows do not fit the form.
+    """
+    ending = Path(path).suffix.lower()
+    try:
+        with _replacing(path) as unfinished:
+            if ending == ".npz":
+                return _write_npz(rows, unfinished)
+            with open(unfinished, "w", encoding="utf-8", newline="") as file:
+                return _write_csv(rows, file) if ending == ".csv" else write_lines(rows, file)
+    except OSError as e:
+        raise functions.RunError(
+            f"--output {path}: must be a file that can be written: {e.strerror or e}. "
+            "Check that its directory exists and allows it."
+        ) from e
+
+
+def write_lines(rows: Iterable[Mapping[str, Any]], file: TextIO) -> int:
+    """Writes one JSON object per line; returns how many."""
+    count = 0
+    for count, row in enumerate(rows, start=1):  # noqa: B007 - the count is what is wanted
+        file.write(json_line(row) + "\n")
+    return count
+
+
+def json_line(value: Any) -> str:
+    """Returns a value as JSON in one line."""
+    return json.dumps(plain(value), allow_nan=False, ensure_ascii=False)
+
+
+def plain(value: Any) -> Any:
+    """Returns what JSON can hold: NaN and infinities become null, bytes text or base64."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, np.ndarray | list | tuple):
+        return [plain(one) for one in value] if np.ndim(value) else plain(value[()])
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"b64": base64.b64encode(value).decode()}
+    return value
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[str]:
+    """Yields a path beside `path`, which takes its place when all went well."""
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(0, "it is a directory")
+    unfinished = str(target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}"))
+    try:
+        yield unfinished
+        os.replace(unfinished, target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(unfinished)
+
+
+def _write_csv(rows: Iterable[Mapping[str, Any]], file: TextIO) -> int:
+    """Writes a column per number: `p` of shape [3] becomes p_0, p_1, p_2."""
+    writer = csv.writer(file, lineterminator="\n")
+    names: list[str] | None = None
+    count = 0
+    for row in rows:
+        cells = dict(itertools.chain.from_iterable(_cells(k, v) for k, v in row.items()))
+        if names is None:
+            names = list(cells)
+            writer.writerow(names)
+        if list(cells) != names:
+            raise functions.RunError(
+                f"--output: a CSV file needs the same columns in each row; row {count} has "
+                f"{len(cells)}, the first has {len(names)}. Write .jsonl instead."
+            )
+        writer.writerow(cells.values())
+        count += 1
+    return count
+
+
+def _cells(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _cells(f"{name}_{key}", one)
+        return
+    array = np.asarray(value)
+    for index in np.ndindex(array.shape):
+        one = array[index]
+        one = one.item() if isinstance(one, np.generic) else one
+        text = plain(one) if isinstance(one, bytes) else one
+        yield "_".join([name, *map(str, index)]), text["b64"] if isinstance(text, dict) else text
+
+
+def _write_npz(rows: Iterable[Mapping[str, Any]], path: str) -> int:
+    """Writes an array of shape [rows, ...] for each prediction."""
+    columns: dict[str, list[Any]] = {}
+    count = 0
+    for count, row in enumerate(rows, start=1):  # noqa: B007 - the count is what is wanted
+        for name, value in row.items():
+            columns.setdefault(name, []).append(np.asarray(value))
+    arrays = {}
+    for name, values in columns.items():
+        shapes = {value.shape for value in values}
+        if len(shapes) > 1 or len(values) != count:
+            raise functions.RunError(
+                f"--output: an npz file needs one shape for all rows; {name} has "
+                f"{', '.join(map(str, sorted(shapes)))}. Write .jsonl instead."
+            )
+        stacked = np.stack(values)
+        arrays[name] = stacked.astype(bytes) if stacked.dtype == object else stacked
+    np.savez_compressed(path, **arrays)
+    return count

@@ -1,0 +1,182 @@
+"""How long work shows where it is: a bar on a terminal, plain lines elsewhere."""
+
+import time
+from collections import deque
+from typing import Any
+
+from rich import console as rich_console
+from rich import progress as rich_progress
+
+from replicate.app import interrupts
+from replicate.compat.tensorflow import tf, tf1
+
+__all__ = ["Display", "EvaluationHook", "Task", "TrainingHook"]
+
+_REMEMBERED = 50  # updates over which the speed is taken
+
+
+class Display:
+    """Where progress and remarks go: stderr, so that stdout has only results.
+
+    Args:
+        quiet: Whether to show nothing at all.
+        console: A rich console; None: one on stderr.
+    """
+
+    def __init__(self, quiet: bool = False, console: rich_console.Console | None = None):
+        self.quiet = quiet
+        self._console = console or rich_console.Console(stderr=True, highlight=False)
+        self._bars: rich_progress.Progress | None = None
+
+    def __enter__(self) -> "Display":
+        if not self.quiet and self._console.is_terminal:
+            self._bars = rich_progress.Progress(
+                rich_progress.TextColumn("{task.description}"),
+                rich_progress.BarColumn(),
+                rich_progress.TextColumn("{task.fields[count]}  {task.fields[note]}"),
+                console=self._console,
+            )
+            self._bars.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def say(self, text: str) -> None:
+        """Shows a remark, above the bars."""
+        if not self.quiet:
+            self._console.print(text, markup=False, soft_wrap=True)
+
+    def task(
+        self, label: str, total: int | None, *, start: int = 0, every: int | None = None,
+        unit: str = "steps",
+    ) -> "Task":
+        """Begins a task.
+
+        Args:
+            label: What is done, e.g. train.
+            total: Where it ends; None: not known.
+            start: Where it begins.
+            every: Units between two lines where there is no terminal; None: no lines.
+            unit: What is counted.
+        """
+        return Task(self, label, total, start=start, every=every, unit=unit)
+
+
+class Task:
+    """One piece of long work; made by `Display.task`."""
+
+    def __init__(
+        self, display: Display, label: str, total: int | None, *, start: int,
+        every: int | None, unit: str,
+    ):
+        self._display = display
+        self._label = label
+        self._total = total
+        self._every = every
+        self._unit = unit
+        self._lines_shown = start // every if every else 0
+        self._times: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
+        self._bars = display._bars
+        self._bar = None
+        if self._bars is not None:
+            self._bar = self._bars.add_task(
+                label, total=total, completed=start, count=self._count(start), note=""
+            )
+
+    def update(self, done: int, loss: float | None = None) -> None:
+        """Shows that `done` units are done, and the loss where there is one."""
+        self._times.append((time.monotonic(), done))
+        if self._bars is not None:
+            note = self._note(done, loss)
+            self._bars.update(self._bar, completed=done, count=self._count(done), note=note)
+        elif self._every and done // self._every > self._lines_shown:
+            self._lines_shown = done // self._every
+            self._display.say(f"{self._label} {self._count(done)}  {self._note(done, loss)}")
+
+    def pause(self) -> None:
+        """Leaves the time until the next update out of the speed."""
+        self._times.clear()
+
+    def finish(self) -> None:
+        """Ends the task; its bar goes away."""
+        if self._bars is not None:
+            self._bars.remove_task(self._bar)
+            self._bars = None
+
+    def _count(self, done: int) -> str:
+        return f"{done}" if self._total is None else f"{done}/{self._total}"
+
+    def _note(self, done: int, loss: float | None) -> str:
+        parts = [] if loss is None else [f"loss {loss:.4g}"]
+        if len(self._times) > 1:
+            (first_time, first), (last_time, last) = self._times[0], self._times[-1]
+            speed = (last - first) / max(last_time - first_time, 1e-9)
+            parts.append(f"{speed:.1f} {self._unit}/s")
+            if self._total is not None and speed > 0:
+                parts.append(f"{_clock((self._total - done) / speed)} left")
+        return "  ".join(parts)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(max(int(seconds), 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class TrainingHook(tf1.train.SessionRunHook):
+    """Shows training steps, and stops the session when that is asked for.
+
+    Args:
+        task: Where to show them.
+        loss: The reduced loss.
+        stop: Asks to stop.
+    """
+
+    def __init__(self, task: Task, loss: tf.Tensor, stop: interrupts.StopRequest):
+        self._task = task
+        self._loss = loss
+        self._stop = stop
+        self._step: Any = None
+
+    def begin(self) -> None:
+        """See base class."""
+        self._step = tf1.train.get_global_step()
+
+    def before_run(self, run_context: Any) -> tf1.train.SessionRunArgs:
+        """See base class."""
+        return tf1.train.SessionRunArgs([self._step, self._loss])
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """See base class."""
+        step, loss = run_values.results
+        self._task.update(int(step), float(loss))
+        if self._stop.requested:
+            run_context.request_stop()
+
+    def end(self, session: Any) -> None:
+        """See base class."""
+        self._task.update(int(session.run(self._step)))
+
+
+class EvaluationHook(tf1.train.SessionRunHook):
+    """Shows evaluation steps, and leaves when stopping is asked for.
+
+    Args:
+        task: Where to show them.
+        stop: Asks to stop; None: nobody does.
+    """
+
+    def __init__(self, task: Task, stop: interrupts.StopRequest | None = None):
+        self._task = task
+        self._stop = stop
+        self._done = 0
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """See base class."""
+        self._done += 1
+        self._task.update(self._done)
+        if self._stop is not None and self._stop.requested:
+            raise interrupts.Interrupted("stopped in an evaluation")

@@ -1,0 +1,47 @@
+"""Results for people, as tables on stdout, and for machines, as JSON."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import rich
+from rich import table as rich_table
+
+from replicate.app import predictions
+
+__all__ = ["print_metrics", "print_metrics_json", "print_signatures", "summary_line"]
+
+
+def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
+    """Prints metrics as a table, by name."""
+    table = rich_table.Table(title=title, title_justify="left")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in sorted(metrics.items()):
+        table.add_row(name, _number(value))
+    rich.print(table)
+
+
+def print_metrics_json(metrics: Mapping[str, Any]) -> None:
+    """Prints metrics as one JSON object in one line."""
+    print(predictions.json_line(dict(sorted(metrics.items()))))
+
+
+def print_signatures(path: str, signatures: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints where a SavedModel is, and what goes into it and comes out."""
+    print(path)
+    for name, signature in signatures.items():
+        print(f"  {name}")
+        for side in ("inputs", "outputs"):
+            for key, described in sorted(signature[side].items()):
+                print(f"    {side[:-1]:6} {key}: {described}")
+
+
+def summary_line(metrics: Mapping[str, Any]) -> str:
+    """Returns metrics in one line of text, without the step."""
+    names = [name for name in sorted(metrics) if name != "global_step"]
+    return "  ".join(f"{name} {_number(metrics[name])}" for name in names)
+
+
+def _number(value: Any) -> str:
+    plain = predictions.plain(value)
+    return f"{plain:.6g}" if isinstance(plain, float) else str(plain)

@@ -1,0 +1,1 @@
+"""Model functions that the configs name, with their data."""

@@ -1,0 +1,5 @@
+#!/usr/bin/env python3
+import pathlib, runpy, sys  # noqa: E401 - `scripts/evaluate.py CONFIG` is `replicate evaluate CONFIG`
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.argv[1:1] = ["evaluate"]
+runpy.run_module("replicate", run_name="__main__")
