@@ -107,6 +107,25 @@ core_types = Door(
 )
 
 
+resource_variable_ops = Door(
+    "tensorflow.python.ops.resource_variable_ops",
+    {
+        "BaseResourceVariable": "a replicated variable as a TPU replica sees it",
+        "variable_accessed": "tapes and functions note that a replicated variable was read",
+    },
+)
+
+ref_variable = Door(
+    "tensorflow.python.ops.ref_variable",
+    {"default_variable_creator": "a replica's copy is made past the creators of a strategy"},
+)
+
+tpu_util = Door(
+    "tensorflow.python.distribute.tpu_util",
+    {"enclosing_tpu_context": "a replicated variable in tpu.replicate is the replica's"},
+)
+
+
 def doors() -> dict[str, Door]:
     """Returns every door of this room by its name here."""
     return {name: value for name, value in globals().items() if isinstance(value, Door)}

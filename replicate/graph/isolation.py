@@ -103,3 +103,10 @@ def add_once(graph: tf.Graph, key: Hashable, items: Sequence) -> None:
         if id(item) not in known:
             known.add(id(item))
             held.append(item)
+
+
+def remove(graph: tf.Graph, key: Hashable, items: Sequence) -> None:
+    """Removes `items` from the collection `key`."""
+    unwanted = {id(item) for item in items}
+    held = graph.get_collection_ref(key)
+    held[:] = [item for item in held if id(item) not in unwanted]

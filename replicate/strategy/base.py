@@ -115,7 +115,7 @@ class DistributionStrategy(communication.Communication):
 
     @contextlib.contextmanager
     def _without_partitioners(self):
-        def getter(get, *args, **kwargs):
+        def getter(getter, *args, **kwargs):  # TensorFlow passes it by this name
             if kwargs.pop("partitioner", None) is not None and not self._warned_of_partitioner:
                 self._warned_of_partitioner = True
                 _log.warning(
@@ -123,7 +123,7 @@ class DistributionStrategy(communication.Communication):
                     "variable %s, and any other, is made whole.",
                     kwargs.get("name", args[0] if args else "?"),
                 )
-            return get(*args, **kwargs)
+            return getter(*args, **kwargs)
 
         current = tf1.get_variable_scope()
         with tf1.variable_scope(
@@ -338,31 +338,6 @@ class DistributionStrategy(communication.Communication):
         """Returns where an optimizer's variables live that belong to no single variable."""
         return self.destinations_of(min(var_list, key=lambda v: v.name))
 
-    # Taking apart and together.
-
-    def unwrap(self, value: Any) -> list:
-        """Returns the list of the values per device: one item for a plain value."""
-        if isinstance(value, values.DistributedValues):
-            return list(value.values)
-        if isinstance(value, variables.DistributedVariable):
-            return list(value.members)
-        if isinstance(value, (list, tuple, dict)):
-            count = max((len(self.unwrap(leaf)) for leaf in tf.nest.flatten(value)), default=1)
-            if count > 1:
-                return [_pick(value, i, self.unwrap) for i in range(count)]
-        return [value]
-
-    def experimental_local_results(self, value: Any) -> tuple:
-        """Returns the values per device, as a tuple."""
-        return tuple(self.unwrap(value))
-
-    def group(self, value: Any, name: str | None = None) -> Any:
-        """Returns one operation that runs all per-device operations of `value`."""
-        parts = [part for part in tf.nest.flatten(self.unwrap(value)) if part is not None]
-        if len(parts) == 1 and name is None:
-            return getattr(parts[0], "op", parts[0])
-        return tf1.group(*parts, name=name)
-
     def configure(self, session_config: Any) -> None:
         """Sets what suits this strategy in a `ConfigProto`, in place."""
         if session_config is not None:
@@ -398,13 +373,3 @@ class DistributionStrategy(communication.Communication):
 
     def __deepcopy__(self, memo):
         return self
-
-
-def _pick(nest: Any, index: int, unwrap: Callable) -> Any:
-    """Returns the `index`-th part of each leaf of a nest."""
-
-    def leaf(value):
-        parts = unwrap(value)
-        return parts[index if len(parts) > 1 else 0]
-
-    return values.map_nest(leaf, nest)

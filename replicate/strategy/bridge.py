@@ -189,9 +189,7 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
     def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
         """Reduces many values: see `DistributionStrategy.batch_reduce`."""
         del options
-        return self._strategy.batch_reduce(
-            aggregation_of(reduce_op), list(value_destination_pairs)
-        )
+        return self._strategy.batch_reduce(aggregation_of(reduce_op), list(value_destination_pairs))
 
     def update(self, var, fn, args=(), kwargs=None, group=True):
         """Runs `fn` on each copy of `var`; in a tower, in a merge call.

@@ -1,10 +1,10 @@
 """How values travel between towers and devices: reduce, batch_reduce, broadcast."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate import devices as device_names
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
 from replicate.strategy import bridge, context, values, variables
 
@@ -130,8 +130,41 @@ class Communication:
             return container.devices
         return (getattr(destination, "device", None) or "",)
 
+    def unwrap(self, value: Any) -> list:
+        """Returns the list of the values per device: one item for a plain value."""
+        if isinstance(value, values.DistributedValues):
+            return list(value.values)
+        if isinstance(value, variables.DistributedVariable):
+            return list(value.members)
+        if isinstance(value, (list, tuple, dict)):
+            count = max((len(self.unwrap(leaf)) for leaf in tf.nest.flatten(value)), default=1)
+            if count > 1:
+                return [_pick(value, i, self.unwrap) for i in range(count)]
+        return [value]
+
+    def experimental_local_results(self, value: Any) -> tuple:
+        """Returns the values per device, as a tuple."""
+        return tuple(self.unwrap(value))
+
+    def group(self, value: Any, name: str | None = None) -> Any:
+        """Returns one operation that runs all per-device operations of `value`."""
+        parts = [part for part in tf.nest.flatten(self.unwrap(value)) if part is not None]
+        if len(parts) == 1 and name is None:
+            return getattr(parts[0], "op", parts[0])
+        return tf1.group(*parts, name=name)
+
 
 def _as_tensor(value: Any) -> Any:
     if isinstance(value, (tf.IndexedSlices, tf.Tensor)):
         return value
     return tf.convert_to_tensor(value)
+
+
+def _pick(nest: Any, index: int, unwrap: Callable) -> Any:
+    """Returns the `index`-th part of each leaf of a nest."""
+
+    def leaf(value):
+        parts = unwrap(value)
+        return parts[index if len(parts) > 1 else 0]
+
+    return values.map_nest(leaf, nest)

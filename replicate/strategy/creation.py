@@ -93,6 +93,9 @@ def _members(next_creator: Callable, kwargs: dict, places: Sequence[str], same_s
                 copy["initial_value"] = _start_of(members[0], place)
         with tf.device(place):
             members.append(next_creator(**copy))
+    if members[0].trainable and not tf1.executing_eagerly_outside_functions():
+        # NOTE: TensorFlow lists a trainable variable as such even in no collection.
+        isolation.remove(tf1.get_default_graph(), tf1.GraphKeys.TRAINABLE_VARIABLES, members)
     return members, _collections({**kwargs, "collections": wanted}, members[0].trainable)
 
 

@@ -184,7 +184,10 @@ def _stop():
 
 
 def run(
-    bodies: Sequence[Callable], creations: sharing.Creations, concurrent: bool, every_collection: bool
+    bodies: Sequence[Callable],
+    creations: sharing.Creations,
+    concurrent: bool,
+    every_collection: bool,
 ) -> list:
     """Runs K bodies in K threads, in lockstep, and returns their K results.
 
@@ -330,4 +333,3 @@ def add_note(failure: BaseException, note: str) -> None:
         failure.add_note(note)
     else:
         failure.__notes__ = [*getattr(failure, "__notes__", []), note]
-

@@ -29,7 +29,8 @@ class OneDeviceStrategy(base.DistributionStrategy):
         with bridge.in_tower(context.Mode(self, tower, share=share)), self._tower_device(0):
             return [
                 make_fn()(
-                    *values.select_tower(0, tuple(args)), **values.select_tower(0, dict(kwargs or {}))
+                    *values.select_tower(0, tuple(args)),
+                    **values.select_tower(0, dict(kwargs or {})),
                 )
             ]
 

@@ -1,0 +1,169 @@
+"""`replicate_model_fn`: one model_fn, run once per device, joined into one."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicate import devices as device_names
+from replicate import types
+from replicate.compat.tensorflow import tf
+from replicate.graph import batches
+from replicate.specs import evaluate, predict, train
+from replicate.strategy import (
+    base,
+    context,
+    default,
+    one_device,
+    parameter_server,
+    sharing,
+    values,
+    variables,
+)
+from replicate.training import optimizer, statistics, towers
+
+STRATEGIES = {
+    "one_device": lambda devices: one_device.OneDeviceStrategy(devices[0]),
+    "parameter_server": parameter_server.LocalParameterServerStrategy,
+    "round_robin": lambda devices: parameter_server.LocalParameterServerStrategy(
+        devices, placement="round_robin"
+    ),
+    "balanced": lambda devices: parameter_server.LocalParameterServerStrategy(
+        devices, placement="balanced"
+    ),
+}
+
+
+def replicate_model_fn(
+    model_fn: Callable,
+    optimizer_fn: Callable | None = None,
+    devices: Sequence[str] | int | None = None,
+    *,
+    strategy: base.DistributionStrategy | str | None = None,
+    loss_reduction: Any = None,
+    accumulate_steps: int = 1,
+    clip_global_norm: float | None = None,
+    update_ops: str = "first",
+    tower_building: str = "auto",
+) -> Callable:
+    """Takes a model_fn written for one device to many.
+
+    Each batch is split over the devices; the model_fn runs once per device, on its part,
+    with one set of variables; what the K runs return is joined into one EstimatorSpec.
+
+    Args:
+        model_fn: Any Estimator model_fn. It gets those of `features, labels, mode, params,
+            config` that it names.
+        optimizer_fn: Called once, with `params` if it names it; returns a
+            `tf.compat.v1.train.Optimizer`, whose step becomes the train_op. None: the
+            model_fn uses its own optimizers.
+        devices: Device names, or how many; None: all GPUs, or the CPU where there is none.
+        strategy: A `DistributionStrategy`, or the name of one; None: `"parameter_server"`.
+        loss_reduction: `"sum"` or `"mean"` over towers; None: `"sum"` with `optimizer_fn`,
+            else mean unless the last `tf.losses` loss was a sum.
+        accumulate_steps: How many batches' gradients make one update; 1 in this release.
+        clip_global_norm: The largest norm of the reduced gradients; None in this release.
+        update_ops: Whose `UPDATE_OPS` run: `"first"` or `"all"` towers'.
+        tower_building: `"call"` runs the model_fn once per tower; `"auto"` may choose.
+
+    Returns:
+        A model_fn with the parameters `(features, labels, mode, params=None, config=None)`.
+
+    Raises:
+        ValueError: If an option has no such value.
+        DeviceError: If a device does not exist; when the model_fn is called.
+    """
+    if not callable(model_fn):
+        raise ValueError(
+            f"model_fn must be a function; got {model_fn!r}. Pass the model_fn itself."
+        )
+    if optimizer_fn is not None and not callable(optimizer_fn):
+        raise ValueError(
+            "optimizer_fn must be a function that returns an optimizer; got "
+            f"{optimizer_fn!r}. Write optimizer_fn=lambda: {type(optimizer_fn).__name__}(...)."
+        )
+    towers.argument_names(model_fn)
+    _require_one_of("update_ops", update_ops, ("first", "all"))
+    _require_one_of("tower_building", tower_building, ("auto", "call"))
+    _require_one_of("accumulate_steps", accumulate_steps, (1,))
+    _require_one_of("clip_global_norm", clip_global_norm, (None,))
+    reduction = None if loss_reduction is None else types.reduction_from(loss_reduction)
+    if reduction is None and optimizer_fn is not None:
+        reduction = "sum"
+    if isinstance(strategy, str):
+        _require_one_of("strategy", strategy, tuple(STRATEGIES))
+
+    def replicated_model_fn(features, labels, mode, params=None, config=None):
+        chosen = _strategy(strategy, devices)
+        call = towers.ModelCall(model_fn, mode, params, config)
+        factory = None
+        if optimizer_fn is not None and mode == types.TRAIN:
+            factory = optimizer.OptimizerFactory(optimizer_fn, params)
+        with chosen.scope():
+            return _build(chosen, call, features, labels, factory, reduction, update_ops)
+
+    return replicated_model_fn
+
+
+def _require_one_of(name: str, value: Any, allowed: tuple) -> None:
+    if value not in allowed:
+        shown = ", ".join(map(repr, allowed))
+        raise ValueError(f"{name} is one of {shown}; got {value!r}. Choose one of these.")
+
+
+def _strategy(strategy: Any, devices: Any) -> base.DistributionStrategy:
+    """Returns the strategy that was given, or makes the one that was named."""
+    if isinstance(strategy, base.DistributionStrategy):
+        if devices is not None:
+            raise ValueError(
+                "A strategy brings its own devices: got devices and the strategy "
+                f"{strategy!r}. Leave out devices, or name the strategy."
+            )
+        return strategy
+    if strategy is not None and not isinstance(strategy, str):
+        raise ValueError(
+            f"strategy is a DistributionStrategy or one of {', '.join(STRATEGIES)}; got "
+            f"{strategy!r}."
+        )
+    workers = device_names.resolve(devices)
+    if len(workers) == 1:
+        return one_device.OneDeviceStrategy(workers[0])
+    return STRATEGIES[strategy or "parameter_server"](workers)
+
+
+def _build(strategy, call, features, labels, factory, reduction, update_ops) -> Any:
+    """Splits the batch, builds the towers, and joins their specs."""
+    with tf.device("/device:CPU:0"):
+        batch = batches.split_batch(features, labels, strategy.num_towers)
+    share = context.Share(tuple(batch.weights), tuple(batch.has_rows), reduction)
+    creations = sharing.Creations(strategy.num_towers)
+    with context.entered(context.current()._replace(share=share)):
+        built = towers.build(
+            strategy,
+            call,
+            values.PerDevice(batch.features),
+            values.PerDevice(batch.labels),
+            factory,
+            creations,
+        )
+        if share.reduction is None:
+            is_sum = default.get_loss_reduction() == variables.SUM
+            share = share._replace(reduction="sum" if is_sum else "mean")
+        return _join(strategy, call.mode, built, share, creations, update_ops)
+
+
+def _join(strategy, mode, built, share, creations, update_ops) -> Any:
+    device = strategy.parameter_devices[0]
+    if mode == types.TRAIN:
+        spec = train.merge_train(built, share, device, update_ops)
+        statistics.settle(creations.all(), (spec.train_op, spec.loss))
+        return spec
+    if len(built) == 1:
+        return built[0].spec
+    if mode == types.EVAL:
+        metric_variables = [
+            variable
+            for variable in creations.all()
+            if isinstance(variable, variables.TowerLocalVariable)
+            and towers.is_metric_variable(variable)
+        ]
+        return evaluate.merge_evaluate(built, share, device, metric_variables)
+    return predict.merge_predict(built, share, device)

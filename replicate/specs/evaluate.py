@@ -1,0 +1,118 @@
+"""K EstimatorSpecs of mode EVAL become one, with metrics over every row.
+
+Each tower has metric variables of its own, found in the log of what the towers made.
+After all towers' updates, what towers 1 to K - 1 have gathered moves into the first
+tower's variables, from which its value tensors read.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from replicate import errors
+from replicate.compat.tensorflow import tf, tf1
+from replicate.specs import predict, train
+from replicate.strategy import context, variables
+
+_REDUCTION = "_replicate_metric_reduction"
+
+
+def metric_reduction(variable: Any, fn: Callable) -> None:
+    """Names how the towers' copies of a metric's variable become one.
+
+    To be called in the model_fn for a metric whose variable is neither a sum nor a
+    mean, such as a running maximum. Does nothing where the model is not replicated.
+
+    Args:
+        variable: A local variable that the model_fn made.
+        fn: Gets the list of the K copies' tensors and returns one tensor of their shape.
+            It must give back what one copy holds when the others hold the initial value.
+
+    Raises:
+        ValueError: If `fn` cannot be called.
+    """
+    if not callable(fn):
+        raise ValueError(
+            f"metric_reduction needs a function of the towers' tensors; got {fn!r}. Pass one, "
+            "such as lambda tensors: tf.reduce_max(tf.stack(tensors), 0)."
+        )
+    if isinstance(variable, variables.DistributedVariable):
+        setattr(variable, _REDUCTION, fn)
+
+
+def merge_evaluate(
+    towers: Sequence[Any], share: context.Share, device: str, metric_variables: Sequence[Any]
+) -> Any:
+    """Joins the towers' specs of mode EVAL.
+
+    Args:
+        towers: K towers.
+        share: The towers' parts of the batch.
+        device: Where loss and predictions go.
+        metric_variables: The `TowerLocalVariable`s that metrics keep.
+    """
+    specs = [tower.spec for tower in towers]
+    loss = train.merge_loss([spec.loss for spec in specs], share, device)
+    predictions = predict.merge_predictions(
+        [spec.predictions for spec in specs], share, device, "predictions"
+    )
+    return specs[0]._replace(
+        loss=loss, predictions=predictions, eval_metric_ops=_merge_metrics(specs, metric_variables)
+    )
+
+
+def _merge_metrics(specs: Sequence[Any], metric_variables: Sequence[Any]) -> dict:
+    """Returns the first tower's metrics, whose updates now gather every tower's rows."""
+    names = [list(spec.eval_metric_ops or {}) for spec in specs]
+    for i, found in enumerate(names):
+        if sorted(found) != sorted(names[0]):
+            differing = sorted(set(found) ^ set(names[0]))
+            raise errors.TowerMismatchError(
+                f"Every tower must return the same metrics: tower {i} returned {sorted(found)}, "
+                f"tower 0 returned {sorted(names[0])}; they differ in {differing[0]!r}. Look for "
+                "a branch on the tower."
+            )
+    updates = [op for spec in specs for _, op in (spec.eval_metric_ops or {}).values()]
+    with tf1.control_dependencies(updates):
+        moved = [gather(variable) for variable in metric_variables]
+    merged = tf1.group(*moved, *updates, name="merge_metrics")
+    return {name: (value, merged) for name, (value, _) in _items(specs[0].eval_metric_ops)}
+
+
+def _items(metrics: Mapping | None):
+    return (metrics or {}).items()
+
+
+def gather(variable: variables.TowerLocalVariable) -> tf.Operation:
+    """Moves what all copies have gathered into the first one.
+
+    Args:
+        variable: A metric's variable, with K copies.
+
+    Returns:
+        An operation after which the first copy holds the aggregate. Run again without
+        an update in between, it changes nothing.
+    """
+    members = variable.members
+    custom = getattr(variable, _REDUCTION, None)
+    numeric = variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_complex
+    aggregation = variable.aggregation
+    copies = [tf.identity(member.read_value()) for member in members]
+    with tf1.control_dependencies(copies), tf.device(members[0].device):
+        if custom is not None:
+            return _move(members, custom(copies))
+        if aggregation == variables.MEAN:
+            mean = tf.add_n(copies) / len(copies)
+            return tf1.group(*[member.assign(mean, read_value=False) for member in members])
+        if aggregation == variables.SUM and numeric:
+            starts = [tf.identity(member.initial_value) for member in members[1:]]
+            gathered = [copy - start for copy, start in zip(copies[1:], starts, strict=True)]
+            return _move(members, tf.add_n([copies[0], *gathered]))
+    return tf1.no_op()
+
+
+def _move(members: Sequence[Any], total: tf.Tensor) -> tf.Operation:
+    """Gives the first copy the total, and the others what they began with."""
+    moved = [members[0].assign(total, read_value=False)]
+    for member in members[1:]:
+        moved.append(member.assign(member.initial_value, read_value=False))
+    return tf1.group(*moved)

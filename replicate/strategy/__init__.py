@@ -1,0 +1,39 @@
+"""Floor 2: the strategy core, for whoever writes a distributed algorithm of their own."""
+
+from replicate.strategy.base import DistributionStrategy
+from replicate.strategy.default import (
+    UpdateContext,
+    get_cross_tower_context,
+    get_distribution_strategy,
+    get_loss_reduction,
+    get_tower_context,
+    get_update_device,
+    has_distribution_strategy,
+    increment_var,
+    require_tower_context,
+)
+from replicate.strategy.one_device import OneDeviceStrategy
+from replicate.strategy.parameter_server import LocalParameterServerStrategy
+from replicate.strategy.tower import TowerContext
+from replicate.strategy.values import Mirrored, PerDevice
+from replicate.strategy.variables import MirroredVariable, TowerLocalVariable
+
+__all__ = [
+    "DistributionStrategy",
+    "LocalParameterServerStrategy",
+    "Mirrored",
+    "MirroredVariable",
+    "OneDeviceStrategy",
+    "PerDevice",
+    "TowerContext",
+    "TowerLocalVariable",
+    "UpdateContext",
+    "get_cross_tower_context",
+    "get_distribution_strategy",
+    "get_loss_reduction",
+    "get_tower_context",
+    "get_update_device",
+    "has_distribution_strategy",
+    "increment_var",
+    "require_tower_context",
+]

@@ -1,0 +1,349 @@
+"""What all variables with one copy per device have in common.
+
+To TensorFlow each is one resource variable: in a tower or an update it is the copy of
+the tower or device, across towers it is what all copies together stand for.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import checkpoint, context, values
+
+
+class DistributedVariable(tf.Variable, tfc.core_types.Tensor):
+    """One variable to the user, K copies underneath.
+
+    Args:
+        strategy: The strategy that made it.
+        members: K resource variables of one shape and dtype.
+        devices: The K devices they live on.
+        aggregation: How values of several towers become one.
+    """
+
+    is_distributed_variable = True  # NOTE: TensorFlow's optimizers ask for this name.
+
+    def __init__(
+        self,
+        strategy: Any,
+        members: Sequence,
+        devices: Sequence[str],
+        aggregation: tf.VariableAggregation,
+    ):
+        if aggregation == tf.VariableAggregation.MEAN and not (
+            members[0].dtype.is_floating or members[0].dtype.is_complex
+        ):
+            raise ValueError(
+                "A mean needs a floating dtype: variable "
+                f"{members[0].name} has aggregation=MEAN and dtype {members[0].dtype.name}. "
+                "Use SUM or ONLY_FIRST_REPLICA, or a floating dtype."
+            )
+        self._strategy = strategy
+        self._members = tuple(members)
+        self._devices = tuple(devices)
+        self._aggregation = aggregation
+        self._aggregated_element = None
+        for member in self._members:
+            member._distributed_container = weakref.ref(self)
+            member.handle._distributed_container = weakref.ref(self)
+
+    # Which copy, and which of the three kinds of code is asking.
+
+    @property
+    def members(self) -> tuple:
+        """The K copies, device by device."""
+        return self._members
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The K devices of the copies."""
+        return self._devices
+
+    @property
+    def aggregation(self) -> tf.VariableAggregation:
+        """How values of several towers become one."""
+        return self._aggregation
+
+    @property
+    def distribute_strategy(self):
+        """The strategy, as `tf.distribute` sees it."""
+        return self._strategy.extended.container
+
+    _distribute_strategy = distribute_strategy
+
+    def get(self, device: str | None = None):
+        """Returns the copy on `device`; without one, the copy of the running code."""
+        if device is None:
+            return self._member()
+        if device in self._devices:
+            return self._members[self._devices.index(device)]
+        raise ValueError(
+            f"Variable {self.name} has no copy on {device!r}; its copies are on {self._devices}."
+        )
+
+    def _tower(self):
+        """Returns the tower context of the running code, if it is one of our strategy's."""
+        mode = context.current()
+        if mode is None or mode.tower is None or mode.strategy is not self._strategy:
+            return None
+        return mode.tower
+
+    def _member(self):
+        mode = context.current()
+        if mode is not None and mode.update_device in self._devices:
+            return self._members[self._devices.index(mode.update_device)]
+        tower = self._tower()
+        if tower is not None and len(self._members) > 1:
+            return self._members[tower.tower_id]
+        return self._members[0]
+
+    def _get_on_device_or_primary(self):
+        """The copy, under the name by which TensorFlow's optimizers ask for a slot's."""
+        return self._member()
+
+    # Reading.
+
+    def read_across(self) -> tf.Tensor:
+        """Returns the one value that all copies together stand for."""
+        raise NotImplementedError
+
+    def _is_across(self) -> bool:
+        mode = context.current()
+        return self._tower() is None and (mode is None or mode.update_device is None)
+
+    def value(self) -> tf.Tensor:
+        """Returns the copy's value in a tower or update, the aggregate across towers."""
+        return self.read_across() if self._is_across() else self._member().value()
+
+    def read_value(self) -> tf.Tensor:
+        """Returns `value()`, read now rather than from a cache."""
+        return self.read_across() if self._is_across() else self._member().read_value()
+
+    def numpy(self):
+        """Returns `value()` as an array; eager only."""
+        return self.value().numpy()
+
+    def eval(self, session=None):
+        """Evaluates the variable in a session."""
+        return self.value().eval(session=session)
+
+    def initialized_value(self):
+        """Returns the value, after initialization where that has not run yet."""
+        return self._member().initialized_value()
+
+    def is_initialized(self, name: str | None = None) -> tf.Tensor:
+        """Returns whether every copy has a value: a bool of shape []."""
+        return tf.reduce_all([m.is_initialized() for m in self._members], name=name)
+
+    @property
+    def initializer(self):
+        """One operation that initializes every copy."""
+        return tf1.group(*[member.initializer for member in self._members])
+
+    def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
+        if as_ref:
+            raise ValueError(f"Variable {self.name} has no reference: it is distributed.")
+        return tf.convert_to_tensor(self.value(), dtype=dtype, name=name)
+
+    def __tf_tensor__(self, dtype=None, name=None):
+        return self._dense_var_to_tensor(dtype, name)
+
+    def _as_graph_element(self):
+        if not self._is_across():
+            return self._member()._as_graph_element()
+        if self._aggregated_element is None:
+            with tf1.control_dependencies(None), tf1.name_scope(None), tf1.device(None):
+                self._aggregated_element = self.read_across()
+        return self._aggregated_element
+
+    # Writing.
+
+    def assign(self, value, use_locking=False, name=None, read_value=True):
+        """Sets the variable; see the class for who may, and for what is written."""
+        return self._write("assign", value, read_value, name=name, use_locking=use_locking)
+
+    def assign_add(self, delta, use_locking=False, name=None, read_value=True):
+        """Adds to the variable; see `assign`."""
+        return self._write("assign_add", delta, read_value, name=name, use_locking=use_locking)
+
+    def assign_sub(self, delta, use_locking=False, name=None, read_value=True):
+        """Subtracts from the variable; see `assign`."""
+        return self._write("assign_sub", delta, read_value, name=name, use_locking=use_locking)
+
+    def _write(self, method: str, value, read_value: bool = True, **kwargs):
+        mode = context.current()
+        if method.startswith("assign"):
+            kwargs["read_value"] = read_value
+        if mode is not None and mode.update_device in self._devices:
+            return getattr(self._member(), method)(value, **kwargs)
+        if self._tower() is not None:
+            return self._write_in_tower(self._tower(), method, value, kwargs)
+        return self._write_across(method, value, kwargs)
+
+    def _write_in_tower(self, tower, method: str, value, kwargs: dict):
+        raise NotImplementedError
+
+    def _write_across(self, method: str, value, kwargs: dict):
+        """Writes every copy: one value, or a distributed one's copy for each."""
+        parts = [values.select_device(device, i, value) for i, device in enumerate(self._devices)]
+        return self._write_members(method, parts, kwargs)
+
+    def _write_members(self, method: str, parts: Sequence, kwargs: dict):
+        read_value = kwargs.get("read_value", True)
+        if "read_value" in kwargs:
+            kwargs = {**kwargs, "read_value": False}
+        written = []
+        for member, part in zip(self._members, parts, strict=True):
+            if part is not None:
+                with tf.device(member.device):
+                    written.append(getattr(member, method)(part, **kwargs))
+        if tf1.executing_eagerly_outside_functions():
+            return self if read_value else None
+        written = [getattr(op, "op", op) for op in written]
+        if not read_value:
+            return tf1.group(*written)
+        with tf1.control_dependencies(written):
+            return tf.identity(self.read_across())
+
+    def spread(self, value) -> list:
+        """Returns what each copy gets of `value`, None where it keeps its own."""
+        return [value] * len(self._members)
+
+    # Everything else is the current copy's.
+
+    @property
+    def handle(self):
+        """The resource of the tower's copy; across towers, of the first."""
+        return self._member().handle
+
+    @property
+    def op(self):
+        """The operation that made the copy."""
+        return self._member().op
+
+    @property
+    def device(self) -> str:
+        """The device of the copy."""
+        return self._member().device
+
+    @property
+    def name(self) -> str:
+        """The name that the variable has on one device."""
+        return self._members[0].name
+
+    @property
+    def _shared_name(self) -> str:
+        return self.name.split(":")[0]
+
+    @property
+    def synchronization(self):
+        """ON_WRITE for mirrored variables, ON_READ for tower-local ones."""
+        return self._members[0].synchronization
+
+    def to_proto(self, export_scope=None):
+        """Returns the first copy's VariableDef: one variable under the plain name."""
+        return self._members[0].to_proto(export_scope=export_scope)
+
+    @staticmethod
+    def from_proto(variable_def, import_scope=None):
+        """Refused: a proto does not say which devices the copies lived on."""
+        raise NotImplementedError(
+            "A distributed variable cannot be made from a proto: "
+            f"{variable_def.variable_name!r} does not name its copies. Build the model again "
+            "under the strategy's scope and restore a checkpoint."
+        )
+
+    def __reduce__(self):
+        raise TypeError(
+            f"Variable {self.name} cannot be pickled: its copies belong to the devices of this "
+            "process. Save a checkpoint instead."
+        )
+
+    def __deepcopy__(self, memo):
+        raise NotImplementedError(
+            f"Variable {self.name} cannot be copied: its copies belong to the graph that made "
+            "them. Make a new variable and assign."
+        )
+
+    def _should_act_as_resource_variable(self):
+        """Present so that TensorFlow takes the resource paths."""
+
+    def _gather_saveables_for_checkpoint(self):
+        def factory(name=self._shared_name):
+            return checkpoint.saveable(self, name)
+
+        return {tfc.trackable.VARIABLE_VALUE_KEY: factory}
+
+    def _serialize_to_tensors(self):
+        return checkpoint.serialize(self)
+
+    def _restore_from_tensors(self, restored_tensors):
+        return checkpoint.deserialize(self, restored_tensors)
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name} "
+            f"copies={len(self._members)}>"
+        )
+
+
+def _delegated(name: str, of_first: bool):
+    def get(self):
+        return getattr(self._members[0] if of_first else self._member(), name)
+
+    return property(get, doc=f"The `{name}` of the {'first' if of_first else 'current'} copy.")
+
+
+for _name in (
+    "dtype",
+    "shape",
+    "graph",
+    "constraint",
+    "trainable",
+    "initial_value",
+    "get_shape",
+    "set_shape",
+    "create",
+    "_in_graph_mode",
+    "_graph_key",
+    "_unique_id",
+    "_handle_name",
+    "_initial_value",
+    "_trainable",
+    "_save_slice_info",
+    "_get_save_slice_info",
+    "_get_xla_sharding",
+):
+    setattr(DistributedVariable, _name, _delegated(_name, of_first=True))
+for _name in ("sparse_read", "gather_nd", "_gather_nd", "_read_variable_op", "_cached_value"):
+    setattr(DistributedVariable, _name, _delegated(_name, of_first=False))
+
+
+def _scattered(name: str):
+    def scatter(self, sparse_delta, use_locking=False, name=None, method=name):
+        return self._write(method, sparse_delta, name=name, use_locking=use_locking)
+
+    scatter.__doc__ = f"Applies `{name}` with IndexedSlices to the copies; see `assign`."
+    scatter.__name__ = name
+    return scatter
+
+
+for _name in (
+    "scatter_add",
+    "scatter_sub",
+    "scatter_update",
+    "scatter_max",
+    "scatter_min",
+    "scatter_mul",
+    "scatter_div",
+    "batch_scatter_update",
+):
+    setattr(DistributedVariable, _name, _scattered(_name))
+
+
+tf.register_tensor_conversion_function(
+    DistributedVariable,
+    lambda v, dtype=None, name=None, as_ref=False: v._dense_var_to_tensor(dtype, name, as_ref),
+)

@@ -1,0 +1,41 @@
+"""`MirroredStrategy`: a copy of each variable on every worker device."""
+
+from collections.abc import Sequence
+
+from replicate import devices as device_names
+from replicate.compat.tensorflow import tf
+from replicate.strategy import base, cross_device
+
+
+class MirroredStrategy(base.DistributionStrategy):
+    """Keeps a copy of each variable with each tower, and updates all copies alike.
+
+    Args:
+        devices: The towers' devices, as `replicate_model_fn` takes them.
+        cross_device_ops: How gradients are reduced to all devices; None: NCCL where all
+            devices are GPUs and TensorFlow has it, else `ReductionToOneDevice`.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | int | None = None,
+        cross_device_ops: cross_device.CrossDeviceOps | None = None,
+    ):
+        workers = device_names.resolve(devices)
+        super().__init__(workers, workers)
+        self._cross_device_ops = cross_device_ops or cross_device.best_for(workers)
+        self._cross_device_ops.require(workers)
+
+    def _default_device(self):
+        return tf.device(self._worker_devices[0])
+
+    def _places(self, kwargs):
+        return self._worker_devices
+
+    def _reduce_destinations(self, value):
+        return self._worker_devices
+
+    def _batch_reduce(self, aggregation, columns, places):
+        return self._cross_device_ops.batch_reduce(
+            aggregation, columns, places, self._worker_devices
+        )

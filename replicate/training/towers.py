@@ -1,0 +1,175 @@
+"""K calls of a model_fn, each as if it were the only one."""
+
+import copy
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from replicate import errors
+from replicate.compat.tensorflow import tf1
+from replicate.strategy import base, default, sharing
+from replicate.training import optimizer as optimizers
+
+_log = logging.getLogger("replicate")
+_ARGUMENTS = ("features", "labels", "mode", "params", "config")
+
+
+class Tower(NamedTuple):
+    """What one call of the model_fn left behind.
+
+    Attributes:
+        tower_id: From 0 to K - 1.
+        device: Where it computes.
+        spec: The EstimatorSpec that the model_fn returned.
+        train_op: The optimizer step, where `optimizer_fn` made one; else None.
+        update_ops: What the tower added to the collection `UPDATE_OPS`.
+    """
+
+    tower_id: int
+    device: str
+    spec: Any
+    train_op: Any
+    update_ops: tuple
+
+
+class ModelCall:
+    """A model_fn together with all its arguments but features and labels.
+
+    Args:
+        model_fn: Any Estimator model_fn.
+        mode: The mode key.
+        params: Copied for each call where it can be copied.
+        config: Likewise.
+    """
+
+    def __init__(self, model_fn: Callable, mode: str, params: Any, config: Any):
+        self._model_fn = model_fn
+        self.mode = mode
+        self._params = params
+        self._config = config
+        self._names = argument_names(model_fn)
+
+    def __call__(self, features: Any, labels: Any) -> Any:
+        """Calls the model_fn with the arguments it names; returns its EstimatorSpec.
+
+        Raises:
+            ValueError: If labels came and it takes none.
+            TypeError: If it returned something else than an EstimatorSpec.
+        """
+        given = {
+            "mode": self.mode,
+            "params": _copied(self._params),
+            "config": _copied(self._config),
+        }
+        given = {name: value for name, value in given.items() if name in self._names}
+        if "labels" in self._names:
+            given["labels"] = labels
+        elif labels is not None:
+            raise ValueError(
+                "A model_fn that gets labels must take them: the input_fn gave labels, and "
+                f"{self._model_fn!r} takes {list(self._names)}. Add the argument `labels`, or "
+                "let the input_fn return features alone."
+            )
+        spec = self._model_fn(features=features, **given)
+        if not hasattr(spec, "train_op") or not hasattr(spec, "export_outputs"):
+            raise TypeError(
+                "A model_fn must return an EstimatorSpec; got "
+                f"{type(spec).__name__} in mode {self.mode!r}. Return replicate.estimator."
+                "EstimatorSpec(mode, ...)."
+            )
+        return spec
+
+
+def argument_names(model_fn: Callable) -> tuple[str, ...]:
+    """Returns those of a model_fn's known arguments that it names.
+
+    Raises:
+        ValueError: If it does not take `features`.
+    """
+    parameters = inspect.signature(model_fn).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return _ARGUMENTS
+    bound = model_fn.keywords if isinstance(model_fn, functools.partial) else {}
+    names = tuple(name for name in _ARGUMENTS if name in parameters and name not in bound)
+    if "features" not in names:
+        raise ValueError(
+            f"A model_fn must take `features`: {model_fn!r} takes {list(parameters)}. Write "
+            "def model_fn(features, labels, mode, params)."
+        )
+    return names
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception as reason:  # noqa: BLE001 - whatever a user's class raises
+        _log.debug("%s cannot be copied and is shared by all towers: %s", type(value), reason)
+        return value
+
+
+def build(
+    strategy: base.DistributionStrategy,
+    call: ModelCall,
+    features: Any,
+    labels: Any,
+    factory: optimizers.OptimizerFactory | None,
+    creations: sharing.Creations,
+) -> list[Tower]:
+    """Builds the model once per tower; optimizers let the towers meet.
+
+    Args:
+        strategy: Runs the towers; its scope is entered.
+        call: The model_fn.
+        features: PerDevice of the K shards of the features.
+        labels: PerDevice of the K shards of the labels.
+        factory: Makes the optimizer in mode TRAIN; None where the model_fn has its own.
+        creations: The log of the towers' variables.
+
+    Returns:
+        K towers.
+
+    Raises:
+        TowerMismatchError: If the towers did not build the same model.
+    """
+
+    def tower_fn(features, labels):
+        tower = default.get_tower_context()
+        before = set(map(id, tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)))
+        spec = call(features, labels)
+        updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+        train_op = None
+        if factory is not None:
+            train_op = optimizers.minimize(factory.get(), spec.loss)
+        _log.info("Built tower %d of %d on %s.", tower.tower_id, tower.num_towers, tower.device)
+        own = tuple(update for update in updates if id(update) not in before)
+        return Tower(tower.tower_id, tower.device, spec, train_op, own)
+
+    towers = strategy.run_towers(
+        lambda: tower_fn, (features, labels), every_collection=True, creations=creations
+    )
+    _require_same_variables(towers, creations)
+    return towers
+
+
+def _require_same_variables(towers: Sequence[Tower], creations: sharing.Creations) -> None:
+    """Refuses towers that left out a variable that the first one made for its model."""
+    for tower in towers[1:]:
+        missing = [
+            request
+            for request, variable in creations.untaken(tower.tower_id)
+            if request.trainable or is_metric_variable(variable)
+        ]
+        if missing:
+            raise errors.TowerMismatchError(
+                "Every tower must create the same variables in the same order: tower "
+                f"{tower.tower_id} did not create {missing[0]}, tower 0 did. Look for a branch "
+                "on the tower, or for a layer that is made once and kept outside of the model_fn."
+            )
+
+
+def is_metric_variable(variable: Any) -> bool:
+    """Whether a variable is in the collections of local or metric variables."""
+    keys = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
+    return any(variable is item for key in keys for item in tf1.get_collection(key))
