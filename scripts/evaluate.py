@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-import pathlib, runpy, sys  # noqa: E401 - `scripts/evaluate.py CONFIG` is `replicate evaluate CONFIG`
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+"""`scripts/evaluate.py CONFIG` is `replicate evaluate CONFIG`."""
+
+import runpy
+import sys
+
 sys.argv[1:1] = ["evaluate"]
+sys.path[0] += "/.."  # the checkout, so that it also runs without being installed
 runpy.run_module("replicate", run_name="__main__")

@@ -64,8 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     evaluating.add_argument("--json", action="store_true", help="print them as JSON")
     predicting = _add(commands, "predict", _predict, "write predictions")
     predicting.add_argument(
-        "--output", metavar="FILE", type=_output, help=".jsonl, .csv or .npz; else JSON lines "
-        "on stdout",
+        "--output",
+        metavar="FILE",
+        type=_output,
+        help=".jsonl, .csv or .npz; else JSON lines on stdout",
     )
     _add(commands, "export", _export, "write a SavedModel, print its path and signatures")
     _add(commands, "check", _check, "validate configs, without importing TensorFlow", many=True)
@@ -73,16 +75,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], None], text: str,
+    commands: Any,
+    name: str,
+    run: Callable[[argparse.Namespace], None],
+    text: str,
     many: bool = False,
 ) -> argparse.ArgumentParser:
     """Adds a command with the options that all commands share."""
     parser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    parser.add_argument("configs", metavar="CONFIG", nargs="+" if many else 1, help="a YAML file")
     parser.add_argument(
-        "configs", metavar="CONFIG", nargs="+" if many else 1, help="a YAML file"
-    )
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], dest="assignments",
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="assignments",
         help="override a key, e.g. train.steps=1e3; may be repeated",
     )
     parser.add_argument("--model-dir", metavar="DIR", help="override the key model_dir")
@@ -182,4 +189,5 @@ def _with_tensorflow(quiet: bool) -> tuple[Any, Any, Any]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from replicate.app import progress, report, runner
 
+    progress.calm_logging(quiet)
     return runner, report, progress.Display(quiet)

@@ -119,9 +119,7 @@ class Predict:
     """
 
     input: input_config.Input = checks.key(input_config.input_of(training=False))
-    keys: tuple[str, ...] | None = checks.key(
-        checks.optional(checks.listing(checks.text, 1)), None
-    )
+    keys: tuple[str, ...] | None = checks.key(checks.optional(checks.listing(checks.text, 1)), None)
 
     def faults(self):
         """Yields rules between keys that are broken."""
@@ -139,9 +137,7 @@ class ServingInput:
     """
 
     dtype: str = checks.key(checks.one_of(*catalog.DTYPES))
-    shape: tuple[int | None, ...] = checks.key(
-        checks.listing(checks.optional(checks.whole(0))), ()
-    )
+    shape: tuple[int | None, ...] = checks.key(checks.listing(checks.optional(checks.whole(0))), ())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -308,9 +304,7 @@ class Config:
     optimizer: Optimizer | str | None = checks.key(checks.optional(_optimizer), None)
     params: dict[str, Any] = checks.key(checks.mapping(checks.anything), dict)
     devices: str | tuple[str, ...] | dict[str, int] = checks.key(_devices, "auto")
-    strategy: str | None = checks.key(
-        checks.optional(checks.one_of(*catalog.STRATEGIES)), None
-    )
+    strategy: str | None = checks.key(checks.optional(checks.one_of(*catalog.STRATEGIES)), None)
     loss_reduction: str | None = checks.key(checks.optional(checks.one_of("sum", "mean")), None)
     accumulate_steps: int = checks.key(checks.whole(1), 1)
     clip_global_norm: float | None = checks.key(checks.optional(checks.number(above=0)), None)

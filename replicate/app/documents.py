@@ -47,9 +47,7 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, test) for tag, test in rows if tag.rpartition(":")[2] not in _OWN_TYPES]
     for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:int", re.compile(_WHOLE), list("-+0123456789")
-)
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(_WHOLE), list("-+0123456789"))
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(_NUMBER, re.VERBOSE), list("-+0123456789.")
@@ -256,9 +254,7 @@ class _Walk:
             values.append(self._value(loader, child, (*path, index)))
         return values
 
-    def _mapping(
-        self, loader: _Loader, node: yaml.MappingNode, path: KeyPath
-    ) -> dict[str, Any]:
+    def _mapping(self, loader: _Loader, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         self._find_repeated(node, path)
         loader.flatten_mapping(node)
         values: dict[str, Any] = {}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from replicate import errors
 
-__all__ = ["explain"]
+__all__ = ["explain", "first_lines"]
 
 _NOT_THE_USERS = ("site-packages", "<frozen")
 _MAX_LINES = 3
@@ -15,13 +15,13 @@ def explain(error: BaseException) -> str:
     """Returns the text for an exception: ours as it is, others with where they arose."""
     if isinstance(error, errors.ReplicateError):
         return str(error)
-    text = f"{type(error).__name__}: {_first_lines(error)}"
+    text = f"{type(error).__name__}: {first_lines(error)}"
     where = _users_line(error)
     then = "REPLICATE_DEBUG=1 in the environment shows the traceback."
     return f"{where}{text}\n{then}"
 
 
-def _first_lines(error: BaseException) -> str:
+def first_lines(error: BaseException) -> str:
     """Returns the message without the node and stack listings that TensorFlow appends."""
     lines = []
     for line in str(getattr(error, "message", None) or error).splitlines():

@@ -73,9 +73,7 @@ def _import(module_name: str, where: str) -> Any:
         ) from e
 
 
-def call_with_named(
-    fn: Callable[..., Any], offered: Mapping[str, Any], key: str
-) -> Any:
+def call_with_named(fn: Callable[..., Any], offered: Mapping[str, Any], key: str) -> Any:
     """Calls a function with those of the offered arguments that it names.
 
     Raises:

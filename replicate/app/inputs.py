@@ -107,10 +107,8 @@ def _of_arrays(features: Any, label: Any, source: input_config.Input) -> tf.data
 def _record_files(source: input_config.Tfrecord, key: str) -> list[str]:
     paths = []
     for pattern in source.file:
-        if "://" in pattern:
-            found = tf.io.gfile.glob(pattern)
-        else:
-            found = sorted(glob.glob(pattern))
+        is_remote = "://" in pattern
+        found = tf.io.gfile.glob(pattern) if is_remote else sorted(glob.glob(pattern))
         if not found:
             raise functions.RunError(
                 f"{key}: {pattern}: a file must exist by this name or pattern, there is none. "
@@ -161,9 +159,7 @@ def _of_function(
     if batched is None:
         batched = is_batched(dataset, source.batch_size)
     if source.shuffle:
-        dataset = dataset.shuffle(
-            _STREAM_BUFFER if source.shuffle is True else int(source.shuffle)
-        )
+        dataset = dataset.shuffle(_STREAM_BUFFER if source.shuffle is True else int(source.shuffle))
     return _finish(_repeated(dataset, source), source, batched)
 
 
@@ -173,9 +169,7 @@ def _repeated(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.D
     return dataset.repeat(-1 if source.repeat is True else int(source.repeat))
 
 
-def _finish(
-    dataset: tf.data.Dataset, source: input_config.Input, batched: bool
-) -> tf.data.Dataset:
+def _finish(dataset: tf.data.Dataset, source: input_config.Input, batched: bool) -> tf.data.Dataset:
     if not batched:
         dataset = dataset.batch(source.batch_size)
     return dataset.prefetch(source.prefetch) if source.prefetch else dataset

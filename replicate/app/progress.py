@@ -1,6 +1,8 @@
 """How long work shows where it is: a bar on a terminal, plain lines elsewhere."""
 
+import logging
 import time
+import warnings
 from collections import deque
 from typing import Any
 
@@ -10,7 +12,7 @@ from rich import progress as rich_progress
 from replicate.app import interrupts
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["Display", "EvaluationHook", "Task", "TrainingHook"]
+__all__ = ["Display", "EvaluationHook", "Task", "TrainingHook", "calm_logging"]
 
 _REMEMBERED = 50  # updates over which the speed is taken
 
@@ -50,7 +52,12 @@ class Display:
             self._console.print(text, markup=False, soft_wrap=True)
 
     def task(
-        self, label: str, total: int | None, *, start: int = 0, every: int | None = None,
+        self,
+        label: str,
+        total: int | None,
+        *,
+        start: int = 0,
+        every: int | None = None,
         unit: str = "steps",
     ) -> "Task":
         """Begins a task.
@@ -69,8 +76,14 @@ class Task:
     """One piece of long work; made by `Display.task`."""
 
     def __init__(
-        self, display: Display, label: str, total: int | None, *, start: int,
-        every: int | None, unit: str,
+        self,
+        display: Display,
+        label: str,
+        total: int | None,
+        *,
+        start: int,
+        every: int | None,
+        unit: str,
     ):
         self._display = display
         self._label = label
@@ -79,6 +92,7 @@ class Task:
         self._unit = unit
         self._lines_shown = start // every if every else 0
         self._times: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
+        self._loss: float | None = None
         self._bars = display._bars
         self._bar = None
         if self._bars is not None:
@@ -87,14 +101,15 @@ class Task:
             )
 
     def update(self, done: int, loss: float | None = None) -> None:
-        """Shows that `done` units are done, and the loss where there is one."""
+        """Shows that `done` units are done, and the newest loss where there is one."""
         self._times.append((time.monotonic(), done))
+        self._loss = self._loss if loss is None else loss
         if self._bars is not None:
-            note = self._note(done, loss)
+            note = self._note(done)
             self._bars.update(self._bar, completed=done, count=self._count(done), note=note)
         elif self._every and done // self._every > self._lines_shown:
             self._lines_shown = done // self._every
-            self._display.say(f"{self._label} {self._count(done)}  {self._note(done, loss)}")
+            self._display.say(f"{self._label} {self._count(done)}  {self._note(done)}")
 
     def pause(self) -> None:
         """Leaves the time until the next update out of the speed."""
@@ -109,8 +124,8 @@ class Task:
     def _count(self, done: int) -> str:
         return f"{done}" if self._total is None else f"{done}/{self._total}"
 
-    def _note(self, done: int, loss: float | None) -> str:
-        parts = [] if loss is None else [f"loss {loss:.4g}"]
+    def _note(self, done: int) -> str:
+        parts = [] if self._loss is None else [f"loss {self._loss:.4g}"]
         if len(self._times) > 1:
             (first_time, first), (last_time, last) = self._times[0], self._times[-1]
             speed = (last - first) / max(last_time - first_time, 1e-9)
@@ -118,6 +133,19 @@ class Task:
             if self._total is not None and speed > 0:
                 parts.append(f"{_clock((self._total - done) / speed)} left")
         return "  ".join(parts)
+
+
+def calm_logging(quiet: bool) -> None:
+    """Keeps TensorFlow's notes on its old API off the screen; with quiet, its warnings too."""
+    logger = tf.get_logger()
+    logger.addFilter(_is_news)
+    warnings.filterwarnings("ignore", r"`tf\.layers\.\w+` is deprecated", UserWarning)
+    if quiet:
+        logger.setLevel(logging.ERROR)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return "is deprecated and will be removed" not in record.getMessage()
 
 
 def _clock(seconds: float) -> str:

@@ -1,11 +1,23 @@
 """The commands that run a model: one function each, from a checked config."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from replicate import devices, estimator, model_fn
-from replicate.app import config, functions, inputs, interrupts, optimizers, progress, report, serving
+from replicate.app import (
+    config,
+    failures,
+    functions,
+    input_config,
+    inputs,
+    interrupts,
+    optimizers,
+    progress,
+    report,
+    serving,
+)
 from replicate.compat.tensorflow import tf, tf1
 
 __all__ = ["Trained", "evaluate", "export", "predict", "train"]
@@ -40,15 +52,20 @@ def train(settings: config.Config, display: progress.Display) -> Trained:
         display.say(f"continuing from step {start} in {settings.model_dir}")
     with interrupts.StopRequest() as stop, display:
         run = _Training(settings, display, stop, start)
-        step = run.train()
-        if stop.requested:
-            raise interrupts.Interrupted(
-                f"stopped at step {step}; a checkpoint is saved in {settings.model_dir}. "
-                "The same command continues from there."
-            )
-        if step < settings.train.steps:
-            display.say(f"train.input came to its end at step {step} of {settings.train.steps}.")
-        return Trained(step, True, run.evaluate() if settings.eval is not None else None)
+        try:
+            with _naming_data(settings, "train"):
+                step = run.train()
+            metrics = run.evaluate() if run.is_to_evaluate else None
+        except interrupts.Interrupted:
+            step = _saved_step(settings.model_dir) or 0
+    if stop.requested:
+        raise interrupts.Interrupted(
+            f"stopped at step {step}; a checkpoint is saved in {settings.model_dir}. "
+            "The same command continues from there."
+        )
+    if step < settings.train.steps:
+        display.say(f"train.input came to its end at step {step} of {settings.train.steps}.")
+    return Trained(step, True, metrics)
 
 
 def evaluate(settings: config.Config, display: progress.Display) -> dict[str, Any]:
@@ -72,9 +89,10 @@ def predict(settings: config.Config, display: progress.Display) -> Iterator[dict
     keys = list(settings.predict.keys) if settings.predict.keys else None
     with display:
         task = display.task("predict", None, every=10_000, unit="rows")
-        for count, row in enumerate(made.predict(input_fn, predict_keys=keys), start=1):
-            yield row if isinstance(row, dict) else {"prediction": row}
-            task.update(count)
+        with _naming_data(settings, "predict"):
+            for count, row in enumerate(made.predict(input_fn, predict_keys=keys), start=1):
+                yield row if isinstance(row, dict) else {"prediction": row}
+                task.update(count)
         task.finish()
 
 
@@ -114,6 +132,11 @@ class _Training:
             "train", settings.train.steps, start=start, every=settings.train.log_every_steps
         )
         self._estimator = _estimator(settings, self._watch)
+
+    @property
+    def is_to_evaluate(self) -> bool:
+        """Whether an evaluation follows."""
+        return self._settings.eval is not None and not self._stop.requested
 
     def train(self) -> int:
         """Trains; returns the step at which that ended."""
@@ -171,7 +194,8 @@ def _evaluate(
     task = display.task("evaluate", settings.eval.steps, every=1000)
     try:
         hooks = [progress.EvaluationHook(task, stop)]
-        return made.evaluate(input_fn, steps=settings.eval.steps, hooks=hooks)
+        with _naming_data(settings, "eval"):
+            return made.evaluate(input_fn, steps=settings.eval.steps, hooks=hooks)
     finally:
         task.finish()
 
@@ -187,9 +211,7 @@ def _save(made: Any, base: str, receiver_fn: Callable[[], Any], towers: str) -> 
         ) from e
 
 
-def _estimator(
-    settings: config.Config, watch: Callable[[tf.Tensor], Any] | None = None
-) -> Any:
+def _estimator(settings: config.Config, watch: Callable[[tf.Tensor], Any] | None = None) -> Any:
     """Returns the Estimator of a config.
 
     Args:
@@ -198,7 +220,9 @@ def _estimator(
     """
     fn = functions.load(settings.model_fn, "model_fn")
     replicated = model_fn.replicate_model_fn(
-        fn, optimizers.optimizer_fn(settings.optimizer), _devices(settings.devices),
+        fn,
+        optimizers.optimizer_fn(settings.optimizer),
+        _devices(settings.devices),
         **_options(settings),
     )
     return estimator.Estimator(
@@ -211,7 +235,11 @@ def _estimator(
 def _options(settings: config.Config) -> dict[str, Any]:
     """Returns the options of `replicate_model_fn` that are not at their default."""
     names = (
-        "strategy", "loss_reduction", "accumulate_steps", "clip_global_norm", "update_ops",
+        "strategy",
+        "loss_reduction",
+        "accumulate_steps",
+        "clip_global_norm",
+        "update_ops",
         "tower_building",
     )
     fields = config.Config.__dataclass_fields__
@@ -287,6 +315,29 @@ def _input(settings: config.Config, section: str) -> Callable[[], tf.data.Datase
     }
     source = getattr(settings, section).input
     return inputs.input_fn(source, f"{section}.input", modes[section], settings.params)
+
+
+@contextlib.contextmanager
+def _naming_data(settings: config.Config, section: str) -> Iterator[None]:
+    """Says which input it was, where reading it fails while a session runs."""
+    try:
+        yield
+    except tf1.train.NanLossDuringTrainingError as e:
+        raise functions.RunError(
+            "the loss must stay a number, but became NaN. Lower the learning rate, set "
+            "clip_global_norm, or look for bad values in train.input."
+        ) from e
+    except tf.errors.OpError as e:
+        is_reading = e.op is not None and e.op.type.startswith("Iterator")
+        if not is_reading and not isinstance(e, tf.errors.DataLossError):
+            raise
+        source = getattr(settings, section).input
+        named = source.function if isinstance(source, input_config.Function) else source.file
+        named = ", ".join(named) if isinstance(named, tuple) else named
+        raise functions.RunError(
+            f"{section}.input: {named}: must be readable as the config says: "
+            f"{failures.first_lines(e)}"
+        ) from e
 
 
 def _section_to_serve(settings: config.Config) -> str:

@@ -56,7 +56,9 @@ def read_npz(source: input_config.Npz, key: str) -> tuple[Any, Any]:
             then = f"Did you mean {near}?" if near else f"It has {', '.join(stored)}."
             raise functions.RunError(f"{key}: {source.file}: has no array {array!r}. {then}")
     _check_rows({array: stored[array] for array in wanted.values()}, source.file, key)
-    features = {name: _cut(stored[array], source, (name, array), key) for name, array in names.items()}
+    features = {
+        name: _cut(stored[array], source, (name, array), key) for name, array in names.items()
+    }
     label = None
     if source.label is not None:
         label = _cut(stored[source.label], source, (source.label,), key)
@@ -126,9 +128,7 @@ def _missing(path: str, key: str) -> functions.RunError:
     )
 
 
-def _rows(
-    path: str, source: input_config.Csv, key: str
-) -> Iterator[tuple[str, dict[str, str]]]:
+def _rows(path: str, source: input_config.Csv, key: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields (file and line, column -> cell) for each row of a file."""
     reader = csv.reader(
         io.StringIO(_text(path, key), newline=""), delimiter=source.delimiter, strict=True
@@ -142,9 +142,7 @@ def _rows(
         except StopIteration:
             return
         except csv.Error as e:
-            raise functions.RunError(
-                f"{key}: {place}: must be CSV: {e}. Correct the row."
-            ) from e
+            raise functions.RunError(f"{key}: {place}: must be CSV: {e}. Correct the row.") from e
         line = reader.line_num + 1
         if not cells:
             continue

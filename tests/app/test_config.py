@@ -1,0 +1,258 @@
+"""A config is checked whole; what is right reads back as it was."""
+
+import os
+import pathlib
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from replicate import errors
+from replicate.app import catalog, config
+
+DIGITS = pathlib.Path(__file__).parents[2] / "configs" / "digits.yaml"
+
+SMALL = """
+model_fn: package.module:function
+train: {steps: 10, input: {kind: npz, file: d.npz}}
+"""
+
+
+def load(tmp_path, text, *assignments, **options):
+    """Loads a config from text."""
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    return config.load(str(path), assignments, **options)
+
+
+def faults_of(tmp_path, text, *assignments):
+    """Returns the faults of a config, a list of lines, without the folder."""
+    with pytest.raises(errors.ConfigError) as caught:
+        load(tmp_path, text, *assignments)
+    return str(caught.value).replace(f"{tmp_path}{os.sep}", "").splitlines()
+
+
+def test_defaults_come_with_their_role(tmp_path):
+    text = SMALL + "eval: {input: {kind: npz, file: d.npz}}\n"
+    read = load(tmp_path, text)
+    assert (read.name, read.model_dir) == ("c", os.path.join("runs", "c"))
+    assert (read.train.input.shuffle, read.train.input.repeat) == (True, True)
+    assert (read.eval.input.shuffle, read.eval.input.repeat) == (False, False)
+
+
+def test_a_function_in_training_is_not_shuffled_by_itself(tmp_path):
+    read = load(tmp_path, "model_fn: a:b\ntrain: {steps: 1, input: 'a.b:c'}\n")
+    assert read.train.input.function == "a.b:c"
+    assert (read.train.input.shuffle, read.train.input.repeat) == (False, True)
+
+
+def test_paths_are_relative_to_the_config_and_model_dir_is_not(tmp_path):
+    read = load(tmp_path, SMALL, "model_dir=out")
+    assert read.train.input.file == str(tmp_path / "d.npz")
+    assert read.model_dir == "out"
+    assert load(tmp_path, SMALL, model_dir="other").model_dir == "other"
+
+
+def test_all_faults_are_reported_at_once(tmp_path):
+    text = (
+        "modelfn: a:b\n"
+        "model_fn: foo\n"
+        "optimizer: {name: Momentun, momentum: 1}\n"
+        "devices: [gpu0, '/gpu:0', '/device:GPU:0']\n"
+        "train:\n"
+        "  stepz: 3\n"
+        "  input: {kind: csv, file: x.csv, columns: {a: flaot32}, shufle: true}\n"
+        "eval: {input: {kind: npz}, steps: -1}\n"
+    )
+    faults = faults_of(tmp_path, text, "seed=yes")
+    assert [fault.rpartition(", got")[0] or fault for fault in faults] == [
+        "c.yaml:1: modelfn: is no key that is known here. Did you mean model_fn?",
+        "c.yaml:2: model_fn: must be a function's name as package.module:function",
+        "c.yaml:3: optimizer.name: must be one of " + ", ".join(catalog.OPTIMIZERS),
+        "c.yaml:4: devices[0]: must be a device such as /gpu:0, GPU:0 or /device:CPU:1",
+        "c.yaml:4: devices[2]: must be a device that is not listed yet",
+        "--set seed=yes: seed: must be a whole number",
+        "c.yaml:6: train.stepz: is no key that is known here. Did you mean steps?",
+        "c.yaml:5: train: the key steps is required here. Add it.",
+        "c.yaml:7: train.input.shufle: is no key that is known here. Did you mean shuffle?",
+        "c.yaml:7: train.input.columns.a: must be one of " + ", ".join(catalog.DTYPES),
+        "c.yaml:8: eval.input: the key file is required here. Add it.",
+        "c.yaml:8: eval.steps: must be a whole number of at least 1",
+    ]
+    assert faults[2].endswith("got 'Momentun'. Did you mean Momentum?")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "fault"),
+    [
+        ("optimizer={name: Momentum, learning_rate: 1}", "Momentum needs the key momentum"),
+        ("optimizer={name: Adam, beta3: 1}", "optimizer.beta3: is no key that is known here"),
+        ("optimizer={name: Adam, learning_rate: fast}", "must be a number of at least 0"),
+        ("optimizer={learning_rate: 1}", "the key name is required"),
+        ("optimizer=Adam", "optimizer: must be a function's name"),
+        ("optimizer={name: Adam, learning_rate: {name: cosine}}", "Did you mean cosine_decay?"),
+        (
+            "optimizer={name: Adam, learning_rate: {name: cosine_decay, learning_rate: 1}}",
+            "the schedule cosine_decay needs the key decay_steps",
+        ),
+        (
+            "optimizer={name: Adam, learning_rate: {name: piecewise_constant, "
+            "boundaries: [5, 3], values: [1, 2, 3]}}",
+            "must be rising steps",
+        ),
+        (
+            "optimizer={name: Adam, learning_rate: {name: piecewise_constant, "
+            "boundaries: [5], values: [1, 2, 3]}}",
+            "must be a list of 2 values",
+        ),
+        ("devices={gpu: 0}", "devices.gpu: must be a whole number of at least 1"),
+        ("devices={tpu: 4}", "devices: must be auto, a list of devices"),
+        ("devices=[]", "must be a list of at least 1 values"),
+        ("loss_reduction=average", "must be one of sum, mean"),
+        ("strategy=miror", "strategy: must be one of"),
+        ("clip_global_norm=0", "must be a number above 0"),
+        ("clip_global_norm=.nan", "must be a finite number"),
+        ("accumulate_steps=1.5", "must be a whole number"),
+        ("train.input.kind=cvs", "Did you mean csv?"),
+        ("train.input.rows=[3, 3]", "with start below stop"),
+        ("train.input.rows=[3]", "with start below stop"),
+        ("train.input.batch_size=0", "at least 1"),
+        ("train.input.features=7", "must be an array's name"),
+        ("train.input=3", "must be a mapping with its kind, or package.module:function"),
+        ("train.input={file: x}", "the key kind is required here"),
+        ("train.save_checkpoints={}", "is no key that is known here"),
+        ("eval={input: {kind: npz, file: x, repeat: true}}", "eval.steps: must be set"),
+        ("predict={input: {kind: npz, file: x, repeat: true}}", "must come to an end"),
+        ("predict={input: 'a.b:c', keys: []}", "at least 1"),
+        ("eval={input: 'a.b:c', metric_reductions: {m: maxx}}", "Did you mean max?"),
+        ("export={towers: two}", "must be one of one, merged"),
+        ("export={inputs: {x: {dtype: float, shape: [null]}}}", "Did you mean float"),
+        ("train.input={kind: csv, file: [], columns: {a: int32}}", "at least 1 values"),
+        (
+            "train.input={kind: csv, file: x, columns: {a: int32}, label: b}",
+            "train.input.label: must be one of columns",
+        ),
+        (
+            "train.input={kind: csv, file: x, columns: {a: int32}, defaults: {b: 1}}",
+            "must be for one of columns",
+        ),
+        (
+            "train.input={kind: csv, file: x, columns: {a: int32}, delimiter: ab}",
+            "a single character",
+        ),
+        (
+            "train.input={kind: tfrecord, file: x, features: {a: {dtype: int64}}, label: b}",
+            "must be one of features",
+        ),
+        (
+            "train.input={kind: tfrecord, file: x, features: "
+            "{a: {dtype: int64, kind: sparse, shape: [2]}}}",
+            "must be fixed to have shape",
+        ),
+        ("name=3", "must be a text"),
+        ("params=[]", "must be a mapping"),
+        ("run={threads: 1}", "run.threads: is no key"),
+    ],
+)
+def test_a_broken_rule_is_named(tmp_path, assignment, fault):
+    faults = faults_of(tmp_path, SMALL, assignment)
+    assert len(faults) == 1
+    assert faults[0].startswith(f"--set {assignment.partition('=')[0]}")
+    assert fault in faults[0]
+
+
+def test_checkpoints_go_by_steps_or_by_seconds(tmp_path):
+    faults = faults_of(
+        tmp_path, SMALL, "train.save_checkpoints_steps=1", "train.save_checkpoints_secs=1"
+    )
+    assert "save_checkpoints_steps is set. Keep one" in faults[0]
+
+
+@pytest.mark.parametrize("name", catalog.OPTIMIZERS)
+def test_every_optimizer_reads_back(tmp_path, name):
+    given_values = {
+        key: 0.5 for key, one in catalog.OPTIMIZERS[name].items() if one is catalog.REQUIRED
+    }
+    text = yaml.safe_dump({"optimizer": {"name": name, **given_values}})
+    read = load(tmp_path, SMALL + text)
+    assert set(read.optimizer.arguments) == set(catalog.OPTIMIZERS[name])
+    assert load(tmp_path, config.to_yaml(read)) == read
+
+
+@pytest.mark.parametrize("name", catalog.SCHEDULES)
+def test_every_schedule_reads_back(tmp_path, name):
+    values = {"boundaries": [3, 9], "values": [0.3, 0.2, 0.1]}
+    arguments = {
+        key: values.get(key, 2)
+        for key, one in catalog.SCHEDULES[name].items()
+        if one is catalog.REQUIRED
+    }
+    rate = {"name": name, **arguments}
+    text = yaml.safe_dump({"optimizer": {"name": "GradientDescent", "learning_rate": rate}})
+    read = load(tmp_path, SMALL + text)
+    assert read.optimizer.arguments["learning_rate"].name == name
+    assert load(tmp_path, config.to_yaml(read)) == read
+
+
+def test_the_digits_config_reads_back_from_anywhere(tmp_path):
+    read = config.load(str(DIGITS))
+    assert load(tmp_path, config.to_yaml(read)) == read
+    assert yaml.safe_load(config.to_yaml(read))["train"]["steps"] == read.train.steps
+
+
+plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.floats(allow_nan=False),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(min_size=1, max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+configs = st.fixed_dictionaries(
+    {
+        "model_fn": st.just("a.b:c"),
+        "params": st.dictionaries(st.text(min_size=1, max_size=5), plain_values, max_size=4),
+        "devices": st.sampled_from(["auto", ["/gpu:0", "CPU:1"], {"gpu": 4}, {"cpu": 2}]),
+        "loss_reduction": st.sampled_from([None, "sum", "mean"]),
+        "strategy": st.sampled_from([None, *catalog.STRATEGIES]),
+        "accumulate_steps": st.integers(1, 9),
+        "clip_global_norm": st.none() | st.floats(1e-6, 1e6),
+        "seed": st.none() | st.integers(0, 2**31),
+        "train": st.none()
+        | st.fixed_dictionaries(
+            {
+                "steps": st.integers(1, 10**9),
+                "input": st.sampled_from(
+                    [
+                        {"kind": "csv", "file": ["a", "b"], "columns": {"1e3": "int32"}},
+                        {"kind": "npz", "file": "a", "features": {"x": "y"}, "rows": [None, 3]},
+                        {"kind": "function", "function": "a:b", "shuffle": 10},
+                        {
+                            "kind": "tfrecord",
+                            "file": "*.r",
+                            "features": {"x": {"dtype": "int64", "default": [1]}},
+                        },
+                    ]
+                ),
+            }
+        ),
+    }
+)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(configs)
+def test_any_config_reads_back_equal(tmp_path, data):
+    text = yaml.safe_dump(data, allow_unicode=True)
+    read = load_utf8(tmp_path, text)
+    assert load_utf8(tmp_path, config.to_yaml(read)) == read
+
+
+def load_utf8(tmp_path, text):
+    """Loads a config from text with any characters."""
+    path = tmp_path / "c.yaml"
+    path.write_bytes(text.encode("utf-8"))
+    return config.load(str(path))

@@ -1,0 +1,167 @@
+"""Files that fit in memory become arrays; a bad row is named by file and line."""
+
+import numpy as np
+import pytest
+
+from replicate.app import functions, input_config, tables
+
+COLUMNS = {"x": "float32", "n": "int32", "s": "string", "y": "bool"}
+
+
+def csv_input(path, **keys):
+    """Returns a Csv input of one file."""
+    return input_config.Csv(file=(str(path),), **{"columns": COLUMNS, **keys})
+
+
+def read(tmp_path, text, **keys):
+    """Reads CSV text."""
+    path = tmp_path / "d.csv"
+    path.write_bytes(text.encode())
+    return tables.read_csv(csv_input(path, **keys), "train.input")
+
+
+def fault_of(tmp_path, text, **keys):
+    """Returns the fault of CSV text, without the folder."""
+    with pytest.raises(functions.RunError) as caught:
+        read(tmp_path, text, **keys)
+    return str(caught.value).replace(f"{tmp_path}/", "")
+
+
+def test_columns_have_their_dtypes(tmp_path):
+    text = 'other,y,s,n,x\n1,true,"a,\nb",-3,1e-3\n\n2,0,,4,.5\n'
+    features, label = read(tmp_path, text, label="y")
+    assert set(features) == {"x", "n", "s"}
+    np.testing.assert_array_equal(features["x"], np.float32([1e-3, 0.5]))
+    np.testing.assert_array_equal(features["n"], np.int32([-3, 4]))
+    assert features["s"].tolist() == [b"a,\nb", b""]
+    assert label.tolist() == [True, False]
+    assert (features["x"].dtype, features["n"].dtype) == (np.float32, np.int32)
+
+
+def test_without_a_header_the_columns_are_in_order(tmp_path):
+    features, label = read(tmp_path, "1;2;a;1\n", header=False, delimiter=";")
+    assert (features["x"].tolist(), features["s"].tolist(), label) == ([1.0], [b"a"], None)
+
+
+def test_files_are_read_one_after_the_other(tmp_path):
+    for name, row in (("a.csv", "1"), ("b.csv", "2")):
+        (tmp_path / name).write_text(f"x\n{row}\n")
+    paths = (str(tmp_path / "a.csv"), str(tmp_path / "b.csv"))
+    source = input_config.Csv(file=paths, columns={"x": "int64"})
+    assert tables.read_csv(source, "k")[0]["x"].tolist() == [1, 2]
+
+
+def test_an_empty_cell_takes_its_default(tmp_path):
+    features, _ = read(tmp_path, "x,n,s,y\n,7,,1\n", defaults={"x": 2, "s": "none"})
+    assert (features["x"].tolist(), features["s"].tolist()) == ([2.0], [b"none"])
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("x,n,s,y\n1,2,a\n", "d.csv:2: must have 4 cells like the header, got 3"),
+        ("x,n,s,y\n1,2,a,1\n\n1,2,a,1,9\n", "d.csv:4: must have 4 cells"),
+        ('x,n,s,y\n1,2,"a\nb",1\n1,z,c,1\n', "d.csv:4: n must be int32, got 'z'"),
+        ('x,n,s,y\n1,z,"a\nb",1\n', "d.csv:2: n must be int32, got 'z'"),
+        ("x,n,s,y\r\n1,2,a,1\r\n1,2,a,maybe\r\n", "d.csv:3: y must be bool, got 'maybe'"),
+        ("x,n,s,y\n1,3000000000,a,1\n", "d.csv:2: n must be int32, got '3000000000'"),
+        ("x,n,s,y\n1,2.0,a,1\n", "d.csv:2: n must be int32, got '2.0'"),
+        ("x,n,s,y\n1_0,2,a,1\n", "d.csv:2: x must be float32, got '1_0'"),
+        ("x,n,s,y\n,2,a,1\n", "d.csv:2: x must be float32, got an empty cell. Fill it in"),
+        ('x,n,s,y\n1,2,"a,1\n', "d.csv:2: must be CSV"),
+        ("x,m,s,y\n", "d.csv:1: the header must have the column 'n' once, got x, m, s, y"),
+        ("x,nn,s,y\n", "Did you mean nn?"),
+        ("x,n,s,y\n", "must have rows, has none"),
+        ("", "must have rows, has none"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(tmp_path, text, fault):
+    found = fault_of(tmp_path, text)
+    assert found.startswith("train.input: d.csv")
+    assert fault in found
+
+
+def test_a_file_must_exist_and_be_utf8(tmp_path):
+    with pytest.raises(functions.RunError, match=r"none.csv: the file must exist"):
+        tables.read_csv(csv_input(tmp_path / "none.csv"), "k")
+    with pytest.raises(functions.RunError, match="must be a readable file"):
+        tables.read_csv(csv_input(tmp_path), "k")
+    (tmp_path / "l.csv").write_bytes(b"x,n,s,y\n1,2,a,1\n1,2,\xe4,1\n")
+    with pytest.raises(functions.RunError, match=r"l.csv:3: must be UTF-8 text, got the byte 0xe4"):
+        tables.read_csv(csv_input(tmp_path / "l.csv"), "k")
+
+
+@pytest.fixture(name="archive")
+def make_archive(tmp_path):
+    """Returns the path of an npz file with image [6, 2], name [6], label [6], few [5]."""
+    path = tmp_path / "d.npz"
+    np.savez(
+        path,
+        image=np.arange(12.0).reshape(6, 2),
+        name=np.array(list("abcdef")),
+        label=np.arange(6),
+        few=np.arange(5),
+        lone=np.float32(3),
+    )
+    return str(path)
+
+
+def npz(archive, **keys):
+    """Reads an npz file."""
+    return tables.read_npz(input_config.Npz(file=archive, **keys), "eval.input")
+
+
+def test_npz_features_may_be_named_in_three_ways(archive):
+    listed, label = npz(archive, features=("image",), label="label")
+    assert list(listed) == ["image"]
+    assert label.tolist() == [0, 1, 2, 3, 4, 5]
+    renamed, no_label = npz(archive, features={"pixels": "image"})
+    assert (list(renamed), no_label) == (["pixels"], None)
+    lone, _ = npz(archive, features="image")
+    assert lone.shape == (6, 2)
+
+
+def test_npz_rows_are_cut_and_converted(archive):
+    features, label = npz(
+        archive,
+        features=("image",),
+        label="label",
+        rows=(4, None),
+        dtypes={"image": "float32", "label": "int32"},
+    )
+    np.testing.assert_array_equal(features["image"], np.float32([[8, 9], [10, 11]]))
+    assert (label.tolist(), label.dtype) == ([4, 5], np.int32)
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ({"features": ("imag",)}, "has no array 'imag'. Did you mean image?"),
+        ({"features": ("image",), "label": "zzz"}, "has no array 'zzz'. It has image, name"),
+        ({"features": ("image", "few")}, "image has 6 rows, few has 5"),
+        ({"features": ("lone",)}, "lone must have rows along axis 0"),
+        ({"features": ("image",), "rows": (0, 7)}, "must lie within the 6 rows"),
+        ({"features": ("image",), "rows": (6, None)}, "must lie within the 6 rows"),
+        ({"features": ("name",), "dtypes": {"name": "int32"}}, "cannot be converted to int32"),
+    ],
+)
+def test_bad_npz_inputs_are_named(archive, keys, fault):
+    with pytest.raises(functions.RunError) as caught:
+        npz(archive, **keys)
+    assert str(caught.value).startswith("eval.input")
+    assert fault in str(caught.value)
+
+
+def test_what_is_no_npz_file_is_refused(tmp_path):
+    with pytest.raises(functions.RunError, match="the file must exist"):
+        npz(str(tmp_path / "none.npz"))
+    for name, data in (("text.npz", b"text"), ("empty.npz", b""), ("cut.npz", b"PK\x03\x04abc")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(functions.RunError, match=f"{name}: must be a readable npz file"):
+            npz(str(tmp_path / name))
+    np.save(tmp_path / "one.npy", np.arange(3))
+    with pytest.raises(functions.RunError, match="must be a readable npz file"):
+        npz(str(tmp_path / "one.npy"))
+    np.savez(tmp_path / "pickle.npz", a=np.array([{}], dtype=object))
+    with pytest.raises(functions.RunError, match="must be a readable npz file"):
+        npz(str(tmp_path / "pickle.npz"))
