@@ -1,0 +1,202 @@
+"""Inputs of every kind become datasets of batches."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from replicate.app import functions, input_config, inputs
+from replicate.compat.tensorflow import tf, tf1
+
+
+def batches_of(source, mode="eval", params=None):
+    """Returns what an input yields, all of it."""
+    make = inputs.input_fn(source, "eval.input", mode, params or {})
+    with tf.Graph().as_default(), tf1.Session() as session:
+        element = tf1.data.make_one_shot_iterator(make()).get_next()
+        found = []
+        while True:
+            try:
+                found.append(session.run(element))
+            except tf.errors.OutOfRangeError:
+                return found
+
+
+@pytest.fixture(name="archive")
+def make_archive(tmp_path):
+    """Returns the path of an npz file with x [5, 2], label [5], word [5]."""
+    path = tmp_path / "d.npz"
+    x = np.arange(10, dtype=np.float32).reshape(5, 2)
+    np.savez(path, x=x, label=np.arange(5), word=np.array(list("abcde")))
+    return str(path)
+
+
+def test_npz_is_batched_and_keeps_the_last_rows(archive):
+    source = input_config.Npz(file=archive, label="label", batch_size=2)
+    found = batches_of(source)
+    assert [len(labels) for _, labels in found] == [2, 2, 1]
+    np.testing.assert_array_equal(found[2][0]["x"], [[8, 9]])
+    assert found[1][0]["word"].tolist() == [b"c", b"d"]
+
+
+def test_npz_shapes_are_known_but_for_the_batch(archive):
+    source = input_config.Npz(file=archive, features=("x",), label="label")
+    features, labels = inputs.element_of(inputs.input_fn(source, "k", "train", {}))
+    assert features["x"].shape.as_list() == [None, 2]
+    assert labels.shape.as_list() == [None]
+    assert (features["x"].dtype, labels.dtype) == (tf.float32, tf.int64)
+
+
+def test_shuffled_rows_stay_together(archive):
+    source = input_config.Npz(
+        file=archive, features="x", label="label", shuffle=True, repeat=3, batch_size=4
+    )
+    found = batches_of(source)
+    labels = np.concatenate([labels for _, labels in found])
+    rows = np.concatenate([x for x, _ in found])
+    assert sorted(labels) == sorted([0, 1, 2, 3, 4] * 3)
+    np.testing.assert_array_equal(rows[:, 0], 2 * labels)  # row i starts with 2 i
+
+
+def test_the_data_are_not_in_the_graph(archive):
+    source = input_config.Npz(file=archive, features=("word",))
+    with tf.Graph().as_default() as graph:
+        inputs.input_fn(source, "k", "train", {})()
+        assert b"abcde" not in graph.as_graph_def().SerializeToString()
+        sizes = [op.get_attr("value").ByteSize() for op in graph.get_operations()
+                 if op.type == "Const"]
+    assert max(sizes) < 100
+
+
+def test_csv_is_batched(tmp_path):
+    (tmp_path / "d.csv").write_text("x,s,y\n1,a,0\n2,b,1\n3,c,0\n")
+    source = input_config.Csv(
+        file=(str(tmp_path / "d.csv"),),
+        columns={"x": "float32", "s": "string", "y": "int32"},
+        label="y",
+        batch_size=2,
+    )
+    (features, labels), _ = batches_of(source)
+    assert features["x"].tolist() == [1, 2]
+    assert features["s"].tolist() == [b"a", b"b"]
+    assert labels.tolist() == [0, 1]
+
+
+@pytest.fixture(name="records")
+def make_records(tmp_path):
+    """Returns the pattern of two TFRecord files, with 2 Examples and 1."""
+    def example(number, words):
+        feature = {
+            "x": tf.train.Feature(float_list=tf.train.FloatList(value=[number, -number])),
+            "y": tf.train.Feature(int64_list=tf.train.Int64List(value=[number])),
+            "words": tf.train.Feature(bytes_list=tf.train.BytesList(value=words)),
+        }
+        return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+
+    for name, rows in (("a", [(1, [b"p"]), (2, [])]), ("b", [(3, [b"q", b"r"])])):
+        with tf.io.TFRecordWriter(str(tmp_path / f"{name}.tfrecord")) as writer:
+            for row in rows:
+                writer.write(example(*row))
+    return str(tmp_path / "*.tfrecord")
+
+
+def test_tfrecords_are_parsed_as_the_spec_says(records):
+    feature = input_config.Feature
+    source = input_config.Tfrecord(
+        file=(records,),
+        features={
+            "x": feature(dtype="float32", shape=(2,)),
+            "y": feature(dtype="int64"),
+            "words": feature(dtype="string", kind="ragged"),
+            "tags": feature(dtype="string", kind="sparse"),
+            "more": feature(dtype="int64", default=7),
+        },
+        label="y",
+        batch_size=2,
+    )
+    (first, first_labels), (_, last_labels) = batches_of(source)
+    assert first["x"].tolist() == [[1, -1], [2, -2]]
+    assert first["words"].to_list() == [[b"p"], []]
+    assert first["tags"].dense_shape.tolist() == [2, 0]
+    assert first["more"].tolist() == [7, 7]
+    assert (first_labels.tolist(), last_labels.tolist()) == ([1, 2], [3])
+
+
+def test_tfrecord_files_must_exist(tmp_path):
+    source = input_config.Tfrecord(
+        file=(str(tmp_path / "*.none"),), features={"x": input_config.Feature(dtype="int64")}
+    )
+    with pytest.raises(functions.RunError, match=r"eval.input: .*none: a file must exist"):
+        inputs.input_fn(source, "eval.input", "eval", {})
+
+
+def of_range(n):
+    """Returns a dataset of (features [3], label [])."""
+    return tf.data.Dataset.range(n).map(lambda i: (tf.fill([3], i), i))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: of_range(9), False),
+        (lambda: of_range(9).batch(4), True),
+        (lambda: of_range(9).batch(4, drop_remainder=True).map(lambda x, y: x), True),
+        (lambda: of_range(9).batch(4).unbatch(), False),
+        (lambda: of_range(9).batch(4).repeat().prefetch(1), True),
+        (lambda: of_range(9).map(lambda x, y: x), False),
+        (lambda: of_range(9).map(lambda x, y: (x, x)), True),  # both have batch_size rows
+        (lambda: tf.data.Dataset.zip((of_range(9).batch(2), of_range(9).batch(2))), True),
+        (lambda: of_range(9).batch(2).flat_map(lambda x, y: of_range(2)), False),
+        (lambda: of_range(9).padded_batch(2, ([3], [])), True),
+        (lambda: of_range(9).batch(5).map(lambda x, y: {"x": x, "y": y}), True),
+    ],
+)
+def test_it_is_found_out_whether_a_dataset_is_batched(make, expected):
+    with tf.Graph().as_default():
+        assert inputs.is_batched(make(), batch_size=3) is expected
+
+
+def test_a_generator_of_batches_is_seen_by_its_open_dimension():
+    def generate():
+        yield np.zeros([2, 3]), np.zeros([2])
+
+    shapes = (tf.TensorSpec([None, 3]), tf.TensorSpec([None]))
+    with tf.Graph().as_default():
+        dataset = tf.data.Dataset.from_generator(generate, output_signature=shapes)
+        assert inputs.is_batched(dataset, batch_size=3)
+
+
+@pytest.fixture(name="user_code")
+def make_user_code(monkeypatch):
+    """Returns a module `user_inputs` that is importable."""
+    module = types.ModuleType("user_inputs")
+    monkeypatch.setitem(sys.modules, "user_inputs", module)
+    return module
+
+
+def test_a_function_gets_what_it_names_and_is_batched(user_code):
+    user_code.rows = lambda mode, params: of_range(params["n"] if mode == "eval" else 0)
+    source = input_config.Function(function="user_inputs:rows", batch_size=2)
+    found = batches_of(source, params={"n": 3})
+    assert [labels.tolist() for _, labels in found] == [[0, 1], [2]]
+
+
+def test_a_function_that_batches_is_left_alone(user_code):
+    user_code.rows = lambda batch_size: of_range(3).batch(batch_size - 1)
+    source = input_config.Function(function="user_inputs:rows", batch_size=3, repeat=2)
+    found = batches_of(source)
+    assert [labels.tolist() for _, labels in found] == [[0, 1], [2], [0, 1], [2]]
+
+
+def test_batched_overrules_what_is_found_out(user_code):
+    user_code.rows = lambda: of_range(4).batch(2)
+    source = input_config.Function(function="user_inputs:rows", batch_size=2, batched=False)
+    assert [labels.tolist() for _, labels in batches_of(source)] == [[[0, 1], [2, 3]]]
+
+
+def test_a_function_must_return_a_dataset(user_code):
+    user_code.rows = lambda: [1, 2]
+    source = input_config.Function(function="user_inputs:rows")
+    with pytest.raises(functions.RunError, match=r"must return a tf.data.Dataset, got list"):
+        batches_of(source)
