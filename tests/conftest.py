@@ -1,0 +1,38 @@
+"""Shows one CPU to TensorFlow as eight devices, before any test can start it."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # the suite reads Python warnings, not C++ logs
+
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+
+NUM_LOGICAL_CPUS = 8
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * NUM_LOGICAL_CPUS,
+)
+
+
+@pytest.fixture
+def fresh_graph():
+    """A graph of the test's own, entered; also what the one-device run of a test builds in."""
+    with tf.Graph().as_default() as graph:
+        yield graph
+
+
+@pytest.fixture
+def session(fresh_graph):
+    """A session on `fresh_graph`; it says no where an operation cannot be where it was put."""
+    config = tf1.ConfigProto(allow_soft_placement=False)
+    with tf1.Session(graph=fresh_graph, config=config) as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """After each test the default graph is the process's own, empty one again."""
+    yield
+    tf1.reset_default_graph()
