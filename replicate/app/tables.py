@@ -77,7 +77,8 @@ def _npz_names(source: input_config.Npz, stored: Mapping[str, Any]) -> dict[str,
 
 def _load_npz(path: str, key: str) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it is a single array")
             return {name: archive[name] for name in archive.files}

@@ -64,8 +64,9 @@ def test_the_data_are_not_in_the_graph(archive):
     with tf.Graph().as_default() as graph:
         inputs.input_fn(source, "k", "train", {})()
         assert b"abcde" not in graph.as_graph_def().SerializeToString()
-        sizes = [op.get_attr("value").ByteSize() for op in graph.get_operations()
-                 if op.type == "Const"]
+        sizes = [
+            op.get_attr("value").ByteSize() for op in graph.get_operations() if op.type == "Const"
+        ]
     assert max(sizes) < 100
 
 
@@ -86,6 +87,7 @@ def test_csv_is_batched(tmp_path):
 @pytest.fixture(name="records")
 def make_records(tmp_path):
     """Returns the pattern of two TFRecord files, with 2 Examples and 1."""
+
     def example(number, words):
         feature = {
             "x": tf.train.Feature(float_list=tf.train.FloatList(value=[number, -number])),

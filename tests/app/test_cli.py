@@ -1,0 +1,117 @@
+"""The command line: usage, exit codes, and no TensorFlow where none is needed."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from replicate import errors
+from replicate.app import cli, config, failures
+
+TOP = pathlib.Path(__file__).parents[2]
+DIGITS = str(TOP / "configs" / "digits.yaml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "required"),
+        (["trane", "x.yaml"], "trane"),
+        (["train"], "CONFIG"),
+        (["train", DIGITS, "--sett", "a=b"], "unrecognized arguments"),
+        (["predict", DIGITS, "--output", "p.txt"], "must end in one of .jsonl, .json, .csv, .npz"),
+        (["train", "none.yaml"], "none.yaml: a config file must exist"),
+        (["train", DIGITS, "--set", "train.steps"], "must be key=value"),
+        (["train", DIGITS, "--set", "train.stepz=3"], "Did you mean steps?"),
+        (["train", DIGITS, "--set", "train=null"], "train: this section is required"),
+        (["evaluate", DIGITS, "--set", "eval=null"], "eval: this section is required"),
+        (["check", "none.yaml", "none_either.yaml"], "none_either.yaml: a config file must exist"),
+    ],
+)
+def test_bad_usage_is_exit_code_2(capsys, arguments, text):
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert text in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+def test_check_says_which_configs_are_right(capsys, tmp_path):
+    assert cli.main(["check", DIGITS]) == 0
+    assert capsys.readouterr().out == f"{DIGITS}: ok\n"
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("model_fn: x\ntrain: {}\n")
+    assert cli.main(["check", DIGITS, str(bad)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 3  # model_fn, train.input, train.steps
+
+
+def test_print_config_shows_all_defaults_and_runs_nothing(capsys, tmp_path):
+    arguments = ["train", DIGITS, "--print-config", "--set", "train.steps=1e3"]
+    assert cli.main([*arguments, "--model-dir", "elsewhere"]) == 0
+    printed = capsys.readouterr().out
+    assert yaml.safe_load(printed)["model_dir"] == "elsewhere"
+    path = tmp_path / "printed.yaml"
+    path.write_text(printed)
+    expected = config.load(DIGITS, ["train.steps=1000"], model_dir="elsewhere")
+    assert config.load(str(path)) == expected
+
+
+def test_neither_help_nor_check_imports_tensorflow():
+    code = (
+        "import sys\n"
+        "from replicate.app import cli\n"
+        f"codes = [cli.main(['--help']), cli.main(['check', {DIGITS!r}]),\n"
+        f"         cli.main(['train', {DIGITS!r}, '--print-config'])]\n"
+        "heavy = {'tensorflow', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(f'{codes} {heavy}' if any(codes) or heavy else 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "export", "check"])
+def test_scripts_are_the_commands(command, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(TOP / "scripts" / f"{command}.py"), "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: replicate {command}")
+
+
+def test_the_package_runs_as_a_module(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "replicate", "check", str(tmp_path / "none.yaml")],
+        cwd=TOP,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "must exist" in done.stderr
+
+
+def test_our_errors_are_shown_as_they_are():
+    assert failures.explain(errors.DeviceError("no such device")) == "no such device"
+
+
+def test_other_errors_are_shown_with_their_place():
+    try:
+        raise KeyError("k")
+    except KeyError as e:
+        text = failures.explain(e)
+    assert text.startswith(f"{__file__}:")
+    assert "KeyError: 'k'" in text
+    assert "REPLICATE_DEBUG=1" in text
+
+
+def test_tensorflows_listings_are_left_out():
+    error = RuntimeError("Bad shape\n\t [[{{node x}}]]\n\nOriginal stack trace for 'x':\n File ...")
+    assert failures.first_lines(error) == "Bad shape"

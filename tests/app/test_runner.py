@@ -1,0 +1,193 @@
+"""The commands on a model small enough to know the answers by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from replicate.app import cli
+from replicate.compat.tensorflow import tf
+
+MODEL = '''
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def line(features, labels, mode, params):
+    """y = w x, w = 0 at first; loss is the mean of (w x - y)^2 / 2."""
+    w = tf1.get_variable("w", initializer=0.0)
+    y = w * features["x"]
+    if mode == estimator.ModeKeys.PREDICT:
+        output = estimator.export.PredictOutput({"y": y})
+        return estimator.EstimatorSpec(mode, {"y": y, "x": features["x"]},
+                                       export_outputs={"serving_default": output})
+    loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
+    if params.get("broken"):
+        raise IndexError("a fault of the user's")
+    metrics = {"largest": tf1.metrics.mean(y)}
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op(), eval_metric_ops=metrics)
+
+def bad_rows():
+    yield 1.0, 1.0
+    raise ValueError("row 1 is bad")
+
+def failing_input():
+    shapes = (tf.TensorSpec([]), tf.TensorSpec([]))
+    rows = tf.data.Dataset.from_generator(bad_rows, output_signature=shapes)
+    return rows.map(lambda x, y: ({"x": x}, y))
+'''
+
+CONFIG = """
+model_fn: line_model:line
+optimizer: {name: GradientDescent, learning_rate: 0.1}
+devices: [/cpu:0, /cpu:1]
+loss_reduction: mean
+train:
+  steps: 4
+  save_checkpoints_steps: 2
+  input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 4, shuffle: false}
+eval:
+  every_steps: 2
+  input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 3}
+predict: {input: {kind: npz, file: d.npz, features: [x], batch_size: 3}}
+export: {}
+"""
+
+# x = 1, 2, 3, 4 and y = 2 x: the gradient is mean(x^2) (w - 2) = 7.5 (w - 2), so at rate
+# 0.1 each step leaves a quarter of w - 2: w = 2 - 2 / 4^n after n steps.
+WEIGHT = 2 - 2 / 4**4
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory):
+    """Returns a folder with the model, its data and its config."""
+    folder = tmp_path_factory.mktemp("line")
+    (folder / "line_model.py").write_text(MODEL)
+    (folder / "line.yaml").write_text(CONFIG)
+    x = np.float32([1, 2, 3, 4])
+    np.savez(folder / "d.npz", x=x, y=2 * x)
+    return folder
+
+
+def run(folder, command, *options, model_dir="trained"):
+    """Runs a command on the config; returns the exit code."""
+    where = ["--model-dir", str(folder / model_dir)]
+    return cli.main([command, str(folder / "line.yaml"), *where, *options])
+
+
+@pytest.fixture(name="trained", scope="module")
+def train_once(folder):
+    """Returns the folder after a training."""
+    assert run(folder, "train") == 0
+    return folder
+
+
+def test_training_gives_the_weight_worked_out_by_hand(trained):
+    reader = tf.train.load_checkpoint(str(trained / "trained"))
+    assert reader.get_tensor("w") == pytest.approx(WEIGHT, rel=1e-6)
+    assert reader.get_tensor("global_step") == 4
+
+
+def test_training_evaluates_on_its_way(trained):
+    steps = [
+        event.step
+        for path in (trained / "trained" / "eval").iterdir()
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        if event.HasField("summary")
+    ]
+    assert sorted(set(steps)) == [2, 4]
+
+
+def test_a_finished_training_does_nothing_more(trained, capsys):
+    before = sorted(path.name for path in (trained / "trained").iterdir())
+    assert run(trained, "train") == 0
+    assert "is at step 4 already; nothing left to do" in capsys.readouterr().err
+    assert sorted(path.name for path in (trained / "trained").iterdir()) == before
+
+
+def test_evaluate_prints_metrics_for_machines(trained, capsys):
+    assert run(trained, "evaluate", "--json") == 0
+    metrics = json.loads(capsys.readouterr().out)
+    assert metrics["global_step"] == 4
+    assert metrics["largest"] == pytest.approx(WEIGHT * 2.5, rel=1e-6)  # mean of w x
+
+
+def test_evaluate_prints_metrics_for_people(trained, capsys):
+    assert run(trained, "evaluate", "--quiet") == 0
+    shown = capsys.readouterr()
+    assert "largest" in shown.out
+    assert "line at step 4" in shown.out
+    assert shown.err == ""
+
+
+def test_predict_writes_rows_in_order(trained, capsys, tmp_path):
+    path = tmp_path / "p.npz"
+    assert run(trained, "predict", "--output", str(path)) == 0
+    with np.load(path) as written:
+        np.testing.assert_allclose(written["y"], WEIGHT * np.float32([1, 2, 3, 4]), rtol=1e-6)
+    assert "4 predictions in" in capsys.readouterr().err
+
+
+def test_predict_without_output_prints_json_lines(trained, capsys):
+    assert run(trained, "predict", "--set", "predict.keys=[x]") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in lines] == [{"x": 1}, {"x": 2}, {"x": 3}, {"x": 4}]
+
+
+def test_export_prints_its_path_and_signatures(trained, capsys):
+    assert run(trained, "export", "--set", f"export.directory={trained / 'served'}") == 0
+    path, *signatures = capsys.readouterr().out.splitlines()
+    assert signatures == [
+        "  serving_default",
+        "    input  x: float32 [None]",
+        "    output y: float32 [None]",
+    ]
+    serve = tf.saved_model.load(path).signatures["serving_default"]
+    np.testing.assert_allclose(serve(x=tf.constant([5.0]))["y"], [WEIGHT * 5], rtol=1e-6)
+
+
+def test_an_input_that_ends_early_is_told(folder, capsys):
+    assert run(folder, "train", "--set", "train.input.repeat=3", model_dir="early") == 0
+    assert "train.input came to its end at step 3 of 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "text"),
+    [
+        ("evaluate", [], "must hold a checkpoint, there is none. Run `replicate train` first"),
+        ("predict", [], "must hold a checkpoint, there is none"),
+        ("export", [], "must hold a checkpoint, there is none"),
+        ("train", ["model_fn=line_model:lime"], "must have lime. Did you mean line?"),
+        ("train", ["model_fn=lime_model:line"], "the module lime_model cannot be found"),
+        ("train", ["train.input.file=none.npz"], "none.npz: the file must exist"),
+        ("train", ["train.input.file=line.yaml"], "line.yaml: must be a readable npz file"),
+        ("train", ["eval.input.label=z"], "eval.input: "),
+        ("train", ["params.broken=true"], "IndexError: a fault of the user's"),
+        ("train", ["train.input=line_model:failing_input"], "row 1 is bad"),
+        ("train", ["optimizer.learning_rate=1e30"], "the loss must stay a number"),
+        ("train", ["devices=[/cpu:99]"], "99"),
+        ("train", ["devices={gpu: 77}"], "77"),
+    ],
+)
+def test_a_failed_run_is_exit_code_1_and_a_text(folder, capsys, command, options, text):
+    given = [part for option in options for part in ("--set", option)]
+    name = f"failed_{abs(hash((command, *options)))}"
+    assert run(folder, command, *given, model_dir=name) == 1
+    shown = capsys.readouterr().err
+    assert text in shown
+    assert "Traceback" not in shown
+
+
+def test_a_model_dir_that_is_a_file_is_refused(folder, capsys):
+    assert run(folder, "train", model_dir="d.npz") == 1
+    assert "must be a directory that can be written" in capsys.readouterr().err
+
+
+def test_a_torn_record_names_the_input(trained, capsys):
+    (trained / "torn.tfrecord").write_bytes(b"\x01" * 40)
+    source = (
+        f"eval.input={{kind: tfrecord, file: {trained / 'torn.tfrecord'}, label: y, "
+        "features: {x: {dtype: float32}, y: {dtype: float32}}}"
+    )
+    assert run(trained, "evaluate", "--set", source) == 1
+    assert "eval.input: " in (shown := capsys.readouterr().err)
+    assert "torn.tfrecord: must be readable as the config says" in shown

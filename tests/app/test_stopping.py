@@ -1,0 +1,130 @@
+"""A training that is killed or interrupted goes on from its last checkpoint."""
+
+import contextlib
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+TOP = pathlib.Path(__file__).parents[2]
+PATIENCE = 120  # seconds; what is waited for takes a few
+
+MODEL = """
+import time
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def model(features, labels, mode):
+    w = tf1.get_variable("w", initializer=1.0)
+    loss = tf1.reduce_mean(tf1.square(w * features["x"]))
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=tf1.no_op())
+
+def nap(x):
+    time.sleep(0.005)
+    return x
+
+def rows(batch_size):
+    data = tf.data.Dataset.from_tensors([1.0]).repeat().batch(batch_size)
+    return data.map(lambda x: ({"x": tf.numpy_function(nap, [x], tf.float32)}, x))
+"""
+
+CONFIG = """
+model_fn: slow_model:model
+optimizer: {name: GradientDescent, learning_rate: 1e-3}
+devices: {cpu: 2}
+loss_reduction: mean
+model_dir: out
+train:
+  steps: 1000000
+  save_checkpoints_steps: 20
+  log_every_steps: 10
+  input: {kind: function, function: 'slow_model:rows', batch_size: 2}
+"""
+
+
+@pytest.fixture(name="folder")
+def make_folder(tmp_path):
+    """Returns a folder with a model whose steps take a while, and its config."""
+    (tmp_path / "slow_model.py").write_text(MODEL)
+    (tmp_path / "slow.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+@contextlib.contextmanager
+def training(folder, *options):
+    """Starts a training; ends it, whatever happens."""
+    arguments = [sys.executable, "-m", "replicate", "train", "slow.yaml", *options]
+    process = subprocess.Popen(
+        arguments, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def environment():
+    """Returns an environment in which the checkout is importable from anywhere."""
+    import os
+
+    paths = [str(TOP), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def saved_step(folder):
+    """Returns the step of the last checkpoint, 0 where there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        found = re.search(r"model\.ckpt-(\d+)", (folder / "out" / "checkpoint").read_text())
+        return int(found[1])
+    return 0
+
+
+def wait_for(condition, process):
+    """Waits until a condition holds, while the process runs."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError(f"it ended with {process.returncode}: {process.stderr.read()}")
+        time.sleep(0.02)
+
+
+def test_a_killed_training_continues_and_an_interrupted_one_saves_first(folder):
+    with training(folder) as process:
+        wait_for(lambda: saved_step(folder) >= 20, process)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    killed_at = saved_step(folder)
+
+    seldom = ["--set", "train.save_checkpoints_steps=500000"]
+    with training(folder, *seldom) as process:
+        first = read_until(process, "continuing from step")
+        assert f"continuing from step {killed_at} in out" in first
+        read_until(process, "train ")  # a progress line: steps are being made
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=PATIENCE)[1]
+    interrupted_at = saved_step(folder)
+    assert process.returncode == 130
+    assert interrupted_at > killed_at
+    assert f"stopped at step {interrupted_at}; a checkpoint is saved in out" in rest
+    assert "Traceback" not in rest
+
+    with training(folder, *seldom, "--set", f"train.steps={interrupted_at + 5}") as process:
+        text = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 0, text
+    assert f"continuing from step {interrupted_at}" in text
+    assert saved_step(folder) == interrupted_at + 5
+
+
+def read_until(process, words):
+    """Returns the first line of stderr that has these words."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if words in line:
+            return line
+    raise RuntimeError(f"{words!r} never came: {''.join(lines)}")
