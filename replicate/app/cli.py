@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _FAILED
-    except Exception as e:  # the last door before the user: a text, not a traceback
+    except Exception as e:  # noqa: BLE001 - the last door: a text, not a traceback
         return _fail(e, _FAILED)
 
 

@@ -32,6 +32,7 @@ def write(rows: Iterable[Mapping[str, Any]], path: str) -> int:
     """
     ending = Path(path).suffix.lower()
     try:
+        rows = _with_own_errors(rows)
         with _replacing(path) as unfinished:
             if ending == ".npz":
                 return _write_npz(rows, unfinished)
@@ -75,6 +76,14 @@ def plain(value: Any) -> Any:
     return value
 
 
+def _with_own_errors(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Passes rows on; what the system refuses while they are made is not the output's fault."""
+    try:
+        yield from rows
+    except OSError as e:
+        raise functions.RunError(f"making predictions failed: {e}. Check predict.input.") from e
+
+
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[str]:
     """Yields a path beside `path`, which takes its place when all went well."""
@@ -83,6 +92,7 @@ def _replacing(path: str) -> Iterator[str]:
         raise IsADirectoryError(0, "it is a directory")
     unfinished = str(target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}"))
     try:
+        open(unfinished, "wb").close()  # a bad place is found before the rows are made
         yield unfinished
         os.replace(unfinished, target)
     finally:

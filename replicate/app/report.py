@@ -5,6 +5,7 @@ from typing import Any
 
 import rich
 from rich import table as rich_table
+from rich import text as rich_text
 
 from replicate.app import predictions
 
@@ -13,11 +14,11 @@ __all__ = ["print_metrics", "print_metrics_json", "print_signatures", "summary_l
 
 def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
     """Prints metrics as a table, by name."""
-    table = rich_table.Table(title=title, title_justify="left")
+    table = rich_table.Table(title=rich_text.Text(title), title_justify="left")
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in sorted(metrics.items()):
-        table.add_row(name, _number(value))
+        table.add_row(rich_text.Text(name), _number(value))
     rich.print(table)
 
 

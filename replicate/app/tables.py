@@ -108,7 +108,7 @@ def _cut(array: np.ndarray, source: input_config.Npz, names: tuple[str, ...], ke
     """Takes the rows and the dtype that the config says."""
     start, stop = source.rows or (None, None)
     rows = array[start:stop]
-    if stop is not None and stop > len(array) or not len(rows):
+    if (stop is not None and stop > len(array)) or not len(rows):
         raise functions.RunError(
             f"{key}.rows: must lie within the {len(array)} rows of {source.file}, "
             f"got {[start, stop]}. Correct rows."

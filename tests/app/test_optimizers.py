@@ -61,7 +61,7 @@ def rate_at(step, name, **arguments):
 @pytest.mark.parametrize(
     ("step", "name", "arguments", "rate"),
     [
-        # 0.8 * 0.5 ** (20 / 10)
+        # two halvings of 0.8
         (
             20,
             "exponential_decay",
@@ -71,7 +71,7 @@ def rate_at(step, name, **arguments):
         # the boundary itself still has the value before it
         (5, "piecewise_constant", {"boundaries": (5,), "values": (0.3, 0.1)}, 0.3),
         (6, "piecewise_constant", {"boundaries": (5,), "values": (0.3, 0.1)}, 0.1),
-        # (1 - 0.1) * (1 - 5 / 10) + 0.1
+        # half way from 1 to 0.1
         (
             5,
             "polynomial_decay",
