@@ -1,0 +1,130 @@
+"""Device functions: variables go to parameter devices, all else to the tower's device.
+
+A device function sees each operation as it is made. What the user's code names with
+`tf.device` is merged with its answer, and never overruled.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from replicate.compat.tensorflow import tf
+
+VARIABLE_TYPES = frozenset(
+    {
+        "AutoReloadVariable",
+        "MutableDenseHashTable",
+        "MutableDenseHashTableV2",
+        "MutableHashTable",
+        "MutableHashTableOfTensors",
+        "MutableHashTableOfTensorsV2",
+        "MutableHashTableV2",
+        "VarHandleOp",
+        "Variable",
+        "VariableV2",
+    }
+)
+_ASSUMED_DIMENSION = 1024  # bytes of a variable whose shape is not known yet are a guess
+
+
+class Chooser(Protocol):
+    """Decides where a variable lives."""
+
+    def __call__(self, shape: Any, dtype: Any) -> str:
+        """Returns the canonical device of the next variable."""
+
+
+class Single:
+    """All variables on one device.
+
+    Args:
+        device: Its canonical name.
+    """
+
+    def __init__(self, device: str):
+        self._device = device
+
+    def __call__(self, shape: Any, dtype: Any) -> str:
+        """Returns the device."""
+        return self._device
+
+
+class RoundRobin:
+    """Variables on one device after the other.
+
+    Args:
+        devices: Their canonical names.
+    """
+
+    def __init__(self, devices: Sequence[str]):
+        self._devices = tuple(devices)
+        self._next = 0
+
+    def __call__(self, shape: Any, dtype: Any) -> str:
+        """Returns the device whose turn it is."""
+        chosen = self._devices[self._next % len(self._devices)]
+        self._next += 1
+        return chosen
+
+
+class BalancedByBytes:
+    """Each variable on the device that holds the fewest bytes so far.
+
+    Args:
+        devices: Their canonical names.
+    """
+
+    def __init__(self, devices: Sequence[str]):
+        self._bytes = dict.fromkeys(devices, 0)
+
+    def __call__(self, shape: Any, dtype: Any) -> str:
+        """Returns the least loaded device, the first of them where several are."""
+        chosen = min(self._bytes, key=self._bytes.__getitem__)
+        self._bytes[chosen] += size_in_bytes(shape, dtype)
+        return chosen
+
+
+def size_in_bytes(shape: Any, dtype: Any) -> int:
+    """Returns a variable's size; unknown dimensions and dtypes are taken as middling."""
+    shape = tf.TensorShape(shape)
+    if shape.rank is None:
+        dimensions = [_ASSUMED_DIMENSION]
+    else:
+        dimensions = [_ASSUMED_DIMENSION if size is None else size for size in shape.as_list()]
+    item = 4 if dtype is None else max(tf.as_dtype(dtype).base_dtype.size or 4, 1)
+    return math.prod(dimensions) * item
+
+
+def device_function(chooser: Chooser, worker_device: str) -> Callable:
+    """Returns what `tf.device` takes in a graph.
+
+    Args:
+        chooser: Decides where variables live.
+        worker_device: Canonical device of every other operation.
+    """
+
+    def choose(op: tf.Operation) -> str:
+        if op.type in VARIABLE_TYPES:
+            is_placed = tf.DeviceSpec.from_string(op.device or "").device_type is not None
+            default = worker_device if is_placed else chooser(*_shape_and_dtype(op))
+        else:
+            default = worker_device
+        return merged(default, op.device)
+
+    return choose
+
+
+def _shape_and_dtype(op: tf.Operation) -> tuple:
+    attributes = op.node_def.attr
+    shape = tf.TensorShape(attributes["shape"].shape) if "shape" in attributes else None
+    dtype = tf.as_dtype(attributes["dtype"].type) if "dtype" in attributes else None
+    return shape, dtype
+
+
+def merged(default: str, named: str | None) -> str:
+    """Merges a device with what the user named, whose parts win."""
+    if not named:
+        return default
+    return tf.DeviceSpec.from_string(default).make_merged_spec(
+        tf.DeviceSpec.from_string(named)
+    ).to_string()
