@@ -93,7 +93,8 @@ class Eval:
         every_steps: In training, evaluate at the first checkpoint after so many steps; null:
             when training is over.
         metric_reductions: For a metric that does not add up over towers (a running maximum),
-            by the name of its variables: sum, mean, max, min, first, or a function's name.
+            by a part of its variables' names between slashes: sum, mean, max, min, first, or
+            the name of a function of the list of the towers' tensors.
     """
 
     input: input_config.Input = checks.key(input_config.input_of(training=False))

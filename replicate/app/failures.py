@@ -8,6 +8,7 @@ from replicate import errors
 __all__ = ["explain", "first_lines"]
 
 _NOT_THE_USERS = ("site-packages", "<frozen")
+_LISTINGS = ("Traceback", "Original stack trace", "Detected at node")
 _MAX_LINES = 3
 
 
@@ -22,14 +23,18 @@ def explain(error: BaseException) -> str:
 
 
 def first_lines(error: BaseException) -> str:
-    """Returns the message without the node and stack listings that TensorFlow appends."""
-    lines = []
-    for line in str(getattr(error, "message", None) or error).splitlines():
-        if line.startswith(("Traceback", "Original stack trace", "Detected at node")):
+    """Returns the message without the node and stack listings of TensorFlow around it."""
+    lines = str(getattr(error, "message", None) or error).splitlines()
+    nodes = [index for index, line in enumerate(lines) if line.startswith("Node: ")]
+    if nodes:  # the listing came first
+        lines = lines[nodes[-1] + 1 :]
+    kept = []
+    for line in lines:
+        if line.startswith(_LISTINGS):
             break
         if line.strip() and "[[{{node" not in line:
-            lines.append(line.strip())
-    return " ".join(lines[:_MAX_LINES])
+            kept.append(line.strip())
+    return " ".join(kept[:_MAX_LINES])
 
 
 def _users_line(error: BaseException) -> str:

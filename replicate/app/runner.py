@@ -2,18 +2,18 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from replicate import devices, estimator, model_fn
+from replicate import estimator
 from replicate.app import (
     config,
+    estimators,
     failures,
     functions,
     input_config,
     inputs,
     interrupts,
-    optimizers,
     progress,
     report,
     serving,
@@ -55,7 +55,7 @@ def train(settings: config.Config, display: progress.Display) -> Trained:
         try:
             with _naming_data(settings, "train"):
                 step = run.train()
-            metrics = run.evaluate() if run.is_to_evaluate else None
+            found = run.evaluate() if run.is_to_evaluate else None
         except interrupts.Interrupted:
             step = _saved_step(settings.model_dir) or 0
     if stop.requested:
@@ -65,7 +65,7 @@ def train(settings: config.Config, display: progress.Display) -> Trained:
         )
     if step < settings.train.steps:
         display.say(f"train.input came to its end at step {step} of {settings.train.steps}.")
-    return Trained(step, True, metrics)
+    return Trained(step, True, found)
 
 
 def evaluate(settings: config.Config, display: progress.Display) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def evaluate(settings: config.Config, display: progress.Display) -> dict[str, An
         Metrics by name, with `loss` and `global_step`.
     """
     _need_checkpoint(settings)
-    made = _estimator(settings)
+    made = estimators.build(settings)
     input_fn = _input(settings, "eval")
     with display:
         return _evaluate(made, input_fn, settings, display, None)
@@ -84,7 +84,7 @@ def evaluate(settings: config.Config, display: progress.Display) -> dict[str, An
 def predict(settings: config.Config, display: progress.Display) -> Iterator[dict[str, Any]]:
     """Yields predictions of the last checkpoint, row by row, in the order of the input."""
     _need_checkpoint(settings)
-    made = _estimator(settings)
+    made = estimators.build(settings)
     input_fn = _input(settings, "predict")
     keys = list(settings.predict.keys) if settings.predict.keys else None
     with display:
@@ -103,13 +103,14 @@ def export(settings: config.Config) -> tuple[str, dict[str, Any]]:
         Its path, and its signatures as `serving.signatures` has them.
     """
     _need_checkpoint(settings)
+    made = estimators.build(settings)
     wanted = settings.export or config.Export()
     element_spec = None
     if wanted.inputs is None:
         element_spec = inputs.element_of(_input(settings, _section_to_serve(settings)))
     receiver_fn = serving.receiver_fn(wanted.inputs, element_spec)
     base = wanted.directory or os.path.join(settings.model_dir, "export")
-    path = _save(_estimator(settings), base, receiver_fn, wanted.towers)
+    path = _save(made, base, receiver_fn, wanted.towers)
     return path, serving.signatures(path)
 
 
@@ -126,12 +127,12 @@ class _Training:
         self._settings = settings
         self._display = display
         self._stop = stop
+        self._estimator = estimators.build(settings, self._watch)
         self._input = _input(settings, "train")
         self._eval_input = _input(settings, "eval") if settings.eval is not None else None
         self._task = display.task(
             "train", settings.train.steps, start=start, every=settings.train.log_every_steps
         )
-        self._estimator = _estimator(settings, self._watch)
 
     @property
     def is_to_evaluate(self) -> bool:
@@ -151,13 +152,13 @@ class _Training:
 
     def evaluate(self) -> dict[str, Any]:
         """Evaluates the newest checkpoint and shows the metrics in one line."""
-        metrics = _evaluate(
+        found = _evaluate(
             self._estimator, self._eval_input, self._settings, self._display, self._stop
         )
         self._task.pause()
-        step = metrics.get("global_step")
-        self._display.say(f"evaluated at step {step}: {report.summary_line(metrics)}")
-        return metrics
+        step = found.get("global_step")
+        self._display.say(f"evaluated at step {step}: {report.summary_line(found)}")
+        return found
 
     def _watch(self, loss: tf.Tensor) -> progress.TrainingHook:
         return progress.TrainingHook(self._task, loss, self._stop)
@@ -209,102 +210,6 @@ def _save(made: Any, base: str, receiver_fn: Callable[[], Any], towers: str) -> 
         raise functions.RunError(
             f"export.directory: {base} must be a directory that can be written: {e.strerror or e}."
         ) from e
-
-
-def _estimator(settings: config.Config, watch: Callable[[tf.Tensor], Any] | None = None) -> Any:
-    """Returns the Estimator of a config.
-
-    Args:
-        settings: The config.
-        watch: Makes a training hook from the reduced loss.
-    """
-    fn = functions.load(settings.model_fn, "model_fn")
-    replicated = model_fn.replicate_model_fn(
-        fn,
-        optimizers.optimizer_fn(settings.optimizer),
-        _devices(settings.devices),
-        **_options(settings),
-    )
-    return estimator.Estimator(
-        _watched(replicated, watch) if watch else replicated,
-        params=dict(settings.params),
-        config=_run_config(settings),
-    )
-
-
-def _options(settings: config.Config) -> dict[str, Any]:
-    """Returns the options of `replicate_model_fn` that are not at their default."""
-    names = (
-        "strategy",
-        "loss_reduction",
-        "accumulate_steps",
-        "clip_global_norm",
-        "update_ops",
-        "tower_building",
-    )
-    fields = config.Config.__dataclass_fields__
-    given = {name: getattr(settings, name) for name in names}
-    return {name: one for name, one in given.items() if one != fields[name].default}
-
-
-def _watched(replicated: Callable[..., Any], watch: Callable[[tf.Tensor], Any]) -> Any:
-    """Returns a model_fn that also runs a hook on the reduced loss in training."""
-
-    def watched(features, labels, mode, params, config):
-        spec = replicated(features, labels, mode, params=params, config=config)
-        if mode != estimator.ModeKeys.TRAIN:
-            return spec
-        return spec._replace(training_hooks=(*spec.training_hooks, watch(spec.loss)))
-
-    return watched
-
-
-def _devices(wanted: str | tuple[str, ...] | Mapping[str, int]) -> list[str] | None:
-    """Returns canonical names of devices that exist; None where TensorFlow is to choose."""
-    if wanted == "auto":
-        return None
-    if isinstance(wanted, Mapping) and "cpu" in wanted:
-        return list(devices.make_logical_cpus(wanted["cpu"]))
-    return list(devices.resolve(wanted["gpu"] if isinstance(wanted, Mapping) else list(wanted)))
-
-
-def _run_config(settings: config.Config) -> Any:
-    run, training = settings.run, settings.train
-    session_config = tf1.ConfigProto(
-        allow_soft_placement=run.allow_soft_placement,
-        log_device_placement=run.log_device_placement,
-        intra_op_parallelism_threads=run.intra_op_parallelism_threads or 0,
-        inter_op_parallelism_threads=run.inter_op_parallelism_threads or 0,
-    )
-    session_config.gpu_options.allow_growth = run.gpu_allow_growth
-    if run.per_process_gpu_memory_fraction:
-        session_config.gpu_options.per_process_gpu_memory_fraction = (
-            run.per_process_gpu_memory_fraction
-        )
-    steps = {}
-    if training is not None:
-        steps = {
-            "save_summary_steps": training.save_summary_steps,
-            "keep_checkpoint_max": training.keep_checkpoint_max,
-            "log_step_count_steps": training.log_every_steps,
-            **_checkpoint_interval(settings),
-        }
-    return estimator.RunConfig(
-        model_dir=settings.model_dir,
-        tf_random_seed=settings.seed,
-        session_config=session_config,
-        **steps,
-    )
-
-
-def _checkpoint_interval(settings: config.Config) -> dict[str, int]:
-    training = settings.train
-    if training.save_checkpoints_secs:
-        return {"save_checkpoints_secs": training.save_checkpoints_secs}
-    every = training.save_checkpoints_steps
-    if every is None and settings.eval is not None:
-        every = settings.eval.every_steps
-    return {"save_checkpoints_steps": every} if every else {}
 
 
 def _input(settings: config.Config, section: str) -> Callable[[], tf.data.Dataset]:

@@ -115,3 +115,8 @@ def test_other_errors_are_shown_with_their_place():
 def test_tensorflows_listings_are_left_out():
     error = RuntimeError("Bad shape\n\t [[{{node x}}]]\n\nOriginal stack trace for 'x':\n File ...")
     assert failures.first_lines(error) == "Bad shape"
+    error = RuntimeError(
+        "Graph execution error:\n\nDetected at node x defined at (most recent call last):\n"
+        "  File ...\nNode: 'x'\nBad shape\n\t [[{{node x}}]]\n\nOriginal stack trace for 'x':"
+    )
+    assert failures.first_lines(error) == "Bad shape"

@@ -23,8 +23,15 @@ def line(features, labels, mode, params):
     loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
     if params.get("broken"):
         raise IndexError("a fault of the user's")
-    metrics = {"largest": tf1.metrics.mean(y)}
+    metrics = {"average": tf1.metrics.mean(y, name="average"), "largest": running_max(features["x"])}
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op(), eval_metric_ops=metrics)
+
+def running_max(x):
+    largest = tf1.get_variable(
+        "largest/value", [], initializer=tf1.constant_initializer(-1e9), trainable=False,
+        collections=[tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES])
+    update = largest.assign(tf1.maximum(largest, tf1.reduce_max(x)))
+    return largest.read_value(), update
 
 def bad_rows():
     yield 1.0, 1.0
@@ -48,6 +55,7 @@ train:
 eval:
   every_steps: 2
   input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 3}
+  metric_reductions: {largest: max}
 predict: {input: {kind: npz, file: d.npz, features: [x], batch_size: 3}}
 export: {}
 """
@@ -108,7 +116,8 @@ def test_evaluate_prints_metrics_for_machines(trained, capsys):
     assert run(trained, "evaluate", "--json") == 0
     metrics = json.loads(capsys.readouterr().out)
     assert metrics["global_step"] == 4
-    assert metrics["largest"] == pytest.approx(WEIGHT * 2.5, rel=1e-6)  # mean of w x
+    assert metrics["average"] == pytest.approx(WEIGHT * 2.5, rel=1e-6)  # mean of w x
+    assert metrics["largest"] == 4
 
 
 def test_evaluate_prints_metrics_for_people(trained, capsys):
@@ -164,8 +173,9 @@ def test_an_input_that_ends_early_is_told(folder, capsys):
         ("train", ["params.broken=true"], "IndexError: a fault of the user's"),
         ("train", ["train.input=line_model:failing_input"], "row 1 is bad"),
         ("train", ["optimizer.learning_rate=1e30"], "the loss must stay a number"),
-        ("train", ["devices=[/cpu:99]"], "99"),
-        ("train", ["devices={gpu: 77}"], "77"),
+        ("train", ["devices=[/cpu:99]"], "it has no /device:CPU:99, it has /device:CPU:0"),
+        ("train", ["devices={gpu: 77}"], "it has no /device:GPU:0"),
+        ("train", ["eval.metric_reductions={big: max}"], "Name one of average/total"),
     ],
 )
 def test_a_failed_run_is_exit_code_1_and_a_text(folder, capsys, command, options, text):

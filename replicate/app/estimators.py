@@ -1,0 +1,123 @@
+"""The Estimator that a config describes: replicated model_fn, devices, session settings."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from replicate import devices, errors, estimator, model_fn
+from replicate.app import config, functions, metrics, optimizers
+from replicate.compat.tensorflow import tf, tf1
+
+__all__ = ["build"]
+
+
+def build(settings: config.Config, watch: Callable[[tf.Tensor], Any] | None = None) -> Any:
+    """Returns the Estimator of a config.
+
+    Args:
+        settings: The config.
+        watch: Makes a training hook from the reduced loss.
+    """
+    chosen = _devices(settings.devices)  # before anything can start TensorFlow's runtime
+    fn = functions.load(settings.model_fn, "model_fn")
+    if settings.eval is not None:
+        fn = metrics.with_reductions(fn, settings.eval.metric_reductions)
+    replicated = model_fn.replicate_model_fn(
+        fn,
+        optimizers.optimizer_fn(settings.optimizer),
+        chosen,
+        **_options(settings),
+    )
+    return estimator.Estimator(
+        _watched(replicated, watch) if watch else replicated,
+        params=dict(settings.params),
+        config=_run_config(settings),
+    )
+
+
+def _options(settings: config.Config) -> dict[str, Any]:
+    """Returns the options of `replicate_model_fn` that are not at their default."""
+    names = (
+        "strategy",
+        "loss_reduction",
+        "accumulate_steps",
+        "clip_global_norm",
+        "update_ops",
+        "tower_building",
+    )
+    fields = config.Config.__dataclass_fields__
+    given = {name: getattr(settings, name) for name in names}
+    return {name: one for name, one in given.items() if one != fields[name].default}
+
+
+def _watched(replicated: Callable[..., Any], watch: Callable[[tf.Tensor], Any]) -> Any:
+    """Returns a model_fn that also runs a hook on the reduced loss in training."""
+
+    def watched(features, labels, mode, params, config):
+        spec = replicated(features, labels, mode, params=params, config=config)
+        if mode != estimator.ModeKeys.TRAIN:
+            return spec
+        return spec._replace(training_hooks=(*spec.training_hooks, watch(spec.loss)))
+
+    return watched
+
+
+def _devices(wanted: str | tuple[str, ...] | Mapping[str, int]) -> list[str] | None:
+    """Returns canonical names of devices that exist; None where TensorFlow is to choose.
+
+    Raises:
+        DeviceError: If this machine lacks one of them.
+    """
+    if wanted == "auto":
+        return None
+    if isinstance(wanted, Mapping):
+        if "cpu" in wanted:
+            return list(devices.make_logical_cpus(wanted["cpu"]))
+        wanted = tuple(f"/device:GPU:{index}" for index in range(wanted["gpu"]))
+    names = [devices.canonicalize(name) for name in wanted]
+    missing = [name for name in names if devices.is_missing(name)]
+    if missing:
+        raise errors.DeviceError(
+            f"devices: must be devices of this machine; it has no {', '.join(missing)}, it has "
+            f"{', '.join(devices.local_devices())}. Use devices: auto, or {{cpu: n}} for n "
+            "logical CPU devices."
+        )
+    return names
+
+
+def _run_config(settings: config.Config) -> Any:
+    run, training = settings.run, settings.train
+    session_config = tf1.ConfigProto(
+        allow_soft_placement=run.allow_soft_placement,
+        log_device_placement=run.log_device_placement,
+        intra_op_parallelism_threads=run.intra_op_parallelism_threads or 0,
+        inter_op_parallelism_threads=run.inter_op_parallelism_threads or 0,
+    )
+    session_config.gpu_options.allow_growth = run.gpu_allow_growth
+    if run.per_process_gpu_memory_fraction:
+        session_config.gpu_options.per_process_gpu_memory_fraction = (
+            run.per_process_gpu_memory_fraction
+        )
+    steps = {}
+    if training is not None:
+        steps = {
+            "save_summary_steps": training.save_summary_steps,
+            "keep_checkpoint_max": training.keep_checkpoint_max,
+            "log_step_count_steps": training.log_every_steps,
+            **_checkpoint_interval(settings),
+        }
+    return estimator.RunConfig(
+        model_dir=settings.model_dir,
+        tf_random_seed=settings.seed,
+        session_config=session_config,
+        **steps,
+    )
+
+
+def _checkpoint_interval(settings: config.Config) -> dict[str, int]:
+    training = settings.train
+    if training.save_checkpoints_secs:
+        return {"save_checkpoints_secs": training.save_checkpoints_secs}
+    every = training.save_checkpoints_steps
+    if every is None and settings.eval is not None:
+        every = settings.eval.every_steps
+    return {"save_checkpoints_steps": every} if every else {}
