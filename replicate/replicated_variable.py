@@ -197,8 +197,7 @@ def _require_alike(name: str, members: Sequence) -> None:
             "variable per replica."
         )
     for i, member in enumerate(members):
-        plain = isinstance(member, tfc.resource_variable_ops.BaseResourceVariable)
-        if not plain:
+        if not isinstance(member, tfc.resource_variable_ops.BaseResourceVariable):
             raise ValueError(
                 f"The copies of a replicated variable are plain resource variables: copy {i} of "
                 f"{name} is a {type(member).__name__}. Do not nest replicated scopes; make "

@@ -5,9 +5,9 @@ import os
 
 import numpy as np
 import pytest
+from tensorflow.python.ops import resource_variable_ops
 
 from replicate import errors, replicated_variable
-from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import default, mirrored, parameter_server
 
@@ -177,7 +177,7 @@ def test_graph_gradient_and_resource_variable_facts():
         v = make((3.0, 4.0))
         assert v.graph is graph
         assert v.op.type == "VarHandleOp"
-        assert tfc.resource_variable_ops.is_resource_variable(v)
+        assert resource_variable_ops.is_resource_variable(v)
         (gradient,) = tf.gradients(v * v, v)
         with graph_session(v) as sess:
             assert sess.run(gradient) == 6.0
@@ -502,15 +502,15 @@ def test_scope_needs_a_replica():
             pass
 
 
-def test_saver_takes_it_under_another_name(tmp_path):
-    with tf.Graph().as_default():
-        v = make((1.0, 2.0))
-        saver = tf1.train.Saver({"other": v})
-        with graph_session(v) as sess:
-            path = saver.save(sess, os.path.join(tmp_path, "model"))
-            saver.restore(sess, path)
-            assert sess.run(list(v.members)) == [1.0, 1.0]
-    assert tf.train.list_variables(path) == [("other", [])]
+def test_global_step_counts_in_every_copy():
+    with tf.Graph().as_default(), replicated_variable.replicated_scope(K, CPUS):
+        step = tf1.train.get_or_create_global_step()
+        w = tf1.get_variable("w", initializer=10.0)
+        train = tf1.train.GradientDescentOptimizer(1.0).minimize(w * 3.0, global_step=step)
+        assert tf1.train.get_global_step() is step
+        with graph_session() as sess:
+            sess.run(train)
+            assert sess.run(list(step.members)) == [1, 1]
 
 
 def test_saver_writes_one_copy_that_one_device_reads_and_back(tmp_path):
