@@ -272,6 +272,12 @@ def _devices(reader: checks.Reader, path: checks.KeyPath, value: Any) -> Any:
     return None
 
 
+def _model_dir(reader: checks.Reader, path: checks.KeyPath, value: Any) -> Any:
+    """Takes a path; a relative one stays relative to the working directory."""
+    value = checks.text(reader, path, value)
+    return os.path.expanduser(value) if isinstance(value, str) else value
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole config.
@@ -312,7 +318,7 @@ class Config:
     update_ops: str = checks.key(checks.one_of("first", "mean", "all"), "first")
     tower_building: str = checks.key(checks.one_of("auto", "call", "clone"), "auto")
     seed: int | None = checks.key(checks.optional(checks.whole()), None)
-    model_dir: str = checks.key(checks.text)
+    model_dir: str = checks.key(_model_dir)
     train: Train | None = checks.key(checks.optional(checks.section(Train)), None)
     eval: Eval | None = checks.key(checks.optional(checks.section(Eval)), None)
     predict: Predict | None = checks.key(checks.optional(checks.section(Predict)), None)

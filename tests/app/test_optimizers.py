@@ -8,7 +8,10 @@ from replicate.app import catalog, config, optimizers
 from replicate.compat.tensorflow import tf, tf1
 
 GIVEN_BY_US = {"global_step", "use_locking", "name", "x"}
-LEFT_OUT = {"Ftrl": {"accum_name", "linear_name", "beta"}}
+LEFT_OUT = {
+    "Adam": {"use_own_namescope_for_non_slot_vars"},  # newer TensorFlows only
+    "Ftrl": {"accum_name", "linear_name", "beta"},
+}
 
 
 def defaults_of(target, *left_out):

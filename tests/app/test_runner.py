@@ -23,7 +23,8 @@ def line(features, labels, mode, params):
     loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
     if params.get("broken"):
         raise IndexError("a fault of the user's")
-    metrics = {"average": tf1.metrics.mean(y, name="average"), "largest": running_max(features["x"])}
+    average = tf1.metrics.mean(y, name="average")
+    metrics = {"average": average, "largest": running_max(features["x"])}
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op(), eval_metric_ops=metrics)
 
 def running_max(x):

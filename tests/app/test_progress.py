@@ -1,0 +1,78 @@
+"""Progress is a bar on a terminal, lines elsewhere, and nothing when quiet."""
+
+import io
+import itertools
+
+import pytest
+from rich import console
+
+from replicate.app import progress
+
+
+@pytest.fixture(name="screen")
+def make_screen():
+    """Returns where a console writes."""
+    return io.StringIO()
+
+
+@pytest.fixture(name="seconds", autouse=True)
+def make_seconds(monkeypatch):
+    """Lets every look at the clock be half a second after the one before."""
+    clock = itertools.count(0, 0.5)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+
+
+def display_on(screen, *, terminal=False, quiet=False):
+    return progress.Display(
+        quiet, console.Console(file=screen, force_terminal=terminal, width=200, color_system=None)
+    )
+
+
+def test_lines_come_at_intervals_with_speed_loss_and_time_left(screen):
+    with display_on(screen) as display:
+        task = display.task("train", 600, start=100, every=100)
+        for step in range(150, 350, 50):
+            task.update(step, loss=2.0 - step / 1000)
+        task.finish()
+    # 50 steps in half a second; 400 and 300 steps are left
+    assert screen.getvalue().splitlines() == [
+        "train 200/600  loss 1.8  100.0 steps/s  0:04 left",
+        "train 300/600  loss 1.7  100.0 steps/s  0:03 left",
+    ]
+
+
+def test_a_pause_does_not_count(screen):
+    with display_on(screen) as display:
+        task = display.task("train", 100, every=10)
+        task.update(1)
+        task.pause()
+        task.update(10)
+    assert screen.getvalue() == "train 10/100  \n"
+
+
+def test_a_terminal_gets_a_bar(screen):
+    with display_on(screen, terminal=True) as display:
+        task = display.task("train", 100, every=10)
+        task.update(10, 0.5)
+        task.update(60, 0.25)
+        display.say("a remark")
+        display._bars.refresh()
+    shown = screen.getvalue()
+    assert "━" in shown
+    assert "60/100  loss 0.25  100.0 steps/s  0:00 left" in shown
+    assert "a remark" in shown
+
+
+def test_quiet_shows_nothing(screen):
+    with display_on(screen, terminal=True, quiet=True) as display:
+        display.task("train", 100, every=1).update(1, 0.5)
+        display.say("a remark")
+    assert screen.getvalue() == ""
+
+
+def test_an_end_that_is_not_known_is_not_shown(screen):
+    with display_on(screen) as display:
+        task = display.task("predict", None, every=2, unit="rows")
+        for count in (1, 2):
+            task.update(count)
+    assert screen.getvalue() == "predict 2  2.0 rows/s\n"
