@@ -138,7 +138,8 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         if method.startswith("assign"):
             kwargs["read_value"] = read_value
         if self._is_across():
-            return self._write_across(method, value, kwargs)
+            with _without_colocation():
+                return self._write_across(method, value, kwargs)
         return getattr(self._member(), method)(value, **kwargs)
 
     @property
