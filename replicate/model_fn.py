@@ -12,6 +12,7 @@ from replicate.strategy import (
     base,
     context,
     default,
+    mirrored,
     one_device,
     parameter_server,
     sharing,
@@ -21,6 +22,7 @@ from replicate.strategy import (
 from replicate.training import optimizer, statistics, towers
 
 STRATEGIES = {
+    "mirrored": mirrored.MirroredStrategy,
     "one_device": lambda devices: one_device.OneDeviceStrategy(devices[0]),
     "parameter_server": parameter_server.LocalParameterServerStrategy,
     "round_robin": lambda devices: parameter_server.LocalParameterServerStrategy(

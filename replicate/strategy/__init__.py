@@ -1,6 +1,12 @@
 """Floor 2: the strategy core, for whoever writes a distributed algorithm of their own."""
 
 from replicate.strategy.base import DistributionStrategy
+from replicate.strategy.cross_device import (
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+    RingAllReduce,
+)
 from replicate.strategy.default import (
     UpdateContext,
     get_cross_tower_context,
@@ -12,6 +18,7 @@ from replicate.strategy.default import (
     increment_var,
     require_tower_context,
 )
+from replicate.strategy.mirrored import MirroredStrategy
 from replicate.strategy.one_device import OneDeviceStrategy
 from replicate.strategy.parameter_server import LocalParameterServerStrategy
 from replicate.strategy.tower import TowerContext
@@ -20,11 +27,16 @@ from replicate.strategy.variables import MirroredVariable, TowerLocalVariable
 
 __all__ = [
     "DistributionStrategy",
+    "HierarchicalCopyAllReduce",
     "LocalParameterServerStrategy",
     "Mirrored",
+    "MirroredStrategy",
     "MirroredVariable",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "PerDevice",
+    "ReductionToOneDevice",
+    "RingAllReduce",
     "TowerContext",
     "TowerLocalVariable",
     "UpdateContext",

@@ -17,6 +17,7 @@ from replicate.strategy import (
     communication,
     context,
     creation,
+    datasets,
     lockstep,
     sharing,
     values,
@@ -222,6 +223,30 @@ class DistributionStrategy(communication.Communication):
             self._functions[fn] = tf.function(all_towers)
         return self._functions[fn]
 
+    def distribute_dataset(self, dataset_fn: Callable) -> datasets.PerDeviceDataset:
+        """Reads one dataset for all towers.
+
+        Args:
+            dataset_fn: Returns a `tf.data.Dataset` of batches; of K successive batches each
+                tower gets one.
+
+        Returns:
+            A dataset whose iterators yield PerDevice elements on the towers' devices. At an
+            uneven end a tower without a batch gets zero rows.
+
+        Raises:
+            ValueError: If `dataset_fn` returned something else.
+        """
+        self._require_mine("distribute_dataset")
+        dataset = dataset_fn()
+        if not isinstance(dataset, tf.data.Dataset):
+            raise ValueError(
+                "dataset_fn must return a tf.data.Dataset; got "
+                f"{type(dataset).__name__}. Use tf.data.Dataset.from_tensor_slices, or another "
+                "of its constructors."
+            )
+        return datasets.PerDeviceDataset(dataset, self._worker_devices)
+
     # Variables.
 
     def _creator(self, next_creator: Callable, **kwargs):
@@ -229,7 +254,7 @@ class DistributionStrategy(communication.Communication):
         if kwargs.get("variable_def") is not None:
             raise NotImplementedError(
                 "A variable cannot be made from a proto under a distribution strategy: got the "
-                f"proto of {kwargs['variable_def'].variable_name!r}. Import it outside of the scope."
+                f"proto of {kwargs['variable_def'].variable_name!r}. Import it outside the scope."
             )
         kwargs["use_resource"] = True
         mode = context.current()

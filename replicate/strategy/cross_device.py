@@ -1,0 +1,181 @@
+"""How values are reduced over towers to several devices at once.
+
+Each way takes N columns of K tensors, one per worker device, and gives each column's
+aggregate on each of its destinations. Small tensors may share a transfer
+(`pack_bytes`), and floating tensors may travel in fewer bits (`transfer_dtype`).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicate import devices as device_names
+from replicate import errors
+from replicate.compat.tensorflow import tf
+from replicate.graph import all_reduce, reductions
+
+_TRANSFER_DTYPES = (None, tf.float16, tf.bfloat16)
+
+
+class CrossDeviceOps:
+    """A way to reduce, and the options that all ways share.
+
+    Args:
+        pack_bytes: Tensors of up to this many bytes share one transfer; 0: none do.
+        transfer_dtype: `tf.float16` or `tf.bfloat16` for floating tensors on their way;
+            None: their own. Halves the bytes, and rounds.
+
+    Raises:
+        ValueError: If an option has no such value.
+    """
+
+    def __init__(self, pack_bytes: int = 0, transfer_dtype: tf.DType | None = None):
+        wanted = None if transfer_dtype is None else tf.as_dtype(transfer_dtype)
+        if wanted not in _TRANSFER_DTYPES:
+            raise ValueError(
+                f"transfer_dtype is tf.float16, tf.bfloat16 or None; got {transfer_dtype!r}."
+            )
+        if pack_bytes < 0:
+            raise ValueError(f"pack_bytes counts bytes, 0 or more; got {pack_bytes}.")
+        self._pack_bytes = pack_bytes
+        self._transfer_dtype = wanted
+
+    def require(self, devices: Sequence[str]) -> None:
+        """Refuses devices that this way cannot serve."""
+
+    def batch_reduce(
+        self, aggregation: Any, columns: Sequence, places: Sequence, workers: Sequence[str]
+    ) -> list:
+        """Reduces N columns.
+
+        Args:
+            aggregation: `tf.VariableAggregation.SUM` or `.MEAN`.
+            columns: N lists of K tensors or IndexedSlices.
+            places: N tuples of destination devices.
+            workers: The K worker devices.
+
+        Returns:
+            N lists of copies, one per destination.
+        """
+        everywhere = tuple(workers)
+        together = [
+            i
+            for i, (parts, place) in enumerate(zip(columns, places, strict=True))
+            if tuple(place) == everywhere and len(parts) == len(workers) and _all_dense(parts)
+        ]
+        results: list = [None] * len(columns)
+        if together:
+            rows = [list(row) for row in zip(*[columns[i] for i in together], strict=True)]
+            summed = self._all_reduce(rows, list(workers))
+            for n, i in enumerate(together):
+                results[i] = [row[n] for row in summed]
+        for i, (parts, place) in enumerate(zip(columns, places, strict=True)):
+            if results[i] is None:
+                first = reductions.sum_onto(parts, place[0])
+                results[i] = [first] + [reductions.copy_onto(first, other) for other in place[1:]]
+        if aggregation == tf.VariableAggregation.MEAN:
+            counts = [len(parts) for parts in columns]
+            results = [
+                [_scaled(copy, count) for copy in copies]
+                for copies, count in zip(results, counts, strict=True)
+            ]
+        return results
+
+    def _all_reduce(self, rows: list, workers: list) -> list:
+        """Sums K x N dense tensors to K x N copies."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(pack_bytes={self._pack_bytes}, "
+            f"transfer_dtype={getattr(self._transfer_dtype, 'name', None)!r})"
+        )
+
+
+def _all_dense(parts: Sequence) -> bool:
+    return not any(isinstance(part, tf.IndexedSlices) for part in parts)
+
+
+def _scaled(value: Any, count: int) -> Any:
+    """Divides on the device where the value already is."""
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(value.values / count, value.indices, value.dense_shape)
+    with tf.device(value.device or ""):
+        return value / count
+
+
+class ReductionToOneDevice(CrossDeviceOps):
+    """Sums on one device and copies the sum to all; see `CrossDeviceOps`."""
+
+    def _all_reduce(self, rows, workers):
+        return all_reduce.transferred(
+            rows, workers, all_reduce.to_one_device, self._pack_bytes, self._transfer_dtype
+        )
+
+
+class HierarchicalCopyAllReduce(CrossDeviceOps):
+    """Sums among near devices first, then between the groups; see `CrossDeviceOps`.
+
+    Args:
+        group_size: How many neighbours in the list of devices are near each other.
+        pack_bytes: See base class.
+        transfer_dtype: See base class.
+    """
+
+    def __init__(self, group_size: int = 4, pack_bytes: int = 0, transfer_dtype=None):
+        super().__init__(pack_bytes, transfer_dtype)
+        if group_size < 1:
+            raise ValueError(f"group_size counts devices, 1 or more; got {group_size}.")
+        self._group_size = group_size
+
+    def _all_reduce(self, rows, workers):
+        return all_reduce.transferred(
+            rows,
+            workers,
+            lambda packed, devices: all_reduce.hierarchical_copy(packed, devices, self._group_size),
+            self._pack_bytes,
+            self._transfer_dtype,
+        )
+
+
+class RingAllReduce(CrossDeviceOps):
+    """Sums around a ring of the devices; see `CrossDeviceOps` and `all_reduce.ring`."""
+
+    def _all_reduce(self, rows, workers):
+        return all_reduce.transferred(
+            rows, workers, all_reduce.ring, self._pack_bytes, self._transfer_dtype
+        )
+
+
+class NcclAllReduce(CrossDeviceOps):
+    """Lets NVIDIA's library sum between GPUs; see `CrossDeviceOps`."""
+
+    def require(self, devices: Sequence[str]) -> None:
+        """Refuses devices that are no GPUs.
+
+        Raises:
+            DeviceError: Names them.
+        """
+        others = [name for name in devices if not _is_gpu(name)]
+        if others:
+            raise errors.DeviceError(
+                f"NcclAllReduce works between GPUs only; got {others}. Use RingAllReduce or "
+                "ReductionToOneDevice there."
+            )
+
+    def _all_reduce(self, rows, workers):
+        return all_reduce.transferred(
+            rows, workers, all_reduce.nccl, self._pack_bytes, self._transfer_dtype
+        )
+
+
+def _is_gpu(device: str) -> bool:
+    return tf.DeviceSpec.from_string(device).device_type == "GPU"
+
+
+def best_for(devices: Sequence[str]) -> CrossDeviceOps:
+    """Returns NCCL where all devices are GPUs that exist, else `ReductionToOneDevice`."""
+    gpus = set(device_names.local_devices("GPU"))
+    has_nccl = len(devices) > 1 and all(_is_gpu(d) and d in gpus for d in devices)
+    if has_nccl and tf.test.is_built_with_cuda():
+        return NcclAllReduce()
+    return ReductionToOneDevice()

@@ -1,0 +1,280 @@
+"""`replicate_model_fn` from outside: what a user of an Estimator relies on."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from replicate import errors, estimator, model_fn
+from replicate.compat.tensorflow import tf, tf1
+
+TWO = ["/cpu:0", "/cpu:1"]
+
+
+def linear_model_fn(features, labels, mode):
+    """loss = w * x, with w = 10."""
+    del labels
+    w = tf1.get_variable("w", initializer=10.0)
+    predictions = features["x"] * w
+    loss = tf.reduce_sum(predictions)
+    metrics = {"count": tf1.metrics.mean(predictions)}
+    return estimator.EstimatorSpec(
+        mode,
+        predictions={"y": predictions},
+        loss=loss,
+        eval_metric_ops=metrics if mode == "eval" else None,
+        train_op=tf.no_op() if hasattr(tf, "no_op") else tf1.no_op(),
+    )
+
+
+def descend():
+    return tf1.train.GradientDescentOptimizer(1.0)
+
+
+def built(model, mode="train", features=None, labels=None, **options):
+    """Builds a spec in a fresh graph; returns it with the graph."""
+    graph = tf.Graph()
+    with graph.as_default():
+        tf1.train.create_global_step()
+        features = {"x": tf.constant([1.0, 2.0])} if features is None else features()
+        labels = labels() if callable(labels) else labels
+        spec = model_fn.replicate_model_fn(model, **options)(features, labels, mode)
+    return spec, graph
+
+
+def run(graph, *fetches):
+    """Runs each of the fetches after the other, and returns their results."""
+    with graph.as_default(), tf1.Session() as session:
+        session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+        return [session.run(fetch() if callable(fetch) else fetch) for fetch in fetches]
+
+
+def weight(graph):
+    return graph.get_tensor_by_name("w/Read/ReadVariableOp:0")
+
+
+@pytest.mark.parametrize(
+    ("reduction", "loss", "after"),
+    # Gradients of w * x are x: 1 and 2. Sum: 10 - (1 + 2); mean: 10 - (1 + 2) / 2.
+    # Losses are 10 and 20.
+    [("sum", 30.0, 7.0), ("mean", 15.0, 8.5), (None, 30.0, 7.0)],
+)
+def test_loss_reduction_decides_the_step(reduction, loss, after):
+    spec, graph = built(
+        linear_model_fn, optimizer_fn=descend, devices=TWO, loss_reduction=reduction
+    )
+    found_loss, _, found = run(graph, spec.loss, spec.train_op, lambda: weight(graph))
+    assert (found_loss, found) == (loss, after)
+
+
+def test_one_row_is_predicted_on_eight_towers():
+    spec, graph = built(
+        linear_model_fn, "infer", lambda: {"x": tf.constant([3.0])}, optimizer_fn=descend, devices=8
+    )
+    np.testing.assert_array_equal(run(graph, spec.predictions)[0]["y"], [30.0])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 16, 17])
+@pytest.mark.parametrize("static", [True, False])
+def test_predictions_keep_the_order_of_the_batch(rows, static):
+    def features():
+        x = np.arange(rows, dtype=np.float32)
+        return {"x": tf.constant(x) if static else tf1.placeholder_with_default(x, [None])}
+
+    spec, graph = built(linear_model_fn, "infer", features, devices=8)
+    np.testing.assert_array_equal(run(graph, spec.predictions)[0]["y"], np.arange(rows) * 10.0)
+
+
+def counting_model_fn(features, labels, mode):
+    """A loss and metrics over the rows of features["x"]."""
+    w = tf1.get_variable("w", initializer=1.0)
+    error = tf.square(features["x"] * w - labels)
+    return estimator.EstimatorSpec(
+        mode,
+        loss=tf.reduce_mean(error),
+        predictions=features["x"],
+        eval_metric_ops={
+            "mean": tf1.metrics.mean(error),
+            "rows": tf1.metrics.true_positives(tf.ones_like(labels), tf.ones_like(labels)),
+        },
+    )
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_evaluation_counts_every_row_once(rows):
+    x, y = np.arange(rows, dtype=np.float32), np.full(rows, 2.0, np.float32)
+
+    def evaluate(**options):
+        model = counting_model_fn
+        if options:
+            model = model_fn.replicate_model_fn(model, descend, loss_reduction="mean", **options)
+        graph = tf.Graph()
+        with graph.as_default():
+            features = {"x": tf1.placeholder_with_default(x, [None])}
+            spec = model(features, tf1.placeholder_with_default(y, [None]), "eval")
+            values = {name: value for name, (value, _) in spec.eval_metric_ops.items()}
+            updates = [update for _, update in spec.eval_metric_ops.values()]
+        loss, _, predictions, values = run(graph, spec.loss, updates, spec.predictions, values)
+        return loss, predictions, values
+
+    loss, predictions, values = evaluate(devices=2)
+    expected_loss, expected_predictions, expected_values = evaluate()
+    assert values["rows"] == rows
+    assert loss == pytest.approx(expected_loss)
+    assert values == pytest.approx(expected_values)
+    np.testing.assert_array_equal(predictions, expected_predictions)
+
+
+def three_kinds_model_fn(features, labels, mode):
+    """Unnamed layers, a Keras layer, and a bare variable."""
+    hidden = tf1.layers.dense(features["x"][:, None], 3)
+    hidden = tf1.layers.dense(hidden, 3)
+    hidden = tf.keras.layers.Dense(2)(hidden)
+    bare = tf.Variable(tf.zeros([2]), name="bare")
+    output = tf.reduce_sum(hidden + bare, axis=1)
+    loss = tf.reduce_mean(tf.square(output - labels))
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=tf1.no_op(), predictions=output)
+
+
+def variable_names(graph):
+    return [v.name for v in graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES)]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:UserWarning")
+def test_weights_have_one_copy_and_the_names_of_one_device():
+    def labels():
+        return tf.constant([0.0, 1.0])
+
+    def one_device():
+        graph = tf.Graph()
+        with graph.as_default():
+            tf1.train.create_global_step()
+            loss = three_kinds_model_fn({"x": tf.constant([1.0, 2.0])}, labels(), "train").loss
+            tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+        return variable_names(graph)
+
+    _, graph = built(
+        three_kinds_model_fn,
+        labels=labels,
+        optimizer_fn=lambda: tf1.train.MomentumOptimizer(0.1, 0.9),
+        devices=3,
+    )
+    assert variable_names(graph) == one_device()
+    assert len(graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)) == 7
+
+
+def test_first_tower_has_no_prefix_and_later_ones_have():
+    _, graph = built(linear_model_fn, optimizer_fn=descend, devices=TWO)
+    names = [op.name for op in graph.get_operations()]
+    assert "mul" in names
+    assert "tower_1/mul" in names
+    assert not [name for name in names if name.startswith("tower_0")]
+
+
+def test_operations_go_to_the_towers_and_variables_to_the_parameter_device():
+    _, graph = built(linear_model_fn, optimizer_fn=descend, devices=["/cpu:1", "/cpu:2"])
+    assert graph.get_operation_by_name("w").device == "/device:CPU:0"
+    assert graph.get_operation_by_name("mul").device == "/device:CPU:1"
+    assert graph.get_operation_by_name("tower_1/mul").device == "/device:CPU:2"
+
+
+def test_a_device_that_the_user_names_is_kept():
+    def model(features, labels, mode):
+        with tf1.device("/cpu:5"):
+            doubled = tf.multiply(features["x"], 2.0, name="doubled")
+        return linear_model_fn({"x": doubled}, labels, mode)
+
+    _, graph = built(model, optimizer_fn=descend, devices=["/cpu:1", "/cpu:2"])
+    assert graph.get_operation_by_name("tower_1/doubled").device == "/device:CPU:5"
+
+
+def test_one_gpu_is_its_own_parameter_device():
+    _, graph = built(linear_model_fn, optimizer_fn=descend, devices=["/gpu:0"])
+    assert graph.get_operation_by_name("w").device == "/device:GPU:0"
+
+
+def test_one_device_adds_no_operation_for_splitting_or_reducing():
+    _, graph = built(linear_model_fn, optimizer_fn=descend, devices=["/cpu:0"])
+    kinds = {op.type for op in graph.get_operations()}
+    assert not kinds & {"Split", "SplitV", "ConcatV2", "AddN", "StridedSlice"}
+
+
+def test_a_tower_with_a_variable_of_its_own_is_refused():
+    calls = []
+
+    def model(features, labels, mode):
+        calls.append(0)
+        tf1.get_variable(f"v{len(calls)}x", initializer=1.0)
+        return linear_model_fn(features, labels, mode)
+
+    with pytest.raises(
+        errors.TowerMismatchError, match=r"tower 1 created v2x .*tower 0 created v1x"
+    ):
+        built(model, optimizer_fn=descend, devices=TWO)
+
+
+def test_a_tower_that_leaves_out_a_variable_is_refused():
+    calls = []
+
+    def model(features, labels, mode):
+        calls.append(0)
+        if len(calls) == 1:
+            tf1.get_variable("only_once", initializer=1.0)
+        return linear_model_fn(features, labels, mode)
+
+    with pytest.raises(errors.TowerMismatchError, match=r"tower 1 did not create only_once"):
+        built(model, optimizer_fn=descend, devices=TWO)
+
+
+def test_model_fn_gets_only_the_arguments_it_names():
+    seen = []
+
+    def model(features, mode, params):
+        params["seen"] = True
+        seen.append(sorted(params))
+        return linear_model_fn(features, None, mode)
+
+    replicated = model_fn.replicate_model_fn(model, lambda params: descend(), TWO)
+    params = {"rate": 1.0}
+    with tf.Graph().as_default():
+        tf1.train.create_global_step()
+        replicated({"x": tf.constant([1.0, 2.0])}, None, "train", params)
+    assert seen == [["rate", "seen"]] * 2
+    assert params == {"rate": 1.0}
+
+
+def test_partial_and_callable_objects_are_model_fns():
+    class Model:
+        def __call__(self, features, labels, mode, scale=1.0):
+            return linear_model_fn({"x": features["x"] * scale}, labels, mode)
+
+    for model in (Model(), functools.partial(Model(), scale=1.0)):
+        spec, graph = built(model, optimizer_fn=descend, devices=TWO)
+        assert run(graph, spec.loss) == [30.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"strategy": "ring"}, "strategy is one of"),
+        ({"update_ops": "last"}, "update_ops is one of"),
+        ({"loss_reduction": "none"}, "loss_reduction"),
+        ({"optimizer_fn": 3}, "optimizer_fn must be a function"),
+    ],
+)
+def test_options_that_do_not_exist_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        model_fn.replicate_model_fn(linear_model_fn, **options)
+
+
+def test_specs_that_differ_between_towers_are_refused():
+    calls = []
+
+    def model(features, labels, mode):
+        calls.append(f"y{len(calls) + 1}")
+        key = calls[-1]
+        spec = linear_model_fn(features, labels, mode)
+        return spec._replace(predictions={key: spec.predictions["y"]})
+
+    with pytest.raises(errors.TowerMismatchError, match=r"tower 1 returned the keys \['y2'\]"):
+        built(model, "infer", devices=TWO)
