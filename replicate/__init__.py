@@ -4,6 +4,53 @@ Names are loaded on first use: `import replicate` alone does not import TensorFl
 """
 
 import importlib
+import os
 from typing import Any
 
+from replicate.compat import versions
+
 __version__ = "0.1.0"
+
+# Public name -> the room it is in. A room that is named like its name is the name itself.
+_ROOMS = {
+    "DistributionStrategy": "replicate.strategy",
+    "LocalParameterServerStrategy": "replicate.strategy",
+    "Mirrored": "replicate.strategy",
+    "MirroredVariable": "replicate.strategy",
+    "OneDeviceStrategy": "replicate.strategy",
+    "PerDevice": "replicate.strategy",
+    "TowerContext": "replicate.strategy",
+    "TowerLocalVariable": "replicate.strategy",
+    "UpdateContext": "replicate.strategy",
+    "errors": "replicate.errors",
+    "estimator": "replicate.estimator",
+    "get_cross_tower_context": "replicate.strategy",
+    "get_distribution_strategy": "replicate.strategy",
+    "get_loss_reduction": "replicate.strategy",
+    "get_tower_context": "replicate.strategy",
+    "get_update_device": "replicate.strategy",
+    "has_distribution_strategy": "replicate.strategy",
+    "increment_var": "replicate.strategy",
+    "replicate_model_fn": "replicate.model_fn",
+    "require_tower_context": "replicate.strategy",
+    "strategy": "replicate.strategy",
+}
+
+__all__ = ["__version__", *_ROOMS]
+
+# Not TensorFlow, only a word to it: code that imports this package and then uses tf.keras
+# before anything of ours gets the Keras that Estimators need.
+versions.choose_keras(os.environ)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'replicate' has no attribute {name!r}")
+    room = importlib.import_module(_ROOMS[name])
+    value = room if _ROOMS[name] == f"replicate.{name}" else getattr(room, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

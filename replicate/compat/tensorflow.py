@@ -7,13 +7,33 @@ every listed name exists in each supported TensorFlow.
 """
 
 import importlib
+import os
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import tensorflow as tf
+from replicate.compat import versions
+
+versions.choose_keras(os.environ)  # before TensorFlow, which looks at it while it is imported
+try:
+    import tensorflow as tf
+except ModuleNotFoundError as e:
+    if e.name == "tensorflow":
+        versions.require_supported(None)
+    raise
+versions.require_supported(getattr(tf, "__version__", "of an unknown version"))
+versions.require_keras_2(tf.__version__, os.environ.get(versions.KERAS_VARIABLE))
 
 tf1 = tf.compat.v1
+
+if keras_3 := versions.bound_to_keras_3([tf, tf1]):
+    warnings.warn(
+        f"Keras 3 is in use already, as {', '.join(keras_3)}; replicate and Estimators need "
+        "Keras 2 (tf-keras), models that mix the two fail. Import replicate before tf.keras is "
+        f"first used, or set {versions.KERAS_VARIABLE}=1 for the process.",
+        RuntimeWarning,
+    )
 
 
 class Door:
@@ -101,11 +121,26 @@ trackable = Door(
     {"VARIABLE_VALUE_KEY": "the name of a variable's value in tf.train.Checkpoint"},
 )
 
+multi_device_iterator = Door(
+    "tensorflow.python.data.ops.multi_device_iterator_ops",
+    {
+        "MultiDeviceIterator": "a graph's iterator that prefetches onto each tower's device",
+        "OwnedMultiDeviceIterator": "the eager iterator that does the same",
+    },
+)
+
+tf_export = Door(
+    "tensorflow.python.util.tf_export",
+    {
+        "API_ATTRS": "tensorflow-estimator registers its symbols here",
+        "API_ATTRS_V1": "tensorflow-estimator registers its symbols here",
+    },
+)
+
 core_types = Door(
     "tensorflow.python.types.core",
     {"Tensor": "a distributed variable is accepted wherever a tensor is"},
 )
-
 
 resource_variable_ops = Door(
     "tensorflow.python.ops.resource_variable_ops",

@@ -1,0 +1,111 @@
+"""The Estimator API, on every supported TensorFlow.
+
+Every name that `tf.estimator` of TensorFlow 2.15 has, as it is there; `v1` is
+`tf.compat.v1.estimator` of that release. Names are loaded on first use.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+__all__ = [
+    "BaselineClassifier",
+    "BaselineEstimator",
+    "BaselineRegressor",
+    "BestExporter",
+    "BinaryClassHead",
+    "CheckpointSaverHook",
+    "CheckpointSaverListener",
+    "DNNClassifier",
+    "DNNEstimator",
+    "DNNLinearCombinedClassifier",
+    "DNNLinearCombinedEstimator",
+    "DNNLinearCombinedRegressor",
+    "DNNRegressor",
+    "Estimator",
+    "EstimatorSpec",
+    "EvalSpec",
+    "Exporter",
+    "FeedFnHook",
+    "FinalExporter",
+    "FinalOpsHook",
+    "GlobalStepWaiterHook",
+    "Head",
+    "LatestExporter",
+    "LinearClassifier",
+    "LinearEstimator",
+    "LinearRegressor",
+    "LoggingTensorHook",
+    "LogisticRegressionHead",
+    "ModeKeys",
+    "MultiClassHead",
+    "MultiHead",
+    "MultiLabelHead",
+    "NanLossDuringTrainingError",
+    "NanTensorHook",
+    "PoissonRegressionHead",
+    "ProfilerHook",
+    "RegressionHead",
+    "RunConfig",
+    "SecondOrStepTimer",
+    "SessionRunArgs",
+    "SessionRunContext",
+    "SessionRunHook",
+    "SessionRunValues",
+    "StepCounterHook",
+    "StopAtStepHook",
+    "SummarySaverHook",
+    "TrainSpec",
+    "VocabInfo",
+    "WarmStartSettings",
+    "add_metrics",
+    "classifier_parse_example_spec",
+    "experimental",
+    "export",
+    "install",
+    "regressor_parse_example_spec",
+    "train_and_evaluate",
+    "v1",
+]
+
+
+def install() -> None:
+    """Sets `tf.estimator` where TensorFlow has it no more, so that old code runs as it is.
+
+    That is `tf.estimator`, `tf.compat.v1.estimator` and `tf.compat.v2.estimator`, also as
+    modules to import from. What TensorFlow has itself stays. A second call changes nothing.
+    """
+    tf = _room("tensorflow").tf
+    estimators = _room("estimator")
+    for name, parent, load in (
+        ("tensorflow", tf, estimators.load_v2),
+        ("tensorflow.compat.v1", tf.compat.v1, estimators.load_v1),
+        ("tensorflow.compat.v2", tf.compat.v2, estimators.load_v2),
+    ):
+        if not hasattr(parent, "estimator"):
+            parent.estimator = load()
+            sys.modules.setdefault(f"{name}.estimator", parent.estimator)
+            for part in ("experimental", "export", "inputs", "tpu"):
+                if hasattr(parent.estimator, part):
+                    sys.modules.setdefault(
+                        f"{name}.estimator.{part}", getattr(parent.estimator, part)
+                    )
+
+
+def _room(name: str) -> ModuleType:
+    """Returns a room of `replicate.compat`; this is where TensorFlow is loaded."""
+    return importlib.import_module(f"replicate.compat.{name}")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    estimators = _room("estimator")
+    value = estimators.load_v1() if name == "v1" else getattr(estimators.load_v2(), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
