@@ -1,9 +1,11 @@
 """`replicate` on the command line; imports TensorFlow only for commands that run a model."""
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +189,28 @@ def _export(options: argparse.Namespace) -> None:
 def _with_tensorflow(quiet: bool) -> tuple[Any, Any, Any]:
     """Imports the rooms that need TensorFlow, quietly; returns runner, report, a display."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from replicate.app import progress, report, runner
-
+    with _native_stderr_held():
+        from replicate.app import progress, report, runner
     progress.calm_logging(quiet)
     return runner, report, progress.Display(quiet)
+
+
+@contextlib.contextmanager
+def _native_stderr_held() -> Iterator[None]:
+    """Holds back what libraries write to stderr while they load; shows it if that fails.
+
+    Newer TensorFlows greet there before any setting of theirs can stop them.
+    """
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(shown, held.read())
+            raise
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
