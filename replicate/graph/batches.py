@@ -5,11 +5,14 @@ one row, the longer ones first. Where there are fewer rows than towers, a tower 
 rows gets the batch's first row on loan, and n_i = 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import rows
+
+_ALIKE = "All of a batch's tensors need the same first dimension; check the input_fn."
 
 
 class Batch(NamedTuple):
@@ -18,7 +21,9 @@ class Batch(NamedTuple):
     Attributes:
         features: K nests of features.
         labels: K nests of labels.
-        row_counts: K numbers n_i of rows; ints, or int64 tensors of shape [].
+        row_counts: K numbers n_i of rows; ints, or int32 tensors of shape []. With one
+            tower, None where only a run tells.
+        total: B, the number of all rows; likewise.
         weights: K parts n_i / B; floats, or float32 tensors of shape [].
         has_rows: K truths n_i > 0; bools, or bool tensors of shape [].
     """
@@ -26,14 +31,26 @@ class Batch(NamedTuple):
     features: list
     labels: list
     row_counts: list
+    total: Any
     weights: list
     has_rows: list
 
 
 class _Leaf(NamedTuple):
+    """A tensor of features or labels.
+
+    Attributes:
+        path: How the user would write it, e.g. `features["image"]`.
+        value: A tensor, or None.
+    """
+
     path: str
     value: Any
-    rows: int | None
+
+    def count_text(self, number: int) -> str:
+        """Returns e.g. `labels have 9 rows`."""
+        verb = "have" if self.path in ("features", "labels") else "has"
+        return f"{self.path} {verb} {number} row{'' if number == 1 else 's'}"
 
 
 def split_batch(features: Any, labels: Any, num_towers: int) -> Batch:
@@ -41,201 +58,211 @@ def split_batch(features: Any, labels: Any, num_towers: int) -> Batch:
 
     Args:
         features: Nest of dense, sparse and ragged tensors of shape [B, ...]. Scalars and
-            None go to every tower whole.
+            None go to every tower whole; a tensor of unknown rank counts as batched.
         labels: Likewise, or None.
         num_towers: K >= 1. One tower gets what came, and no operation is added.
 
+    Returns:
+        K shards. Leaves that disagree on B, or have no rows, only when run end in an
+        `InvalidArgumentError` there.
+
     Raises:
-        BatchError: If leaves disagree on B, or none has rows; names both. Leaves found to
-            disagree only at run time end in an `InvalidArgumentError`.
+        BatchError: If leaves disagree on B (names both), or none has rows.
     """
     if num_towers == 1:
-        return Batch([features], [labels], [None], [1.0], [True])
-    features, labels = _as_tensors(features), _as_tensors(labels)
-    leaves = [*_leaves("features", features), *_leaves("labels", labels)]
-    batched = [leaf for leaf in leaves if _is_batched(leaf.value)]
+        total = _static_total(_leaves(features, labels))
+        return Batch([features], [labels], [total], total, [1.0], [True])
+    named = [_as_tensor(leaf) for leaf in _leaves(features, labels)]
+    batched = [leaf for leaf in named if rows.is_batched(leaf.value)]
     if not batched:
         raise errors.BatchError(
-            "Splitting a batch needs a tensor with a batch dimension; features and labels have "
-            f"{[leaf.path for leaf in leaves]}, all scalars. Batch the dataset of the input_fn."
+            "A batch is split along the first dimension of its tensors; got "
+            f"{_listed(named)}. Give features or labels a batch dimension, for example with "
+            "dataset.batch(...) in the input_fn."
         )
-    total = _static_rows(batched)
-    if total is None:
-        total = _checked_rows(batched)
-    starts, counts = _runs(total, num_towers)
-    shard = _Shards(total, starts, counts)
+    total = _agreed_rows(batched)
+    total, checks = _checked_total(total, batched)
+    leaves = [_gated(leaf.value, total, checks) for leaf in named]
+    runs = _static_runs(total, num_towers) if isinstance(total, int) else _runs(total, num_towers)
+    shards = [
+        [rows.cut(value, begin, end) if rows.is_batched(value) else value for value in leaves]
+        for begin, end in zip(runs.begins, runs.ends, strict=True)
+    ]
+    cut = len(tf.nest.flatten(features))
     return Batch(
-        [shard.of(features, i) for i in range(num_towers)],
-        [shard.of(labels, i) for i in range(num_towers)],
-        counts,
-        [_part(count, total) for count in counts],
-        [count > 0 for count in counts],
+        [tf.nest.pack_sequence_as(features, shard[:cut]) for shard in shards],
+        [tf.nest.pack_sequence_as(labels, shard[cut:]) for shard in shards],
+        runs.counts,
+        total,
+        runs.weights,
+        runs.has_rows,
     )
 
 
-def _as_tensors(nest: Any) -> Any:
-    """Turns arrays and numbers into tensors, and keeps None."""
-
-    def leaf(value):
-        if value is None or isinstance(value, (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)):
-            return value
-        return tf.convert_to_tensor(value)
-
-    return tf.nest.map_structure(leaf, nest)
-
-
-def _leaves(root: str, nest: Any) -> list[_Leaf]:
-    """Lists the leaves that are not None, each with its path."""
-    found: list[_Leaf] = []
-
-    def visit(path, value):
-        if value is None:
-            return
-        if isinstance(value, dict):
-            for key in value:
-                visit(f"{path}[{key!r}]".replace("'", '"'), value[key])
-        elif isinstance(value, tuple) and hasattr(value, "_fields"):
-            for key in value._fields:
-                visit(f"{path}.{key}", getattr(value, key))
-        elif isinstance(value, (list, tuple)):
-            for i, item in enumerate(value):
-                visit(f"{path}[{i}]", item)
-        else:
-            rows = value.shape[0] if value.shape.rank else None
-            found.append(_Leaf(path, value, rows))
-
-    visit(root, nest)
-    return found
-
-
-def _is_batched(value: Any) -> bool:
-    return value is not None and value.shape.rank != 0
-
-
-def _static_rows(batched: Sequence[_Leaf]) -> int | None:
-    """Returns B where all leaves say so before anything runs; refuses disagreement."""
-    known = [leaf for leaf in batched if leaf.rows is not None]
-    for leaf in known:
-        if leaf.rows != known[0].rows:
-            raise errors.BatchError(
-                f"All of a batch's tensors need the same first dimension: {known[0].path} has "
-                f"{known[0].rows} rows, {leaf.path} has {leaf.rows}. Check the input_fn."
-            )
-        if leaf.rows == 0:
-            raise errors.BatchError(
-                f"A batch needs at least one row; {leaf.path} has none. Check the input_fn."
-            )
-    return known[0].rows if len(known) == len(batched) else None
-
-
-def _checked_rows(batched: Sequence[_Leaf]) -> tf.Tensor:
-    """Returns B as an int64 tensor that fails to run where leaves disagree."""
-    counts = [_rows_of(leaf.value) for leaf in batched]
-    checks = [
-        tf1.assert_positive(
-            counts[0], message=f"A batch needs at least one row; {batched[0].path} has none."
-        )
-    ]
-    for leaf, count in zip(batched[1:], counts[1:], strict=True):
-        text = (
-            "All of a batch's tensors need the same first dimension: "
-            f"{leaf.path} differs from {batched[0].path}. Check the input_fn."
-        )
-        checks.append(tf1.assert_equal(count, counts[0], message=text))
-    with tf1.control_dependencies([check for check in checks if check is not None]):
-        return tf.identity(counts[0], name="rows")
-
-
-def _rows_of(value: Any) -> tf.Tensor:
-    if isinstance(value, tf.SparseTensor):
-        return value.dense_shape[0]
-    if isinstance(value, tf.RaggedTensor):
-        return tf.cast(value.nrows(), tf.int64)
-    return tf.shape(value, out_type=tf.int64)[0]
-
-
-def _runs(total: Any, num_towers: int) -> tuple[list, list]:
-    """Returns the first row and the number of rows of each tower."""
-    quotient, remainder = total // num_towers, total % num_towers
-    if isinstance(total, int):
-        counts = [quotient + (i < remainder) for i in range(num_towers)]
-        return [sum(counts[:i]) for i in range(num_towers)], counts
-    extra = [tf.cast(remainder > i, tf.int64) for i in range(num_towers)]
-    counts = [quotient + item for item in extra]
-    starts = [quotient * i + tf.minimum(remainder, i) for i in range(num_towers)]
-    return starts, counts
-
-
-def _part(count: Any, total: Any) -> Any:
-    if isinstance(total, int):
-        return count / total
-    return tf.cast(count, tf.float32) / tf.cast(total, tf.float32)
-
-
-class _Shards:
-    """Cuts one tower's rows out of a leaf.
-
-    Args:
-        total: B.
-        starts: K first rows.
-        counts: K numbers of rows, 0 for a tower that borrows.
-    """
-
-    def __init__(self, total: Any, starts: Sequence[Any], counts: Sequence[Any]):
-        self._is_static = isinstance(total, int)
-        if self._is_static:
-            self._starts = [s if n else 0 for s, n in zip(starts, counts, strict=True)]
-            self._sizes = [max(n, 1) for n in counts]
-        else:
-            zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
-            pairs = list(zip(starts, counts, strict=True))
-            self._starts = [tf.where(n > 0, s, zero) for s, n in pairs]
-            self._sizes = [tf.maximum(n, one) for n in counts]
-
-    def of(self, nest: Any, tower_id: int) -> Any:
-        """Returns tower `tower_id`'s rows of each leaf."""
-        start, size = self._starts[tower_id], self._sizes[tower_id]
-        return tf.nest.map_structure(lambda value: _cut(value, start, size), nest)
-
-
-def _cut(value: Any, start: Any, size: Any) -> Any:
-    """Returns rows [start, start + size) of one leaf."""
-    if not _is_batched(value):
-        return value
-    if isinstance(value, tf.SparseTensor):
-        shape = value.dense_shape
-        first = tf.concat([[tf.cast(start, tf.int64)], tf.zeros_like(shape[1:])], 0)
-        wanted = tf.concat([[tf.cast(size, tf.int64)], shape[1:]], 0)
-        cut = tf.sparse.slice(value, first, wanted)
-        known = tf.TensorShape([size if isinstance(size, int) else None]).concatenate(value.shape[1:])
-        return _with_static_shape(cut, known)
-    cut = value[start : start + size]
-    if isinstance(value, tf.Tensor) and value.shape.rank is not None:
-        cut = tf.ensure_shape(cut, [size if isinstance(size, int) else None, *value.shape[1:]])
-    return cut
-
-
-def _with_static_shape(value: tf.SparseTensor, shape: tf.TensorShape) -> tf.SparseTensor:
-    """Keeps what is known of a sparse tensor's shape, where TensorFlow can hold it."""
-    if not shape.is_fully_defined():
-        return value
-    return tf.SparseTensor(value.indices, value.values, tf.constant(shape.as_list(), tf.int64))
-
-
 def take_rows(nest: Any, count: Any) -> Any:
-    """Returns the first rows of each leaf that has rows.
+    """Returns the first rows of each leaf that has rows; scalars and None stay.
 
     Args:
         nest: Nest of dense, sparse and ragged tensors.
         count: How many rows at most: an int, or an int64 tensor of shape [].
     """
+    leaves = [_as_tensor(leaf).value for leaf in _leaves(nest)]
+    taken = [rows.take(leaf, count) if rows.is_batched(leaf) else leaf for leaf in leaves]
+    return tf.nest.pack_sequence_as(nest, taken)
 
-    def leaf(value):
-        if not _is_batched(value):
-            return value
+
+def _leaves(features: Any, *labels: Any) -> list[_Leaf]:
+    """Lists the leaves in TensorFlow's order, each with its path."""
+    leaves = []
+    for root, nest in (("features", features), *(("labels", nest) for nest in labels)):
+        values, paths = tf.nest.flatten(nest), _paths(root, nest)
+        if len(paths) != len(values):  # a container that only TensorFlow looks into
+            paths = [f"{root} (part {i})" for i in range(len(values))]
+        leaves += [_Leaf(path, value) for path, value in zip(paths, values, strict=True)]
+    return leaves
+
+
+def _paths(path: str, nest: Any) -> list[str]:
+    if isinstance(nest, Mapping):
+        parts = [(f"[{_quoted(key)}]", nest[key]) for key in sorted(nest)]
+    elif isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        parts = [(f".{field}", value) for field, value in zip(nest._fields, nest, strict=True)]
+    elif isinstance(nest, (list, tuple)):
+        parts = [(f"[{i}]", value) for i, value in enumerate(nest)]
+    else:
+        return [path]
+    return [found for part, value in parts for found in _paths(path + part, value)]
+
+
+def _quoted(key: Any) -> str:
+    return f'"{key}"' if isinstance(key, str) else repr(key)
+
+
+def _as_tensor(leaf: _Leaf) -> _Leaf:
+    """Turns arrays, numbers and variables into tensors, and keeps None."""
+    if leaf.value is None or isinstance(leaf.value, rows.KINDS):
+        return leaf
+    if isinstance(leaf.value, tf1.ragged.RaggedTensorValue):
+        return leaf._replace(value=tf.ragged.constant(leaf.value.to_list()))
+    try:
+        return leaf._replace(value=tf.convert_to_tensor(leaf.value))
+    except (TypeError, ValueError) as reason:
+        raise errors.BatchError(
+            "Features and labels are dense, sparse or ragged tensors; "
+            f"{leaf.path} is {type(leaf.value).__name__}. Convert it in the input_fn."
+        ) from reason
+
+
+def _listed(leaves: Sequence[_Leaf]) -> str:
+    given = [leaf.path for leaf in leaves if leaf.value is not None]
+    return f"no rows, only the scalars {', '.join(given)}" if given else "no tensors at all"
+
+
+def _static_total(leaves: Sequence[_Leaf]) -> int | None:
+    """Returns B of the first leaf that knows it, adding no operation."""
+    for leaf in leaves:
+        if isinstance(leaf.value, rows.KINDS) and rows.static_count(leaf.value) is not None:
+            return rows.static_count(leaf.value)
+    return None
+
+
+def _agreed_rows(batched: Sequence[_Leaf]) -> int | None:
+    """Returns B where a leaf says so before anything runs; refuses disagreement."""
+    known = [(leaf, rows.static_count(leaf.value)) for leaf in batched]
+    known = [(leaf, number) for leaf, number in known if number is not None]
+    if not known:
+        return None
+    first, total = known[0]
+    for leaf, number in known[1:]:
+        if number != total:
+            raise errors.BatchError(
+                f"{first.count_text(total)}, {leaf.count_text(number).rsplit(' ', 1)[0]}. {_ALIKE}"
+            )
+    if total == 0:
+        raise errors.BatchError(
+            f"A batch has one row or more; {first.count_text(0)}. Check the input_fn."
+        )
+    return total
+
+
+def _checked_total(total: int | None, batched: Sequence[_Leaf]) -> tuple[Any, list]:
+    """Returns B, and the checks of what is not known before a run."""
+    unknown = [leaf for leaf in batched if rows.static_count(leaf.value) is None]
+    if not unknown:
+        return total, []
+    numbers = [rows.count(leaf.value) for leaf in unknown]
+    names = [leaf.path for leaf in unknown]
+    known = next((leaf for leaf in batched if leaf not in unknown), None)
+    if known is not None:
+        numbers, names = [tf.constant(total), *numbers], [known.path, *names]
+    checks = []
+    if total is None:
+        total = numbers[0]
+        text = f"A batch has one row or more; {names[0]} came without rows. Check the input_fn."
+        checks.append(tf.debugging.Assert(total > 0, [text]))
+    if len(numbers) > 1:
+        stacked = tf.stack(numbers)
+        text = f"The numbers of rows differ between {', '.join(names)}:"
+        checks.append(
+            tf.debugging.Assert(
+                tf.reduce_all(tf.equal(stacked, stacked[0])),
+                [text, stacked, _ALIKE],
+                summarize=len(numbers),
+            )
+        )
+    return total, [check for check in checks if check is not None]  # None: eager, and passed
+
+
+def _gated(value: Any, total: Any, checks: Sequence[Any]) -> Any:
+    """Returns a leaf of B rows whose values are there only when the checks have passed."""
+    if not checks or not rows.is_batched(value):
+        return value
+    with tf1.control_dependencies(checks):
         if isinstance(value, tf.SparseTensor):
-            rows = tf.minimum(value.dense_shape[0], tf.cast(count, tf.int64))
-            return _cut(value, 0, rows)
-        return value[:count]
+            shape = rows.sparse_shape(value, value.dense_shape[0])
+            return tf.SparseTensor(value.indices, tf.identity(value.values), shape)
+        if isinstance(value, tf.RaggedTensor):
+            return value.with_flat_values(tf.identity(value.flat_values))
+        value = tf.identity(value)
+    if isinstance(total, int) and value.shape.rank is not None:
+        value.set_shape([total, *value.shape[1:]])
+    return value
 
-    return tf.nest.map_structure(leaf, _as_tensors(nest))
+
+class _Runs(NamedTuple):
+    """Which rows each of K towers computes on.
+
+    Attributes:
+        begins: K first rows.
+        ends: K rows after the last ones; a tower without rows still has one, on loan.
+        counts: K numbers n_i of the tower's own rows.
+        weights: K parts n_i / B.
+        has_rows: K truths n_i > 0.
+    """
+
+    begins: list
+    ends: list
+    counts: list
+    weights: list
+    has_rows: list
+
+
+def _static_runs(total: int, num_towers: int) -> _Runs:
+    counts = [total // num_towers + (i < total % num_towers) for i in range(num_towers)]
+    begins = [sum(counts[:i]) if number else 0 for i, number in enumerate(counts)]
+    ends = [begin + max(number, 1) for begin, number in zip(begins, counts, strict=True)]
+    weights = [number / total for number in counts]
+    return _Runs(begins, ends, counts, weights, [number > 0 for number in counts])
+
+
+def _runs(total: tf.Tensor, num_towers: int) -> _Runs:
+    """Does for an int32 tensor what `_static_runs` does, for all towers at once."""
+    tower_ids = tf.range(num_towers)
+    base, longer = total // num_towers, total % num_towers
+    counts = base + tf.cast(tower_ids < longer, tf.int32)
+    has_rows = counts > 0
+    begins = base * tower_ids + tf.minimum(tower_ids, longer)
+    begins = tf.where(has_rows, begins, tf.zeros_like(begins))
+    ends = begins + tf.maximum(counts, 1)
+    weights = tf.cast(counts, tf.float32) / tf.cast(total, tf.float32)
+    return _Runs(*(tf.unstack(part) for part in (begins, ends, counts, weights, has_rows)))

@@ -125,6 +125,8 @@ def merged(default: str, named: str | None) -> str:
     """Merges a device with what the user named, whose parts win."""
     if not named:
         return default
-    return tf.DeviceSpec.from_string(default).make_merged_spec(
-        tf.DeviceSpec.from_string(named)
-    ).to_string()
+    return (
+        tf.DeviceSpec.from_string(default)
+        .make_merged_spec(tf.DeviceSpec.from_string(named))
+        .to_string()
+    )

@@ -1,0 +1,310 @@
+"""Splitting: rows in order, shards that differ by at most one row, clear refusals."""
+
+import collections
+import contextlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicate import errors
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import batches
+
+Pair = collections.namedtuple("Pair", ["left", "right"])
+MODES = ("eager", "graph", "function")
+
+
+def run(mode, make):
+    """Builds and evaluates `make()` eagerly, in a graph's session, or in a function."""
+    if mode == "eager":
+        return evaluated(make())
+    if mode == "function":
+        return evaluated(tf.function(make, autograph=False)())
+    with tf.Graph().as_default(), tf1.Session() as session:
+        made = make()
+        return tf.nest.map_structure(
+            lambda leaf: _plain(session.run(leaf)) if tf.is_tensor(leaf) else leaf, made
+        )
+
+
+def evaluated(nest):
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else _plain(leaf), nest)
+
+
+def _plain(value):
+    """Turns a tensor or its value into an array; sparse ones become dense, ragged ones lists."""
+    if isinstance(value, tf1.SparseTensorValue):
+        dense = np.zeros(value.dense_shape, value.values.dtype)
+        dense[tuple(value.indices.T)] = value.values
+        return dense
+    if isinstance(value, tf.SparseTensor):
+        return tf.sparse.to_dense(value).numpy()
+    if isinstance(value, (tf.RaggedTensor, tf1.ragged.RaggedTensorValue)):
+        return value.to_list()
+    return value.numpy() if isinstance(value, tf.Tensor) else value
+
+
+def dynamic(array):
+    """A tensor whose first dimension only a run tells."""
+    tensor = tf1.placeholder_with_default(tf.constant(array), [None, *np.shape(array)[1:]])
+    return tensor
+
+
+def rows(count, width=2):
+    return np.arange(count * width, dtype=np.float32).reshape(count, width)
+
+
+def sparse_rows(count):
+    """Row i holds i + 1 in column i % 3."""
+    indices = [[i, i % 3] for i in range(count)]
+    return tf.SparseTensor(
+        np.array(indices, np.int64), tf.range(1, count + 1), np.array([count, 3], np.int64)
+    )
+
+
+def ragged_rows(count):
+    """Row i holds i % 3 numbers."""
+    return tf.ragged.constant([list(range(i % 3)) for i in range(count)], dtype=tf.int32)
+
+
+def expected_counts(total, num_towers):
+    """The law itself: one row after the other is dealt, then towers keep runs."""
+    counts = [0] * num_towers
+    for row in range(total):
+        counts[row % num_towers] += 1
+    return counts
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    total=st.integers(1, 40),
+    num_towers=st.integers(2, 8),
+    mode=st.sampled_from(MODES),
+    is_dynamic=st.booleans(),
+)
+def test_shards_in_order_are_the_batch(total, num_towers, mode, is_dynamic):
+    def make():
+        dense = dynamic if is_dynamic and mode != "eager" else tf.constant
+        features = {
+            "dense": dense(rows(total)),
+            "nested": (sparse_rows(total), [ragged_rows(total), None]),
+        }
+        labels = Pair(dense(np.arange(total)), dense(np.array([b"x"] * total)))
+        return batches.split_batch(features, labels, num_towers)
+
+    batch = run(mode, make)
+    counts = expected_counts(total, num_towers)
+    assert [int(n) for n in batch.row_counts] == counts
+    assert int(batch.total) == total
+    assert [bool(truth) for truth in batch.has_rows] == [n > 0 for n in counts]
+    np.testing.assert_allclose(batch.weights, [n / total for n in counts], rtol=1e-6)
+
+    own = [i for i, n in enumerate(counts) if n]
+    dense = np.concatenate([batch.features[i]["dense"] for i in own])
+    np.testing.assert_array_equal(dense, rows(total))
+    sparse = np.concatenate([batch.features[i]["nested"][0] for i in own])
+    np.testing.assert_array_equal(sparse, tf.sparse.to_dense(sparse_rows(total)).numpy())
+    ragged = [row for i in own for row in batch.features[i]["nested"][1][0]]
+    assert ragged == ragged_rows(total).to_list()
+    assert [batch.features[i]["nested"][1][1] for i in own] == [None] * len(own)
+    labels = np.concatenate([batch.labels[i].left for i in own])
+    np.testing.assert_array_equal(labels, np.arange(total))
+    for i in set(range(num_towers)) - set(own):  # the first row, on loan
+        np.testing.assert_array_equal(batch.features[i]["dense"], rows(total)[:1])
+        assert batch.features[i]["nested"][0].shape == (1, 3)
+        assert len(batch.features[i]["nested"][1][0]) == 1
+        assert batch.labels[i].right.tolist() == [b"x"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_scalars_and_none_go_to_every_tower_whole(mode):
+    def make():
+        return batches.split_batch({"x": rows(4), "rate": 0.5, "no": None}, None, 2)
+
+    batch = run(mode, make)
+    assert [shard["rate"] for shard in batch.features] == [0.5, 0.5]
+    assert [shard["no"] for shard in batch.features] == [None, None]
+    assert batch.labels == [None, None]
+
+
+def test_static_batch_gives_static_shapes(fresh_graph):
+    features = {
+        "dense": tf.zeros([5, 7]),
+        "sparse": tf.SparseTensor([[4, 1]], [1.0], [5, 3]),
+        "ragged": ragged_rows(5),
+    }
+    batch = batches.split_batch(features, tf.zeros([5]), 2)
+    assert [shard["dense"].shape.as_list() for shard in batch.features] == [[3, 7], [2, 7]]
+    assert [shard["sparse"].shape.as_list() for shard in batch.features] == [[3, 3], [2, 3]]
+    assert [shard["ragged"].shape.as_list() for shard in batch.features] == [[3, None], [2, None]]
+    assert [shard.shape.as_list() for shard in batch.labels] == [[3], [2]]
+
+
+def test_dynamic_batch_keeps_the_other_dimensions(fresh_graph):
+    features = (
+        tf1.placeholder(tf.float32, [None, 7]),
+        tf1.sparse_placeholder(tf.float32, [None, 3]),
+        tf1.placeholder(tf.float32, None),
+    )
+    batch = batches.split_batch(features, None, 2)
+    assert [shard[0].shape.as_list() for shard in batch.features] == [[None, 7]] * 2
+    assert [shard[1].shape.as_list() for shard in batch.features] == [[None, 3]] * 2
+    assert [shard[2].shape.rank for shard in batch.features] == [None, None]
+
+
+def test_one_known_batch_dimension_is_known_of_all(fresh_graph, session):
+    features = {"a": dynamic(rows(5)), "b": tf.constant(rows(5))}
+    batch = batches.split_batch(features, None, 2)
+    assert batch.row_counts == [3, 2]
+    assert batch.features[0]["a"].shape.as_list() == [3, 2]
+    np.testing.assert_array_equal(session.run(batch.features[1]["a"]), rows(5)[3:])
+
+
+def test_one_tower_gets_what_came(fresh_graph):
+    features, labels = {"x": np.zeros([3, 1])}, tf.zeros([3])
+    before = len(fresh_graph.get_operations())
+    batch = batches.split_batch(features, labels, 1)
+    assert batch.features[0] is features
+    assert batch.labels[0] is labels
+    assert (batch.row_counts, batch.total) == ([3], 3)
+    assert (batch.weights, batch.has_rows) == ([1.0], [True])
+    assert len(fresh_graph.get_operations()) == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_uniform_and_nested_ragged_dimensions_stay(mode):
+    def make():
+        values = tf.ragged.constant([[1], [2, 3], [], [4], [5], [6, 7]], dtype=tf.int32)
+        uniform = tf.RaggedTensor.from_uniform_row_length(values, 2)
+        nested = tf.RaggedTensor.from_row_lengths(
+            tf.RaggedTensor.from_row_lengths(tf.constant([8, 9, 10]), [1, 2]), [2, 0, 0]
+        )
+        batch = batches.split_batch({"u": uniform, "n": nested}, None, 2)
+        assert [shard["u"].shape.as_list() for shard in batch.features] == [
+            [2, 2, None],
+            [1, 2, None],
+        ]
+        return batch.features
+
+    first, second = run(mode, make)
+    assert first == {"u": [[[1], [2, 3]], [[], [4]]], "n": [[[8], [9, 10]], []]}
+    assert second == {"u": [[[5], [6, 7]]], "n": [[]]}
+
+
+@pytest.mark.parametrize("dtype", [tf.bool, tf.string, tf.int8, tf.uint16, tf.complex64])
+def test_every_dtype_is_split(dtype, session):
+    values = tf.constant([b"a", b"b", b"c"]) if dtype == tf.string else tf.cast([0, 1, 2], dtype)
+    batch = batches.split_batch(values, None, 2)
+    first, second = session.run(batch.features)
+    whole = session.run(values)
+    np.testing.assert_array_equal(np.concatenate([first, second]), whole)
+
+
+def test_gradients_flow_to_every_row(session):
+    whole = tf.constant(rows(3))
+    batch = batches.split_batch({"x": whole}, None, 2)
+    # d/dx of the first shard's sum plus 10 times the second's.
+    loss = tf.reduce_sum(batch.features[0]["x"]) + 10.0 * tf.reduce_sum(batch.features[1]["x"])
+    (gradient,) = tf1.gradients(loss, whole)
+    np.testing.assert_array_equal(session.run(gradient), [[1, 1], [1, 1], [10, 10]])
+
+
+def test_leaves_that_disagree_are_both_named():
+    with pytest.raises(
+        errors.BatchError, match=r'^features\["image"\] has 10 rows, labels have 9\.'
+    ):
+        batches.split_batch({"image": rows(10)}, rows(9), 2)
+    with pytest.raises(
+        errors.BatchError, match=r'features\["a"\]\[0\] has 1 row, labels.right has 2'
+    ):
+        batches.split_batch({"a": [rows(1)]}, Pair(None, rows(2)), 2)
+
+
+def test_a_batch_without_rows_is_refused():
+    with pytest.raises(errors.BatchError, match="one row or more; features have 0 rows"):
+        batches.split_batch(rows(0), None, 2)
+
+
+@pytest.mark.parametrize(
+    ("features", "shown"),
+    [
+        ({}, "no tensors at all"),
+        (None, "no tensors at all"),
+        ({"a": 1.0}, r'scalars features\["a"\]'),
+    ],
+)
+def test_a_batch_without_batch_dimension_is_refused(features, shown):
+    with pytest.raises(errors.BatchError, match=shown):
+        batches.split_batch(features, None, 2)
+
+
+def test_a_leaf_that_is_no_tensor_is_named():
+    with pytest.raises(errors.BatchError, match=r'features\["f"\] is object'):
+        batches.split_batch({"f": object()}, rows(2), 2)
+
+
+@pytest.mark.parametrize("mode", ["graph", "function"])
+def test_disagreement_in_a_run_is_an_invalid_argument(mode):
+    @contextlib.contextmanager
+    def refused():
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rows differ between") as caught:
+            yield
+        assert 'features["x"], labels' in caught.value.message.replace("\\", "")
+        assert "[4 3]" in caught.value.message
+
+    if mode == "graph":
+        with tf.Graph().as_default(), tf1.Session() as session:
+            batch = batches.split_batch({"x": dynamic(rows(4))}, dynamic(rows(3)), 2)
+            for part in (batch.features[0]["x"], batch.features[1]["x"], batch.labels[1]):
+                with refused():
+                    session.run(part)
+        return
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2]), tf.TensorSpec([None, 2])])
+    def split(x, y):
+        return batches.split_batch({"x": x}, y, 2).features
+
+    split(rows(4), rows(4))
+    with refused():
+        split(rows(4), rows(3))
+
+
+def test_no_rows_in_a_run_are_an_invalid_argument(session):
+    batch = batches.split_batch({"x": dynamic(rows(0))}, None, 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="one row or more"):
+        session.run(batch.features[1])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("count", "left"), [(0, 0), (2, 2), (9, 3), (2**63 - 1, 3)])
+@pytest.mark.parametrize("is_tensor", [False, True])
+def test_first_rows_are_taken_of_every_kind(mode, count, left, is_tensor):
+    def make():
+        nest = {
+            "d": tf.constant(rows(3)),
+            "s": sparse_rows(3),
+            "r": ragged_rows(3),
+            "scalar": tf.constant(7),
+            "none": None,
+        }
+        return batches.take_rows(nest, tf.constant(count, tf.int64) if is_tensor else count)
+
+    taken = run(mode, make)
+    np.testing.assert_array_equal(taken["d"], rows(3)[:left])
+    np.testing.assert_array_equal(taken["s"], np.array([[1, 0, 0], [0, 2, 0], [0, 0, 3]])[:left])
+    assert taken["r"] == [[], [0], [0, 1]][:left]
+    assert (taken["scalar"], taken["none"]) == (7, None)
+
+
+def test_leaves_share_the_arithmetic_of_the_split(fresh_graph):
+    def operations(num_leaves):
+        with tf.Graph().as_default() as graph:
+            features = [tf1.placeholder(tf.float32, [None, 2]) for _ in range(num_leaves)]
+            before = len(graph.get_operations())
+            batches.split_batch(features, None, 4)
+            return len(graph.get_operations()) - before
+
+    # A further leaf costs its row count, one gate, and K slices with their constants.
+    assert operations(12) - operations(11) <= 5 + 1 + 4 * 7
