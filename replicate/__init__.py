@@ -14,11 +14,17 @@ __version__ = "0.1.0"
 # Public name -> the room it is in. A room that is named like its name is the name itself.
 _ROOMS = {
     "DistributionStrategy": "replicate.strategy",
+    "HierarchicalCopyAllReduce": "replicate.strategy",
     "LocalParameterServerStrategy": "replicate.strategy",
     "Mirrored": "replicate.strategy",
+    "MirroredStrategy": "replicate.strategy",
     "MirroredVariable": "replicate.strategy",
+    "NcclAllReduce": "replicate.strategy",
     "OneDeviceStrategy": "replicate.strategy",
     "PerDevice": "replicate.strategy",
+    "ReductionToOneDevice": "replicate.strategy",
+    "ReplicatedVariable": "replicate.replicated_variable",
+    "RingAllReduce": "replicate.strategy",
     "TowerContext": "replicate.strategy",
     "TowerLocalVariable": "replicate.strategy",
     "UpdateContext": "replicate.strategy",
@@ -32,6 +38,8 @@ _ROOMS = {
     "has_distribution_strategy": "replicate.strategy",
     "increment_var": "replicate.strategy",
     "replicate_model_fn": "replicate.model_fn",
+    "replicated_scope": "replicate.replicated_variable",
+    "replicated_variable_for_optimizer": "replicate.replicated_variable",
     "require_tower_context": "replicate.strategy",
     "strategy": "replicate.strategy",
 }

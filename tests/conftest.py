@@ -1,6 +1,9 @@
 """Shows one CPU to TensorFlow as eight devices, before any test can start it."""
 
 import os
+import pathlib
+import subprocess
+import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # the suite reads Python warnings, not C++ logs
 
@@ -36,3 +39,22 @@ def nothing_left_behind():
     """After each test the default graph is the process's own, empty one again."""
     yield
     tf1.reset_default_graph()
+
+
+@pytest.fixture(scope="session")
+def run_python():
+    """Runs code in a process of its own, for what may happen only once in a process."""
+    root = pathlib.Path(__file__).parent.parent
+
+    def run(code: str, **variables: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(root), **variables},
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            pytest.fail(f"{code}\n\nended with {done.returncode}:\n{done.stderr[-4000:]}")
+        return done.stdout
+
+    return run

@@ -1,0 +1,117 @@
+"""The range of versions and the choice of Keras, as pure functions."""
+
+import importlib.metadata
+import sys
+import types
+
+import pytest
+
+from replicate import errors
+from replicate.compat import versions
+
+
+@pytest.mark.parametrize("found", ["2.15.0", "2.15.1", "2.16.0-rc1", "2.18.1", "2.21.0", "2.21"])
+def test_versions_inside_the_range_pass(found):
+    versions.require_supported(found)
+
+
+@pytest.mark.parametrize("found", ["1.15.5", "2.9.3", "2.14.1", "2.22.0", "2.22.0-dev1", "3.0.0"])
+def test_versions_outside_the_range_are_refused(found):
+    with pytest.raises(errors.UnsupportedTensorFlowError) as raised:
+        versions.require_supported(found)
+    assert "2.15 - 2.21" in str(raised.value)
+    assert f"found TensorFlow {found}." in str(raised.value)
+    assert isinstance(raised.value, ImportError)
+
+
+def test_no_tensorflow_is_refused():
+    with pytest.raises(errors.UnsupportedTensorFlowError, match="found no TensorFlow"):
+        versions.require_supported(None)
+
+
+def test_a_version_that_is_no_number_is_refused():
+    with pytest.raises(errors.UnsupportedTensorFlowError, match="of an unknown version"):
+        versions.require_supported("of an unknown version")
+
+
+@pytest.fixture
+def tf_keras(monkeypatch):
+    """Lets tf-keras be installed in the version that is set, or not at all."""
+    installed = {}
+
+    def version(distribution):
+        if distribution not in installed:
+            raise importlib.metadata.PackageNotFoundError(distribution)
+        return installed[distribution]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    return lambda number: installed.update({"tf-keras": number})
+
+
+@pytest.mark.parametrize(
+    ("installed", "before", "after"),
+    [
+        ("2.21.0", {}, {"TF_USE_LEGACY_KERAS": "1"}),
+        ("2.16.0", {}, {"TF_USE_LEGACY_KERAS": "1"}),
+        ("2.21.0", {"TF_USE_LEGACY_KERAS": "0"}, {"TF_USE_LEGACY_KERAS": "0"}),
+        ("2.15.1", {}, {}),
+        (None, {}, {}),
+    ],
+)
+def test_keras_2_is_chosen_where_keras_3_would_come(tf_keras, installed, before, after):
+    if installed:
+        tf_keras(installed)
+    environment = dict(before)
+    versions.choose_keras(environment)
+    assert environment == after
+
+
+def test_tensorflow_2_15_has_keras_2_itself():
+    versions.require_keras_2("2.15.1", None)
+
+
+def test_keras_2_chosen_passes(tf_keras):
+    tf_keras("2.21.0")
+    for yes in ("1", "true", "True"):
+        versions.require_keras_2("2.21.0", yes)
+
+
+@pytest.mark.parametrize("setting", ["0", "", "False", None])
+def test_keras_3_asked_for_is_refused(tf_keras, setting):
+    tf_keras("2.21.0")
+    with pytest.raises(errors.UnsupportedTensorFlowError, match="TF_USE_LEGACY_KERAS is"):
+        versions.require_keras_2("2.21.0", setting)
+
+
+@pytest.mark.parametrize(
+    ("installed", "came"), [(None, "no tf-keras"), ("2.15.1", "tf-keras 2.15.1")]
+)
+def test_tf_keras_missing_is_refused(tf_keras, installed, came):
+    if installed:
+        tf_keras(installed)
+    with pytest.raises(errors.UnsupportedTensorFlowError, match=f"found {came}.*tf-keras~=2.18.0"):
+        versions.require_keras_2("2.18.1", "1")
+
+
+class _Lazy(types.ModuleType):
+    """Says what it is bound to as TensorFlow's lazy modules do."""
+
+    def __repr__(self):
+        return "<KerasLazyLoader (keras_3) keras._tf_keras.keras.layers as layers mode=v1>"
+
+
+def test_modules_bound_to_keras_3_are_named():
+    tensorflow = types.ModuleType("tensorflow")
+    tensorflow.keras = types.ModuleType("keras._tf_keras.keras")
+    tensorflow.layers = _Lazy("layers")
+    tensorflow.losses = types.ModuleType("tf_keras.api._v2.keras.losses")
+    tensorflow.version = "keras._tf_keras"
+    named = versions.bound_to_keras_3([tensorflow])
+    assert named == ["tensorflow.keras", "tensorflow.layers"]
+
+
+def test_the_room_does_not_import_tensorflow(run_python):
+    assert "tensorflow" in sys.modules
+    run_python(
+        "import sys; from replicate.compat import versions; assert 'tensorflow' not in sys.modules"
+    )
