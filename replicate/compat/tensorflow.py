@@ -121,6 +121,23 @@ trackable = Door(
     {"VARIABLE_VALUE_KEY": "the name of a variable's value in tf.train.Checkpoint"},
 )
 
+autograph = Door(
+    "tensorflow.python.autograph.impl.api",
+    {
+        "tf_convert": "a tower's function is converted as the code is that gave it",
+        "autograph_artifact": "our own functions are called as they are",
+        "StagingError": "what it gives in place of an exception that it cannot make anew",
+    },
+)
+
+autograph_status = Door(
+    "tensorflow.python.autograph.core.ag_ctx",
+    {
+        "control_status_ctx": "whether the running code was converted",
+        "Status": "whether the running code was converted",
+    },
+)
+
 multi_device_iterator = Door(
     "tensorflow.python.data.ops.multi_device_iterator_ops",
     {
@@ -135,6 +152,11 @@ tf_export = Door(
         "API_ATTRS": "tensorflow-estimator registers its symbols here",
         "API_ATTRS_V1": "tensorflow-estimator registers its symbols here",
     },
+)
+
+composite_tensor = Door(
+    "tensorflow.python.framework.composite_tensor",
+    {"CompositeTensor": "values of several devices pass in and out of a tf.function"},
 )
 
 core_types = Door(

@@ -8,6 +8,7 @@ device, parameter server, mirrored) overrides the hooks only.
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from replicate.strategy import (
     bridge,
     communication,
     context,
+    conversion,
     creation,
     datasets,
     lockstep,
@@ -44,7 +46,7 @@ class DistributionStrategy(communication.Communication):
         self._worker_devices = tuple(worker_devices)
         self._parameter_devices = tuple(parameter_devices)
         self._warned_of_partitioner = False
-        self._functions: dict = {}
+        self._functions: Any = weakref.WeakKeyDictionary()
         self._extended = bridge.BridgeStrategy(self).extended
 
     # Who takes part.
@@ -103,7 +105,7 @@ class DistributionStrategy(communication.Communication):
             if mode is None:
                 stack.enter_context(bridge.across(context.Mode(self)))
                 stack.enter_context(tf.variable_creator_scope(self._creator))
-                stack.enter_context(self._without_partitioners())
+                stack.enter_context(creation.without_partitioners(self._warn_of_partitioner))
                 stack.enter_context(self._default_device())
             yield self
 
@@ -114,23 +116,14 @@ class DistributionStrategy(communication.Communication):
             with self._default_device():
                 yield
 
-    @contextlib.contextmanager
-    def _without_partitioners(self):
-        def getter(getter, *args, **kwargs):  # TensorFlow passes it by this name
-            if kwargs.pop("partitioner", None) is not None and not self._warned_of_partitioner:
-                self._warned_of_partitioner = True
-                _log.warning(
-                    "Partitioned variables are turned off under a distribution strategy: "
-                    "variable %s, and any other, is made whole.",
-                    kwargs.get("name", args[0] if args else "?"),
-                )
-            return getter(*args, **kwargs)
-
-        current = tf1.get_variable_scope()
-        with tf1.variable_scope(
-            current, custom_getter=getter, use_resource=True, auxiliary_name_scope=False
-        ):
-            yield
+    def _warn_of_partitioner(self, name: str) -> None:
+        if not self._warned_of_partitioner:
+            self._warned_of_partitioner = True
+            _log.warning(
+                "Partitioned variables are turned off under a distribution strategy: "
+                "variable %s, and any other, is made whole.",
+                name,
+            )
 
     def _default_device(self):
         """Enters the device for what runs across towers."""
@@ -157,9 +150,11 @@ class DistributionStrategy(communication.Communication):
             TowerMismatchError: If the towers do not make the same merge calls.
             Exception: What a tower raised, with the tower's number in its notes.
         """
-        self._require_cross_tower("call_for_each_tower")
-        results = self.run_towers(lambda: fn, args, kwargs, run_concurrently)
-        return values.regroup(results, devices=self._worker_devices)
+        fn = conversion.as_here(fn)
+        with conversion.own_types():
+            self._require_cross_tower("call_for_each_tower")
+            results = self.run_towers(lambda: fn, args, kwargs, run_concurrently)
+            return values.regroup(results, devices=self._worker_devices)
 
     def run_towers(
         self,

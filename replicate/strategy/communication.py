@@ -6,11 +6,16 @@ from typing import Any
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import bridge, context, values, variables
+from replicate.strategy import bridge, context, conversion, values, variables
 
 
+@conversion.unconverted
 class Communication:
     """The verbs of a strategy that move values; a policy overrides the private hooks."""
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        conversion.unconverted(cls)
 
     def reduce(self, aggregation: Any, value: Any, destinations: Any = None) -> Any:
         """Reduces a value over towers.

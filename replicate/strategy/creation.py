@@ -1,6 +1,7 @@
 """Makes the copies of a variable on their devices, and lists the variable once."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
@@ -70,6 +71,26 @@ def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: S
     return made
 
 
+@contextlib.contextmanager
+def without_partitioners(warn: Callable[[str], None]) -> Iterator[None]:
+    """Makes every variable a whole one, and a resource.
+
+    Args:
+        warn: Takes the name of a variable whose partitioner was dropped.
+    """
+
+    def getter(getter, *args, **kwargs):  # TensorFlow passes it by this name
+        if kwargs.pop("partitioner", None) is not None:
+            warn(kwargs.get("name", args[0] if args else "?"))
+        return getter(*args, **kwargs)
+
+    current = tf1.get_variable_scope()
+    with tf1.variable_scope(
+        current, custom_getter=getter, use_resource=True, auxiliary_name_scope=False
+    ):
+        yield
+
+
 def add_to_collections(variable: Any, kwargs: dict) -> None:
     """Lists a variable of the first tower for a tower that asked for it as well."""
     _list_once(variable, _collections(kwargs, variable.trainable))
@@ -93,9 +114,11 @@ def _members(next_creator: Callable, kwargs: dict, places: Sequence[str], same_s
                 copy["initial_value"] = _start_of(members[0], place)
         with tf.device(place):
             members.append(next_creator(**copy))
-    if members[0].trainable and not tf1.executing_eagerly_outside_functions():
-        # NOTE: TensorFlow lists a trainable variable as such even in no collection.
-        isolation.remove(tf1.get_default_graph(), tf1.GraphKeys.TRAINABLE_VARIABLES, members)
+    if not tf1.executing_eagerly_outside_functions():
+        # NOTE: TensorFlow lists a trainable variable as such even in no collection, and
+        # what `tf.Variable` makes as a global one whatever the collections.
+        for key in (tf1.GraphKeys.TRAINABLE_VARIABLES, tf1.GraphKeys.GLOBAL_VARIABLES):
+            isolation.remove(tf1.get_default_graph(), key, members)
     return members, _collections({**kwargs, "collections": wanted}, members[0].trainable)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import base, context, variables
+from replicate.strategy import base, context, conversion, variables
 from replicate.strategy import tower as towers
 
 
@@ -142,6 +142,7 @@ class UpdateContext:
         self._entered.close()
 
 
+@conversion.unconverted
 def increment_var(v: Any, amount: Any = 1) -> Any:
     """Adds `amount` to a variable once, in a tower or across towers.
 

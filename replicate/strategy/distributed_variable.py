@@ -10,7 +10,7 @@ from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import checkpoint, context, values
+from replicate.strategy import checkpoint, context, conversion, trace_type, values
 
 
 class DistributedVariable(tf.Variable, tfc.core_types.Tensor):
@@ -22,6 +22,10 @@ class DistributedVariable(tf.Variable, tfc.core_types.Tensor):
         devices: The K devices they live on.
         aggregation: How values of several towers become one.
     """
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        conversion.unconverted(cls)
 
     is_distributed_variable = True  # NOTE: TensorFlow's optimizers ask for this name.
 
@@ -267,6 +271,10 @@ class DistributedVariable(tf.Variable, tfc.core_types.Tensor):
             "them. Make a new variable and assign."
         )
 
+    def __tf_tracing_type__(self, tracing_context):
+        del tracing_context
+        return trace_type.VariableTraceType(self)
+
     def _should_act_as_resource_variable(self):
         """Present so that TensorFlow takes the resource paths."""
 
@@ -342,6 +350,7 @@ for _name in (
 ):
     setattr(DistributedVariable, _name, _scattered(_name))
 
+conversion.unconverted(DistributedVariable)
 
 tf.register_tensor_conversion_function(
     DistributedVariable,

@@ -12,7 +12,7 @@ those in which one device would have called it.
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from replicate import errors
@@ -280,9 +280,9 @@ def _raise_failure(towers: list) -> None:
     for tower in towers:
         if tower.failure is not None:
             failure, tower.failure = tower.failure, None
-            add_note(failure, f"raised in tower {tower.tower_id} of {len(towers)}")
             try:
-                raise failure
+                with noted(tower.tower_id, len(towers)):
+                    raise failure
             finally:
                 del failure  # its traceback holds this frame: do not close the circle
 
@@ -325,6 +325,16 @@ def code_of(fn: Callable) -> Any:
 
 def _shown(fn: Callable) -> str:
     return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+@contextlib.contextmanager
+def noted(tower_id: int, num_towers: int) -> Iterator[None]:
+    """Adds the tower's number to the notes of an exception that passes."""
+    try:
+        yield
+    except BaseException as failure:
+        add_note(failure, f"raised in tower {tower_id} of {num_towers}")
+        raise
 
 
 def add_note(failure: BaseException, note: str) -> None:

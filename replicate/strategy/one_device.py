@@ -2,7 +2,7 @@
 
 from replicate import devices
 from replicate.compat.tensorflow import tf
-from replicate.strategy import base, bridge, context, values
+from replicate.strategy import base, bridge, context, lockstep, values
 from replicate.strategy import tower as towers
 
 
@@ -26,7 +26,8 @@ class OneDeviceStrategy(base.DistributionStrategy):
         del concurrent, every_collection, creations
         share = context.current().share
         tower = towers.TowerContext(self, 0, share)
-        with bridge.in_tower(context.Mode(self, tower, share=share)), self._tower_device(0):
+        mode = context.Mode(self, tower, share=share)
+        with lockstep.noted(0, 1), bridge.in_tower(mode), self._tower_device(0):
             return [
                 make_fn()(
                     *values.select_tower(0, tuple(args)),

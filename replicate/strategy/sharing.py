@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from replicate import errors
+from replicate.compat.tensorflow import tf
 
 _NUMBERED = re.compile(r"_\d+(?=/|$)")
 
@@ -140,6 +141,8 @@ def request_of(kwargs: dict) -> Request:
     shape = kwargs.get("shape")
     if shape is None and not callable(value):
         shape = getattr(value, "shape", None)
+        if shape is None and isinstance(value, (bool, int, float, list, tuple)):
+            shape = tf.TensorShape(_extent(value))
     if dtype is None and not callable(value):
         dtype = getattr(value, "dtype", None)
     dtype = getattr(dtype, "name", dtype)
@@ -149,3 +152,10 @@ def request_of(kwargs: dict) -> Request:
         dtype="?" if dtype is None else str(dtype),
         trainable=kwargs.get("trainable") is not False,
     )
+
+
+def _extent(value: Any) -> list[int]:
+    """Returns the shape of nested lists of numbers or tensors."""
+    if isinstance(value, (list, tuple)):
+        return [len(value), *(_extent(value[0]) if value else [])]
+    return list(getattr(value, "shape", ()))

@@ -4,11 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicate import errors
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf
 from replicate.strategy import context
 
 
-class DistributedValues:
+class DistributedValues(tfc.composite_tensor.CompositeTensor):
     """K values, one per tower or per device.
+
+    Tensors held so go in and out of a `tf.function` like any tensor.
 
     Args:
         values: Sequence of K values, or a mapping from K devices to values.
@@ -67,6 +71,12 @@ class DistributedValues:
             f"{self._devices}. Name one of these."
         )
 
+    @property
+    def _type_spec(self) -> tf.TypeSpec:
+        specs = tuple(tf.type_spec_from_value(value) for value in self._values)
+        spec = MirroredSpec if isinstance(self, Mirrored) else PerDeviceSpec
+        return spec(specs, self._devices)
+
     def __repr__(self) -> str:
         rows = ", ".join(f"{i}: {value!r}" for i, value in enumerate(self._values))
         return f"{type(self).__name__}({{{rows}}})"
@@ -84,6 +94,51 @@ class PerDevice(DistributedValues):
 
 class Mirrored(DistributedValues):
     """The same value on each device (localities M, V(v) and N)."""
+
+
+class ValuesSpec(tf.TypeSpec):
+    """The type of K values on K devices, by which a `tf.function` knows its arguments.
+
+    Args:
+        specs: The K values' own specs.
+        devices: The K devices, or None.
+    """
+
+    _kind: type[DistributedValues]
+
+    def __init__(self, specs: Sequence, devices: Sequence | None):
+        self._specs = tuple(specs)
+        self._devices = None if devices is None else tuple(devices)
+
+    @property
+    def value_type(self) -> type[DistributedValues]:
+        """See base class."""
+        return self._kind
+
+    @property
+    def _component_specs(self):
+        return self._specs
+
+    def _serialize(self):
+        return (self._specs, self._devices)
+
+    def _to_components(self, value):
+        return tuple(value.values)
+
+    def _from_components(self, components):
+        return self._kind(components, self._devices)
+
+
+class PerDeviceSpec(ValuesSpec):
+    """The type of a `PerDevice`."""
+
+    _kind = PerDevice
+
+
+class MirroredSpec(ValuesSpec):
+    """The type of a `Mirrored`."""
+
+    _kind = Mirrored
 
 
 def container_of(value: Any) -> Any:

@@ -1,0 +1,41 @@
+"""What every strategy promises, as one class of tests."""
+
+import pytest
+
+from replicate.compat.tensorflow import tf
+from tests.conformance import bench as benches
+from tests.conformance import contexts, reducing, towers, variables
+
+
+class StrategyContract(contexts.Contexts, towers.Towers, reducing.Reducing, variables.Variables):
+    """A subclass says which strategy; every behaviour runs in each mode.
+
+    Attributes:
+        num_towers: K.
+        num_copies: How many copies a mirrored variable has.
+    """
+
+    num_towers = 2
+    num_copies = 1
+
+    def make_strategy(self):
+        """Returns a new strategy."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def strategy(self, bench):
+        """A new strategy, whose variables belong to the bench's graph."""
+        return self.make_strategy()
+
+    @pytest.fixture(params=benches.MODES)
+    def bench(self, request):
+        """Runs steps in one of the modes."""
+        with benches.Bench(request.param).entered() as bench:
+            yield bench
+
+    @pytest.fixture
+    def keras(self):
+        """Keras 2, which this TensorFlow has or finds as `tf_keras`."""
+        if tf.version.VERSION.startswith("2.15."):
+            return tf.keras
+        return pytest.importorskip("tf_keras")

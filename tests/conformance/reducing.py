@@ -1,0 +1,239 @@
+"""Values on their way between towers and devices."""
+
+import numpy as np
+import pytest
+
+from replicate import strategy as core
+from replicate.compat.tensorflow import tf
+
+SUM = tf.VariableAggregation.SUM
+MEAN = tf.VariableAggregation.MEAN
+
+
+def one_to_k(strategy):
+    """A PerDevice of 1., 2., ..., K: its sum is K (K + 1) / 2, its mean (K + 1) / 2."""
+    parts = []
+    for i, device in enumerate(strategy.worker_devices):
+        with tf.device(device):
+            parts.append(tf.constant(i + 1.0))
+    return core.PerDevice(parts, strategy.worker_devices)
+
+
+def sparse_rows(strategy):
+    """Tower i holds row i (modulo 3) of a [3, 2] tensor, filled with i + 1."""
+    slices = [
+        tf.IndexedSlices(tf.fill([1, 2], i + 1.0), tf.constant([i % 3]), tf.constant([3, 2]))
+        for i in range(strategy.num_towers)
+    ]
+    return core.PerDevice(slices, strategy.worker_devices)
+
+
+class Reducing:
+    """What every strategy does with reduce, batch_reduce, broadcast, unwrap and group."""
+
+    @pytest.mark.parametrize("aggregation", [SUM, MEAN])
+    def test_reduce_gives_the_sum_or_mean_on_every_destination(self, bench, strategy, aggregation):
+        K = strategy.num_towers
+        expected = K * (K + 1) / 2 if aggregation == SUM else (K + 1) / 2
+
+        def across():
+            with_default = strategy.reduce(aggregation, one_to_k(strategy))
+            on_device = strategy.reduce(aggregation, one_to_k(strategy), "/cpu:3")
+            on_list = strategy.reduce(aggregation, one_to_k(strategy), ["/cpu:2", "/cpu:3"])
+            for copy, place in zip(strategy.unwrap(on_list), "23", strict=True):
+                assert copy.device.upper().endswith(f"CPU:{place}")
+            assert strategy.unwrap(on_device)[0].device.upper().endswith("CPU:3")
+            return [strategy.unwrap(v) for v in (with_default, on_device, on_list)]
+
+        for copies in bench.across(strategy, across):
+            assert set(copies) == {expected}
+
+    def test_reduce_onto_a_variable_gives_a_copy_per_device_of_it(self, bench, strategy):
+        K = strategy.num_towers
+        with strategy.scope():
+            v = tf.Variable(0.0)
+
+        def across():
+            copies = strategy.unwrap(strategy.reduce(SUM, one_to_k(strategy), v))
+            assert len(copies) == self.num_copies
+            for copy, member in zip(copies, strategy.unwrap(v), strict=True):
+                assert _same_place(copy.device, member.device)
+            return copies
+
+        assert bench.across(strategy, across) == [K * (K + 1) / 2] * self.num_copies
+
+    @pytest.mark.parametrize("aggregation", [SUM, MEAN])
+    def test_indexed_slices_stay_indexed_slices(self, bench, strategy, aggregation):
+        K = strategy.num_towers
+        scale = 1.0 if aggregation == SUM else 1.0 / K
+
+        def across():
+            reduced = strategy.reduce(aggregation, sparse_rows(strategy), "/cpu:0")
+            assert isinstance(reduced, tf.IndexedSlices)
+            return tf.convert_to_tensor(reduced)
+
+        expected = [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]
+        for i in range(K):
+            expected[i % 3] = [c + scale * (i + 1) for c in expected[i % 3]]
+        assert bench.across(strategy, across) == pytest.approx(np.array(expected))
+
+    def test_batch_reduce_gives_what_reduce_gives_one_by_one(self, bench, strategy):
+        K = strategy.num_towers
+
+        def across():
+            x = one_to_k(strategy)
+            doubled = core.PerDevice([2.0 * part for part in x.values], x.devices)
+            pairs = [
+                (x, "/cpu:0"),
+                (doubled, None),
+                (sparse_rows(strategy), "/cpu:1"),
+                (0, "/cpu:0"),
+            ]
+            first, second, third, zero = strategy.batch_reduce(SUM, pairs)
+            assert zero == 0
+            dense = tf.convert_to_tensor(third)
+            return [first, strategy.unwrap(second)[0], tf.reduce_sum(dense)]
+
+        total = K * (K + 1) / 2
+        assert bench.across(strategy, across) == [total, 2 * total, 2 * total]
+
+    def test_batch_reduce_of_nothing_is_nothing(self, strategy):
+        with strategy.scope():
+            assert strategy.batch_reduce(SUM, []) == []
+
+    def test_sum_of_a_plain_value_other_than_zero_is_refused(self, strategy):
+        if strategy.is_single_tower:
+            pytest.skip("Over one tower a plain value is its own sum.")
+        with strategy.scope():
+            with pytest.raises(
+                ValueError, match=r"one value per tower: got the single value 3.*MEAN"
+            ):
+                strategy.reduce(SUM, 3)
+
+    def test_sum_of_zero_is_zero_and_mean_gives_a_plain_value_back(self, strategy):
+        with strategy.scope():
+            assert strategy.reduce(SUM, 0) == 0
+            assert strategy.reduce(MEAN, 3) == 3
+            assert strategy.reduce(MEAN, 3.5) == 3.5
+
+    def test_mean_of_a_mirrored_value_is_its_value(self, bench, strategy):
+        def across():
+            mirrored = strategy.broadcast(tf.constant(4.0))
+            return strategy.unwrap(strategy.reduce(MEAN, mirrored, "/cpu:1"))
+
+        assert bench.across(strategy, across) == [4.0]
+
+    def test_reduction_that_is_neither_sum_nor_mean_is_refused(self, strategy):
+        with strategy.scope():
+            with pytest.raises(ValueError, match="A reduction is SUM or MEAN"):
+                strategy.reduce(tf.VariableAggregation.ONLY_FIRST_REPLICA, one_to_k(strategy))
+
+    def test_integers_are_summed(self, bench, strategy):
+        K = strategy.num_towers
+
+        def across():
+            x = core.PerDevice([tf.constant(i, tf.int64) for i in range(K)])
+            return strategy.reduce(SUM, x, "/cpu:0")
+
+        assert bench.across(strategy, across) == K * (K - 1) // 2
+
+    def test_broadcast_goes_to_every_worker_device(self, bench, strategy):
+        def across():
+            copies = strategy.unwrap(strategy.broadcast(tf.constant(5.0)))
+            for copy, place in zip(copies, strategy.worker_devices, strict=True):
+                assert copy.device.endswith(place)
+            return copies
+
+        assert bench.across(strategy, across) == [5.0] * strategy.num_towers
+
+    def test_broadcast_goes_to_the_destinations(self, bench, strategy):
+        def across():
+            copies = strategy.unwrap(strategy.broadcast(5.0, ["/cpu:3", "/cpu:4"]))
+            assert [copy.device[-1] for copy in copies] == ["3", "4"]
+            return copies
+
+        assert bench.across(strategy, across) == [5.0, 5.0]
+
+    def test_unwrap_lists_the_values_per_device(self, bench, strategy):
+        K = strategy.num_towers
+
+        def across():
+            x = one_to_k(strategy)
+            assert strategy.unwrap(3) == [3]
+            assert strategy.unwrap(x) == list(x.values)
+            assert strategy.experimental_local_results(x) == tuple(x.values)
+            return strategy.unwrap(x)
+
+        assert bench.across(strategy, across) == [i + 1.0 for i in range(K)]
+
+    def test_group_runs_every_towers_operation(self, bench, strategy):
+        K = strategy.num_towers
+        with strategy.scope():
+            counted = tf.Variable(
+                0.0,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=SUM,
+                trainable=False,
+            )
+
+        def across():
+            return strategy.group(strategy.call_for_each_tower(lambda: counted.assign_add(1.0)))
+
+        bench.across(strategy, across)
+        assert bench.value(counted) == K
+
+    def test_update_runs_on_each_copy_with_its_part_of_the_arguments(self, bench, strategy):
+        K = strategy.num_towers
+        with strategy.scope():
+            v = tf.Variable(1.0)
+
+        def fn(copy, delta, *, scale):
+            return copy.assign_add(delta * scale)
+
+        def across():
+            delta = strategy.reduce(SUM, one_to_k(strategy), v)
+            return strategy.group(strategy.update(v, fn, delta, scale=10.0))
+
+        bench.across(strategy, across)
+        # 1 + 10 (1 + ... + K) on every copy.
+        assert bench.copies(v) == [1.0 + 5.0 * K * (K + 1)] * self.num_copies
+
+    def test_update_merges_its_results(self, bench, strategy):
+        one = object()
+        with strategy.scope():
+            v = tf.Variable(1.0)
+
+        def across():
+            assert strategy.update(v, lambda copy: one) is one
+            copies = strategy.unwrap(strategy.update(v, lambda copy: copy.read_value() * 2.0))
+            assert len(copies) == self.num_copies
+            return copies
+
+        assert bench.across(strategy, across) == [2.0] * self.num_copies
+
+    def test_update_non_slot_runs_on_each_non_slot_device(self, bench, strategy):
+        with strategy.scope():
+            v = tf.Variable(1.0)
+
+        def across():
+            places = strategy.non_slot_devices([v])
+            made = strategy.update_non_slot(places, lambda x, y: x + y, 1.0, y=tf.constant(2.0))
+            return strategy.unwrap(made)
+
+        assert bench.across(strategy, across) == [3.0] * self.num_copies
+
+    def test_increment_var_adds_once_from_across_and_from_towers(self, bench, strategy):
+        with strategy.scope():
+            step = tf.Variable(5, trainable=False, dtype=tf.int64)
+        bench.across(strategy, lambda: core.increment_var(step))
+        assert bench.copies(step) == [6] * self.num_copies
+
+        def towers():
+            return strategy.group(strategy.call_for_each_tower(lambda: core.increment_var(step, 2)))
+
+        bench.across(strategy, towers)
+        assert bench.copies(step) == [8] * self.num_copies
+
+
+def _same_place(a, b):
+    return tf.DeviceSpec.from_string(a).device_index == tf.DeviceSpec.from_string(b).device_index
