@@ -19,7 +19,7 @@ from replicate.strategy import (
     values,
     variables,
 )
-from replicate.training import optimizer, statistics, towers
+from replicate.training import optimizer, statistics, step, towers
 
 STRATEGIES = {
     "mirrored": mirrored.MirroredStrategy,
@@ -61,9 +61,12 @@ def replicate_model_fn(
         strategy: A `DistributionStrategy`, or the name of one; None: `"parameter_server"`.
         loss_reduction: `"sum"` or `"mean"` over towers; None: `"sum"` with `optimizer_fn`,
             else mean unless the last `tf.losses` loss was a sum.
-        accumulate_steps: How many batches' gradients make one update; 1 in this release.
-        clip_global_norm: The largest norm of the reduced gradients; None in this release.
-        update_ops: Whose `UPDATE_OPS` run: `"first"` or `"all"` towers'.
+        accumulate_steps: How many batches' gradients make one update; the global step
+            counts batches.
+        clip_global_norm: The largest global norm of the gradients, after reduction and
+            accumulation; None: any.
+        update_ops: Whose `UPDATE_OPS` run: the `"first"` tower's, `"all"` towers', or all
+            with their moving averages averaged over rows, `"mean"`.
         tower_building: `"call"` runs the model_fn once per tower; `"auto"` may choose.
 
     Returns:
@@ -83,10 +86,9 @@ def replicate_model_fn(
             f"{optimizer_fn!r}. Write optimizer_fn=lambda: {type(optimizer_fn).__name__}(...)."
         )
     towers.argument_names(model_fn)
-    _require_one_of("update_ops", update_ops, ("first", "all"))
+    _require_one_of("update_ops", update_ops, train.UPDATE_OPS)
     _require_one_of("tower_building", tower_building, ("auto", "call"))
-    _require_one_of("accumulate_steps", accumulate_steps, (1,))
-    _require_one_of("clip_global_norm", clip_global_norm, (None,))
+    gradients = step.GradientStep(accumulate_steps, clip_global_norm)
     reduction = None if loss_reduction is None else types.reduction_from(loss_reduction)
     if reduction is None and optimizer_fn is not None:
         reduction = "sum"
@@ -100,7 +102,7 @@ def replicate_model_fn(
         if optimizer_fn is not None and mode == types.TRAIN:
             factory = optimizer.OptimizerFactory(optimizer_fn, params)
         with chosen.scope():
-            return _build(chosen, call, features, labels, factory, reduction, update_ops)
+            return _build(chosen, call, features, labels, factory, reduction, gradients, update_ops)
 
     return replicated_model_fn
 
@@ -131,11 +133,16 @@ def _strategy(strategy: Any, devices: Any) -> base.DistributionStrategy:
     return STRATEGIES[strategy or "parameter_server"](workers)
 
 
-def _build(strategy, call, features, labels, factory, reduction, update_ops) -> Any:
+def _build(
+    strategy, call, features, labels, factory, reduction, gradients, update_ops
+) -> Any:
     """Splits the batch, builds the towers, and joins their specs."""
     with tf.device("/device:CPU:0"):
         batch = batches.split_batch(features, labels, strategy.num_towers)
-    share = context.Share(tuple(batch.weights), tuple(batch.has_rows), reduction)
+    marks = tuple([] for _ in batch.weights)
+    share = context.Share(
+        list(batch.weights), tuple(batch.has_rows), reduction, marks, gradients
+    )
     creations = sharing.Creations(strategy.num_towers)
     with context.entered(context.current()._replace(share=share)):
         built = towers.build(
@@ -156,8 +163,7 @@ def _join(strategy, mode, built, share, creations, update_ops) -> Any:
     device = strategy.parameter_devices[0]
     if mode == types.TRAIN:
         spec = train.merge_train(built, share, device, update_ops)
-        statistics.settle(creations.all(), (spec.train_op, spec.loss))
-        return spec
+        return _with_statistics(spec, creations.all(), share, update_ops)
     if len(built) == 1:
         return built[0].spec
     if mode == types.EVAL:
@@ -169,3 +175,14 @@ def _join(strategy, mode, built, share, creations, update_ops) -> Any:
         ]
         return evaluate.merge_evaluate(built, share, device, metric_variables)
     return predict.merge_predict(built, share, device)
+
+
+def _with_statistics(spec: Any, made: list, share: context.Share, update_ops: str) -> Any:
+    """Keeps batch statistics one: the first tower's, or the mean over towers."""
+    running = (spec.train_op, spec.loss)
+    if update_ops == "mean" and len(share.weights) > 1:
+        averaged = statistics.average(made, share, running)
+        if averaged is not None:
+            return spec._replace(train_op=tf.group(spec.train_op, averaged))
+    statistics.settle(made, running)
+    return spec

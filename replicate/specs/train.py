@@ -5,7 +5,9 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import context
+from replicate.strategy import context, weights
+
+UPDATE_OPS = ("first", "mean", "all")
 
 
 def merge_loss(losses: Sequence[tf.Tensor], share: context.Share, device: str) -> tf.Tensor:
@@ -17,9 +19,10 @@ def merge_loss(losses: Sequence[tf.Tensor], share: context.Share, device: str) -
         device: Where the loss goes.
 
     Returns:
-        The sum of losses weighted by n_i / B, or their plain sum; shape [].
+        The sum of losses weighted by n_i / B, or their plain sum; shape []. Losses that
+        the model divided by the number of replicas carry their weights already.
     """
-    if share.reduction == "sum":
+    if share.reduction == "sum" or weights.carries_weight(losses[:1], share.marks[0]):
         return reductions.sum_onto(reductions.mask_rows(losses, share.has_rows), device)
     return reductions.weighted_sum_onto(losses, share.weights, device)
 
@@ -31,16 +34,17 @@ def merge_train(towers: Sequence[Any], share: context.Share, device: str, update
         towers: K towers.
         share: The towers' parts of the batch.
         device: Where the loss goes.
-        update_ops: `"first"` or `"all"`: whose update operations run.
+        update_ops: `"first"`, `"mean"` or `"all"`: whose update operations run.
     """
     first = towers[0]
-    running = towers if update_ops == "all" else towers[:1]
-    if first.train_op is not None:
-        updates = [update for tower in running for update in tower.update_ops]
-        train_op = tf1.group(first.train_op, *updates, name="train")
-    elif len(running) > 1:
-        train_op = tf1.group(*[tower.spec.train_op for tower in running], name="train")
-    else:
-        train_op = first.spec.train_op
-    loss = merge_loss([tower.spec.loss for tower in towers], share, device)
+    running = towers[:1] if update_ops == "first" else towers
+    steps = [first.train_op or tower.spec.train_op for tower in running]
+    updates = [update for tower in running for update in tower.update_ops]
+    if first.train_op is None and update_ops == "first":
+        updates = []  # a model_fn with an optimizer of its own has said what runs
+    runs = list(dict.fromkeys([*steps, *updates]))
+    train_op = runs[0] if len(runs) == 1 else tf1.group(*runs, name="train")
+    loss = first.spec.loss
+    if len(towers) > 1:
+        loss = merge_loss([tower.spec.loss for tower in towers], share, device)
     return first.spec._replace(loss=loss, train_op=train_op)

@@ -7,13 +7,12 @@ through `DistributionStrategy` alone. No name of TensorFlow is replaced.
 """
 
 import contextlib
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import context, values
+from replicate.strategy import context, conversion, values
 
 _AGGREGATIONS = {
     tf.distribute.ReduceOp.SUM: tf.VariableAggregation.SUM,
@@ -38,87 +37,7 @@ def aggregation_of(reduce_op: Any) -> tf.VariableAggregation:
     return found
 
 
-class Weight:
-    """A float32 scalar tensor that takes the dtype of what it is multiplied with."""
-
-    def __init__(self, tensor: Any):
-        self._tensor = tensor
-
-    def as_tensor(self, dtype=None, name=None, as_ref=False):
-        """Returns the scalar as a tensor of `dtype`."""
-        del as_ref
-        return tf.cast(self._tensor, dtype or tf.float32, name=name)
-
-    def __mul__(self, other):
-        if isinstance(other, (int, float)):
-            return Weight(self._tensor * other)
-        return other * self.as_tensor(other.dtype)
-
-    __rmul__ = __mul__
-
-
-tf.register_tensor_conversion_function(Weight, Weight.as_tensor)
-
-
-class TowerCount:
-    """K, for code that divides a loss by the number of replicas.
-
-    Where towers hold different numbers of rows, 1 / K is not a tower's part of a mean:
-    n_i / B is. Code that scales its loss does so by dividing by the number of replicas,
-    so that division gives the tower's part. In all else this is the integer K.
-    """
-
-    def __init__(self, count: int, weight: Any):
-        self._count = count
-        self._weight = weight
-        self.was_divided_by = False
-
-    def _share_of(self, numerator):
-        self.was_divided_by = True
-        weight = self._weight
-        return numerator * (weight if isinstance(weight, float) else Weight(weight))
-
-    def __rtruediv__(self, numerator):
-        if isinstance(numerator, int) and numerator != 1:
-            return numerator / self._count  # rows per tower, not a part of a loss
-        return self._share_of(numerator)
-
-    def __index__(self):
-        return self._count
-
-    __int__ = __index__
-
-    def __float__(self):
-        return float(self._count)
-
-    def __hash__(self):
-        return hash(self._count)
-
-    def __bool__(self):
-        return self._count != 0
-
-    def __repr__(self):
-        return repr(self._count)
-
-    def __eq__(self, other):
-        return self._count == other
-
-    def __array__(self, dtype=None, copy=None):
-        raise TypeError("the number of towers is an integer; use int(...)")
-
-
-def _add_arithmetic(cls):
-    """Gives `TowerCount` the other operators of an integer."""
-    for name in ("lt", "le", "gt", "ge", "add", "sub", "mul", "floordiv", "mod", "pow", "truediv"):
-        op = getattr(operator, name)
-        setattr(cls, f"__{name}__", lambda self, other, op=op: op(self._count, other))
-        if name not in ("lt", "le", "gt", "ge", "truediv"):
-            setattr(cls, f"__r{name}__", lambda self, other, op=op: op(other, self._count))
-
-
-_add_arithmetic(TowerCount)
-
-
+@conversion.unconverted
 class BridgeStrategy(tf1.distribute.Strategy):
     """What `tf.distribute.get_strategy()` returns inside a scope of ours.
 
@@ -148,12 +67,16 @@ class BridgeStrategy(tf1.distribute.Strategy):
     def _scale_loss_for_estimator(self) -> bool:
         """Whether optimizers scale a tower's loss: TensorFlow asks before each gradient."""
         mode = context.current()
-        reduction = mode.share.reduction if mode is not None and mode.share is not None else None
-        if reduction == "mean":
+        if mode is None or mode.share is None or mode.tower is None:
+            return True
+        if mode.share.reduction == "sum" or mode.tower.count.was_divided_by:
+            return False
+        if mode.share.reduction == "mean":
             # NOTE: TensorFlow asks next whether the last loss was summed; the caller of
             # the model_fn has said that the towers' losses are to be averaged all the same.
             tf1.get_default_graph()._last_loss_reduction = None
-        return reduction != "sum"
+        mode.tower.expect_scaling()
+        return True
 
     @_scale_loss_for_estimator.setter
     def _scale_loss_for_estimator(self, value):
@@ -163,6 +86,7 @@ class BridgeStrategy(tf1.distribute.Strategy):
         return self
 
 
+@conversion.unconverted
 class BridgeExtended(tf1.distribute.StrategyExtended):
     """`strategy.extended`: the later spelling of the same core.
 
@@ -288,11 +212,10 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
 
     @property
     def _num_replicas_in_sync(self):
-        count = self._strategy.num_towers
         mode = context.current()
-        if mode is None or mode.tower is None or mode.share is None or mode.share.is_even():
-            return count
-        return mode.tower.count
+        if mode is None or mode.tower is None or mode.share is None:
+            return self._strategy.num_towers
+        return mode.tower.count_for_reader()
 
     def _local_results(self, val):
         return tuple(self._strategy.unwrap(val))
@@ -323,6 +246,7 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         return self._strategy.broadcast(tf.concat(parts, axis), destinations)
 
 
+@conversion.unconverted
 class BridgeReplicaContext(tf.distribute.ReplicaContext):
     """What `tf.distribute.get_replica_context()` returns in a tower of ours.
 
@@ -336,6 +260,9 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         self._tower = tower
 
     def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
+        share = context.current().share
+        if share is not None and share.step is not None:
+            merge_fn = share.step.wrap(merge_fn)
         return self._tower.merge_for_tensorflow(merge_fn, args, kwargs)
 
     @property

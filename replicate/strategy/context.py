@@ -11,22 +11,24 @@ from typing import Any, NamedTuple
 
 
 class Share(NamedTuple):
-    """What part of the batch each of K towers holds.
+    """What part of the batch each of K towers holds, and what becomes of gradients.
 
     Attributes:
-        weights: K scalars n_i / B, Python floats or float32 tensors; they sum to 1.
+        weights: List of K scalars n_i / B, Python floats or float32 tensors; they sum to
+            1. A tower may replace its own: see `TowerContext.set_loss_weight`.
         has_rows: K truths n_i > 0, Python bools or bool tensors. A tower without rows
             computes on a borrowed one, and counts for nothing.
         reduction: `"sum"`, `"mean"`, or None where the last loss decides.
+        marks: K lists of the operations that hold a tower's weight: what depends on one
+            has been multiplied by the weight already.
+        step: Stands between the gradients and the update; None: nothing does.
     """
 
-    weights: tuple
+    weights: list
     has_rows: tuple
     reduction: str | None = None
-
-    def is_even(self) -> bool:
-        """Whether every tower is known to hold the same number of rows."""
-        return all(isinstance(w, float) and w == self.weights[0] for w in self.weights)
+    marks: tuple = ()
+    step: Any = None
 
 
 class Mode(NamedTuple):

@@ -131,7 +131,9 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
         return all_reduce.transferred(
             rows,
             workers,
-            lambda packed, devices: all_reduce.hierarchical_copy(packed, devices, self._group_size),
+            lambda packed, devices, wire: all_reduce.hierarchical_copy(
+                packed, devices, self._group_size, wire
+            ),
             self._pack_bytes,
             self._transfer_dtype,
         )

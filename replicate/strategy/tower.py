@@ -3,9 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicate.strategy import bridge, context, lockstep, sharing
+from replicate.compat.tensorflow import tf
+from replicate.graph import reductions
+from replicate.strategy import context, conversion, lockstep, sharing, values, weights
 
 
+@conversion.unconverted
 class TowerContext:
     """What the code of one tower may ask and do.
 
@@ -20,6 +23,7 @@ class TowerContext:
         self._tower_id = tower_id
         self._share = share
         self._count = None
+        self._scaling_is_next = False
 
     def merge_call(self, merge_fn: Callable, *args, **kwargs) -> Any:
         """Pauses until all towers are here, and runs a function across towers.
@@ -46,13 +50,14 @@ class TowerContext:
 
         def run(fn, args, kwargs):
             with self._strategy.merging(self._share):
-                return fn(self._strategy.extended.container, *args, **kwargs)
+                bridge_strategy = self._strategy.extended.container
+                return conversion.as_here(fn)(bridge_strategy, *args, **kwargs)
 
         return self._merge_call(merge_fn, tuple(args), dict(kwargs or {}), run)
 
     def _run_merge(self, fn: Callable, args: Sequence, kwargs: dict) -> Any:
         with self._strategy.merging(self._share):
-            return fn(self._strategy, *args, **kwargs)
+            return conversion.as_here(fn)(self._strategy, *args, **kwargs)
 
     def _merge_call(self, fn, args, kwargs, run) -> Any:
         return run(fn, args, kwargs)
@@ -95,13 +100,55 @@ class TowerContext:
         return self._share.weights[self._tower_id]
 
     @property
-    def count(self) -> bridge.TowerCount:
-        """K as code sees it that divides its loss by it."""
+    def count(self) -> weights.TowerCount:
+        """K as the model's code sees it, which may divide its loss by it."""
         if self._count is None:
-            self._count = bridge.TowerCount(self.num_towers, self.weight)
+            self._count = self._new_count()
         return self._count
 
+    def _new_count(self) -> weights.TowerCount:
+        marks = self._share.marks[self._tower_id] if self._share and self._share.marks else []
+        return weights.TowerCount(self.num_towers, self.weight, marks)
 
+    def set_loss_weight(self, denominator: Any) -> None:
+        """Tells by how much this tower's loss weighs in the mean over towers.
+
+        A loss that is a weighted mean divides by its tower's own weights, not by its
+        rows. Given each tower's denominator d_i, towers weigh d_i / sum(d), and the mean
+        is one device's. To be called in every tower, before the optimizer; does nothing
+        where the model is not replicated, or losses are summed.
+
+        Args:
+            denominator: What this tower's loss was divided by: a scalar, at least 0.
+        """
+        if self._share is None or self.is_single_tower:
+            return
+
+        def across(strategy, denominators):
+            parts = [tf.cast(part, tf.float32) for part in strategy.unwrap(denominators)]
+            parts = parts * strategy.num_towers if len(parts) == 1 else parts
+            parts = reductions.mask_rows(parts, self._share.has_rows)
+            total = tf.add_n(parts)
+            return values.PerDevice([tf.math.divide_no_nan(part, total) for part in parts])
+
+        self._share.weights[self._tower_id] = self.merge_call(
+            across, tf.convert_to_tensor(denominator)
+        )
+        self._count = None
+
+    def expect_scaling(self) -> None:
+        """Notes that an optimizer of TensorFlow asks for K next, to scale its loss."""
+        self._scaling_is_next = True
+
+    def count_for_reader(self) -> weights.TowerCount:
+        """Returns K for whoever reads it: the model's code, or an optimizer's scaling."""
+        if self._scaling_is_next:
+            self._scaling_is_next = False
+            return self._new_count()
+        return self.count
+
+
+@conversion.unconverted
 class LockstepContext(TowerContext):
     """A tower among several, in a thread of its own."""
 

@@ -8,8 +8,9 @@ towers' copies, which nothing writes, do not dilute it.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from replicate.compat.tensorflow import tf
-from replicate.strategy import variables
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import reductions
+from replicate.strategy import context, variables
 
 _WRITES = ("Assign", "ResourceScatter")
 
@@ -29,6 +30,42 @@ def settle(made: Iterable[Any], running: Sequence[Any]) -> None:
         later = [write for member in variable.members[1:] for write in _writes(member)]
         if not any(write in executed for write in later):
             variable.follow_first()
+
+
+def average(
+    made: Iterable[Any], share: context.Share, running: Sequence[Any]
+) -> tf.Operation | None:
+    """Averages the copies of each batch statistic over towers, weighted by rows.
+
+    Args:
+        made: The variables that the towers made.
+        share: The towers' parts of the batch.
+        running: What a training step runs: its train_op and its loss.
+
+    Returns:
+        An operation that runs after the step and gives every copy the mean; None where
+        there is no such variable.
+    """
+    executed = _ancestors(running)
+    statistics = [
+        variable
+        for variable in made
+        if isinstance(variable, variables.TowerLocalVariable)
+        and variable.dtype.is_floating
+        and any(write in executed for member in variable.members for write in _writes(member))
+    ]
+    if not statistics:
+        return None
+    with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
+        return tf1.group(*[_average(variable, share) for variable in statistics])
+
+
+def _average(variable: Any, share: context.Share) -> tf.Operation:
+    members = variable.members
+    copies = [tf.identity(member.read_value()) for member in members]
+    with tf1.control_dependencies(copies):
+        mean = reductions.weighted_sum_onto(copies, share.weights, members[0].device)
+        return tf1.group(*[member.assign(mean, read_value=False) for member in members])
 
 
 def _writes(member: Any) -> list[tf.Operation]:
