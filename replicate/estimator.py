@@ -71,7 +71,7 @@ __all__ = [
 
 
 def install() -> None:
-    """Sets `tf.estimator` where TensorFlow has it no more, so that old code runs as it is.
+    """Sets `tf.estimator` where TensorFlow lacks it: old code runs as it is.
 
     That is `tf.estimator`, `tf.compat.v1.estimator` and `tf.compat.v2.estimator`, also as
     modules to import from. What TensorFlow has itself stays. A second call changes nothing.

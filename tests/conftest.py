@@ -7,16 +7,22 @@ import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # the suite reads Python warnings, not C++ logs
 
-import pytest
-
-from replicate.compat.tensorflow import tf, tf1
-
 NUM_LOGICAL_CPUS = 8
 
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration()] * NUM_LOGICAL_CPUS,
-)
+# Newer TensorFlows greet on file descriptor 2 before any setting of theirs can stop them.
+_STDERR = os.dup(2)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+try:
+    import pytest
+
+    from replicate.compat.tensorflow import tf, tf1
+
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * NUM_LOGICAL_CPUS,
+    )
+finally:
+    os.dup2(_STDERR, 2)
 
 
 @pytest.fixture

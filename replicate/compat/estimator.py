@@ -68,7 +68,7 @@ def _add_export_name(row: Row) -> None:
 
 
 def _add_module(row: Row, **members: Any) -> ModuleType:
-    """Adds a module with these members; any other name in it says that TensorFlow lacks it."""
+    """Adds a module with these members; other names say that TensorFlow lacks them."""
 
     def missing(name: str) -> Any:
         if name.startswith("__"):
@@ -208,7 +208,7 @@ def load_v1() -> ModuleType:
 
 
 class _Advice(logging.Filter):
-    """Drops TensorFlow's advice to use tf.keras, or another name, in place of an Estimator."""
+    """Drops TensorFlow's advice to use tf.keras, or other names, for Estimators."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """See base class."""

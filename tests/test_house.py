@@ -1,0 +1,40 @@
+"""The rules of the house, proved on every room."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+from importlinter import cli
+
+ROOT = pathlib.Path(__file__).parent.parent
+ROOMS = sorted(path.relative_to(ROOT) for path in ROOT.glob("replicate/**/*.py"))
+MAX_ROOM, MAX_FUNCTION = 400, 60
+
+each_room = pytest.mark.parametrize("room", ROOMS, ids=str)
+
+
+def test_rooms_import_only_from_the_floors_below(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert cli.lint_imports(no_cache=True) == cli.EXIT_STATUS_SUCCESS
+
+
+@each_room
+def test_room_has_a_size_that_a_reader_can_hold(room):
+    text = (ROOT / room).read_text()
+    assert text.count("\n") <= MAX_ROOM
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno - node.lineno < MAX_FUNCTION, node.name
+
+
+@each_room
+def test_nothing_in_the_package_is_asserted(room):
+    tree = ast.parse((ROOT / room).read_text())
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+
+
+def test_every_lint_exception_has_a_reason():
+    exceptions = re.findall(r'^ *"[A-Z]+\d+",.*$', (ROOT / "ruff.toml").read_text(), re.MULTILINE)
+    assert [line for line in exceptions if "#" not in line] == []
+    assert len(exceptions) > 5
