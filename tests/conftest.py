@@ -35,7 +35,10 @@ def fresh_graph():
 @pytest.fixture
 def session(fresh_graph):
     """A session on `fresh_graph`; it says no where an operation cannot be where it was put."""
-    config = tf1.ConfigProto(allow_soft_placement=False)
+    config = tf1.ConfigProto(
+        allow_soft_placement=False,
+        device_count={"CPU": NUM_LOGICAL_CPUS},  # a config of one's own makes one CPU
+    )
     with tf1.Session(graph=fresh_graph, config=config) as session:
         yield session
 
