@@ -1,39 +1,159 @@
-"""K x N tensors become K x N sums: all-reduce over K devices.
+"""K x N tensors become K x N sums, or N: reductions of many tensors over K devices.
 
-The K rows are devices, the N columns are tensors: `rows[k][n]` lives on device k. Each
-function returns copies that are equal to the last bit on all devices, because each sum
-is made once and then copied.
+The K rows are devices, the N columns are tensors: `rows[k][n]` lives on device k. Copies
+are equal to the last bit on all devices, because each sum is made once and then copied.
+Sums are made in the tensors' own dtype, whatever they travel in.
 """
 
-import math
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import reductions
+from replicate.graph import packing, reductions
+
+Rows: TypeAlias = Sequence[Sequence[Any]]
 
 
-def to_one_device(rows: Sequence[Sequence[Any]], devices: Sequence[str]) -> list[list]:
+class Wire(NamedTuple):
+    """How a tensor travels between devices.
+
+    Attributes:
+        dtype: What wider floating tensors are cast to on their way; None: nothing.
+    """
+
+    dtype: tf.DType | None = None
+
+    def narrows(self, tensor: Any) -> bool:
+        """Whether a tensor travels in fewer bits than it has."""
+        return (
+            self.dtype is not None
+            and tensor.dtype.is_floating
+            and tensor.dtype.size > self.dtype.size
+        )
+
+    def send(self, tensor: Any, source: str | None, target: str | None) -> Any:
+        """Returns the tensor as `target` receives it from `source`, in its own dtype."""
+        if source == target or not self.narrows(tensor):
+            return tensor
+        with reductions.on(source):
+            narrow = tf.cast(tensor, self.dtype)
+        with reductions.on(target):
+            return tf.cast(narrow, tensor.dtype)
+
+    def spread(self, tensor: Any, source: str | None, targets: Sequence[str]) -> list:
+        """Returns one copy per target, all of them equal, the source's own included."""
+        if not self.narrows(tensor):
+            return [reductions.copy_onto(tensor, target) for target in targets]
+        with reductions.on(source):
+            narrow = tf.cast(tensor, self.dtype)
+        copies = []
+        for target in targets:
+            with reductions.on(target):
+                copies.append(tf.cast(narrow, tensor.dtype))
+        return copies
+
+
+PLAIN = Wire()
+
+
+def transferred(
+    rows: Rows,
+    devices: Sequence[str],
+    algorithm: Callable,
+    pack_bytes: int = 0,
+    transfer_dtype: tf.DType | None = None,
+) -> list[list]:
+    """Runs an all-reduce on packed tensors, which travel in another dtype.
+
+    Args:
+        rows: K x N dense tensors; a column has one shape and dtype.
+        devices: K canonical device names.
+        algorithm: Takes K x M tensors, the devices and a `Wire`; returns K x M sums.
+        pack_bytes: Tensors of up to this many bytes share a transfer.
+        transfer_dtype: What wider floating tensors are cast to on their way; None: nothing.
+
+    Returns:
+        K x N sums in their own dtypes and shapes.
+
+    Raises:
+        TowerMismatchError: If the dtypes or shapes of a column differ.
+    """
+    plan = packing.Packing(rows, pack_bytes)
+    packed = [plan.pack(row, device) for row, device in zip(rows, devices, strict=True)]
+    summed = algorithm(packed, devices, Wire(transfer_dtype))
+    return [plan.unpack(row, device) for row, device in zip(summed, devices, strict=True)]
+
+
+def batch_sum_onto(
+    rows: Rows,
+    sources: Sequence[str],
+    places: Sequence[str],
+    pack_bytes: int = 0,
+    transfer_dtype: tf.DType | None = None,
+) -> list:
+    """Sums N columns, each onto a place of its own.
+
+    Args:
+        rows: K x N tensors or IndexedSlices.
+        sources: K canonical names of the devices that hold the rows.
+        places: N canonical names of the devices that get the sums.
+        pack_bytes: Dense tensors of up to this many bytes that go to one place share a
+            transfer.
+        transfer_dtype: What wider floating dense tensors are cast to on their way.
+
+    Returns:
+        N sums in their own dtypes and shapes. IndexedSlices keep duplicate indices.
+
+    Raises:
+        TowerMismatchError: If the kinds, dtypes or shapes of a column differ.
+    """
+    columns = list(zip(*rows, strict=True))
+    together: dict = {}
+    sums: list = [None] * len(columns)
+    for n, (column, place) in enumerate(zip(columns, places, strict=True)):
+        if any(isinstance(tensor, tf.IndexedSlices) for tensor in column):
+            sums[n] = reductions.sum_onto(column, place)
+        else:
+            together.setdefault(place, []).append(n)
+    wire = Wire(transfer_dtype)
+    for place, members in together.items():
+        part = [[row[n] for n in members] for row in rows]
+        plan = packing.Packing(part, pack_bytes)
+        packed = [plan.pack(row, source) for row, source in zip(part, sources, strict=True)]
+        summed = [_sum(column, sources, place, wire) for column in zip(*packed, strict=True)]
+        for n, total in zip(members, plan.unpack(summed, place), strict=True):
+            sums[n] = total
+    return sums
+
+
+def _sum(column: Sequence[Any], sources: Sequence[str], place: str, wire: Wire) -> Any:
+    """Sums one column of dense tensors onto a place."""
+    parts = [wire.send(t, source, place) for t, source in zip(column, sources, strict=True)]
+    return reductions.sum_onto(parts, place)
+
+
+def to_one_device(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list]:
     """Sums each column on one device, and copies it to all.
 
     Args:
         rows: K x N dense tensors; a column has one shape and dtype.
         devices: K canonical device names. Column n is summed on device n modulo K, which
             spreads the work.
+        wire: How tensors travel.
 
     Returns:
         K x N copies.
     """
-    summed: list[list] = [[] for _ in devices]
+    columns = []
     for n, column in enumerate(zip(*rows, strict=True)):
-        first = reductions.sum_onto(column, devices[n % len(devices)])
-        for k, device in enumerate(devices):
-            summed[k].append(reductions.copy_onto(first, device))
-    return summed
+        home = devices[n % len(devices)]
+        columns.append(wire.spread(_sum(column, devices, home, wire), home, devices))
+    return _by_device(columns, devices)
 
 
 def hierarchical_copy(
-    rows: Sequence[Sequence[Any]], devices: Sequence[str], group_size: int
+    rows: Rows, devices: Sequence[str], group_size: int, wire: Wire = PLAIN
 ) -> list[list]:
     """Sums in groups of near devices first, then over the groups, and copies back.
 
@@ -41,28 +161,33 @@ def hierarchical_copy(
         rows: K x N dense tensors.
         devices: K canonical device names; neighbours in the list are near.
         group_size: How many devices are near each other.
+        wire: How tensors travel.
 
     Returns:
         K x N copies. Between groups one tensor travels each way per group.
     """
     starts = range(0, len(devices), group_size)
     groups = [range(start, min(start + group_size, len(devices))) for start in starts]
-    summed: list[list] = [[] for _ in devices]
+    columns = []
     for n, column in enumerate(zip(*rows, strict=True)):
-        leaders = [group[n % len(group)] for group in groups]
+        leaders = [devices[group[n % len(group)]] for group in groups]
         partial = [
-            reductions.sum_onto([column[k] for k in group], devices[leader])
+            _sum([column[k] for k in group], [devices[k] for k in group], leader, wire)
             for group, leader in zip(groups, leaders, strict=True)
         ]
-        total = reductions.sum_onto(partial, devices[leaders[n % len(groups)]])
-        for group, leader in zip(groups, leaders, strict=True):
-            near = reductions.copy_onto(total, devices[leader])
-            for k in group:
-                summed[k].append(reductions.copy_onto(near, devices[k]))
-    return summed
+        home = leaders[n % len(groups)]
+        near = wire.spread(_sum(partial, leaders, home, wire), home, leaders)
+        columns.append(
+            [
+                copy
+                for group, leader, total in zip(groups, leaders, near, strict=True)
+                for copy in wire.spread(total, leader, [devices[k] for k in group])
+            ]
+        )
+    return _by_device(columns, devices)
 
 
-def ring(rows: Sequence[Sequence[Any]], devices: Sequence[str]) -> list[list]:
+def ring(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list]:
     """Sums around a ring: each device sends as much as it holds, however many there are.
 
     Each tensor is cut into K chunks. Chunk c travels K - 1 steps and is added up on its
@@ -74,38 +199,47 @@ def ring(rows: Sequence[Sequence[Any]], devices: Sequence[str]) -> list[list]:
     Args:
         rows: K x N dense tensors.
         devices: K canonical device names, in the order of the ring.
+        wire: How tensors travel.
 
     Returns:
         K x N copies.
     """
-    columns = [_ring_column(column, devices) for column in zip(*rows, strict=True)]
-    return [list(row) for row in zip(*columns, strict=True)]
+    columns = [_ring_column(column, devices, wire) for column in zip(*rows, strict=True)]
+    return _by_device(columns, devices)
 
 
-def nccl(rows: Sequence[Sequence[Any]], devices: Sequence[str]) -> list[list]:
+def nccl(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list]:
     """Sums with NVIDIA's collective library, between GPUs of this process.
 
     Args:
         rows: K x N dense tensors.
         devices: K canonical names of GPUs.
+        wire: How tensors travel. NOTE: the library also adds in that dtype.
 
     Returns:
         K x N copies.
     """
-    summed: list[list] = [[] for _ in devices]
+    columns = []
     for column in zip(*rows, strict=True):
         key = f"replicate_{tf1.get_default_graph().unique_name('nccl')}"
-        for k, (tensor, device) in enumerate(zip(column, devices, strict=True)):
+        copies = []
+        for tensor, device in zip(column, devices, strict=True):
             with tf.device(device):
-                summed[k].append(
-                    tf.raw_ops.NcclAllReduce(
-                        input=tensor, reduction="sum", num_devices=len(devices), shared_name=key
-                    )
+                sent = tf.cast(tensor, wire.dtype) if wire.narrows(tensor) else tensor
+                total = tf.raw_ops.NcclAllReduce(
+                    input=sent, reduction="sum", num_devices=len(devices), shared_name=key
                 )
-    return summed
+                copies.append(tf.cast(total, tensor.dtype))
+        columns.append(copies)
+    return _by_device(columns, devices)
 
 
-def _ring_column(column: Sequence[Any], devices: Sequence[str]) -> list:
+def _by_device(columns: Sequence[Sequence[Any]], devices: Sequence[str]) -> list[list]:
+    """Turns N columns of K copies into K rows of N."""
+    return [[column[k] for column in columns] for k in range(len(devices))]
+
+
+def _ring_column(column: Sequence[Any], devices: Sequence[str], wire: Wire) -> list:
     count = len(devices)
     if count == 1:
         return list(column)
@@ -115,21 +249,34 @@ def _ring_column(column: Sequence[Any], devices: Sequence[str]) -> list:
             chunks.append(_chunks(tensor, count))
     finished: list[list] = [[None] * count for _ in devices]
     for c in range(count):
+        order = [(c + step) % count for step in range(count)]
         running = chunks[c][c]
-        for step in range(1, count):
-            k = (c + step) % count
+        for before, k in itertools.pairwise(order):
+            running = wire.send(running, devices[before], devices[k])
             with tf.device(devices[k]):
                 running = running + chunks[k][c]
-        for step in range(count):
-            k = (c - 1 + step) % count
-            running = reductions.copy_onto(running, devices[k])
-            finished[k][c] = running
+        _pass_on(running, c, [order[-1], *order[:-1]], devices, wire, finished)
     whole = []
     for tensor, device, parts in zip(column, devices, finished, strict=True):
         with tf.device(device):
             joined = tf.reshape(tf.concat(parts, 0), tf.shape(tensor))
-            whole.append(tf.ensure_shape(joined, tensor.shape))
+            joined.set_shape(tensor.shape)
+            whole.append(joined)
     return whole
+
+
+def _pass_on(
+    total: Any, c: int, order: Sequence[int], devices: Sequence[str], wire: Wire, finished: list
+) -> None:
+    """Hands a finished chunk from device to device, rounded once where it is narrowed."""
+    dtype = total.dtype
+    if wire.narrows(total):
+        with tf.device(devices[order[0]]):
+            total = tf.cast(total, wire.dtype)
+    for k in order:
+        total = reductions.copy_onto(total, devices[k])
+        with tf.device(devices[k]):
+            finished[k][c] = tf.cast(total, dtype)
 
 
 def _chunks(tensor: Any, count: int) -> list:
@@ -138,97 +285,5 @@ def _chunks(tensor: Any, count: int) -> list:
     if tensor.shape.is_fully_defined():
         size = tensor.shape.num_elements()
         return tf.split(flat, [size // count + (i < size % count) for i in range(count)])
-    size = tf.size(flat)
+    size = tf.size(flat, out_type=tf.int64)
     return [flat[size * i // count : size * (i + 1) // count] for i in range(count)]
-
-
-class Packing:
-    """Lets small tensors of one dtype share transfers.
-
-    Args:
-        example: One row: N dense tensors, with the shapes of every row.
-        pack_bytes: A tensor of up to this many bytes shares; 0: none does.
-    """
-
-    def __init__(self, example: Sequence[Any], pack_bytes: int):
-        self._shapes = [tensor.shape for tensor in example]
-        self._alone, self._packs = [], {}
-        for n, tensor in enumerate(example):
-            if pack_bytes > 0 and self._is_small(tensor, pack_bytes):
-                self._packs.setdefault(tensor.dtype, []).append(n)
-            else:
-                self._alone.append(n)
-
-    @staticmethod
-    def _is_small(tensor: Any, pack_bytes: int) -> bool:
-        shape = tensor.shape
-        if not shape.is_fully_defined() or tensor.dtype in (tf.string, tf.variant, tf.resource):
-            return False
-        return shape.num_elements() * tensor.dtype.size <= pack_bytes
-
-    def pack(self, row: Sequence[Any], device: str) -> list:
-        """Returns fewer tensors that hold a row's N."""
-        packed = [row[n] for n in self._alone]
-        with tf.device(device):
-            for members in self._packs.values():
-                packed.append(tf.concat([tf.reshape(row[n], [-1]) for n in members], 0))
-        return packed
-
-    def unpack(self, packed: Sequence[Any], device: str) -> list:
-        """Returns the row's N tensors again."""
-        row: list = [None] * len(self._shapes)
-        for n, tensor in zip(self._alone, packed, strict=False):
-            row[n] = tensor
-        with tf.device(device):
-            for members, flat in zip(self._packs.values(), packed[len(self._alone) :], strict=True):
-                sizes = [math.prod(self._shapes[n].as_list()) for n in members]
-                for n, part in zip(members, tf.split(flat, sizes), strict=True):
-                    row[n] = tf.reshape(part, self._shapes[n])
-        return row
-
-
-def transferred(
-    rows: Sequence[Sequence[Any]],
-    devices: Sequence[str],
-    algorithm: Callable,
-    pack_bytes: int = 0,
-    transfer_dtype: tf.DType | None = None,
-) -> list[list]:
-    """Runs an all-reduce on packed tensors, and in another dtype.
-
-    Args:
-        rows: K x N dense tensors.
-        devices: K canonical device names.
-        algorithm: Takes K x M tensors and the devices; returns K x M sums.
-        pack_bytes: Tensors of up to this many bytes share a transfer.
-        transfer_dtype: What floating tensors are cast to on their way; None: nothing.
-
-    Returns:
-        K x N sums in their own dtypes.
-    """
-    dtypes = [tensor.dtype for tensor in rows[0]]
-    sent = [
-        _cast_row(row, device, transfer_dtype) for row, device in zip(rows, devices, strict=True)
-    ]
-    packing = Packing(sent[0], pack_bytes)
-    packed = [packing.pack(row, device) for row, device in zip(sent, devices, strict=True)]
-    summed = algorithm(packed, devices)
-    received = [packing.unpack(row, device) for row, device in zip(summed, devices, strict=True)]
-    return [
-        _restore_row(row, device, dtypes) for row, device in zip(received, devices, strict=True)
-    ]
-
-
-def _cast_row(row: Sequence[Any], device: str, dtype: tf.DType | None) -> list:
-    if dtype is None:
-        return list(row)
-    with tf.device(device):
-        return [tf.cast(t, dtype) if t.dtype.is_floating else t for t in row]
-
-
-def _restore_row(row: Sequence[Any], device: str, dtypes: Sequence[tf.DType]) -> list:
-    with tf.device(device):
-        return [
-            t if t.dtype == dtype else tf.cast(t, dtype)
-            for t, dtype in zip(row, dtypes, strict=True)
-        ]

@@ -4,6 +4,7 @@ Everything here takes tensors and gives tensors; nothing knows of towers but by 
 position in a list. `IndexedSlices` stay sparse.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +12,18 @@ from replicate import errors
 from replicate.compat.tensorflow import tf
 
 
-def copy_onto(value: Any, device: str) -> Any:
-    """Copies a tensor or IndexedSlices onto a device; `""` leaves the choice open."""
-    with tf.device(device):
+def on(device: str | None) -> contextlib.AbstractContextManager:
+    """Enters a device; `""` and None leave the choice to whoever chose before."""
+    return tf.device(device) if device else contextlib.nullcontext()
+
+
+def copy_onto(value: Any, device: str | None) -> Any:
+    """Copies a tensor, or a sparse, ragged or sliced one, onto a device."""
+    with on(device):
         return tf.nest.map_structure(tf.identity, value, expand_composites=True)
 
 
-def sum_onto(tensors: Sequence[Any], device: str) -> Any:
+def sum_onto(tensors: Sequence[Any], device: str | None) -> Any:
     """Sums K tensors of one shape onto one device.
 
     Args:
@@ -30,124 +36,175 @@ def sum_onto(tensors: Sequence[Any], device: str) -> Any:
 
     Raises:
         TowerMismatchError: If kinds, dtypes or shapes are mixed; names each one's tower.
+        TypeError: If they are bools, which have no sum.
     """
-    tensors = _of_one_kind(tensors)
+    tensors = require_alike(tensors)
     if len(tensors) == 1:
         return copy_onto(tensors[0], device)
-    with tf.device(device):
+    with on(device):
         if isinstance(tensors[0], tf.IndexedSlices):
-            return _stacked(tensors)
+            return _joined_slices(tensors)
         if tensors[0].dtype == tf.bool:
             raise TypeError("bool tensors have no sum; cast them to a number first.")
         return tf.add_n(tensors)
 
 
-def mean_onto(tensors: Sequence[Any], device: str) -> Any:
-    """Averages K tensors of one shape onto one device; see `sum_onto`."""
-    summed = sum_onto(tensors, device)
-    return summed if len(tensors) == 1 else scaled(summed, 1.0 / len(tensors), device)
+def mean_onto(tensors: Sequence[Any], device: str | None) -> Any:
+    """Averages K tensors of one shape onto one device; integers are rounded down.
+
+    Args:
+        tensors: See `sum_onto`.
+        device: See `sum_onto`.
+
+    Returns:
+        See `sum_onto`; the dtype stays what it is.
+
+    Raises:
+        TowerMismatchError: See `sum_onto`.
+    """
+    return divide_onto(sum_onto(tensors, device), len(tensors), device)
 
 
-def scaled(value: Any, factor: Any, device: str) -> Any:
-    """Multiplies a tensor, or the values of IndexedSlices, on a device."""
-    with tf.device(device):
+def divide_onto(value: Any, number: int, device: str | None) -> Any:
+    """Divides a tensor, or the values of IndexedSlices, on a device; keeps the dtype."""
+    if number == 1:
+        return value
+    with on(device):
         if isinstance(value, tf.IndexedSlices):
-            return tf.IndexedSlices(
-                value.values * tf.cast(factor, value.values.dtype), value.indices, value.dense_shape
-            )
-        if value.dtype.is_integer:
-            return tf.cast(tf.cast(value, tf.float64) * tf.cast(factor, tf.float64), value.dtype)
+            divided = divide_onto(value.values, number, device)
+            return tf.IndexedSlices(divided, value.indices, value.dense_shape)
+        return value // number if value.dtype.is_integer else value / number
+
+
+def scaled(value: Any, factor: Any, device: str | None) -> Any:
+    """Multiplies a floating tensor, or the values of IndexedSlices, on a device."""
+    with on(device):
+        if isinstance(value, tf.IndexedSlices):
+            values = value.values * tf.cast(factor, value.values.dtype)
+            return tf.IndexedSlices(values, value.indices, value.dense_shape)
         return value * tf.cast(factor, value.dtype)
 
 
-def weighted_sum_onto(tensors: Sequence[Any], weights: Sequence[Any], device: str) -> Any:
+def weighted_sum_onto(tensors: Sequence[Any], weights: Sequence[Any], device: str | None) -> Any:
     """Sums K tensors times K weights onto one device.
 
     Args:
-        tensors: K tensors or IndexedSlices of one shape and floating dtype.
+        tensors: K tensors or IndexedSlices of one shape and dtype; integers become float32.
         weights: K floats, or float tensors of shape []. A weight of zero keeps out even
             NaN and infinity.
         device: Canonical device name.
+
+    Raises:
+        TowerMismatchError: See `sum_onto`.
     """
-    tensors = _of_one_kind(tensors)
-    weighted = []
-    for tensor, weight in zip(tensors, weights, strict=True):
-        if isinstance(weight, float):
-            weighted.append(tf.zeros_like(tensor) if weight == 0 else _times(tensor, weight))
-            continue
-        (masked,) = mask_rows([tensor], [weight > 0])
-        weighted.append(_times(masked, weight))
-    return sum_onto(weighted, device)
+    tensors = require_alike(tensors)
+    pairs = [
+        (tensor, weight)
+        for tensor, weight in zip(tensors, weights, strict=True)
+        if not (isinstance(weight, (int, float)) and weight == 0)
+    ] or [(tensors[0], tf.constant(0.0))]
+    with on(device):
+        return sum_onto([_weighted(tensor, weight) for tensor, weight in pairs], device)
 
 
-def _times(value: Any, weight: Any) -> Any:
-    return value if isinstance(weight, float) and weight == 1.0 else scaled(value, weight, "")
+def _weighted(value: Any, weight: Any) -> Any:
+    if isinstance(weight, (int, float)) and weight == 1:
+        return value
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(_weighted(value.values, weight), value.indices, value.dense_shape)
+    if value.dtype.is_integer:
+        value = tf.cast(value, tf.float32)
+    return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
 
 
 def mask_rows(tensors: Sequence[Any], has_rows: Sequence[Any]) -> list:
-    """Replaces by zeros what towers without rows bring.
+    """Replaces by zeros what towers without rows bring; of IndexedSlices, nothing is left.
 
     Args:
         tensors: K tensors or IndexedSlices.
         has_rows: K bools, or bool tensors of shape [].
+
+    Returns:
+        K values, each on the device where it was.
     """
     return [
-        value if keep is True else _where(keep, value)
+        value if keep is True else _masked(value, keep)
         for value, keep in zip(tensors, has_rows, strict=True)
     ]
 
 
-def _where(keep: Any, value: Any) -> Any:
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(_where(keep, value.values), value.indices, value.dense_shape)
-    return tf.zeros_like(value) if keep is False else tf.where(keep, value, tf.zeros_like(value))
+def _masked(value: Any, keep: Any) -> Any:
+    value = _as_tensor(value)
+    with on(value.device):
+        if isinstance(value, tf.IndexedSlices):
+            # NOTE: a slice of zeros would still count as touched in a lazy optimizer.
+            limit = 0 if keep is False else tf.where(keep, tf.size(value.indices), 0)
+            return tf.IndexedSlices(value.values[:limit], value.indices[:limit], value.dense_shape)
+        zeros = tf.zeros_like(value)
+        return zeros if keep is False else tf.where(keep, value, zeros)
 
 
-def concat_onto(values: Sequence[Any], device: str) -> Any:
+def concat_onto(values: Sequence[Any], device: str | None) -> Any:
     """Concatenates K values along axis 0 onto one device.
 
     Args:
         values: K dense, sparse or ragged tensors that agree in all other dimensions
-            (sparse: the largest of each).
+            (sparse: the largest of each); or K times None.
         device: Canonical device name.
 
+    Returns:
+        One value of the same kind; None where all are None.
+
     Raises:
-        TowerMismatchError: If kinds or dtypes are mixed, or the values are scalars.
+        TowerMismatchError: If kinds, dtypes or inner shapes are mixed, or the values are
+            scalars.
     """
-    values = [v if isinstance(v, tf.SparseTensor) else _as_tensor(v) for v in values]
+    if all(value is None for value in values):
+        return None
+    values = [_as_tensor(value) for value in values]
     _require_same("kind", [_kind(value) for value in values])
     _require_same("dtype", [value.dtype.name for value in values])
-    if _kind(values[0]) == "tensor" and values[0].shape.rank == 0:
-        raise errors.TowerMismatchError(
-            "What towers predict is joined row by row and needs a batch dimension; got the "
-            f"scalar {values[0].name}. Give it the shape [batch]."
-        )
-    with tf.device(device):
-        if len(values) == 1:
-            return values[0]
+    if len(values) == 1:
+        return copy_onto(values[0], device)
+    if _kind(values[0]) == "tensor":
+        _require_rows(values)
+    with on(device):
         if isinstance(values[0], tf.SparseTensor):
             return tf.sparse.concat(0, values, expand_nonconcat_dims=True)
         return tf.concat(values, 0)
 
 
+def _require_rows(tensors: Sequence[tf.Tensor]) -> None:
+    for i, tensor in enumerate(tensors):
+        if tensor.shape.rank == 0:
+            raise errors.TowerMismatchError(
+                "What towers return is joined row by row, and a scalar has no rows; tower "
+                f"{i} returned {tensor!r}. Give it the shape [batch]."
+            )
+    _require_same_shapes([tensor.shape[1:] for tensor in tensors], "shape of a row")
+
+
 def deduplicate(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """Sums the rows of equal index, so that each index stands once."""
-    indices, positions = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, positions, tf.shape(indices)[0])
-    return tf.IndexedSlices(values, indices, slices.dense_shape)
+    with on(slices.values.device):
+        indices, positions = tf.unique(slices.indices)
+        values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
-def _stacked(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    kind = tf.int64 if any(item.indices.dtype == tf.int64 for item in slices) else tf.int32
+def _joined_slices(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    index_dtypes = {item.indices.dtype for item in slices}
+    dtype = tf.int64 if len(index_dtypes) > 1 else slices[0].indices.dtype
+    shapes = [item.dense_shape for item in slices if item.dense_shape is not None]
     return tf.IndexedSlices(
         tf.concat([item.values for item in slices], 0),
-        tf.concat([tf.cast(item.indices, kind) for item in slices], 0),
-        slices[0].dense_shape,
+        tf.concat([tf.cast(item.indices, dtype) for item in slices], 0),
+        shapes[0] if shapes else None,
     )
 
 
 def _as_tensor(value: Any) -> Any:
-    if isinstance(value, (tf.IndexedSlices, tf.RaggedTensor, tf.Tensor)):
+    if isinstance(value, (tf.Tensor, tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
         return value
     return tf.convert_to_tensor(value)
 
@@ -158,23 +215,34 @@ def _kind(value: Any) -> str:
     return "tensor"
 
 
-def _of_one_kind(tensors: Sequence[Any]) -> list:
-    """Refuses what cannot be added: other kinds, dtypes, or shapes."""
+def require_alike(tensors: Sequence[Any]) -> list:
+    """Returns K values as tensors; refuses mixed kinds, dtypes or shapes.
+
+    Raises:
+        TowerMismatchError: Names the first tower that differs from tower 0.
+    """
     tensors = [_as_tensor(tensor) for tensor in tensors]
     _require_same("kind", [_kind(tensor) for tensor in tensors])
     _require_same("dtype", [tensor.dtype.name for tensor in tensors])
     if _kind(tensors[0]) == "tensor":
-        for i, tensor in enumerate(tensors):
-            if not tensor.shape.is_compatible_with(tensors[0].shape):
-                _require_same("shape", [str(t.shape) for t in (tensors[0], tensor)], (0, i))
+        _require_same_shapes([tensor.shape for tensor in tensors], "shape")
     return tensors
 
 
-def _require_same(what: str, found: Sequence[str], tower_ids: Sequence[int] | None = None) -> None:
-    tower_ids = range(len(found)) if tower_ids is None else tower_ids
-    for tower, item in zip(tower_ids, found, strict=True):
+def _require_same_shapes(shapes: Sequence[tf.TensorShape], what: str) -> None:
+    for tower, shape in enumerate(shapes):
+        if not shape.is_compatible_with(shapes[0]):
+            raise _mismatch(tower, what, shape, shapes[0])
+
+
+def _require_same(what: str, found: Sequence[str]) -> None:
+    for tower, item in enumerate(found):
         if item != found[0]:
-            raise errors.TowerMismatchError(
-                f"Values of all towers must agree to be joined: tower {tower} has the {what} "
-                f"{item}, tower 0 has {found[0]}. Look for a branch on the tower."
-            )
+            raise _mismatch(tower, what, item, found[0])
+
+
+def _mismatch(tower: int, what: str, found: Any, first: Any) -> errors.TowerMismatchError:
+    return errors.TowerMismatchError(
+        f"Values of all towers must agree to be joined: tower {tower} has the {what} "
+        f"{found}, tower 0 has {first}. Look for a branch on the tower."
+    )
