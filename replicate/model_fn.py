@@ -7,7 +7,7 @@ from replicate import devices as device_names
 from replicate import types
 from replicate.compat.tensorflow import tf
 from replicate.graph import batches
-from replicate.specs import evaluate, predict, train
+from replicate.specs import evaluate, exportable, predict, train
 from replicate.strategy import (
     base,
     context,
@@ -101,8 +101,11 @@ def replicate_model_fn(
         factory = None
         if optimizer_fn is not None and mode == types.TRAIN:
             factory = optimizer.OptimizerFactory(optimizer_fn, params)
+        before = exportable.operation_names()
         with chosen.scope():
-            return _build(chosen, call, features, labels, factory, reduction, gradients, update_ops)
+            spec = _build(chosen, call, features, labels, factory, reduction, gradients, update_ops)
+        towers_to_place = () if context.is_one_tower() else chosen.worker_devices
+        return exportable.make_exportable(spec, before, (features, labels), towers_to_place, config)
 
     return replicated_model_fn
 
@@ -115,6 +118,8 @@ def _require_one_of(name: str, value: Any, allowed: tuple) -> None:
 
 def _strategy(strategy: Any, devices: Any) -> base.DistributionStrategy:
     """Returns the strategy that was given, or makes the one that was named."""
+    if context.is_one_tower():
+        return one_device.OneDeviceStrategy("/device:CPU:0")
     if isinstance(strategy, base.DistributionStrategy):
         if devices is not None:
             raise ValueError(
@@ -133,16 +138,12 @@ def _strategy(strategy: Any, devices: Any) -> base.DistributionStrategy:
     return STRATEGIES[strategy or "parameter_server"](workers)
 
 
-def _build(
-    strategy, call, features, labels, factory, reduction, gradients, update_ops
-) -> Any:
+def _build(strategy, call, features, labels, factory, reduction, gradients, update_ops) -> Any:
     """Splits the batch, builds the towers, and joins their specs."""
     with tf.device("/device:CPU:0"):
         batch = batches.split_batch(features, labels, strategy.num_towers)
     marks = tuple([] for _ in batch.weights)
-    share = context.Share(
-        list(batch.weights), tuple(batch.has_rows), reduction, marks, gradients
-    )
+    share = context.Share(list(batch.weights), tuple(batch.has_rows), reduction, marks, gradients)
     creations = sharing.Creations(strategy.num_towers)
     with context.entered(context.current()._replace(share=share)):
         built = towers.build(

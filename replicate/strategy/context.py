@@ -50,6 +50,7 @@ class Mode(NamedTuple):
 class _Stack(threading.local):
     def __init__(self):
         self.modes: list[Mode] = []
+        self.is_one_tower = False
 
 
 _stack = _Stack()
@@ -73,3 +74,18 @@ def entered(mode: Mode) -> Iterator[Mode]:
         yield mode
     finally:
         _stack.modes.pop()
+
+
+@contextlib.contextmanager
+def one_tower() -> Iterator[None]:
+    """Gives every model that this thread builds inside one tower, whatever its devices."""
+    before, _stack.is_one_tower = _stack.is_one_tower, True
+    try:
+        yield
+    finally:
+        _stack.is_one_tower = before
+
+
+def is_one_tower() -> bool:
+    """Whether `one_tower` is entered."""
+    return _stack.is_one_tower

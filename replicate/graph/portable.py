@@ -1,0 +1,204 @@
+"""A MetaGraphDef that loads on any machine.
+
+Works on the proto, in place: devices, absolute paths of assets, second copies of
+variables, and what serving does not need are taken out. Which tower an operation
+belonged to stays written on it, so that a loading machine may place the towers again.
+"""
+
+import posixpath
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from replicate.compat.tensorflow import tf, tf1
+
+TOWER = "_replicate_tower"
+"""The attribute of an operation that says which tower it belongs to."""
+
+_ASSETS = "saved_model_assets"
+_COLOCATION = b"loc:@"
+_CONTEXTS = (tf1.GraphKeys.COND_CONTEXT, tf1.GraphKeys.WHILE_CONTEXT)
+
+
+def strip_devices(meta_graph: Any, worker_devices: Sequence[str] = ()) -> None:
+    """Takes out all devices, in functions as well.
+
+    Args:
+        meta_graph: A MetaGraphDef.
+        worker_devices: The towers' devices: what was on one is marked as that tower's.
+    """
+    towers = {_type_and_index(device): i for i, device in enumerate(worker_devices)}
+    known: dict[str, int | None] = {}
+    for node in meta_graph.graph_def.node:
+        if node.device not in known:
+            known[node.device] = towers.get(_type_and_index(node.device))
+        tower_id = known[node.device]
+        if tower_id is not None:
+            node.attr[TOWER].i = tower_id
+        node.device = ""
+    for function in meta_graph.graph_def.library.function:
+        for node in function.node_def:
+            node.device = ""
+
+
+def _type_and_index(device: str) -> tuple:
+    spec = tf.DeviceSpec.from_string(device)
+    kind = spec.device_type
+    return (kind.upper(), spec.device_index) if kind else ("", None)
+
+
+def fold_copies(meta_graph: Any, firsts: Mapping[str, str]) -> None:
+    """Lets the first copy of each variable serve all towers.
+
+    Args:
+        meta_graph: A MetaGraphDef.
+        firsts: Operation name of a later copy -> that of the first copy. Later copies
+            are no longer read; what writes them is taken out.
+    """
+    if not firsts:
+        return
+    nodes = {node.name: node for node in meta_graph.graph_def.node}
+    dropped = {
+        node.name
+        for node in nodes.values()
+        if node.op.startswith("Assign") and _operation(node.input[0]) in firsts
+    }
+    for node in nodes.values():
+        places = [firsts[name] for name in map(_operation, node.input) if name in firsts]
+        kept = [
+            _renamed(name, firsts)
+            for name in node.input
+            if not (name.startswith("^") and name[1:] in dropped)
+        ]
+        if places:
+            _copy_mark(nodes[places[0]], node)
+        if places or len(kept) < len(node.input):
+            node.input[:] = kept
+        _rewrite_colocation(node, lambda name: firsts.get(name, name))
+    _keep(meta_graph, set(nodes) - dropped - set(firsts))
+
+
+def _operation(name: str) -> str:
+    """Returns the operation's name in the name of an input."""
+    return name.lstrip("^").split(":")[0]
+
+
+def _renamed(name: str, firsts: Mapping[str, str]) -> str:
+    operation = _operation(name)
+    if operation not in firsts:
+        return name
+    return name.replace(operation, firsts[operation], 1)
+
+
+def _copy_mark(source: Any, target: Any) -> None:
+    """What reads a variable is where the variable is."""
+    if TOWER in source.attr:
+        target.attr[TOWER].i = source.attr[TOWER].i
+    elif TOWER in target.attr:
+        del target.attr[TOWER]
+
+
+def prune(meta_graph: Any, disposable: Collection[str], roots: Collection[str]) -> None:
+    """Takes out operations that nothing needs.
+
+    Args:
+        meta_graph: A MetaGraphDef.
+        disposable: Names of the operations that may go.
+        roots: Names of those among them that stay, with all that they need.
+    """
+    if any(key in meta_graph.collection_def for key in _CONTEXTS):
+        return  # old control flow lists its operations where they cannot be taken out
+    nodes = {node.name: node for node in meta_graph.graph_def.node}
+    needed: set[str] = set()
+    stack = [name for name in nodes if name not in disposable or name in roots]
+    while stack:
+        name = stack.pop()
+        if name not in needed and name in nodes:
+            needed.add(name)
+            stack.extend(map(_operation, nodes[name].input))
+    _keep(meta_graph, needed)
+
+
+def _keep(meta_graph: Any, needed: Collection[str]) -> None:
+    """Keeps these operations, and takes out whatever names another one."""
+    graph_def = meta_graph.graph_def
+    kept = [node for node in graph_def.node if node.name in needed]
+    for node in kept:
+        _rewrite_colocation(node, lambda name: name if name in needed else None)
+    copied = [type(node).FromString(node.SerializeToString()) for node in kept]
+    del graph_def.node[:]
+    graph_def.node.extend(copied)
+    for key in list(meta_graph.collection_def):
+        names = meta_graph.collection_def[key].node_list.value
+        left = [name for name in names if _operation(name) in needed]
+        if len(left) < len(names):
+            names[:] = left
+            if not left:
+                del meta_graph.collection_def[key]
+
+
+def _rewrite_colocation(node: Any, renamed: Callable[[str], str | None]) -> None:
+    if "_class" not in node.attr:
+        return
+    listed = node.attr["_class"].list.s
+    left = []
+    for item in listed:
+        if item.startswith(_COLOCATION):
+            name = renamed(item[len(_COLOCATION) :].decode())
+            item = _COLOCATION + name.encode() if name else b""
+        if item and item not in left:
+            left.append(item)
+    if left:
+        listed[:] = left
+    else:
+        del node.attr["_class"]
+
+
+def name_assets(meta_graph: Any) -> None:
+    """Replaces the paths of assets by the names that they have in the SavedModel.
+
+    A loader puts in the path where the SavedModel lies.
+    """
+    names = _asset_names(meta_graph)
+    if not names:
+        return
+    for node in _all_nodes(meta_graph.graph_def):
+        for value in node.attr.values():
+            _replace_strings(value, names)
+
+
+def _asset_names(meta_graph: Any) -> dict[bytes, bytes]:
+    """Returns absolute path -> file name, longest paths first."""
+    if _ASSETS not in meta_graph.collection_def:
+        return {}
+    nodes = {node.name: node for node in meta_graph.graph_def.node}
+    found = {}
+    for item in meta_graph.collection_def[_ASSETS].any_list.value:
+        asset = tf1.MetaGraphDef().asset_file_def.add()
+        item.Unpack(asset)
+        path = nodes[_operation(asset.tensor_info.name)].attr["value"].tensor.string_val[0]
+        if posixpath.isabs(path):
+            found[path] = asset.filename.encode()
+    return dict(sorted(found.items(), key=lambda pair: -len(pair[0])))
+
+
+def _all_nodes(graph_def: Any) -> Iterator[Any]:
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def _replace_strings(value: Any, names: Mapping[bytes, bytes]) -> None:
+    """Replaces texts in one attribute's value, wherever strings can be in it."""
+
+    def replaced(text):
+        for path, name in names.items():
+            text = text.replace(path, name)
+        return text
+
+    kind = value.WhichOneof("value")
+    if kind == "s":
+        value.s = replaced(value.s)
+    elif kind == "tensor":
+        value.tensor.string_val[:] = [replaced(text) for text in value.tensor.string_val]
+    elif kind == "list":
+        value.list.s[:] = [replaced(text) for text in value.list.s]

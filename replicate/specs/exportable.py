@@ -1,0 +1,186 @@
+"""Specs whose graph loads on any machine, once an Estimator exports it.
+
+An Estimator asks the Saver of a spec's scaffold for the MetaGraphDef that it writes into
+a SavedModel. That is the one place through which every export goes and nothing else, so
+here the spec gets a Saver that takes out what belongs to the exporting machine.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicate import types
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import portable
+from replicate.strategy import variables
+
+
+class PortableSaver:
+    """A Saver whose MetaGraphDef any machine can load; in all else, the Saver it wraps.
+
+    Args:
+        graph: The graph of the spec.
+        worker_devices: The towers' devices.
+        saver: The model_fn's own Saver; None: one of all variables, made on first use.
+        config: The RunConfig, which says what a Saver keeps; or None.
+    """
+
+    def __init__(self, graph: tf.Graph, worker_devices: Sequence[str], saver: Any, config: Any):
+        self._graph = graph
+        self._worker_devices = tuple(worker_devices)
+        self._inner = saver
+        self._config = config
+        self._disposable: frozenset = frozenset()
+        self._roots: frozenset = frozenset()
+
+    def prune(self, disposable: frozenset, roots: frozenset) -> None:
+        """Takes operations out of the export, too.
+
+        Args:
+            disposable: Names of the operations that may go.
+            roots: Names of those among them that must stay.
+        """
+        self._disposable = disposable
+        self._roots = roots
+
+    @property
+    def wrapped(self) -> Any:
+        """The Saver that does the work."""
+        if self._inner is None:
+            self._inner = _default_saver(self._config)
+        return self._inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+    def export_meta_graph(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns a MetaGraphDef without devices, absolute paths, and second copies."""
+        meta_graph = self.wrapped.export_meta_graph(*args, **kwargs)
+        if self._disposable:
+            portable.fold_copies(meta_graph, _later_copies(self._graph))
+        portable.strip_devices(meta_graph, self._worker_devices)
+        portable.name_assets(meta_graph)
+        if self._disposable:
+            saver_def = meta_graph.saver_def
+            ends = (
+                saver_def.filename_tensor_name,
+                saver_def.save_tensor_name,
+                saver_def.restore_op_name,
+            )
+            roots = {*self._roots, *_needed_to_load(self._graph), *map(_operation, ends)}
+            portable.prune(meta_graph, self._disposable, roots)
+        return meta_graph
+
+
+def make_exportable(
+    spec: Any, before: frozenset, features: Any, worker_devices: Sequence[str], config: Any
+) -> Any:
+    """Returns the spec with a scaffold whose Saver exports a graph for any machine.
+
+    Args:
+        spec: An EstimatorSpec.
+        before: Names of the graph's operations before the model was built.
+        features: What the model was built on, labels included.
+        worker_devices: The towers' devices; none: no tower can be placed again.
+        config: The RunConfig, or None.
+    """
+    graph = tf1.get_default_graph()
+    scaffold = spec.scaffold
+    if scaffold is None or isinstance(scaffold.saver, tf.train.Checkpoint):
+        return spec
+    if spec.mode == types.TRAIN and not _is_fed(features):
+        return spec  # it is trained: the Estimator's own Saver writes its checkpoints
+    saver = PortableSaver(graph, worker_devices, scaffold.saver, config)
+    if spec.mode == types.PREDICT:
+        spec = spec._replace(train_op=None)
+        inside = frozenset(operation.name for operation in graph.get_operations()) - before
+        saver.prune(inside, _outputs(spec))
+    return spec._replace(scaffold=tf1.train.Scaffold(copy_from_scaffold=scaffold, saver=saver))
+
+
+def operation_names() -> frozenset:
+    """Returns the names of all operations of the current graph."""
+    return frozenset(operation.name for operation in tf1.get_default_graph().get_operations())
+
+
+def _default_saver(config: Any) -> Any:
+    """Makes the Saver that an Estimator would use."""
+    listed = tf1.get_collection(tf1.GraphKeys.SAVERS)
+    if len(listed) == 1:
+        return listed[0]
+    kept = {}
+    if config is not None:
+        kept = {
+            "max_to_keep": config.keep_checkpoint_max,
+            "keep_checkpoint_every_n_hours": config.keep_checkpoint_every_n_hours,
+        }
+    return tf1.train.Saver(sharded=True, allow_empty=True, save_relative_paths=True, **kept)
+
+
+def _is_fed(nest: Any) -> bool:
+    """Whether tensors come from placeholders, as those of a serving_input_receiver_fn."""
+    stack = [t.op for t in tf.nest.flatten(nest, expand_composites=True) if hasattr(t, "op")]
+    seen = set(stack)
+    while stack:
+        operation = stack.pop()
+        if operation.type in ("Placeholder", "PlaceholderWithDefault"):
+            return True
+        for tensor in operation.inputs:
+            if tensor.op not in seen:
+                seen.add(tensor.op)
+                stack.append(tensor.op)
+    return False
+
+
+def _later_copies(graph: tf.Graph) -> dict[str, str]:
+    """Returns operation name of a later copy -> that of the first, for all variables."""
+    return {
+        member.handle.op.name: variable.members[0].handle.op.name
+        for variable in _variables(graph)
+        if isinstance(variable, variables.DistributedVariable)
+        for member in variable.members[1:]
+    }
+
+
+def _variables(graph: tf.Graph) -> list:
+    """Returns all variables in collections, each once."""
+    listed = [item for key in graph.get_all_collection_keys() for item in graph.get_collection(key)]
+    return list({id(item): item for item in listed if isinstance(item, tf.Variable)}.values())
+
+
+def _outputs(spec: Any) -> frozenset:
+    """Returns the names of the operations whose results a signature may return."""
+    exported = [vars(output) for output in (spec.export_outputs or {}).values()]
+    tensors = tf.nest.flatten([spec.predictions, exported], expand_composites=True)
+    return frozenset(tensor.op.name for tensor in tensors if hasattr(tensor, "op"))
+
+
+def _needed_to_load(graph: tf.Graph) -> set[str]:
+    """Returns the names of the operations that a loader looks up in the graph."""
+    needed = set()
+    for variable in _variables(graph):
+        proto = variable.to_proto()
+        fields = ("variable_name", "initializer_name", "initial_value_name", "snapshot_name")
+        needed.update(_operation(getattr(proto, field)) for field in fields)
+    for key in graph.get_all_collection_keys():
+        if key in _LOADED:
+            needed.update(_name_of(item) for item in graph.get_collection(key))
+    return needed
+
+
+_LOADED = (
+    tf1.GraphKeys.ASSET_FILEPATHS,
+    tf1.GraphKeys.LOCAL_INIT_OP,
+    tf1.GraphKeys.TABLE_INITIALIZERS,
+    tf1.saved_model.constants.LEGACY_INIT_OP_KEY,
+    tf1.saved_model.constants.MAIN_OP_KEY,
+)
+
+
+def _name_of(item: Any) -> str:
+    return getattr(item, "op", item).name
+
+
+def _operation(name: str) -> str:
+    return name.split(":")[0]
