@@ -5,14 +5,22 @@ where they name another process.
 """
 
 import logging
+import numbers
+import re
 from collections.abc import Sequence
+from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
 
 _log = logging.getLogger("replicate")
 
-_KNOWN_TYPES = ("CPU", "GPU", "TPU", "XLA_CPU", "XLA_GPU", "TPU_SYSTEM")
+_KNOWN_TYPES = ("CPU", "GPU", "TPU")
+_SPELLING = re.compile(
+    r"(/job:(?P<job>[A-Za-z]\w*))?(/replica:(?P<replica>\d+))?(/task:(?P<task>\d+))?"
+    r"/(device:)?(?P<type>[A-Za-z]\w*):(?P<index>\d+)",
+    re.IGNORECASE,
+)
 
 
 def canonicalize(device: str) -> str:
@@ -24,34 +32,37 @@ def canonicalize(device: str) -> str:
     Raises:
         DeviceError: If it is malformed, or of a type that TensorFlow does not know.
     """
-    if not isinstance(device, str) or not device.strip():
+    if not isinstance(device, str):
         raise errors.DeviceError(
             f"A device is named by a string such as '/gpu:0'; got {device!r}. {_existing()}"
         )
-    spelled = device.strip() if device.strip().startswith("/") else f"/{device.strip()}"
-    try:
-        spec = tf.DeviceSpec.from_string(spelled)
-    except ValueError as reason:
+    spelled = device.strip()
+    found = _SPELLING.fullmatch(spelled if spelled.startswith("/") else f"/{spelled}")
+    if found is None:
         raise errors.DeviceError(
-            f"A device is spelled like '/gpu:0' or '/device:GPU:0'; got {device!r}. {_existing()}"
-        ) from reason
-    kind, index = spec.device_type, spec.device_index
-    if kind is None or index is None:
-        raise errors.DeviceError(
-            f"A device needs a type and a number, like '/gpu:0'; got {device!r}. {_existing()}"
+            "A device is spelled with its type and number, like '/gpu:0' or '/device:GPU:0'; "
+            f"got {device!r}. {_existing()}"
         )
-    if kind.upper() not in _types():
+    kind = found["type"].upper()
+    if kind not in _types():
         raise errors.DeviceError(
-            f"TensorFlow knows no device type {kind!r}; got {device!r}. Known types are "
-            f"{', '.join(_types())}. {_existing()}"
+            f"A device is of a type that TensorFlow knows, {', '.join(_types())}; got "
+            f"{device!r}. {_existing()}"
         )
-    spec = spec.replace(device_type=kind.upper())
-    if spec.job in (None, "localhost") and spec.task in (None, 0):
-        spec = spec.replace(job=None, replica=None, task=None)
-    return spec.to_string()
+    return f"{_process(found)}/device:{kind}:{int(found['index'])}"
+
+
+def _process(found: re.Match) -> str:
+    """Returns job, replica and task, or nothing where they name this process."""
+    is_zero = not any(int(found[part] or 0) for part in ("replica", "task"))
+    if is_zero and found["job"] in (None, "localhost"):
+        return ""
+    parts = [(part, found[part]) for part in ("job", "replica", "task")]
+    return "".join(f"/{part}:{value}" for part, value in parts if value is not None)
 
 
 def _types() -> tuple[str, ...]:
+    """Returns the types of devices, those that plug-ins have registered included."""
     found = {device.device_type for device in tf.config.list_physical_devices()}
     return (*_KNOWN_TYPES, *sorted(found - set(_KNOWN_TYPES)))
 
@@ -62,21 +73,16 @@ def local_devices(kind: str | None = None) -> tuple[str, ...]:
     Args:
         kind: Such as `"GPU"`; None: every type.
     """
-    names = []
-    for device_type in [kind] if kind else ("CPU", *_other_types()):
+    names: list[str] = []
+    for device_type in [kind.upper()] if kind else _types():
         names += [f"/device:{device_type}:{i}" for i in range(_count(device_type))]
     return tuple(names)
-
-
-def _other_types() -> list[str]:
-    found = {device.device_type for device in tf.config.list_physical_devices()}
-    return sorted(found - {"CPU", "XLA_CPU", "XLA_GPU"})
 
 
 def _count(device_type: str) -> int:
     """Counts logical devices without starting the runtime, which would take GPU memory."""
     count = 0
-    for device in tf.config.list_physical_devices(device_type):
+    for device in tf.config.get_visible_devices(device_type):
         try:
             logical = tf.config.get_logical_device_configuration(device)
         except (ValueError, NotImplementedError):  # a pluggable type has no such configuration
@@ -96,6 +102,10 @@ def resolve(devices: Sequence[str] | int | None) -> tuple[str, ...]:
         devices: A list of names; an int: that many GPUs, or CPUs where there is no GPU;
             None: all GPUs, or the CPU where there is none.
 
+    Returns:
+        One or more names. A name that this machine lacks is warned of and kept, since a
+        graph may be built for another machine.
+
     Raises:
         DeviceError: If a name is malformed or repeated, if there are none, or if an int is
             below 1 or above what exists.
@@ -103,49 +113,60 @@ def resolve(devices: Sequence[str] | int | None) -> tuple[str, ...]:
     gpus = local_devices("GPU")
     if devices is None:
         return gpus or ("/device:CPU:0",)
-    if isinstance(devices, bool) or isinstance(devices, str):
-        raise errors.DeviceError(
-            f"devices is a list of names, a number or None; got {devices!r}. Write "
-            f"[{devices!r}]. {_existing()}"
-        )
-    if isinstance(devices, int):
-        return _first(gpus or local_devices("CPU"), devices)
-    names = tuple(canonicalize(device) for device in devices)
-    if not names:
-        raise errors.DeviceError(f"At least one device is needed; got none. {_existing()}")
+    if isinstance(devices, numbers.Integral) and not isinstance(devices, bool):
+        return _first(gpus or local_devices("CPU"), int(devices))
+    given = _listed(devices)
+    names = [canonicalize(device) for device in given]
     for i, name in enumerate(names):
         if name in names[:i]:
             raise errors.DeviceError(
-                f"Each device serves one tower; {devices[i]!r} is repeated in {list(devices)}. "
-                f"{_existing()}"
+                f"A device serves one tower; {given[i]!r} and {given[names.index(name)]!r} are "
+                f"both {name}. Name each device once. {_existing()}"
             )
     missing = [name for name in names if is_missing(name)]
     if missing:
-        _log.warning("This machine lacks %s; the graph is built for it. %s", missing, _existing())
-    return names
+        _log.warning(
+            "This machine lacks %s; the graph is built for them all the same. %s",
+            ", ".join(missing),
+            _existing(),
+        )
+    return tuple(names)
+
+
+def _listed(devices: Any) -> list:
+    """Returns the items of a list of devices; refuses what is none, and an empty one."""
+    if isinstance(devices, (str, bool)) or not hasattr(devices, "__iter__"):
+        hint = f"Write devices=[{devices!r}]. " if isinstance(devices, str) else ""
+        raise errors.DeviceError(
+            f"devices is a list of names, a number, or None; got {devices!r}. {hint}{_existing()}"
+        )
+    given = list(devices)
+    if not given:
+        raise errors.DeviceError(
+            "At least one device is needed; got an empty list. Name one, or leave devices out. "
+            f"{_existing()}"
+        )
+    return given
 
 
 def _first(available: Sequence[str], count: int) -> tuple[str, ...]:
     if not 1 <= count <= len(available):
         raise errors.DeviceError(
             f"The number of devices is between 1 and {len(available)} here; got {count}. "
-            f"{_existing()}"
+            f"Ask for fewer, or name devices. {_existing()}"
         )
     return tuple(available[:count])
 
 
 def is_missing(device: str) -> bool:
     """Whether a canonical name is a device of this process that does not exist."""
-    spec = tf.DeviceSpec.from_string(device)
-    return spec.job is None and device not in local_devices()
+    return device.startswith("/device:") and device not in local_devices()
 
 
 def parameter_device(worker_devices: Sequence[str]) -> str:
     """Returns where variables live: the GPU where there is exactly one, else the CPU."""
     gpus = [d for d in worker_devices if tf.DeviceSpec.from_string(d).device_type == "GPU"]
-    if len(gpus) == 1 and len(worker_devices) == 1:
-        return gpus[0]
-    return "/device:CPU:0"
+    return gpus[0] if len(gpus) == 1 else "/device:CPU:0"
 
 
 def is_same(first: str, second: str) -> bool:
@@ -166,7 +187,9 @@ def make_logical_cpus(count: int) -> tuple[str, ...]:
         DeviceError: If TensorFlow has started with fewer.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise errors.DeviceError(f"The number of CPU devices is 1 or more; got {count!r}.")
+        raise errors.DeviceError(
+            f"The number of CPU devices is 1 or more; got {count!r}. {_existing()}"
+        )
     cpu = tf.config.list_physical_devices("CPU")[0]
     if _count("CPU") < count:
         try:
@@ -175,7 +198,7 @@ def make_logical_cpus(count: int) -> tuple[str, ...]:
             )
         except RuntimeError as reason:
             raise errors.DeviceError(
-                f"TensorFlow has started with {_count('CPU')} CPU device(s), and {count} are "
-                "asked for. Make them before the first operation runs."
+                f"CPU devices are made before TensorFlow starts; {count} are asked for, and it "
+                f"has started with {_count('CPU')}. Make them before the first operation runs."
             ) from reason
     return tuple(f"/device:CPU:{i}" for i in range(count))

@@ -13,12 +13,15 @@ from replicate.compat.tensorflow import tf
 VARIABLE_TYPES = frozenset(
     {
         "AutoReloadVariable",
+        "BoostedTreesEnsembleResourceHandleOp",
+        "BoostedTreesQuantileStreamResourceHandleOp",
         "MutableDenseHashTable",
         "MutableDenseHashTableV2",
         "MutableHashTable",
         "MutableHashTableOfTensors",
         "MutableHashTableOfTensorsV2",
         "MutableHashTableV2",
+        "ResourceConditionalAccumulator",
         "VarHandleOp",
         "Variable",
         "VariableV2",

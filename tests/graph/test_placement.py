@@ -1,0 +1,135 @@
+"""Placement: variables on parameter devices, all else with the tower, the user's word first."""
+
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import placement
+
+CPU, GPU_0, GPU_1 = "/device:CPU:0", "/device:GPU:0", "/device:GPU:1"
+
+
+def placed(chooser, build, worker=GPU_1):
+    """Returns the devices of a graph's operations by their names."""
+    with tf.Graph().as_default() as graph:
+        with tf1.device(placement.device_function(chooser, worker)):
+            build()
+        return {op.name: op.device for op in graph.get_operations()}
+
+
+@pytest.mark.parametrize("use_resource", [True, False])
+def test_variables_go_to_the_parameter_device_and_all_else_to_the_worker(use_resource):
+    def build():
+        v = tf1.get_variable(
+            "v", [2], initializer=tf1.zeros_initializer(), use_resource=use_resource
+        )
+        tf.multiply(tf.identity(v, name="read"), 2.0, name="doubled")
+
+    found = placed(placement.Single(CPU), build)
+    assert found["v"] == CPU
+    assert found["read"] == found["doubled"] == found["doubled/y"] == GPU_1
+
+
+def test_a_lookup_table_that_changes_is_a_variable():
+    def build():
+        table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1, name="words")
+        tf.identity(table.lookup(tf.constant(["a"])), name="found")
+
+    found = placed(placement.Single(CPU), build)
+    assert found["words/MutableHashTable" if "words/MutableHashTable" in found else "words"] == CPU
+    assert found["found"] == GPU_1
+
+
+def test_the_users_device_is_never_overruled():
+    def build():
+        with tf.device("/cpu:1"):
+            tf1.get_variable("v", [2], use_resource=True)
+            tf.constant(1.0, name="c")
+        tf.constant(1.0, name="d")
+
+    found = placed(placement.Single(GPU_0), build)
+    assert (found["v"], found["c"], found["d"]) == ("/device:CPU:1", "/device:CPU:1", GPU_1)
+
+
+def test_what_the_user_leaves_open_is_filled_in():
+    def build():
+        with tf.device("/job:ps/task:1"):
+            tf1.get_variable("v", [2], use_resource=True)
+            tf.constant(1.0, name="c")
+
+    found = placed(placement.Single(CPU), build)
+    assert found["v"] == "/job:ps/task:1/device:CPU:0"
+    assert found["c"] == "/job:ps/task:1/device:GPU:1"
+
+
+def test_a_colocated_operation_stays_with_its_variable():
+    def build():
+        v = tf1.get_variable("v", [2], use_resource=True)
+        with tf1.colocate_with(v.handle):
+            tf1.get_variable("slot", [2], use_resource=True)
+
+    found = placed(placement.RoundRobin([GPU_0, GPU_1]), build)
+    assert found["v"] == found["slot"] == GPU_0
+
+
+def test_round_robin_takes_turns_over_all_towers():
+    chooser = placement.RoundRobin([GPU_0, GPU_1])
+    with tf.Graph().as_default() as graph:
+        for worker, names in ((GPU_0, "ab"), (GPU_1, "c")):
+            with tf1.device(placement.device_function(chooser, worker)):
+                for name in names:
+                    tf1.get_variable(name, [2], use_resource=True)
+        found = [graph.get_operation_by_name(name).device for name in "abc"]
+    assert found == [GPU_0, GPU_1, GPU_0]
+
+
+def test_a_variable_that_the_user_placed_takes_no_turn():
+    chooser = placement.RoundRobin([GPU_0, GPU_1])
+
+    def build():
+        with tf.device("/cpu:0"):
+            tf1.get_variable("own", [2], use_resource=True)
+        tf1.get_variable("first", [2], use_resource=True)
+
+    assert placed(chooser, build)["first"] == GPU_0
+
+
+def test_balance_counts_bytes():
+    # 40, then 8 + 16 on the other; 24 < 40, so the last goes there too.
+    chooser = placement.BalancedByBytes([GPU_0, GPU_1])
+    requests = [([10], tf.float32), ([2], tf.int32), ([2], tf.float64), ([1], tf.int8)]
+    assert [chooser(*request) for request in requests] == [GPU_0, GPU_1, GPU_1, GPU_1]
+
+
+def test_balance_reads_sizes_from_a_graph():
+    def build():
+        tf1.get_variable("big", [100], use_resource=True)
+        for i in range(3):
+            tf1.get_variable(f"small_{i}", [10], use_resource=True)
+
+    found = placed(placement.BalancedByBytes([GPU_0, GPU_1]), build)
+    assert [found[name] for name in ("big", "small_0", "small_1", "small_2")] == [GPU_0] + [
+        GPU_1
+    ] * 3
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "size"),
+    [
+        ([2, 3], tf.float32, 24),
+        ([], tf.float64, 8),
+        ([2], tf.bool, 2),
+        ([0, 3], tf.float32, 0),
+        ([None, 2], tf.float32, 1024 * 2 * 4),
+        (None, None, 1024 * 4),
+        ([2], tf.string, 2 * 4),
+    ],
+)
+def test_sizes_are_dimensions_times_item(shape, dtype, size):
+    assert placement.size_in_bytes(shape, dtype) == size
+
+
+def test_merging_fills_in_and_never_overrules():
+    assert placement.merged(GPU_0, "") == GPU_0
+    assert placement.merged(GPU_0, None) == GPU_0
+    assert placement.merged(GPU_0, "/device:CPU:3") == "/device:CPU:3"
+    assert placement.merged(GPU_0, "/job:worker") == "/job:worker/device:GPU:0"

@@ -1,0 +1,179 @@
+"""Devices: every usual spelling, what exists, and clear refusals."""
+
+import logging
+
+import pytest
+
+from replicate import devices, errors
+from replicate.compat.tensorflow import tf
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Lets a machine have any devices of any types, each physical one of which is one logical."""
+
+    def have(**counts):
+        physical = [
+            tf.config.PhysicalDevice(f"/physical_device:{kind}:{i}", kind)
+            for kind, count in counts.items()
+            for i in range(count)
+        ]
+
+        def of(kind=None):
+            return [device for device in physical if kind in (None, device.device_type)]
+
+        monkeypatch.setattr(tf.config, "list_physical_devices", of)
+        monkeypatch.setattr(tf.config, "get_visible_devices", of)
+        monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda device: None)
+
+    return have
+
+
+@pytest.mark.parametrize(
+    ("spelling", "canonical"),
+    [
+        ("/gpu:0", "/device:GPU:0"),
+        ("GPU:0", "/device:GPU:0"),
+        ("gpu:1", "/device:GPU:1"),
+        ("/device:GPU:0", "/device:GPU:0"),
+        ("/device:gpu:0", "/device:GPU:0"),
+        ("device:GPU:10", "/device:GPU:10"),
+        ("/cpu:0", "/device:CPU:0"),
+        (" /cpu:0 ", "/device:CPU:0"),
+        ("/tpu:3", "/device:TPU:3"),
+        ("/job:localhost/replica:0/task:0/device:CPU:0", "/device:CPU:0"),
+        (
+            "/job:worker/replica:0/task:1/device:GPU:0",
+            "/job:worker/replica:0/task:1/device:GPU:0",
+        ),
+        ("/job:worker/task:1/gpu:0", "/job:worker/task:1/device:GPU:0"),
+        ("/job:worker/gpu:0", "/job:worker/device:GPU:0"),
+    ],
+)
+def test_every_usual_spelling_has_one_canonical_name(spelling, canonical):
+    assert devices.canonicalize(spelling) == canonical
+    assert devices.canonicalize(canonical) == canonical
+    assert devices.is_same(spelling, canonical)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ["", "gpu", "/gpu", "gpu0", "/gpu:", "/gpu:x", "/gpu:-1", "/gpu:0/", "/device:GPU:*", 0, None],
+)
+def test_a_malformed_name_is_refused(bad):
+    with pytest.raises(errors.DeviceError, match="This machine has /device:CPU:0"):
+        devices.resolve([bad])
+
+
+def test_an_unknown_type_is_refused():
+    with pytest.raises(errors.DeviceError, match=r"CPU, GPU, TPU; got '/foo:0'\. This machine has"):
+        devices.canonicalize("/foo:0")
+
+
+def test_a_type_that_a_plugin_registered_is_known(machine):
+    machine(CPU=1, NPU=2)
+    assert devices.canonicalize("/npu:1") == "/device:NPU:1"
+    assert devices.local_devices() == ("/device:CPU:0", "/device:NPU:0", "/device:NPU:1")
+
+
+def test_logical_devices_are_what_exists():
+    assert devices.local_devices("CPU") == tuple(f"/device:CPU:{i}" for i in range(8))
+    assert devices.local_devices("cpu") == devices.local_devices("CPU")
+
+
+def test_none_is_all_gpus_or_the_cpu(machine):
+    machine(CPU=1, GPU=2)
+    assert devices.resolve(None) == ("/device:GPU:0", "/device:GPU:1")
+    machine(CPU=1)
+    assert devices.resolve(None) == ("/device:CPU:0",)
+
+
+def test_a_number_is_that_many_gpus_or_cpus(machine):
+    assert devices.resolve(2) == ("/device:CPU:0", "/device:CPU:1")
+    machine(CPU=1, GPU=2)
+    assert devices.resolve(1) == ("/device:GPU:0",)
+
+
+@pytest.mark.parametrize("count", [-1, 0, 9])
+def test_a_number_that_cannot_be_is_refused(count):
+    with pytest.raises(errors.DeviceError, match=f"between 1 and 8 here; got {count}.*CPU:7"):
+        devices.resolve(count)
+
+
+def test_one_device_named_twice_is_refused():
+    with pytest.raises(errors.DeviceError, match="'CPU:1' and '/cpu:1' are both /device:CPU:1"):
+        devices.resolve(["/cpu:1", "/cpu:0", "CPU:1"])
+
+
+@pytest.mark.parametrize("empty", [[], ()])
+def test_no_device_at_all_is_refused(empty):
+    with pytest.raises(errors.DeviceError, match="At least one device"):
+        devices.resolve(empty)
+
+
+@pytest.mark.parametrize("bad", ["/gpu:0", True, 1.5, object()])
+def test_what_is_no_list_is_refused(bad):
+    with pytest.raises(errors.DeviceError, match="devices is a list of names, a number, or None"):
+        devices.resolve(bad)
+
+
+def test_one_name_alone_is_told_how_to_be_a_list():
+    with pytest.raises(errors.DeviceError, match=r"Write devices=\['/cpu:0'\]"):
+        devices.resolve("/cpu:0")
+
+
+def test_a_device_that_is_missing_only_warns(caplog):
+    with caplog.at_level(logging.WARNING, logger="replicate"):
+        assert devices.resolve(["/gpu:0", "/cpu:0"]) == ("/device:GPU:0", "/device:CPU:0")
+    (record,) = caplog.records
+    assert "lacks /device:GPU:0;" in record.getMessage()
+    assert "This machine has /device:CPU:0" in record.getMessage()
+
+
+def test_a_device_of_another_process_is_not_missing(caplog):
+    devices.resolve(["/job:worker/task:1/gpu:0"])
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("workers", "place"),
+    [
+        (["/device:GPU:0"], "/device:GPU:0"),
+        (["/device:GPU:3"], "/device:GPU:3"),
+        (["/device:GPU:0", "/device:GPU:1"], "/device:CPU:0"),
+        (["/device:CPU:1"], "/device:CPU:0"),
+        (["/device:CPU:0", "/device:GPU:0"], "/device:GPU:0"),
+    ],
+)
+def test_variables_live_on_the_only_gpu_or_the_cpu(workers, place):
+    assert devices.parameter_device(workers) == place
+
+
+def test_fewer_cpus_than_there_are_are_there_already():
+    assert devices.make_logical_cpus(2) == ("/device:CPU:0", "/device:CPU:1")
+
+
+def test_more_cpus_cannot_be_made_once_tensorflow_runs():
+    tf.constant(1.0).numpy()
+    with pytest.raises(errors.DeviceError, match="9 are asked for, and it has started with 8"):
+        devices.make_logical_cpus(9)
+
+
+@pytest.mark.parametrize("bad", [0, -1, True, "2"])
+def test_a_number_of_cpus_is_a_number(bad):
+    with pytest.raises(errors.DeviceError, match="1 or more"):
+        devices.make_logical_cpus(bad)
+
+
+def test_cpus_are_made_and_nothing_is_started(run_python):
+    said = run_python(
+        "from replicate import devices\n"
+        "from replicate.compat.tensorflow import tf\n"
+        "print(devices.resolve(1), devices.make_logical_cpus(3))\n"
+        "print(devices.local_devices(), devices.make_logical_cpus(4)[-1])\n"
+        "print([d.name for d in tf.config.list_logical_devices()])\n"
+    )
+    first, second, third = said.splitlines()
+    assert first == "('/device:CPU:0',) ('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')"
+    assert second == "('/device:CPU:0', '/device:CPU:1', '/device:CPU:2') /device:CPU:3"
+    assert third == str([f"/device:CPU:{i}" for i in range(4)])
