@@ -137,8 +137,8 @@ class DistributionStrategy(communication.Communication):
         Args:
             fn: The function.
             *args: Its positional arguments; PerDevice and Mirrored ones are unwrapped.
-            run_concurrently: Whether eager towers may run at the same time. Towers that
-                build a graph run one after the other.
+            run_concurrently: Whether eager towers may run at the same time, once the first
+                has made what it makes. Towers that build a graph run one by one.
             **kwargs: Its keyword arguments, likewise.
 
         Returns:
@@ -171,7 +171,7 @@ class DistributionStrategy(communication.Communication):
             make_fn: Gives the function, once in each tower.
             args: Positional arguments; distributed ones are unwrapped.
             kwargs: Keyword arguments, likewise.
-            concurrent: Whether eager towers may run at the same time.
+            concurrent: Whether eager towers after the first may run at the same time.
             every_collection: Whether each tower sees graph collections of its own.
             creations: The log of the towers' variables; None for a new one.
         """
@@ -188,7 +188,7 @@ class DistributionStrategy(communication.Communication):
                 )
 
         bodies = [body] * self.num_towers
-        return lockstep.run(bodies, creations, concurrent, every_collection)
+        return lockstep.run(bodies, concurrent, every_collection)
 
     def _tower_device(self, tower_id: int):
         """Enters the device of a tower's operations."""

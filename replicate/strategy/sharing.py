@@ -7,13 +7,14 @@ counters and stores as they were before all towers.
 """
 
 import re
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
 
+# What a tower's own prefix, and numbers that TensorFlow adds, make of a name.
+_PREFIX = re.compile(r"(^|/)tower_\d+/")
 _NUMBERED = re.compile(r"_\d+(?=/|$)")
 
 
@@ -43,7 +44,7 @@ class Request(NamedTuple):
 
     @staticmethod
     def _plain(name: str | None) -> str:
-        return _NUMBERED.sub("", name or "Variable")
+        return _NUMBERED.sub("", _PREFIX.sub(r"\1", name or "Variable"))
 
     def __str__(self) -> str:
         kind = "trainable" if self.trainable else "non-trainable"
@@ -53,8 +54,8 @@ class Request(NamedTuple):
 class Creations:
     """The log of one `call_for_each_tower`: what was made, and who has come how far.
 
-    Towers that run concurrently may ask for a variable before the first tower has made
-    it; they wait until it has, or until the first tower stops at a merge call or ends.
+    Between two merge calls the first tower always goes ahead, so that what another one
+    asks for has been made by then, or never will be.
 
     Args:
         num_towers: K.
@@ -64,9 +65,7 @@ class Creations:
         self._made: list[tuple[Request, Any]] = []
         self._next = [0] * num_towers
         self._taken: list[set[int]] = [set() for _ in range(num_towers)]
-        self._changed = threading.Condition()
         self._first_is_making = False
-        self._first_paused = False
 
     def make(self, request: Request, create: Callable[[], Any]) -> Any:
         """Makes a variable in the first tower and writes it down."""
@@ -77,9 +76,7 @@ class Creations:
             made = create()
         finally:
             self._first_is_making = False
-        with self._changed:
-            self._made.append((request, made))
-            self._changed.notify_all()
+        self._made.append((request, made))
         return made
 
     def find(self, tower_id: int, request: Request) -> Any:
@@ -89,22 +86,12 @@ class Creations:
             TowerMismatchError: If the first tower made no such variable, or made it in
                 another order.
         """
-        with self._changed:
-            while True:
-                position = self._position(tower_id, request)
-                if position is not None:
-                    self._next[tower_id] = position + 1
-                    self._taken[tower_id].add(position)
-                    return self._made[position][1]
-                if self._first_paused:
-                    raise self._mismatch(tower_id, request)
-                self._changed.wait()
-
-    def pause_first(self, paused: bool) -> None:
-        """Notes that the first tower stands at a merge call or has ended, or goes on."""
-        with self._changed:
-            self._first_paused = paused
-            self._changed.notify_all()
+        position = self._position(tower_id, request)
+        if position is None:
+            raise self._mismatch(tower_id, request)
+        self._next[tower_id] = position + 1
+        self._taken[tower_id].add(position)
+        return self._made[position][1]
 
     def untaken(self, tower_id: int) -> list[tuple[Request, Any]]:
         """Returns what the first tower made and tower `tower_id` never asked for."""

@@ -4,23 +4,27 @@ import pytest
 
 from replicate.compat.tensorflow import tf
 from tests.conformance import bench as benches
-from tests.conformance import contexts, reducing, towers, variables
+from tests.conformance import bridging, contexts, reducing, strategies, towers, variables
 
 
-class StrategyContract(contexts.Contexts, towers.Towers, reducing.Reducing, variables.Variables):
+class StrategyContract(
+    contexts.Contexts, towers.Towers, reducing.Reducing, variables.Variables, bridging.Bridging
+):
     """A subclass says which strategy; every behaviour runs in each mode.
 
     Attributes:
+        name: The strategy's key in `strategies.MAKERS`.
         num_towers: K.
         num_copies: How many copies a mirrored variable has.
     """
 
+    name = ""
     num_towers = 2
     num_copies = 1
 
     def make_strategy(self):
         """Returns a new strategy."""
-        raise NotImplementedError
+        return strategies.MAKERS[self.name]()
 
     @pytest.fixture
     def strategy(self, bench):

@@ -1,37 +1,52 @@
 """The contract, strategy by strategy."""
 
 from replicate import strategy as core
-from tests.conformance import contract
-
-TWO = ("/cpu:0", "/cpu:1")
+from tests.conformance import contract, strategies
 
 
 class TestOneDevice(contract.StrategyContract):
+    name = "one_device"
     num_towers = 1
-
-    def make_strategy(self):
-        return core.OneDeviceStrategy("/cpu:1")
 
 
 class TestParameterServer(contract.StrategyContract):
-    def make_strategy(self):
-        return core.LocalParameterServerStrategy(TWO, parameter_device="/cpu:2")
+    name = "parameter_server"
 
 
 class TestRoundRobinParameterServers(contract.StrategyContract):
-    def make_strategy(self):
-        return core.LocalParameterServerStrategy(TWO, placement="round_robin")
+    name = "round_robin"
 
 
 class TestBalancedParameterServers(contract.StrategyContract):
     num_towers = 3
 
     def make_strategy(self):
-        return core.LocalParameterServerStrategy((*TWO, "/cpu:2"), placement="balanced")
+        return core.LocalParameterServerStrategy((*strategies.TWO, "/cpu:2"), placement="balanced")
 
 
 class TestMirrored(contract.StrategyContract):
+    name = "mirrored"
     num_copies = 2
 
+
+class TestMirroredPacked(contract.StrategyContract):
+    name = "mirrored_packed"
+    num_copies = 2
+
+
+class TestMirroredHierarchical(contract.StrategyContract):
+    name = "mirrored_hierarchical"
+    num_towers = 4
+    num_copies = 4
+
+
+class TestMirroredRing(contract.StrategyContract):
+    name = "mirrored_ring"
+    num_copies = 2
+
+
+class TestMirroredOnOneDevice(contract.StrategyContract):
+    num_towers = 1
+
     def make_strategy(self):
-        return core.MirroredStrategy(TWO)
+        return core.MirroredStrategy(["/cpu:1"])

@@ -1,0 +1,121 @@
+"""A checkpoint of any strategy restores under any other, and under none."""
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from tests.conformance import strategies
+
+KINDS = ["none", "one_device", "parameter_server", "round_robin", "mirrored", "mirrored_3"]
+MAKERS = {
+    **strategies.MAKERS,
+    "mirrored_3": lambda: strategies.core.MirroredStrategy(3),
+    "none": lambda: None,
+}
+PAIRS = list(itertools.product(KINDS, KINDS))
+
+
+def make_variables():
+    """One variable of each kind, all starting from 0."""
+    local = {"synchronization": tf.VariableSynchronization.ON_READ, "trainable": False}
+    aggregations = tf.VariableAggregation
+    return {
+        "weight": tf.Variable([0.0, 0.0], name="weight"),
+        "step": tf.Variable(0, dtype=tf.int64, trainable=False, name="step"),
+        "count": tf.Variable(0, aggregation=aggregations.SUM, name="count", **local),
+        "total": tf.Variable(0.0, aggregation=aggregations.SUM, name="total", **local),
+        "mean": tf.Variable(0.0, aggregation=aggregations.MEAN, name="mean", **local),
+        "first": tf.Variable(
+            0.0, aggregation=aggregations.ONLY_FIRST_REPLICA, name="first", **local
+        ),
+    }
+
+
+# 7 and 6 leave a remainder, or none, over 2 and 3 towers.
+VALUES = {"weight": [1.5, 2.5], "step": 5, "count": 7, "total": 6.0, "mean": 3.0, "first": 4.0}
+
+
+def scope_of(strategy):
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+
+
+def new_session():
+    return tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8}))
+
+
+def assert_values(found):
+    for key, value in VALUES.items():
+        np.testing.assert_allclose(found[key], value, err_msg=key)
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["in_scope", "outside"])
+@pytest.mark.parametrize(("saving", "restoring"), PAIRS)
+def test_saver_goes_between_strategies(saving, restoring, outside, tmp_path):
+    with tf.Graph().as_default(), new_session() as session:
+        strategy = MAKERS[saving]()
+        with scope_of(strategy):
+            made = make_variables()
+            session.run([v.initializer for v in made.values()])
+            session.run([v.assign(VALUES[key]) for key, v in made.items()])
+            saver = None if outside else tf1.train.Saver()
+        path = (saver or tf1.train.Saver()).save(session, str(tmp_path / "model"))
+    assert sorted(name for name, _ in tf.train.list_variables(path)) == sorted(VALUES)
+    with tf.Graph().as_default(), new_session() as session:
+        strategy = MAKERS[restoring]()
+        with scope_of(strategy):
+            made = make_variables()
+            saver = None if outside else tf1.train.Saver()
+        (saver or tf1.train.Saver()).restore(session, path)
+        first = made["first"]
+        for other in getattr(first, "members", ())[1:]:
+            session.run(other.initializer)  # ONLY_FIRST restores the first copy alone
+        assert_values(session.run(dict(made)))
+        assert_copies(made, lambda v: session.run(v.value()))
+
+
+@pytest.mark.parametrize(("saving", "restoring"), PAIRS)
+def test_checkpoint_goes_between_strategies(saving, restoring, tmp_path):
+    with scope_of(MAKERS[saving]()):
+        made = make_variables()
+        for key, v in made.items():
+            v.assign(VALUES[key])
+    path = tf.train.Checkpoint(**made).save(str(tmp_path / "model"))
+    with scope_of(MAKERS[restoring]()):
+        made = make_variables()
+    tf.train.Checkpoint(**made).restore(path).assert_existing_objects_matched()
+    assert_values({key: v.numpy() for key, v in made.items()})
+    assert_copies(made, lambda v: v.numpy())
+
+
+@pytest.mark.parametrize(("saving", "restoring"), [("mirrored", "mirrored"), ("mirrored", "none")])
+def test_checkpoint_restores_variables_made_later(saving, restoring, tmp_path):
+    with scope_of(MAKERS[saving]()):
+        made = make_variables()
+        for key, v in made.items():
+            v.assign(VALUES[key])
+    path = tf.train.Checkpoint(**made).save(str(tmp_path / "model"))
+    later = tf.train.Checkpoint()
+    later.restore(path)
+    with scope_of(MAKERS[restoring]()):
+        made = make_variables()
+    for key, v in made.items():
+        setattr(later, key, v)
+    assert_values({key: v.numpy() for key, v in made.items()})
+
+
+def assert_copies(made, read):
+    """What each copy holds after a restore."""
+    if not hasattr(made["count"], "members"):
+        return
+    K = len(made["count"].members)
+    found = {key: [read(m) for m in v.members] for key, v in made.items() if hasattr(v, "members")}
+    part = 7 // K
+    assert found["count"] == [7 - part * (K - 1)] + [part] * (K - 1)
+    np.testing.assert_allclose(found["total"], [6.0 / K] * K)
+    np.testing.assert_allclose(found["mean"], [3.0] * K)
+    np.testing.assert_allclose(found["first"], [4.0] + [0.0] * (K - 1))
+    for copy in found.get("weight", []):
+        np.testing.assert_allclose(copy, [1.5, 2.5])
