@@ -138,6 +138,11 @@ autograph_status = Door(
     },
 )
 
+loader_impl = Door(
+    "tensorflow.python.saved_model.loader_impl",
+    {"parse_saved_model": "reads all graphs of a SavedModel, of which TensorFlow loads one"},
+)
+
 multi_device_iterator = Door(
     "tensorflow.python.data.ops.multi_device_iterator_ops",
     {

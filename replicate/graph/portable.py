@@ -40,6 +40,12 @@ def strip_devices(meta_graph: Any, worker_devices: Sequence[str] = ()) -> None:
             node.device = ""
 
 
+def towers(meta_graph: Any) -> dict[str, int]:
+    """Returns operation name -> tower, for the operations that `strip_devices` marked."""
+    nodes = meta_graph.graph_def.node
+    return {node.name: node.attr[TOWER].i for node in nodes if TOWER in node.attr}
+
+
 def _type_and_index(device: str) -> tuple:
     spec = tf.DeviceSpec.from_string(device)
     kind = spec.device_type

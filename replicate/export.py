@@ -1,0 +1,161 @@
+"""SavedModels of replicated estimators."""
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from google.protobuf import text_format
+
+from replicate import types
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf
+from replicate.graph import portable
+from replicate.strategy import context
+
+__all__ = ["TOWERS", "copy", "export_saved_model", "read", "write"]
+
+TOWERS = ("one", "merged")
+_BINARY = "saved_model.pb"
+_TEXT = "saved_model.pbtxt"
+
+
+def export_saved_model(
+    estimator: Any,
+    export_dir_base: str | os.PathLike,
+    serving_input_receiver_fn: Callable[[], Any],
+    *,
+    towers: str = "one",
+    assets_extra: Mapping[str, str] | None = None,
+    as_text: bool = False,
+    checkpoint_path: str | None = None,
+    experimental_mode: str = types.PREDICT,
+) -> bytes:
+    """Exports a model that was trained on K devices, for any machine.
+
+    The SavedModel names no device and holds each variable once, under the name that it
+    has on one device. It is written beside its place and moved there when it is whole.
+
+    Args:
+        estimator: An Estimator, usually of a `replicate_model_fn`.
+        export_dir_base: The directory of all exports; this one gets a number as its name.
+        serving_input_receiver_fn: Makes what the model is fed.
+        towers: `"one"`: one tower computes. `"merged"`: as many towers as in training
+            share a batch of any size B >= 1; `place_towers` gives them devices.
+        assets_extra: Path below `assets.extra` -> file to copy there.
+        as_text: Whether to write the graph as text.
+        checkpoint_path: The checkpoint; None: the last one.
+        experimental_mode: Whose graph to export: `"infer"`, `"eval"` or `"train"`.
+
+    Returns:
+        The path of the export, as `Estimator.export_saved_model` returns it.
+
+    Raises:
+        ValueError: If `towers` has no such value, or there is nothing to export.
+    """
+    if towers not in TOWERS:
+        raise ValueError(
+            f"towers is one of {', '.join(map(repr, TOWERS))}; got {towers!r}. Use 'one' for a "
+            "model of one tower, 'merged' for all of them."
+        )
+    options = {
+        "assets_extra": assets_extra,
+        "as_text": as_text,
+        "checkpoint_path": checkpoint_path,
+        "experimental_mode": experimental_mode,
+    }
+    base = os.fsdecode(export_dir_base)
+    with _scratch(base) as scratch:
+        with context.one_tower() if towers == "one" else contextlib.nullcontext():
+            made = estimator.export_saved_model(scratch, serving_input_receiver_fn, **options)
+        made = os.fsdecode(made)
+        saved_model = read(made)
+        for meta_graph in saved_model.meta_graphs:
+            portable.strip_devices(meta_graph)
+            portable.name_assets(meta_graph)
+        write(saved_model, made)
+        return os.fsencode(_move(made, base))
+
+
+@contextlib.contextmanager
+def _scratch(base: str) -> Iterator[str]:
+    """Gives a directory on the same file system, which no server takes for an export."""
+    path = os.path.join(base, f"temp-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+    tf.io.gfile.makedirs(path)
+    try:
+        yield path
+    finally:
+        tf.io.gfile.rmtree(path)
+
+
+def _move(made: str, base: str) -> str:
+    """Moves a whole export to its place, numbered by the time as Estimators number them."""
+    numbers = [int(name) for name in map(_plain, tf.io.gfile.listdir(base)) if name.isdecimal()]
+    number = max([int(time.time()), *(number + 1 for number in numbers)])
+    while True:
+        target = os.path.join(base, str(number))
+        try:
+            tf.io.gfile.rename(made, target)
+            return target
+        except tf.errors.OpError:
+            if not tf.io.gfile.exists(target):
+                raise
+            number += 1  # another process was faster
+
+
+def _plain(name: str) -> str:
+    return name.rstrip("/")  # some file systems list directories so
+
+
+def read(saved_model_dir: str) -> Any:
+    """Returns the SavedModel proto of a directory.
+
+    Raises:
+        ValueError: If it holds none.
+    """
+    try:
+        return tfc.loader_impl.parse_saved_model(saved_model_dir)
+    except OSError as reason:
+        raise ValueError(
+            f"A SavedModel is a directory with {_BINARY} or {_TEXT}; {saved_model_dir} has "
+            f"{_listed(saved_model_dir)}. Give the directory that export_saved_model returned."
+        ) from reason
+
+
+def _listed(path: str) -> str:
+    if not tf.io.gfile.isdir(path):
+        return "nothing: it is no directory"
+    return ", ".join(sorted(tf.io.gfile.listdir(path))) or "nothing in it"
+
+
+def copy(saved_model: Any, source: str, target: str) -> None:
+    """Writes a SavedModel proto with the variables and assets of another directory.
+
+    Args:
+        saved_model: The SavedModel proto.
+        source: The directory with the files that belong to it.
+        target: A directory that does not exist yet; it appears when it is whole.
+    """
+    with _scratch(os.path.dirname(target) or ".") as scratch:
+        whole = os.path.join(scratch, "whole")
+        for folder, _, files in tf.io.gfile.walk(source):
+            place = os.path.join(whole, os.path.relpath(folder, source))
+            tf.io.gfile.makedirs(place)
+            for name in files:
+                tf.io.gfile.copy(os.path.join(folder, name), os.path.join(place, name))
+        write(saved_model, whole)
+        tf.io.gfile.rename(whole, target)
+
+
+def write(saved_model: Any, saved_model_dir: str) -> None:
+    """Writes a SavedModel proto over the one in a directory, in the same format."""
+    path = os.path.join(saved_model_dir, _TEXT)
+    if tf.io.gfile.exists(path):
+        content = text_format.MessageToString(saved_model).encode()
+    else:
+        path = os.path.join(saved_model_dir, _BINARY)
+        content = saved_model.SerializeToString(deterministic=True)
+    with tf.io.gfile.GFile(path, "wb") as file:
+        file.write(content)

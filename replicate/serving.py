@@ -1,0 +1,231 @@
+"""SavedModels, loaded: a small predictor, and towers placed again on this machine."""
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from replicate import devices as device_names
+from replicate import errors, export
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import portable
+
+__all__ = ["Predictor", "load_exported", "place_towers"]
+
+_DEFAULT = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
+_NOT_CALLED = ("__saved_model_init_op", "__saved_model_train_op")
+
+
+class Predictor:
+    """A SavedModel in a session of its own: dicts of arrays in, dicts of arrays out.
+
+    Args:
+        path: The directory of the SavedModel.
+        devices: For a model with merged towers, where its towers compute; None: unplaced.
+        tags: The tags of the graph to load.
+
+    Raises:
+        ValueError: If the directory holds no SavedModel, or none with these tags.
+        DeviceError: If devices do not fit the model, or this machine lacks one.
+    """
+
+    def __init__(
+        self,
+        path: str | bytes | os.PathLike,
+        devices: Sequence[str] | int | None = None,
+        tags: Iterable[str] = (tf.saved_model.SERVING,),
+    ):
+        self.path = os.fsdecode(path)
+        meta_graph = _meta_graph(self.path, set(tags))
+        places = _places(meta_graph, devices, self.path)
+        self._graph = tf.Graph()
+        settings = tf1.ConfigProto(
+            allow_soft_placement=True,  # string operations of a tower stay on the CPU
+            device_count={"CPU": len(device_names.local_devices("CPU"))},
+        )
+        self._session = tf1.Session(graph=self._graph, config=settings)
+        try:
+            with self._graph.as_default(), tf1.device(lambda op: places.get(op.name, op.device)):
+                loaded = tf1.saved_model.load(self._session, list(tags), self.path)
+        except BaseException:
+            self.close()
+            raise
+        self._signatures = {
+            name: loaded.signature_def[name]
+            for name in sorted(loaded.signature_def)
+            if name not in _NOT_CALLED
+        }
+
+    @property
+    def signatures(self) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Signature -> the names of its inputs, and those of its outputs."""
+        return {
+            name: (tuple(sorted(one.inputs)), tuple(sorted(one.outputs)))
+            for name, one in self._signatures.items()
+        }
+
+    @property
+    def graph(self) -> tf.Graph:
+        """The loaded graph."""
+        return self._graph
+
+    def __call__(self, inputs: Mapping[str, Any], signature: str = _DEFAULT) -> dict[str, Any]:
+        """Runs the model on one batch.
+
+        Args:
+            inputs: Name -> array of shape [B, ...], for any B that the model takes; for a
+                sparse input a SparseTensor or its value, likewise for a ragged one.
+            signature: Which of `signatures` to run.
+
+        Returns:
+            Name -> array; a SparseTensorValue or RaggedTensorValue where the output is one.
+
+        Raises:
+            ValueError: If the signature does not exist, or inputs are missing or unknown.
+        """
+        if signature not in self._signatures:
+            raise ValueError(
+                f"{self.path} has the signatures {_names(self._signatures)}; got {signature!r}."
+                f"{_nearest(signature, self._signatures)}"
+            )
+        definition = self._signatures[signature]
+        _require_inputs(inputs, definition.inputs, signature)
+        feeds = {
+            self._tensor(definition.inputs[name]): _fed(value) for name, value in inputs.items()
+        }
+        outputs = {name: self._tensor(info) for name, info in sorted(definition.outputs.items())}
+        return self._session.run(outputs, feeds)
+
+    def _tensor(self, info: Any) -> Any:
+        with self._graph.as_default():
+            return tf1.saved_model.get_tensor_from_tensor_info(info, graph=self._graph)
+
+    def close(self) -> None:
+        """Frees what the session holds."""
+        self._session.close()
+
+    def __enter__(self) -> "Predictor":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Predictor({self.path!r}, signatures={_names(self._signatures)})"
+
+
+def load_exported(
+    path: str | bytes | os.PathLike,
+    devices: Sequence[str] | int | None = None,
+    tags: Iterable[str] = (tf.saved_model.SERVING,),
+) -> Predictor:
+    """Loads a SavedModel; see `Predictor`."""
+    return Predictor(path, devices, tags)
+
+
+def place_towers(
+    saved_model_dir: str | bytes | os.PathLike,
+    devices: Sequence[str] | int | None,
+    placed_dir: str | bytes | os.PathLike | None = None,
+) -> str:
+    """Writes a copy of a merged SavedModel whose towers compute on devices of this machine.
+
+    Args:
+        saved_model_dir: A SavedModel of `export_saved_model(..., towers="merged")`.
+        devices: One for each tower, or fewer, as `replicate_model_fn` takes them.
+        placed_dir: Where the copy goes; None: `saved_model_dir` with `-placed` added.
+
+    Returns:
+        The path of the copy, for any loader.
+
+    Raises:
+        DeviceError: If there are more devices than towers, or this machine lacks one.
+        ValueError: If the directory holds no SavedModel, or `placed_dir` exists already.
+    """
+    source = os.fsdecode(saved_model_dir).rstrip("/")
+    target = os.fsdecode(placed_dir or f"{source}-placed")
+    if tf.io.gfile.exists(target):
+        raise ValueError(
+            f"A placed copy goes to a new directory; {target} exists already. Remove it, or "
+            "name another placed_dir."
+        )
+    saved_model = export.read(source)
+    for meta_graph in saved_model.meta_graphs:
+        places = _places(meta_graph, devices, source)
+        for node in meta_graph.graph_def.node:
+            node.device = places.get(node.name, node.device)
+    export.copy(saved_model, source, target)
+    return target
+
+
+def _places(meta_graph: Any, devices: Any, path: str) -> dict[str, str]:
+    """Returns operation name -> device, for the operations of towers.
+
+    Args:
+        meta_graph: The graph.
+        devices: As `replicate_model_fn` takes them; None: no operation is placed.
+        path: Where the model is, for error texts.
+    """
+    if devices is None:
+        return {}
+    towers = portable.towers(meta_graph)
+    count = max(towers.values(), default=-1) + 1
+    found = device_names.resolve(devices)
+    missing = [device for device in found if device_names.is_missing(device)]
+    if missing:
+        raise errors.DeviceError(
+            f"Towers are placed on devices of this machine; it lacks {', '.join(missing)}, and "
+            f"has {', '.join(device_names.local_devices())}. Name devices that it has."
+        )
+    if len(found) > count:
+        raise errors.DeviceError(
+            f"Each device needs a tower; {path} has {count} towers to place, got {len(found)} "
+            "devices. Export it with towers='merged', or name fewer devices."
+        )
+    return {name: found[i * len(found) // count] for name, i in towers.items()}
+
+
+def _meta_graph(path: str, tags: set[str]) -> Any:
+    meta_graphs = export.read(path).meta_graphs
+    for meta_graph in meta_graphs:
+        if set(meta_graph.meta_info_def.tags) == tags:
+            return meta_graph
+    listed = [sorted(meta_graph.meta_info_def.tags) for meta_graph in meta_graphs]
+    raise ValueError(
+        f"{path} has graphs with the tags {listed}; got {sorted(tags)}. Name the tags of one."
+    )
+
+
+def _require_inputs(given: Mapping[str, Any], wanted: Mapping[str, Any], signature: str) -> None:
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"Inputs are a dict of arrays; got {type(given).__name__}. Signature {signature!r} "
+            f"takes {_names(wanted)}."
+        )
+    unknown = [name for name in given if name not in wanted]
+    missing = [name for name in sorted(wanted) if name not in given]
+    if unknown or missing:
+        came = [f"no input {name!r}.{_nearest(name, missing or wanted)}" for name in unknown]
+        came += [f"{name!r} is missing." for name in missing]
+        raise ValueError(
+            f"Signature {signature!r} takes the inputs {_names(wanted)}: {' '.join(came)}"
+        )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def _names(known: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(known))) or "none"
+
+
+def _fed(value: Any) -> Any:
+    """Returns what a session takes for one input."""
+    if isinstance(value, tf.SparseTensor):
+        parts = (value.indices, value.values, value.dense_shape)
+        return tf1.SparseTensorValue(*[part.numpy() for part in parts])
+    if isinstance(value, tf.RaggedTensor):
+        return tf1.ragged.RaggedTensorValue(_fed(value.values), value.row_splits.numpy())
+    return value.numpy() if isinstance(value, tf.Tensor) else value
