@@ -50,6 +50,7 @@ _ROOMS = {
     "TowerContext": "replicate.strategy",
     "TowerLocalVariable": "replicate.strategy",
     "TowerMismatchError": "replicate.errors",
+    "TowerOptimizer": "replicate.training.tower_optimizer",
     "UnsupportedTensorFlowError": "replicate.errors",
     "UpdateContext": "replicate.strategy",
 }

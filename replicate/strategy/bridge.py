@@ -262,7 +262,7 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
     def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
         share = context.current().share
         if share is not None and share.step is not None:
-            merge_fn = share.step.wrap(merge_fn)
+            merge_fn, args = share.step.wrap(merge_fn, args)
         return self._tower.merge_for_tensorflow(merge_fn, args, kwargs)
 
     @property
@@ -275,7 +275,7 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
 def across(mode: context.Mode):
     """Enters a mode across towers, ours and TensorFlow's."""
     bridge = mode.strategy.extended.container
-    with context.entered(mode), _pushed(tfc.distribute_lib._CrossReplicaThreadMode(bridge)):
+    with context.entered(mode), pushed(tfc.distribute_lib._CrossReplicaThreadMode(bridge)):
         yield
 
 
@@ -288,7 +288,8 @@ def in_tower(mode: context.Mode):
 
 
 @contextlib.contextmanager
-def _pushed(thread_mode):
+def pushed(thread_mode):
+    """Enters a mode of TensorFlow's alone."""
     stack = tf1.get_default_graph()._distribution_strategy_stack
     stack.append(thread_mode)
     try:

@@ -56,7 +56,7 @@ def accumulate(
                     )
                     return tf1.group(*emptied, strategy.group(restarted))
 
-            with _legacy_cond(), _train_ops_kept():
+            with legacy_cond(), _train_ops_kept():
                 applied = tf1.cond(is_full, apply_and_empty, tf1.no_op)
     if global_step is None:
         return tf1.group(applied)
@@ -66,7 +66,7 @@ def accumulate(
 
 
 @contextlib.contextmanager
-def _legacy_cond():
+def legacy_cond():
     """Conditional operations stay in the graph: optimizers look their variables up by it."""
     was_new = tf1.control_flow_v2_enabled()
     tf1.disable_control_flow_v2()
@@ -104,7 +104,11 @@ class _Gathered:
         self._shape = variable.shape
         rows, row = example.values, variable.shape[1:]
         self._sum = _local(
-            strategy, lambda: tf.zeros([0, *row], rows.dtype), f"{name}/rows", variable, [None, *row]
+            strategy,
+            lambda: tf.zeros([0, *row], rows.dtype),
+            f"{name}/rows",
+            variable,
+            [None, *row],
         )
         self._indices = _local(
             strategy, lambda: tf.zeros([0], tf.int64), f"{name}/indices", variable, [None]

@@ -1,10 +1,9 @@
 """The optimizer step of one tower.
 
-The step itself is not written here: a `tf.compat.v1.train.Optimizer` that applies
-gradients in a tower makes a merge call, in which `strategy.bridge` reduces the towers'
-gradients with `batch_reduce`, updates every copy of every variable with `update`, then
-the non-slot variables and the global step, once. An optimizer inside a model_fn and one
-made by `optimizer_fn` take this same way.
+The step itself is in `step`: the towers meet, their gradients are reduced, and the
+optimizer updates every copy of every variable, then the non-slot variables and the
+global step, once. An optimizer inside a model_fn and one made by `optimizer_fn` take
+this same way.
 """
 
 import inspect
@@ -12,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import context
+from replicate.training import tower_optimizer
 
 
 class OptimizerFactory:
@@ -41,6 +42,8 @@ class OptimizerFactory:
                     f"{type(made).__name__}: {made!r}. Return an instance, such as "
                     "tf.compat.v1.train.AdamOptimizer(0.001)."
                 )
+            if isinstance(made, tower_optimizer.TowerOptimizer):
+                made = made.optimizer
             self._made = made
         return self._made
 
@@ -54,6 +57,8 @@ class OptimizerFactory:
 
 def minimize(optimizer: tf1.train.Optimizer, loss: tf.Tensor) -> tf.Operation:
     """Builds a tower's part of the optimizer step; all towers meet in it.
+
+    The optimizer's `apply_gradients` runs once, on the reduced gradients.
 
     Args:
         optimizer: The optimizer, the same one in every tower.
@@ -72,4 +77,6 @@ def minimize(optimizer: tf1.train.Optimizer, loss: tf.Tensor) -> tf.Operation:
             f"{[variable.name for _, variable in pairs]} has a gradient of {loss.name}. Check "
             "the model_fn for operations without gradients."
         )
-    return optimizer.apply_gradients(pairs, global_step=tf1.train.get_or_create_global_step())
+    global_step = tf1.train.get_or_create_global_step()
+    step = context.current().share.step
+    return step.apply_gradients(optimizer, pairs, global_step)

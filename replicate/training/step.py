@@ -3,16 +3,16 @@
 Every optimizer that applies gradients in a tower meets the other towers in a merge
 call. `GradientStep` stands in that call: it sees that each tower's gradients carry the
 tower's weight, reduces them, adds up successive batches, clips, and then lets the
-optimizer's own function update the variables.
+optimizer's own function update the variables, once, with all towers as one.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import reductions
-from replicate.strategy import context, default, values, variables, weights
-from replicate.training import accumulation
+from replicate.strategy import default, variables
+from replicate.training import accumulation, gradients, merged
 
 # The functions that optimizers pass to a merge call: TensorFlow's own, then tf_keras'.
 _APPLY = "_distributed_apply"
@@ -37,76 +37,102 @@ class GradientStep:
         self._accumulate_steps = accumulate_steps
         self._clip_global_norm = clip_global_norm
 
-    def wrap(self, merge_fn: Callable) -> Callable:
-        """Returns the function to run across towers in place of `merge_fn`.
+    def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
+        """Returns what to call across towers in place of `merge_fn(*args)`.
 
         Args:
             merge_fn: What a tower passed to `tf.distribute`'s merge call.
+            args: Its arguments, this tower's.
         """
         function = _innermost(merge_fn)
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
         if name == _APPLY and isinstance(owner, tf1.train.Optimizer):
-
-            def apply(strategy, pairs, global_step=None, name=None):
-                return self._apply(merge_fn, owner, strategy, pairs, global_step, name)
-
-            return apply
+            pairs, *others = args
+            brought = gradients.TowerGradients(owner, list(pairs))
+            return functools.partial(self._apply, merge_fn), (brought, *others)
         if name == _KERAS_SUM:
-            return lambda strategy, pairs: self._sum(strategy, pairs)
-        if name == _APPLY and not isinstance(owner, tf1.train.Optimizer):
+            return self._sum_keras, (gradients.TowerGradients(owner, list(args[0])),)
+        if name == _APPLY:
+            return functools.partial(self._apply_keras, merge_fn), args
+        return merge_fn, args
 
-            def apply_keras(strategy, pairs, **kwargs):
-                return self._apply_keras(merge_fn, strategy, pairs, kwargs)
+    def apply_gradients(self, optimizer: Any, pairs: Sequence, *args, **kwargs) -> Any:
+        """Lets the towers meet, and calls `optimizer.apply_gradients` once for all.
 
-            return apply_keras
-        return merge_fn
+        Args:
+            optimizer: This tower's optimizer; the first tower's is applied.
+            pairs: This tower's gradients and variables.
+            *args: What else `apply_gradients` is given, the same in all towers.
+            **kwargs: Likewise.
 
-    def _apply(self, merge_fn, optimizer, strategy, pairs, global_step, name) -> Any:
+        Returns:
+            What `apply_gradients` returned.
+        """
+        brought = gradients.TowerGradients(optimizer, list(pairs))
+        across = functools.partial(self._apply, functools.partial(_apply_once, optimizer))
+        return default.get_tower_context().merge_call(across, brought, *args, **kwargs)
+
+    def _apply(self, apply, strategy, brought, global_step=None, name=None) -> Any:
         """The step of a `tf.compat.v1.train.Optimizer`."""
-        pairs = list(pairs)
-        trained = [variable for _, variable in pairs]
-        reduced = self._sum(strategy, pairs)
+        owner = getattr(strategy, "owner", strategy)
+        towers = owner.unwrap(brought)
+        pairs = gradients.joined(towers, owner.worker_devices)
+        optimizer, trained = towers[0].optimizer, towers[0].trained
+        reduced = gradients.summed(owner, pairs, _is_mean())
 
-        def update(gradients, step):
-            clipped = clip(gradients, self._clip_global_norm)
-            return merge_fn(_Reduced(strategy, clipped), pairs, step, name)
+        def update(found, step):
+            clipped = gradients.clip(found, self._clip_global_norm)
+            found = list(zip(clipped, trained, strict=True))
+            with accumulation.legacy_cond():
+                return merged.run(owner, apply, found, step, name)
 
         if self._accumulate_steps == 1:
-            return update(reduced, global_step)
-        with tf.init_scope():
-            optimizer._create_slots(trained)
-        return accumulation.accumulate(
-            strategy.owner, reduced, trained, self._accumulate_steps, update, global_step
-        )
+            applied = update(reduced, global_step)
+        else:
+            _require_no_queues(optimizer)
+            with tf.init_scope():
+                optimizer._create_slots(trained)
+            applied = accumulation.accumulate(
+                owner, reduced, trained, self._accumulate_steps, update, global_step
+            )
+        for tower in towers[1:]:
+            # NOTE: what one tower's optimizer made serves all: get_slot, variables().
+            vars(tower.optimizer).update(vars(optimizer))
+        return applied
 
-    def _apply_keras(self, merge_fn, strategy, pairs, kwargs) -> Any:
+    def _apply_keras(self, merge_fn, strategy, pairs, **kwargs) -> Any:
         """The step of a tf_keras optimizer, whose gradients were summed before."""
         pairs = list(pairs)
         trained = [variable for _, variable in pairs]
 
-        def update(gradients, step):
+        def update(found, step):
             del step  # the optimizer's `iterations` is its own to advance
-            clipped = clip(gradients, self._clip_global_norm)
+            clipped = gradients.clip(found, self._clip_global_norm)
             return merge_fn(strategy, list(zip(clipped, trained, strict=True)), **kwargs)
 
-        gradients = [gradient for gradient, _ in pairs]
+        found = [gradient for gradient, _ in pairs]
         if self._accumulate_steps == 1:
-            return update(gradients, None)
+            return update(found, None)
         return accumulation.accumulate(
-            strategy.owner, gradients, trained, self._accumulate_steps, update, None
+            strategy.owner, found, trained, self._accumulate_steps, update, None
         )
 
     @staticmethod
-    def _sum(strategy: Any, pairs: Sequence) -> list:
-        """Sums the towers' gradients, weighted by their parts of the batch under mean."""
-        gradients = [gradient for gradient, _ in pairs]
-        share = context.current().share
-        if default.get_loss_reduction() == variables.MEAN and not strategy.owner.is_single_tower:
-            gradients = _weighted(strategy.owner, gradients, share)
-        trained = [variable for _, variable in pairs]
-        return strategy.owner.batch_reduce(
-            variables.SUM, list(zip(gradients, trained, strict=True))
-        )
+    def _sum_keras(strategy, brought) -> list:
+        owner = strategy.owner
+        pairs = gradients.joined(owner.unwrap(brought), owner.worker_devices)
+        return gradients.summed(owner, pairs, _is_mean())
+
+
+def _is_mean() -> bool:
+    return default.get_loss_reduction() == variables.MEAN
+
+
+def _apply_once(optimizer: Any, whole: Any, pairs: Sequence, global_step: Any, name: Any) -> Any:
+    """Calls `apply_gradients`, with only those arguments that were given."""
+    kwargs = {"global_step": global_step, "name": name}
+    kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    return whole.extended.call_for_each_replica(optimizer.apply_gradients, (pairs,), kwargs)
 
 
 def _require_positive(name: str, value: Any, kinds: Any) -> None:
@@ -114,34 +140,12 @@ def _require_positive(name: str, value: Any, kinds: Any) -> None:
         raise ValueError(f"{name} must be a positive number; got {value!r}.")
 
 
-class _Reduced:
-    """The strategy of a merge call whose gradients have been reduced already.
-
-    Args:
-        strategy: The strategy as `tf.distribute` sees it.
-        reduced: N reduced gradients.
-    """
-
-    def __init__(self, strategy: Any, reduced: Sequence[Any]):
-        self._strategy = strategy
-        self._reduced = list(reduced)
-
-    @property
-    def extended(self) -> Any:
-        """Itself: reductions are answered here, all else by the strategy."""
-        return self
-
-    def batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Sequence) -> list:
-        """Returns the reduced gradients."""
-        del reduce_op, value_destination_pairs
-        return self._reduced
-
-    def group(self, value: Any, name: str | None = None) -> Any:
-        """See `tf.distribute.Strategy`."""
-        return self._strategy.group(value, name=name)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._strategy.extended, name)
+def _require_no_queues(optimizer: Any) -> None:
+    if isinstance(optimizer, tf1.train.SyncReplicasOptimizer):
+        raise ValueError(
+            "accumulate_steps and SyncReplicasOptimizer both gather gradients of several "
+            "batches; got both. Leave out one of them."
+        )
 
 
 def _innermost(fn: Callable) -> Callable:
@@ -151,68 +155,3 @@ def _innermost(fn: Callable) -> Callable:
         if inner is None or inner is fn:
             return fn
         fn = inner
-
-
-def _weighted(strategy: Any, gradients: Sequence[Any], share: context.Share) -> list:
-    """Multiplies by each tower's weight the gradients that do not carry it yet."""
-    columns = [g for g in gradients if isinstance(g, values.PerDevice)]
-    if not columns or weights.carries_weight([c.values[0] for c in columns], share.marks[0]):
-        return list(gradients)
-    return [
-        values.PerDevice(
-            [
-                reductions.scaled(part, weight, _device_of(part))
-                for part, weight in zip(gradient.values, share.weights, strict=True)
-            ],
-            gradient.devices,
-        )
-        if isinstance(gradient, values.PerDevice)
-        else gradient
-        for gradient in gradients
-    ]
-
-
-def _device_of(part: Any) -> str:
-    return (part.values if isinstance(part, tf.IndexedSlices) else part).device or ""
-
-
-def clip(gradients: Sequence[Any], limit: float | None) -> list:
-    """Scales reduced gradients so that their global norm is at most `limit`.
-
-    The norm is sqrt(sum over all gradients of their squares); rows of IndexedSlices with
-    one index are added first.
-
-    Args:
-        gradients: N tensors, IndexedSlices, or copies of these on several devices.
-        limit: The largest norm; None: the gradients are given back.
-    """
-    if limit is None:
-        return list(gradients)
-    gradients = [_deduplicated(gradient) for gradient in gradients]
-    norm = tf.linalg.global_norm([_first(gradient) for gradient in gradients])
-    limit = tf.cast(limit, norm.dtype)
-    # NOTE: a norm that is not finite makes every gradient NaN, as on one device.
-    factor = limit * tf.minimum(1.0 / norm, tf.ones_like(norm) / limit)
-    factor = tf.where(tf.math.is_finite(norm), factor, tf.fill([], norm.dtype.as_numpy_dtype("nan")))
-    return [_map_copies(lambda g: reductions.scaled(g, factor, _device_of(g)), g) for g in gradients]
-
-
-def _map_copies(fn: Callable, value: Any) -> Any:
-    if isinstance(value, values.DistributedValues):
-        return type(value)([fn(copy) for copy in value.values], value.devices)
-    return fn(value)
-
-
-def _deduplicated(gradient: Any) -> Any:
-    def once(copy):
-        if not isinstance(copy, tf.IndexedSlices):
-            return copy
-        with tf.device(_device_of(copy)):
-            return reductions.deduplicate(copy)
-
-    return _map_copies(once, gradient)
-
-
-def _first(gradient: Any) -> Any:
-    return gradient.values[0] if isinstance(gradient, values.DistributedValues) else gradient
-

@@ -1,0 +1,120 @@
+"""All towers as one: where an optimizer runs whose gradients have been reduced.
+
+An optimizer's own code must run once, whatever it does around its update: a check that
+all gradients are finite, a queue, a clip of its own. So it runs across towers, and sees
+through `tf.distribute` a strategy of a single replica, whose updates reach every copy.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import bridge, conversion, values
+
+
+@conversion.unconverted
+class MergedStrategy(tf1.distribute.Strategy):
+    """What `tf.distribute.get_strategy()` returns where all towers are one.
+
+    Args:
+        owner: The `DistributionStrategy` that does the work; the code runs across towers.
+        gradients: N reduced gradients: tensors, IndexedSlices, or copies of these.
+    """
+
+    def __init__(self, owner: Any, gradients: Sequence[Any]):
+        self._owner = owner
+        super().__init__(MergedExtended(self, owner, gradients))
+
+    @property
+    def owner(self) -> Any:
+        """The `DistributionStrategy` that does the work."""
+        return self._owner
+
+    def scope(self):
+        """See base class."""
+        return self._owner.scope()
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+@conversion.unconverted
+class MergedExtended(bridge.BridgeExtended):
+    """A single replica, whose reductions are done and whose updates reach every copy.
+
+    Args:
+        container: The `MergedStrategy`.
+        strategy: The `DistributionStrategy` that does the work.
+        gradients: See `MergedStrategy`.
+    """
+
+    def __init__(self, container: MergedStrategy, strategy: Any, gradients: Sequence[Any]):
+        super().__init__(container, strategy)
+        # NOTE: an optimizer is shown the first copy; where it gives that back as it is, the
+        # other copies are at hand, and nothing is sent again.
+        self._copies = {
+            id(gradient.values[0]): gradient
+            for gradient in gradients
+            if isinstance(gradient, values.DistributedValues)
+        }
+
+    def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
+        """Returns the gradients, copied to each device of their variables."""
+        del reduce_op, options
+        return [self._everywhere(value, variable) for value, variable in value_destination_pairs]
+
+    def reduce_to(self, reduce_op, value, destinations, options=None):
+        """Returns the value, copied to the destinations."""
+        del reduce_op, options
+        return self._everywhere(value, destinations)
+
+    def _everywhere(self, value: Any, destination: Any) -> Any:
+        if isinstance(value, values.DistributedValues):
+            return value
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        if len(self._strategy.destinations_of(destination)) == 1:
+            return value
+        return self._strategy.broadcast(value, destination)
+
+    def call_for_each_replica(self, fn, args=(), kwargs=None):
+        """Runs `fn` once; of mirrored arguments it gets the first copy."""
+        with tf.distribute.ReplicaContext(self._bridge, 0):
+            return fn(
+                *values.select_tower(0, tuple(args)), **values.select_tower(0, dict(kwargs or {}))
+            )
+
+    def variable_created_in_scope(self, v) -> bool:
+        """Whether `v` was made under the strategy that does the work."""
+        return self._strategy.extended.variable_created_in_scope(v)
+
+    @property
+    def _num_replicas_in_sync(self):
+        return 1
+
+    def _local_results(self, val):
+        return (val,)
+
+    def _reduce(self, reduce_op, value):
+        del reduce_op
+        return value
+
+
+def run(owner: Any, apply: Any, pairs: Sequence[tuple], *args) -> Any:
+    """Runs an optimizer's update across towers, with all towers as one.
+
+    Args:
+        owner: The `DistributionStrategy`.
+        apply: Called as `apply(strategy, pairs, *args)`.
+        pairs: N pairs of a reduced gradient and its variable.
+        *args: Given on.
+    """
+    whole = MergedStrategy(owner, [gradient for gradient, _ in pairs])
+    with bridge.pushed(tfc.distribute_lib._CrossReplicaThreadMode(whole)):
+        return apply(whole, list(pairs), *args)
+
+
+def is_current() -> bool:
+    """Whether the running code is an optimizer's, with all towers as one."""
+    return isinstance(tf.distribute.get_strategy(), MergedStrategy)

@@ -1,0 +1,95 @@
+"""`TowerOptimizer`: marks the optimizers of a model_fn, as code of old may do."""
+
+from collections.abc import Callable
+from typing import Any
+
+from replicate.compat.tensorflow import tf1
+from replicate.strategy import context
+from replicate.training import merged, step
+
+
+class TowerOptimizer(tf1.train.Optimizer):
+    """Reduces the towers' gradients, and applies the wrapped optimizer once.
+
+    Optimizers in a replicated model_fn do so without it. With it, the wrapped optimizer's
+    whole `apply_gradients` runs once, on the reduced gradients, as on one device: needed
+    for `SyncReplicasOptimizer`, and for optimizers that clip or check in there. Where
+    nothing is replicated, and in all else, it is the wrapped optimizer.
+
+    Args:
+        optimizer_or_fn: A `tf.compat.v1.train.Optimizer`, or what returns one when called
+            without arguments: a class, a partial, a function. Called on first use, once.
+    """
+
+    def __init__(self, optimizer_or_fn: tf1.train.Optimizer | Callable):
+        if not isinstance(optimizer_or_fn, tf1.train.Optimizer) and not callable(optimizer_or_fn):
+            raise TypeError(
+                "TowerOptimizer takes a tf.compat.v1.train.Optimizer, or a function that returns "
+                f"one; got {type(optimizer_or_fn).__name__}: {optimizer_or_fn!r}. Write "
+                "TowerOptimizer(tf.compat.v1.train.AdamOptimizer(0.001))."
+            )
+        super().__init__(use_locking=False, name="TowerOptimizer")
+        self._optimizer_or_fn = optimizer_or_fn
+
+    @property
+    def optimizer(self) -> tf1.train.Optimizer:
+        """The wrapped optimizer.
+
+        Raises:
+            TypeError: If the function returned something else.
+        """
+        if not isinstance(self._optimizer_or_fn, tf1.train.Optimizer):
+            made = self._optimizer_or_fn()
+            if not isinstance(made, tf1.train.Optimizer):
+                raise TypeError(
+                    "TowerOptimizer's function must return a tf.compat.v1.train.Optimizer; got "
+                    f"{type(made).__name__}: {made!r}. Return an instance, such as "
+                    "tf.compat.v1.train.AdamOptimizer(0.001)."
+                )
+            self._optimizer_or_fn = made
+        return self._optimizer_or_fn
+
+    def compute_gradients(self, loss: Any, *args, **kwargs) -> list:
+        """See base class. Under mean, gradients carry this tower's part of the batch."""
+        return self.optimizer.compute_gradients(loss, *args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None):
+        """See base class. In a tower, the towers meet; the update happens once.
+
+        Raises:
+            RuntimeError: If called across towers.
+            TowerMismatchError: If the towers do not bring the same variables.
+        """
+        mode = context.current()
+        if mode is None or mode.strategy.is_default or merged.is_current():
+            return self.optimizer.apply_gradients(grads_and_vars, global_step, name)
+        if mode.tower is None:
+            raise RuntimeError(
+                "apply_gradients() is called in each tower, which all meet in it; it was called "
+                f"across towers, in the scope of {mode.strategy!r}. Call it in the function that "
+                "strategy.call_for_each_tower runs, with that tower's gradients."
+            )
+        share = mode.share
+        meeting = step.GradientStep() if share is None or share.step is None else share.step
+        return meeting.apply_gradients(self.optimizer, grads_and_vars, global_step, name)
+
+    def get_name(self) -> str:
+        """See base class."""
+        return self.optimizer.get_name()
+
+    def get_slot(self, var: Any, name: str) -> Any:
+        """See base class."""
+        return self.optimizer.get_slot(var, name)
+
+    def get_slot_names(self) -> list[str]:
+        """See base class."""
+        return self.optimizer.get_slot_names()
+
+    def variables(self) -> list:
+        """See base class."""
+        return self.optimizer.variables()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
