@@ -1,7 +1,7 @@
 """`replicate_model_fn`: one model_fn, run once per device, joined into one."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from replicate import devices as device_names
 from replicate import types
@@ -76,38 +76,73 @@ def replicate_model_fn(
         ValueError: If an option has no such value.
         DeviceError: If a device does not exist; when the model_fn is called.
     """
-    if not callable(model_fn):
-        raise ValueError(
-            f"model_fn must be a function; got {model_fn!r}. Pass the model_fn itself."
-        )
-    if optimizer_fn is not None and not callable(optimizer_fn):
-        raise ValueError(
-            "optimizer_fn must be a function that returns an optimizer; got "
-            f"{optimizer_fn!r}. Write optimizer_fn=lambda: {type(optimizer_fn).__name__}(...)."
-        )
-    towers.argument_names(model_fn)
-    _require_one_of("update_ops", update_ops, train.UPDATE_OPS)
-    _require_one_of("tower_building", tower_building, ("auto", "call"))
-    gradients = step.GradientStep(accumulate_steps, clip_global_norm)
-    reduction = None if loss_reduction is None else types.reduction_from(loss_reduction)
-    if reduction is None and optimizer_fn is not None:
-        reduction = "sum"
-    if isinstance(strategy, str):
-        _require_one_of("strategy", strategy, tuple(STRATEGIES))
+    options = _Options(
+        model_fn,
+        optimizer_fn,
+        devices,
+        strategy,
+        _reduction(loss_reduction, optimizer_fn),
+        step.GradientStep(accumulate_steps, clip_global_norm),
+        update_ops,
+        tower_building,
+    )
+    options.check()
 
     def replicated_model_fn(features, labels, mode, params=None, config=None):
-        chosen = _strategy(strategy, devices)
-        call = towers.ModelCall(model_fn, mode, params, config)
-        factory = None
-        if optimizer_fn is not None and mode == types.TRAIN:
-            factory = optimizer.OptimizerFactory(optimizer_fn, params)
-        before = exportable.operation_names()
-        with chosen.scope():
-            spec = _build(chosen, call, features, labels, factory, reduction, gradients, update_ops)
-        towers_to_place = () if context.is_one_tower() else chosen.worker_devices
-        return exportable.make_exportable(spec, before, (features, labels), towers_to_place, config)
+        return _replicate(options, features, labels, mode, params, config)
 
     return replicated_model_fn
+
+
+def _reduction(loss_reduction: Any, optimizer_fn: Callable | None) -> types.Reduction | None:
+    if loss_reduction is not None:
+        return types.reduction_from(loss_reduction)
+    return None if optimizer_fn is None else "sum"
+
+
+class _Options(NamedTuple):
+    """What `replicate_model_fn` was told."""
+
+    model_fn: Callable
+    optimizer_fn: Callable | None
+    devices: Any
+    strategy: Any
+    reduction: types.Reduction | None
+    step: step.GradientStep
+    update_ops: str
+    tower_building: str
+
+    def check(self) -> None:
+        """Refuses what no model can be built with."""
+        if not callable(self.model_fn):
+            raise ValueError(
+                f"model_fn must be a function; got {self.model_fn!r}. Pass the model_fn itself."
+            )
+        if self.optimizer_fn is not None and not callable(self.optimizer_fn):
+            raise ValueError(
+                "optimizer_fn must be a function that returns an optimizer; got "
+                f"{self.optimizer_fn!r}. Write optimizer_fn=lambda: "
+                f"{type(self.optimizer_fn).__name__}(...)."
+            )
+        towers.argument_names(self.model_fn)
+        _require_one_of("update_ops", self.update_ops, train.UPDATE_OPS)
+        _require_one_of("tower_building", self.tower_building, ("auto", "call"))
+        if isinstance(self.strategy, str):
+            _require_one_of("strategy", self.strategy, tuple(STRATEGIES))
+
+
+def _replicate(options: _Options, features, labels, mode, params, config) -> Any:
+    """Builds the spec that the Estimator sees."""
+    chosen = _strategy(options.strategy, options.devices)
+    call = towers.ModelCall(options.model_fn, mode, params, config)
+    factory = None
+    if options.optimizer_fn is not None and mode == types.TRAIN:
+        factory = optimizer.OptimizerFactory(options.optimizer_fn, params)
+    before = exportable.operation_names()
+    with chosen.scope():
+        spec = _build(chosen, call, features, labels, factory, options)
+    towers_to_place = () if context.is_one_tower() else chosen.worker_devices
+    return exportable.make_exportable(spec, before, (features, labels), towers_to_place, config)
 
 
 def _require_one_of(name: str, value: Any, allowed: tuple) -> None:
@@ -138,12 +173,14 @@ def _strategy(strategy: Any, devices: Any) -> base.DistributionStrategy:
     return STRATEGIES[strategy or "parameter_server"](workers)
 
 
-def _build(strategy, call, features, labels, factory, reduction, gradients, update_ops) -> Any:
+def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
     """Splits the batch, builds the towers, and joins their specs."""
     with tf.device("/device:CPU:0"):
         batch = batches.split_batch(features, labels, strategy.num_towers)
     marks = tuple([] for _ in batch.weights)
-    share = context.Share(list(batch.weights), tuple(batch.has_rows), reduction, marks, gradients)
+    share = context.Share(
+        list(batch.weights), tuple(batch.has_rows), options.reduction, marks, options.step
+    )
     creations = sharing.Creations(strategy.num_towers)
     with context.entered(context.current()._replace(share=share)):
         built = towers.build(
@@ -157,7 +194,7 @@ def _build(strategy, call, features, labels, factory, reduction, gradients, upda
         if share.reduction is None:
             is_sum = default.get_loss_reduction() == variables.SUM
             share = share._replace(reduction="sum" if is_sum else "mean")
-        return _join(strategy, call.mode, built, share, creations, update_ops)
+        return _join(strategy, call.mode, built, share, creations, options.update_ops)
 
 
 def _join(strategy, mode, built, share, creations, update_ops) -> Any:
