@@ -21,8 +21,8 @@ class Batch(NamedTuple):
     Attributes:
         features: K nests of features.
         labels: K nests of labels.
-        row_counts: K numbers n_i of rows; ints, or int32 tensors of shape []. With one
-            tower, None where only a run tells.
+        row_counts: K numbers n_i of rows; ints, or int32 tensors of shape []. None with one
+            tower, since counting would add operations.
         total: B, the number of all rows; likewise.
         weights: K parts n_i / B; floats, or float32 tensors of shape [].
         has_rows: K truths n_i > 0; bools, or bool tensors of shape [].
@@ -70,8 +70,7 @@ def split_batch(features: Any, labels: Any, num_towers: int) -> Batch:
         BatchError: If leaves disagree on B (names both), or none has rows.
     """
     if num_towers == 1:
-        total = _static_total(_leaves(features, labels))
-        return Batch([features], [labels], [total], total, [1.0], [True])
+        return Batch([features], [labels], [None], None, [1.0], [True])
     named = [_as_tensor(leaf) for leaf in _leaves(features, labels)]
     batched = [leaf for leaf in named if rows.is_batched(leaf.value)]
     if not batched:
@@ -156,14 +155,6 @@ def _as_tensor(leaf: _Leaf) -> _Leaf:
 def _listed(leaves: Sequence[_Leaf]) -> str:
     given = [leaf.path for leaf in leaves if leaf.value is not None]
     return f"no rows, only the scalars {', '.join(given)}" if given else "no tensors at all"
-
-
-def _static_total(leaves: Sequence[_Leaf]) -> int | None:
-    """Returns B of the first leaf that knows it, adding no operation."""
-    for leaf in leaves:
-        if isinstance(leaf.value, rows.KINDS) and rows.static_count(leaf.value) is not None:
-            return rows.static_count(leaf.value)
-    return None
 
 
 def _agreed_rows(batched: Sequence[_Leaf]) -> int | None:
