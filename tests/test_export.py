@@ -1,0 +1,287 @@
+"""Exports of replicated estimators: who can load them, and what they hold."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tensorflow.python.tools import saved_model_cli
+
+import replicate
+from replicate import estimator, export, model_fn
+from replicate.compat.tensorflow import tf, tf1
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:UserWarning"),
+]
+
+ROWS = np.random.default_rng(7).normal(size=(100, 3)).astype(np.float32)
+
+
+def network(features, labels, mode):
+    """Layers, batch statistics, a summary, a table of words, and a device of the user's."""
+    hidden = tf1.layers.dense(features["x"], 4, activation=tf.nn.tanh)
+    hidden = tf1.layers.batch_normalization(hidden, training=mode == "train")
+    tf1.summary.histogram("hidden", hidden)
+    with tf1.device("/cpu:7"):
+        y = tf1.layers.dense(hidden, 2)
+    scaled = tf.map_fn(lambda row: 2.0 * row, y)
+    predictions = {"y": y, "scaled": scaled}
+    if mode == "infer":
+        outputs = {
+            "serving_default": estimator.export.PredictOutput(predictions),
+            "b_scaled": estimator.export.PredictOutput({"scaled": scaled}),
+            "a_plain": estimator.export.PredictOutput({"y": y}),
+        }
+        return estimator.EstimatorSpec(mode, predictions=predictions, export_outputs=outputs)
+    loss = tf1.losses.mean_squared_error(labels, y)
+    return estimator.EstimatorSpec(
+        mode,
+        loss=loss,
+        train_op=tf1.no_op(),
+        predictions=predictions,
+        eval_metric_ops={"mean": tf1.metrics.mean(y)},
+    )
+
+
+def batches():
+    return tf.data.Dataset.from_tensors(({"x": ROWS[:8]}, np.ones([8, 2], np.float32))).repeat(3)
+
+
+def adam():
+    return tf1.train.AdamOptimizer(0.1)
+
+
+def made(model_dir, num_towers, strategy=None, model=network):
+    replicated = model_fn.replicate_model_fn(
+        model, adam, num_towers, strategy=strategy, loss_reduction="mean"
+    )
+    config = estimator.RunConfig(model_dir=str(model_dir), tf_random_seed=1)
+    return estimator.Estimator(replicated, config=config, params={})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A model_dir, and what the model predicts for ROWS on one device."""
+    model_dir = tmp_path_factory.mktemp("model")
+    one = made(model_dir, 1)
+    one.train(batches)
+    predictions = list(
+        one.predict(lambda: tf.data.Dataset.from_tensor_slices({"x": ROWS}).batch(100))
+    )
+    return model_dir, np.stack([row["y"] for row in predictions])
+
+
+def raw():
+    x = tf1.placeholder(tf.float32, [None, 3], name="x")
+    return estimator.export.ServingInputReceiver({"x": x}, {"features": x})
+
+
+def supervised():
+    x = tf1.placeholder(tf.float32, [None, 3], name="x")
+    labels = tf1.placeholder(tf.float32, [None, 2], name="labels")
+    return estimator.experimental.build_raw_supervised_input_receiver_fn({"x": x}, labels)()
+
+
+def all_nodes(path):
+    for meta_graph in export.read(path).meta_graphs:
+        yield from meta_graph.graph_def.node
+        for function in meta_graph.graph_def.library.function:
+            yield from function.node_def
+
+
+def holds(path):
+    """Everything in the graph file, as one text."""
+    return str(export.read(path))
+
+
+@pytest.fixture(scope="module", params=[(k, t) for k in (1, 2, 4) for t in export.TOWERS], ids=str)
+def exported(request, trained, tmp_path_factory):
+    """A path for each number of towers, and each kind of export."""
+    num_towers, towers = request.param
+    made_by = made(trained[0], num_towers)
+    base = tmp_path_factory.mktemp("export")
+    return os.fsdecode(replicate.export_saved_model(made_by, base, raw, towers=towers))
+
+
+SIZES = (1, 2, 3, 7, 100)
+
+
+def test_version_2_loader_gives_what_the_estimator_predicts(exported, trained):
+    signature = tf.saved_model.load(exported).signatures["serving_default"]
+    for size in SIZES:
+        found = signature(tf.constant(ROWS[:size]))
+        np.testing.assert_allclose(found["y"], trained[1][:size], atol=1e-6)
+        np.testing.assert_allclose(found["scaled"], 2 * trained[1][:size], atol=1e-6)
+
+
+def test_version_1_loader_gives_what_the_estimator_predicts(exported, trained):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        loaded = tf1.saved_model.load(session, ["serve"], exported)
+        signature = loaded.signature_def["serving_default"]
+        for size in SIZES:
+            found = session.run(
+                signature.outputs["y"].name, {signature.inputs["features"].name: ROWS[:size]}
+            )
+            np.testing.assert_allclose(found, trained[1][:size], atol=1e-6)
+
+
+def test_replicated_prediction_is_the_same(exported, trained):
+    """The one device of `trained` and K towers agree, so that all four ways do."""
+    towers = made(trained[0], 4)
+    for size in (1, 7):
+        found = towers.predict(
+            lambda size=size: tf.data.Dataset.from_tensor_slices({"x": ROWS[:size]}).batch(size)
+        )
+        found = np.stack([row["y"] for row in found])
+        np.testing.assert_allclose(found, trained[1][:size], atol=1e-6)
+
+
+def test_no_device_is_named(exported):
+    assert {node.device for node in all_nodes(exported)} == {""}
+    assert "device:CPU" not in holds(exported)
+    assert "/cpu:" not in holds(exported)
+
+
+def test_variables_have_their_names_on_one_device_once(exported):
+    names = [name for name, _ in tf.train.list_variables(f"{exported}/variables/variables")]
+    assert sorted(names) == [
+        "batch_normalization/beta",
+        "batch_normalization/gamma",
+        "batch_normalization/moving_mean",
+        "batch_normalization/moving_variance",
+        "dense/bias",
+        "dense/kernel",
+        "dense_1/bias",
+        "dense_1/kernel",
+        "global_step",
+    ]
+    handles = [node.name for node in all_nodes(exported) if node.op == "VarHandleOp"]
+    assert sorted(handles) == sorted(names)
+
+
+def test_signatures_are_written_in_the_order_of_their_names(exported):
+    signatures = export.read(exported).meta_graphs[0].signature_def
+    names = ["a_plain", "b_scaled", "serving_default"]
+    assert sorted(signatures) == names
+    written = pathlib.Path(exported, "saved_model.pb").read_bytes()
+    places = [written.rindex(name.encode()) for name in names]
+    assert places == sorted(places)
+
+
+def test_nothing_of_the_training_is_exported(exported):
+    kinds = {node.op for node in all_nodes(exported)}
+    assert not {kind for kind in kinds if "Summary" in kind or "Gradient" in kind}
+    assert not kinds & {"ResourceApplyAdam", "HistogramSummary"}
+    collections = export.read(exported).meta_graphs[0].collection_def
+    assert not set(collections) & {"train_op", "saved_model_train_op", "summaries", "losses"}
+
+
+def test_command_line_gives_what_the_estimator_predicts(exported, trained, tmp_path):
+    """Calls what `saved_model_cli run` calls once it has read its arguments."""
+    for size in SIZES:
+        saved_model_cli.run_saved_model_with_feed_dict(
+            exported, "serve", "serving_default", {"features": ROWS[:size]}, str(tmp_path), True
+        )
+        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), trained[1][:size], atol=1e-6)
+
+
+def test_the_command_line_itself_runs_on_one_cpu(trained, tmp_path):
+    exported = replicate.export_saved_model(made(trained[0], 4), tmp_path, raw, towers="merged")
+    np.save(tmp_path / "rows.npy", ROWS[:7])
+    command = [sys.executable, "-m", "tensorflow.python.tools.saved_model_cli", "run"]
+    command += ["--dir", os.fsdecode(exported), "--tag_set", "serve", "--outdir", str(tmp_path)]
+    command += ["--signature_def", "serving_default"]
+    command += ["--inputs", f"features={tmp_path / 'rows.npy'}"]
+    subprocess.run(command, check=True, capture_output=True)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), trained[1][:7], atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "round_robin", "balanced", "one_device"])
+def test_estimators_own_export_is_merged_under_every_strategy(strategy, trained, tmp_path):
+    one = made(trained[0], 3, strategy)
+    path = os.fsdecode(one.export_saved_model(str(tmp_path), raw))
+    assert {node.device for node in all_nodes(path)} == {""}
+    handles = [node.name for node in all_nodes(path) if node.op == "VarHandleOp"]
+    assert len(handles) == 9
+    assert not [name for name in handles if name.startswith("tower_")]
+    found = tf.saved_model.load(path).signatures["serving_default"](tf.constant(ROWS[:7]))
+    np.testing.assert_allclose(found["y"], trained[1][:7], atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+@pytest.mark.parametrize("towers", export.TOWERS)
+def test_graphs_of_other_modes_are_exported(mode, towers, trained, tmp_path):
+    path = os.fsdecode(
+        replicate.export_saved_model(
+            made(trained[0], 2), tmp_path, supervised, towers=towers, experimental_mode=mode
+        )
+    )
+    assert {node.device for node in all_nodes(path)} == {""}
+    tags = {"eval": ["eval"], "train": ["train"]}[mode]
+    labels = np.zeros([7, 2], np.float32)
+    with replicate.load_exported(path, tags=tags) as predictor:
+        found = predictor({"x": ROWS[:7], "label": labels}, signature=mode)
+    if mode == "eval":  # the loss is a mean of squares, labels are 0
+        assert found["loss"] == pytest.approx(np.mean(np.square(trained[1][:7])), abs=1e-5)
+
+
+def test_all_modes_share_one_set_of_variables(trained, tmp_path):
+    receivers = {"train": supervised, "eval": supervised, "infer": raw}
+    path = made(trained[0], 2).experimental_export_all_saved_models(str(tmp_path), receivers)
+    path = os.fsdecode(path)
+    assert {node.device for node in all_nodes(path)} == {""}
+    with replicate.load_exported(path) as predictor:
+        found = predictor({"features": ROWS[:3]})
+    np.testing.assert_allclose(found["y"], trained[1][:3], atol=1e-6)
+
+
+def test_text_is_written_where_text_is_asked_for(trained, tmp_path):
+    path = os.fsdecode(
+        replicate.export_saved_model(made(trained[0], 2), tmp_path, raw, as_text=True)
+    )
+    assert sorted(os.listdir(path)) == ["saved_model.pbtxt", "variables"]
+    assert "device:" not in pathlib.Path(path, "saved_model.pbtxt").read_text()
+    with replicate.load_exported(path) as predictor:
+        found = predictor({"features": ROWS[:2]})
+    np.testing.assert_allclose(found["y"], trained[1][:2], atol=1e-6)
+
+
+def test_a_chosen_checkpoint_is_exported(trained, tmp_path):
+    first = os.path.join(trained[0], "model.ckpt-0")
+    path = replicate.export_saved_model(made(trained[0], 2), tmp_path, raw, checkpoint_path=first)
+    reader = tf.train.load_checkpoint(f"{os.fsdecode(path)}/variables/variables")
+    assert reader.get_tensor("global_step") == 0
+
+
+def test_a_plain_estimator_is_exported_without_its_devices(trained, tmp_path):
+    plain = estimator.Estimator(network, config=estimator.RunConfig(model_dir=str(trained[0])))
+    path = os.fsdecode(replicate.export_saved_model(plain, tmp_path, raw))
+    assert {node.device for node in all_nodes(path)} == {""}
+
+
+def test_towers_are_one_or_merged(trained, tmp_path):
+    with pytest.raises(ValueError, match=r"towers is one of 'one', 'merged'; got 'all'"):
+        replicate.export_saved_model(made(trained[0], 2), tmp_path, raw, towers="all")
+
+
+@pytest.mark.parametrize("towers", export.TOWERS)
+def test_a_failed_export_leaves_nothing_behind(towers, trained, tmp_path):
+    def failing():
+        raise KeyError("no such feature")
+
+    with pytest.raises(KeyError, match="no such feature"):
+        replicate.export_saved_model(made(trained[0], 2), tmp_path, failing, towers=towers)
+    with pytest.raises(tf.errors.NotFoundError, match=r"missing\.txt"):
+        replicate.export_saved_model(
+            made(trained[0], 2), tmp_path, raw, towers=towers, assets_extra={"a": "missing.txt"}
+        )
+    assert os.listdir(tmp_path) == []
+
+
+def test_exports_are_numbered_upwards(trained, tmp_path):
+    tmp_path.joinpath("99999999999").mkdir()
+    found = replicate.export_saved_model(made(trained[0], 1), tmp_path, raw)
+    assert os.path.basename(os.fsdecode(found)) == "100000000000"
