@@ -73,11 +73,11 @@ class CrossDeviceOps:
                 first = reductions.sum_onto(parts, place[0])
                 results[i] = [first] + [reductions.copy_onto(first, other) for other in place[1:]]
         if aggregation == tf.VariableAggregation.MEAN:
-            counts = [len(parts) for parts in columns]
-            results = [
-                [_scaled(copy, count) for copy in copies]
-                for copies, count in zip(results, counts, strict=True)
-            ]
+            for i, (parts, place) in enumerate(zip(columns, places, strict=True)):
+                results[i] = [
+                    reductions.divide_onto(copy, len(parts), device)
+                    for copy, device in zip(results[i], place, strict=True)
+                ]
         return results
 
     def _all_reduce(self, rows: list, workers: list) -> list:
@@ -93,14 +93,6 @@ class CrossDeviceOps:
 
 def _all_dense(parts: Sequence) -> bool:
     return not any(isinstance(part, tf.IndexedSlices) for part in parts)
-
-
-def _scaled(value: Any, count: int) -> Any:
-    """Divides on the device where the value already is."""
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(value.values / count, value.indices, value.dense_shape)
-    with tf.device(value.device or ""):
-        return value / count
 
 
 class ReductionToOneDevice(CrossDeviceOps):
