@@ -143,6 +143,11 @@ loader_impl = Door(
     {"parse_saved_model": "reads all graphs of a SavedModel, of which TensorFlow loads one"},
 )
 
+summary_ops = Door(
+    "tensorflow.python.ops.summary_ops_v2",
+    {"_summary_state": "the first tower's thread writes the summaries of its caller"},
+)
+
 multi_device_iterator = Door(
     "tensorflow.python.data.ops.multi_device_iterator_ops",
     {

@@ -6,7 +6,7 @@ from typing import Any
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import bridge, context, conversion, values, variables
+from replicate.strategy import bridge, context, conversion, creation, values, variables
 
 
 @conversion.unconverted
@@ -133,7 +133,7 @@ class Communication:
         container = values.container_of(destination)
         if container is not None:
             return container.devices
-        return (getattr(destination, "device", None) or "",)
+        return (creation.canonical_or_same(getattr(destination, "device", None)),)
 
     def unwrap(self, value: Any) -> list:
         """Returns the list of the values per device: one item for a plain value."""

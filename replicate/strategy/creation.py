@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from replicate import devices as device_names
+from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
 from replicate.strategy import variables
@@ -65,7 +67,10 @@ def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: S
         with tf.device(places[0]):
             return next_creator(**kwargs)
     members, collections = _members(next_creator, kwargs, places, same_start=True)
-    devices = [place or member.device for place, member in zip(places, members, strict=True)]
+    devices = [
+        place or canonical_or_same(member.device)
+        for place, member in zip(places, members, strict=True)
+    ]
     made = variables.MirroredVariable(strategy, members, devices, aggregation)
     _list_once(made, collections)
     return made
@@ -89,6 +94,14 @@ def without_partitioners(warn: Callable[[str], None]) -> Iterator[None]:
         current, custom_getter=getter, use_resource=True, auxiliary_name_scope=False
     ):
         yield
+
+
+def canonical_or_same(device: str | None) -> str:
+    """Returns the canonical name of a device; what names no single one as it is."""
+    try:
+        return device_names.canonicalize(device)
+    except errors.DeviceError:
+        return device or ""
 
 
 def add_to_collections(variable: Any, kwargs: dict) -> None:

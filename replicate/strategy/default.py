@@ -53,6 +53,29 @@ class DefaultStrategy(base.DistributionStrategy):
         with context.entered(context.Mode(self, towers.TowerContext(self, 0))):
             return [make_fn()(*args, **(kwargs or {}))]
 
+    @contextlib.contextmanager
+    def colocate_vars_with(self, v: Any) -> Iterator[None]:
+        """See base class."""
+        if tf.executing_eagerly():
+            with tf.device(v.device):
+                yield
+        else:
+            with tf1.get_default_graph().colocate_with(v.handle):
+                yield
+
+    def _require_mine(self, method: str) -> None:
+        if context.current() is not None:
+            super()._require_mine(method)
+
+    def _require_cross_tower(self, method: str) -> None:
+        if context.current() is None:
+            raise RuntimeError(
+                f"{method}() sees all towers at once, but was called in the default strategy's "
+                "tower: no scope was entered. Write `with strategy.scope():` around it, or call "
+                "it through get_tower_context().merge_call(lambda strategy, ...: ...)."
+            )
+        super()._require_cross_tower(method)
+
     def _places(self, kwargs):
         return ("",)
 

@@ -63,6 +63,7 @@ class Inheritance:
         self._scopes = tfc.variable_scope.get_variable_scope_store()
         self._scope = self._scopes.current_scope
         self._scope_counts = dict(self._scopes.variable_scopes_count)
+        self._summaries = dict(vars(tfc.summary_ops._summary_state))
 
     @contextlib.contextmanager
     def entered(self, tower_id: int):
@@ -72,6 +73,9 @@ class Inheritance:
             stack.enter_context(_in_graph(self.graph, self.eager))
             stack.enter_context(tfc.eager_context.device_policy(self._policy))
             self._restore_stacks()
+            summaries = vars(tfc.summary_ops._summary_state)
+            summaries.update(self._summaries)
+            summaries["is_recording_distribution_strategy"] = tower_id == 0
             prefix = f"{self.name_scope}/" if self.name_scope else ""
             if tower_id > 0:
                 prefix += f"tower_{tower_id}/"

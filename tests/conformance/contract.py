@@ -4,11 +4,24 @@ import pytest
 
 from replicate.compat.tensorflow import tf
 from tests.conformance import bench as benches
-from tests.conformance import bridging, contexts, reducing, strategies, towers, variables
+from tests.conformance import (
+    bridging,
+    cleanliness,
+    contexts,
+    reducing,
+    strategies,
+    towers,
+    variables,
+)
 
 
 class StrategyContract(
-    contexts.Contexts, towers.Towers, reducing.Reducing, variables.Variables, bridging.Bridging
+    contexts.Contexts,
+    towers.Towers,
+    reducing.Reducing,
+    variables.Variables,
+    bridging.Bridging,
+    cleanliness.Cleanliness,
 ):
     """A subclass says which strategy; every behaviour runs in each mode.
 
