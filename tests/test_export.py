@@ -285,3 +285,57 @@ def test_exports_are_numbered_upwards(trained, tmp_path):
     tmp_path.joinpath("99999999999").mkdir()
     found = replicate.export_saved_model(made(trained[0], 1), tmp_path, raw)
     assert os.path.basename(os.fsdecode(found)) == "100000000000"
+
+
+EXPORTING = """
+import importlib.util, os, random, signal, sys, time
+
+from replicate import devices, export
+from replicate.compat.tensorflow import tf, tf1
+
+devices.make_logical_cpus(8)
+spec = importlib.util.spec_from_file_location("exports", os.environ["EXPORTS"])
+exports = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(exports)
+with tf.Graph().as_default():  # loads what a first model loads, and starts nothing
+    exports.network({"x": tf1.placeholder(tf.float32, [None, 3])}, None, "infer")
+
+
+def start():
+    child = os.fork()
+    if child == 0:
+        one = exports.made(os.environ["MODEL_DIR"], 2)
+        export.export_saved_model(one, os.environ["BASE"], exports.raw, towers="merged")
+        os._exit(0)
+    return child
+
+
+begun = time.monotonic()
+_, status = os.waitpid(start(), 0)
+duration = time.monotonic() - begun
+moments = random.Random(20)
+killed = 0
+for _ in range(20):
+    child = start()
+    time.sleep(moments.uniform(0.1, 1.0) * duration)
+    os.kill(child, signal.SIGKILL)
+    killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+print(status, killed)
+"""
+
+
+def test_a_killed_export_leaves_nothing_that_loads_wrongly(trained, tmp_path, run_python):
+    base = tmp_path / "base"
+    base.mkdir()
+    printed = run_python(
+        EXPORTING, EXPORTS=__file__, MODEL_DIR=str(trained[0]), BASE=str(base)
+    ).split()
+    assert printed[0] == "0"
+    assert int(printed[1]) > 5
+    numbered = [name for name in os.listdir(base) if not name.startswith("temp-")]
+    assert numbered
+    assert all(name.isdecimal() for name in numbered)
+    for name in numbered:
+        with replicate.load_exported(base / name) as predictor:
+            found = predictor({"features": ROWS[:7]})
+        np.testing.assert_allclose(found["y"], trained[1][:7], atol=1e-6)
