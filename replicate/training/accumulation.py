@@ -102,17 +102,12 @@ class _Gathered:
             self._sum = _local(strategy, dense, f"{name}/gradient", variable)
             return
         self._shape = variable.shape
-        rows, row = example.values, variable.shape[1:]
-        self._sum = _local(
-            strategy,
-            lambda: tf.zeros([0, *row], rows.dtype),
-            f"{name}/rows",
-            variable,
-            [None, *row],
-        )
-        self._indices = _local(
-            strategy, lambda: tf.zeros([0], tf.int64), f"{name}/indices", variable, [None]
-        )
+        rows, row = example.values, variable.shape[1:].as_list()
+        shape = [None, *row]
+        some = lambda: _nothing(shape, rows.dtype)  # noqa: E731 - made late
+        self._sum = _local(strategy, some, f"{name}/rows", variable, shape)
+        none = lambda: _nothing([None], tf.int64)  # noqa: E731 - made late
+        self._indices = _local(strategy, none, f"{name}/indices", variable, [None])
 
     def add(self, gradient: Any) -> tf.Operation:
         """Adds one batch's reduced gradient to each copy."""
@@ -155,8 +150,15 @@ class _Gathered:
 
 
 def _clear(copy: Any) -> tf.Operation:
-    shape = [0 if size is None else size for size in copy.shape.as_list()]
-    return copy.assign(tf.zeros(shape, copy.dtype), read_value=False)
+    return copy.assign(_nothing(copy.shape, copy.dtype), read_value=False)
+
+
+def _nothing(shape: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns zeros; of a dimension that is None, none."""
+    # NOTE: TensorFlow must not know that the dimension is 0. Its graph optimizer takes the
+    # shape that a variable is given once for the one it always has, and folds what counts it.
+    dynamic = [tf1.placeholder_with_default(0, []) if size is None else size for size in shape]
+    return tf.zeros(dynamic, dtype)
 
 
 def _local(strategy: Any, start: Callable, name: str, beside: Any, shape: Any = None) -> Any:
