@@ -87,8 +87,8 @@ def make_exportable(
     """
     graph = tf1.get_default_graph()
     scaffold = spec.scaffold
-    if scaffold is None or isinstance(scaffold.saver, tf.train.Checkpoint):
-        return spec
+    if type(scaffold) is not tf1.train.Scaffold or isinstance(scaffold.saver, tf.train.Checkpoint):
+        return spec  # a class of the user's may do more, and could not be copied
     if spec.mode == types.TRAIN and not _is_fed(features):
         return spec  # it is trained: the Estimator's own Saver writes its checkpoints
     saver = PortableSaver(graph, worker_devices, scaffold.saver, config)
