@@ -27,16 +27,6 @@ def restore(variable, tensor):
     return None if tf.executing_eagerly() else tf1.group(*assigned)
 
 
-def serialize(variable) -> dict:
-    """Returns what `tf.train.Checkpoint` writes for a distributed variable."""
-    return {tfc.trackable.VARIABLE_VALUE_KEY: variable.read_across()}
-
-
-def deserialize(variable, tensors: dict):
-    """Restores what `serialize` wrote."""
-    return restore(variable, tensors[tfc.trackable.VARIABLE_VALUE_KEY])
-
-
 def saveable(variable, name: str):
     """Returns what a `tf.compat.v1.train.Saver` writes for a distributed variable."""
     spec = tfc.saveable_object.SaveSpec(
@@ -50,3 +40,57 @@ def saveable(variable, name: str):
     made = tfc.saveable_object.SaveableObject(variable.read_across, [spec], name)
     made.restore = restore_variable
     return made
+
+
+class Persistent:
+    """How a distributed variable is saved, restored and exported; and how it is not."""
+
+    def to_proto(self, export_scope=None):
+        """Returns the first copy's VariableDef: one variable under the plain name."""
+        return self._members[0].to_proto(export_scope=export_scope)
+
+    @staticmethod
+    def from_proto(variable_def, import_scope=None):
+        """Refused: a proto does not say which devices the copies lived on."""
+        raise NotImplementedError(
+            "A distributed variable cannot be made from a proto: "
+            f"{variable_def.variable_name!r} does not name its copies. Build the model again "
+            "under the strategy's scope and restore a checkpoint."
+        )
+
+    def __reduce__(self):
+        raise TypeError(
+            f"Variable {self.name} cannot be pickled: its copies belong to the devices of this "
+            "process. Save a checkpoint instead."
+        )
+
+    def __deepcopy__(self, memo):
+        raise NotImplementedError(
+            f"Variable {self.name} cannot be copied: its copies belong to the graph that made "
+            "them. Make a new variable and assign."
+        )
+
+    def _export_to_saved_model_graph(self, object_map, tensor_map, options, **kwargs):
+        first, *others = self._members
+        resources = first._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)
+        object_map[self] = object_map[first]
+        for other in others:
+            object_map[other] = object_map[first]
+            tensor_map[other.handle] = tensor_map[first.handle]
+            resources.append(other.handle)
+        return resources
+
+    def _write_object_proto(self, proto, options):
+        self._members[0]._write_object_proto(proto, options)
+
+    def _gather_saveables_for_checkpoint(self):
+        def factory(name=self._shared_name):
+            return saveable(self, name)
+
+        return {tfc.trackable.VARIABLE_VALUE_KEY: factory}
+
+    def _serialize_to_tensors(self):
+        return {tfc.trackable.VARIABLE_VALUE_KEY: self.read_across()}
+
+    def _restore_from_tensors(self, restored_tensors):
+        return restore(self, restored_tensors[tfc.trackable.VARIABLE_VALUE_KEY])

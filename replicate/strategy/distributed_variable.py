@@ -4,16 +4,21 @@ To TensorFlow each is one resource variable: in a tower or an update it is the c
 the tower or device, across towers it is what all copies together stand for.
 """
 
+import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import checkpoint, context, conversion, trace_type, values
 
+_ON_READ = tf.VariableSynchronization.ON_READ
 
-class DistributedVariable(tf.Variable, tfc.core_types.Tensor):
+
+class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Tensor):
     """One variable to the user, K copies underneath.
 
     Args:
@@ -48,7 +53,10 @@ class DistributedVariable(tf.Variable, tfc.core_types.Tensor):
         self._members = tuple(members)
         self._devices = tuple(devices)
         self._aggregation = aggregation
-        self._aggregated_element = None
+        self._element = None
+        # NOTE: TensorFlow sets the next two where a variable starts from a checkpoint.
+        self._initializer_op = None
+        self._initial_value = None
         for member in self._members:
             member._distributed_container = weakref.ref(self)
             member.handle._distributed_container = weakref.ref(self)
@@ -144,12 +152,26 @@ class DistributedVariable(tf.Variable, tfc.core_types.Tensor):
     @property
     def initializer(self):
         """One operation that initializes every copy."""
-        return tf1.group(*[member.initializer for member in self._members])
+        if self._initializer_op is None:
+            with _outermost():
+                self._initializer_op = tf1.group(*[m.initializer for m in self._members])
+        return self._initializer_op
+
+    @property
+    def initial_value(self):
+        """The tensor from which every copy starts."""
+        first = self._members[0].initial_value
+        return first if self._initial_value is None else self._initial_value
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         if as_ref:
             raise ValueError(f"Variable {self.name} has no reference: it is distributed.")
-        return tf.convert_to_tensor(self.value(), dtype=dtype, name=name)
+        value = self.value()
+        if self._members[0]._in_graph_mode and self._is_across() and len(self._members) > 1:
+            # NOTE: a Saver with a dict takes whatever reads a variable for the variable
+            # itself, and would restore the first copy alone. It refuses an identity.
+            value = tf.identity(value)
+        return tf.convert_to_tensor(value, dtype=dtype, name=name)
 
     def __tf_tensor__(self, dtype=None, name=None):
         return self._dense_var_to_tensor(dtype, name)
@@ -157,10 +179,33 @@ class DistributedVariable(tf.Variable, tfc.core_types.Tensor):
     def _as_graph_element(self):
         if not self._is_across():
             return self._member()._as_graph_element()
-        if self._aggregated_element is None:
-            with tf1.control_dependencies(None), tf1.name_scope(None), tf1.device(None):
-                self._aggregated_element = self.read_across()
-        return self._aggregated_element
+        if self._element is None:
+            with _outermost():
+                self._element = self._make_element()
+        return self._element
+
+    def _make_element(self) -> tf.Tensor:
+        """Returns what a session fetches for the variable."""
+        return self.read_across()
+
+    def __float__(self):
+        return float(self.numpy())
+
+    def __int__(self):
+        return int(self.numpy())
+
+    def __index__(self):
+        return int(self.numpy().__index__())
+
+    def __complex__(self):
+        return complex(self.numpy())
+
+    def __bool__(self):
+        return bool(self.value())
+
+    def __array__(self, dtype=None, copy=None):
+        del copy  # the array is a new one
+        return np.asarray(self.numpy(), dtype=dtype)
 
     # Writing.
 
@@ -246,31 +291,6 @@ class DistributedVariable(tf.Variable, tfc.core_types.Tensor):
         """ON_WRITE for mirrored variables, ON_READ for tower-local ones."""
         return self._members[0].synchronization
 
-    def to_proto(self, export_scope=None):
-        """Returns the first copy's VariableDef: one variable under the plain name."""
-        return self._members[0].to_proto(export_scope=export_scope)
-
-    @staticmethod
-    def from_proto(variable_def, import_scope=None):
-        """Refused: a proto does not say which devices the copies lived on."""
-        raise NotImplementedError(
-            "A distributed variable cannot be made from a proto: "
-            f"{variable_def.variable_name!r} does not name its copies. Build the model again "
-            "under the strategy's scope and restore a checkpoint."
-        )
-
-    def __reduce__(self):
-        raise TypeError(
-            f"Variable {self.name} cannot be pickled: its copies belong to the devices of this "
-            "process. Save a checkpoint instead."
-        )
-
-    def __deepcopy__(self, memo):
-        raise NotImplementedError(
-            f"Variable {self.name} cannot be copied: its copies belong to the graph that made "
-            "them. Make a new variable and assign."
-        )
-
     def __tf_tracing_type__(self, tracing_context):
         del tracing_context
         return trace_type.VariableTraceType(self)
@@ -278,23 +298,28 @@ class DistributedVariable(tf.Variable, tfc.core_types.Tensor):
     def _should_act_as_resource_variable(self):
         """Present so that TensorFlow takes the resource paths."""
 
-    def _gather_saveables_for_checkpoint(self):
-        def factory(name=self._shared_name):
-            return checkpoint.saveable(self, name)
-
-        return {tfc.trackable.VARIABLE_VALUE_KEY: factory}
-
-    def _serialize_to_tensors(self):
-        return checkpoint.serialize(self)
-
-    def _restore_from_tensors(self, restored_tensors):
-        return checkpoint.deserialize(self, restored_tensors)
+    def _lazy_read(self, op):
+        is_shared = self.synchronization != _ON_READ and self._tower() is not None
+        if len(self._members) > 1 and (is_shared or self._is_across()):
+            raise RuntimeError(
+                f"An operation on the handle of {self.name} writes one copy of "
+                f"{len(self._members)}: got {op.name}. Use the variable's own scatter methods, or "
+                "strategy.update."
+            )
+        return self._member()._lazy_read(op)
 
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name} "
             f"copies={len(self._members)}>"
         )
+
+
+@contextlib.contextmanager
+def _outermost():
+    """Leaves the scopes in which a variable happens to be used."""
+    with tf1.control_dependencies(None), tf1.name_scope(None), tf1.device(None):
+        yield
 
 
 def _delegated(name: str, of_first: bool):
@@ -310,7 +335,6 @@ for _name in (
     "graph",
     "constraint",
     "trainable",
-    "initial_value",
     "get_shape",
     "set_shape",
     "create",
@@ -318,7 +342,6 @@ for _name in (
     "_graph_key",
     "_unique_id",
     "_handle_name",
-    "_initial_value",
     "_trainable",
     "_save_slice_info",
     "_get_save_slice_info",

@@ -26,6 +26,9 @@ class MirroredVariable(DistributedVariable):
         """Returns the first copy's value."""
         return self._members[0].value()
 
+    def _make_element(self):
+        return self._members[0]._as_graph_element()
+
     def _write_in_tower(self, tower, method, value, kwargs):
         if self._aggregation == NONE:
             raise ValueError(
@@ -60,9 +63,16 @@ class TowerLocalVariable(DistributedVariable):
 
     _follows_first = False
 
+    def __init__(self, strategy, members, devices, aggregation):
+        super().__init__(strategy, members, devices, aggregation)
+        if self._members[0]._in_graph_mode and aggregation != NONE:
+            self._as_graph_element()  # a session may fetch it after the graph is finalized
+
     def follow_first(self) -> None:
         """Lets the first copy stand for the variable, whatever the other copies hold."""
         self._follows_first = True
+        if self._members[0]._in_graph_mode:
+            self._element = self._members[0]._as_graph_element()
 
     def read_across(self) -> tf.Tensor:
         """Returns the aggregate of the copies.
