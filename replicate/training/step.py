@@ -83,15 +83,13 @@ class GradientStep:
         def update(found, step):
             clipped = gradients.clip(found, self._clip_global_norm)
             found = list(zip(clipped, trained, strict=True))
-            with accumulation.legacy_cond():
-                return merged.run(owner, apply, found, step, name)
+            return merged.run(owner, apply, found, step, name)
 
         if self._accumulate_steps == 1:
             applied = update(reduced, global_step)
         else:
             _require_no_queues(optimizer)
-            with tf.init_scope():
-                optimizer._create_slots(trained)
+            _create_slots(optimizer, trained)
             applied = accumulation.accumulate(
                 owner, reduced, trained, self._accumulate_steps, update, global_step
             )
@@ -133,6 +131,14 @@ def _apply_once(optimizer: Any, whole: Any, pairs: Sequence, global_step: Any, n
     kwargs = {"global_step": global_step, "name": name}
     kwargs = {key: value for key, value in kwargs.items() if value is not None}
     return whole.extended.call_for_each_replica(optimizer.apply_gradients, (pairs,), kwargs)
+
+
+def _create_slots(optimizer: Any, trained: Sequence) -> None:
+    """Makes an optimizer's variables where no condition holds, with one device's names."""
+    while isinstance(optimizer, tf1.train.Optimizer):
+        with tf.init_scope():
+            optimizer._create_slots(trained)
+        optimizer = getattr(optimizer, "_optimizer", None)  # of a loss-scale wrapper
 
 
 def _require_positive(name: str, value: Any, kinds: Any) -> None:

@@ -1,0 +1,165 @@
+"""Every optimizer, on every strategy, dense and sparse, takes the steps of one device.
+
+One graph trains a small model of its own per optimizer, so each strategy is built once.
+"""
+
+import functools
+
+import pytest
+
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+from tests.training import runs
+
+STEPS = 10
+
+
+class HalfStep(tf1.train.Optimizer):
+    """A user's optimizer: w -= rate * (g + momentum) / 2, with a slot and a counter."""
+
+    def __init__(self, rate):
+        super().__init__(use_locking=False, name="HalfStep")
+        self._rate = rate
+
+    def _create_slots(self, var_list):
+        for variable in var_list:
+            self._zeros_slot(variable, "momentum", self._name)
+        self._create_non_slot_variable(0.0, "steps", min(var_list, key=lambda v: v.name))
+
+    def _resource_apply_dense(self, grad, var):
+        momentum = self.get_slot(var, "momentum")
+        after = momentum.assign(0.5 * momentum + grad)
+        return var.assign_sub(self._rate * (grad + after) / 2)
+
+    def _resource_apply_sparse(self, grad, var, indices):
+        return self._resource_apply_dense(
+            tf.scatter_nd(indices[:, None], grad, tf.shape(var, out_type=indices.dtype)), var
+        )
+
+    def _apply_dense(self, grad, var):
+        return self._resource_apply_dense(grad, var)
+
+    def _finish(self, update_ops, name_scope):
+        with tf1.control_dependencies(update_ops):
+            steps = self._get_non_slot_variable("steps", tf1.get_default_graph())
+            return tf1.group(steps.assign_add(1.0), name=name_scope)
+
+
+def scaled(scale):
+    """The loss-scale wrapper of TensorFlow around Adam."""
+    wrapper = tf1.mixed_precision.MixedPrecisionLossScaleOptimizer
+    return wrapper(tf1.train.AdamOptimizer(0.1), scale)
+
+
+class Unnamed:
+    """A tf_keras optimizer that is used as the others are."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    def minimize(self, loss, var_list):
+        return tf.group(self._optimizer.get_updates(loss, var_list))
+
+
+def keras(name, **options):
+    return lambda: Unnamed(getattr(tf.keras.optimizers.legacy, name)(0.05, **options))
+
+
+OPTIMIZERS = {
+    "adadelta": lambda: tf1.train.AdadeltaOptimizer(1.0, epsilon=1e-3),
+    "adagrad": lambda: tf1.train.AdagradOptimizer(0.1),
+    "adagrad_da": lambda: tf1.train.AdagradDAOptimizer(0.1, tf1.train.get_global_step()),
+    "adam": lambda: tf1.train.AdamOptimizer(0.1),
+    "ftrl": lambda: tf1.train.FtrlOptimizer(0.1, l1_regularization_strength=0.001),
+    "gradient_descent": lambda: tf1.train.GradientDescentOptimizer(0.1),
+    "momentum": lambda: tf1.train.MomentumOptimizer(0.1, 0.9),
+    "nesterov": lambda: tf1.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+    "proximal_adagrad": lambda: tf1.train.ProximalAdagradOptimizer(
+        0.1, l2_regularization_strength=0.01
+    ),
+    "proximal_gradient_descent": lambda: tf1.train.ProximalGradientDescentOptimizer(0.1),
+    "rmsprop": lambda: tf1.train.RMSPropOptimizer(0.05, momentum=0.5),
+    "rmsprop_centered": lambda: tf1.train.RMSPropOptimizer(0.05, centered=True),
+    "fixed_loss_scale": lambda: scaled(8.0),
+    "dynamic_loss_scale": lambda: scaled(
+        tf1.mixed_precision.DynamicLossScale(1024.0, increment_period=4)
+    ),
+    "users_own": lambda: HalfStep(0.1),
+    "keras_adadelta": keras("Adadelta"),
+    "keras_adagrad": keras("Adagrad"),
+    "keras_adam": keras("Adam", amsgrad=True),
+    "keras_adamax": keras("Adamax"),
+    "keras_ftrl": keras("Ftrl"),
+    "keras_nadam": keras("Nadam"),
+    "keras_rmsprop": keras("RMSprop", centered=True, momentum=0.5),
+    "keras_sgd": keras("SGD", momentum=0.9, nesterov=True),
+}
+CASES = [(1, "mirrored")] + [
+    (num_towers, strategy)
+    for num_towers in (2, 4)
+    for strategy in ("parameter_server", "round_robin", "mirrored")
+]
+
+
+def every_optimizer_model_fn(features, labels, mode):
+    """For each optimizer tanh(x w + b + e[ids]), fitted to y."""
+    losses, train_ops = [], []
+    for name, make in OPTIMIZERS.items():
+        with tf1.variable_scope(f"model_{name}"):
+            rows = tf.constant([[0.1 * i - 0.2] for i in range(6)])
+            sparse = tf1.get_variable("sparse", initializer=rows)
+            dense = tf1.get_variable("dense", initializer=tf.constant([[0.3], [-0.2], [0.1]]))
+            bias = tf1.get_variable("bias", initializer=tf.constant([0.1]))
+            unused = tf1.get_variable("unused", initializer=tf.constant([1.0]))
+        looked_up = tf.nn.embedding_lookup(sparse, features["ids"])
+        found = tf.tanh(features["x"] @ dense + bias + looked_up)
+        loss = tf.reduce_mean(tf.square(found - labels))
+        optimizer = make()
+        # A gradient of None has to be skipped, which tf_keras says in a warning each time.
+        trained = [sparse, dense, bias] + ([] if name.startswith("keras") else [unused])
+        train_ops.append(optimizer.minimize(loss, var_list=trained))
+        losses.append(loss)
+    train_ops.append(tf1.assign_add(tf1.train.get_global_step(), 1))
+    return estimator.EstimatorSpec(mode, loss=tf.add_n(losses), train_op=tf.group(train_ops))
+
+
+@functools.cache
+def trained(num_towers, strategy):
+    """The run of all optimizers on a strategy; (0, None) is one device, not replicated."""
+    model = every_optimizer_model_fn
+    if num_towers:
+        model = runs.replicated(model, num_towers, strategy)
+    return runs.train(model, STEPS)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(("num_towers", "strategy"), CASES)
+def test_optimizer_takes_the_steps_of_one_device(num_towers, strategy, optimizer, kind):
+    scope = f"model_{optimizer}/{kind}"
+    runs.assert_same(trained(num_towers, strategy), trained(0, None), only=scope)
+
+
+@pytest.mark.parametrize(("num_towers", "strategy"), CASES)
+def test_every_variable_is_made_once_and_updated_once(num_towers, strategy):
+    # Beta powers, counters of steps, loss scales, the global step, variables without gradient.
+    runs.assert_same(trained(num_towers, strategy), trained(0, None))
+
+
+def test_weights_have_moved():
+    first, last = trained(0, None).steps[0], trained(0, None).last
+    still = [
+        name
+        for name, value in first.items()
+        if "model_" in name and "unused" not in name and (value == last[name]).all()
+    ]
+    assert not still
+
+
+def test_diverging_runs_name_step_and_variable():
+    one = trained(0, None)
+    steps = [dict(step) for step in one.steps]
+    steps[3]["model_adam/dense"] = steps[3]["model_adam/dense"] * 1.001
+    other = runs.Run(steps, one.losses, one.graph)
+    with pytest.raises(AssertionError, match="diverged at step 4: model_adam/dense differs"):
+        runs.assert_same(other, one)
