@@ -69,6 +69,7 @@ class BridgeStrategy(tf1.distribute.Strategy):
         mode = context.current()
         if mode is None or mode.share is None or mode.tower is None:
             return True
+        mode.tower.before_gradients()
         if mode.share.reduction == "sum" or mode.tower.count.was_divided_by:
             return False
         if mode.share.reduction == "mean":
@@ -264,6 +265,36 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         if share is not None and share.step is not None:
             merge_fn, args = share.step.wrap(merge_fn, args)
         return self._tower.merge_for_tensorflow(merge_fn, args, kwargs)
+
+    def all_reduce(self, reduce_op, value, options=None):
+        """See base class.
+
+        NOTE: in a graph TensorFlow's own looks for the variables behind the result, finds
+        those of the other towers, and refuses them.
+        """
+        flat = tf.nest.flatten(value)
+        if tf.executing_eagerly() or any(isinstance(v, tf.IndexedSlices) for v in flat):
+            return super().all_reduce(reduce_op, value, options)
+        flat = [tf.convert_to_tensor(v) for v in flat]
+        reduced = [tf.stop_gradient(v) for v in self._reduced(reduce_op, flat)]
+
+        @tf.custom_gradient
+        def linked(*tensors):
+            def gradient(*gradients):
+                return [*self._reduced(reduce_op, gradients), *[None] * len(reduced)]
+
+            return [tf.identity(tensor) for tensor in tensors[len(flat) :]], gradient
+
+        return tf.nest.pack_sequence_as(value, linked(*flat, *reduced))
+
+    def _reduced(self, reduce_op: Any, tensors: Sequence) -> list:
+        """Reduces each of this tower's tensors with those of the other towers."""
+
+        def across(strategy, *columns):
+            pairs = [(column, column) for column in columns]
+            return strategy.extended.batch_reduce_to(reduce_op, pairs)
+
+        return self.merge_call(across, args=tuple(tensors))
 
     @property
     def devices(self) -> tuple[str, ...]:

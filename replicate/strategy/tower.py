@@ -24,6 +24,7 @@ class TowerContext:
         self._share = share
         self._count = None
         self._scaling_is_next = False
+        self.before_gradients: Callable = lambda: None  # what optimizers of TensorFlow wait for
 
     def merge_call(self, merge_fn: Callable, *args, **kwargs) -> Any:
         """Pauses until all towers are here, and runs a function across towers.
@@ -129,7 +130,13 @@ class TowerContext:
             parts = parts * strategy.num_towers if len(parts) == 1 else parts
             parts = reductions.mask_rows(parts, self._share.has_rows)
             total = tf.add_n(parts)
-            return values.PerDevice([tf.math.divide_no_nan(part, total) for part in parts])
+            # NOTE: without any weight losses are 0, but what is regularized still counts once.
+            return values.PerDevice(
+                [
+                    tf.where(total > 0, tf.math.divide_no_nan(part, total), rows)
+                    for part, rows in zip(parts, self._share.weights, strict=True)
+                ]
+            )
 
         self._share.weights[self._tower_id] = self.merge_call(
             across, tf.convert_to_tensor(denominator)

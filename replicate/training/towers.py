@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from replicate import errors
 from replicate.compat.tensorflow import tf1
-from replicate.strategy import base, default, sharing
+from replicate.graph import regularization
+from replicate.strategy import base, default, sharing, variables
 from replicate.training import optimizer as optimizers
 
 _log = logging.getLogger("replicate")
@@ -137,7 +138,9 @@ def build(
     def tower_fn(features, labels):
         tower = default.get_tower_context()
         before = set(map(id, tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)))
+        silence = _count_regularization_once(tower)
         spec = call(features, labels)
+        silence(spec.loss)
         updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
         train_op = None
         if factory is not None:
@@ -151,6 +154,29 @@ def build(
     )
     _require_same_variables(towers, creations)
     return towers
+
+
+def _count_regularization_once(tower: Any) -> Callable:
+    """Sees to it that a later tower whose loss is added brings no regularization losses.
+
+    Returns:
+        A function of the tower's loss, to be called when the model_fn has returned.
+    """
+    if tower.tower_id == 0:
+        return lambda loss: None
+    graph = tf1.get_default_graph()
+    silencer = regularization.Silencer(graph, f"{graph.get_name_scope()}/")
+
+    def silence(loss=None):
+        if default.get_loss_reduction() != variables.SUM:
+            return
+        if loss is None:
+            silencer.silence()
+        else:
+            silencer.silence(regularization.ancestors(loss).__contains__)
+
+    tower.before_gradients = silence
+    return lambda loss: None if loss is None else silence(loss)
 
 
 def _require_same_variables(towers: Sequence[Tower], creations: sharing.Creations) -> None:

@@ -1,0 +1,263 @@
+"""Runs a model_fn on one device and on K towers, and compares all that comes out.
+
+The one device is TensorFlow alone: the model_fn is called as an Estimator would call it,
+without anything of this package. Variables start from numbers that follow from their
+shape, so both runs begin alike.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from replicate import estimator, model_fn
+from replicate.compat.tensorflow import tf, tf1
+
+
+def session_config() -> tf1.ConfigProto:
+    """A session that runs the graph as it was built, without optimizing it first."""
+    config = tf1.ConfigProto(device_count={"CPU": len(tf.config.list_logical_devices("CPU"))})
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = tf1.OptimizerOptions.L0
+    return config
+
+
+def start(shape, dtype=tf.float32, partition_info=None, **unused):
+    """An initializer: numbers in [-0.5, 0.5) that follow from the shape."""
+    del partition_info, unused
+    numbers = np.random.RandomState(int(np.prod(shape)) + len(shape)).uniform(-0.5, 0.5, shape)
+    return tf.constant(numbers, dtype)
+
+
+class Run(NamedTuple):
+    """What came out of some steps.
+
+    Attributes:
+        fetched: What was fetched in each step.
+        variables: All global variables after each step, by name.
+        metrics: The metrics after all steps.
+    """
+
+    fetched: list
+    variables: list
+    metrics: dict
+
+
+def placeholders(nest: Any, is_static: bool) -> Any:
+    """Returns placeholders for a nest of arrays and of sparse and ragged values."""
+
+    def rows(shape):
+        return shape if is_static or not shape else [None, *shape[1:]]
+
+    def placeholder(value):
+        if value is None:
+            return None
+        if isinstance(value, tf1.SparseTensorValue):
+            shape = [int(size) for size in value.dense_shape]
+            return tf1.sparse_placeholder(value.values.dtype, None if not is_static else shape)
+        if isinstance(value, tf1.ragged.RaggedTensorValue):
+            return tf1.ragged.placeholder(value.values.dtype, value.ragged_rank)
+        value = np.asarray(value)
+        return tf1.placeholder(value.dtype, rows(list(value.shape)))
+
+    leaves = [placeholder(value) for value in flatten(nest)]
+    return tf.nest.pack_sequence_as(mapped(nest, lambda value: 0), leaves)
+
+
+def mapped(nest: Any, fn: Callable) -> Any:
+    """Applies `fn` to the leaves, of which a sparse value is one, unlike to `tf.nest`."""
+    if isinstance(nest, dict):
+        return {key: mapped(value, fn) for key, value in nest.items()}
+    if isinstance(nest, (list, tuple)) and not isinstance(nest, tf1.SparseTensorValue):
+        parts = [mapped(value, fn) for value in nest]
+        return type(nest)(*parts) if hasattr(nest, "_fields") else type(nest)(parts)
+    return fn(nest)
+
+
+def flatten(nest: Any) -> list:
+    """Returns the leaves in the order of `tf.nest`."""
+    return [leaf.value for leaf in tf.nest.flatten(mapped(nest, Leaf))]
+
+
+class Leaf:
+    """Hides what a leaf is made of."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def feeds(holders: Any, nest: Any) -> dict:
+    """Returns the feed_dict that gives the placeholders the values of a nest."""
+    pairs = zip(tf.nest.flatten(holders), flatten(nest), strict=True)
+    return {holder: value for holder, value in pairs if holder is not None}
+
+
+def run(
+    model: Callable,
+    batches: Sequence,
+    mode: str = "train",
+    is_static: bool = False,
+    fetch: Callable | None = None,
+    params: Any = None,
+) -> Run:
+    """Builds a spec in a graph of its own and runs it, batch by batch.
+
+    Args:
+        model: A model_fn of `features, labels, mode`, replicated or not.
+        batches: Pairs of features and labels, nests of arrays.
+        mode: The mode key.
+        is_static: Whether the graph knows the batch size.
+        fetch: From the spec to what each step fetches beside the update; None: all that
+            the mode returns.
+        params: Passed to the model, where given.
+    """
+    with tf.Graph().as_default() as graph:
+        tf1.train.create_global_step()
+        holders = placeholders(batches[0], is_static)
+        features, labels = holders
+        spec = model(features, labels, mode, **({} if params is None else {"params": params}))
+        fetches = (fetch or fetched)(spec)
+        updates = updates_of(spec)
+        values = {name: value for name, (value, _) in (spec.eval_metric_ops or {}).items()}
+        found = {variable.name: variable.read_value() for variable in tf1.global_variables()}
+        copies = copies_of_variables()
+        initializer = initializer_of_all()
+        with tf1.Session(graph=graph, config=session_config()) as session:
+            session.run(initializer)
+            outcome = Run([], [], {})
+            for batch in batches:
+                feed = feeds(holders, batch)
+                outcome.fetched.append(session.run([fetches, updates], feed)[0])
+                outcome.variables.append(session.run(found))
+            require_equal(session.run(copies))
+            return outcome._replace(metrics=session.run(values))
+
+
+def initializer_of_all() -> list:
+    """Returns what an Estimator's session runs before the first step."""
+    return [
+        tf1.global_variables_initializer(),
+        tf1.local_variables_initializer(),
+        tf1.tables_initializer(),
+    ]
+
+
+def fetched(spec: Any) -> dict:
+    """Returns what a spec's mode is for: the loss, predictions."""
+    found = {}
+    if spec.loss is not None:
+        found["loss"] = spec.loss
+    if spec.predictions is not None and spec.mode != "train":
+        found["predictions"] = spec.predictions
+    return found
+
+
+def updates_of(spec: Any) -> list:
+    if spec.mode == "train":
+        return [spec.train_op]
+    return [update for _, update in (spec.eval_metric_ops or {}).values()]
+
+
+def copies_of_variables() -> dict:
+    """Returns the values of all copies of each mirrored variable."""
+    return {
+        variable.name: [member.read_value() for member in variable.members]
+        for variable in tf1.global_variables()
+        if type(variable).__name__ == "MirroredVariable"
+    }
+
+
+def require_equal(copies: dict) -> None:
+    """Finds a mirrored variable whose copies differ."""
+    for name, values in copies.items():
+        for value in values[1:]:
+            np.testing.assert_array_equal(values[0], value, name)
+
+
+def stepping(model: Callable, optimizer_fn: Callable) -> Callable:
+    """Returns the model_fn with its optimizer inside, as it is written for one device."""
+
+    def model_fn(features, labels, mode):
+        spec = model(features, labels, mode)
+        if mode != "train":
+            return spec
+        step = optimizer_fn().minimize(spec.loss, global_step=tf1.train.get_global_step())
+        updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+        return spec._replace(train_op=tf1.group(step, *updates))
+
+    return model_fn
+
+
+def spec_of(mode: str, loss=None, predictions=None, **fields) -> Any:
+    """An EstimatorSpec whose train_op does nothing: optimizer_fn makes the step."""
+    if mode == "train":
+        fields.pop("eval_metric_ops", None)
+        fields.setdefault("train_op", tf1.no_op())
+    if mode == "infer":
+        loss = None
+        fields.pop("eval_metric_ops", None)
+    return estimator.EstimatorSpec(mode, loss=loss, predictions=predictions, **fields)
+
+
+def compare(found: Any, expected: Any, rtol: float = 2e-4, atol: float = 2e-5) -> None:
+    """Requires two nests of numbers to be equal up to reassociation."""
+    if isinstance(expected, dict):
+        assert set(found) == set(expected)
+        for key in expected:
+            with named(key):
+                compare(found[key], expected[key], rtol, atol)
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+            with named(i):
+                compare(one, other, rtol, atol)
+    elif expected is None:
+        assert found is None
+    elif np.asarray(expected).dtype.kind in "fc":
+        np.testing.assert_allclose(found, expected, rtol, atol)
+    else:
+        np.testing.assert_array_equal(found, expected)
+
+
+@contextlib.contextmanager
+def named(key: Any):
+    """Adds where we are to an assertion that fails inside."""
+    try:
+        yield
+    except AssertionError as failure:
+        raise AssertionError(f"[{key!r}] {failure}") from None
+
+
+def require_one_device(
+    model: Callable,
+    batches: Sequence,
+    mode: str = "train",
+    optimizer_fn: Callable | None = None,
+    is_static: bool = False,
+    fetch: Callable | None = None,
+    reference: Callable | None = None,
+    **options,
+) -> Run:
+    """Requires K towers to give what one device gives; returns what they gave.
+
+    Args:
+        model: A model_fn.
+        batches: See `run`.
+        mode: See `run`.
+        optimizer_fn: See `replicate_model_fn`; on one device it steps inside the model.
+        is_static: See `run`.
+        fetch: See `run`.
+        reference: What runs on one device; None: the model.
+        **options: Of `replicate_model_fn`.
+    """
+    single = reference or model
+    if optimizer_fn is not None and mode == "train":
+        single = stepping(single, optimizer_fn)
+    expected = run(single, batches, mode, is_static, fetch)
+    towers = model_fn.replicate_model_fn(model, optimizer_fn, **options)
+    found = run(towers, batches, mode, is_static, fetch)
+    for part in Run._fields:
+        with named(part):
+            compare(getattr(found, part), getattr(expected, part))
+    return found
