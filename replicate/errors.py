@@ -5,7 +5,8 @@
     ├── DeviceError(ValueError)                   a device does not exist, or cannot do this
     ├── BatchError(ValueError)                    features and labels do not form one batch
     ├── TowerMismatchError(ValueError)            towers did not build the same model
-    └── UnsupportedTensorFlowError(ImportError)   this TensorFlow is outside the range
+    ├── UnsupportedTensorFlowError(ImportError)   this TensorFlow is outside the range
+    └── RunError(RuntimeError)                    a run's data, functions or directories are bad
 
 Every text says the rule, what came (with name, value and tower) and the next step.
 """
@@ -15,6 +16,7 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "ReplicateError",
+    "RunError",
     "TowerMismatchError",
     "UnsupportedTensorFlowError",
 ]
@@ -42,3 +44,7 @@ class TowerMismatchError(ReplicateError, ValueError):
 
 class UnsupportedTensorFlowError(ReplicateError, ImportError):
     """The installed TensorFlow is outside the supported range."""
+
+
+class RunError(ReplicateError, RuntimeError):
+    """A command of the app found its data, functions or directories bad when it used them."""

@@ -11,11 +11,7 @@ from typing import Any
 from replicate import errors
 from replicate.app import checks
 
-__all__ = ["RunError", "call_with_named", "importable", "load"]
-
-
-class RunError(errors.ReplicateError, RuntimeError):
-    """A run found its data, functions or directories bad; the text is for the user."""
+__all__ = ["call_with_named", "importable", "load"]
 
 
 @contextlib.contextmanager
@@ -48,10 +44,10 @@ def load(name: str, key: str) -> Callable[..., Any]:
             public = [known for known in dir(value) if not known.startswith("_")]
             near = checks.nearest(attribute, public)
             then = f"Did you mean {near}?" if near else f"Define it in {module_name}."
-            raise RunError(f"{key}: {name}: {module_name} must have {attribute}. {then}")
+            raise errors.RunError(f"{key}: {name}: {module_name} must have {attribute}. {then}")
         value = getattr(value, attribute)
     if not callable(value):
-        raise RunError(f"{key}: {name}: must be a function, got {type(value).__name__}.")
+        raise errors.RunError(f"{key}: {name}: must be a function, got {type(value).__name__}.")
     return value
 
 
@@ -61,14 +57,14 @@ def _import(module_name: str, where: str) -> Any:
     except ModuleNotFoundError as e:
         is_itself = e.name is not None and (module_name + ".").startswith(e.name + ".")
         missing = module_name if is_itself else e.name
-        raise RunError(
+        raise errors.RunError(
             f"{where}: the module {missing} cannot be found. Check the spelling; modules are "
             "looked up in the config's folder, the working directory and the environment."
         ) from e
     except errors.ReplicateError:
         raise
     except Exception as e:  # user code, which may raise anything
-        raise RunError(
+        raise errors.RunError(
             f"{where}: importing {module_name} failed: {type(e).__name__}: {e}. Correct it there."
         ) from e
 
@@ -93,7 +89,7 @@ def call_with_named(fn: Callable[..., Any], offered: Mapping[str, Any], key: str
         and p.name not in offered
     ]
     if needed:
-        raise RunError(
+        raise errors.RunError(
             f"{key}: the function may name {', '.join(offered)}, but it needs "
             f"{', '.join(needed)}. Give that a default."
         )

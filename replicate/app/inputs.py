@@ -14,6 +14,7 @@ import glob
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from replicate import errors
 from replicate.app import functions, input_config, tables
 from replicate.compat.tensorflow import tf
 
@@ -110,7 +111,7 @@ def _record_files(source: input_config.Tfrecord, key: str) -> list[str]:
         is_remote = "://" in pattern
         found = tf.io.gfile.glob(pattern) if is_remote else sorted(glob.glob(pattern))
         if not found:
-            raise functions.RunError(
+            raise errors.RunError(
                 f"{key}: {pattern}: a file must exist by this name or pattern, there is none. "
                 "Check the path; a relative one is looked up from the config's folder."
             )
@@ -151,7 +152,7 @@ def _of_function(
 ) -> tf.data.Dataset:
     dataset = functions.call_with_named(fn, offered, f"{key}.function: {source.function}")
     if not isinstance(dataset, tf.data.Dataset):
-        raise functions.RunError(
+        raise errors.RunError(
             f"{key}.function: {source.function} must return a tf.data.Dataset, "
             f"got {type(dataset).__name__}. Return e.g. tf.data.Dataset.from_tensor_slices(...)."
         )

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replicate import estimator
+from replicate import errors, estimator
 from replicate.app import functions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.specs import evaluate
@@ -55,7 +55,7 @@ def _reduce(name: str, reduction: Callable[..., Any]) -> None:
     matching = [one for one in known if f"/{name}/" in f"/{one.name.partition(':')[0]}/"]
     if not matching:
         names = ", ".join(one.name.partition(":")[0] for one in known)
-        raise functions.RunError(
+        raise errors.RunError(
             f"eval.metric_reductions.{name}: must name a metric's variable, but there is none. "
             f"Name one of {names or 'none: the model has no metric variables'}."
         )

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from replicate.app import functions
+from replicate import errors
 
 __all__ = ["json_line", "plain", "write", "write_lines"]
 
@@ -39,7 +39,7 @@ def write(rows: Iterable[Mapping[str, Any]], path: str) -> int:
             with open(unfinished, "w", encoding="utf-8", newline="") as file:
                 return _write_csv(rows, file) if ending == ".csv" else write_lines(rows, file)
     except OSError as e:
-        raise functions.RunError(
+        raise errors.RunError(
             f"--output {path}: must be a file that can be written: {e.strerror or e}. "
             "Check that its directory exists and allows it."
         ) from e
@@ -81,7 +81,7 @@ def _with_own_errors(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str,
     try:
         yield from rows
     except OSError as e:
-        raise functions.RunError(f"making predictions failed: {e}. Check predict.input.") from e
+        raise errors.RunError(f"making predictions failed: {e}. Check predict.input.") from e
 
 
 @contextlib.contextmanager
@@ -111,7 +111,7 @@ def _write_csv(rows: Iterable[Mapping[str, Any]], file: TextIO) -> int:
             names = list(cells)
             writer.writerow(names)
         if list(cells) != names:
-            raise functions.RunError(
+            raise errors.RunError(
                 f"--output: a CSV file needs the same columns in each row; row {count} has "
                 f"{len(cells)}, the first has {len(names)}. Write .jsonl instead."
             )
@@ -144,7 +144,7 @@ def _write_npz(rows: Iterable[Mapping[str, Any]], path: str) -> int:
     for name, values in columns.items():
         shapes = {value.shape for value in values}
         if len(shapes) > 1 or len(values) != count:
-            raise functions.RunError(
+            raise errors.RunError(
                 f"--output: an npz file needs one shape for all rows; {name} has "
                 f"{', '.join(map(str, sorted(shapes)))}. Write .jsonl instead."
             )

@@ -5,12 +5,11 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from replicate import estimator
+from replicate import errors, estimator
 from replicate.app import (
     config,
     estimators,
     failures,
-    functions,
     input_config,
     inputs,
     interrupts,
@@ -207,7 +206,7 @@ def _save(made: Any, base: str, receiver_fn: Callable[[], Any], towers: str) -> 
     try:
         return os.fsdecode(made.export_saved_model(base, receiver_fn))
     except OSError as e:
-        raise functions.RunError(
+        raise errors.RunError(
             f"export.directory: {base} must be a directory that can be written: {e.strerror or e}."
         ) from e
 
@@ -228,7 +227,7 @@ def _naming_data(settings: config.Config, section: str) -> Iterator[None]:
     try:
         yield
     except tf1.train.NanLossDuringTrainingError as e:
-        raise functions.RunError(
+        raise errors.RunError(
             "the loss must stay a number, but became NaN. Lower the learning rate, set "
             "clip_global_norm, or look for bad values in train.input."
         ) from e
@@ -239,7 +238,7 @@ def _naming_data(settings: config.Config, section: str) -> Iterator[None]:
         source = getattr(settings, section).input
         named = source.function if isinstance(source, input_config.Function) else source.file
         named = ", ".join(named) if isinstance(named, tuple) else named
-        raise functions.RunError(
+        raise errors.RunError(
             f"{section}.input: {named}: must be readable as the config says: "
             f"{failures.first_lines(e)}"
         ) from e
@@ -249,7 +248,7 @@ def _section_to_serve(settings: config.Config) -> str:
     for section in ("predict", "eval", "train"):
         if getattr(settings, section) is not None:
             return section
-    raise functions.RunError(
+    raise errors.RunError(
         "export.inputs: must be given where the config has no predict, eval or train section. "
         "Write each feature's dtype and shape there."
     )
@@ -268,7 +267,7 @@ def _saved_step(model_dir: str) -> int | None:
 
 def _need_checkpoint(settings: config.Config) -> None:
     if tf.train.latest_checkpoint(settings.model_dir) is None:
-        raise functions.RunError(
+        raise errors.RunError(
             f"model_dir: {settings.model_dir} must hold a checkpoint, there is none. "
             "Run `replicate train` first, or check model_dir; it is looked up from the "
             "working directory."
@@ -281,7 +280,7 @@ def _make_model_dir(path: str) -> None:
         if "://" not in path and not os.access(path, os.W_OK):
             raise PermissionError(0, "it is not")
     except (OSError, tf.errors.OpError) as e:
-        raise functions.RunError(
+        raise errors.RunError(
             f"model_dir: {path} must be a directory that can be written: "
             f"{getattr(e, 'strerror', None) or e}. Check the path and its permissions."
         ) from e

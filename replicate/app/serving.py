@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from replicate import estimator
-from replicate.app import config, functions
+from replicate import errors, estimator
+from replicate.app import config
 from replicate.compat.tensorflow import tf, tf1
 
 __all__ = ["receiver_fn", "signatures"]
@@ -38,7 +38,7 @@ def receiver_fn(
         lone = _LONE
     for name, spec in specs.items():
         if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec):
-            raise functions.RunError(
+            raise errors.RunError(
                 f"export.inputs: must be given where a feature is no plain tensor; {name} is "
                 f"{type(spec).__name__}. Write each feature's dtype and shape there."
             )

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from replicate.app import checks, functions, input_config
+from replicate import errors
+from replicate.app import checks, input_config
 
 __all__ = ["read_csv", "read_npz"]
 
@@ -31,7 +32,7 @@ def read_csv(source: input_config.Csv, key: str) -> tuple[dict[str, np.ndarray],
             for name, cell in row.items():
                 values[name].append(_value_of(cell, name, place, source))
     if not any(values.values()):
-        raise functions.RunError(f"{key}: {', '.join(source.file)}: must have rows, has none.")
+        raise errors.RunError(f"{key}: {', '.join(source.file)}: must have rows, has none.")
     arrays = {name: _array(cells, source.columns[name]) for name, cells in values.items()}
     label = arrays.pop(source.label) if source.label is not None else None
     return arrays, label
@@ -54,7 +55,7 @@ def read_npz(source: input_config.Npz, key: str) -> tuple[Any, Any]:
         if array not in stored:
             near = checks.nearest(array, stored)
             then = f"Did you mean {near}?" if near else f"It has {', '.join(stored)}."
-            raise functions.RunError(f"{key}: {source.file}: has no array {array!r}. {then}")
+            raise errors.RunError(f"{key}: {source.file}: has no array {array!r}. {then}")
     _check_rows({array: stored[array] for array in wanted.values()}, source.file, key)
     features = {
         name: _cut(stored[array], source, (name, array), key) for name, array in names.items()
@@ -85,7 +86,7 @@ def _load_npz(path: str, key: str) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise _missing(path, key) from None
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, KeyError) as e:
-        raise functions.RunError(
+        raise errors.RunError(
             f"{key}: {path}: must be a readable npz file: {e}. Write it with numpy.savez."
         ) from e
 
@@ -94,11 +95,11 @@ def _check_rows(arrays: Mapping[str, np.ndarray], path: str, key: str) -> None:
     first_name, first = next(iter(arrays.items()))
     for name, array in arrays.items():
         if array.ndim == 0:
-            raise functions.RunError(
+            raise errors.RunError(
                 f"{key}: {path}: {name} must have rows along axis 0, got a single value."
             )
         if len(array) != len(first):
-            raise functions.RunError(
+            raise errors.RunError(
                 f"{key}: {path}: {first_name} has {len(first)} rows, {name} has {len(array)}. "
                 "Arrays of one input need the same number of rows."
             )
@@ -109,7 +110,7 @@ def _cut(array: np.ndarray, source: input_config.Npz, names: tuple[str, ...], ke
     start, stop = source.rows or (None, None)
     rows = array[start:stop]
     if (stop is not None and stop > len(array)) or not len(rows):
-        raise functions.RunError(
+        raise errors.RunError(
             f"{key}.rows: must lie within the {len(array)} rows of {source.file}, "
             f"got {[start, stop]}. Correct rows."
         )
@@ -117,13 +118,13 @@ def _cut(array: np.ndarray, source: input_config.Npz, names: tuple[str, ...], ke
     try:
         return rows if dtype is None else rows.astype(str if dtype == "string" else dtype)
     except (ValueError, TypeError) as e:
-        raise functions.RunError(
+        raise errors.RunError(
             f"{key}.dtypes: {names[0]} cannot be converted to {dtype}: {e}. Correct dtypes."
         ) from e
 
 
-def _missing(path: str, key: str) -> functions.RunError:
-    return functions.RunError(
+def _missing(path: str, key: str) -> errors.RunError:
+    return errors.RunError(
         f"{key}: {path}: the file must exist, but does not. Check the path; a relative one "
         "is looked up from the config's folder."
     )
@@ -143,7 +144,7 @@ def _rows(path: str, source: input_config.Csv, key: str) -> Iterator[tuple[str, 
         except StopIteration:
             return
         except csv.Error as e:
-            raise functions.RunError(f"{key}: {place}: must be CSV: {e}. Correct the row.") from e
+            raise errors.RunError(f"{key}: {place}: must be CSV: {e}. Correct the row.") from e
         line = reader.line_num + 1
         if not cells:
             continue
@@ -151,7 +152,7 @@ def _rows(path: str, source: input_config.Csv, key: str) -> Iterator[tuple[str, 
             names = _header(cells, source, f"{key}: {place}")
             continue
         if len(cells) != len(names):
-            raise functions.RunError(
+            raise errors.RunError(
                 f"{key}: {place}: must have {len(names)} cells like the "
                 f"{'header' if source.header else 'columns'}, got {len(cells)}. Correct the row."
             )
@@ -165,14 +166,14 @@ def _text(path: str, key: str) -> str:
     except FileNotFoundError:
         raise _missing(path, key) from None
     except OSError as e:
-        raise functions.RunError(
+        raise errors.RunError(
             f"{key}: {path}: must be a readable file: {e.strerror}. Check the path."
         ) from e
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = data[: e.start].count(b"\n") + 1
-        raise functions.RunError(
+        raise errors.RunError(
             f"{key}: {path}:{line}: must be UTF-8 text, got the byte {data[e.start]:#x}. "
             "Save the file as UTF-8."
         ) from e
@@ -184,7 +185,7 @@ def _header(cells: list[str], source: input_config.Csv, place: str) -> list[str]
         if names.count(name) != 1:
             near = checks.nearest(name, names)
             then = f"Did you mean {near}?" if near else "Correct columns, or set header: false."
-            raise functions.RunError(
+            raise errors.RunError(
                 f"{place}: the header must have the column {name!r} once, "
                 f"got {', '.join(names)}. {then}"
             )
@@ -197,14 +198,14 @@ def _value_of(cell: str, name: str, place: str, source: input_config.Csv) -> Any
     if not text and name in source.defaults:
         text = str(source.defaults[name])
     elif not text and dtype != "string":
-        raise functions.RunError(
+        raise errors.RunError(
             f"{place}: {name} must be {dtype}, got an empty cell. "
             f"Fill it in, or give {name} a value in defaults."
         )
     try:
         return _convert(text, dtype)
     except (ValueError, KeyError, OverflowError):
-        raise functions.RunError(
+        raise errors.RunError(
             f"{place}: {name} must be {dtype}, got {text!r}. Correct the cell, or columns."
         ) from None
 

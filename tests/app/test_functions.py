@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from replicate import errors
 from replicate.app import functions
 
 
@@ -30,7 +31,7 @@ def test_a_function_is_called_with_what_it_names(folder):
     everything = functions.load("user_code:everything", "k")
     assert functions.call_with_named(everything, offered, "k") == offered
     greedy = functions.load("user_code:greedy", "k")
-    with pytest.raises(functions.RunError, match=r"needs shuffle\. Give that a default"):
+    with pytest.raises(errors.RunError, match=r"needs shuffle\. Give that a default"):
         functions.call_with_named(greedy, offered, "k")
 
 
@@ -46,7 +47,7 @@ def test_a_function_is_called_with_what_it_names(folder):
     ],
 )
 def test_what_cannot_be_found_is_explained(folder, name, fault):
-    with pytest.raises(functions.RunError) as caught:
+    with pytest.raises(errors.RunError) as caught:
         functions.load(name, "model_fn")
     assert fault in str(caught.value)
 

@@ -6,7 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from replicate.app import functions, input_config, inputs
+from replicate import errors
+from replicate.app import input_config, inputs
 from replicate.compat.tensorflow import tf, tf1
 
 
@@ -129,7 +130,7 @@ def test_tfrecord_files_must_exist(tmp_path):
     source = input_config.Tfrecord(
         file=(str(tmp_path / "*.none"),), features={"x": input_config.Feature(dtype="int64")}
     )
-    with pytest.raises(functions.RunError, match=r"eval.input: .*none: a file must exist"):
+    with pytest.raises(errors.RunError, match=r"eval.input: .*none: a file must exist"):
         inputs.input_fn(source, "eval.input", "eval", {})
 
 
@@ -200,5 +201,5 @@ def test_batched_overrules_what_is_found_out(user_code):
 def test_a_function_must_return_a_dataset(user_code):
     user_code.rows = lambda: [1, 2]
     source = input_config.Function(function="user_inputs:rows")
-    with pytest.raises(functions.RunError, match=r"must return a tf.data.Dataset, got list"):
+    with pytest.raises(errors.RunError, match=r"must return a tf.data.Dataset, got list"):
         batches_of(source)

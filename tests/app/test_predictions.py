@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from replicate.app import functions, predictions
+from replicate import errors
+from replicate.app import predictions
 
 ROWS = [
     {"p": np.float32([0.25, 0.75]), "digit": np.int64(1), "name": b"one"},
@@ -64,14 +65,14 @@ def test_a_failure_leaves_what_was_there(tmp_path, ending):
 @pytest.mark.parametrize(("ending", "need"), [("csv", "same columns"), ("npz", "one shape")])
 def test_rows_of_different_shapes_need_json_lines(tmp_path, ending, need):
     rows = [{"p": np.zeros(2)}, {"p": np.zeros(3)}]
-    with pytest.raises(functions.RunError, match=need):
+    with pytest.raises(errors.RunError, match=need):
         predictions.write(rows, str(tmp_path / f"p.{ending}"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bad_place_is_named(tmp_path):
-    with pytest.raises(functions.RunError, match=r"none/p.csv: must be a file that can be written"):
+    with pytest.raises(errors.RunError, match=r"none/p.csv: must be a file that can be written"):
         predictions.write(ROWS, str(tmp_path / "none" / "p.csv"))
     (tmp_path / "d.csv").mkdir()
-    with pytest.raises(functions.RunError, match="is a directory"):
+    with pytest.raises(errors.RunError, match="is a directory"):
         predictions.write(ROWS, str(tmp_path / "d.csv"))

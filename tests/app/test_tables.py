@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from replicate.app import functions, input_config, tables
+from replicate import errors
+from replicate.app import input_config, tables
 
 COLUMNS = {"x": "float32", "n": "int32", "s": "string", "y": "bool"}
 
@@ -22,7 +23,7 @@ def read(tmp_path, text, **keys):
 
 def fault_of(tmp_path, text, **keys):
     """Returns the fault of CSV text, without the folder."""
-    with pytest.raises(functions.RunError) as caught:
+    with pytest.raises(errors.RunError) as caught:
         read(tmp_path, text, **keys)
     return str(caught.value).replace(f"{tmp_path}/", "")
 
@@ -82,12 +83,12 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, text, fault):
 
 
 def test_a_file_must_exist_and_be_utf8(tmp_path):
-    with pytest.raises(functions.RunError, match=r"none.csv: the file must exist"):
+    with pytest.raises(errors.RunError, match=r"none.csv: the file must exist"):
         tables.read_csv(csv_input(tmp_path / "none.csv"), "k")
-    with pytest.raises(functions.RunError, match="must be a readable file"):
+    with pytest.raises(errors.RunError, match="must be a readable file"):
         tables.read_csv(csv_input(tmp_path), "k")
     (tmp_path / "l.csv").write_bytes(b"x,n,s,y\n1,2,a,1\n1,2,\xe4,1\n")
-    with pytest.raises(functions.RunError, match=r"l.csv:3: must be UTF-8 text, got the byte 0xe4"):
+    with pytest.raises(errors.RunError, match=r"l.csv:3: must be UTF-8 text, got the byte 0xe4"):
         tables.read_csv(csv_input(tmp_path / "l.csv"), "k")
 
 
@@ -146,22 +147,22 @@ def test_npz_rows_are_cut_and_converted(archive):
     ],
 )
 def test_bad_npz_inputs_are_named(archive, keys, fault):
-    with pytest.raises(functions.RunError) as caught:
+    with pytest.raises(errors.RunError) as caught:
         npz(archive, **keys)
     assert str(caught.value).startswith("eval.input")
     assert fault in str(caught.value)
 
 
 def test_what_is_no_npz_file_is_refused(tmp_path):
-    with pytest.raises(functions.RunError, match="the file must exist"):
+    with pytest.raises(errors.RunError, match="the file must exist"):
         npz(str(tmp_path / "none.npz"))
     for name, data in (("text.npz", b"text"), ("empty.npz", b""), ("cut.npz", b"PK\x03\x04abc")):
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(functions.RunError, match=f"{name}: must be a readable npz file"):
+        with pytest.raises(errors.RunError, match=f"{name}: must be a readable npz file"):
             npz(str(tmp_path / name))
     np.save(tmp_path / "one.npy", np.arange(3))
-    with pytest.raises(functions.RunError, match="must be a readable npz file"):
+    with pytest.raises(errors.RunError, match="must be a readable npz file"):
         npz(str(tmp_path / "one.npy"))
     np.savez(tmp_path / "pickle.npz", a=np.array([{}], dtype=object))
-    with pytest.raises(functions.RunError, match="must be a readable npz file"):
+    with pytest.raises(errors.RunError, match="must be a readable npz file"):
         npz(str(tmp_path / "pickle.npz"))
