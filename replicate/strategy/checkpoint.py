@@ -21,10 +21,23 @@ def restore(variable, tensor):
     """
     assigned = []
     for member, part in zip(variable.members, variable.spread(tensor), strict=True):
-        if part is not None:
-            with tf.device(member.device):
+        with tf.device(member.device):
+            if part is not None:
                 assigned.append(member.assign(tf.identity(part), read_value=False))
+            elif not tf.executing_eagerly():
+                assigned.append(_initialize_if_needed(member))
     return None if tf.executing_eagerly() else tf1.group(*assigned)
+
+
+def _initialize_if_needed(member):
+    """Lets a copy that a checkpoint says nothing of start, where it has not: one operation."""
+    initial_value = member.initial_value
+
+    def start():
+        with tf1.control_dependencies([member.assign(initial_value, read_value=False)]):
+            return tf.constant(True)
+
+    return tf1.cond(member.is_initialized(), lambda: tf.constant(True), start)
 
 
 def saveable(variable, name: str):

@@ -3,8 +3,8 @@
 import pytest
 
 from replicate.compat.tensorflow import tf
-from tests.conformance import bench as benches
 from tests.conformance import (
+    assignments,
     bridging,
     cleanliness,
     contexts,
@@ -13,9 +13,11 @@ from tests.conformance import (
     towers,
     variables,
 )
+from tests.conformance import bench as benches
 
 
 class StrategyContract(
+    assignments.Assignments,
     contexts.Contexts,
     towers.Towers,
     reducing.Reducing,

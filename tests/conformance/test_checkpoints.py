@@ -69,9 +69,6 @@ def test_saver_goes_between_strategies(saving, restoring, outside, tmp_path):
             made = make_variables()
             saver = None if outside else tf1.train.Saver()
         (saver or tf1.train.Saver()).restore(session, path)
-        first = made["first"]
-        for other in getattr(first, "members", ())[1:]:
-            session.run(other.initializer)  # ONLY_FIRST restores the first copy alone
         assert_values(session.run(dict(made)))
         assert_copies(made, lambda v: session.run(v.value()))
 
@@ -119,3 +116,77 @@ def assert_copies(made, read):
     np.testing.assert_allclose(found["first"], [4.0] + [0.0] * (K - 1))
     for copy in found.get("weight", []):
         np.testing.assert_allclose(copy, [1.5, 2.5])
+
+
+SEVERAL = ["parameter_server", "mirrored"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_variables_start_from_a_checkpoint(name, tmp_path):
+    with tf.Graph().as_default(), new_session() as session:
+        made = make_variables()
+        session.run([v.initializer for v in made.values()])
+        session.run([v.assign(VALUES[key]) for key, v in made.items()])
+        path = tf1.train.Saver().save(session, str(tmp_path / "model"))
+    with tf.Graph().as_default(), new_session() as session:
+        with scope_of(MAKERS[name]()):
+            made = make_variables()
+            tf1.train.init_from_checkpoint(path, made)
+        session.run(tf1.global_variables_initializer())
+        assert_values(session.run(dict(made)))
+        assert_copies(made, lambda v: session.run(v.value()))
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_sharded_saver_restores_every_copy(name, tmp_path):
+    with tf.Graph().as_default(), new_session() as session:
+        with scope_of(MAKERS[name]()):
+            made = make_variables()
+        session.run([v.initializer for v in made.values()])
+        session.run([v.assign(VALUES[key]) for key, v in made.items()])
+        saver = tf1.train.Saver(sharded=True)
+        path = saver.save(session, str(tmp_path / "model"))
+        session.run([v.initializer for v in made.values()])
+        saver.restore(session, path)
+        assert_values(session.run(dict(made)))
+
+
+def test_saver_with_a_dict_does_not_restore_one_copy_of_several():
+    with tf.Graph().as_default(), MAKERS["mirrored"]().scope():
+        v = tf.Variable(1.0)
+        with pytest.raises(TypeError, match="Not a variable"):
+            tf1.train.Saver({"x": v})
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_session_fetches_variables_of_a_finalized_graph(name):
+    with tf.Graph().as_default() as graph:
+        with scope_of(MAKERS[name]()):
+            made = make_variables()
+        initialize = tf1.global_variables_initializer()
+        graph.finalize()
+        with new_session() as session:
+            session.run(initialize)
+            assert session.run(made["total"]) == 0.0
+            assert session.run(made["weight"]).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_saved_model_holds_one_variable_for_all_copies(name, tmp_path):
+    class Scale(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.made = make_variables()
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
+        def __call__(self, x):
+            return self.made["weight"] * x
+
+    with scope_of(MAKERS[name]()):
+        scale = Scale()
+    for key, v in scale.made.items():
+        v.assign(VALUES[key])
+    tf.saved_model.save(scale, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert loaded(2.0).numpy().tolist() == [3.0, 5.0]
+    assert_values({key: v.numpy() for key, v in loaded.made.items()})
