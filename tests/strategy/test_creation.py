@@ -1,0 +1,103 @@
+"""Copies of a variable, made on their devices."""
+
+import numpy as np
+import pytest
+
+from replicate import strategy as core
+from replicate.compat.tensorflow import tf, tf1
+
+ON_READ = tf.VariableSynchronization.ON_READ
+SUM = tf.VariableAggregation.SUM
+
+
+@pytest.fixture
+def mirrored():
+    return core.MirroredStrategy(["/cpu:0", "/cpu:1"])
+
+
+def test_copies_start_from_the_same_random_value(session, mirrored):
+    with mirrored.scope():
+        v = tf1.get_variable("v", [3], initializer=tf1.random_normal_initializer())
+    session.run(tf1.global_variables_initializer())
+    first, second = session.run([member.value() for member in v.members])
+    np.testing.assert_array_equal(first, second)
+
+
+def test_eager_copies_start_from_the_same_random_value(mirrored):
+    with mirrored.scope():
+        v = tf.Variable(lambda: tf.random.normal([3]))
+    np.testing.assert_array_equal(v.members[0].numpy(), v.members[1].numpy())
+
+
+def test_later_copies_have_the_towers_prefix(fresh_graph, mirrored):
+    with mirrored.scope(), tf1.variable_scope("a"):
+        v = tf1.get_variable("v", [3])
+        u = tf.Variable(1.0, name="u")
+    assert [m.name for m in v.members] == ["a/v:0", "tower_1/a/v:0"]
+    assert [m.name for m in u.members] == ["a/u:0", "tower_1/a/u:0"]
+
+
+def test_metric_variable_is_each_towers_own_and_sums(fresh_graph, mirrored):
+    with mirrored.scope():
+        v = tf1.get_local_variable("v", [3])
+    assert isinstance(v, core.TowerLocalVariable)
+    assert v.aggregation == SUM
+    assert tf1.local_variables() == [v] or tf1.local_variables()[0] is v
+
+
+def test_parameter_server_keeps_one_copy_unless_towers_aggregate(fresh_graph):
+    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"])
+    with strategy.scope():
+        plain = tf1.get_variable("plain", [3])
+        merged = tf1.get_variable("merged", [3], aggregation=SUM)
+        local = tf1.get_variable("local", [3], synchronization=ON_READ, aggregation=SUM)
+    assert not isinstance(plain, core.MirroredVariable)
+    assert isinstance(merged, core.MirroredVariable)
+    assert len(merged.members) == 1
+    assert [m.device[-1] for m in local.members] == ["0", "1"]
+
+
+def test_round_robin_goes_over_the_worker_devices(fresh_graph):
+    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="round_robin")
+    with strategy.scope():
+        made = [tf1.get_variable(f"v{i}", [3]) for i in range(4)]
+    assert [v.device[-1] for v in made] == ["0", "1", "0", "1"]
+
+
+def test_balanced_goes_by_bytes(fresh_graph):
+    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="balanced")
+    with strategy.scope():
+        made = [tf1.get_variable(f"v{i}", [size]) for i, size in enumerate([8, 2, 2, 2, 4])]
+    # Floats on each device: 8|0, 8|2, 8|4, 8|6, 8|10.
+    assert [v.device[-1] for v in made] == ["0", "1", "1", "1", "1"]
+
+
+def test_eager_variables_are_placed_as_in_a_graph():
+    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="round_robin")
+    with strategy.scope():
+        made = [tf.Variable(1.0) for _ in range(4)]
+    assert [v.device[-1] for v in made] == ["0", "1", "0", "1"]
+
+
+def test_device_that_the_user_names_is_not_overruled(fresh_graph):
+    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"])
+    with strategy.scope(), tf.device("/cpu:4"):
+        assert tf1.get_variable("v", [3]).device[-1] == "4"
+
+
+def test_getter_of_the_user_still_runs(fresh_graph, mirrored):
+    asked = []
+
+    def getter(getter, name, *args, **kwargs):
+        asked.append(name)
+        return getter(name, *args, **kwargs)
+
+    with mirrored.scope(), tf1.variable_scope("a", custom_getter=getter):
+        tf1.get_variable("v", [3])
+    assert asked == ["a/v"]
+
+
+def test_partitioner_of_a_scope_is_turned_off(fresh_graph, mirrored):
+    partitioner = tf1.fixed_size_partitioner(2)
+    with mirrored.scope(), tf1.variable_scope("a", partitioner=partitioner):
+        assert tf1.get_variable("v", [4]).shape == [4]

@@ -1,0 +1,181 @@
+"""Threads that meet at merge calls."""
+
+import functools
+import gc
+import threading
+import tracemalloc
+
+import pytest
+
+import replicate
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import lockstep
+
+
+def merge(threads_run):
+    """A body that merges once and returns its part."""
+
+    def body(tower):
+        request = lockstep.MergeRequest(
+            threads_run, (tower.tower_id,), {}, lambda fn, args, kwargs: fn(*args)
+        )
+        return tower.sleep(request)
+
+    return body
+
+
+def run(bodies, concurrent=False, every_collection=False):
+    return lockstep.run(bodies, concurrent, every_collection)
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_merge_runs_once_with_all_towers_values(concurrent):
+    calls = []
+
+    def fn(ids):
+        calls.append(ids.values)
+        return "done"
+
+    assert run([merge(fn)] * 3, concurrent) == ["done"] * 3
+    assert calls == [(0, 1, 2)]
+
+
+def test_merge_runs_in_the_first_towers_thread():
+    names = []
+    run([merge(lambda ids: names.append(threading.current_thread().name))] * 2)
+    assert names == ["tower_0"]
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_first_tower_goes_ahead(concurrent):
+    order = []
+
+    def body(tower):
+        order.append(tower.tower_id)
+
+    run([body] * 4, concurrent)
+    assert order[0] == 0
+    assert sorted(order) == [0, 1, 2, 3]
+
+
+def test_towers_of_a_graph_run_one_after_another(fresh_graph):
+    order = []
+
+    def body(tower):
+        order.append(tower.tower_id)
+
+    run([body] * 4, concurrent=True)
+    assert order == [0, 1, 2, 3]
+
+
+def test_failure_of_the_first_tower_keeps_the_others_from_running():
+    ran = []
+
+    def body(tower):
+        ran.append(tower.tower_id)
+        raise ValueError("x")
+
+    with pytest.raises(ValueError, match="x") as caught:
+        run([body] * 3, concurrent=True)
+    assert ran == [0]
+    assert caught.value.__notes__ == ["raised in tower 0 of 3"]
+
+
+def test_tower_that_swallows_the_stop_ends_all_the_same():
+    def body(tower):
+        if tower.tower_id == 1:
+            raise KeyError("x")
+        for _ in range(3):
+            try:
+                merge(lambda ids: None)(tower)
+            except BaseException:  # noqa: BLE001 - what a careless model might do
+                continue
+
+    before = threading.active_count()
+    with pytest.raises(KeyError):
+        run([body] * 2)
+    assert threading.active_count() == before
+
+
+def test_towers_inherit_scopes_devices_and_dependencies(fresh_graph):
+    seen = {}
+
+    def body(tower):
+        made = tf1.get_variable("w", [], use_resource=True) if tower.tower_id == 0 else None
+        op = tf.constant(1.0, name="x").op
+        seen[tower.tower_id] = (op.name, op.device, [c.name for c in op.control_inputs], made)
+
+    before = tf1.no_op("before")
+    with tf1.variable_scope("model"), tf.device("/device:CPU:3"):
+        with tf1.control_dependencies([before]):
+            run([body] * 2)
+    assert seen[0][:3] == ("model/x", "/device:CPU:3", ["before"])
+    assert seen[1][:3] == ("model/tower_1/x", "/device:CPU:3", ["before"])
+    assert seen[0][3].name == "model/w:0"
+
+
+def test_scopes_after_the_towers_go_on_from_the_first(fresh_graph):
+    def body(tower):
+        with tf1.variable_scope(None, default_name="layer"):
+            return tf1.get_variable_scope().name
+
+    assert run([body] * 2) == ["layer", "layer"]
+    with tf1.variable_scope(None, default_name="layer") as scope:
+        assert scope.name == "layer_1"
+
+
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_nothing_of_ours_is_kept(concurrent):
+    def once():
+        def body(tower):
+            merge(lambda ids: None)(tower)
+            raise KeyError("x")
+
+        with pytest.raises(KeyError):
+            run([body] * 2, concurrent)
+
+    room = tracemalloc.Filter(True, replicate.__path__[0] + "/*")
+    for _ in range(5):
+        once()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.take_snapshot().filter_traces([room])
+        for _ in range(50):
+            once()
+        gc.collect()
+        after = tracemalloc.take_snapshot().filter_traces([room])
+    finally:
+        tracemalloc.stop()
+    grown = sum(change.size_diff for change in after.compare_to(before, "filename"))
+    assert grown < 50 * 100  # not 100 bytes for each time
+
+
+class Callable:
+    def __call__(self):
+        pass
+
+    def method(self):
+        pass
+
+
+def test_functions_are_the_same_when_their_code_is():
+    def make(x):
+        return lambda: x
+
+    assert lockstep.code_of(make(1)) == lockstep.code_of(make(2))
+    assert lockstep.code_of(functools.partial(make, 1)) == lockstep.code_of(make)
+    assert lockstep.code_of(Callable().method) == lockstep.code_of(Callable().method)
+    assert lockstep.code_of(Callable()) == lockstep.code_of(Callable())
+    assert lockstep.code_of(make(1)) != lockstep.code_of(make)
+
+
+def test_wrapped_functions_are_what_they_wrap():
+    def inner():
+        pass
+
+    @functools.wraps(inner)
+    def outer():
+        pass
+
+    assert lockstep.code_of(outer) == lockstep.code_of(inner)
