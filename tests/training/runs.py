@@ -45,7 +45,7 @@ class Run:
         return self.steps[-1]
 
 
-def train(model, steps=10, batches=BATCHES, save=None, restore=None, hooks=False):
+def train(model, steps=10, batches=BATCHES, save=None, restore=None):
     """Runs a model_fn in mode TRAIN.
 
     Args:
@@ -54,7 +54,6 @@ def train(model, steps=10, batches=BATCHES, save=None, restore=None, hooks=False
         batches: Dicts of x, ids, y; used in turn.
         save: Where to write a checkpoint at the end.
         restore: A checkpoint to begin with.
-        hooks: Whether to run in a monitored session with the spec's hooks.
     """
     graph = tf.Graph()
     with graph.as_default():
@@ -69,9 +68,8 @@ def train(model, steps=10, batches=BATCHES, save=None, restore=None, hooks=False
         shown = {name: _plain(v) for name, v in found.items()}
         saver = tf1.train.Saver()
         start = tf1.group(tf1.global_variables_initializer(), tf1.local_variables_initializer())
-        with _session(spec.training_hooks if hooks else None) as session:
-            if not hooks:
-                session.run(start)
+        with tf1.Session() as session:
+            session.run(start)
             if restore:
                 saver.restore(session, restore)
             values, losses = [], []
@@ -87,12 +85,6 @@ def train(model, steps=10, batches=BATCHES, save=None, restore=None, hooks=False
 
 def _plain(variable):
     return getattr(variable, "members", (variable,))[0].read_value()
-
-
-def _session(hooks):
-    if hooks is None:
-        return tf1.Session()
-    return tf1.train.MonitoredTrainingSession(hooks=list(hooks))
 
 
 def assert_same(found, expected, only="", relative=1e-5):
