@@ -29,6 +29,7 @@ __all__ = [
     "mapping",
     "nearest",
     "number",
+    "one_kind",
     "one_of",
     "optional",
     "path_text",
@@ -123,6 +124,32 @@ def section(cls: type) -> Check:
         for name, rule in getattr(result, "faults", tuple)():
             reader.fault((*path, name), rule)
         return result
+
+    return read
+
+
+def one_kind(classes: Mapping[str, type], or_else: str = "") -> Check:
+    """Returns a check that reads a mapping into the dataclass that its key `kind` names.
+
+    Args:
+        classes: Kind -> dataclass of `key` fields.
+        or_else: What else the caller takes, for the fault's text.
+    """
+
+    def read(reader: Reader, path: KeyPath, value: Any) -> Any:
+        if not isinstance(value, dict):
+            reader.expected(path, f"a mapping with its kind{or_else}", value)
+            return None
+        if "kind" not in value:
+            kinds = ", ".join(classes)
+            reader.fault(path, f"the key kind is required here: one of {kinds}. Add it.")
+            return None
+        before = len(reader.faults)
+        kind = one_of(*classes)(reader, (*path, "kind"), value["kind"])
+        if len(reader.faults) > before:
+            return None
+        rest = {name: one for name, one in value.items() if name != "kind"}
+        return section(classes[kind])(reader, path, rest)
 
     return read
 

@@ -31,8 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as e:
         return int(e.code or 0)
     try:
-        options.run(options)
-        sys.stdout.flush()
+        with interrupts.terminable():
+            options.run(options)
+            sys.stdout.flush()
         return _RAN
     except errors.ConfigError as e:
         return _fail(e, _BAD_USAGE)
@@ -70,6 +71,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         type=_output,
         help=".jsonl, .csv or .npz; else JSON lines on stdout",
+    )
+    predicting.add_argument(
+        "--saved-model",
+        metavar="DIR",
+        help="predict with this SavedModel in place of the last checkpoint",
+    )
+    predicting.add_argument(
+        "--signature",
+        metavar="NAME",
+        help="which signature of --saved-model; else serving_default",
     )
     _add(commands, "export", _export, "write a SavedModel, print its path and signatures")
     _add(commands, "check", _check, "validate configs, without importing TensorFlow", many=True)
@@ -155,8 +166,8 @@ def _train(options: argparse.Namespace) -> None:
         return
     if done.metrics is not None:
         report.print_metrics(done.metrics, f"{settings.name} at step {done.step}")
-    if settings.export is not None and settings.export.after_training:
-        report.print_signatures(*runner.export(settings))
+    if done.path is not None:
+        _print_export(report, done.path)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -170,10 +181,15 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _predict(options: argparse.Namespace) -> None:
+    if options.signature is not None and options.saved_model is None:
+        raise errors.ConfigError("--signature: must come with --saved-model. Add it.")
     runner, _, display = _with_tensorflow(options.quiet)
-    from replicate.app import predictions
+    from replicate.app import exported, predictions
 
-    rows = runner.predict(options.settings[0], display)
+    source = None
+    if options.saved_model is not None:
+        source = exported.Source(options.saved_model, options.signature or "serving_default")
+    rows = runner.predict(options.settings[0], display, source)
     if options.output is None:
         predictions.write_lines(rows, sys.stdout)
         return
@@ -183,7 +199,13 @@ def _predict(options: argparse.Namespace) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     runner, report, _ = _with_tensorflow(options.quiet)
-    report.print_signatures(*runner.export(options.settings[0]))
+    _print_export(report, runner.export(options.settings[0]))
+
+
+def _print_export(report: Any, path: str) -> None:
+    from replicate.app import serving
+
+    report.print_signatures(path, serving.signatures(path))
 
 
 def _with_tensorflow(quiet: bool) -> tuple[Any, Any, Any]:

@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from replicate import errors
-from replicate.app import catalog, checks, documents, input_config
+from replicate.app import catalog, checks, documents, export_config, input_config
 
 __all__ = [
     "Config",
     "Eval",
-    "Export",
     "Optimizer",
     "Predict",
     "Run",
     "Schedule",
-    "ServingInput",
     "Train",
     "load",
     "to_yaml",
@@ -126,39 +124,6 @@ class Predict:
         """Yields rules between keys that are broken."""
         if self.input.repeat is True:
             yield "input", "must come to an end, got repeat: true. Remove repeat."
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ServingInput:
-    """One tensor that a served model is fed.
-
-    Attributes:
-        dtype: Its type.
-        shape: Its shape without the batch; null where a dimension is not known.
-    """
-
-    dtype: str = checks.key(checks.one_of(*catalog.DTYPES))
-    shape: tuple[int | None, ...] = checks.key(checks.listing(checks.optional(checks.whole(0))), ())
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Export:
-    """How to export a SavedModel.
-
-    Attributes:
-        directory: Each export is a new folder in it; null: `export` in model_dir.
-        towers: one: an unplaced single tower; merged: all towers.
-        after_training: Whether `train` ends with an export.
-        inputs: For each feature, what the served model is fed; null: as the features of
-            predict.input, else of eval.input, else of train.input.
-    """
-
-    directory: str | None = checks.key(checks.optional(checks.path_text), None)
-    towers: str = checks.key(checks.one_of("one", "merged"), "one")
-    after_training: bool = checks.key(checks.boolean, True)
-    inputs: dict[str, ServingInput] | None = checks.key(
-        checks.optional(checks.mapping(checks.section(ServingInput), 1)), None
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -322,9 +287,18 @@ class Config:
     train: Train | None = checks.key(checks.optional(checks.section(Train)), None)
     eval: Eval | None = checks.key(checks.optional(checks.section(Eval)), None)
     predict: Predict | None = checks.key(checks.optional(checks.section(Predict)), None)
-    export: Export | None = checks.key(checks.optional(checks.section(Export)), None)
+    export: export_config.Export | None = checks.key(
+        checks.optional(checks.section(export_config.Export)), None
+    )
     run: Run = checks.key(checks.section(Run), Run)
     folder: str = dataclasses.field(default="", compare=False)
+
+    def faults(self):
+        """Yields rules between keys that are broken."""
+        exporters = self.export.exporters if self.export is not None else ()
+        for kind in [one.KIND for one in exporters if one.KIND != "final"]:
+            if self.eval is None:
+                yield "export", f"must have no {kind} exporter without an eval section. Add one."
 
 
 def load(path: str, assignments: Iterable[str] = (), model_dir: str | None = None) -> Config:
@@ -363,7 +337,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Optimizer | Schedule):
         return {"name": value.name} | _plain(dict(value.arguments))
     if dataclasses.is_dataclass(value):
-        kind = {"kind": value.KIND} if isinstance(value, input_config.Input) else {}
+        kind = {"kind": value.KIND} if hasattr(value, "KIND") else {}
         fields = (f.name for f in dataclasses.fields(value) if "check" in f.metadata)
         return kind | {name: _plain(getattr(value, name)) for name in fields}
     if isinstance(value, Mapping):

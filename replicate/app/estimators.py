@@ -1,21 +1,26 @@
 """The Estimator that a config describes: replicated model_fn, devices, session settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicate import devices, errors, estimator, model_fn
-from replicate.app import config, functions, metrics, optimizers
+from replicate.app import config, functions, metrics, optimizers, predictions
 from replicate.compat.tensorflow import tf, tf1
 
 __all__ = ["build"]
 
 
-def build(settings: config.Config, watch: Callable[[tf.Tensor], Any] | None = None) -> Any:
+def build(
+    settings: config.Config,
+    watch: Callable[[tf.Tensor], Any] | None = None,
+    keys: Sequence[str] | None = None,
+) -> Any:
     """Returns the Estimator of a config.
 
     Args:
         settings: The config.
         watch: Makes a training hook from the reduced loss.
+        keys: The predictions that are wanted, which the model must have; None: any.
     """
     chosen = _devices(settings.devices)  # before anything can start TensorFlow's runtime
     fn = functions.load(settings.model_fn, "model_fn")
@@ -28,7 +33,7 @@ def build(settings: config.Config, watch: Callable[[tf.Tensor], Any] | None = No
         **_options(settings),
     )
     return estimator.Estimator(
-        _watched(replicated, watch) if watch else replicated,
+        _inspected(replicated, watch, keys),
         params=dict(settings.params),
         config=_run_config(settings),
     )
@@ -49,16 +54,22 @@ def _options(settings: config.Config) -> dict[str, Any]:
     return {name: one for name, one in given.items() if one != fields[name].default}
 
 
-def _watched(replicated: Callable[..., Any], watch: Callable[[tf.Tensor], Any]) -> Any:
-    """Returns a model_fn that also runs a hook on the reduced loss in training."""
+def _inspected(
+    replicated: Callable[..., Any],
+    watch: Callable[[tf.Tensor], Any] | None,
+    keys: Sequence[str] | None,
+) -> Any:
+    """Returns a model_fn that also hooks the reduced loss and checks predictions' names."""
 
-    def watched(features, labels, mode, params, config):
+    def inspected(features, labels, mode, params, config):
         spec = replicated(features, labels, mode, params=params, config=config)
-        if mode != estimator.ModeKeys.TRAIN:
-            return spec
-        return spec._replace(training_hooks=(*spec.training_hooks, watch(spec.loss)))
+        if mode == estimator.ModeKeys.TRAIN and watch is not None:
+            return spec._replace(training_hooks=(*spec.training_hooks, watch(spec.loss)))
+        if mode == estimator.ModeKeys.PREDICT and isinstance(spec.predictions, Mapping):
+            predictions.require_keys(keys, spec.predictions)
+        return spec
 
-    return watched
+    return inspected
 
 
 def _devices(wanted: str | tuple[str, ...] | Mapping[str, int]) -> list[str] | None:

@@ -185,22 +185,12 @@ KINDS = {cls.KIND: cls for cls in (Csv, Npz, Tfrecord, Function)}
 
 def input_of(training: bool) -> checks.Check:
     """Returns a check for an input: a mapping with its `kind`, or a function's name."""
+    of_a_kind = checks.one_kind(KINDS, ", or package.module:function")
 
     def read(reader: checks.Reader, path: checks.KeyPath, value: Any) -> Any:
         if isinstance(value, str):
             value = {"kind": "function", "function": value}
-        if not isinstance(value, dict):
-            reader.expected(path, "a mapping with its kind, or package.module:function", value)
-            return None
-        if "kind" not in value:
-            reader.fault(path, f"the key kind is required here: one of {', '.join(KINDS)}. Add it.")
-            return None
-        before = len(reader.faults)
-        kind = checks.one_of(*KINDS)(reader, (*path, "kind"), value["kind"])
-        if len(reader.faults) > before:
-            return None
-        rest = {name: one for name, one in value.items() if name != "kind"}
-        made = checks.section(KINDS[kind])(reader, path, rest)
+        made = of_a_kind(reader, path, value)
         return made.for_training(training) if made is not None else None
 
     return read

@@ -1,16 +1,35 @@
 """Ctrl-C and SIGTERM in training: finish the step, save a checkpoint, then stop."""
 
+import contextlib
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["Interrupted", "StopRequest"]
+__all__ = ["Interrupted", "StopRequest", "terminable"]
 
 
 class Interrupted(KeyboardInterrupt):
     """A run was stopped by the user; the text says what was saved."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """While entered, SIGTERM is Ctrl-C: what is half-written is removed on the way out."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted("terminated")
 
 
 class StopRequest:

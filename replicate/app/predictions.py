@@ -14,8 +14,20 @@ from typing import Any, TextIO
 import numpy as np
 
 from replicate import errors
+from replicate.app import checks
 
-__all__ = ["json_line", "plain", "write", "write_lines"]
+__all__ = ["json_line", "plain", "require_keys", "write", "write_lines"]
+
+
+def require_keys(wanted: Iterable[str] | None, known: Iterable[str]) -> None:
+    """Raises a RunError where `predict.keys` names what is not predicted."""
+    for name in wanted or ():
+        if name not in known:
+            near = checks.nearest(name, known)
+            then = f"Did you mean {near}?" if near else f"Name one of {', '.join(sorted(known))}."
+            raise errors.RunError(
+                f"predict.keys: the model must predict what is named, got {name!r}. {then}"
+            )
 
 
 def write(rows: Iterable[Mapping[str, Any]], path: str) -> int:

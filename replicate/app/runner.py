@@ -1,21 +1,23 @@
 """The commands that run a model: one function each, from a checked config."""
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from replicate import errors, estimator
 from replicate.app import (
+    checkpoints,
     config,
+    directories,
     estimators,
+    exported,
+    exports,
     failures,
     input_config,
     inputs,
     interrupts,
     progress,
     report,
-    serving,
 )
 from replicate.compat.tensorflow import tf, tf1
 
@@ -29,11 +31,13 @@ class Trained(NamedTuple):
         step: The global step it ended at.
         is_new: Whether there was anything left to do.
         metrics: Those of the last evaluation; None where there was none.
+        path: The SavedModel of the end; None where the config wants none.
     """
 
     step: int
     is_new: bool
     metrics: dict[str, Any] | None
+    path: str | None
 
 
 def train(settings: config.Config, display: progress.Display) -> Trained:
@@ -42,29 +46,28 @@ def train(settings: config.Config, display: progress.Display) -> Trained:
     Raises:
         Interrupted: If a signal came; a checkpoint is saved.
     """
-    _make_model_dir(settings.model_dir)
-    start = _saved_step(settings.model_dir) or 0
+    directories.make(settings.model_dir, "model_dir")
+    start = checkpoints.step_of(settings.model_dir) or 0
     if start >= settings.train.steps:
         display.say(f"{settings.model_dir} is at step {start} already; nothing left to do.")
-        return Trained(start, False, None)
+        return Trained(start, False, None, None)
     if start:
         display.say(f"continuing from step {start} in {settings.model_dir}")
+    found, path, is_over = None, None, False
     with interrupts.StopRequest() as stop, display:
         run = _Training(settings, display, stop, start)
         try:
-            with _naming_data(settings, "train"):
-                step = run.train()
-            found = run.evaluate() if run.is_to_evaluate else None
+            step = run.train()
+            if not stop.requested:
+                found, path = run.finish()
+                is_over = True
         except interrupts.Interrupted:
-            step = _saved_step(settings.model_dir) or 0
-    if stop.requested:
-        raise interrupts.Interrupted(
-            f"stopped at step {step}; a checkpoint is saved in {settings.model_dir}. "
-            "The same command continues from there."
-        )
+            step = checkpoints.step_of(settings.model_dir) or 0
+    if not is_over:
+        raise interrupts.Interrupted(_stopped_text(settings, step))
     if step < settings.train.steps:
         display.say(f"train.input came to its end at step {step} of {settings.train.steps}.")
-    return Trained(step, True, found)
+    return Trained(step, True, found, path)
 
 
 def evaluate(settings: config.Config, display: progress.Display) -> dict[str, Any]:
@@ -73,44 +76,46 @@ def evaluate(settings: config.Config, display: progress.Display) -> dict[str, An
     Returns:
         Metrics by name, with `loss` and `global_step`.
     """
-    _need_checkpoint(settings)
+    checkpoints.require(settings.model_dir)
     made = estimators.build(settings)
     input_fn = _input(settings, "eval")
     with display:
         return _evaluate(made, input_fn, settings, display, None)
 
 
-def predict(settings: config.Config, display: progress.Display) -> Iterator[dict[str, Any]]:
-    """Yields predictions of the last checkpoint, row by row, in the order of the input."""
-    _need_checkpoint(settings)
-    made = estimators.build(settings)
+def predict(
+    settings: config.Config,
+    display: progress.Display,
+    saved_model: exported.Source | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yields predictions, row by row, in the order of the input.
+
+    Args:
+        settings: The config.
+        display: Where progress goes.
+        saved_model: What predicts; None: the last checkpoint.
+    """
     input_fn = _input(settings, "predict")
-    keys = list(settings.predict.keys) if settings.predict.keys else None
+    keys = settings.predict.keys
+    if saved_model is not None:
+        rows = exported.rows(saved_model, input_fn, keys, display.say)
+    else:
+        checkpoints.require(settings.model_dir)
+        rows = estimators.build(settings, keys=keys).predict(input_fn, predict_keys=keys)
     with display:
         task = display.task("predict", None, every=10_000, unit="rows")
         with _naming_data(settings, "predict"):
-            for count, row in enumerate(made.predict(input_fn, predict_keys=keys), start=1):
+            for count, row in enumerate(rows, start=1):
                 yield row if isinstance(row, dict) else {"prediction": row}
                 task.update(count)
         task.finish()
 
 
-def export(settings: config.Config) -> tuple[str, dict[str, Any]]:
-    """Exports the last checkpoint as a SavedModel.
-
-    Returns:
-        Its path, and its signatures as `serving.signatures` has them.
-    """
-    _need_checkpoint(settings)
-    made = estimators.build(settings)
-    wanted = settings.export or config.Export()
-    element_spec = None
-    if wanted.inputs is None:
-        element_spec = inputs.element_of(_input(settings, _section_to_serve(settings)))
-    receiver_fn = serving.receiver_fn(wanted.inputs, element_spec)
-    base = wanted.directory or os.path.join(settings.model_dir, "export")
-    path = _save(made, base, receiver_fn, wanted.towers)
-    return path, serving.signatures(path)
+def export(settings: config.Config) -> str:
+    """Exports the last checkpoint as a SavedModel; returns its path."""
+    checkpoints.require(settings.model_dir)
+    with checkpoints.naming(settings.model_dir):
+        return exports.Exports(settings, estimators.build(settings), _inputs_of(settings)).save()
 
 
 class _Training:
@@ -129,35 +134,51 @@ class _Training:
         self._estimator = estimators.build(settings, self._watch)
         self._input = _input(settings, "train")
         self._eval_input = _input(settings, "eval") if settings.eval is not None else None
+        self._exports = None
+        if settings.export is not None:
+            self._exports = exports.Exports(settings, self._estimator, _inputs_of(settings))
         self._task = display.task(
             "train", settings.train.steps, start=start, every=settings.train.log_every_steps
         )
-
-    @property
-    def is_to_evaluate(self) -> bool:
-        """Whether an evaluation follows."""
-        return self._settings.eval is not None and not self._stop.requested
 
     def train(self) -> int:
         """Trains; returns the step at which that ended."""
         listeners = []
         if self._settings.eval is not None and self._settings.eval.every_steps:
-            listeners.append(_Evaluations(self._settings, self.evaluate))
-        self._estimator.train(
-            self._input, max_steps=self._settings.train.steps, saving_listeners=listeners
-        )
+            listeners.append(_Evaluations(self._settings, lambda: self._evaluate(is_final=False)))
+        with _naming_data(self._settings, "train"):
+            self._estimator.train(
+                self._input, max_steps=self._settings.train.steps, saving_listeners=listeners
+            )
         self._task.finish()
-        return _saved_step(self._settings.model_dir) or 0
+        return checkpoints.step_of(self._settings.model_dir) or 0
 
-    def evaluate(self) -> dict[str, Any]:
-        """Evaluates the newest checkpoint and shows the metrics in one line."""
+    def finish(self) -> tuple[dict[str, Any] | None, str | None]:
+        """Evaluates and exports what training came to; returns metrics and path."""
+        found = None
+        if self._settings.eval is not None:
+            found = self._evaluate(is_final=True)
+        else:
+            self._export(None, is_final=True)
+        if self._exports is None or not self._settings.export.after_training:
+            return found, None
+        return found, self._exports.save()
+
+    def _evaluate(self, is_final: bool) -> dict[str, Any]:
+        """Evaluates the newest checkpoint, shows the metrics in one line, exports."""
         found = _evaluate(
             self._estimator, self._eval_input, self._settings, self._display, self._stop
         )
-        self._task.pause()
         step = found.get("global_step")
         self._display.say(f"evaluated at step {step}: {report.summary_line(found)}")
+        self._export(found, is_final)
+        self._task.pause()
         return found
+
+    def _export(self, metrics: dict[str, Any] | None, is_final: bool) -> None:
+        if self._exports is not None:
+            for name, path in self._exports.run_exporters(metrics, is_final).items():
+                self._display.say(f"exported {name}: {path}")
 
     def _watch(self, loss: tf.Tensor) -> progress.TrainingHook:
         return progress.TrainingHook(self._task, loss, self._stop)
@@ -200,15 +221,16 @@ def _evaluate(
         task.finish()
 
 
-def _save(made: Any, base: str, receiver_fn: Callable[[], Any], towers: str) -> str:
-    """Writes a SavedModel below `base`; returns its path."""
-    del towers
-    try:
-        return os.fsdecode(made.export_saved_model(base, receiver_fn))
-    except OSError as e:
-        raise errors.RunError(
-            f"export.directory: {base} must be a directory that can be written: {e.strerror or e}."
-        ) from e
+def _stopped_text(settings: config.Config, step: int) -> str:
+    if step < settings.train.steps:
+        then = "The same command continues from there."
+    else:
+        then = "Training is over; `replicate evaluate` and `replicate export` do the rest."
+    return f"stopped at step {step}; a checkpoint is saved in {settings.model_dir}. {then}"
+
+
+def _inputs_of(settings: config.Config) -> Callable[[str], Callable[[], tf.data.Dataset]]:
+    return lambda section: _input(settings, section)
 
 
 def _input(settings: config.Config, section: str) -> Callable[[], tf.data.Dataset]:
@@ -225,7 +247,8 @@ def _input(settings: config.Config, section: str) -> Callable[[], tf.data.Datase
 def _naming_data(settings: config.Config, section: str) -> Iterator[None]:
     """Says which input it was, where reading it fails while a session runs."""
     try:
-        yield
+        with checkpoints.naming(settings.model_dir):
+            yield
     except tf1.train.NanLossDuringTrainingError as e:
         raise errors.RunError(
             "the loss must stay a number, but became NaN. Lower the learning rate, set "
@@ -241,46 +264,4 @@ def _naming_data(settings: config.Config, section: str) -> Iterator[None]:
         raise errors.RunError(
             f"{section}.input: {named}: must be readable as the config says: "
             f"{failures.first_lines(e)}"
-        ) from e
-
-
-def _section_to_serve(settings: config.Config) -> str:
-    for section in ("predict", "eval", "train"):
-        if getattr(settings, section) is not None:
-            return section
-    raise errors.RunError(
-        "export.inputs: must be given where the config has no predict, eval or train section. "
-        "Write each feature's dtype and shape there."
-    )
-
-
-def _saved_step(model_dir: str) -> int | None:
-    """Returns the global step of the newest checkpoint; None where there is none."""
-    path = tf.train.latest_checkpoint(model_dir)
-    if path is None:
-        return None
-    reader = tf.train.load_checkpoint(path)
-    if not reader.has_tensor(tf1.GraphKeys.GLOBAL_STEP):
-        return None
-    return int(reader.get_tensor(tf1.GraphKeys.GLOBAL_STEP))
-
-
-def _need_checkpoint(settings: config.Config) -> None:
-    if tf.train.latest_checkpoint(settings.model_dir) is None:
-        raise errors.RunError(
-            f"model_dir: {settings.model_dir} must hold a checkpoint, there is none. "
-            "Run `replicate train` first, or check model_dir; it is looked up from the "
-            "working directory."
-        )
-
-
-def _make_model_dir(path: str) -> None:
-    try:
-        tf.io.gfile.makedirs(path)
-        if "://" not in path and not os.access(path, os.W_OK):
-            raise PermissionError(0, "it is not")
-    except (OSError, tf.errors.OpError) as e:
-        raise errors.RunError(
-            f"model_dir: {path} must be a directory that can be written: "
-            f"{getattr(e, 'strerror', None) or e}. Check the path and its permissions."
         ) from e

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicate import errors, estimator
-from replicate.app import config
+from replicate.app import export_config
 from replicate.compat.tensorflow import tf, tf1
 
 __all__ = ["receiver_fn", "signatures"]
@@ -13,7 +13,7 @@ _LONE = "input"  # what the served name of features is that are one tensor
 
 
 def receiver_fn(
-    described: Mapping[str, config.ServingInput] | None, element_spec: Any
+    described: Mapping[str, export_config.ServingInput] | None, element_spec: Any
 ) -> Callable[[], Any]:
     """Returns a serving_input_receiver_fn of raw tensors with an open batch dimension.
 
@@ -37,9 +37,9 @@ def receiver_fn(
         specs = {_LONE: features}
         lone = _LONE
     for name, spec in specs.items():
-        if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec):
+        if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec):
             raise errors.RunError(
-                f"export.inputs: must be given where a feature is no plain tensor; {name} is "
+                f"export.inputs: must be given where a feature is no tensor; {name} is "
                 f"{type(spec).__name__}. Write each feature's dtype and shape there."
             )
     return lambda: _receiver(specs, lone)
@@ -54,6 +54,9 @@ def _receiver(specs: Mapping[str, Any], lone: str | None) -> Any:
 
 def _placeholder(name: str, spec: Any) -> Any:
     shape = None if spec.shape.rank is None else [None, *spec.shape.as_list()[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        inner = spec.shape[spec.ragged_rank + 1 :].as_list()
+        return tf1.ragged.placeholder(spec.dtype, spec.ragged_rank, inner, name=name)
     if isinstance(spec, tf.SparseTensorSpec):
         return tf1.sparse_placeholder(spec.dtype, shape, name=name)
     return tf1.placeholder(spec.dtype, shape, name=name)
