@@ -7,7 +7,6 @@ reads it is given zero times it instead, so that gradients stay connected.
 """
 
 import re
-from collections.abc import Callable
 
 from replicate.compat.tensorflow import tf, tf1
 
@@ -28,20 +27,41 @@ class Silencer:
         self._silent: dict[str, tf.Tensor] = {}
         self._zeros: set[tf.Operation] = set()
 
-    def silence(self, reads: Callable[[tf.Operation], bool] = lambda op: True) -> None:
+    def silence(self, loss: tf.Tensor | None = None) -> None:
         """Gives zero to the readers there are by now. To be called before gradients are made.
 
+        A reader is an operation that reads something else as well. What is computed from
+        regularization losses alone stays as it is, so that it can be reported.
+
         Args:
-            reads: Which readers; the others keep what they have.
+            loss: The tower's loss, to spare the readers that it does not depend on.
         """
+        reading = None if loss is None else ancestors(loss)
+        alone: set[tf.Operation] = set()
+        readers = []
         listed = self._graph.get_collection(tf1.GraphKeys.REGULARIZATION_LOSSES)
-        listed = {loss.name for loss in listed if isinstance(loss, tf.Tensor)}
-        for reader in self._graph.get_operations():
-            if reader.name.startswith(self._scope) and not _COMPUTED.search(reader.name):
-                for i, tensor in enumerate(reader.inputs):
-                    is_loss = tensor.name in listed or _COMPUTED.search(tensor.name)
-                    if is_loss and reader not in self._zeros and reads(reader):
-                        reader._update_input(i, self._zero(tensor))
+        listed = {item.op for item in listed if isinstance(item, tf.Tensor)}
+        for operation in self._graph.get_operations():
+            if operation in listed or _COMPUTED.search(operation.name):
+                alone.add(operation)
+            elif operation.name.startswith(self._scope) and operation not in self._zeros:
+                sources = {tensor.op for tensor in operation.inputs}
+                if not sources & alone:
+                    continue
+                if all(op in alone or op.type == "Const" for op in sources):
+                    alone.add(operation)
+                elif reading is None or operation in reading:
+                    readers.append(operation)
+        if loss is not None and loss.op in alone:
+            alone = {op for op in alone if op in listed or _COMPUTED.search(op.name)}
+            readers = [op for op in reading - alone if {t.op for t in op.inputs} & alone]
+        for reader in readers:
+            self._rewire(reader, alone)
+
+    def _rewire(self, reader: tf.Operation, alone: set) -> None:
+        for i, tensor in enumerate(reader.inputs):
+            if tensor.op in alone and tensor.dtype.is_floating:
+                reader._update_input(i, self._zero(tensor))
 
     def _zero(self, loss: tf.Tensor) -> tf.Tensor:
         if loss.name not in self._silent:

@@ -10,6 +10,7 @@ from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import reductions
 from replicate.specs import predict, train
 from replicate.strategy import context, variables
 
@@ -56,11 +57,15 @@ def merge_evaluate(
         [spec.predictions for spec in specs], share, device, "predictions"
     )
     return specs[0]._replace(
-        loss=loss, predictions=predictions, eval_metric_ops=_merge_metrics(specs, metric_variables)
+        loss=loss,
+        predictions=predictions,
+        eval_metric_ops=_merge_metrics(specs, metric_variables, share),
     )
 
 
-def _merge_metrics(specs: Sequence[Any], metric_variables: Sequence[Any]) -> dict:
+def _merge_metrics(
+    specs: Sequence[Any], metric_variables: Sequence[Any], share: context.Share
+) -> dict:
     """Returns the first tower's metrics, whose updates now gather every tower's rows."""
     names = [list(spec.eval_metric_ops or {}) for spec in specs]
     for i, found in enumerate(names):
@@ -73,7 +78,7 @@ def _merge_metrics(specs: Sequence[Any], metric_variables: Sequence[Any]) -> dic
             )
     updates = [op for spec in specs for _, op in (spec.eval_metric_ops or {}).values()]
     with tf1.control_dependencies(updates):
-        moved = [gather(variable) for variable in metric_variables]
+        moved = [gather(variable, share.has_rows) for variable in metric_variables]
     merged = tf1.group(*moved, *updates, name="merge_metrics")
     return {name: (value, merged) for name, (value, _) in _items(specs[0].eval_metric_ops)}
 
@@ -82,11 +87,13 @@ def _items(metrics: Mapping | None):
     return (metrics or {}).items()
 
 
-def gather(variable: variables.TowerLocalVariable) -> tf.Operation:
+def gather(variable: variables.TowerLocalVariable, has_rows: Sequence[Any]) -> tf.Operation:
     """Moves what all copies have gathered into the first one.
 
     Args:
         variable: A metric's variable, with K copies.
+        has_rows: K truths; what a tower without rows has gathered is dropped. NOTE: some
+            metrics write to a copy's handle, where the variable cannot refuse it.
 
     Returns:
         An operation after which the first copy holds the aggregate. Run again without
@@ -99,15 +106,22 @@ def gather(variable: variables.TowerLocalVariable) -> tf.Operation:
     copies = [tf.identity(member.read_value()) for member in members]
     with tf1.control_dependencies(copies), tf.device(members[0].device):
         if custom is not None:
-            return _move(members, custom(copies))
+            starts = [tf.identity(member.initial_value) for member in members]
+            kept = zip(copies, starts, has_rows, strict=True)
+            return _move(members, custom([_kept(*parts) for parts in kept]))
         if aggregation == variables.MEAN:
             mean = tf.add_n(copies) / len(copies)
             return tf1.group(*[member.assign(mean, read_value=False) for member in members])
         if aggregation == variables.SUM and numeric:
             starts = [tf.identity(member.initial_value) for member in members[1:]]
             gathered = [copy - start for copy, start in zip(copies[1:], starts, strict=True)]
+            gathered = reductions.mask_rows(gathered, has_rows[1:])
             return _move(members, tf.add_n([copies[0], *gathered]))
     return tf1.no_op()
+
+
+def _kept(copy: tf.Tensor, start: tf.Tensor, has_rows: Any) -> tf.Tensor:
+    return copy if has_rows is True else tf.where(has_rows, copy, start)
 
 
 def _move(members: Sequence[Any], total: tf.Tensor) -> tf.Operation:

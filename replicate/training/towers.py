@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from replicate import errors
-from replicate.compat.tensorflow import tf1
+from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import regularization
 from replicate.strategy import base, default, sharing, variables
 from replicate.training import optimizer as optimizers
@@ -168,12 +168,8 @@ def _count_regularization_once(tower: Any) -> Callable:
     silencer = regularization.Silencer(graph, f"{graph.get_name_scope()}/")
 
     def silence(loss=None):
-        if default.get_loss_reduction() != variables.SUM:
-            return
-        if loss is None:
-            silencer.silence()
-        else:
-            silencer.silence(regularization.ancestors(loss).__contains__)
+        if default.get_loss_reduction() == variables.SUM:
+            silencer.silence(loss)
 
     tower.before_gradients = silence
     return lambda loss: None if loss is None else silence(loss)
@@ -185,14 +181,35 @@ def _require_same_variables(towers: Sequence[Tower], creations: sharing.Creation
         missing = [
             request
             for request, variable in creations.untaken(tower.tower_id)
-            if request.trainable or is_metric_variable(variable)
+            if is_metric_variable(variable)
+            or (request.trainable and not _uses(tower, variable))
         ]
         if missing:
             raise errors.TowerMismatchError(
                 "Every tower must create the same variables in the same order: tower "
-                f"{tower.tower_id} did not create {missing[0]}, tower 0 did. Look for a branch "
-                "on the tower, or for a layer that is made once and kept outside of the model_fn."
+                f"{tower.tower_id} did not create {missing[0]}, and does not use it; tower 0 did. "
+                "Look for a branch on the tower."
             )
+
+
+def _uses(tower: Tower, variable: Any) -> bool:
+    """Whether what a tower returned depends on a variable that it did not ask for.
+
+    A layer that is made once and kept outside of the model_fn has its variables in every
+    tower, though the first alone asked for them.
+    """
+    handles = {member.handle.op for member in getattr(variable, "members", (variable,))}
+    spec = tower.spec
+    waiting = [t.op for t in tf.nest.flatten([spec.loss, spec.predictions]) if tf.is_tensor(t)]
+    seen: set = set()
+    while waiting:
+        op = waiting.pop()
+        if op in handles:
+            return True
+        if op not in seen:
+            seen.add(op)
+            waiting.extend(tensor.op for tensor in op.inputs)
+    return False
 
 
 def is_metric_variable(variable: Any) -> bool:

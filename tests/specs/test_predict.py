@@ -1,0 +1,173 @@
+"""Prediction specs: rows in order, whatever they are packed in."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from replicate import errors, estimator, model_fn
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import default
+from tests import exactness
+
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+def rows(count):
+    return np.arange(count * 2, dtype=np.float32).reshape(count, 2)
+
+
+def sparse(x):
+    """Row i holds i at a column that depends on i; every third row is empty."""
+    ids = tf.cast(x[:, 0], tf.int64)
+    kept = tf.where(tf.not_equal(ids % 3, 0))
+    columns = tf.gather(ids, kept[:, 0]) % 2
+    indices = tf.stack([kept[:, 0], columns], 1)
+    shape = tf.stack([tf.shape(x, out_type=tf.int64)[0], 2])
+    return tf.SparseTensor(indices, tf.gather(ids, kept[:, 0]), shape)
+
+
+def ragged(x):
+    lengths = tf.cast(x[:, 0], tf.int32) % 3
+    return tf.RaggedTensor.from_row_lengths(tf.range(tf.reduce_sum(lengths)) * 0 + 7, lengths)
+
+
+NESTS = {
+    "bare": lambda x: x,
+    "one dimension": lambda x: x[:, 0],
+    "dict": lambda x: {"a": x, "b": x[:, :1], "text": tf.strings.as_string(x)},
+    "nested": lambda x: {"a": {"b": x, "c": x > 3}, "d": x[:, None]},
+    "sparse": lambda x: {"s": sparse(x)},
+    "ragged": lambda x: {"r": ragged(x)},
+    "rows of no numbers": lambda x: x[:, :0],
+}
+
+
+@pytest.mark.parametrize("nest", sorted(NESTS))
+@pytest.mark.parametrize("count", [1, 5])
+def test_predictions_are_one_devices(nest, count):
+    def model(features, labels, mode):
+        # Past the constructor, which lets through dicts of dense tensors alone.
+        spec = exactness.spec_of(mode, predictions=features)
+        return spec._replace(predictions=NESTS[nest](features * 2.0))
+
+    def fetch(spec):
+        return tf.nest.map_structure(dense, spec.predictions)
+
+    def dense(leaf):
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.sparse.to_dense(leaf)
+        return leaf.to_tensor() if isinstance(leaf, tf.RaggedTensor) else leaf
+
+    for is_static in (True, False):
+        for strategy in ("parameter_server", "mirrored"):
+            exactness.require_one_device(
+                model,
+                [(rows(count), None)],
+                "infer",
+                is_static=is_static,
+                fetch=fetch,
+                devices=3,
+                strategy=strategy,
+            )
+
+
+def exporting(outputs_of):
+    def model(features, labels, mode):
+        outputs = outputs_of(features * 2.0)
+        return exactness.spec_of(mode, predictions={"x": features}, export_outputs=outputs)
+
+    return model
+
+
+EXPORTS = {
+    "predict": lambda x: estimator.export.PredictOutput({"a": x, "b": x[:, 0]}),
+    "regression": lambda x: estimator.export.RegressionOutput(x[:, 0]),
+    "scores": lambda x: estimator.export.ClassificationOutput(scores=x),
+    "classes": lambda x: estimator.export.ClassificationOutput(classes=tf.strings.as_string(x)),
+    "both": lambda x: estimator.export.ClassificationOutput(x, tf.strings.as_string(x)),
+}
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_export_outputs_are_one_devices(count):
+    def fetch(spec):
+        outputs = spec.export_outputs
+        assert {name: type(output) for name, output in outputs.items()} == {
+            "predict": estimator.export.PredictOutput,
+            "regression": estimator.export.RegressionOutput,
+            "serving_default": estimator.export.PredictOutput,
+            **dict.fromkeys(("scores", "classes", "both"), estimator.export.ClassificationOutput),
+        }
+        found = {}
+        for name, output in outputs.items():
+            fields = {key.strip("_"): value for key, value in vars(output).items()}
+            found[name] = {key: value for key, value in fields.items() if value is not None}
+        return found
+
+    def outputs_of(x):
+        found = {name: output(x) for name, output in EXPORTS.items()}
+        return {**found, "serving_default": EXPORTS["predict"](x)}
+
+    exactness.require_one_device(
+        exporting(outputs_of), [(rows(count), None)], "infer", fetch=fetch, devices=3
+    )
+
+
+def test_classes_without_rows_are_stacked():
+    def outputs_of(x):
+        classes = tf.strings.as_string(default.get_tower_context().tower_id)
+        return {"c": estimator.export.ClassificationOutput(scores=x, classes=classes)}
+
+    model = exporting(outputs_of)
+    towers = model_fn.replicate_model_fn(model, None, 3)
+    found = exactness.run(
+        towers, [(rows(5), None)], "infer", fetch=lambda spec: spec.export_outputs["c"].classes
+    )
+    assert [item.decode() for item in found.fetched[0]] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("outputs_of", "text"),
+    [
+        (lambda tower: {f"head_{tower}": EXPORTS["predict"]}, "tower 1 returned the keys"),
+        (lambda tower: {"a": EXPORTS["scores" if tower else "predict"]}, "'a' is"),
+    ],
+)
+def test_export_outputs_that_differ_are_refused(outputs_of, text):
+    def model(features, labels, mode):
+        outputs = outputs_of(default.get_tower_context().tower_id)
+        return exporting(lambda x: {name: make(x) for name, make in outputs.items()})(
+            features, labels, mode
+        )
+
+    towers = model_fn.replicate_model_fn(model, None, 2)
+    with pytest.raises(errors.TowerMismatchError, match=text):
+        exactness.run(towers, [(rows(4), None)], "infer")
+
+
+def test_predictions_that_have_no_rows_are_refused():
+    def model(features, labels, mode):
+        return exactness.spec_of(mode, predictions=tf.reduce_sum(features))
+
+    towers = model_fn.replicate_model_fn(model, None, 2)
+    with pytest.raises(errors.TowerMismatchError, match=r"a scalar has no rows.*Give it the shape"):
+        exactness.run(towers, [(rows(4), None)], "infer")
+
+
+@pytest.mark.parametrize("is_bare", [True, False])
+@pytest.mark.parametrize("single", [True, False])
+def test_an_estimator_yields_examples_or_batches(tmp_path, is_bare, single):
+    def model(features, labels, mode):
+        tf1.train.get_or_create_global_step()
+        doubled = features["x"] * 2.0
+        return exactness.spec_of(mode, predictions=doubled if is_bare else {"y": doubled})
+
+    def input_fn():
+        return tf.data.Dataset.from_tensor_slices({"x": rows(7)}).batch(5)
+
+    made = estimator.Estimator(model_fn.replicate_model_fn(model, None, 3), str(tmp_path))
+    found = list(made.predict(input_fn, yield_single_examples=single))
+    found = found if is_bare else [item["y"] for item in found]
+    assert [len(item) for item in found] == ([2] * 7 if single else [5, 2])
+    np.testing.assert_array_equal(np.reshape(np.concatenate(found), [7, 2]), rows(7) * 2)

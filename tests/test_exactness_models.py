@@ -1,0 +1,322 @@
+"""What else a model_fn may do in its tower, with the numbers of one device."""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+
+from replicate import errors, model_fn
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import default
+from tests import exactness
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
+STRATEGIES = ("parameter_server", "mirrored")
+
+
+def batch(rows, seed=0):
+    numbers = np.random.RandomState(seed)
+    return (
+        numbers.uniform(0.5, 1.5, [rows, 3]).astype(np.float32),
+        numbers.uniform(-1, 1, [rows, 1]).astype(np.float32),
+    )
+
+
+def descend():
+    return tf1.train.GradientDescentOptimizer(0.1)
+
+
+def squared(mode, output, labels, **fields):
+    return exactness.spec_of(mode, tf.reduce_mean(tf.square(output - labels)), output, **fields)
+
+
+def dense(x, width=1):
+    return tf1.layers.dense(x, width, kernel_initializer=exactness.start)
+
+
+def conditional(features, labels, mode):
+    hidden = dense(features, 2)
+    mean = tf.reduce_mean(hidden, 1, keepdims=True)
+    is_training = tf.constant(mode == "train")
+    return squared(mode, tf.cond(is_training, lambda: mean * 2.0, lambda: mean), labels)
+
+
+def looping(features, labels, mode):
+    hidden = dense(features, 2)
+    w = tf1.get_variable("w", [2, 2], initializer=exactness.start)
+
+    def step(i, state):
+        return i + 1, tf.nn.tanh(tf.matmul(state, w))
+
+    _, hidden = tf.while_loop(lambda i, state: i < 3, step, [0, hidden])
+    return squared(mode, dense(hidden), labels)
+
+
+def placed(features, labels, mode):
+    with tf.device("/cpu:5"):
+        hidden = dense(features, 2)
+    with tf1.colocate_with(features):
+        hidden = tf.nn.tanh(hidden)
+    return squared(mode, dense(hidden), labels)
+
+
+def calling_python(features, labels, mode):
+    doubled = tf.numpy_function(lambda x: x * 2, [features], tf.float32)
+    same = tf.py_function(lambda x: x + 1.0, [features], tf.float32)
+    for tensor in (doubled, same):
+        tensor.set_shape([None, 3])
+    return squared(mode, dense(doubled + same), labels)
+
+
+def looking_up(features, labels, mode):
+    keys = tf.strings.as_string(tf.cast(features[:, 0] * 3.0, tf.int64))
+    initializer = tf.lookup.KeyValueTensorInitializer(["1", "2"], [1, 2], tf.string, tf.int64)
+    named = tf.lookup.StaticVocabularyTable(initializer, 2).lookup(keys)
+    plain = tf.lookup.StaticHashTable(initializer, 0).lookup(keys)
+    one_hot = tf.one_hot(named, 5) + tf.one_hot(plain, 5)
+    return squared(mode, dense(one_hot), labels)
+
+
+def in_functions(features, labels, mode):
+    w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
+
+    @tf.function
+    def apply(x):
+        return tf.matmul(x, w)
+
+    return squared(mode, apply(features), labels)
+
+
+def modules(features, labels, mode):
+    class Linear(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = tf.Variable(np.float32([[0.1], [0.2], [0.3]]))
+            self.b = tf.Variable(np.float32([0.5]))
+
+        def __call__(self, x):
+            return tf.matmul(x, self.w) + self.b
+
+    return squared(mode, Linear()(features) * Linear()(features), labels)
+
+
+def reused(features, labels, mode):
+    outputs = []
+    for _ in range(2):
+        with tf1.variable_scope("tied", reuse=tf1.AUTO_REUSE):
+            outputs.append(
+                tf1.layers.dense(features, 1, kernel_initializer=exactness.start, name="layer")
+            )
+    with tf1.variable_scope("template"):
+        template = tf1.make_template("t", dense)
+        outputs += [template(features), template(features * 2.0)]
+    return squared(mode, tf.add_n(outputs), labels)
+
+
+def averaging(features, labels, mode):
+    """An exponential moving average of the weights, updated by every step."""
+    w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
+    average = tf1.train.ExponentialMovingAverage(0.5)
+    spec = squared(mode, tf.matmul(features, w), labels)
+    if mode != "train":
+        return spec
+    step = descend().minimize(spec.loss, tf1.train.get_global_step())
+    with tf1.control_dependencies([step]):
+        return spec._replace(train_op=average.apply([w]))
+
+
+def two_optimizers(features, labels, mode):
+    """Two losses over two sets of variables, each with an optimizer of its own."""
+    with tf1.variable_scope("one"):
+        first = dense(features)
+    with tf1.variable_scope("two"):
+        second = dense(features)
+    spec = squared(mode, first, labels)
+    other = tf.reduce_mean(tf.square(second + labels))
+    if mode != "train":
+        return spec
+    steps = [
+        tf1.train.AdamOptimizer(0.1).minimize(
+            spec.loss, tf1.train.get_global_step(), tf1.trainable_variables("one")
+        ),
+        tf1.train.MomentumOptimizer(0.1, 0.9).minimize(
+            other, var_list=tf1.trainable_variables("two")
+        ),
+    ]
+    return spec._replace(train_op=tf.group(*steps))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [conditional, looping, placed, calling_python, looking_up, in_functions, modules, reused],
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_a_model_is_made_of_is_exact(model, strategy):
+    options = {"devices": 3, "strategy": strategy, "loss_reduction": "mean"}
+    exactness.require_one_device(model, [batch(7), batch(2)], "train", descend, **options)
+    exactness.require_one_device(model, [batch(7)], "eval", descend, **options)
+
+
+@pytest.mark.parametrize("model", [averaging, two_optimizers])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_optimizers_in_the_model_are_exact(model, strategy):
+    exactness.require_one_device(model, [batch(7), batch(2)], devices=3, strategy=strategy)
+
+
+def test_a_table_from_a_file_is_initialized_for_all_towers(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("a\nb\nc\n")
+
+    def model(features, labels, mode):
+        table = tf.lookup.StaticVocabularyTable(
+            tf.lookup.TextFileInitializer(
+                str(path),
+                tf.string,
+                tf.lookup.TextFileIndex.WHOLE_LINE,
+                tf.int64,
+                tf.lookup.TextFileIndex.LINE_NUMBER,
+            ),
+            1,
+        )
+        ids = table.lookup(features)
+        names = tf1.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer([0, 1, 2], ["x", "y", "z"], tf.int64, tf.string),
+            "none",
+        )
+        return exactness.spec_of(mode, predictions={"id": ids, "name": names.lookup(ids)})
+
+    words = np.array(["b", "c", "a", "d", "b"])
+    exactness.require_one_device(model, [(words, None)], "infer", devices=3)
+
+
+def test_model_fns_may_be_partials_methods_and_objects():
+    class Model:
+        def __init__(self, rate):
+            self.rate = rate
+
+        def __call__(self, features, labels, mode):
+            return squared(mode, dense(features) * self.rate, labels)
+
+        def method(self, features, labels, mode, power=1.0):
+            return squared(mode, dense(features) ** power, labels)
+
+    for model in (Model(2.0), Model(1.0).method, functools.partial(Model(1.0).method, power=2.0)):
+        exactness.require_one_device(
+            model, [batch(7)], "train", descend, devices=3, loss_reduction="mean"
+        )
+
+
+def test_params_that_cannot_be_copied_are_shared():
+    seen = []
+
+    def model(features, labels, mode, params):
+        seen.append(params)
+        return squared(mode, dense(features), labels)
+
+    params = {"lock": threading.Lock()}
+    towers = model_fn.replicate_model_fn(model, descend, 2)
+    exactness.run(towers, [batch(4)], params=params)
+    assert all(item["lock"] is params["lock"] for item in seen)
+    assert len(seen) == 2
+
+
+def test_a_tower_knows_its_number():
+    seen = []
+
+    def model(features, labels, mode):
+        tower = default.get_tower_context()
+        seen.append((tower.tower_id, tower.num_towers, tower.is_single_tower))
+        return squared(mode, dense(features), labels)
+
+    towers = model_fn.replicate_model_fn(model, descend, 3)
+    exactness.run(towers, [batch(4)])
+    assert seen == [(0, 3, False), (1, 3, False), (2, 3, False)]
+    seen.clear()
+    exactness.run(exactness.stepping(model, descend), [batch(4)])
+    assert seen == [(0, 1, True)]
+
+
+def test_what_differs_first_between_towers_is_named():
+    def model(features, labels, mode):
+        width = 2 + default.get_tower_context().tower_id // 2
+        return squared(mode, dense(dense(features, width)), labels)
+
+    towers = model_fn.replicate_model_fn(model, descend, 3)
+    text = r"tower 2 created dense/kernel \(trainable, shape \(3, 3\).* tower 0 created dense/kern"
+    with pytest.raises(errors.TowerMismatchError, match=text):
+        exactness.run(towers, [batch(4)])
+
+
+# Random numbers.
+
+
+def noisy(seed=None):
+    def model(features, labels, mode):
+        noise = tf.random.uniform([tf.shape(features)[0]], seed=seed)
+        return exactness.spec_of(mode, predictions=noise)
+
+    return model
+
+
+def noise(model, num_towers=2, graph_seed=None, rows=4, steps=1):
+    def seeded(features, labels, mode):
+        if graph_seed is not None:
+            tf1.set_random_seed(graph_seed)
+        return model_fn.replicate_model_fn(model, None, num_towers)(features, labels, mode)
+
+    found = exactness.run(seeded, [(batch(rows)[0], None)] * steps, "infer").fetched
+    return np.concatenate([item["predictions"] for item in found])
+
+
+def test_random_numbers_differ_between_towers():
+    found = noise(noisy())
+    assert len(set(found)) == 4
+
+
+def test_random_numbers_differ_between_towers_of_a_seeded_run():
+    found = noise(noisy(), graph_seed=3)
+    assert len(set(found)) == 4
+
+
+def test_an_op_seed_that_the_user_fixed_is_the_same_in_every_tower():
+    found = noise(noisy(7), graph_seed=3)
+    np.testing.assert_array_equal(found[:2], found[2:])
+
+
+@pytest.mark.parametrize("num_towers", [1, 2, 3])
+def test_a_seeded_run_repeats_exactly(num_towers):
+    runs = [noise(noisy(), num_towers, graph_seed=3, steps=2) for _ in range(2)]
+    np.testing.assert_array_equal(*runs)
+
+
+def test_dropout_differs_between_towers():
+    def model(features, labels, mode):
+        ones = tf.ones([tf.shape(features)[0], 32])
+        dropped = [
+            tf1.layers.dropout(ones, 0.5, training=True),
+            tf.keras.layers.Dropout(0.5)(ones, training=True),
+        ]
+        return exactness.spec_of(mode, predictions=tf.concat(dropped, 1))
+
+    found = noise(model, graph_seed=3, rows=2)
+    assert (found[0, :32] != found[1, :32]).any()
+    assert (found[0, 32:] != found[1, 32:]).any()
+
+
+def random_dense(x, width):
+    # Keras' own default initializer draws its seed past the graph's.
+    return tf1.layers.dense(x, width, kernel_initializer=tf1.glorot_uniform_initializer())
+
+
+def test_seeded_training_repeats_exactly():
+    def model(features, labels, mode):
+        hidden = tf1.layers.dropout(random_dense(features, 8), 0.5, training=True)
+        return squared(mode, random_dense(hidden, 1), labels)
+
+    def seeded(features, labels, mode):
+        tf1.set_random_seed(5)
+        return model_fn.replicate_model_fn(model, descend, 3)(features, labels, mode)
+
+    first, second = (exactness.run(seeded, [batch(7)] * 3) for _ in range(2))
+    exactness.compare(second.variables, first.variables, rtol=1e-6)
