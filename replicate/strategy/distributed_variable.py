@@ -361,6 +361,15 @@ def _scattered(name: str):
     return scatter
 
 
+def _scattered_nd(name: str):
+    def scatter(self, indices, updates, name=None, method=name):
+        return self._write(method, indices, updates=updates, name=name)
+
+    scatter.__doc__ = f"Applies `{name}` to the copies; see `assign`."
+    scatter.__name__ = name
+    return scatter
+
+
 for _name in (
     "scatter_add",
     "scatter_sub",
@@ -372,6 +381,14 @@ for _name in (
     "batch_scatter_update",
 ):
     setattr(DistributedVariable, _name, _scattered(_name))
+for _name in (
+    "scatter_nd_add",
+    "scatter_nd_sub",
+    "scatter_nd_update",
+    "scatter_nd_max",
+    "scatter_nd_min",
+):
+    setattr(DistributedVariable, _name, _scattered_nd(_name))
 
 conversion.unconverted(DistributedVariable)
 

@@ -233,14 +233,26 @@ def map_nest(fn: Callable, nest: Any) -> Any:
 def select_tower(tower_id: int, nest: Any) -> Any:
     """Gives tower `tower_id` its part: the inverse of `regroup`.
 
-    A value with a single member serves every tower. Distributed variables stay whole:
-    in a tower they behave as that tower's own.
+    A value with a single member serves every tower, and a mirrored one with fewer members
+    than there are towers the rest by its first. Distributed variables stay whole: in a
+    tower they behave as that tower's own.
+
+    Raises:
+        ValueError: If a PerDevice holds nothing for the tower.
     """
 
     def leaf(value):
         if not isinstance(value, DistributedValues):
             return value
-        return value.values[tower_id if len(value.values) > 1 else 0]
+        held = value.values
+        if tower_id < len(held):
+            return held[tower_id]
+        if len(held) == 1 or isinstance(value, Mirrored):
+            return held[0]
+        raise ValueError(
+            f"A PerDevice has one value per tower: got {len(held)} values and tower {tower_id}. "
+            "Make one of as many values as the strategy has towers."
+        )
 
     return map_nest(leaf, nest)
 

@@ -14,6 +14,9 @@ SUM = tf.VariableAggregation.SUM
 MEAN = tf.VariableAggregation.MEAN
 FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
+# What towers bring to these may be added up before it is written.
+_MERGEABLE = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub")
+
 
 class MirroredVariable(DistributedVariable):
     """Copies that all hold the same value (synchronization ON_WRITE).
@@ -36,6 +39,13 @@ class MirroredVariable(DistributedVariable):
                 f"{self.name} has none, in tower {tower.tower_id}. Give it "
                 "aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA when it is "
                 "made, or assign in merge_call."
+            )
+
+        if self._aggregation != FIRST and method not in _MERGEABLE:
+            raise ValueError(
+                f"Towers' calls of {method} cannot be joined into one: variable {self.name} has "
+                f"aggregation={self._aggregation.name}, in tower {tower.tower_id}. Use one of "
+                f"{', '.join(_MERGEABLE)}, ONLY_FIRST_REPLICA, or merge_call."
             )
 
         def write(strategy, merged):

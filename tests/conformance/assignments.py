@@ -190,3 +190,45 @@ class Assignments:
         bench.across(strategy, lambda: n.assign(4))
         assert (float(x), int(n), bool(n)) == (2.5, 4, True)
         assert np.asarray(x) == np.float32(2.5)
+
+    def test_sparse_additions_of_towers_are_added_up(self, bench, strategy):
+        K = strategy.num_towers
+        with strategy.scope():
+            v = tf.Variable([0.0, 0.0], aggregation=SUM)
+
+        def tower():
+            v.scatter_add(tf.IndexedSlices(tf.constant([tower_id() + 1.0]), tf.constant([1])))
+
+        def grouped():
+            return v.scatter_add(
+                tf.IndexedSlices(tf.constant([tower_id() + 1.0]), tf.constant([1]))
+            )
+
+        bench.in_towers(strategy, grouped if bench.mode == "graph" else tower)
+        for found in bench.copies(v):
+            assert found.tolist() == [0.0, K * (K + 1) / 2]
+
+    def test_updates_of_towers_that_cannot_be_added_up_are_refused(self, bench, strategy):
+        needs_two(strategy)
+        with strategy.scope():
+            v = tf.Variable([0.0, 0.0], aggregation=SUM)
+
+        def tower():
+            v.scatter_update(tf.IndexedSlices(tf.constant([1.0]), tf.constant([1])))
+
+        with pytest.raises(
+            ValueError, match=r"scatter_update cannot be joined.*tower 0.*merge_call"
+        ):
+            bench.in_towers(strategy, tower)
+
+    def test_scatter_nd_across_towers_writes_every_copy(self, bench, strategy):
+        with strategy.scope():
+            v = tf.Variable([0.0, 0.0])
+
+        def across():
+            done = v.scatter_nd_add([[1]], [3.0])
+            return done if bench.mode == "graph" else None
+
+        bench.across(strategy, across)
+        for found in bench.copies(v):
+            assert found.tolist() == [0.0, 3.0]

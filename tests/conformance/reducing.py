@@ -128,6 +128,27 @@ class Reducing:
             with pytest.raises(ValueError, match="A reduction is SUM or MEAN"):
                 strategy.reduce(tf.VariableAggregation.ONLY_FIRST_REPLICA, one_to_k(strategy))
 
+    def test_tower_local_variable_is_reduced_over_its_copies(self, bench, strategy):
+        K = strategy.num_towers
+        with strategy.scope():
+            v = tf.Variable(
+                0.0,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=SUM,
+                trainable=False,
+            )
+        bench.across(strategy, lambda: v.assign(6.0))
+        if strategy.is_single_tower:
+            pytest.skip("One tower's variable is a plain one.")
+        assert bench.across(strategy, lambda: strategy.reduce(MEAN, v, "/cpu:0")) == 6.0 / K
+
+    def test_merge_result_on_fewer_devices_serves_every_tower(self, bench, strategy):
+        def merge(merging):
+            return merging.broadcast(tf.constant(5.0), ["/cpu:3", "/cpu:4"])
+
+        found = bench.in_towers(strategy, lambda: core.get_tower_context().merge_call(merge))
+        assert found == [5.0] * strategy.num_towers
+
     def test_integers_are_summed(self, bench, strategy):
         K = strategy.num_towers
 

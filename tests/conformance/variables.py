@@ -175,6 +175,18 @@ class Variables:
             for j in range(2):
                 assert _same(layers[i][j].weights, layers[0][j].weights)
 
+    def test_layer_that_builds_itself_lazily_is_built_once(self, bench, strategy, keras):
+        with strategy.scope():
+            layer = keras.layers.Dense(1, kernel_initializer="ones")
+
+        def tower():
+            return layer(tf.ones([1, 3]))
+
+        # Towers that run at the same time would both find the layer not built yet.
+        found = bench.in_towers(strategy, tower, run_concurrently=False)
+        assert [x.tolist() for x in found] == [[[3.0]]] * strategy.num_towers
+        assert len(layer.weights) == 2
+
     def test_tower_that_makes_another_variable_is_refused(self, bench, strategy):
         needs_two(strategy)
         kept = {}

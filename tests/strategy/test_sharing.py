@@ -16,6 +16,7 @@ def made(*names):
     log = sharing.Creations(2)
     for name in names:
         log.make(request(name), lambda name=name: f"variable {name}")
+    log.pause_first(True)
     return log
 
 
