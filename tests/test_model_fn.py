@@ -278,3 +278,33 @@ def test_specs_that_differ_between_towers_are_refused():
 
     with pytest.raises(errors.TowerMismatchError, match=r"tower 1 returned the keys \['y2'\]"):
         built(model, "infer", devices=TWO)
+
+
+def test_a_layer_kept_outside_of_the_model_fn_has_one_copy_in_all_towers():
+    layers = []
+
+    def model(features, labels, mode):
+        # The last of these is asked for by every tower, the kept ones by the first alone.
+        if not layers:
+            layers.append(tf.keras.layers.Dense(3, kernel_initializer="ones"))
+        own = tf.keras.layers.Dense(1, kernel_initializer="ones")
+        hidden = layers[0](features["x"][:, None])
+        loss = tf.reduce_mean(tf.square(own(hidden) - labels[:, None]))
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=tf1.no_op())
+
+    def weights(**options):
+        layers.clear()
+        labels = functools.partial(tf.constant, [1.0, 2.0, 3.0])
+        features = lambda: {"x": tf.constant([1.0, -2.0, 0.5])}  # noqa: E731 - built late
+        options = {"loss_reduction": "mean", "optimizer_fn": descend, **options}
+        spec, graph = built(model, features=features, labels=labels, **options)
+        trained = graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
+        names = [variable.name for variable in trained]
+        return names, run(graph, spec.train_op, lambda: [v.read_value() for v in trained])[1]
+
+    expected_names, expected = weights(devices=1)
+    for strategy in ("parameter_server", "mirrored"):
+        names, found = weights(devices=3, strategy=strategy)
+        assert names == expected_names
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)

@@ -72,9 +72,9 @@ class DistributionStrategy(communication.Communication):
         return self._parameter_devices
 
     @property
-    def worker_device_index(self) -> dict[str, int]:
-        """Which tower computes on which device."""
-        return {device: i for i, device in enumerate(self._worker_devices)}
+    def worker_device_index(self) -> values.PerDevice:
+        """Which tower computes on which device: in each tower, its number."""
+        return values.PerDevice(range(self.num_towers), self._worker_devices)
 
     @property
     def extended(self) -> bridge.BridgeExtended:
@@ -188,7 +188,7 @@ class DistributionStrategy(communication.Communication):
                 )
 
         bodies = [body] * self.num_towers
-        return lockstep.run(bodies, concurrent, every_collection)
+        return lockstep.run(bodies, creations, concurrent, every_collection)
 
     def _tower_device(self, tower_id: int):
         """Enters the device of a tower's operations."""

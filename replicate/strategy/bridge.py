@@ -12,7 +12,7 @@ from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import context, conversion, values
+from replicate.strategy import context, conversion, creation, values
 
 _AGGREGATIONS = {
     tf.distribute.ReduceOp.SUM: tf.VariableAggregation.SUM,
@@ -67,7 +67,10 @@ class BridgeStrategy(tf1.distribute.Strategy):
     def _scale_loss_for_estimator(self) -> bool:
         """Whether optimizers scale a tower's loss: TensorFlow asks before each gradient."""
         mode = context.current()
-        if mode is None or mode.share is None or mode.tower is None:
+        if mode is None or mode.tower is None:
+            return True
+        creation.list_untaken(mode.tower)
+        if mode.share is None:
             return True
         mode.tower.before_gradients()
         if mode.share.reduction == "sum" or mode.tower.count.was_divided_by:

@@ -5,8 +5,11 @@ from typing import Any
 
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import reductions
+from replicate.graph import all_reduce, reductions
 from replicate.strategy import bridge, context, conversion, creation, values, variables
+
+# Tensors of up to this size share a transfer: a transfer costs more than its bytes.
+PACK_BYTES = 1 << 16
 
 
 @conversion.unconverted
@@ -86,11 +89,19 @@ class Communication:
 
     def _batch_reduce(self, aggregation, columns: list, places: list) -> list:
         """Reduces N columns of K tensors; returns N lists of copies, one per place."""
-        reduce_onto = reductions.sum_onto if aggregation == variables.SUM else reductions.mean_onto
+        homes = [place[0] for place in places]
+        if all(len(parts) == self.num_towers for parts in columns):
+            pack_bytes = 0 if tf.executing_eagerly() else PACK_BYTES
+            rows = list(zip(*columns, strict=True))
+            sums = all_reduce.batch_sum_onto(rows, self._worker_devices, homes, pack_bytes)
+        else:
+            pairs = zip(columns, homes, strict=True)
+            sums = [reductions.sum_onto(parts, home) for parts, home in pairs]
         reduced = []
-        for parts, place in zip(columns, places, strict=True):
-            first = reduce_onto(parts, place[0])
-            reduced.append([first] + [reductions.copy_onto(first, device) for device in place[1:]])
+        for first, parts, place in zip(sums, columns, places, strict=True):
+            if aggregation == variables.MEAN:
+                first = reductions.divide_onto(first, len(parts), place[0])
+            reduced.append([first] + [reductions.copy_onto(first, other) for other in place[1:]])
         return reduced
 
     @staticmethod

@@ -109,6 +109,30 @@ def add_to_collections(variable: Any, kwargs: dict) -> None:
     _list_once(variable, _collections(kwargs, variable.trainable))
 
 
+def list_untaken(tower: Any) -> None:
+    """Lists for a tower the variables that it uses without having asked for them.
+
+    A layer that is kept outside of the model_fn makes its variables in the first tower
+    and has them in the others. An optimizer that looks for what to train finds them in
+    each tower, in the order of the first.
+
+    Args:
+        tower: The context of a tower that builds a graph.
+    """
+    creations = getattr(tower, "creations", None)
+    if tower.tower_id == 0 or creations is None or tf1.executing_eagerly_outside_functions():
+        return
+    listed = set()
+    for request, variable in creations.untaken(tower.tower_id):
+        keys = _collections({"collections": request.collections}, variable.trainable)
+        _list_once(variable, keys)
+        listed.update(keys)
+    order = {id(variable): i for i, variable in enumerate(creations.all())}
+    for key in listed:
+        held = tf1.get_collection_ref(key)
+        held.sort(key=lambda variable: order.get(id(variable), -1))
+
+
 def _aggregation(kwargs: dict) -> tf.VariableAggregation:
     found = kwargs.get("aggregation")
     return variables.NONE if found is None else tf.VariableAggregation(found.value)

@@ -3,7 +3,7 @@
 Each tower runs in a thread of its own, because name scopes, variable scopes, devices,
 control dependencies and gradient tapes are kept per thread. In a graph one tower is
 awake at a time and the order is always the same, so that building is repeatable; eager
-towers after the first may run at the same time between merge calls.
+towers run at the same time between merge calls.
 
 The function of a merge call runs in the first tower's thread: the scopes it sees are
 those in which one device would have called it.
@@ -19,7 +19,7 @@ from replicate import errors
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
-from replicate.strategy import values
+from replicate.strategy import sharing, values
 
 
 class MergeRequest(NamedTuple):
@@ -189,6 +189,7 @@ def _stop():
 
 def run(
     bodies: Sequence[Callable],
+    creations: sharing.Creations,
     concurrent: bool,
     every_collection: bool,
 ) -> list:
@@ -196,7 +197,8 @@ def run(
 
     Args:
         bodies: K functions of their tower's thread, which has `sleep(request)`.
-        concurrent: Whether eager towers after the first may run at the same time.
+        creations: The log of the variables that they make.
+        concurrent: Whether eager towers may run at the same time.
         every_collection: Whether each tower sees collections of its own.
 
     Raises:
@@ -211,7 +213,7 @@ def run(
     for tower in towers:
         tower.start()
     try:
-        _walk(towers, views, concurrent and inheritance.eager)
+        _walk(towers, creations, views, concurrent and inheritance.eager)
     finally:
         for tower in towers:
             if tower.is_alive() and not tower.done:
@@ -223,12 +225,12 @@ def run(
     return [tower.result for tower in towers]
 
 
-def _walk(towers: list, views, concurrent: bool) -> None:
+def _walk(towers: list, creations: sharing.Creations, views, concurrent: bool) -> None:
     """Alternates between letting all towers run and running what they wait for."""
     answers: list = [None] * len(towers)
     merges = 0
     while True:
-        _let_run(towers, answers, views, concurrent)
+        _let_run(towers, answers, creations, views, concurrent)
         _raise_failure(towers)
         if all(tower.done for tower in towers):
             return
@@ -237,21 +239,21 @@ def _walk(towers: list, views, concurrent: bool) -> None:
         answers = _merge(towers, views)
 
 
-def _let_run(towers: list, answers: list, views, concurrent: bool) -> None:
-    """Lets each tower run to its next merge call or end; the first goes ahead of all.
-
-    What the model makes on its first call, layers that build themselves for one, is then
-    there before the other towers ask for it, in whatever order they run.
-    """
+def _let_run(towers: list, answers: list, creations, views, concurrent: bool) -> None:
+    """Lets each tower run to its next merge call or end."""
+    creations.pause_first(False)
     for tower, answer in zip(towers, answers, strict=True):
         if views is not None:
             views.show(tower.tower_id)
         tower.wake(answer=answer)
-        if tower.tower_id == 0 or not concurrent:
+        if not concurrent:
             tower.wait()
             if tower.failure is not None:
                 return
+            creations.pause_first(True)
     if concurrent:
+        towers[0].wait()
+        creations.pause_first(True)
         for tower in towers[1:]:
             tower.wait()
 

@@ -7,6 +7,7 @@ counters and stores as they were before all towers.
 """
 
 import re
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,12 +27,20 @@ class Request(NamedTuple):
         shape: The shape as text; `"?"` where an initializer decides.
         dtype: The dtype's name; `"?"` where an initializer decides.
         trainable: Whether the variable is trained.
+        scope: The name scope it was asked for in, a tower's own prefix aside.
+        collections: The collections it asked for; None where it named none.
     """
 
     name: str | None
     shape: str
     dtype: str
     trainable: bool
+    scope: str = ""
+    collections: tuple | None = None
+
+    def is_exactly(self, made: "Request") -> bool:
+        """Whether `made` has the same full name."""
+        return self.matches(made) and (self.name, self.scope) == (made.name, made.scope)
 
     def matches(self, made: "Request") -> bool:
         """Whether `made` may serve this request, numbers that TensorFlow added aside."""
@@ -54,8 +63,9 @@ class Request(NamedTuple):
 class Creations:
     """The log of one `call_for_each_tower`: what was made, and who has come how far.
 
-    Between two merge calls the first tower always goes ahead, so that what another one
-    asks for has been made by then, or never will be.
+    Towers that run at the same time may ask for a variable before the first tower has
+    made it: they wait until it has, or stands at a merge call, or has ended. Only then is
+    one of another full name given, the next alike.
 
     Args:
         num_towers: K.
@@ -66,6 +76,8 @@ class Creations:
         self._next = [0] * num_towers
         self._taken: list[set[int]] = [set() for _ in range(num_towers)]
         self._first_is_making = False
+        self._first_paused = True  # until towers run
+        self._changed = threading.Condition()
 
     def make(self, request: Request, create: Callable[[], Any]) -> Any:
         """Makes a variable in the first tower and writes it down."""
@@ -76,7 +88,9 @@ class Creations:
             made = create()
         finally:
             self._first_is_making = False
-        self._made.append((request, made))
+        with self._changed:
+            self._made.append((request, made))
+            self._changed.notify_all()
         return made
 
     def find(self, tower_id: int, request: Request) -> Any:
@@ -86,12 +100,22 @@ class Creations:
             TowerMismatchError: If the first tower made no such variable, or made it in
                 another order.
         """
-        position = self._position(tower_id, request)
-        if position is None:
-            raise self._mismatch(tower_id, request)
-        self._next[tower_id] = position + 1
-        self._taken[tower_id].add(position)
-        return self._made[position][1]
+        with self._changed:
+            position = self._position(tower_id, request)
+            while position is None and not self._first_paused:
+                self._changed.wait()
+                position = self._position(tower_id, request)
+            if position is None:
+                raise self._mismatch(tower_id, request)
+            self._next[tower_id] = position + 1
+            self._taken[tower_id].add(position)
+            return self._made[position][1]
+
+    def pause_first(self, paused: bool) -> None:
+        """Notes that the first tower stands at a merge call or has ended, or goes on."""
+        with self._changed:
+            self._first_paused = paused
+            self._changed.notify_all()
 
     def untaken(self, tower_id: int) -> list[tuple[Request, Any]]:
         """Returns what the first tower made and tower `tower_id` never asked for."""
@@ -103,12 +127,15 @@ class Creations:
         return [variable for _, variable in self._made]
 
     def _position(self, tower_id: int, request: Request) -> int | None:
-        """Finds the next match: the same name if there is one, else the next alike."""
+        """Finds the next match: of the same full name, of the same name, or alike."""
         ahead = range(self._next[tower_id], len(self._made))
         alike = [i for i in ahead if request.matches(self._made[i][0])]
-        exact = [i for i in alike if self._made[i][0].name == request.name]
-        if exact:
-            return exact[0]
+        exact = [i for i in alike if request.is_exactly(self._made[i][0])]
+        if exact or not self._first_paused:
+            return exact[0] if exact else None
+        named = [i for i in alike if self._made[i][0].name == request.name]
+        if named:
+            return named[0]
         names = {made.name for made, _ in self._made}
         return alike[0] if alike and request.name not in names - {None} else None
 
@@ -138,6 +165,8 @@ def request_of(kwargs: dict) -> Request:
         shape="?" if shape is None else str(shape),
         dtype="?" if dtype is None else str(dtype),
         trainable=kwargs.get("trainable") is not False,
+        scope=_PREFIX.sub(r"\1", f"{tf.get_current_name_scope()}/"),
+        collections=None if kwargs.get("collections") is None else tuple(kwargs["collections"]),
     )
 
 

@@ -213,7 +213,10 @@ class Contexts:
     def test_devices_and_counts_agree(self, strategy):
         assert strategy.num_towers == len(strategy.worker_devices) == self.num_towers
         assert strategy.is_single_tower == (self.num_towers == 1)
-        assert strategy.worker_device_index == {d: i for i, d in enumerate(strategy.worker_devices)}
+        index = strategy.worker_device_index
+        assert [index.get(device) for device in strategy.worker_devices] == list(
+            range(strategy.num_towers)
+        )
         assert len(strategy.parameter_devices) >= 1
 
     def test_configure_lets_a_session_start(self, strategy):

@@ -3,13 +3,14 @@
 import functools
 import gc
 import threading
+import time
 import tracemalloc
 
 import pytest
 
 import replicate
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import lockstep
+from replicate.strategy import lockstep, sharing
 
 
 def merge(threads_run):
@@ -25,7 +26,8 @@ def merge(threads_run):
 
 
 def run(bodies, concurrent=False, every_collection=False):
-    return lockstep.run(bodies, concurrent, every_collection)
+    creations = sharing.Creations(len(bodies))
+    return lockstep.run(bodies, creations, concurrent, every_collection)
 
 
 @pytest.mark.parametrize("concurrent", [False, True])
@@ -46,16 +48,14 @@ def test_merge_runs_in_the_first_towers_thread():
     assert names == ["tower_0"]
 
 
-@pytest.mark.parametrize("concurrent", [False, True])
-def test_first_tower_goes_ahead(concurrent):
+def test_towers_that_do_not_run_at_the_same_time_keep_their_order():
     order = []
 
     def body(tower):
         order.append(tower.tower_id)
 
-    run([body] * 4, concurrent)
-    assert order[0] == 0
-    assert sorted(order) == [0, 1, 2, 3]
+    run([body] * 4)
+    assert order == [0, 1, 2, 3]
 
 
 def test_towers_of_a_graph_run_one_after_another(fresh_graph):
@@ -76,7 +76,7 @@ def test_failure_of_the_first_tower_keeps_the_others_from_running():
         raise ValueError("x")
 
     with pytest.raises(ValueError, match="x") as caught:
-        run([body] * 3, concurrent=True)
+        run([body] * 3)
     assert ran == [0]
     assert caught.value.__notes__ == ["raised in tower 0 of 3"]
 
@@ -179,3 +179,53 @@ def test_wrapped_functions_are_what_they_wrap():
         pass
 
     assert lockstep.code_of(outer) == lockstep.code_of(inner)
+
+
+def test_eager_towers_run_at_the_same_time():
+    # Neither gets past the barrier unless both are there.
+    barrier = threading.Barrier(2, timeout=20)
+    strategy = replicate.LocalParameterServerStrategy(2)
+    with strategy.scope():
+        arrived = strategy.call_for_each_tower(lambda: barrier.wait() >= 0)
+    assert strategy.unwrap(arrived) == [True]
+
+
+def test_eager_towers_share_what_they_make_at_the_same_time():
+    strategy = replicate.MirroredStrategy(3)
+    waits = [0.0, 0.05, 0.1]
+
+    def tower():
+        # Later towers ask first, and wait until the first one has made what they ask for.
+        time.sleep(waits[2 - replicate.get_tower_context().tower_id])
+        with tf.name_scope("a"):
+            a = tf.Variable(1.0, name="w")
+        with tf.name_scope("b"):
+            b = tf.Variable(2.0, name="w")
+        return a, b
+
+    with strategy.scope():
+        a, b = strategy.call_for_each_tower(tower)
+    assert isinstance(a, replicate.MirroredVariable)
+    assert a is not b
+    assert [copy.numpy() for copy in b.members] == [2.0] * 3
+
+
+def test_a_layer_built_by_the_first_tower_does_not_shift_the_others():
+    strategy = replicate.LocalParameterServerStrategy(2)
+    kept = []
+    built = threading.Event()
+
+    def tower():
+        if replicate.get_tower_context().tower_id == 0:
+            with tf.name_scope("kept"):
+                kept.append(tf.Variable(1.0, name="w"))
+            built.set()
+        assert built.wait(20)
+        with tf.name_scope("own"):
+            own = tf.Variable(2.0, name="w")
+        return kept[0], own
+
+    with strategy.scope():
+        first, own = strategy.call_for_each_tower(tower)
+    assert first is kept[0]
+    assert own.numpy() == 2.0
