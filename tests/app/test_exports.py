@@ -1,0 +1,321 @@
+"""What a run exports, and what its exports predict."""
+
+import json
+import os
+import pathlib
+import signal
+
+import numpy as np
+import pytest
+
+from replicate import errors, estimator, serving
+from replicate.app import cli, config, exported, exports
+from replicate.compat.tensorflow import tf
+
+MODEL = '''
+import os
+import signal
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def slope(features, labels, mode, params):
+    """y = w x, w = 0 at first; the loss is w, so that each step takes the rate from w."""
+    w = tf1.get_variable("w", params.get("shape", []), initializer=tf1.zeros_initializer())
+    y = tf.reduce_sum(w) * features["x"]
+    if mode == estimator.ModeKeys.PREDICT:
+        if params.get("signal"):
+            os.kill(os.getpid(), getattr(signal, params["signal"]))
+        doubled = estimator.export.PredictOutput({"doubled": 2.0 * y})
+        outputs = {"serving_default": estimator.export.PredictOutput({"y": y, "x": features["x"]}),
+                   "doubled": doubled}
+        return estimator.EstimatorSpec(mode, {"y": y, "x": features["x"]}, export_outputs=outputs)
+    loss = tf.reduce_mean(tf.reduce_sum(w) * labels)
+    step = tf.cast(tf1.train.get_global_step(), tf.float32)
+    score = tf1.metrics.mean(-tf.abs(step - 6.0))
+    both = (tf.stack([step, step]), tf1.no_op())
+    nothing = tf1.metrics.mean(step * float("nan"))
+    metrics = {"score": score, "both": both, "nothing": nothing}
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op(), eval_metric_ops=metrics)
+'''
+
+CONFIG = """
+model_fn: slope_model:slope
+optimizer: {name: GradientDescent, learning_rate: 0.1}
+devices: [/cpu:0, /cpu:1]
+loss_reduction: mean
+train:
+  steps: 10
+  save_checkpoints_steps: 2
+  input: &data {kind: npz, file: d.npz, features: [x], label: y, batch_size: 2}
+eval: {every_steps: 2, input: *data}
+predict: {input: {kind: npz, file: d.npz, features: [x], batch_size: 3}}
+export:
+  assets_extra: {words/of.txt: words.txt}
+  exporters:
+    - {kind: best, metric: score, higher_is_better: true, exports_to_keep: 1}
+    - {kind: best, name: lowest, exports_to_keep: null}
+    - {kind: latest, exports_to_keep: 2}
+    - {kind: final}
+"""
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory):
+    """Returns a folder with a model, its data, an asset and its config."""
+    folder = tmp_path_factory.mktemp("slope")
+    (folder / "slope_model.py").write_text(MODEL)
+    (folder / "slope.yaml").write_text(CONFIG)
+    (folder / "words.txt").write_text("one\ntwo\n")
+    x = np.float32([1, 2, 3, 4])
+    np.savez(folder / "d.npz", x=x, y=np.ones_like(x))
+    np.savez(folder / "named.npz", z=x)
+    return folder
+
+
+def run(folder, command, *options, model_dir="trained"):
+    """Runs a command on the config; returns the exit code."""
+    where = ["--model-dir", str(folder / model_dir)]
+    return cli.main([command, str(folder / "slope.yaml"), *where, *options])
+
+
+@pytest.fixture(name="trained", scope="module")
+def train_twice(folder):
+    """Returns the folder after a training that was continued once, after step 6."""
+    assert run(folder, "train", "--set", "train.steps=6") == 0
+    assert run(folder, "train") == 0
+    return folder
+
+
+def steps_of(directory):
+    """Returns the steps whose weights the exports in a directory have: w = -0.1 step."""
+    steps = []
+    for path in sorted(directory.iterdir()):
+        with serving.load_exported(str(path)) as predictor:
+            steps.append(round(float(predictor({"x": [1.0]})["y"][0]) / -0.1, 3))
+    return steps
+
+
+def test_best_keeps_the_best_of_five_evaluations_over_a_restart(trained):
+    assert steps_of(trained / "trained" / "export" / "best") == [6]  # score -4 -2 0 | -2 -4
+
+
+def test_best_compares_the_loss_by_default_and_lower_is_better(trained):
+    # The loss, -0.1 step, falls all the time.
+    assert steps_of(trained / "trained" / "export" / "lowest") == [2, 4, 6, 8, 10]
+
+
+def test_latest_keeps_the_newest_and_final_exports_at_each_end(trained):
+    assert steps_of(trained / "trained" / "export" / "latest") == [8, 10]
+    assert steps_of(trained / "trained" / "export" / "final") == [6, 10]
+
+
+def test_an_export_holds_its_metrics_and_extra_assets(trained):
+    (path,) = (trained / "trained" / "export" / "best").iterdir()
+    record = json.loads((path / "assets.extra" / "evaluation.json").read_text())
+    assert (record["global_step"], record["score"], record["nothing"]) == (6, 0.0, None)
+    assert (path / "assets.extra" / "words" / "of.txt").read_text() == "one\ntwo\n"
+
+
+def test_nothing_but_whole_exports_is_in_the_directory(trained):
+    names = {path.name for path in (trained / "trained" / "export").iterdir()}
+    assert {"best", "lowest", "latest", "final"} < names
+    assert all(name.isdecimal() for name in names - {"best", "lowest", "latest", "final"})
+
+
+@pytest.mark.parametrize("towers", ["one", "merged"])
+def test_export_writes_towers_and_text_as_the_config_says(trained, capsys, towers):
+    given = ["--set", f"export.towers={towers}", "--set", "export.as_text=true"]
+    assert run(trained, "export", *given) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:4] == ["  doubled", "    input  x: float32 [None]", *lines[3:4]]
+    text = (pathlib.Path(lines[0]) / "saved_model.pbtxt").read_text()
+    assert ("tower_1/" in text) == (towers == "merged")
+
+
+def predicted(folder, tmp_path, *options):
+    """Returns what predict writes, as text."""
+    path = tmp_path / "p.jsonl"
+    assert run(folder, "predict", "--output", str(path), *options) == 0
+    return path.read_text()
+
+
+@pytest.mark.parametrize("towers", ["one", "merged"])
+def test_a_saved_model_predicts_what_its_checkpoint_does(trained, tmp_path, capsys, towers):
+    assert run(trained, "export", "--set", f"export.towers={towers}") == 0
+    path = capsys.readouterr().out.splitlines()[0]
+    expected = [json.loads(line) for line in predicted(trained, tmp_path).splitlines()]
+    found = predicted(trained, tmp_path, "--saved-model", path)
+    assert [json.loads(line) for line in found.splitlines()] == [
+        {name: pytest.approx(value, rel=1e-6) for name, value in row.items()} for row in expected
+    ]
+    only = predicted(trained, tmp_path, "--saved-model", path, "--set", "predict.keys=[x]")
+    assert only == '{"x": 1.0}\n{"x": 2.0}\n{"x": 3.0}\n{"x": 4.0}\n'
+
+
+@pytest.fixture(name="best")
+def path_of_best(trained):
+    """Returns the path of the best export: w = -0.6."""
+    (path,) = (trained / "trained" / "export" / "best").iterdir()
+    return str(path)
+
+
+def test_a_saved_model_needs_no_model_and_no_checkpoint(trained, best, tmp_path):
+    given = ["--saved-model", best, "--signature", "doubled", "--set", "predict.keys=[doubled]"]
+    arguments = ["predict", str(trained / "slope.yaml"), "--model-dir", str(tmp_path / "none")]
+    arguments += ["--set", "model_fn=no_module:at_all", "--output", str(tmp_path / "p.npz")]
+    assert cli.main([*arguments, *given]) == 0
+    with np.load(tmp_path / "p.npz") as written:
+        np.testing.assert_allclose(written["doubled"], [-1.2, -2.4, -3.6, -4.8], rtol=1e-6)
+
+
+def test_what_a_saved_model_does_not_take_is_left_out_and_told(trained, best, tmp_path, capsys):
+    given = ["--set", "predict.input.features=[x, y]"]
+    assert predicted(trained, tmp_path, "--saved-model", best, *given).count("\n") == 4
+    assert "predict.input: y: no input of the SavedModel, left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--signature", "dubled"], "got 'dubled'. Did you mean doubled?"),
+        (["--set", "predict.keys=[yy]"], "predict.keys: the model must predict what is named"),
+        (
+            ["--set", "predict.input={kind: npz, file: named.npz}"],
+            "takes the inputs x; predict.input has z: x is missing. Add it to predict.input.",
+        ),
+        (
+            ["--set", "predict.input={kind: npz, file: d.npz, features: {xx: x}}"],
+            "x is missing. Is it what predict.input calls xx?",
+        ),
+        (
+            ["--set", "predict.input={kind: csv, file: slope.yaml, header: false, delimiter: '%', "
+             "columns: {x: string}}"],
+            "must be able to take the rows of predict.input",
+        ),
+    ],
+)  # fmt: skip
+def test_a_saved_model_and_an_input_that_do_not_fit_are_told(trained, best, capsys, options, text):
+    assert run(trained, "predict", "--saved-model", best, *options) == 1
+    shown = capsys.readouterr().err
+    assert text in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("outputs", "text"),
+    [
+        ({"a": np.zeros([2]), "b": np.float32(1)}, "a has 2, b has no rows"),
+        ({"a": np.zeros([2]), "b": np.zeros([3, 1])}, "a has 2, b has 3"),
+    ],
+)
+def test_outputs_without_a_row_for_each_row_are_told(outputs, text):
+    source = exported.Source("m", "s")
+    with pytest.raises(errors.RunError, match=text):
+        list(exported._rows(outputs, None, source))
+    assert list(exported._rows(outputs, ["a"], source)) == [{"a": 0.0}, {"a": 0.0}]
+
+
+def test_a_saved_model_must_be_one(trained, best, tmp_path, capsys):
+    for path in (tmp_path / "none", tmp_path, trained / "slope.yaml"):
+        assert run(trained, "predict", "--saved-model", str(path)) == 1
+        assert f"--saved-model {path}: " in capsys.readouterr().err
+    parent = os.path.dirname(best)
+    assert run(trained, "predict", "--saved-model", parent) == 1
+    assert f"Did you mean {best}?" in capsys.readouterr().err
+
+
+def test_a_torn_saved_model_is_told(trained, best, tmp_path, capsys):
+    (tmp_path / "saved_model.pb").write_bytes((pathlib.Path(best) / "saved_model.pb").read_bytes())
+    assert run(trained, "predict", "--saved-model", str(tmp_path)) == 1
+    assert f"--saved-model {tmp_path}: " in (shown := capsys.readouterr().err)
+    assert "Traceback" not in shown
+
+
+def test_a_signature_alone_is_bad_usage(folder, capsys):
+    assert run(folder, "predict", "--signature", "doubled") == 2
+    assert "must come with --saved-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["export.exporters=[{kind: best, metric: scor}]"], "got 'scor'. Did you mean score?"),
+        (["export.exporters=[{kind: best, metric: both}]"], "must be a single number"),
+        (["export.assets_extra={a.txt: none.txt}"], "export.assets_extra.a.txt: "),
+        (["export.assets_extra={a.txt: .}"], "must be a readable file"),
+        (["export.directory=words.txt"], "must be a directory that can be written"),
+    ],
+)
+def test_an_export_that_cannot_be_is_told(folder, capsys, options, text):
+    given = [part for option in options for part in ("--set", option)]
+    name = f"bad_{abs(hash(tuple(options)))}"
+    assert run(folder, "train", "--set", "train.steps=4", *given, model_dir=name) == 1
+    shown = capsys.readouterr().err
+    assert text in shown
+    assert "Traceback" not in shown
+
+
+def test_a_metric_that_is_no_number_is_never_the_best(folder):
+    given = ["--set", "export.exporters=[{kind: best, metric: nothing}]"]
+    assert run(folder, "train", "--set", "train.steps=2", *given, model_dir="nan") == 0
+    assert [path.name.isdecimal() for path in (folder / "nan" / "export").iterdir()] == [True]
+
+
+def test_final_exports_without_an_evaluation(folder):
+    given = ["eval=null", "export={after_training: false, exporters: [{kind: final}]}"]
+    given = [part for option in given for part in ("--set", option)]
+    assert run(folder, "train", *given, "--set", "train.steps=3", model_dir="unseen") == 0
+    assert steps_of(folder / "unseen" / "export" / "final") == [3]
+    (path,) = (folder / "unseen" / "export" / "final").iterdir()
+    assert not (path / "assets.extra").exists()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_an_export_that_is_stopped_leaves_nothing(trained, tmp_path, capsys, name):
+    before = signal.getsignal(signal.SIGTERM)
+    given = ["--set", f"params.signal={name}", "--set", f"export.directory={tmp_path / 'out'}"]
+    assert run(trained, "export", *given) == 130
+    assert list((tmp_path / "out").iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_features_of_any_kind_of_tensor_are_served(tmp_path):
+    spec = (
+        {
+            "dense": tf.TensorSpec([None, 2], tf.float32),
+            "sparse": tf.SparseTensorSpec([None, None], tf.int64),
+            "ragged": tf.RaggedTensorSpec([None, None, 3], tf.float32, ragged_rank=1),
+        },
+        tf.TensorSpec([None]),
+    )
+    from replicate.app import serving as receivers
+
+    with tf.Graph().as_default():
+        receiver = receivers.receiver_fn(None, spec)()
+    assert isinstance(receiver, estimator.export.ServingInputReceiver)
+    assert receiver.features["ragged"].shape.as_list() == [None, None, 3]
+    with pytest.raises(errors.RunError, match="TensorArraySpec"):
+        receivers.receiver_fn(None, {"a": tf.TensorArraySpec()})
+
+
+def test_an_export_without_any_input_needs_inputs(trained, capsys):
+    given = [part for name in ("train", "eval", "predict") for part in ("--set", f"{name}=null")]
+    given += ["--set", "export={}"]
+    assert run(trained, "export", *given) == 1
+    assert "export.inputs: must be given" in capsys.readouterr().err
+    assert run(trained, "export", *given, "--set", "export.inputs={x: {dtype: float32}}") == 0
+
+
+def test_a_record_that_is_not_ours_is_passed_over(tmp_path):
+    for name, text in (("1", "no JSON"), ("2", "[]"), ("temp", '{"loss": 1}'), ("3", '{"a": 1}')):
+        (tmp_path / name / "assets.extra").mkdir(parents=True)
+        (tmp_path / name / "assets.extra" / "evaluation.json").write_text(text)
+    (tmp_path / "4").mkdir()
+    assert exports._records(str(tmp_path)) == [{"a": 1}]
+
+
+def test_exporters_read_back(folder):
+    read = config.load(str(folder / "slope.yaml"))
+    (folder / "printed.yaml").write_text(config.to_yaml(read))
+    assert config.load(str(folder / "printed.yaml"), ["name=slope"]) == read
