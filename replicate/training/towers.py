@@ -90,11 +90,11 @@ def argument_names(model_fn: Callable) -> tuple[str, ...]:
         ValueError: If it does not take `features`.
     """
     parameters = inspect.signature(model_fn).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return _ARGUMENTS
     bound = model_fn.keywords if isinstance(model_fn, functools.partial) else {}
     names = tuple(name for name in _ARGUMENTS if name in parameters and name not in bound)
     if "features" not in names:
+        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            return _ARGUMENTS  # a wrapper, which names nothing because it passes all on
         raise ValueError(
             f"A model_fn must take `features`: {model_fn!r} takes {list(parameters)}. Write "
             "def model_fn(features, labels, mode, params)."
@@ -181,8 +181,7 @@ def _require_same_variables(towers: Sequence[Tower], creations: sharing.Creation
         missing = [
             request
             for request, variable in creations.untaken(tower.tower_id)
-            if is_metric_variable(variable)
-            or (request.trainable and not _uses(tower, variable))
+            if is_metric_variable(variable) or (request.trainable and not _uses(tower, variable))
         ]
         if missing:
             raise errors.TowerMismatchError(

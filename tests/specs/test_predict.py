@@ -7,7 +7,9 @@ import pytest
 
 from replicate import errors, estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import default
+from replicate.graph import batches
+from replicate.specs import predict
+from replicate.strategy import context, default
 from tests import exactness
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
@@ -43,21 +45,14 @@ NESTS = {
 }
 
 
-@pytest.mark.parametrize("nest", sorted(NESTS))
+LET_THROUGH = ("bare", "dict", "one dimension", "rows of no numbers")  # by EstimatorSpec
+
+
+@pytest.mark.parametrize("nest", LET_THROUGH)
 @pytest.mark.parametrize("count", [1, 5])
 def test_predictions_are_one_devices(nest, count):
     def model(features, labels, mode):
-        # Past the constructor, which lets through dicts of dense tensors alone.
-        spec = exactness.spec_of(mode, predictions=features)
-        return spec._replace(predictions=NESTS[nest](features * 2.0))
-
-    def fetch(spec):
-        return tf.nest.map_structure(dense, spec.predictions)
-
-    def dense(leaf):
-        if isinstance(leaf, tf.SparseTensor):
-            return tf.sparse.to_dense(leaf)
-        return leaf.to_tensor() if isinstance(leaf, tf.RaggedTensor) else leaf
+        return exactness.spec_of(mode, predictions=NESTS[nest](features * 2.0))
 
     for is_static in (True, False):
         for strategy in ("parameter_server", "mirrored"):
@@ -66,10 +61,31 @@ def test_predictions_are_one_devices(nest, count):
                 [(rows(count), None)],
                 "infer",
                 is_static=is_static,
-                fetch=fetch,
                 devices=3,
                 strategy=strategy,
             )
+
+
+@pytest.mark.parametrize("nest", sorted(NESTS))
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("is_static", [True, False])
+def test_rows_are_joined_whatever_they_are_packed_in(session, nest, count, is_static):
+    x = tf1.placeholder_with_default(rows(count), [count if is_static else None, 2])
+    batch = batches.split_batch(x, None, 3)
+    nests = [NESTS[nest](shard) for shard in batch.features]
+    share = context.Share(batch.weights, tuple(batch.has_rows))
+    merged = predict.merge_predictions(nests, share, "/device:CPU:0", "predictions")
+    found, expected = session.run([dense(merged), dense(NESTS[nest](x))])
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def dense(nest):
+    def densified(leaf):
+        if isinstance(leaf, tf.SparseTensor):
+            return tf.sparse.to_dense(leaf)
+        return leaf.to_tensor() if isinstance(leaf, tf.RaggedTensor) else leaf
+
+    return tf.nest.map_structure(densified, nest)
 
 
 def exporting(outputs_of):

@@ -1,0 +1,336 @@
+"""What an Estimator does around the model_fn: hooks, savers, warm starts, summaries."""
+
+import numpy as np
+import pytest
+
+from replicate import estimator, model_fn
+from replicate.compat.tensorflow import tf, tf1
+from tests import exactness
+
+STRATEGIES = ("parameter_server", "mirrored")
+X = np.arange(15, dtype=np.float32).reshape(5, 3) / 10
+Y = np.float32([[0.0], [1.0], [0.0], [1.0], [1.0]])
+
+
+def input_fn():
+    return tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).batch(5).repeat(3)
+
+
+def momentum():
+    return tf1.train.MomentumOptimizer(0.1, 0.9)
+
+
+def dense(features, labels, mode, **fields):
+    output = tf1.layers.dense(features["x"], 1, kernel_initializer=exactness.start)
+    loss = None if labels is None else tf.reduce_mean(tf.square(output - labels))
+    metrics = {"mean": tf1.metrics.mean(output)}
+    return exactness.spec_of(mode, loss, {"y": output}, eval_metric_ops=metrics, **fields)
+
+
+def made(model, directory, strategy="parameter_server", devices=2, **options):
+    """An Estimator of the replicated model."""
+    towers = model_fn.replicate_model_fn(
+        model, momentum, devices, strategy=strategy, loss_reduction="mean"
+    )
+    config = estimator.RunConfig(
+        tf_random_seed=1, save_summary_steps=1, session_config=exactness.session_config()
+    )
+    return estimator.Estimator(towers, str(directory), config, **options)
+
+
+def single(model, directory, **options):
+    """An Estimator of the model on one device."""
+    config = estimator.RunConfig(tf_random_seed=1, session_config=exactness.session_config())
+    return estimator.Estimator(
+        exactness.stepping(model, momentum), str(directory), config, **options
+    )
+
+
+def variables_of(made):
+    return {name: made.get_variable_value(name) for name in made.get_variable_names()}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_checkpoints_go_both_ways(tmp_path, strategy):
+    expected = single(dense, tmp_path / "one").train(input_fn, steps=3)
+    found = made(dense, tmp_path / "two", strategy).train(input_fn, steps=3)
+    exactness.compare(variables_of(found), variables_of(expected))
+    # Each continues what the other has begun.
+    single(dense, tmp_path / "two").train(input_fn, steps=3)
+    made(dense, tmp_path / "one", strategy).train(input_fn, steps=3)
+    exactness.compare(variables_of(found), variables_of(expected))
+    assert variables_of(found)["global_step"] == 6
+    exactness.compare(found.evaluate(input_fn), expected.evaluate(input_fn))
+
+
+class Counting(tf1.train.SessionRunHook):
+    def __init__(self):
+        self.begun = self.runs = self.ended = 0
+
+    def begin(self):
+        self.begun += 1
+
+    def after_run(self, run_context, run_values):
+        self.runs += 1
+
+    def end(self, session):
+        self.ended += 1
+
+    @property
+    def counts(self):
+        return self.begun, self.runs, self.ended
+
+
+def test_hooks_of_every_kind_run_once_per_step(tmp_path):
+    made_by_tower = {key: [] for key in ("training", "chief", "evaluation", "prediction")}
+
+    def model(features, labels, mode):
+        hooks = {key: Counting() for key in made_by_tower}
+        for key, hook in hooks.items():
+            made_by_tower[key].append(hook)
+        fields = {}
+        if mode == "train":
+            fields = {"training_hooks": [hooks["training"]]}
+            fields["training_chief_hooks"] = [hooks["chief"]]
+        elif mode == "eval":
+            fields = {"evaluation_hooks": [hooks["evaluation"]]}
+        else:
+            fields = {"prediction_hooks": [hooks["prediction"]]}
+        return dense(features, labels, mode, **fields)
+
+    run = made(model, tmp_path)
+    outside = [Counting() for _ in range(3)]
+    run.train(input_fn, hooks=[outside[0]], steps=3)
+    assert [hook.counts for hook in made_by_tower["training"]] == [(1, 3, 1), (0, 0, 0)]
+    assert [hook.counts for hook in made_by_tower["chief"]] == [(1, 3, 1), (0, 0, 0)]
+    run.evaluate(input_fn, steps=2, hooks=[outside[1]])
+    assert [hook.counts for hook in made_by_tower["evaluation"]][2:] == [(1, 2, 1), (0, 0, 0)]
+    list(run.predict(input_fn, hooks=[outside[2]]))
+    assert made_by_tower["prediction"][4].begun == 1
+    assert made_by_tower["prediction"][5].begun == 0
+    assert [hook.begun for hook in outside] == [1, 1, 1]
+
+
+def test_hooks_may_read_the_loss_and_the_weights(tmp_path):
+    seen = []
+
+    class Reading(tf1.train.SessionRunHook):
+        def __init__(self, fetches):
+            self.fetches = fetches
+
+        def before_run(self, run_context):
+            return tf1.train.SessionRunArgs(self.fetches)
+
+        def after_run(self, run_context, run_values):
+            seen.append(run_values.results)
+
+    def model(features, labels, mode):
+        spec = dense(features, labels, mode)
+        kernel = tf1.trainable_variables()[0]
+        return spec._replace(training_hooks=[Reading([spec.loss, kernel])])
+
+    made(model, tmp_path, "mirrored").train(input_fn, steps=1)
+    assert len(seen) == 1
+    assert seen[0][1].shape == (3, 1)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_saving_listeners_hear_of_each_checkpoint(tmp_path, strategy):
+    heard = []
+
+    class Listener(tf1.train.CheckpointSaverListener):
+        def after_save(self, session, global_step):
+            heard.append(int(global_step))
+
+    made(dense, tmp_path, strategy).train(input_fn, steps=3, saving_listeners=[Listener()])
+    assert heard == [0, 3]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_scaffold_serves_as_on_one_device(tmp_path, strategy):
+    called = []
+
+    def model(features, labels, mode):
+        spec = dense(features, labels, mode)
+        if mode != "train":
+            return spec
+        kernel = tf1.trainable_variables()[0]
+        local = tf1.get_variable(
+            "local", initializer=1.0, collections=[tf1.GraphKeys.LOCAL_VARIABLES], trainable=False
+        )
+        scaffold = tf1.train.Scaffold(
+            init_fn=lambda scaffold, session: called.append("init_fn"),
+            local_init_op=tf1.group(tf1.local_variables_initializer(), tf1.tables_initializer()),
+            ready_op=tf1.report_uninitialized_variables(),
+            summary_op=tf1.summary.scalar("own", local + tf.reduce_sum(kernel)),
+            saver=tf1.train.Saver(max_to_keep=1, defer_build=True),
+        )
+        return spec._replace(scaffold=scaffold)
+
+    run = made(model, tmp_path, strategy).train(input_fn, steps=2)
+    assert called == ["init_fn"]
+    assert set(summaries(tmp_path)) >= {"own"}
+    exactness.compare(
+        variables_of(run),
+        variables_of(single(dense, tmp_path / "one").train(input_fn, steps=2)),
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("settings", [True, False])
+def test_warm_starting_fills_all_copies(tmp_path, strategy, settings):
+    before = single(dense, tmp_path / "before").train(input_fn, steps=3)
+    kernel = before.get_variable_value("dense/kernel")
+
+    def model(features, labels, mode):
+        spec = dense(features, labels, mode)
+        if not settings:
+            tf1.train.init_from_checkpoint(str(tmp_path / "before"), {"dense/": "dense/"})
+        return spec
+
+    warm = {}
+    if settings:
+        warm = {"warm_start_from": estimator.WarmStartSettings(str(tmp_path / "before"))}
+    run = made(frozen(model), tmp_path / "after", strategy, **warm)
+    run.train(input_fn, steps=1)
+    np.testing.assert_array_equal(run.get_variable_value("dense/kernel"), kernel)
+    # Every tower reads the restored weights: predictions are those of the checkpoint.
+    found = np.stack([row["y"] for row in run.predict(input_fn)])[:5]
+    expected = np.stack([row["y"] for row in before.predict(input_fn)])[:5]
+    np.testing.assert_allclose(found, expected, 1e-5)
+
+
+def frozen(model):
+    """The model with a loss whose gradient is zero."""
+
+    def still(features, labels, mode):
+        spec = model(features, labels, mode)
+        return spec if mode == "infer" else spec._replace(loss=spec.loss * 0.0)
+
+    return still
+
+
+def counting(features, labels, mode):
+    tf1.get_variable("w", initializer=[1.0, 2.0])
+    tf1.get_variable(
+        "seen",
+        initializer=4.0,
+        trainable=False,
+        aggregation=tf.VariableAggregation.SUM,
+        synchronization=tf.VariableSynchronization.ON_READ,
+    )
+    return dense(features, labels, mode)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_saver_of_listed_variables_restores_all_copies(tmp_path, strategy):
+    towers = model_fn.replicate_model_fn(counting, momentum, 2, strategy=strategy)
+    with tf.Graph().as_default() as graph:
+        tf1.train.create_global_step()
+        towers({"x": tf.constant(X)}, tf.constant(Y), "train")
+        named = {v.op.name: v for v in tf1.global_variables()}
+        saver = tf1.train.Saver(list(named.values()))
+        doubled = [v.assign(v.read_value() * 2) for v in (named["w"], named["seen"])]
+        copies = [member.read_value() for member in getattr(named["w"], "members", [named["w"]])]
+        seen = [member.read_value() for member in named["seen"].members]
+        initializer = exactness.initializer_of_all()
+        with tf1.Session(graph=graph, config=exactness.session_config()) as session:
+            session.run(initializer)
+            path = saver.save(session, str(tmp_path / "model"))
+            total = session.run(named["seen"])
+            session.run(doubled)
+            saver.restore(session, path)
+            for copy in session.run(copies):
+                np.testing.assert_array_equal(copy, [1.0, 2.0])
+            assert sum(session.run(seen)) == total
+    assert set(dict(tf.train.list_variables(path))) == set(named)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_saver_under_other_names_never_forgets_a_copy(strategy):
+    # TensorFlow's Saver asks a dict's variables for the tensor of one copy: that is refused,
+    # as it would restore the first copy alone. Variables with one copy may be renamed.
+    towers = model_fn.replicate_model_fn(counting, momentum, 2, strategy=strategy)
+    with tf.Graph().as_default():
+        tf1.train.create_global_step()
+        towers({"x": tf.constant(X)}, tf.constant(Y), "train")
+        named = {v.op.name: v for v in tf1.global_variables()}
+        with pytest.raises(TypeError, match="Not a variable"):
+            tf1.train.Saver({"renamed": named["seen"]})
+        if strategy == "mirrored":
+            with pytest.raises(TypeError, match="Not a variable"):
+                tf1.train.Saver({"renamed": named["w"]})
+        else:
+            tf1.train.Saver({"renamed": named["w"]})
+
+
+def summaries(directory):
+    """Returns tag -> how often it was written."""
+    found = {}
+    for path in sorted(directory.glob("events.*")):
+        for event in tf1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                found[value.tag] = found.get(value.tag, 0) + 1
+    return found
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_summaries_are_written_once_with_the_first_towers_names(tmp_path, strategy):
+    def model(features, labels, mode):
+        spec = dense(features, labels, mode)
+        tf1.summary.scalar("own", spec.loss)
+        with tf1.name_scope("scope"):
+            tf1.summary.histogram("kernel", tf1.trainable_variables()[0])
+        return spec
+
+    made(model, tmp_path, strategy).train(input_fn, steps=1)
+    found = summaries(tmp_path)
+    assert {"own", "scope/kernel", "loss"} <= set(found)
+    assert not [tag for tag in found if "tower" in tag]
+    assert found["own"] == 1
+
+
+def test_merge_all_holds_the_first_towers_summaries():
+    def model(features, labels, mode):
+        spec = dense(features, labels, mode)
+        tf1.summary.scalar("own", spec.loss)
+        return spec
+
+    with tf.Graph().as_default():
+        tf1.train.create_global_step()
+        towers = model_fn.replicate_model_fn(model, momentum, 3)
+        towers({"x": tf.constant(X)}, tf.constant(Y), "train")
+        assert [item.name for item in tf1.get_collection(tf1.GraphKeys.SUMMARIES)] == ["own:0"]
+        assert tf1.summary.merge_all() is not None
+
+
+def test_a_run_config_seed_repeats_a_run_exactly(tmp_path):
+    def model(features, labels, mode):
+        random = tf1.glorot_uniform_initializer()
+        x = tf1.layers.dense(features["x"], 8, kernel_initializer=random)
+        x = tf1.layers.dropout(x, 0.5, training=True)
+        output = tf1.layers.dense(x, 1, kernel_initializer=random)
+        return exactness.spec_of(mode, tf.reduce_mean(tf.square(output - labels)))
+
+    first, second = (made(model, tmp_path / name).train(input_fn, steps=3) for name in "ab")
+    exactness.compare(variables_of(second), variables_of(first), rtol=1e-6)
+
+
+def test_an_average_of_the_loss_has_the_first_towers_name():
+    """A shared variable whose name derives from a tower's tensor."""
+
+    def model(features, labels, mode):
+        spec = dense(features, labels, mode)
+        average = tf1.train.ExponentialMovingAverage(0.5)
+        updated = average.apply([spec.loss])
+        with tf1.control_dependencies([updated]):
+            return spec._replace(loss=tf.identity(spec.loss))
+
+    def names(model_fn_):
+        with tf.Graph().as_default():
+            tf1.train.create_global_step()
+            model_fn_({"x": tf.constant(X)}, tf.constant(Y), "train")
+            return sorted(v.op.name for v in tf1.global_variables())
+
+    towers = model_fn.replicate_model_fn(model, momentum, 2, loss_reduction="mean")
+    assert names(towers) == names(exactness.stepping(model, momentum))
