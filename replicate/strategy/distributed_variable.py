@@ -171,7 +171,12 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
             # NOTE: a Saver with a dict takes whatever reads a variable for the variable
             # itself, and would restore the first copy alone. It refuses an identity.
             value = tf.identity(value)
-        return tf.convert_to_tensor(value, dtype=dtype, name=name)
+        read = tf.convert_to_tensor(value, dtype=dtype, name=name)
+        if not self._is_across() and not tf.executing_eagerly():
+            # NOTE: embedding_lookup converts what is no variable of TensorFlow's own kind, and
+            # would copy the whole table; tf.gather asks a tensor for this name first.
+            read.sparse_read = self._member().sparse_read
+        return read
 
     def __tf_tensor__(self, dtype=None, name=None):
         return self._dense_var_to_tensor(dtype, name)

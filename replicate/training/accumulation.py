@@ -5,6 +5,7 @@ the checkpoint, and a restored run starts with them empty.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ def accumulate(
     steps: int,
     update: Callable,
     global_step: Any,
+    is_mean: bool,
 ) -> tf.Operation:
     """Adds gradients to what is gathered, and updates with every `steps`-th batch.
 
@@ -30,6 +32,7 @@ def accumulate(
         steps: How many batches make one update, 2 or more.
         update: Takes the N gathered gradients and None; returns the update's operation.
         global_step: Advanced with every batch; None: there is none.
+        is_mean: Whether an update takes the mean of the batches' gradients, or their sum.
 
     Returns:
         One operation to run with every batch.
@@ -48,7 +51,7 @@ def accumulate(
             is_full = tf.equal(_first(counter).read_value(), steps)
 
             def apply_and_empty():
-                updated = update([item.value() for item in gathered], None)
+                updated = update([item.value(steps if is_mean else 1) for item in gathered], None)
                 with tf1.control_dependencies([updated]):
                     emptied = [item.empty() for item in gathered]
                     restarted = strategy.update(
@@ -131,13 +134,14 @@ class _Gathered:
 
         return self._everywhere(self._sum, append, gradient)
 
-    def value(self) -> Any:
-        """Returns what is gathered, copy by copy."""
+    def value(self, count: int) -> Any:
+        """Returns what is gathered, divided by `count`, copy by copy."""
+        divide = functools.partial(_divided, count)
         if not self._is_sparse:
-            return _read(self._sum)
+            return _map_copies(divide, self._sum)
         pairs = zip(_copies(self._sum), _copies(self._indices), strict=True)
         shape = tf.constant(self._shape.as_list(), tf.int64)
-        slices = [tf.IndexedSlices(r.read_value(), i.read_value(), shape) for r, i in pairs]
+        slices = [tf.IndexedSlices(divide(r), i.read_value(), shape) for r, i in pairs]
         return slices[0] if len(slices) == 1 else values.Mirrored(slices, self._sum.devices)
 
     def empty(self) -> tf.Operation:
@@ -197,6 +201,10 @@ def _member_like(variable: Any, sibling: Any) -> Any:
     return (same or copies)[0]
 
 
-def _read(variable: Any) -> Any:
-    tensors = [copy.read_value() for copy in _copies(variable)]
+def _divided(count: int, copy: Any) -> tf.Tensor:
+    return reductions.divide_onto(copy.read_value(), count, copy.device)
+
+
+def _map_copies(fn: Callable, variable: Any) -> Any:
+    tensors = [fn(copy) for copy in _copies(variable)]
     return tensors[0] if len(tensors) == 1 else values.Mirrored(tensors, variable.devices)

@@ -91,7 +91,7 @@ class GradientStep:
             _require_no_queues(optimizer)
             _create_slots(optimizer, trained)
             applied = accumulation.accumulate(
-                owner, reduced, trained, self._accumulate_steps, update, global_step
+                owner, reduced, trained, self._accumulate_steps, update, global_step, _is_mean()
             )
         for tower in towers[1:]:
             # NOTE: what one tower's optimizer made serves all: get_slot, variables().
@@ -112,7 +112,7 @@ class GradientStep:
         if self._accumulate_steps == 1:
             return update(found, None)
         return accumulation.accumulate(
-            strategy.owner, found, trained, self._accumulate_steps, update, None
+            strategy.owner, found, trained, self._accumulate_steps, update, None, _is_mean()
         )
 
     @staticmethod
