@@ -1,0 +1,187 @@
+"""Canned estimators, a residual network and SyncReplicasOptimizer, as their users have them."""
+
+import functools
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+import replicate
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+from tests.training import runs
+
+STRATEGIES = ["parameter_server", "round_robin", "mirrored"]
+ROWS = 33
+
+_random = np.random.RandomState(0)
+X = _random.randn(ROWS, 2).astype(np.float32)
+C = _random.randint(0, 5, ROWS)
+LABELS = _random.randint(0, 3, ROWS)
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+def input_fn():
+    return tf.data.Dataset.from_tensor_slices(({"x": X, "c": C}, LABELS)).batch(11).repeat()
+
+
+def canned(name, model_dir):
+    numeric = tf.feature_column.numeric_column("x", shape=(2,))
+    category = tf.feature_column.categorical_column_with_identity("c", 5)
+    embedded = tf.feature_column.embedding_column(
+        category, 2, initializer=tf1.constant_initializer(0.1)
+    )
+    config = estimator.RunConfig(model_dir=str(model_dir), tf_random_seed=3)
+    options = {"n_classes": 3, "config": config}
+    if name == "LinearClassifier":
+        return estimator.LinearClassifier([numeric, category], **options)
+    if name == "DNNClassifier":
+        return estimator.DNNClassifier([4], [numeric, embedded], **options)
+    return estimator.DNNLinearCombinedClassifier(
+        linear_feature_columns=[numeric, category],
+        dnn_feature_columns=[numeric, embedded],
+        dnn_hidden_units=[4],
+        **options,
+    )
+
+
+def weights(trained):
+    return {name: trained.get_variable_value(name) for name in trained.get_variable_names()}
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory):
+    """For each canned estimator a model_dir after one step, and the weights after three."""
+
+    @functools.cache
+    def train(name):
+        started = tmp_path_factory.mktemp(name) / "started"
+        canned(name, started).train(input_fn, steps=1)
+        trained = canned(name, shutil.copytree(started, started.parent / "trained"))
+        trained.train(input_fn, max_steps=3)
+        return started, weights(trained)
+
+    return train
+
+
+@pytest.mark.parametrize("num_towers", [2, 4])
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+@pytest.mark.parametrize(
+    "name", ["LinearClassifier", "DNNClassifier", "DNNLinearCombinedClassifier"]
+)
+def test_canned_estimator_goes_on_where_one_device_stopped_and_back(
+    one_device, tmp_path, name, strategy, num_towers
+):
+    started, expected = one_device(name)
+    model_dir = shutil.copytree(started, tmp_path / "model")
+    base = canned(name, model_dir)
+    model_fn = replicate.replicate_model_fn(base.model_fn, devices=num_towers, strategy=strategy)
+    many = estimator.Estimator(model_fn, config=base.config)
+    many.train(input_fn, max_steps=3)
+    found = weights(many)
+    assert sorted(found) == sorted(expected)
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
+    back = canned(name, model_dir)
+    back.train(input_fn, max_steps=4)
+    assert back.get_variable_value("global_step") == 4
+
+
+def resnet_model_fn(features, labels, mode):
+    """A convolution, two residual blocks with batch normalization, momentum on a schedule."""
+    is_training = mode == "train"
+
+    def normalized(tensor):
+        return tf1.layers.batch_normalization(tensor, momentum=0.5, training=is_training)
+
+    net = tf1.layers.conv2d(features["x"], 4, 3, padding="same", kernel_initializer=start(1))
+    for block in range(2):
+        inner = tf.nn.relu(normalized(net))
+        inner = tf1.layers.conv2d(
+            inner, 4, 3, padding="same", use_bias=False, kernel_initializer=start(block + 2)
+        )
+        net = net + inner
+    pooled = tf.reduce_mean(tf.nn.relu(normalized(net)), [1, 2])
+    logits = tf1.layers.dense(pooled, 3, kernel_initializer=start(9))
+    loss = tf1.losses.sparse_softmax_cross_entropy(labels, logits)
+    loss += 1e-2 * tf.add_n([tf.nn.l2_loss(v) for v in tf1.trainable_variables()])
+    step = tf1.train.get_or_create_global_step()
+    rate = tf1.train.piecewise_constant(step, [2], [0.1, 0.05])
+    with tf1.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
+        train_op = tf1.train.MomentumOptimizer(rate, 0.9).minimize(loss, step)
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+def start(seed):
+    return tf1.random_normal_initializer(stddev=0.3, seed=seed)
+
+
+@functools.cache
+def resnet_run(num_towers, strategy):
+    """Both halves, and both quarters, of each batch are alike: so are their statistics."""
+    half = _random_image_rows()
+    image = np.concatenate([half] * 4)
+    labels = np.tile([0, 2], 4)
+    model = resnet_model_fn
+    if num_towers:
+        model = runs.replicated(model, num_towers, strategy)
+    batches = [{"x": image * (i + 1), "ids": np.arange(8), "y": labels} for i in range(2)]
+    return runs.train(model, 4, batches)
+
+
+def _random_image_rows():
+    return np.random.RandomState(5).randn(2, 6, 6, 2).astype(np.float32)
+
+
+@pytest.mark.parametrize("num_towers", [2, 4])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_residual_network_trains_to_the_weights_of_one_device(strategy, num_towers):
+    found, expected = resnet_run(num_towers, strategy), resnet_run(0, None)
+    # The variance of a tower's rows is the batch's, but for the factor n / (n - 1) that
+    # moving variances carry.
+    for run in (found, expected):
+        for step in run.steps:
+            for name in [name for name in step if "moving_variance" in name]:
+                step[name] = np.zeros([])
+    runs.assert_same(found, expected, relative=1e-4)
+
+
+def sync_model_fn(wrap, features, labels, mode):
+    optimizer = tf1.train.SyncReplicasOptimizer(
+        tf1.train.MomentumOptimizer(0.1, 0.9), replicas_to_aggregate=1
+    )
+    hook = optimizer.make_session_run_hook(is_chief=True)
+    w = tf1.get_variable("w", initializer=tf.constant([[0.3], [-0.2], [0.1]]))
+    loss = tf.reduce_mean(tf.square(features["x"] @ w - labels))
+    train_op = wrap(optimizer).minimize(loss, tf1.train.get_or_create_global_step())
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=[hook])
+
+
+def weight_after_synchronous_step(model):
+    """The update runs in a queue's thread: it is waited for."""
+    batch = runs.BATCHES[0]
+    with tf.Graph().as_default():
+        step = tf1.train.create_global_step()
+        spec = model({"x": tf.constant(batch["x"])}, tf.constant(batch["y"]), "train")
+        w = runs._plain(tf1.trainable_variables()[0])
+        with tf1.train.MonitoredTrainingSession(
+            hooks=spec.training_hooks, stop_grace_period_secs=0
+        ) as session:
+            session.run(spec.train_op)
+            for _ in range(500):
+                if session.run(step) >= 1:
+                    break
+                time.sleep(0.01)
+            return session.run(w)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore:To construct input pipelines")
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_sync_replicas_optimizer_with_its_hook(strategy):
+    one = weight_after_synchronous_step(functools.partial(sync_model_fn, lambda o: o))
+    model = functools.partial(sync_model_fn, replicate.TowerOptimizer)
+    found = weight_after_synchronous_step(runs.replicated(model, 2, strategy))
+    np.testing.assert_allclose(found, one, rtol=1e-5)
