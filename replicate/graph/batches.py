@@ -24,7 +24,7 @@ class Batch(NamedTuple):
         row_counts: K numbers n_i of rows; ints, or int32 tensors of shape []. None with one
             tower, since counting would add operations.
         total: B, the number of all rows; likewise.
-        weights: K parts n_i / B; floats, or float32 tensors of shape [].
+        weights: K parts n_i / B; floats, or float64 tensors of shape [].
         has_rows: K truths n_i > 0; bools, or bool tensors of shape [].
     """
 
@@ -255,5 +255,5 @@ def _runs(total: tf.Tensor, num_towers: int) -> _Runs:
     begins = base * tower_ids + tf.minimum(tower_ids, longer)
     begins = tf.where(has_rows, begins, tf.zeros_like(begins))
     ends = begins + tf.maximum(counts, 1)
-    weights = tf.cast(counts, tf.float32) / tf.cast(total, tf.float32)
+    weights = tf.cast(counts, tf.float64) / tf.cast(total, tf.float64)
     return _Runs(*(tf.unstack(part) for part in (begins, ends, counts, weights, has_rows)))

@@ -76,13 +76,21 @@ def divide_onto(value: Any, number: int, device: str | None) -> Any:
         return value // number if value.dtype.is_integer else value / number
 
 
+def as_dtype(number: Any, dtype: tf.DType) -> tf.Tensor:
+    """Returns a number as a tensor, all of whose digits count even in float64.
+
+    NOTE: `tf.cast` makes a Python float a float32 first.
+    """
+    return tf.constant(number, dtype) if isinstance(number, float) else tf.cast(number, dtype)
+
+
 def scaled(value: Any, factor: Any, device: str | None) -> Any:
     """Multiplies a floating tensor, or the values of IndexedSlices, on a device."""
     with on(device):
         if isinstance(value, tf.IndexedSlices):
-            values = value.values * tf.cast(factor, value.values.dtype)
+            values = value.values * as_dtype(factor, value.values.dtype)
             return tf.IndexedSlices(values, value.indices, value.dense_shape)
-        return value * tf.cast(factor, value.dtype)
+        return value * as_dtype(factor, value.dtype)
 
 
 def weighted_sum_onto(tensors: Sequence[Any], weights: Sequence[Any], device: str | None) -> Any:
@@ -114,7 +122,7 @@ def _weighted(value: Any, weight: Any) -> Any:
         return tf.IndexedSlices(_weighted(value.values, weight), value.indices, value.dense_shape)
     if value.dtype.is_integer:
         value = tf.cast(value, tf.float32)
-    return tf.math.multiply_no_nan(value, tf.cast(weight, value.dtype))
+    return tf.math.multiply_no_nan(value, as_dtype(weight, value.dtype))
 
 
 def mask_rows(tensors: Sequence[Any], has_rows: Sequence[Any]) -> list:

@@ -14,7 +14,7 @@ class Share(NamedTuple):
     """What part of the batch each of K towers holds, and what becomes of gradients.
 
     Attributes:
-        weights: List of K scalars n_i / B, Python floats or float32 tensors; they sum to
+        weights: List of K scalars n_i / B, Python floats or float64 tensors; they sum to
             1. A tower may replace its own: see `TowerContext.set_loss_weight`.
         has_rows: K truths n_i > 0, Python bools or bool tensors. A tower without rows
             computes on a borrowed one, and counts for nothing.

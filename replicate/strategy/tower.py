@@ -95,7 +95,7 @@ class TowerContext:
 
     @property
     def weight(self) -> Any:
-        """This tower's part of the batch, n_i / B: a float, or a float32 tensor of shape []."""
+        """This tower's part of the batch, n_i / B: a float, or a float64 tensor of shape []."""
         if self._share is None:
             return 1.0 / self.num_towers
         return self._share.weights[self._tower_id]
@@ -126,7 +126,7 @@ class TowerContext:
             return
 
         def across(strategy, denominators):
-            parts = [tf.cast(part, tf.float32) for part in strategy.unwrap(denominators)]
+            parts = [tf.cast(part, tf.float64) for part in strategy.unwrap(denominators)]
             parts = parts * strategy.num_towers if len(parts) == 1 else parts
             parts = reductions.mask_rows(parts, self._share.has_rows)
             total = tf.add_n(parts)

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
+from replicate.graph import reductions
 
 
 class Weight:
     """A scalar that takes the dtype of what it is multiplied with.
 
     Args:
-        value: A float, or a float32 tensor of shape [].
+        value: A float, or a float64 tensor of shape [].
         marks: The list to which each operation that holds the weight is added.
         factor: A number that the weight is multiplied by.
     """
@@ -30,8 +31,9 @@ class Weight:
     def as_tensor(self, dtype=None, name=None, as_ref=False) -> tf.Tensor:
         """Returns the scalar as a tensor of `dtype`."""
         del as_ref, name
-        made = tf.cast(self._value, dtype or tf.float32)
-        made = tf.identity(made * tf.cast(self._factor, made.dtype), name="tower_weight")
+        made = reductions.as_dtype(self._value, dtype or tf.float32)
+        factor = reductions.as_dtype(self._factor, made.dtype)
+        made = tf.identity(made * factor, name="tower_weight")
         if not tf.executing_eagerly():
             self._marks.append(made.op)
         return made
@@ -86,7 +88,7 @@ class TowerCount:
 
     Args:
         count: K.
-        weight: This tower's part, a float or a float32 tensor of shape [].
+        weight: This tower's part, a float or a float64 tensor of shape [].
         marks: See `Weight`.
     """
 

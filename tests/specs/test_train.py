@@ -294,3 +294,19 @@ def test_a_loss_of_another_shape_than_the_first_towers_is_refused():
     towers = model_fn.replicate_model_fn(model, descend, 2)
     with pytest.raises(errors.TowerMismatchError, match=r"tower 1 has the dtype float64"):
         exactness.run(towers, [batch(4)], "eval")
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_double_precision_is_kept(is_static, is_inside):
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", [3, 1], tf.float64, initializer=exactness.start)
+        return exactness.spec_of(mode, tf.reduce_mean(tf.square(tf.matmul(features, w) - labels)))
+
+    x, y = (part.astype(np.float64) for part in batch(7))
+    single = exactness.stepping(model, descend)
+    expected = exactness.run(single, [(x, y)], is_static=is_static)
+    given = (single, None) if is_inside else (model, descend)
+    towers = model_fn.replicate_model_fn(*given, 3, loss_reduction="mean")
+    found = exactness.run(towers, [(x, y)], is_static=is_static)
+    exactness.compare(found._asdict(), expected._asdict(), rtol=1e-13, atol=1e-14)
