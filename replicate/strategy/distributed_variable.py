@@ -375,25 +375,11 @@ def _scattered_nd(name: str):
     return scatter
 
 
-for _name in (
-    "scatter_add",
-    "scatter_sub",
-    "scatter_update",
-    "scatter_max",
-    "scatter_min",
-    "scatter_mul",
-    "scatter_div",
-    "batch_scatter_update",
-):
-    setattr(DistributedVariable, _name, _scattered(_name))
-for _name in (
-    "scatter_nd_add",
-    "scatter_nd_sub",
-    "scatter_nd_update",
-    "scatter_nd_max",
-    "scatter_nd_min",
-):
-    setattr(DistributedVariable, _name, _scattered_nd(_name))
+for _name in "add sub update max min mul div".split():
+    setattr(DistributedVariable, f"scatter_{_name}", _scattered(f"scatter_{_name}"))
+for _name in "add sub update max min".split():
+    setattr(DistributedVariable, f"scatter_nd_{_name}", _scattered_nd(f"scatter_nd_{_name}"))
+DistributedVariable.batch_scatter_update = _scattered("batch_scatter_update")
 
 conversion.unconverted(DistributedVariable)
 
