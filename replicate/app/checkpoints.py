@@ -1,14 +1,14 @@
 """The checkpoints of a run: which step they are at, and whether they are this model's."""
 
 import contextlib
+import os
 from collections.abc import Iterator
-from typing import Any
 
 from replicate import errors
 from replicate.app import failures
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["naming", "require", "step_of"]
+__all__ = ["naming", "require", "require_shapes", "step_of"]
 
 _MAX_DIFFERENCES = 3
 
@@ -27,7 +27,7 @@ def step_of(model_dir: str) -> int | None:
         if not reader.has_tensor(tf1.GraphKeys.GLOBAL_STEP):
             return None
         return int(reader.get_tensor(tf1.GraphKeys.GLOBAL_STEP))
-    except (tf.errors.OpError, RuntimeError, ValueError) as e:
+    except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as e:
         raise _unreadable(model_dir, path, e) from e
 
 
@@ -46,49 +46,84 @@ def naming(model_dir: str) -> Iterator[None]:
     """Says so where work fails because the checkpoint is torn, or another model's."""
     try:
         yield
-    except tf.errors.OpError as e:
-        is_restoring = e.op is not None and e.op.type.startswith("Restore")
-        if not is_restoring and "Restoring from checkpoint failed" not in str(e):
+    except (tf.errors.OpError, ValueError) as e:
+        error = e
+        while isinstance(error, ValueError):  # Estimators export with errors of their own
+            error = error.__context__
+        is_restoring = isinstance(error, tf.errors.OpError) and (
+            "Restoring from checkpoint failed" in str(error)
+            or (error.op is not None and error.op.type.startswith("Restore"))
+        )
+        if not is_restoring:
             raise
         path = _newest(model_dir)
-        differences = _differences(e.op.graph, path) if e.op is not None and path else []
-        if not differences:
-            raise _unreadable(model_dir, path, e) from e
-        listed = "; ".join(differences[:_MAX_DIFFERENCES])
-        more = len(differences) - _MAX_DIFFERENCES
-        raise errors.RunError(
-            f"model_dir: {path} must be a checkpoint of this model, but is another one's: "
-            f"{listed}{f'; and {more} more' if more > 0 else ''}. Choose another model_dir, or "
-            "take the model and the optimizer back to what they were."
-        ) from e
+        missing = _missing(error.op.graph, path) if error.op is not None and path else []
+        if not missing:
+            raise _unreadable(model_dir, path, error) from e
+        raise _of_another_model(path, [f"it has no {name}" for name in missing]) from e
+
+
+def require_shapes(model_dir: str, graph: tf.Graph) -> None:
+    """Raises a RunError where the last checkpoint's variables do not fit those of a graph.
+
+    TensorFlow itself restores resource variables of any shape.
+    """
+    path = _newest(model_dir)
+    stored = _shapes(path) if path else {}
+    wrong = [
+        f"{name} has the shape {stored[name]} there, {shape} here"
+        for name, shape in _variables(graph)
+        if name in stored and not shape.is_compatible_with(stored[name])
+    ]
+    if wrong:
+        raise _of_another_model(path, wrong)
+
+
+def _of_another_model(path: str, differences: list[str]) -> errors.RunError:
+    listed = "; ".join(differences[:_MAX_DIFFERENCES])
+    more = len(differences) - _MAX_DIFFERENCES
+    return errors.RunError(
+        f"model_dir: {path} must be a checkpoint of this model, but is another one's: "
+        f"{listed}{f'; and {more} more' if more > 0 else ''}. Choose another model_dir, or "
+        "take the model and the optimizer back to what they were."
+    )
 
 
 def _newest(model_dir: str) -> str | None:
     try:
-        return tf.train.latest_checkpoint(model_dir)
+        path = tf.train.latest_checkpoint(model_dir)
     except (tf.errors.OpError, ValueError) as e:
         raise _unreadable(model_dir, model_dir, e) from e
+    state = os.path.join(model_dir, "checkpoint")
+    if path is None and tf.io.gfile.exists(state):  # a training would begin over them
+        raise errors.RunError(
+            f"model_dir: {state} must name a checkpoint that is there, but does not. Put back "
+            "the files that are missing, or remove it to begin again."
+        )
+    return path
 
 
 def _unreadable(model_dir: str, path: str | None, reason: Exception) -> errors.RunError:
     return errors.RunError(
         f"model_dir: {path or model_dir} must be a readable checkpoint: "
-        f"{failures.first_lines(reason)} Remove what is broken from {model_dir}, or choose "
-        "another model_dir."
+        f"{failures.first_lines(reason).rstrip('.')}. Remove what is broken from {model_dir}, "
+        "or choose another model_dir."
     )
 
 
-def _differences(graph: Any, path: str) -> list[str]:
-    """Returns how a graph's variables differ from those of a checkpoint, in words."""
+def _missing(graph: tf.Graph, path: str) -> list[str]:
+    stored = _shapes(path)
+    return [name for name, _ in _variables(graph) if name not in stored] if stored else []
+
+
+def _variables(graph: tf.Graph) -> list[tuple[str, tf.TensorShape]]:
+    variables = graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES)
+    return [(variable.name.partition(":")[0], variable.shape) for variable in variables]
+
+
+def _shapes(path: str) -> dict[str, list[int]]:
+    """Returns the shapes of a checkpoint's variables; none where it cannot be read."""
     try:
-        stored = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+        return tf.train.load_checkpoint(path).get_variable_to_shape_map()
     except (tf.errors.OpError, RuntimeError, ValueError):
-        return []
-    found = []
-    for variable in graph.get_collection(tf1.GraphKeys.GLOBAL_VARIABLES):
-        name, _, _ = variable.name.partition(":")
-        if name not in stored:
-            found.append(f"it has no {name}")
-        elif not variable.shape.is_compatible_with(stored[name]):
-            found.append(f"{name} has the shape {stored[name]} there, {variable.shape} here")
-    return found
+        return {}

@@ -48,6 +48,7 @@ _DEVICE = re.compile(
     r"^(/job:\w+)?(/replica:\d+)?(/task:\d+)?"
     r"(/device:(?P<long>[A-Za-z_]\w*)|/?(?P<short>[A-Za-z]+)):\d+$"
 )
+_MAX_WHOLE = 2**63 - 1
 _DEVICE_TYPES = ("CPU", "GPU", "TPU")
 
 
@@ -183,8 +184,8 @@ def text(reader: Reader, path: KeyPath, value: Any) -> Any:
     return value
 
 
-def whole(minimum: int | None = None) -> Check:
-    """Returns a check for whole numbers; 1e3 is one."""
+def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> Check:
+    """Returns a check for whole numbers that TensorFlow can hold; 1e3 is one."""
     rule = "a whole number" + ("" if minimum is None else f" of at least {minimum}")
 
     def read(reader: Reader, path: KeyPath, value: Any) -> Any:
@@ -193,6 +194,8 @@ def whole(minimum: int | None = None) -> Check:
         wrong = isinstance(value, bool) or not isinstance(value, int)
         if wrong or (minimum is not None and value < minimum):
             reader.expected(path, rule, value)
+        elif abs(value) > maximum:
+            reader.expected(path, f"{rule} and at most {maximum}", value)
         return value
 
     return read

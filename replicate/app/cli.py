@@ -14,7 +14,7 @@ from replicate.app import catalog, config, failures, functions, interrupts
 
 __all__ = ["main"]
 
-_RAN, _FAILED, _BAD_USAGE, _INTERRUPTED = 0, 1, 2, 130
+_RAN, _FAILED, _BAD_USAGE = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as e:
         text = str(e) if isinstance(e, interrupts.Interrupted) else ""
         print(text or "interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return interrupts.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return _FAILED

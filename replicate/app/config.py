@@ -25,6 +25,8 @@ __all__ = [
     "to_yaml",
 ]
 
+_MAX_THREADS = 2**15  # per kind
+
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
@@ -145,8 +147,12 @@ class Run:
     per_process_gpu_memory_fraction: float | None = checks.key(
         checks.optional(checks.number(above=0)), None
     )
-    intra_op_parallelism_threads: int | None = checks.key(checks.optional(checks.whole(1)), None)
-    inter_op_parallelism_threads: int | None = checks.key(checks.optional(checks.whole(1)), None)
+    intra_op_parallelism_threads: int | None = checks.key(
+        checks.optional(checks.whole(1, _MAX_THREADS)), None
+    )
+    inter_op_parallelism_threads: int | None = checks.key(
+        checks.optional(checks.whole(1, _MAX_THREADS)), None
+    )
 
 
 def _arguments(reader, path, value, table, kind):

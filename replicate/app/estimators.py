@@ -1,10 +1,11 @@
 """The Estimator that a config describes: replicated model_fn, devices, session settings."""
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from replicate import devices, errors, estimator, model_fn
-from replicate.app import config, functions, metrics, optimizers, predictions
+from replicate.app import checkpoints, config, failures, functions, metrics, optimizers, predictions
 from replicate.compat.tensorflow import tf, tf1
 
 __all__ = ["build"]
@@ -62,7 +63,9 @@ def _inspected(
     """Returns a model_fn that also hooks the reduced loss and checks predictions' names."""
 
     def inspected(features, labels, mode, params, config):
-        spec = replicated(features, labels, mode, params=params, config=config)
+        with _naming_labels(labels, mode):
+            spec = replicated(features, labels, mode, params=params, config=config)
+        checkpoints.require_shapes(config.model_dir, tf1.get_default_graph())
         if mode == estimator.ModeKeys.TRAIN and watch is not None:
             return spec._replace(training_hooks=(*spec.training_hooks, watch(spec.loss)))
         if mode == estimator.ModeKeys.PREDICT and isinstance(spec.predictions, Mapping):
@@ -70,6 +73,22 @@ def _inspected(
         return spec
 
     return inspected
+
+
+@contextlib.contextmanager
+def _naming_labels(labels: Any, mode: str) -> Iterator[None]:
+    """Says that there are no labels, where model_fn fails and that may be the reason."""
+    try:
+        yield
+    except (AttributeError, TypeError, ValueError) as e:
+        is_ours = isinstance(e, errors.ReplicateError)
+        if is_ours or labels is not None or mode == estimator.ModeKeys.PREDICT:
+            raise
+        section = "train" if mode == estimator.ModeKeys.TRAIN else "eval"
+        raise errors.RunError(
+            f"{section}.input: must give labels if model_fn needs them; it gives none, and "
+            f"model_fn failed: {failures.located(e)} Name the label there, e.g. label: y."
+        ) from e
 
 
 def _devices(wanted: str | tuple[str, ...] | Mapping[str, int]) -> list[str] | None:

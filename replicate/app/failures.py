@@ -5,7 +5,7 @@ from pathlib import Path
 
 from replicate import errors
 
-__all__ = ["explain", "first_lines"]
+__all__ = ["explain", "first_lines", "located"]
 
 _NOT_THE_USERS = ("site-packages", "<frozen")
 _LISTINGS = ("Traceback", "Original stack trace", "Detected at node")
@@ -16,10 +16,12 @@ def explain(error: BaseException) -> str:
     """Returns the text for an exception: ours as it is, others with where they arose."""
     if isinstance(error, errors.ReplicateError):
         return str(error)
-    text = f"{type(error).__name__}: {first_lines(error)}"
-    where = _users_line(error)
-    then = "REPLICATE_DEBUG=1 in the environment shows the traceback."
-    return f"{where}{text}\n{then}"
+    return f"{located(error)}\nREPLICATE_DEBUG=1 in the environment shows the traceback."
+
+
+def located(error: BaseException) -> str:
+    """Returns an exception's type and message, after the user's line that it arose in."""
+    return f"{_users_line(error)}{type(error).__name__}: {first_lines(error)}"
 
 
 def first_lines(error: BaseException) -> str:

@@ -15,6 +15,11 @@ _FILES = checks.either(
     "a path or a list of paths",
 )
 _TIMES = checks.either({bool: checks.boolean, int: checks.whole(1)}, "true, false or a number")
+_MAX_BATCH = 2**31 - 1
+_MAX_BUFFER = 10**8  # rows; TensorFlow makes room for all of them at once
+_BUFFER = checks.either(
+    {bool: checks.boolean, int: checks.whole(1, _MAX_BUFFER)}, "true, false or a number"
+)
 
 
 def _shape(reader: checks.Reader, path: checks.KeyPath, value: Any) -> Any:
@@ -46,10 +51,10 @@ class Input:
     """
 
     KIND: ClassVar[str] = ""
-    batch_size: int = checks.key(checks.whole(1), 32)
-    shuffle: bool | int | None = checks.key(checks.optional(_TIMES), None)
+    batch_size: int = checks.key(checks.whole(1, _MAX_BATCH), 32)
+    shuffle: bool | int | None = checks.key(checks.optional(_BUFFER), None)
     repeat: bool | int | None = checks.key(checks.optional(_TIMES), None)
-    prefetch: int = checks.key(checks.whole(0), 2)
+    prefetch: int = checks.key(checks.whole(0, _MAX_BUFFER), 2)
 
     def for_training(self, training: bool) -> "Input":
         """Returns this input with the defaults that depend on what it is for."""

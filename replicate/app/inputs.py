@@ -91,7 +91,7 @@ def _of_arrays(features: Any, label: Any, source: input_config.Input) -> tf.data
     dtypes = [tf.as_dtype(a.dtype) if a.dtype.kind not in "OSU" else tf.string for a in arrays]
     indices = tf.data.Dataset.range(rows)
     if source.shuffle:
-        indices = indices.shuffle(rows if source.shuffle is True else int(source.shuffle))
+        indices = indices.shuffle(rows if source.shuffle is True else min(rows, source.shuffle))
     indices = _repeated(indices, source).batch(source.batch_size)
 
     def gather(index: Any) -> Any:

@@ -1,14 +1,16 @@
 """Ctrl-C and SIGTERM in training: finish the step, save a checkpoint, then stop."""
 
 import contextlib
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
-__all__ = ["Interrupted", "StopRequest", "terminable"]
+__all__ = ["INTERRUPTED", "Interrupted", "StopRequest", "terminable"]
+
+INTERRUPTED = 130  # the exit code, as shells have it
 
 
 class Interrupted(KeyboardInterrupt):
@@ -33,10 +35,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class StopRequest:
-    """While entered, the first signal asks to stop; a second one stops at once.
+    """While entered, the first signal asks to stop; a second one ends the process at once.
 
-    After the first, the signals act as the operating system has it, so that a second one
-    also ends a process that is busy inside TensorFlow.
+    A thread of its own hears the signals: the main thread may be inside TensorFlow for as
+    long as a step takes, and Python calls handlers only when that is over.
 
     Attributes:
         requested: Whether a signal came.
@@ -46,20 +48,39 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
-        self._before: dict[int, Any] = {}
+        self._leave = contextlib.ExitStack()
 
     def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():
-            for number in self._SIGNALS:
-                self._before[number] = signal.signal(number, self._on_signal)
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        heard, told = os.pipe()
+        os.set_blocking(told, False)
+        listener = threading.Thread(target=self._listen, args=(heard,), daemon=True)
+        listener.start()
+        self._leave.callback(listener.join)
+        self._leave.callback(os.close, told)
+        self._leave.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(told))
+        for number in self._SIGNALS:
+            self._leave.callback(signal.signal, number, signal.signal(number, _do_nothing))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._leave.close()
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        for each in self._SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
-        sys.stderr.write("stopping after this step; once more stops at once, without saving\n")
+    def _listen(self, heard: int) -> None:
+        """Reads the numbers of the signals that come, until the other end is closed."""
+        with open(heard, "rb", buffering=0) as numbers:
+            while number := numbers.read(1):
+                if number[0] not in self._SIGNALS:
+                    continue
+                if self.requested:
+                    os._exit(INTERRUPTED)
+                self.requested = True
+                sys.stderr.write(
+                    "stopping after this step; once more stops at once, without saving\n"
+                )
+                sys.stderr.flush()
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Stands for the default, which would end the process."""

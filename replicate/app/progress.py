@@ -9,11 +9,13 @@ from typing import Any
 from rich import console as rich_console
 from rich import progress as rich_progress
 
+from replicate import errors
 from replicate.app import interrupts
 from replicate.compat.tensorflow import tf, tf1
 
 __all__ = ["Display", "EvaluationHook", "Task", "TrainingHook", "calm_logging"]
 
+_MAX_IDLE_RUNS = 1000  # a loss scale that is too high may take some to come down
 _REMEMBERED = 50  # updates over which the speed is taken
 
 
@@ -168,6 +170,8 @@ class TrainingHook(tf1.train.SessionRunHook):
         self._loss = loss
         self._stop = stop
         self._step: Any = None
+        self._last_step: int | None = None
+        self._idle_runs = 0
 
     def begin(self) -> None:
         """See base class."""
@@ -180,9 +184,20 @@ class TrainingHook(tf1.train.SessionRunHook):
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """See base class."""
         step, loss = run_values.results
+        self._need_progress(int(step))
         self._task.update(int(step), float(loss))
         if self._stop.requested:
             run_context.request_stop()
+
+    def _need_progress(self, step: int) -> None:
+        """Ends what would go on for ever: optimizers may skip a few steps, not all."""
+        self._idle_runs = self._idle_runs + 1 if step == self._last_step else 0
+        self._last_step = step
+        if self._idle_runs >= _MAX_IDLE_RUNS:
+            raise errors.RunError(
+                f"model_fn: its train_op must raise the global step; it is still {step} after "
+                f"{_MAX_IDLE_RUNS} runs. Pass global_step to minimize, or name an optimizer."
+            )
 
     def end(self, session: Any) -> None:
         """See base class."""
@@ -195,16 +210,19 @@ class EvaluationHook(tf1.train.SessionRunHook):
     Args:
         task: Where to show them.
         stop: Asks to stop; None: nobody does.
+
+    Attributes:
+        done: How many steps were made.
     """
 
     def __init__(self, task: Task, stop: interrupts.StopRequest | None = None):
         self._task = task
         self._stop = stop
-        self._done = 0
+        self.done = 0
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """See base class."""
-        self._done += 1
-        self._task.update(self._done)
+        self.done += 1
+        self._task.update(self.done)
         if self._stop is not None and self._stop.requested:
             raise interrupts.Interrupted("stopped in an evaluation")

@@ -58,6 +58,8 @@ def train(settings: config.Config, display: progress.Display) -> Trained:
         run = _Training(settings, display, stop, start)
         try:
             step = run.train()
+            if step == start and not stop.requested:
+                raise errors.RunError("train.input: must have rows, has none. Check its files.")
             if not stop.requested:
                 found, path = run.finish()
                 is_over = True
@@ -214,9 +216,12 @@ def _evaluate(
 ) -> dict[str, Any]:
     task = display.task("evaluate", settings.eval.steps, every=1000)
     try:
-        hooks = [progress.EvaluationHook(task, stop)]
+        hook = progress.EvaluationHook(task, stop)
         with _naming_data(settings, "eval"):
-            return made.evaluate(input_fn, steps=settings.eval.steps, hooks=hooks)
+            found = made.evaluate(input_fn, steps=settings.eval.steps, hooks=[hook])
+        if not hook.done:
+            raise errors.RunError("eval.input: must have rows, has none. Check its files.")
+        return found
     finally:
         task.finish()
 

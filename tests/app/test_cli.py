@@ -26,7 +26,10 @@ DIGITS = str(TOP / "configs" / "digits.yaml")
         (["train", DIGITS, "--set", "train.steps"], "must be key=value"),
         (["train", DIGITS, "--set", "train.stepz=3"], "Did you mean steps?"),
         (["train", DIGITS, "--set", "train=null"], "train: this section is required"),
-        (["evaluate", DIGITS, "--set", "eval=null"], "eval: this section is required"),
+        (
+            ["evaluate", DIGITS, "--set", "eval=null", "--set", "export=null"],
+            "eval: this section is required",
+        ),
         (["check", "none.yaml", "none_either.yaml"], "none_either.yaml: a config file must exist"),
     ],
 )

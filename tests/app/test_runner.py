@@ -1,6 +1,7 @@
 """The commands on a model small enough to know the answers by hand."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from replicate.compat.tensorflow import tf, tf1
 
 def line(features, labels, mode, params):
     """y = w x, w = 0 at first; loss is the mean of (w x - y)^2 / 2."""
-    w = tf1.get_variable("w", initializer=0.0)
-    y = w * features["x"]
+    shape, name = params.get("shape", []), params.get("variable", "w")
+    w = tf1.get_variable(name, shape, initializer=tf1.zeros_initializer())
+    y = tf.reduce_sum(w) * features["x"]
     if mode == estimator.ModeKeys.PREDICT:
         output = estimator.export.PredictOutput({"y": y})
         return estimator.EstimatorSpec(mode, {"y": y, "x": features["x"]},
@@ -37,6 +39,10 @@ def running_max(x):
 def bad_rows():
     yield 1.0, 1.0
     raise ValueError("row 1 is bad")
+
+def no_rows():
+    rows = tf.data.Dataset.from_tensor_slices([1.0]).take(0).batch(2)
+    return rows.map(lambda x: ({"x": x}, x))
 
 def failing_input():
     shapes = (tf.TensorSpec([]), tf.TensorSpec([]))
@@ -202,3 +208,77 @@ def test_a_torn_record_names_the_input(trained, capsys):
     assert run(trained, "evaluate", "--set", source) == 1
     assert "eval.input: " in (shown := capsys.readouterr().err)
     assert "torn.tfrecord: must be readable as the config says" in shown
+
+
+def torn(trained, tmp_path, pattern, content):
+    """Returns a copy of the trained model_dir with other content in some of its files."""
+    copy = tmp_path / "torn"
+    shutil.copytree(trained / "trained", copy)
+    for path in copy.glob(pattern):
+        path.write_bytes(content)
+    return copy
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "export"])
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("*.data-*", "must be a readable checkpoint: "),
+        ("*.index", "must be a readable checkpoint: "),
+        ("checkpoint", "must name a checkpoint that is there"),
+    ],
+)
+def test_a_torn_checkpoint_is_told(trained, tmp_path, capsys, command, pattern, text):
+    model_dir = torn(trained, tmp_path, pattern, b"torn")
+    assert run(trained, command, "--set", "train.steps=9", model_dir=model_dir) == 1
+    shown = capsys.readouterr().err
+    assert text in shown
+    assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "export"])
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ("{shape: [3]}", "is another one's: w has the shape [] there, (3,) here"),
+        ("{variable: v}", "is another one's: it has no v"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_told(trained, capsys, command, params, text):
+    given = ["--set", f"params={params}", "--set", "train.steps=9"]
+    assert run(trained, command, *given) == 1
+    assert text in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_optimizer_is_told(trained, capsys):
+    given = ["--set", "optimizer={name: Adagrad, learning_rate: 1}", "--set", "train.steps=9"]
+    assert run(trained, "train", *given) == 1
+    assert "is another one's: it has no w/Adagrad" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "text"),
+    [
+        ("train", ["train.input.label=null"], "train.input: must give labels if model_fn needs"),
+        ("evaluate", ["eval.input.label=null"], "eval.input: must give labels if model_fn needs"),
+        ("train", ["train.input=line_model:no_rows"], "train.input: must have rows, has none"),
+        ("evaluate", ["eval.input=line_model:no_rows"], "eval.input: must have rows, has none"),
+        ("train", ["optimizer=null"], "its train_op must raise the global step; it is still 4"),
+        ("predict", ["predict.keys=[yy, x]"], "predict.keys: the model must predict what is named"),
+    ],
+)
+def test_what_only_a_run_can_find_is_told(trained, tmp_path, capsys, command, options, text):
+    model_dir = torn(trained, tmp_path, "none", b"")
+    given = [part for option in [*options, "train.steps=9"] for part in ("--set", option)]
+    assert run(trained, command, *given, model_dir=model_dir) == 1
+    shown = capsys.readouterr().err
+    assert text in shown
+    assert "Traceback" not in shown
+
+
+def test_names_may_have_any_letters(trained, capsys):
+    (trained / "größe λ.yaml").write_text((trained / "line.yaml").read_text())
+    where = ["--model-dir", str(trained / "modèle 1")]
+    for command in ("train", "evaluate", "predict", "export"):
+        assert cli.main([command, str(trained / "größe λ.yaml"), *where]) == 0
+    assert "größe λ at step 4" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """A training that is killed or interrupted goes on from its last checkpoint."""
 
 import contextlib
+import os
 import pathlib
 import re
 import signal
@@ -14,6 +15,7 @@ TOP = pathlib.Path(__file__).parents[2]
 PATIENCE = 120  # seconds; what is waited for takes a few
 
 MODEL = """
+import os
 import time
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
@@ -24,7 +26,9 @@ def model(features, labels, mode):
     return estimator.EstimatorSpec(mode, loss=loss, train_op=tf1.no_op())
 
 def nap(x):
-    time.sleep(0.005)
+    if "NAP" in os.environ:
+        open("napping", "w").close()
+    time.sleep(float(os.environ.get("NAP", 0.005)))
     return x
 
 def rows(batch_size):
@@ -55,11 +59,11 @@ def make_folder(tmp_path):
 
 
 @contextlib.contextmanager
-def training(folder, *options):
+def training(folder, *options, **variables):
     """Starts a training; ends it, whatever happens."""
     arguments = [sys.executable, "-m", "replicate", "train", "slow.yaml", *options]
     process = subprocess.Popen(
-        arguments, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment()
+        arguments, cwd=folder, stderr=subprocess.PIPE, text=True, env=environment() | variables
     )
     try:
         yield process
@@ -70,8 +74,6 @@ def training(folder, *options):
 
 def environment():
     """Returns an environment in which the checkout is importable from anywhere."""
-    import os
-
     paths = [str(TOP), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -118,6 +120,23 @@ def test_a_killed_training_continues_and_an_interrupted_one_saves_first(folder):
     assert process.returncode == 0, text
     assert f"continuing from step {interrupted_at}" in text
     assert saved_step(folder) == interrupted_at + 5
+
+
+def test_a_terminated_training_saves_and_a_second_signal_does_not_wait(folder):
+    with training(folder) as process:
+        read_until(process, "train ")
+        process.send_signal(signal.SIGTERM)
+        text = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 130
+    assert f"stopped at step {saved_step(folder)}; a checkpoint is saved in out" in text
+
+    with training(folder, NAP="3600") as process:
+        wait_for((folder / "napping").exists, process)  # inside TensorFlow, for an hour
+        process.send_signal(signal.SIGTERM)
+        read_until(process, "stopping after this step; once more stops at once")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
 
 
 def read_until(process, words):
