@@ -38,8 +38,35 @@ def test_the_example_has_at_most_the_lines_it_promises():
     assert len(lines) <= 18
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:UserWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_the_export_predicts_the_line(tmp_path, monkeypatch):
+    receiver = (
+        "\ndef serving_input_receiver_fn():\n"
+        "    x = tf.compat.v1.placeholder(tf.float32, [None, 1], name='x')\n"
+        "    return estimator.export.ServingInputReceiver({'x': x}, {'x': x})\n"
+    )
+    names = run(examples()[0] + receiver + examples()[1], tmp_path, monkeypatch)
+    with names["predictor"] as predictor:
+        (found,) = predictor({"x": np.ones([5, 1], np.float32)}).values()
+    np.testing.assert_allclose(found, np.full([5, 1], 3.0), atol=0.05)
+
+
+def test_every_test_that_the_readme_names_exists():
+    folder = README.parent / "tests"
+    rows = re.findall(r"^\|.*\|.*`\S+\.py.*\|$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) > 15
+    for row in rows:
+        room = None
+        for named in re.findall(r"`([\w/]*(?:\.py)?)(?:::(\w+))?`", row):
+            room = named[0] or room
+            if room.endswith(".py"):
+                text = (folder / room).read_text(encoding="utf-8")
+                assert not named[1] or f"def {named[1]}(" in text, row
+
+
 def test_the_loop_of_ones_own_equals_one_device(tmp_path, monkeypatch):
-    names = run(examples()[1], tmp_path, monkeypatch)
+    names = run(examples()[2], tmp_path, monkeypatch)
     copies = [copy.numpy() for copy in names["w"].members]
     # One device: the mean of (w x - y)^2 over (1, 3), (2, 6) has the gradient
     # (2 (w - 3) + 2 * 2 (2 w - 6)) / 2 = 5 (w - 3).
