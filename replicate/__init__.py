@@ -17,6 +17,7 @@ _ROOMS = {
     "ConfigError": "replicate.errors",
     "DeviceError": "replicate.errors",
     "DistributionStrategy": "replicate.strategy",
+    "devices": "replicate.devices",
     "errors": "replicate.errors",
     "estimator": "replicate.estimator",
     "export_saved_model": "replicate.export",

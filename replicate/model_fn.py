@@ -175,7 +175,8 @@ def _strategy(strategy: Any, devices: Any) -> base.DistributionStrategy:
 
 def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
     """Splits the batch, builds the towers, and joins their specs."""
-    with tf.device("/device:CPU:0"):
+    # NOTE: in a scope of its own, so that no name of the model's variables is taken.
+    with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
         batch = batches.split_batch(features, labels, strategy.num_towers)
     marks = tuple([] for _ in batch.weights)
     share = context.Share(

@@ -308,3 +308,59 @@ def test_a_layer_kept_outside_of_the_model_fn_has_one_copy_in_all_towers():
         assert names == expected_names
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mod", "range", "shape", "truediv", "cast"])
+def test_splitting_takes_no_name_from_the_models_variables(name):
+    def model(features, labels, mode):
+        with tf1.name_scope(name):
+            scale = tf.Variable(1.0, name="scale")
+        return linear_model_fn({"x": features["x"] * scale}, labels, mode)
+
+    def names(devices):
+        def features():
+            return {"x": tf1.placeholder_with_default([1.0, 2.0, 3.0], [None])}
+
+        _, graph = built(model, features=features, optimizer_fn=descend, devices=devices)
+        return variable_names(graph)
+
+    assert names(3) == names(1)
+
+
+def test_names_of_operations_find_variables_in_every_tower():
+    def model(features, labels, mode):
+        tf1.get_variable("other", initializer=1.0)
+        spec = linear_model_fn(features, labels, mode)
+        chosen = [v for v in tf1.trainable_variables() if v.op.name.startswith("w")]
+        optimizer = tf1.train.GradientDescentOptimizer(1.0)
+        train_op = optimizer.minimize(spec.loss, tf1.train.get_global_step(), chosen)
+        return spec._replace(train_op=train_op)
+
+    spec, graph = built(model, devices=TWO, strategy="mirrored", loss_reduction="mean")
+    _, after = run(graph, spec.train_op, lambda: weight(graph))
+    assert after == 8.5
+
+
+@pytest.mark.parametrize("towers", [1, 3, 8])
+def test_a_metric_may_be_its_variable_and_a_mean(towers):
+    def model(features, labels, mode):
+        del labels
+        level = tf1.get_variable(
+            "level",
+            initializer=0.0,
+            trainable=False,
+            collections=[tf1.GraphKeys.LOCAL_VARIABLES],
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+        update = level.assign(tf.reduce_mean(features["x"]))
+        loss = tf.reduce_mean(features["x"])
+        return estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops={"level": (level, update)})
+
+    def features():
+        return {"x": tf1.placeholder_with_default([4.0, 4.0], [None])}
+
+    spec, graph = built(model, "eval", features, devices=towers)
+    value, update = spec.eval_metric_ops["level"]
+    _, _, found = run(graph, update, update, value)
+    assert found == 4.0

@@ -121,7 +121,8 @@ def _init_run_config(config: Any, tf_config: dict) -> None:
         raise errors.UnsupportedTensorFlowError(
             "RunConfig(train_distribute=...) over a cluster needs the distribute coordinator, "
             f"which TensorFlow has no more since 2.16; this is {tfc.tf.__version__}, with the "
-            f"cluster {cluster or extra.remote_cluster}. Use replicate.MultiWorkerStrategy."
+            f"cluster {cluster or extra.remote_cluster}. Leave out train_distribute, and "
+            "replicate the model_fn over the devices of one machine."
         )
     config._distribute_coordinator_mode = None
     config._init_distributed_setting_from_environment_var(tf_config)

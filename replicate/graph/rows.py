@@ -18,7 +18,8 @@ def is_batched(value: Any) -> bool:
 
 def static_count(value: Any) -> int | None:
     """Returns how many rows a tensor has, or None where only a run tells."""
-    return value.shape[0] if value.shape.rank else None
+    # NOTE: under TensorFlow 1's behavior a shape holds Dimensions, not ints and None.
+    return tf.compat.dimension_value(value.shape[0]) if value.shape.rank else None
 
 
 def count(value: Any) -> tf.Tensor:
@@ -78,9 +79,10 @@ def sparse_shape(value: tf.SparseTensor, size: tf.Tensor) -> tf.Tensor:
     known = value.shape
     if known.rank is None:
         return tf.concat([[size], value.dense_shape[1:]], 0)
+    known = known.as_list()
     inner = [
         value.dense_shape[i] if known[i] is None else tf.constant(known[i], tf.int64)
-        for i in range(1, known.rank)
+        for i in range(1, len(known))
     ]
     return tf.stack([size, *inner])
 

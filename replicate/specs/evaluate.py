@@ -5,7 +5,7 @@ After all towers' updates, what towers 1 to K - 1 have gathered moves into the f
 tower's variables, from which its value tensors read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate import errors
@@ -80,11 +80,15 @@ def _merge_metrics(
     with tf1.control_dependencies(updates):
         moved = [gather(variable, share.has_rows) for variable in metric_variables]
     merged = tf1.group(*moved, *updates, name="merge_metrics")
-    return {name: (value, merged) for name, (value, _) in _items(specs[0].eval_metric_ops)}
+    metrics = specs[0].eval_metric_ops or {}
+    return {name: (_value_of(value), merged) for name, (value, _) in metrics.items()}
 
 
-def _items(metrics: Mapping | None):
-    return (metrics or {}).items()
+def _value_of(value: Any) -> Any:
+    """Returns a metric's value tensor; of a variable, what its first copy has gathered."""
+    if not isinstance(value, variables.DistributedVariable):
+        return value
+    return tf.identity(value.members[0].read_value())
 
 
 def gather(variable: variables.TowerLocalVariable, has_rows: Sequence[Any]) -> tf.Operation:
@@ -110,7 +114,8 @@ def gather(variable: variables.TowerLocalVariable, has_rows: Sequence[Any]) -> t
             kept = zip(copies, starts, has_rows, strict=True)
             return _move(members, custom([_kept(*parts) for parts in kept]))
         if aggregation == variables.MEAN:
-            mean = tf.add_n(copies) / len(copies)
+            counted = tf.add_n([tf.cast(has, copies[0].dtype) for has in has_rows])
+            mean = tf.add_n(reductions.mask_rows(copies, has_rows)) / counted
             return tf1.group(*[member.assign(mean, read_value=False) for member in members])
         if aggregation == variables.SUM and numeric:
             starts = [tf.identity(member.initial_value) for member in members[1:]]

@@ -274,8 +274,8 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
 
     @property
     def op(self):
-        """The operation that made the copy."""
-        return self._member().op
+        """The operation that made the copy; in a tower the first copy's, for its name."""
+        return self._members[0].op if self._tower() is not None else self._member().op
 
     @property
     def device(self) -> str:
