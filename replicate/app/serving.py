@@ -1,5 +1,6 @@
 """What an exported model is fed, and what its signatures look like once written."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,6 +54,7 @@ def _receiver(specs: Mapping[str, Any], lone: str | None) -> Any:
 
 
 def _placeholder(name: str, spec: Any) -> Any:
+    name = _op_name(name)
     shape = None if spec.shape.rank is None else [None, *spec.shape.as_list()[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
         inner = spec.shape[spec.ragged_rank + 1 :].as_list()
@@ -60,6 +62,12 @@ def _placeholder(name: str, spec: Any) -> Any:
     if isinstance(spec, tf.SparseTensorSpec):
         return tf1.sparse_placeholder(spec.dtype, shape, name=name)
     return tf1.placeholder(spec.dtype, shape, name=name)
+
+
+def _op_name(feature: str) -> str:
+    """Returns a valid op name like a feature's; the signature keeps the feature's own."""
+    name = re.sub(r"[^A-Za-z0-9_./-]", "_", str(feature)).strip("/")
+    return name if name[:1].isalnum() else f"{_LONE}{name}"
 
 
 def signatures(path: str) -> dict[str, dict[str, dict[str, str]]]:

@@ -299,6 +299,16 @@ def test_features_of_any_kind_of_tensor_are_served(tmp_path):
         receivers.receiver_fn(None, {"a": tf.TensorArraySpec()})
 
 
+def test_features_are_served_by_names_that_no_op_could_have(trained, capsys):
+    names = ["x", "sepal length (cm)", "_", "größe", "a/"]
+    described = ", ".join(f"'{name}': {{dtype: float32}}" for name in names)
+    for towers in ("one", "merged"):
+        given = ["--set", f"export.inputs={{{described}}}", "--set", f"export.towers={towers}"]
+        assert run(trained, "export", *given) == 0
+        shown = capsys.readouterr().out
+        assert all(f"{name}: float32 [None]" in shown for name in names)
+
+
 def test_an_export_without_any_input_needs_inputs(trained, capsys):
     given = [part for name in ("train", "eval", "predict") for part in ("--set", f"{name}=null")]
     given += ["--set", "export={}"]
