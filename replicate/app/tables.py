@@ -2,7 +2,6 @@
 
 import csv
 import io
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -85,9 +84,10 @@ def _load_npz(path: str, key: str) -> dict[str, np.ndarray]:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
         raise _missing(path, key) from None
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, KeyError) as e:
+    except Exception as e:  # of zip, zlib, tokenize, struct ...: damage may raise anything
+        reason = str(e).rstrip(".") or type(e).__name__
         raise errors.RunError(
-            f"{key}: {path}: must be a readable npz file: {e}. Write it with numpy.savez."
+            f"{key}: {path}: must be a readable npz file: {reason}. Write it with numpy.savez."
         ) from e
 
 

@@ -166,3 +166,30 @@ def test_what_is_no_npz_file_is_refused(tmp_path):
     np.savez(tmp_path / "pickle.npz", a=np.array([{}], dtype=object))
     with pytest.raises(errors.RunError, match="must be a readable npz file"):
         npz(str(tmp_path / "pickle.npz"))
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_damaged_npz_file_is_refused_wherever_the_damage_is(tmp_path, save):
+    path = tmp_path / "d.npz"
+    save(path, a=np.arange(3), b=np.float32([1, 2]))
+    whole = path.read_bytes()
+    faults = []
+    for index in range(len(whole)):
+        path.write_bytes(whole[:index] + bytes([whole[index] ^ 0xFF]) + whole[index + 1 :])
+        try:
+            npz(str(path), features=("a",), label=None)
+        except errors.RunError as e:
+            faults.append(str(e))
+    assert len(faults) > len(whole) / 3  # what is damaged otherwise: dates, and the like
+    assert all(fault.startswith(f"eval.input: {path}: ") for fault in faults)
+
+
+@pytest.mark.parametrize("reason", [NotImplementedError("of method 9."), MemoryError()])
+def test_whatever_reading_an_npz_file_raises_is_told(archive, monkeypatch, reason):
+    def load(*args, **kwargs):
+        raise reason
+
+    monkeypatch.setattr(np, "load", load)
+    text = str(reason).rstrip(".") or "MemoryError"
+    with pytest.raises(errors.RunError, match=f"d.npz: must be a readable npz file: {text}. Wr"):
+        npz(archive)
