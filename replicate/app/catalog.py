@@ -100,7 +100,6 @@ STRATEGIES: Final = (
     "balanced",
     "mirrored",
     "one_device",
-    "multi_worker",
 )
 
 DTYPES: Final = (

@@ -21,6 +21,7 @@ __all__ = [
     "Reader",
     "anything",
     "boolean",
+    "device_id",
     "device_name",
     "either",
     "function",
@@ -45,8 +46,9 @@ Check = Callable[["Reader", KeyPath, Any], Any]
 
 _FUNCTION = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 _DEVICE = re.compile(
-    r"^(/job:\w+)?(/replica:\d+)?(/task:\d+)?"
-    r"(/device:(?P<long>[A-Za-z_]\w*)|/?(?P<short>[A-Za-z]+)):\d+$"
+    r"(/job:(?P<job>\w+))?(/replica:(?P<replica>\d{1,9}))?(/task:(?P<task>\d{1,9}))?"
+    r"(/device:|/?)(?P<kind>[A-Za-z]+):(?P<index>\d{1,9})",
+    re.ASCII,
 )
 _MAX_WHOLE = 2**63 - 1
 _DEVICE_TYPES = ("CPU", "GPU", "TPU")
@@ -310,8 +312,15 @@ def path_text(reader: Reader, path: KeyPath, value: Any) -> Any:
 
 def device_name(reader: Reader, path: KeyPath, value: Any) -> Any:
     """Takes a device in any usual spelling; whether it exists is known when it is used."""
-    match = _DEVICE.match(value) if isinstance(value, str) else None
-    kind = (match["long"] or match["short"]).upper() if match else ""
-    if not match or (kind not in _DEVICE_TYPES and not kind.startswith("XLA_")):
+    if device_id(value) is None:
         reader.expected(path, "a device such as /gpu:0, GPU:0 or /device:CPU:1", value)
     return value
+
+
+def device_id(value: Any) -> tuple[str, int, int, str, int] | None:
+    """Returns what is the same for all spellings of a device; None where it is none."""
+    match = _DEVICE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match["kind"].upper() not in _DEVICE_TYPES:
+        return None
+    replica, task, index = (int(match[part] or 0) for part in ("replica", "task", "index"))
+    return match["job"] or "localhost", replica, task, match["kind"].upper(), index

@@ -232,9 +232,9 @@ def _devices(reader: checks.Reader, path: checks.KeyPath, value: Any) -> Any:
         return value
     if isinstance(value, list):
         names = checks.listing(checks.device_name, 1)(reader, path, value)
-        short = [str(name).lower().replace("device:", "").lstrip("/") for name in value]
-        for index, name in enumerate(short):
-            if name in short[:index]:
+        known = [checks.device_id(name) for name in value]
+        for index, one in enumerate(known):
+            if one is not None and one in known[:index]:
                 reader.expected((*path, index), "a device that is not listed yet", value[index])
         return names
     if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("gpu", "cpu"):
@@ -265,7 +265,7 @@ class Config:
         accumulate_steps: Batches whose gradients are added before an update.
         clip_global_norm: Clips reduced gradients to this norm; null: no clipping.
         update_ops: Whose UPDATE_OPS run: first, mean, all.
-        tower_building: How towers are made: auto, call, clone.
+        tower_building: How towers are made: call runs the model_fn for each; auto may choose.
         seed: Of every random operation; null: another one in each run.
         model_dir: Checkpoints and summaries; relative to the working directory. Default:
             `runs/<name>`.
@@ -287,7 +287,7 @@ class Config:
     accumulate_steps: int = checks.key(checks.whole(1), 1)
     clip_global_norm: float | None = checks.key(checks.optional(checks.number(above=0)), None)
     update_ops: str = checks.key(checks.one_of("first", "mean", "all"), "first")
-    tower_building: str = checks.key(checks.one_of("auto", "call", "clone"), "auto")
+    tower_building: str = checks.key(checks.one_of("auto", "call"), "auto")
     seed: int | None = checks.key(checks.optional(checks.whole()), None)
     model_dir: str = checks.key(_model_dir)
     train: Train | None = checks.key(checks.optional(checks.section(Train)), None)
