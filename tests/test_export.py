@@ -262,6 +262,46 @@ def test_a_plain_estimator_is_exported_without_its_devices(trained, tmp_path):
     assert {node.device for node in all_nodes(path)} == {""}
 
 
+class Counting(tf1.train.Scaffold):
+    """A user's scaffold that counts how often it is finalized."""
+
+    finalized = 0
+
+    def finalize(self):
+        Counting.finalized += 1
+        return super().finalize()
+
+
+@pytest.mark.parametrize("has_saver", [True, False])
+def test_a_scaffold_of_the_users_class_is_kept_and_exported(has_saver, trained, tmp_path):
+    made_here = []
+
+    def model(features, labels, mode):
+        spec = network(features, labels, mode)
+        if mode != "infer":
+            return spec
+        made_here.append(Counting(saver=tf1.train.Saver() if has_saver else None))
+        return spec._replace(scaffold=made_here[-1])
+
+    found = model_fn.replicate_model_fn(model, adam, 2, loss_reduction="mean")
+    with tf.Graph().as_default():
+        tf1.train.get_or_create_global_step()
+        spec = found({"x": tf1.placeholder(tf.float32, [None, 3])}, None, "infer")
+        assert spec.scaffold is made_here[0]
+        finalized = Counting.finalized
+        spec.scaffold.finalize()
+        assert Counting.finalized == finalized + 1
+    one = made(trained[0], 2, model=model)
+    path = os.fsdecode(one.export_saved_model(str(tmp_path), raw))
+    assert {node.device for node in all_nodes(path)} == {""}
+    inputs = {"features": ROWS[:7]}
+    with replicate.load_exported(path, devices=["/cpu:2", "/cpu:3"]) as predictor:
+        np.testing.assert_allclose(predictor(inputs)["y"], trained[1][:7], atol=1e-6)
+    predicted = one.predict(lambda: tf.data.Dataset.from_tensor_slices({"x": ROWS[:7]}).batch(7))
+    predicted = np.stack([row["y"] for row in predicted])
+    np.testing.assert_allclose(predicted, trained[1][:7], atol=1e-6)
+
+
 def test_towers_are_one_or_merged(trained, tmp_path):
     with pytest.raises(ValueError, match=r"towers is one of 'one', 'merged'; got 'all'"):
         replicate.export_saved_model(made(trained[0], 2), tmp_path, raw, towers="all")

@@ -87,8 +87,8 @@ def make_exportable(
     """
     graph = tf1.get_default_graph()
     scaffold = spec.scaffold
-    if type(scaffold) is not tf1.train.Scaffold or isinstance(scaffold.saver, tf.train.Checkpoint):
-        return spec  # a class of the user's may do more, and could not be copied
+    if isinstance(scaffold.saver, tf.train.Checkpoint):
+        return spec  # it writes no MetaGraphDef
     if spec.mode == types.TRAIN and not _is_fed(features):
         return spec  # it is trained: the Estimator's own Saver writes its checkpoints
     saver = PortableSaver(graph, worker_devices, scaffold.saver, config)
@@ -96,7 +96,16 @@ def make_exportable(
         spec = spec._replace(train_op=None)
         inside = frozenset(operation.name for operation in graph.get_operations()) - before
         saver.prune(inside, _outputs(spec))
-    return spec._replace(scaffold=tf1.train.Scaffold(copy_from_scaffold=scaffold, saver=saver))
+    return spec._replace(scaffold=_with_saver(scaffold, saver))
+
+
+def _with_saver(scaffold: Any, saver: PortableSaver) -> Any:
+    """Returns a copy with this Saver; of a class of the user's, the object itself."""
+    if type(scaffold) is tf1.train.Scaffold:
+        return tf1.train.Scaffold(copy_from_scaffold=scaffold, saver=saver)
+    # NOTE: such a class may do more and cannot be copied, and `saver` has no setter.
+    scaffold._saver = saver
+    return scaffold
 
 
 def operation_names() -> frozenset:
