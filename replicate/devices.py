@@ -95,16 +95,19 @@ def _existing() -> str:
     return f"This machine has {', '.join(local_devices())}."
 
 
-def resolve(devices: Sequence[str] | int | None) -> tuple[str, ...]:
+def resolve(
+    devices: Sequence[str] | int | None, *, warn_of_missing: bool = True
+) -> tuple[str, ...]:
     """Returns the canonical names of the devices that were asked for.
 
     Args:
         devices: A list of names; an int: that many GPUs, or CPUs where there is no GPU;
             None: all GPUs, or the CPU where there is none.
+        warn_of_missing: Whether to warn of names that this machine lacks.
 
     Returns:
-        One or more names. A name that this machine lacks is warned of and kept, since a
-        graph may be built for another machine.
+        One or more names. A name that this machine lacks is kept, since a graph may be
+        built for another machine.
 
     Raises:
         DeviceError: If a name is malformed or repeated, if there are none, or if an int is
@@ -124,7 +127,7 @@ def resolve(devices: Sequence[str] | int | None) -> tuple[str, ...]:
                 f"both {name}. Name each device once. {_existing()}"
             )
     missing = [name for name in names if is_missing(name)]
-    if missing:
+    if missing and warn_of_missing:
         _log.warning(
             "This machine lacks %s; the graph is built for them all the same. %s",
             ", ".join(missing),

@@ -22,7 +22,7 @@ class Predictor:
     Args:
         path: The directory of the SavedModel.
         devices: For a model with merged towers, where its towers compute; None: unplaced.
-        tags: The tags of the graph to load.
+        tags: The tags of the graph to load, or its one tag.
 
     Raises:
         ValueError: If the directory holds no SavedModel, or none with these tags.
@@ -33,9 +33,10 @@ class Predictor:
         self,
         path: str | bytes | os.PathLike,
         devices: Sequence[str] | int | None = None,
-        tags: Iterable[str] = (tf.saved_model.SERVING,),
+        tags: Iterable[str] | str = (tf.saved_model.SERVING,),
     ):
         self.path = os.fsdecode(path)
+        tags = [tags] if isinstance(tags, str) else list(tags)
         meta_graph = _meta_graph(self.path, set(tags))
         places = _places(meta_graph, devices, self.path)
         self._graph = tf.Graph()
@@ -46,7 +47,7 @@ class Predictor:
         self._session = tf1.Session(graph=self._graph, config=settings)
         try:
             with self._graph.as_default(), tf1.device(lambda op: places.get(op.name, op.device)):
-                loaded = tf1.saved_model.load(self._session, list(tags), self.path)
+                loaded = tf1.saved_model.load(self._session, tags, self.path)
         except BaseException:
             self.close()
             raise
@@ -117,7 +118,7 @@ class Predictor:
 def load_exported(
     path: str | bytes | os.PathLike,
     devices: Sequence[str] | int | None = None,
-    tags: Iterable[str] = (tf.saved_model.SERVING,),
+    tags: Iterable[str] | str = (tf.saved_model.SERVING,),
 ) -> Predictor:
     """Loads a SavedModel; see `Predictor`."""
     return Predictor(path, devices, tags)
@@ -170,7 +171,7 @@ def _places(meta_graph: Any, devices: Any, path: str) -> dict[str, str]:
         return {}
     towers = portable.towers(meta_graph)
     count = max(towers.values(), default=-1) + 1
-    found = device_names.resolve(devices)
+    found = device_names.resolve(devices, warn_of_missing=False)
     missing = [device for device in found if device_names.is_missing(device)]
     if missing:
         raise errors.DeviceError(

@@ -124,9 +124,18 @@ def test_a_model_of_one_tower_cannot_be_placed(merged, tmp_path):
         (["/cpu:1", "/cpu:1"], "Name each device once"),
     ],
 )
-def test_devices_that_do_not_fit_are_refused(devices, text, merged):
+def test_devices_that_do_not_fit_are_refused(devices, text, merged, tmp_path, caplog):
     with pytest.raises(errors.DeviceError, match=text):
         serving.load_exported(merged[0], devices=devices)
+    with pytest.raises(errors.DeviceError, match=text):
+        serving.place_towers(merged[0], devices, tmp_path / "placed")
+    assert "all the same" not in caplog.text
+
+
+@pytest.mark.parametrize("tags", ["serve", ["serve"], ("serve",)])
+def test_tags_are_one_or_several(tags, merged):
+    with serving.load_exported(merged[1], tags=tags) as predictor:
+        assert list(predictor.signatures) == ["serving_default"]
 
 
 @pytest.mark.parametrize(
