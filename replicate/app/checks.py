@@ -25,6 +25,7 @@ __all__ = [
     "device_name",
     "either",
     "function",
+    "is_path",
     "key",
     "listing",
     "mapping",
@@ -212,13 +213,21 @@ def number(minimum: float | None = None, *, above: float | None = None) -> Check
     def read(reader: Reader, path: KeyPath, value: Any) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float):
             reader.expected(path, rule, value)
-        elif not math.isfinite(value):
+        elif not _is_finite(value):
             reader.expected(path, "a finite number", value)
         elif (minimum is not None and value < minimum) or (above is not None and value <= above):
             reader.expected(path, rule, value)
         return value
 
     return read
+
+
+def _is_finite(value: int | float) -> bool:
+    """Tells whether a float can hold a number."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def one_of(*names: str) -> Check:
@@ -305,9 +314,22 @@ def path_text(reader: Reader, path: KeyPath, value: Any) -> Any:
     if not isinstance(value, str) or not value:
         reader.expected(path, "a path", value)
         return None
-    if "://" in value:
+    if not is_path(reader, path, value) or "://" in value:
         return value
-    return os.path.abspath(Path(reader.folder, Path(value).expanduser()))
+    try:
+        return os.path.abspath(Path(reader.folder, Path(value).expanduser()))
+    except RuntimeError:
+        rule = "a path in a home folder that is known"
+        reader.expected(path, rule, value, "Write the path without ~.")
+        return None
+
+
+def is_path(reader: Reader, path: KeyPath, value: str) -> bool:
+    """Tells whether a text can be a path; notes the fault where it cannot."""
+    is_one = "\0" not in value
+    if not is_one:
+        reader.expected(path, "a path without the character 0", value, "Remove it.")
+    return is_one
 
 
 def device_name(reader: Reader, path: KeyPath, value: Any) -> Any:

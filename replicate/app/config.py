@@ -246,7 +246,9 @@ def _devices(reader: checks.Reader, path: checks.KeyPath, value: Any) -> Any:
 def _model_dir(reader: checks.Reader, path: checks.KeyPath, value: Any) -> Any:
     """Takes a path; a relative one stays relative to the working directory."""
     value = checks.text(reader, path, value)
-    return os.path.expanduser(value) if isinstance(value, str) else value
+    if not isinstance(value, str) or not checks.is_path(reader, path, value):
+        return value
+    return os.path.expanduser(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ _NUMBER = r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
     |\.(?:nan|NaN|NAN))$"""
 _WHOLE = r"""^(?:[-+]?0b[0-1_]+|[-+]?0[0-7_]+|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x[0-9a-fA-F_]+)$"""
 _MAX_VALUES = 100_000  # aliases of aliases must not make a short file endless
+_MAX_DEPTH = 64  # far from where Python's own limit would end a walk
 
 
 class _Loader(yaml.SafeLoader):
@@ -206,6 +207,8 @@ class _Walk:
             what = getattr(e, "problem", None) or str(e).splitlines()[0]
             self._fault(mark, f"must be valid YAML: {what}. Check quotes, colons, indentation.")
             raise errors.ConfigError("\n".join(self._document.faults)) from e
+        except RecursionError:
+            self._refuse_depth(loader.get_mark(), ())
         finally:
             if loader is not None:
                 loader.dispose()
@@ -214,11 +217,20 @@ class _Walk:
         line = mark.line + 1 if mark is not None else 1
         self._document.faults.append(f"{self._place.replace('{line}', str(line))}: {text}")
 
+    def _refuse_depth(self, mark: Any, path: KeyPath) -> None:
+        key = f"{dotted(path[:1])}: " if path else ""
+        self._fault(
+            mark, f"{key}must be at most {_MAX_DEPTH} levels deep. Take brackets or indents away."
+        )
+        raise errors.ConfigError("\n".join(self._document.faults))
+
     def _value(self, loader: _Loader, node: yaml.Node, path: KeyPath) -> Any:
         self._count += 1
         if self._count > _MAX_VALUES or any(node is outer for outer in self._open):
             self._fault(node.start_mark, "must be finite: an alias (*) goes round in circles.")
             raise errors.ConfigError("\n".join(self._document.faults))
+        if len(self._open) > _MAX_DEPTH:
+            self._refuse_depth(node.start_mark, path)
         self._open.append(node)
         try:
             if isinstance(node, yaml.MappingNode) and node.tag.endswith(":map"):
@@ -237,7 +249,9 @@ class _Walk:
 
     def _scalar(self, loader: _Loader, node: yaml.ScalarNode, path: KeyPath) -> Any:
         try:
-            return loader.construct_object(node)
+            value = loader.construct_object(node)
+            str(value)  # Python refuses to write out a whole number of thousands of digits
+            return value
         except (ValueError, KeyError):
             kind = node.tag.rpartition(":")[2]
             self._fault(

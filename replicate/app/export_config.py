@@ -22,7 +22,12 @@ def _assets(reader: checks.Reader, path: checks.KeyPath, value: Any) -> Any:
     """Takes a mapping of paths within an export to files."""
     found = checks.mapping(checks.path_text)(reader, path, value)
     for name in found or ():
-        if not name or posixpath.normpath(name) != name or name.startswith(("/", "..", "~")):
+        if (
+            not name
+            or "\0" in name
+            or posixpath.normpath(name) != name
+            or name.startswith(("/", "..", "~"))
+        ):
             rule = "named by a path within assets.extra, such as vocabulary.txt"
             reader.expected((*path, name), rule, name)
     return found

@@ -119,8 +119,13 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("devices=['XLA_CPU:0']", "devices[0]: must be a device such as /gpu:0"),
         ("clip_global_norm=0", "must be a number above 0"),
         ("clip_global_norm=.nan", "must be a finite number"),
+        (f"clip_global_norm=1{'0' * 400}", "clip_global_norm: must be a finite number, got 1000"),
         ("accumulate_steps=1.5", "must be a whole number"),
         ("train.input.kind=cvs", "Did you mean csv?"),
+        ("train.input.file=~nouser/x.npz", "a path in a home folder that is known, got '~nouser"),
+        ('train.input.file="a\\0b"', "must be a path without the character 0, got 'a\\x00b'"),
+        ('model_dir="a\\0b"', "model_dir: must be a path without the character 0"),
+        ('export={assets_extra: {"a\\0b": c}}', "named by a path within assets.extra"),
         ("train.input.rows=[3, 3]", "with start below stop"),
         ("train.input.rows=[3]", "with start below stop"),
         ("train.input.batch_size=0", "at least 1"),
@@ -187,6 +192,21 @@ def test_a_broken_rule_is_named(tmp_path, assignment, fault):
     assert len(faults) == 1
     assert faults[0].startswith(f"--set {assignment.partition('=')[0]}")
     assert fault in faults[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        (f"seed: 0x{'f' * 5000}", "seed: must be a value of the type int, got '0xfff"),
+        (f"seed: {'9' * 5000}", "seed: must be a value of the type int, got '999"),
+        (f"params: {{a: {'[' * 70}{']' * 70}}}", "params: must be at most 64 levels deep"),
+        (f"params: {{a: {'[' * 9000}{']' * 9000}}}", "must be at most 64 levels deep"),
+        ("predict: {input: {kind: npz, file: ~no_such_user/x}}", "predict.input.file: must be"),
+    ],
+)
+def test_what_python_itself_would_refuse_is_named_by_its_line(tmp_path, line, fault):
+    (found,) = faults_of(tmp_path, SMALL + line + "\n")
+    assert found.startswith(f"c.yaml:4: {fault}")
 
 
 def test_checkpoints_go_by_steps_or_by_seconds(tmp_path):
