@@ -8,9 +8,10 @@ from replicate import errors
 from replicate.app import failures
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["naming", "require", "require_shapes", "step_of"]
+__all__ = ["is_finished", "naming", "note_finished", "require", "require_shapes", "step_of"]
 
 _MAX_DIFFERENCES = 3
+_FINISHED = "finished"  # the file with the step whose evaluation and export are done
 
 
 def step_of(model_dir: str) -> int | None:
@@ -29,6 +30,26 @@ def step_of(model_dir: str) -> int | None:
         return int(reader.get_tensor(tf1.GraphKeys.GLOBAL_STEP))
     except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as e:
         raise _unreadable(model_dir, path, e) from e
+
+
+def is_finished(model_dir: str, step: int) -> bool:
+    """Tells whether what follows training has been done at a step."""
+    try:
+        with tf.io.gfile.GFile(os.path.join(model_dir, _FINISHED)) as file:
+            return file.read().strip() == str(step)
+    except (tf.errors.OpError, UnicodeDecodeError):
+        return False
+
+
+def note_finished(model_dir: str, step: int | None) -> None:
+    """Notes that what follows training has been done at a step; None: that it has not."""
+    path = os.path.join(model_dir, _FINISHED)
+    with contextlib.suppress(tf.errors.OpError):  # without the note it would be done again
+        if step is not None:
+            with tf.io.gfile.GFile(path, "w") as file:
+                file.write(f"{step}\n")
+        elif tf.io.gfile.exists(path):
+            tf.io.gfile.remove(path)
 
 
 def require(model_dir: str) -> None:

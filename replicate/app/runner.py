@@ -43,25 +43,32 @@ class Trained(NamedTuple):
 def train(settings: config.Config, display: progress.Display) -> Trained:
     """Trains to `train.steps`, from the last checkpoint if there is one.
 
+    Where a run was stopped between its last step and its end, only the end is made up for:
+    the last evaluation and what is exported after it.
+
     Raises:
         Interrupted: If a signal came; a checkpoint is saved.
     """
     directories.make(settings.model_dir, "model_dir")
     start = checkpoints.step_of(settings.model_dir) or 0
-    if start >= settings.train.steps:
+    is_trained = start >= settings.train.steps
+    if is_trained and _is_over(settings, start):
         display.say(f"{settings.model_dir} is at step {start} already; nothing left to do.")
         return Trained(start, False, None, None)
-    if start:
+    if is_trained:
+        display.say(f"{settings.model_dir} is at step {start} already; doing what follows it.")
+    elif start:
         display.say(f"continuing from step {start} in {settings.model_dir}")
     found, path, is_over = None, None, False
     with interrupts.StopRequest() as stop, display:
         run = _Training(settings, display, stop, start)
         try:
-            step = run.train()
-            if step == start and not stop.requested:
+            step = start if is_trained else run.train()
+            if step == start and not is_trained and not stop.requested:
                 raise errors.RunError("train.input: must have rows, has none. Check its files.")
             if not stop.requested:
                 found, path = run.finish()
+                checkpoints.note_finished(settings.model_dir, step)
                 is_over = True
         except interrupts.Interrupted:
             step = checkpoints.step_of(settings.model_dir) or 0
@@ -70,6 +77,12 @@ def train(settings: config.Config, display: progress.Display) -> Trained:
     if step < settings.train.steps:
         display.say(f"train.input came to its end at step {step} of {settings.train.steps}.")
     return Trained(step, True, found, path)
+
+
+def _is_over(settings: config.Config, step: int) -> bool:
+    """Tells whether nothing follows the last step, or it has been done."""
+    is_wanted = settings.eval is not None or settings.export is not None
+    return not is_wanted or checkpoints.is_finished(settings.model_dir, step)
 
 
 def evaluate(settings: config.Config, display: progress.Display) -> dict[str, Any]:
@@ -145,6 +158,7 @@ class _Training:
 
     def train(self) -> int:
         """Trains; returns the step at which that ended."""
+        checkpoints.note_finished(self._settings.model_dir, None)
         listeners = []
         if self._settings.eval is not None and self._settings.eval.every_steps:
             listeners.append(_Evaluations(self._settings, lambda: self._evaluate(is_final=False)))
@@ -230,7 +244,7 @@ def _stopped_text(settings: config.Config, step: int) -> str:
     if step < settings.train.steps:
         then = "The same command continues from there."
     else:
-        then = "Training is over; `replicate evaluate` and `replicate export` do the rest."
+        then = "Training is over; the same command does what follows it."
     return f"stopped at step {step}; a checkpoint is saved in {settings.model_dir}. {then}"
 
 

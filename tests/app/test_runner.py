@@ -119,6 +119,29 @@ def test_a_finished_training_does_nothing_more(trained, capsys):
     assert sorted(path.name for path in (trained / "trained").iterdir()) == before
 
 
+def test_a_training_that_was_killed_before_its_end_makes_up_for_it(folder, capsys):
+    named = ["--set", "eval.metric_reductions={big: max}"]  # fails where it is evaluated
+    assert run(folder, "train", "--set", "eval.every_steps=null", *named, model_dir="late") == 1
+    assert not (folder / "late" / "export").exists() or not any((folder / "late/export").iterdir())
+    capsys.readouterr()
+    assert run(folder, "train", model_dir="late") == 0
+    shown = capsys.readouterr().err
+    assert "is at step 4 already; doing what follows it" in shown
+    assert "evaluated at step 4" in shown
+    (export,) = (folder / "late" / "export").iterdir()
+    assert run(folder, "train", model_dir="late") == 0
+    assert "is at step 4 already; nothing left to do" in capsys.readouterr().err
+    assert list((folder / "late" / "export").iterdir()) == [export]
+
+
+def test_where_nothing_follows_training_the_last_step_is_its_end(folder, capsys):
+    alone = ["--set", "eval=null", "--set", "export=null"]
+    assert run(folder, "train", *alone, model_dir="alone") == 0
+    (folder / "alone" / "finished").unlink()
+    assert run(folder, "train", *alone, model_dir="alone") == 0
+    assert "nothing left to do" in capsys.readouterr().err
+
+
 def test_evaluate_prints_metrics_for_machines(trained, capsys):
     assert run(trained, "evaluate", "--json") == 0
     metrics = json.loads(capsys.readouterr().out)
