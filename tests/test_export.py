@@ -228,6 +228,25 @@ def test_graphs_of_other_modes_are_exported(mode, towers, trained, tmp_path):
         assert found["loss"] == pytest.approx(np.mean(np.square(trained[1][:7])), abs=1e-5)
 
 
+def test_an_evaluation_is_exported_with_each_weight_once(trained, tmp_path):
+    one = made(trained[0], 3, "mirrored")
+    path = os.fsdecode(
+        replicate.export_saved_model(
+            one, tmp_path, supervised, towers="merged", experimental_mode="eval"
+        )
+    )
+    handles = [node.name for node in all_nodes(path) if node.op == "VarHandleOp"]
+    copies = [name for name in handles if name.startswith("tower_")]
+    # A metric counts in each tower; all else is one.
+    assert [name for name in copies if not name.endswith(("mean/total", "mean/count"))] == []
+    assert {"dense/kernel", "dense_1/bias", "batch_normalization/moving_mean"} < set(handles)
+    inputs = {"x": ROWS[:7], "label": np.zeros([7, 2], np.float32)}
+    with replicate.load_exported(path, ["/cpu:1", "/cpu:2"], tags="eval") as predictor:
+        found = predictor(inputs, signature="eval")
+        assert found["metrics/mean/update_op"] == pytest.approx(np.mean(trained[1][:7]), abs=1e-5)
+    assert found["loss"] == pytest.approx(np.mean(np.square(trained[1][:7])), abs=1e-5)
+
+
 def test_all_modes_share_one_set_of_variables(trained, tmp_path):
     receivers = {"train": supervised, "eval": supervised, "infer": raw}
     path = made(trained[0], 2).experimental_export_all_saved_models(str(tmp_path), receivers)

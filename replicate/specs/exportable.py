@@ -31,6 +31,15 @@ class PortableSaver:
         self._config = config
         self._disposable: frozenset = frozenset()
         self._roots: frozenset = frozenset()
+        self._folded: dict[str, str] = {}
+
+    def fold(self, firsts: dict[str, str]) -> None:
+        """Lets first copies of variables serve all towers of the export.
+
+        Args:
+            firsts: Operation name of a later copy -> that of the first.
+        """
+        self._folded = firsts
 
     def prune(self, disposable: frozenset, roots: frozenset) -> None:
         """Takes operations out of the export, too.
@@ -57,8 +66,8 @@ class PortableSaver:
     def export_meta_graph(self, *args: Any, **kwargs: Any) -> Any:
         """Returns a MetaGraphDef without devices, absolute paths, and second copies."""
         meta_graph = self.wrapped.export_meta_graph(*args, **kwargs)
-        if self._disposable:
-            portable.fold_copies(meta_graph, _later_copies(self._graph))
+        folded = _later_copies(self._graph) if self._disposable else self._folded
+        portable.fold_copies(meta_graph, folded)
         portable.strip_devices(meta_graph, self._worker_devices)
         portable.name_assets(meta_graph)
         if self._disposable:
@@ -96,6 +105,8 @@ def make_exportable(
         spec = spec._replace(train_op=None)
         inside = frozenset(operation.name for operation in graph.get_operations()) - before
         saver.prune(inside, _outputs(spec))
+    elif spec.mode == types.EVAL:
+        saver.fold(_unwritten_copies(graph))
     return spec._replace(scaffold=_with_saver(scaffold, saver))
 
 
@@ -150,6 +161,39 @@ def _later_copies(graph: tf.Graph) -> dict[str, str]:
         if isinstance(variable, variables.DistributedVariable)
         for member in variable.members[1:]
     }
+
+
+def _unwritten_copies(graph: tf.Graph) -> dict[str, str]:
+    """Returns `_later_copies` of variables that the model never writes.
+
+    Their copies are as a checkpoint left them: all alike, unless they are a sum's parts.
+    """
+    unwritten = {
+        member.handle.op.name
+        for variable in _variables(graph)
+        if isinstance(variable, variables.MirroredVariable)
+        or (
+            isinstance(variable, variables.TowerLocalVariable)
+            and variable.aggregation in (variables.MEAN, variables.FIRST)
+        )
+        if all(map(_is_only_read, variable.members))
+        for member in variable.members
+    }
+    return {name: first for name, first in _later_copies(graph).items() if name in unwritten}
+
+
+def _is_only_read(member: Any) -> bool:
+    users = set(member.handle.consumers()) - {member.initializer}
+    return all(operation.type in _READING for operation in users)
+
+
+_READING = (
+    "ReadVariableOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VarIsInitializedOp",
+    "VariableShape",
+)
 
 
 def _variables(graph: tf.Graph) -> list:
