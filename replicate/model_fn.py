@@ -195,6 +195,9 @@ def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
         if share.reduction is None:
             is_sum = default.get_loss_reduction() == variables.SUM
             share = share._replace(reduction="sum" if is_sum else "mean")
+        if call.mode == types.TRAIN and factory is None and len(built) > 1:
+            rows = (batch.features[1], batch.labels[1])
+            statistics.refuse_lone_updates(built, creations.all(), rows)
         return _join(strategy, call.mode, built, share, creations, options.update_ops)
 
 
@@ -202,7 +205,7 @@ def _join(strategy, mode, built, share, creations, update_ops) -> Any:
     device = strategy.parameter_devices[0]
     if mode == types.TRAIN:
         spec = train.merge_train(built, share, device, update_ops)
-        return _with_statistics(spec, creations.all(), share, update_ops)
+        return _with_statistics(spec, built, creations.all(), share, update_ops)
     if len(built) == 1:
         return built[0].spec
     if mode == types.EVAL:
@@ -216,12 +219,13 @@ def _join(strategy, mode, built, share, creations, update_ops) -> Any:
     return predict.merge_predict(built, share, device)
 
 
-def _with_statistics(spec: Any, made: list, share: context.Share, update_ops: str) -> Any:
+def _with_statistics(spec: Any, built: list, made: list, share: Any, update_ops: str) -> Any:
     """Keeps batch statistics one: the first tower's, or the mean over towers."""
     running = (spec.train_op, spec.loss)
     if update_ops == "mean" and len(share.weights) > 1:
         averaged = statistics.average(made, share, running)
         if averaged is not None:
             return spec._replace(train_op=tf.group(spec.train_op, averaged))
-    statistics.settle(made, running)
+    later = built[1:] if update_ops == "first" else []
+    statistics.settle(made, running, [op for tower in later for op in tower.update_ops])
     return spec

@@ -2,12 +2,17 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # the suite reads Python warnings, not C++ logs
 
 NUM_LOGICAL_CPUS = 8
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that runs the suite in the background has it ignore what tests are to send.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Newer TensorFlows greet on file descriptor 2 before any setting of theirs can stop them.
 _STDERR = os.dup(2)

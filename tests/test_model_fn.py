@@ -7,6 +7,7 @@ import pytest
 
 from replicate import errors, estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
+from replicate.training import tower_optimizer
 
 TWO = ["/cpu:0", "/cpu:1"]
 
@@ -364,3 +365,78 @@ def test_a_metric_may_be_its_variable_and_a_mean(towers):
     value, update = spec.eval_metric_ops["level"]
     _, _, found = run(graph, update, update, value)
     assert found == 4.0
+
+
+class LoneDescent(tf1.train.Optimizer):
+    """Assigns by itself, as optimizers that are older than distribution do."""
+
+    def __init__(self):
+        super().__init__(use_locking=False, name="LoneDescent")
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return tf.group(*[v.assign_sub(g) for g, v in grads_and_vars], name=name)
+
+
+def lone_model_fn(optimizer_of):
+    def model(features, labels, mode):
+        spec = linear_model_fn(features, labels, mode)
+        optimizer = optimizer_of(LoneDescent())
+        return spec._replace(train_op=optimizer.minimize(spec.loss))
+
+    return model
+
+
+def test_an_optimizer_that_does_not_meet_the_other_towers_is_refused():
+    with pytest.raises(errors.TowerMismatchError, match=r"updates w:0 by itself.*TowerOptimizer"):
+        built(lone_model_fn(lambda optimizer: optimizer), devices=TWO)
+    spec, graph = built(lone_model_fn(tower_optimizer.TowerOptimizer), devices=TWO)
+    # The mean of the gradients 1 and 2 from 10.
+    assert run(graph, spec.train_op, lambda: weight(graph))[1] == 8.5
+
+
+def test_weights_that_each_tower_clips_alike_are_accepted():
+    def model(features, labels, mode):
+        spec = linear_model_fn(features, labels, mode)
+        train_op = descend().minimize(spec.loss)
+        (w,) = tf1.trainable_variables()
+        with tf1.control_dependencies([train_op]):
+            return spec._replace(train_op=tf.group(w.assign(tf.clip_by_value(w, 0.0, 5.0))))
+
+    spec, graph = built(model, devices=TWO)
+    assert run(graph, spec.train_op, lambda: weight(graph))[1] == 5.0
+
+
+@pytest.mark.parametrize("limit", [1e38, float("inf")])
+def test_a_limit_that_no_gradient_reaches_changes_nothing(limit):
+    spec, graph = built(linear_model_fn, optimizer_fn=descend, devices=TWO, clip_global_norm=limit)
+    assert run(graph, spec.train_op, lambda: weight(graph))[1] == 7.0
+
+
+@pytest.mark.parametrize("update_ops", ["first", "mean", "all"])
+def test_what_a_train_op_does_besides_it_does_once(update_ops):
+    def model(features, labels, mode):
+        spec = linear_model_fn(features, labels, mode)
+        counted = tf1.assign_add(tf1.train.get_global_step(), 1)
+        return spec._replace(train_op=tf.group(descend().minimize(spec.loss), counted))
+
+    spec, graph = built(model, devices=TWO, update_ops=update_ops)
+    step = graph.get_collection(tf1.GraphKeys.GLOBAL_STEP)[0]
+    assert run(graph, spec.train_op, spec.train_op, step)[2] == 2
+
+
+def test_each_gradient_carries_its_towers_weight_once():
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", initializer=10.0)
+        other = tf1.get_variable("other", initializer=10.0)
+        loss = tf.reduce_mean(features["x"] * w)
+        beside = tf.reduce_mean(features["x"] * other)
+        optimizer = descend()
+        pairs = optimizer.compute_gradients(loss, [w])
+        pairs.append((tf.gradients(beside, [other])[0], other))
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=optimizer.apply_gradients(pairs))
+
+    spec, graph = built(model, features=lambda: {"x": tf.constant([1.0, 2.0, 6.0])}, devices=TWO)
+    trained = graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
+    found = run(graph, spec.train_op, lambda: [v.read_value() for v in trained])[1]
+    # One device's gradient is the mean, 3, for either.
+    np.testing.assert_allclose(found, [7.0, 7.0], rtol=1e-6)

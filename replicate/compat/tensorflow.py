@@ -97,6 +97,7 @@ eager_context = Door(
         "eager_mode": "a tower's thread runs eagerly where its caller does",
         "device_policy": "a tower's thread inherits the device policy",
         "context": "holds the device policy that a tower's thread inherits",
+        "global_seed": "eager towers of a seeded run draw from it one after the other",
     },
 )
 

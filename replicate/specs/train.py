@@ -22,7 +22,7 @@ def merge_loss(losses: Sequence[tf.Tensor], share: context.Share, device: str) -
         The sum of losses weighted by n_i / B, or their plain sum; shape []. Losses that
         the model divided by the number of replicas carry their weights already.
     """
-    if share.reduction == "sum" or weights.carries_weight(losses[:1], share.marks[0]):
+    if share.reduction == "sum" or weights.carries_weight(losses[0], share.marks[0]):
         return reductions.sum_onto(reductions.mask_rows(losses, share.has_rows), device)
     return reductions.weighted_sum_onto(losses, share.weights, device)
 
@@ -38,11 +38,10 @@ def merge_train(towers: Sequence[Any], share: context.Share, device: str, update
     """
     first = towers[0]
     running = towers[:1] if update_ops == "first" else towers
-    steps = [first.train_op or tower.spec.train_op for tower in running]
     updates = [update for tower in running for update in tower.update_ops]
     if first.train_op is None and update_ops == "first":
         updates = []  # a model_fn with an optimizer of its own has said what runs
-    runs = list(dict.fromkeys([*steps, *updates]))
+    runs = list(dict.fromkeys([first.train_op or first.spec.train_op, *updates]))
     train_op = runs[0] if len(runs) == 1 else tf1.group(*runs, name="train")
     loss = first.spec.loss
     if len(towers) > 1:

@@ -152,11 +152,17 @@ class EagerIterator:
         for device, optional in zip(self._devices, optionals, strict=True):
             with tf.device(device):
                 has_value = bool(optional.has_value())
-                part = optional.get_value() if has_value else batches.take_rows(parts[0], 0)
+                part = optional.get_value() if has_value else _nothing_like(parts[0])
                 parts.append(part)
         return values.regroup(parts, devices=self._devices)
 
     get_next = __next__
+
+
+def _nothing_like(first: Any) -> Any:
+    """Returns zero rows like the first tower's batch; 0 for what has no rows at all."""
+    empty = batches.take_rows(first, 0)
+    return tf.nest.map_structure(lambda x: tf.zeros_like(x) if x.shape.rank == 0 else x, empty)
 
 
 def _batch_or_none(optional: Any, first: Any) -> Any:
@@ -165,7 +171,7 @@ def _batch_or_none(optional: Any, first: Any) -> Any:
     chosen = tf.cond(
         optional.has_value(),
         lambda: tf.nest.flatten(optional.get_value(), expand_composites=True),
-        lambda: tf.nest.flatten(batches.take_rows(first, 0), expand_composites=True),
+        lambda: tf.nest.flatten(_nothing_like(first), expand_composites=True),
     )
     chosen = chosen if isinstance(chosen, (list, tuple)) else [chosen]
     return tf.nest.pack_sequence_as(spec, list(chosen), expand_composites=True)

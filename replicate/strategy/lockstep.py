@@ -213,7 +213,7 @@ def run(
     for tower in towers:
         tower.start()
     try:
-        _walk(towers, creations, views, concurrent and inheritance.eager)
+        _walk(towers, creations, views, concurrent and inheritance.eager and not _is_seeded())
     finally:
         for tower in towers:
             if tower.is_alive() and not tower.done:
@@ -223,6 +223,11 @@ def run(
             views.close()
     inheritance.take_back(towers[0].scope_counts)
     return [tower.result for tower in towers]
+
+
+def _is_seeded() -> bool:
+    """Whether a seeded run must repeat: then towers draw their seeds one after the other."""
+    return tfc.eager_context.global_seed() is not None
 
 
 def _walk(towers: list, creations: sharing.Creations, views, concurrent: bool) -> None:

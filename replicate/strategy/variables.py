@@ -53,6 +53,15 @@ class MirroredVariable(DistributedVariable):
 
         return tower.merge_call(write, value)
 
+    def _write_across(self, method, value, kwargs):
+        if isinstance(value, values.PerDevice):
+            raise ValueError(
+                "Across towers a mirrored variable takes one value, or a mirrored one: "
+                f"{self.name} was given {value!r}, which may differ between towers. Reduce it "
+                "first: strategy.reduce(aggregation, value, destinations=variable)."
+            )
+        return super()._write_across(method, value, kwargs)
+
     def _aggregate(self, strategy, value):
         """Joins what K towers bring; a value that all share counts once per tower."""
         if self._aggregation == FIRST:

@@ -60,25 +60,31 @@ class Weight:
 tf.register_tensor_conversion_function(Weight, Weight.as_tensor)
 
 
-def carries_weight(tensors: Sequence[Any], marks: Sequence[tf.Operation]) -> bool:
-    """Whether a tower's weight is a factor of its tensors already.
+def carries_weight(tensor: Any, marks: Sequence[tf.Operation]) -> bool:
+    """Whether a tower's weight is a factor of its loss or gradient already.
 
     Args:
-        tensors: The tower's loss or gradients.
+        tensor: A tensor or IndexedSlices of the tower.
         marks: The operations that hold its weight.
     """
-    if not marks:
-        return False
-    waiting = [(t.values if isinstance(t, tf.IndexedSlices) else t).op for t in tensors]
-    seen: set = set()
+    return operation_of(tensor) in reached_by(marks)
+
+
+def operation_of(tensor: Any) -> tf.Operation:
+    """Returns the operation that makes a tensor, or the values of IndexedSlices."""
+    return (tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor).op
+
+
+def reached_by(marks: Sequence[tf.Operation]) -> set:
+    """Returns the operations whose values depend on one of `marks`."""
+    reached: set = set()
+    waiting = list(marks)
     while waiting:
         op = waiting.pop()
-        if op in marks:
-            return True
-        if op not in seen:
-            seen.add(op)
-            waiting.extend(tensor.op for tensor in op.inputs)
-    return False
+        if op not in reached:
+            reached.add(op)
+            waiting.extend(user for tensor in op.outputs for user in tensor.consumers())
+    return reached
 
 
 class TowerCount:

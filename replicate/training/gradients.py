@@ -126,21 +126,19 @@ def summed(strategy: Any, pairs: Sequence[tuple], is_mean: bool) -> list:
 
 def _weighted(gradients: Sequence[Any], share: context.Share) -> list:
     """Multiplies by each tower's weight the gradients that do not carry it yet."""
-    columns = [g for g in gradients if isinstance(g, values.PerDevice)]
-    if not columns or weights.carries_weight([c.values[0] for c in columns], share.marks[0]):
-        return list(gradients)
-    return [
-        values.PerDevice(
-            [
-                reductions.scaled(part, weight, device_of(part))
-                for part, weight in zip(gradient.values, share.weights, strict=True)
-            ],
-            gradient.devices,
-        )
-        if isinstance(gradient, values.PerDevice)
-        else gradient
-        for gradient in gradients
-    ]
+    reached = weights.reached_by(share.marks[0])
+
+    def weighted(gradient):
+        is_column = isinstance(gradient, values.PerDevice)
+        if not is_column or weights.operation_of(gradient.values[0]) in reached:
+            return gradient
+        parts = [
+            reductions.scaled(part, weight, device_of(part))
+            for part, weight in zip(gradient.values, share.weights, strict=True)
+        ]
+        return values.PerDevice(parts, gradient.devices)
+
+    return [weighted(gradient) for gradient in gradients]
 
 
 def device_of(part: Any) -> str:
@@ -164,7 +162,7 @@ def clip(gradients: Sequence[Any], limit: float | None) -> list:
     norm = tf.linalg.global_norm([_first(gradient) for gradient in gradients])
     limit = tf.cast(limit, norm.dtype)
     # NOTE: a norm that is not finite makes every gradient NaN, as on one device.
-    factor = limit * tf.minimum(1.0 / norm, tf.ones_like(norm) / limit)
+    factor = tf.where(norm > limit, limit / norm, tf.ones_like(norm))
     factor = tf.where(
         tf.math.is_finite(norm), factor, tf.fill([], norm.dtype.as_numpy_dtype("nan"))
     )

@@ -8,28 +8,71 @@ towers' copies, which nothing writes, do not dilute it.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
 from replicate.strategy import context, variables
 
 _WRITES = ("Assign", "ResourceScatter")
+_UPDATES = (*_WRITES, "ResourceApply", "ResourceSparseApply")
 
 
-def settle(made: Iterable[Any], running: Sequence[Any]) -> None:
+def settle(made: Iterable[Any], running: Sequence[Any], updates: Sequence[Any] = ()) -> None:
     """Lets the first copy of each batch statistic stand for it.
 
     Args:
         made: The variables that the towers made.
         running: What a training step runs: its train_op and its loss.
+        updates: Update operations of later towers that count for nothing even where a
+            step runs them, as it does where gradients wait for them.
     """
     local = [variable for variable in made if isinstance(variable, variables.TowerLocalVariable)]
     if not local:
         return
-    executed = _ancestors(running)
+    executed = _ancestors(running) - _ancestors(updates)
     for variable in local:
         later = [write for member in variable.members[1:] for write in _writes(member)]
         if not any(write in executed for write in later):
             variable.follow_first()
+
+
+def refuse_lone_updates(towers: Sequence[Any], made: Iterable[Any], rows: Any) -> None:
+    """Refuses optimizers that update the model in each tower, without meeting the others.
+
+    Args:
+        towers: K towers.
+        made: The variables that the towers made.
+        rows: The second tower's features and labels: what depends on them is its own.
+
+    Raises:
+        TowerMismatchError: Names the first variable that a tower updates by itself.
+    """
+    lone = _ancestors([towers[1].spec.train_op]) - _ancestors([towers[0].spec.train_op])
+    own = {t.op for t in tf.nest.flatten(rows, expand_composites=True) if tf.is_tensor(t)}
+    for variable in made:
+        if not variable.trainable:
+            continue
+        for member in getattr(variable, "members", (variable,)):
+            for write in member.handle.consumers():
+                if write in lone and write.type.startswith(_UPDATES) and _depends(write, own):
+                    raise errors.TowerMismatchError(
+                        "An optimizer must meet the other towers before it updates the model: "
+                        f"tower 1 updates {variable.name} by itself ({write.name}). Wrap the "
+                        "optimizer in replicate.TowerOptimizer, or give it as optimizer_fn."
+                    )
+
+
+def _depends(op: tf.Operation, sources: set) -> bool:
+    """Whether a value that `op` takes is made from one of `sources`."""
+    waiting, seen = [op], set()
+    while waiting:
+        op = waiting.pop()
+        if op in sources:
+            return True
+        if op not in seen:
+            seen.add(op)
+            waiting.extend(tensor.op for tensor in op.inputs)
+    return False
 
 
 def average(

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import pathlib
 
 import numpy as np
@@ -232,7 +233,8 @@ def test_advice_against_estimators_is_dropped_and_nothing_else(caplog):
     assert "Use tf.keras instead" not in caplog.text
     tf.get_logger().propagate = True
     try:
-        tf.get_logger().warning("From %s: %s is deprecated.\n%s", "here", "it", "Use that.")
+        with caplog.at_level(logging.WARNING, logger=tf.get_logger().name):
+            tf.get_logger().warning("From %s: %s is deprecated.\n%s", "here", "it", "Use that.")
     finally:
         tf.get_logger().propagate = False
     assert "it is deprecated" in caplog.text
