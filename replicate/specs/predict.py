@@ -12,8 +12,6 @@ from replicate.strategy import context
 def merge_predictions(nests: Sequence[Any], share: context.Share, device: str, where: str) -> Any:
     """Concatenates the towers' predictions along axis 0.
 
-    Scalars have no rows to join: of these the first tower's is given.
-
     Args:
         nests: K tensors, or K nests of one structure.
         share: The towers' parts of the batch; a tower without rows adds none.
@@ -21,7 +19,7 @@ def merge_predictions(nests: Sequence[Any], share: context.Share, device: str, w
         where: What is merged, for error texts.
 
     Raises:
-        TowerMismatchError: If the structures differ, or kinds, dtypes or ranks.
+        TowerMismatchError: If the structures differ.
     """
     if nests[0] is None:
         return None
@@ -30,14 +28,7 @@ def merge_predictions(nests: Sequence[Any], share: context.Share, device: str, w
         nest if has_rows is True else batches.take_rows(nest, _row_limit(has_rows))
         for nest, has_rows in zip(nests, share.has_rows, strict=True)
     ]
-    return _map_towers(lambda leaves: _joined(leaves, device), kept)
-
-
-def _joined(leaves: Sequence[Any], device: str) -> Any:
-    are_scalars = all(tf.is_tensor(leaf) and leaf.shape.rank == 0 for leaf in leaves)
-    if are_scalars and len({leaf.dtype.base_dtype for leaf in leaves}) == 1:
-        return reductions.copy_onto(tf.convert_to_tensor(leaves[0]), device)
-    return reductions.concat_onto(leaves, device)
+    return _map_towers(lambda leaves: reductions.concat_onto(leaves, device), kept)
 
 
 def _row_limit(has_rows: Any) -> Any:

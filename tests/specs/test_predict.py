@@ -162,58 +162,13 @@ def test_export_outputs_that_differ_are_refused(outputs_of, text):
         exactness.run(towers, [(rows(4), None)], "infer")
 
 
-@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-@pytest.mark.parametrize("is_static", [True, False])
-def test_scalars_without_rows_are_the_first_towers(strategy, is_static):
+def test_predictions_that_have_no_rows_are_refused():
     def model(features, labels, mode):
-        w = tf1.get_variable("w", initializer=3.0)
-        found = {"scale": w * 2.0, "version": tf.constant("v1"), "y": features}
-        outputs = {
-            "serving_default": estimator.export.PredictOutput(found),
-            "value": estimator.export.RegressionOutput(w + 1.0),
-        }
-        return exactness.spec_of(mode, predictions={"w": w, **found}, export_outputs=outputs)
-
-    def fetch(spec):
-        outputs = spec.export_outputs
-        return spec.predictions, outputs["serving_default"].outputs, outputs["value"].value
-
-    for count in (1, 5):  # with 1 row, two of three towers have none
-        exactness.require_one_device(
-            model,
-            [(rows(count), None)],
-            "infer",
-            is_static=is_static,
-            fetch=fetch,
-            devices=3,
-            strategy=strategy,
-        )
-
-
-@pytest.mark.parametrize(
-    "predicted", [lambda x, i: x[0, 0] if i else x, lambda x, i: tf.constant(("a", 1)[i])]
-)
-def test_scalars_of_some_towers_or_of_several_kinds_are_refused(predicted):
-    def model(features, labels, mode):
-        tower = default.get_tower_context().tower_id
-        return exactness.spec_of(mode, predictions=predicted(features, tower))
+        return exactness.spec_of(mode, predictions=tf.reduce_sum(features))
 
     towers = model_fn.replicate_model_fn(model, None, 2)
-    with pytest.raises(errors.TowerMismatchError):
+    with pytest.raises(errors.TowerMismatchError, match=r"a scalar has no rows.*Give it the shape"):
         exactness.run(towers, [(rows(4), None)], "infer")
-
-
-def test_an_estimator_gives_scalars_with_whole_batches(tmp_path):
-    def model(features, labels, mode):
-        tf1.train.get_or_create_global_step()
-        return exactness.spec_of(mode, predictions={"two": tf.constant(2.0), "y": features["x"]})
-
-    def input_fn():
-        return tf.data.Dataset.from_tensor_slices({"x": rows(7)}).batch(5)
-
-    made = estimator.Estimator(model_fn.replicate_model_fn(model, None, 3), str(tmp_path))
-    found = list(made.predict(input_fn, yield_single_examples=False))
-    assert [(item["two"], len(item["y"])) for item in found] == [(2.0, 5), (2.0, 2)]
 
 
 @pytest.mark.parametrize("is_bare", [True, False])
