@@ -9,6 +9,7 @@ reads it is given zero times it instead, so that gradients stay connected.
 import re
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import ancestry
 
 _COMPUTED = re.compile(r"/Regularizer(_\d+)?/")
 
@@ -36,7 +37,7 @@ class Silencer:
         Args:
             loss: The tower's loss, to spare the readers that it does not depend on.
         """
-        reading = None if loss is None else ancestors(loss)
+        reading = None if loss is None else ancestry.made_from([loss])
         alone: set[tf.Operation] = set()
         readers = []
         listed = self._graph.get_collection(tf1.GraphKeys.REGULARIZATION_LOSSES)
@@ -71,14 +72,3 @@ class Silencer:
             self._silent[loss.name] = zero
             self._zeros.add(zero.op)
         return self._silent[loss.name]
-
-
-def ancestors(tensor: tf.Tensor) -> set[tf.Operation]:
-    """Returns the operations that a tensor is computed from, its own included."""
-    waiting, found = [tensor.op], set()
-    while waiting:
-        operation = waiting.pop()
-        if operation not in found:
-            found.add(operation)
-            waiting.extend(item.op for item in operation.inputs)
-    return found

@@ -10,7 +10,7 @@ from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import reductions
+from replicate.graph import ancestry, reductions
 from replicate.strategy import context, variables
 
 _WRITES = ("Assign", "ResourceScatter")
@@ -29,7 +29,7 @@ def settle(made: Iterable[Any], running: Sequence[Any], updates: Sequence[Any] =
     local = [variable for variable in made if isinstance(variable, variables.TowerLocalVariable)]
     if not local:
         return
-    executed = _ancestors(running) - _ancestors(updates)
+    executed = ancestry.executed_by(running) - ancestry.executed_by(updates)
     for variable in local:
         later = [write for member in variable.members[1:] for write in _writes(member)]
         if not any(write in executed for write in later):
@@ -47,32 +47,22 @@ def refuse_lone_updates(towers: Sequence[Any], made: Iterable[Any], rows: Any) -
     Raises:
         TowerMismatchError: Names the first variable that a tower updates by itself.
     """
-    lone = _ancestors([towers[1].spec.train_op]) - _ancestors([towers[0].spec.train_op])
+    first, second = (ancestry.executed_by([tower.spec.train_op]) for tower in towers[:2])
+    lone = second - first
     own = {t.op for t in tf.nest.flatten(rows, expand_composites=True) if tf.is_tensor(t)}
     for variable in made:
         if not variable.trainable:
             continue
         for member in getattr(variable, "members", (variable,)):
             for write in member.handle.consumers():
-                if write in lone and write.type.startswith(_UPDATES) and _depends(write, own):
+                if write not in lone or not write.type.startswith(_UPDATES):
+                    continue
+                if not own.isdisjoint(ancestry.made_from([write])):
                     raise errors.TowerMismatchError(
                         "An optimizer must meet the other towers before it updates the model: "
                         f"tower 1 updates {variable.name} by itself ({write.name}). Wrap the "
                         "optimizer in replicate.TowerOptimizer, or give it as optimizer_fn."
                     )
-
-
-def _depends(op: tf.Operation, sources: set) -> bool:
-    """Whether a value that `op` takes is made from one of `sources`."""
-    waiting, seen = [op], set()
-    while waiting:
-        op = waiting.pop()
-        if op in sources:
-            return True
-        if op not in seen:
-            seen.add(op)
-            waiting.extend(tensor.op for tensor in op.inputs)
-    return False
 
 
 def average(
@@ -89,7 +79,7 @@ def average(
         An operation that runs after the step and gives every copy the mean; None where
         there is no such variable.
     """
-    executed = _ancestors(running)
+    executed = ancestry.executed_by(running)
     statistics = [
         variable
         for variable in made
@@ -114,16 +104,3 @@ def _average(variable: Any, share: context.Share) -> tf.Operation:
 def _writes(member: Any) -> list[tf.Operation]:
     """Returns the operations that assign to a resource variable."""
     return [op for op in member.handle.consumers() if op.type.startswith(_WRITES)]
-
-
-def _ancestors(fetches: Sequence[Any]) -> set[tf.Operation]:
-    """Returns all operations that run when `fetches` are run."""
-    waiting = [getattr(fetch, "op", fetch) for fetch in fetches]
-    found: set = set()
-    while waiting:
-        op = waiting.pop()
-        if op not in found:
-            found.add(op)
-            waiting.extend(tensor.op for tensor in op.inputs)
-            waiting.extend(op.control_inputs)
-    return found

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import regularization
+from replicate.graph import ancestry, regularization
 from replicate.strategy import base, default, sharing, variables
 from replicate.training import optimizer as optimizers
 
@@ -199,16 +199,8 @@ def _uses(tower: Tower, variable: Any) -> bool:
     """
     handles = {member.handle.op for member in getattr(variable, "members", (variable,))}
     spec = tower.spec
-    waiting = [t.op for t in tf.nest.flatten([spec.loss, spec.predictions]) if tf.is_tensor(t)]
-    seen: set = set()
-    while waiting:
-        op = waiting.pop()
-        if op in handles:
-            return True
-        if op not in seen:
-            seen.add(op)
-            waiting.extend(tensor.op for tensor in op.inputs)
-    return False
+    returned = [t for t in tf.nest.flatten([spec.loss, spec.predictions]) if tf.is_tensor(t)]
+    return not handles.isdisjoint(ancestry.made_from(returned))
 
 
 def is_metric_variable(variable: Any) -> bool:
