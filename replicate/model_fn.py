@@ -178,9 +178,14 @@ def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
     # NOTE: in a scope of its own, so that no name of the model's variables is taken.
     with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
         batch = batches.split_batch(features, labels, strategy.num_towers)
-    marks = tuple([] for _ in batch.weights)
+    given = tf.nest.flatten([batch.features, batch.labels], expand_composites=True)
     share = context.Share(
-        list(batch.weights), tuple(batch.has_rows), options.reduction, marks, options.step
+        list(batch.weights),
+        tuple(batch.has_rows),
+        options.reduction,
+        marks=tuple([] for _ in batch.weights),
+        step=options.step,
+        given=tuple(tensor.op for tensor in given if tf.is_tensor(tensor)),
     )
     creations = sharing.Creations(strategy.num_towers)
     with context.entered(context.current()._replace(share=share)):
@@ -220,12 +225,18 @@ def _join(strategy, mode, built, share, creations, update_ops) -> Any:
 
 
 def _with_statistics(spec: Any, built: list, made: list, share: Any, update_ops: str) -> Any:
-    """Keeps batch statistics one: the first tower's, or the mean over towers."""
+    """Keeps batch statistics one: the first tower's, or the mean over towers.
+
+    Under "all" each tower has its own; one without rows takes the others' mean, so that it
+    does not count in theirs.
+    """
     running = (spec.train_op, spec.loss)
-    if update_ops == "mean" and len(share.weights) > 1:
-        averaged = statistics.average(made, share, running)
+    if update_ops != "first" and len(share.weights) > 1:
+        averaged = statistics.average(made, share, running, of_rowless=update_ops == "all")
         if averaged is not None:
-            return spec._replace(train_op=tf.group(spec.train_op, averaged))
+            spec = spec._replace(train_op=tf.group(spec.train_op, averaged))
+            if update_ops == "mean":
+                return spec
     later = built[1:] if update_ops == "first" else []
     statistics.settle(made, running, [op for tower in later for op in tower.update_ops])
     return spec

@@ -109,6 +109,11 @@ distribute_lib = Door(
     },
 )
 
+dispatch = Door(
+    "tensorflow.python.util.dispatch",
+    {"register_dispatchable_type": "TensorFlow's functions ask what the number of towers means"},
+)
+
 saveable_object = Door(
     "tensorflow.python.training.saving.saveable_object",
     {

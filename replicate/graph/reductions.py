@@ -17,6 +17,11 @@ def on(device: str | None) -> contextlib.AbstractContextManager:
     return tf.device(device) if device else contextlib.nullcontext()
 
 
+def device_of(value: Any) -> str:
+    """Returns the device of a tensor or of IndexedSlices; `""` where none is named."""
+    return (value.values if isinstance(value, tf.IndexedSlices) else value).device or ""
+
+
 def copy_onto(value: Any, device: str | None) -> Any:
     """Copies a tensor, or a sparse, ragged or sliced one, onto a device."""
     with on(device):

@@ -5,7 +5,7 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import context, weights
+from replicate.strategy import context, contributions
 
 UPDATE_OPS = ("first", "mean", "all")
 
@@ -20,11 +20,14 @@ def merge_loss(losses: Sequence[tf.Tensor], share: context.Share, device: str) -
 
     Returns:
         The sum of losses weighted by n_i / B, or their plain sum; shape []. Losses that
-        the model divided by the number of replicas carry their weights already.
+        the model divided by the number of replicas carry their weights already. What
+        depends on the model's weights alone counts once.
     """
-    if share.reduction == "sum" or weights.carries_weight(losses[0], share.marks[0]):
-        return reductions.sum_onto(reductions.mask_rows(losses, share.has_rows), device)
-    return reductions.weighted_sum_onto(losses, share.weights, device)
+    brought = contributions.Contributions(share)
+    if brought.lack_weights(losses):
+        return reductions.weighted_sum_onto(losses, share.weights, device)
+    losses = brought.of(reductions.require_alike(losses))
+    return reductions.sum_onto(reductions.mask_rows(losses, share.has_rows), device)
 
 
 def merge_train(towers: Sequence[Any], share: context.Share, device: str, update_ops: str) -> Any:

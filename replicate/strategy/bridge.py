@@ -12,7 +12,8 @@ from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import context, conversion, creation, values
+from replicate.graph import reductions
+from replicate.strategy import context, contributions, conversion, creation, values
 
 _AGGREGATIONS = {
     tf.distribute.ReduceOp.SUM: tf.VariableAggregation.SUM,
@@ -73,7 +74,7 @@ class BridgeStrategy(tf1.distribute.Strategy):
         if mode.share is None:
             return True
         mode.tower.before_gradients()
-        if mode.share.reduction == "sum" or mode.tower.count.was_divided_by:
+        if mode.share.reduction == "sum" or mode.tower.count.gave_weight:
             return False
         if mode.share.reduction == "mean":
             # NOTE: TensorFlow asks next whether the last loss was summed; the caller of
@@ -284,11 +285,28 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         @tf.custom_gradient
         def linked(*tensors):
             def gradient(*gradients):
-                return [*self._reduced(reduce_op, gradients), *[None] * len(reduced)]
+                found = self._back(reduce_op, gradients)
+                return [*found, *[None] * len(reduced)]
 
             return [tf.identity(tensor) for tensor in tensors[len(flat) :]], gradient
 
         return tf.nest.pack_sequence_as(value, linked(*flat, *reduced))
+
+    def _back(self, reduce_op: Any, gradients: Sequence[tf.Tensor]) -> list:
+        """Returns the gradients with respect to what this tower gave to an all-reduce.
+
+        The other towers' losses depend on it as well, each with its own weight. A gradient
+        that lacks it is multiplied later, by this tower's.
+        """
+        share = context.current().share
+        if not contributions.lacks_weight(share, self._tower.tower_id, gradients[0]):
+            return self._reduced(reduce_op, gradients)
+        weight = self._tower.weight
+        weighted = [reductions.scaled(gradient, weight, None) for gradient in gradients]
+        return [
+            tf.math.divide_no_nan(found, reductions.as_dtype(weight, found.dtype))
+            for found in self._reduced(reduce_op, weighted)
+        ]
 
     def _reduced(self, reduce_op: Any, tensors: Sequence) -> list:
         """Reduces each of this tower's tensors with those of the other towers."""

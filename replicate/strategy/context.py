@@ -22,6 +22,7 @@ class Share(NamedTuple):
         marks: K lists of the operations that hold a tower's weight: what depends on one
             has been multiplied by the weight already.
         step: Stands between the gradients and the update; None: nothing does.
+        given: The operations that make the features and labels.
     """
 
     weights: list
@@ -29,6 +30,7 @@ class Share(NamedTuple):
     reduction: str | None = None
     marks: tuple = ()
     step: Any = None
+    given: tuple = ()
 
 
 class Mode(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import base, context, conversion, variables
+from replicate.strategy import base, context, contributions, conversion, variables
 from replicate.strategy import tower as towers
 
 
@@ -127,11 +127,8 @@ def get_loss_reduction() -> tf.VariableAggregation:
         reduced by a sum, and MEAN in every other case.
     """
     mode = context.current()
-    if mode is not None and mode.share is not None and mode.share.reduction is not None:
-        return variables.SUM if mode.share.reduction == "sum" else variables.MEAN
-    last = getattr(tf1.get_default_graph(), "_last_loss_reduction", None)
-    sums = (tf1.losses.Reduction.SUM, tf.losses.Reduction.SUM)
-    return variables.SUM if last in sums else variables.MEAN
+    is_mean = contributions.is_mean(None if mode is None else mode.share)
+    return variables.MEAN if is_mean else variables.SUM
 
 
 def get_update_device() -> str | None:

@@ -3,15 +3,16 @@
 Under mean a tower of n_i rows weighs n_i / B. Code written for `tf.distribute` scales
 its loss by dividing by the number of replicas, which is the same where all towers hold
 as many rows. Here the division itself gives the tower's weight, in all cases, and what
-was multiplied by it can be told from what was not.
+was multiplied by it can be told from what was not; see `contributions`.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
+from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
-from replicate.graph import reductions
+from replicate.graph import ancestry, reductions
 
 
 class Weight:
@@ -60,55 +61,80 @@ class Weight:
 tf.register_tensor_conversion_function(Weight, Weight.as_tensor)
 
 
-def carries_weight(tensor: Any, marks: Sequence[tf.Operation]) -> bool:
-    """Whether a tower's weight is a factor of its loss or gradient already.
-
-    Args:
-        tensor: A tensor or IndexedSlices of the tower.
-        marks: The operations that hold its weight.
-    """
-    return operation_of(tensor) in reached_by(marks)
-
-
-def operation_of(tensor: Any) -> tf.Operation:
-    """Returns the operation that makes a tensor, or the values of IndexedSlices."""
-    return (tensor.values if isinstance(tensor, tf.IndexedSlices) else tensor).op
-
-
-def reached_by(marks: Sequence[tf.Operation]) -> set:
-    """Returns the operations whose values depend on one of `marks`."""
-    reached: set = set()
-    waiting = list(marks)
-    while waiting:
-        op = waiting.pop()
-        if op not in reached:
-            reached.add(op)
-            waiting.extend(user for tensor in op.outputs for user in tensor.consumers())
-    return reached
-
-
+@tfc.dispatch.register_dispatchable_type
 class TowerCount:
-    """K, for code that divides a loss by the number of replicas.
+    """K, for code that divides a loss by the number of replicas, or by rows times K.
 
-    Dividing a tensor, or 1, gives the tower's part. In all else this is the integer K.
+    Dividing a tensor, or 1, gives the tower's part. A number of rows in a tensor times K
+    is the whole batch's; K as a floating tensor is what divides by the tower's part. In
+    all else this is the integer K.
 
     Args:
         count: K.
         weight: This tower's part, a float or a float64 tensor of shape [].
         marks: See `Weight`.
+        root: The count that this one is a multiple of.
     """
 
-    def __init__(self, count: int, weight: Any, marks: list):
+    def __init__(self, count: int, weight: Any, marks: list, root: Any = None):
         self._count = count
         self._weight = weight
         self._marks = marks
-        self.was_divided_by = False
+        self._root = root or self
+        self.gave_weight = False
 
     def __rtruediv__(self, numerator):
         if isinstance(numerator, (int, float)) and numerator != 1:
             return numerator / self._count  # rows or a rate per tower, not a part of a loss
-        self.was_divided_by = True
-        return Weight(self._weight, self._marks) * numerator
+        return self._given() * numerator
+
+    def _given(self) -> Weight:
+        self._root.gave_weight = True
+        return Weight(self._weight, self._marks)
+
+    def __mul__(self, other):
+        if isinstance(other, int) and other > 0:
+            return TowerCount(self._count * other, self._weight / other, self._marks, self._root)
+        return tf.multiply(other, self) if tf.is_tensor(other) else other * self._count
+
+    __rmul__ = __mul__
+
+    def as_denominator(self, dtype: tf.DType, rows: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns what divides a sum over this tower's rows as its weight would multiply it.
+
+        Args:
+            dtype: Of the result.
+            rows: What K is multiplied by: a number of this tower's rows, or the like.
+
+        Returns:
+            1 over the weight, times the rows; shape [].
+        """
+        weight = reductions.as_dtype(self._weight, tf.float64)
+        rows = tf.ones([], tf.float64) if rows is None else tf.cast(rows, tf.float64)
+        whole = tf.where(weight > 0, rows / weight, rows * self._count)
+        if dtype.is_integer:
+            whole = tf.round(whole)
+        whole = tf.identity(tf.cast(whole, dtype), name="over_towers")
+        self._root.gave_weight = True
+        self._marks.append(whole.op)
+        return whole
+
+    def combined(self, api: Callable, tensor: tf.Tensor, is_right: bool) -> tf.Tensor:
+        """Returns `api(tensor, K)`, of an elementwise function of TensorFlow; or `api(K, tensor)`.
+
+        Args:
+            api: The function.
+            tensor: The other argument.
+            is_right: Whether K is the second one.
+        """
+        # NOTE: TensorFlow wraps some of these functions; their names alone are what they were.
+        name = getattr(api, "__name__", "")
+        if name == "multiply" and _counts_rows(tensor):
+            return self.as_denominator(tensor.dtype, tensor)
+        if name in _DIVISIONS and is_right and tensor.dtype.is_floating:
+            return self._given() * tensor
+        number = tf.constant(self._count, tensor.dtype)
+        return api(tensor, number) if is_right else api(number, tensor)
 
     def __index__(self):
         return self._count
@@ -127,13 +153,30 @@ class TowerCount:
     def __repr__(self):
         return repr(self._count)
 
+    def __format__(self, form):
+        return format(self._count, form)
+
     def __eq__(self, other):
         return self._count == other
 
 
+_DIVISIONS = ("truediv", "divide", "div", "div_no_nan", "realdiv", "real_div")
+
+
+def _counts_rows(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is a count of something in the batch, and not in a variable."""
+    if tf.executing_eagerly() or tensor.shape.rank != 0:
+        return False
+    counted = tensor.op.inputs[0] if tensor.op.type == "Cast" else tensor
+    if not counted.dtype.is_integer:
+        return False
+    behind = ancestry.made_from([counted], ends=("Shape", "ShapeN", "Size"))
+    return all(op.type != "VarHandleOp" for op in behind)
+
+
 def _add_arithmetic(cls):
     """Gives `TowerCount` the other operators of an integer."""
-    for name in ("lt", "le", "gt", "ge", "add", "sub", "mul", "floordiv", "mod", "pow", "truediv"):
+    for name in ("lt", "le", "gt", "ge", "add", "sub", "floordiv", "mod", "pow", "truediv"):
         op = getattr(operator, name)
         setattr(cls, f"__{name}__", lambda self, other, op=op: op(self._count, other))
         if name not in ("lt", "le", "gt", "ge", "truediv"):
@@ -145,10 +188,25 @@ _add_arithmetic(TowerCount)
 
 def _count_as_tensor(value, dtype=None, name=None, as_ref=False):
     del as_ref
-    if dtype is not None and not dtype.is_integer:
-        # NOTE: what follows a refusal is __rtruediv__, which a tensor's division needs.
-        raise TypeError("the number of towers is an integer")
     return tf.constant(int(value), dtype or tf.int32, name=name or "num_towers")
 
 
 tf.register_tensor_conversion_function(TowerCount, _count_as_tensor)
+
+
+@tf.experimental.dispatch_for_binary_elementwise_apis(tf.Tensor, TowerCount)
+def _tensor_and_count(api, x, y):
+    return y.combined(api, x, is_right=True)
+
+
+@tf.experimental.dispatch_for_binary_elementwise_apis(TowerCount, tf.Tensor)
+def _count_and_tensor(api, x, y):
+    return x.combined(api, y, is_right=False)
+
+
+@tf.experimental.dispatch_for_api(tf.cast, {"x": TowerCount})
+def _cast_count(x, dtype, name=None):
+    dtype = tf.as_dtype(dtype)
+    if not dtype.is_floating:
+        return tf.cast(int(x), dtype, name)
+    return x.as_denominator(dtype)

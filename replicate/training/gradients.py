@@ -6,7 +6,7 @@ from typing import Any
 from replicate import errors
 from replicate.compat.tensorflow import tf
 from replicate.graph import reductions
-from replicate.strategy import context, values, variables, weights
+from replicate.strategy import context, contributions, values, variables
 
 
 class TowerGradients:
@@ -104,46 +104,32 @@ def _name(variable: Any) -> str:
     return str(getattr(variable, "name", variable))
 
 
-def summed(strategy: Any, pairs: Sequence[tuple], is_mean: bool) -> list:
+def summed(strategy: Any, pairs: Sequence[tuple]) -> list:
     """Sums the towers' gradients onto the devices of their variables.
 
     Args:
         strategy: The `DistributionStrategy`; the code runs across towers.
         pairs: N pairs of a PerDevice gradient and its variable.
-        is_mean: Whether each tower's gradients are weighted by its part of the batch;
-            done here for those that do not carry the weight yet.
 
     Returns:
         N tensors, IndexedSlices, or copies of these.
     """
     found = [gradient for gradient, _ in pairs]
     share = context.current().share
-    if is_mean and share is not None and not strategy.is_single_tower:
-        found = _weighted(found, share)
+    if share is not None and not strategy.is_single_tower:
+        found = _contributed(found, contributions.Contributions(share))
     trained = [variable for _, variable in pairs]
     return strategy.batch_reduce(variables.SUM, list(zip(found, trained, strict=True)))
 
 
-def _weighted(gradients: Sequence[Any], share: context.Share) -> list:
-    """Multiplies by each tower's weight the gradients that do not carry it yet."""
-    reached = weights.reached_by(share.marks[0])
-
-    def weighted(gradient):
-        is_column = isinstance(gradient, values.PerDevice)
-        if not is_column or weights.operation_of(gradient.values[0]) in reached:
-            return gradient
-        parts = [
-            reductions.scaled(part, weight, device_of(part))
-            for part, weight in zip(gradient.values, share.weights, strict=True)
-        ]
-        return values.PerDevice(parts, gradient.devices)
-
-    return [weighted(gradient) for gradient in gradients]
-
-
-def device_of(part: Any) -> str:
-    """Returns the device of a tensor or of IndexedSlices."""
-    return (part.values if isinstance(part, tf.IndexedSlices) else part).device or ""
+def _contributed(gradients: Sequence[Any], brought: contributions.Contributions) -> list:
+    """Makes PerDevice gradients such that their sums are one device's."""
+    return [
+        values.PerDevice(brought.of(gradient.values), gradient.devices)
+        if isinstance(gradient, values.PerDevice)
+        else gradient
+        for gradient in gradients
+    ]
 
 
 def clip(gradients: Sequence[Any], limit: float | None) -> list:
@@ -166,7 +152,10 @@ def clip(gradients: Sequence[Any], limit: float | None) -> list:
     factor = tf.where(
         tf.math.is_finite(norm), factor, tf.fill([], norm.dtype.as_numpy_dtype("nan"))
     )
-    return [_map_copies(lambda g: reductions.scaled(g, factor, device_of(g)), g) for g in gradients]
+    return [
+        _map_copies(lambda g: reductions.scaled(g, factor, reductions.device_of(g)), g)
+        for g in gradients
+    ]
 
 
 def _map_copies(fn: Callable, value: Any) -> Any:
@@ -179,7 +168,7 @@ def _deduplicated(gradient: Any) -> Any:
     def once(copy):
         if not isinstance(copy, tf.IndexedSlices):
             return copy
-        with tf.device(device_of(copy)):
+        with tf.device(reductions.device_of(copy)):
             return reductions.deduplicate(copy)
 
     return _map_copies(once, gradient)

@@ -13,9 +13,6 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, reductions
 from replicate.strategy import context, variables
 
-_WRITES = ("Assign", "ResourceScatter")
-_UPDATES = (*_WRITES, "ResourceApply", "ResourceSparseApply")
-
 
 def settle(made: Iterable[Any], running: Sequence[Any], updates: Sequence[Any] = ()) -> None:
     """Lets the first copy of each batch statistic stand for it.
@@ -54,10 +51,8 @@ def refuse_lone_updates(towers: Sequence[Any], made: Iterable[Any], rows: Any) -
         if not variable.trainable:
             continue
         for member in getattr(variable, "members", (variable,)):
-            for write in member.handle.consumers():
-                if write not in lone or not write.type.startswith(_UPDATES):
-                    continue
-                if not own.isdisjoint(ancestry.made_from([write])):
+            for write in _writes(member):
+                if write in lone and not own.isdisjoint(ancestry.made_from([write])):
                     raise errors.TowerMismatchError(
                         "An optimizer must meet the other towers before it updates the model: "
                         f"tower 1 updates {variable.name} by itself ({write.name}). Wrap the "
@@ -66,7 +61,7 @@ def refuse_lone_updates(towers: Sequence[Any], made: Iterable[Any], rows: Any) -
 
 
 def average(
-    made: Iterable[Any], share: context.Share, running: Sequence[Any]
+    made: Iterable[Any], share: context.Share, running: Sequence[Any], of_rowless: bool = False
 ) -> tf.Operation | None:
     """Averages the copies of each batch statistic over towers, weighted by rows.
 
@@ -74,11 +69,14 @@ def average(
         made: The variables that the towers made.
         share: The towers' parts of the batch.
         running: What a training step runs: its train_op and its loss.
+        of_rowless: Whether the mean goes only to towers without rows, whose copies nothing
+            else updates.
 
     Returns:
-        An operation that runs after the step and gives every copy the mean; None where
-        there is no such variable.
+        An operation that runs after the step and gives the copies the mean; None where
+        there is nothing to do.
     """
+    towers = [i for i, has in enumerate(share.has_rows) if has is not True or not of_rowless]
     executed = ancestry.executed_by(running)
     statistics = [
         variable
@@ -87,20 +85,28 @@ def average(
         and variable.dtype.is_floating
         and any(write in executed for member in variable.members for write in _writes(member))
     ]
-    if not statistics:
+    if not statistics or not towers:
         return None
     with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
-        return tf1.group(*[_average(variable, share) for variable in statistics])
+        averaged = [_average(variable, share, towers, of_rowless) for variable in statistics]
+        return tf1.group(*averaged)
 
 
-def _average(variable: Any, share: context.Share) -> tf.Operation:
+def _average(
+    variable: Any, share: context.Share, towers: Sequence[int], of_rowless: bool
+) -> tf.Operation:
     members = variable.members
     copies = [tf.identity(member.read_value()) for member in members]
     with tf1.control_dependencies(copies):
         mean = reductions.weighted_sum_onto(copies, share.weights, members[0].device)
-        return tf1.group(*[member.assign(mean, read_value=False) for member in members])
+        written = []
+        for i in towers:
+            keeps = of_rowless and share.has_rows[i]
+            value = mean if keeps is False else tf.where(keeps, copies[i], mean)
+            written.append(members[i].assign(value, read_value=False))
+        return tf1.group(*written)
 
 
 def _writes(member: Any) -> list[tf.Operation]:
-    """Returns the operations that assign to a resource variable."""
-    return [op for op in member.handle.consumers() if op.type.startswith(_WRITES)]
+    """Returns the operations that change a resource variable."""
+    return [op for op in member.handle.consumers() if op.type.startswith(ancestry.WRITES)]

@@ -78,7 +78,7 @@ class GradientStep:
         towers = owner.unwrap(brought)
         pairs = gradients.joined(towers, owner.worker_devices)
         optimizer, trained = towers[0].optimizer, towers[0].trained
-        reduced = gradients.summed(owner, pairs, _is_mean())
+        reduced = gradients.summed(owner, pairs)
 
         def update(found, step):
             clipped = gradients.clip(found, self._clip_global_norm)
@@ -119,7 +119,7 @@ class GradientStep:
     def _sum_keras(strategy, brought) -> list:
         owner = strategy.owner
         pairs = gradients.joined(owner.unwrap(brought), owner.worker_devices)
-        return gradients.summed(owner, pairs, _is_mean())
+        return gradients.summed(owner, pairs)
 
 
 def _is_mean() -> bool:

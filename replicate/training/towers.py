@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from replicate import errors
+from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, regularization
-from replicate.strategy import base, default, sharing, variables
+from replicate.strategy import base, context, default, sharing, variables
 from replicate.training import optimizer as optimizers
 
 _log = logging.getLogger("replicate")
@@ -149,11 +150,23 @@ def build(
         own = tuple(update for update in updates if id(update) not in before)
         return Tower(tower.tower_id, tower.device, spec, train_op, own)
 
-    towers = strategy.run_towers(
-        lambda: tower_fn, (features, labels), every_collection=True, creations=creations
-    )
+    with keras.loss_reductions(_keras_reduction):
+        towers = strategy.run_towers(
+            lambda: tower_fn, (features, labels), every_collection=True, creations=creations
+        )
     _require_same_variables(towers, creations)
     return towers
+
+
+def _keras_reduction(reduction: Any) -> Any:
+    """Lets a Keras loss average over its tower's rows, which the tower's weight accounts for."""
+    mode = context.current()
+    if mode is None or mode.tower is None or mode.share is None:
+        return None
+    if reduction == tf.keras.losses.Reduction.AUTO:
+        reduction = tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE
+    tf1.get_default_graph()._last_loss_reduction = reduction  # as `tf.compat.v1.losses` do
+    return reduction
 
 
 def _count_regularization_once(tower: Any) -> Callable:

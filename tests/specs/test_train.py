@@ -115,6 +115,18 @@ def by_hand(x):
     return tf.matmul(x, w), tf1.losses.get_regularization_loss
 
 
+def in_the_loss(x):
+    w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
+    unused = tf1.get_variable("unused", [2], initializer=exactness.start)
+    return tf.matmul(x, w), lambda: squares(w) + 0.5 * (squares(unused) + tf.reduce_sum(w) ** 2)
+
+
+def in_the_loss_of_a_table(x):
+    table = tf1.get_variable("table", [4, 1], initializer=exactness.start)
+    ids = tf.cast(x[:, 1] * 10.0, tf.int32) % 4
+    return tf.nn.embedding_lookup(table, ids) * x[:, :1], lambda: squares(table)
+
+
 def regularised(network, reduction):
     def model(features, labels, mode):
         output, loss_of = network(features)
@@ -125,16 +137,151 @@ def regularised(network, reduction):
     return model
 
 
-@pytest.mark.parametrize("network", [by_get_variable, by_layers, by_keras, by_hand])
+def stepping_with_keras(model, optimizer_fn):
+    """The model with an optimizer that leaves its loss as it is."""
+
+    def model_fn(features, labels, mode):
+        spec = model(features, labels, mode)
+        if mode != "train":
+            return spec
+        optimizer = tf.keras.optimizers.legacy.SGD(0.1, momentum=0.5)
+        optimizer.iterations = tf1.train.get_global_step()
+        updates = optimizer.get_updates(spec.loss, tf1.trainable_variables())
+        return spec._replace(train_op=tf1.group(updates))
+
+    return model_fn
+
+
+NETWORKS = [
+    by_get_variable,
+    by_layers,
+    by_keras,
+    by_hand,
+    in_the_loss,
+    in_the_loss_of_a_table,
+]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-@pytest.mark.parametrize("is_inside", [True, False])
-def test_regularization_counts_once(network, reduction, is_inside):
+@pytest.mark.parametrize("place", ["optimizer_fn", "inside", "keras"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_regularization_counts_once(network, reduction, place, strategy):
     model, optimizer_fn = regularised(network, reduction), descend
-    if is_inside:
-        model, optimizer_fn = exactness.stepping(model, descend), None
-    options = {"devices": 3, "loss_reduction": reduction}
+    if place != "optimizer_fn":
+        step = exactness.stepping if place == "inside" else stepping_with_keras
+        model, optimizer_fn = step(model, descend), None
+    options = {"devices": 3, "loss_reduction": reduction, "strategy": strategy}
     exactness.require_one_device(model, [batch(7)] * 2, "train", optimizer_fn, **options)
     exactness.require_one_device(model, [batch(7)], "eval", optimizer_fn, **options)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_weight_decay_that_is_added_to_gradients_counts_once(reduction, scale):
+    reduce = tf.reduce_sum if reduction == "sum" else tf.reduce_mean
+
+    def model(features, labels, mode):
+        loss = reduce(tf.square(by_get_variable(features)[0] - labels))
+        optimizer = descend()
+        pairs = optimizer.compute_gradients(loss)
+        pairs = [((g / 2.0 + 0.1 * w.value()) * scale, w) for g, w in pairs]
+        step = optimizer.apply_gradients(pairs, tf1.train.get_global_step())
+        return exactness.spec_of(mode, loss, train_op=step)
+
+    exactness.require_one_device(model, [batch(7)] * 2, devices=3, loss_reduction=reduction)
+
+
+def test_a_penalty_beside_a_loss_that_was_divided_counts_once():
+    def model(features, labels, mode):
+        output, loss_of = in_the_loss(features)
+        loss = tf.reduce_mean(tf.square(output - labels))
+        loss /= tf.distribute.get_strategy().num_replicas_in_sync
+        return exactness.spec_of(mode, loss + loss_of())
+
+    for place in (exactness.stepping, stepping_with_keras):
+        exactness.require_one_device(place(model, descend), [batch(7)] * 2, devices=3)
+
+
+def test_noise_is_no_penalty():
+    # The generator of an adversarial network is given noise, and nothing of the batch.
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", initializer=2.0)
+        noise = tf.random.uniform(tf.shape(features)[:1], 1.0, 1.0 + 1e-6)
+        return exactness.spec_of(mode, tf.reduce_sum(noise * w))
+
+    # One number near 1 for each of the 7 rows, in whichever tower: w = 2 - 0.1 * 7.
+    towers = model_fn.replicate_model_fn(model, descend, 3, loss_reduction="sum")
+    found = exactness.run(towers, [batch(7)], is_static=True)
+    np.testing.assert_allclose(found.variables[0]["w:0"], 1.3, 1e-5)
+    np.testing.assert_allclose(found.fetched[0]["loss"], 14.0, 1e-5)
+
+
+def replicas():
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+# What divides the sum over a tower's rows of x, whose static number of rows may be unknown.
+DENOMINATORS = {
+    "average": lambda losses, x: tf.nn.compute_average_loss(losses),
+    "average with weights": lambda losses, x: tf.nn.compute_average_loss(losses, x[:, 1]),
+    "rows of a tensor": lambda losses, x: (
+        tf.reduce_sum(losses) / tf.cast(tf.shape(x)[0] * replicas(), losses.dtype)
+    ),
+    "replicas by rows": lambda losses, x: (
+        tf.reduce_sum(losses) / tf.cast(replicas() * tf.size(losses), losses.dtype)
+    ),
+    "rows as floats": lambda losses, x: tf.math.divide_no_nan(
+        tf.reduce_sum(losses), tf.cast(tf.shape(x)[0], losses.dtype) * replicas()
+    ),
+    "a mean by replicas": lambda losses, x: tf.math.divide_no_nan(
+        tf.reduce_mean(losses), replicas()
+    ),
+    "a mean by replicas as floats": lambda losses, x: (
+        tf.reduce_mean(losses) / tf.cast(replicas(), losses.dtype)
+    ),
+    "a mean times a part": lambda losses, x: tf.multiply(tf.reduce_mean(losses), 1.0 / replicas()),
+}
+
+
+@pytest.mark.parametrize("name", DENOMINATORS)
+@pytest.mark.parametrize("is_static", [True, False])
+@pytest.mark.parametrize("rows", [2, 7])
+def test_losses_divided_by_the_number_of_replicas_are_exact(name, is_static, rows):
+    def model(features, labels, mode):
+        output, _ = by_get_variable(features)
+        loss = DENOMINATORS[name](tf.square(output - labels)[:, 0], features)
+        loss += tf.nn.scale_regularization_loss(0.1 * tf1.losses.get_regularization_loss())
+        return exactness.spec_of(mode, loss)
+
+    for place in (exactness.stepping, stepping_with_keras):
+        exactness.require_one_device(
+            place(model, descend), [batch(rows)] * 2, is_static=is_static, devices=3
+        )
+
+
+def test_a_static_number_of_rows_times_replicas_is_the_batch():
+    def model(features, labels, mode):
+        loss = tf.reduce_sum(tf.square(by_get_variable(features)[0] - labels))
+        return exactness.spec_of(mode, loss / (features.shape.as_list()[0] * replicas()))
+
+    model = exactness.stepping(model, descend)
+    exactness.require_one_device(model, [batch(7)] * 2, is_static=True, devices=3)
+
+
+@pytest.mark.parametrize("reduction", ["auto", "sum_over_batch_size", "sum", "none"])
+@pytest.mark.parametrize("num_towers", [1, 3])
+@pytest.mark.parametrize("place", ["inside", "keras"])
+def test_keras_losses_are_exact(reduction, num_towers, place):
+    def model(features, labels, mode):
+        output, _ = by_get_variable(features)
+        loss = tf.keras.losses.MeanSquaredError(reduction)(labels, output, features[:, 1:2])
+        return exactness.spec_of(mode, tf.reduce_mean(loss) if reduction == "none" else loss)
+
+    step = exactness.stepping if place == "inside" else stepping_with_keras
+    model = step(model, descend)
+    for mode in ("train", "eval"):
+        exactness.require_one_device(model, [batch(7)] * 2, mode, devices=num_towers)
 
 
 @pytest.mark.parametrize("reduction", [tf1.losses.Reduction.SUM, tf1.losses.Reduction.MEAN])
@@ -254,14 +401,35 @@ def test_update_ops_all_runs_every_towers():
 
 @pytest.mark.parametrize("update_ops", ["first", "mean", "all"])
 def test_a_tower_without_rows_updates_no_statistics(update_ops):
-    # Tower 1 has no rows; under "all" its copy keeps what it began with, 0.
-    expected = batch(1)[0].mean(0) / 2 / (2 if update_ops == "all" else 1)
+    # Tower 1 has no rows; under "all" its copy takes the other's value, which is the mean.
+    expected = batch(1)[0].mean(0) / 2
     np.testing.assert_allclose(moving_mean(1, 2, update_ops), expected, 1e-5)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("is_static", [True, False])
+def test_towers_that_have_rows_at_times_do_not_dilute_the_statistics(strategy, is_static):
+    # One row, then five: rows 0 - 2 to tower 0 and rows 3 - 4 to tower 1. Both had 0.5 * r.
+    towers = model_fn.replicate_model_fn(
+        normalised, descend, 2, strategy=strategy, loss_reduction="mean", update_ops="all"
+    )
+    sizes = (1, 1) if is_static else (1, 5)
+    batches = [batch(rows, seed) for seed, rows in enumerate(sizes)]
+    found = exactness.run(towers, batches, "train", is_static).variables[-1]
+    first = batches[0][0][0] / 2
+    x = batches[1][0]
+    parts = (x[:1],) if is_static else (x[:3], x[3:])
+    expected = np.mean([first / 2 + part.mean(0) / 2 for part in parts], 0)
+    np.testing.assert_allclose(found["batch_normalization/moving_mean:0"], expected, 1e-5)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("rows", [1, 5])
-def test_synchronised_batch_normalization_is_one_devices(strategy, rows):
+@pytest.mark.parametrize("place", ["optimizer_fn", "inside", "keras"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_synchronised_batch_normalization_is_one_devices(strategy, rows, place, reduction):
+    reduce = tf.reduce_sum if reduction == "sum" else tf.reduce_mean
+
     def model(features, labels, mode):
         layer = tf.keras.layers.BatchNormalization(synchronized=True, momentum=0.5)
         hidden = tf1.layers.dense(features, 2, kernel_initializer=exactness.start)
@@ -269,18 +437,33 @@ def test_synchronised_batch_normalization_is_one_devices(strategy, rows):
         for update in layer.updates if mode == "train" else ():
             tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, update)
         output = tf1.layers.dense(tf.nn.tanh(hidden), 1, kernel_initializer=exactness.start)
-        return exactness.spec_of(mode, tf.reduce_mean(tf.square(output - labels)))
+        return exactness.spec_of(mode, reduce(tf.square(output - labels)))
 
-    for reduction in ("mean",):
-        exactness.require_one_device(
-            model,
-            [batch(rows)] * 3,
-            "train",
-            lambda: tf1.train.MomentumOptimizer(0.1, 0.9),
-            devices=3,
-            strategy=strategy,
-            loss_reduction=reduction,
-        )
+    optimizer_fn = lambda: tf1.train.MomentumOptimizer(0.1, 0.9)  # noqa: E731 - twice below
+    if place != "optimizer_fn":
+        step = exactness.stepping if place == "inside" else with_updates
+        model, optimizer_fn = step(model, optimizer_fn), None
+    exactness.require_one_device(
+        model,
+        [batch(rows)] * 3,
+        "train",
+        optimizer_fn,
+        devices=3,
+        strategy=strategy,
+        loss_reduction=reduction,
+    )
+
+
+def with_updates(model, optimizer_fn):
+    """The model with an optimizer that leaves its loss as it is, and its statistics."""
+    stepping = stepping_with_keras(model, optimizer_fn)
+
+    def model_fn(features, labels, mode):
+        spec = stepping(features, labels, mode)
+        updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+        return spec._replace(train_op=tf1.group(spec.train_op, *updates))
+
+    return model_fn
 
 
 def test_a_loss_of_another_shape_than_the_first_towers_is_refused():

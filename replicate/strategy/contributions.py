@@ -1,0 +1,112 @@
+"""What each tower brings to a sum over towers that is one device's loss or gradient.
+
+Under mean a tower brings its value times its part of the batch, which the model's code or
+an optimizer may have multiplied already. In both reductions, what depends on the weights
+of the model alone counts once, and not once per tower.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import addends, ancestry, reductions
+from replicate.strategy import context
+
+
+def is_mean(share: context.Share | None) -> bool:
+    """Whether towers' losses are averaged: as was told, else unless the last one is a sum."""
+    if share is not None and share.reduction is not None:
+        return share.reduction == "mean"
+    last = getattr(tf1.get_default_graph(), "_last_loss_reduction", None)
+    return last not in (tf1.losses.Reduction.SUM, tf.losses.Reduction.SUM)
+
+
+def lacks_weight(share: context.Share | None, tower_id: int, tensor: tf.Tensor) -> bool:
+    """Whether a tower's gradient will be multiplied by the tower's weight later.
+
+    Args:
+        share: The towers' parts of the batch, if one was split.
+        tower_id: The tower.
+        tensor: Its gradient with respect to anything.
+    """
+    if share is None or not is_mean(share):
+        return False
+    marks = share.marks[tower_id]
+    if not marks or not ancestry.is_made_from(tensor, set(marks)):
+        return True
+    marks.append(tensor.op)  # from which the way is short for gradients made of this one
+    return False
+
+
+class Contributions:
+    """What K towers bring, made such that its sum is what one device has.
+
+    Args:
+        share: The towers' parts of the batch.
+    """
+
+    def __init__(self, share: context.Share):
+        self._share = share
+        self._is_mean = is_mean(share)
+        self._marked = [ancestry.reached_from(marks) for marks in share.marks if self._is_mean]
+
+    def lack_weights(self, values: Sequence[Any]) -> bool:
+        """Whether K towers' losses or gradients must yet be multiplied by their weights."""
+        return self._is_mean and _operation_of(values[0]) not in self._marked[0]
+
+    def of(self, values: Sequence[Any]) -> list:
+        """Weighs what does not carry its tower's weight; counts once what all towers share.
+
+        Args:
+            values: K losses, or gradients of one variable: tensors or IndexedSlices.
+
+        Returns:
+            K values of the same kinds. A tower without rows may bring anything.
+        """
+        if self.lack_weights(values):
+            make = self._weighted
+        else:
+            make = self._weighted_rest if self._is_mean else self._of_batch
+        return [make(i, value) for i, value in enumerate(values)]
+
+    def _weighted(self, i: int, value: Any) -> Any:
+        return reductions.scaled(value, self._share.weights[i], reductions.device_of(value))
+
+    def _of_batch(self, i: int, value: Any) -> Any:
+        """Leaves out of a later tower's value what depends on the weights of the model alone."""
+        if i == 0:
+            return value
+        kept, _ = addends.split(value, self._is_shared)
+        return _nothing_of(value) if kept is None else kept
+
+    def _weighted_rest(self, i: int, value: Any) -> Any:
+        """Weighs those addends that do not carry the weight, as a penalty added to the rest."""
+        marked = self._marked[i]
+        kept, apart = addends.split(value, lambda op: op not in marked, self._share.marks[i])
+        if apart is None:
+            return value
+        of_batch, shared = addends.split(apart, self._is_shared)
+        parts = [part for part in (kept, shared if i == 0 else None) if part is not None]
+        if of_batch is not None:
+            parts.append(self._weighted(i, of_batch))
+        if not parts:
+            return _nothing_of(value)
+        return reductions.sum_onto(parts, reductions.device_of(value))
+
+    def _is_shared(self, op: tf.Operation) -> bool:
+        return op not in self._varying
+
+    @functools.cached_property
+    def _varying(self) -> set[tf.Operation]:
+        return ancestry.varying(tf1.get_default_graph(), self._share.given)
+
+
+def _nothing_of(value: Any) -> Any:
+    """Returns zeros like a tensor, or IndexedSlices without slices."""
+    return reductions.mask_rows([value], [False])[0]
+
+
+def _operation_of(value: Any) -> tf.Operation:
+    """Returns the operation that makes a tensor, or the values of IndexedSlices."""
+    return (value.values if isinstance(value, tf.IndexedSlices) else value).op
