@@ -19,7 +19,7 @@ from replicate.strategy import (
     values,
     variables,
 )
-from replicate.training import optimizer, statistics, step, towers
+from replicate.training import optimizer, statistics, step, towers, writes
 
 STRATEGIES = {
     "mirrored": mirrored.MirroredStrategy,
@@ -178,14 +178,14 @@ def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
     # NOTE: in a scope of its own, so that no name of the model's variables is taken.
     with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
         batch = batches.split_batch(features, labels, strategy.num_towers)
-    given = tf.nest.flatten([batch.features, batch.labels], expand_composites=True)
     share = context.Share(
         list(batch.weights),
         tuple(batch.has_rows),
         options.reduction,
         marks=tuple([] for _ in batch.weights),
         step=options.step,
-        given=tuple(tensor.op for tensor in given if tf.is_tensor(tensor)),
+        given=tuple(map(_operations, batch.features, batch.labels)),
+        row_counts=tuple(batch.row_counts),
     )
     creations = sharing.Creations(strategy.num_towers)
     with context.entered(context.current()._replace(share=share)):
@@ -200,20 +200,28 @@ def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
         if share.reduction is None:
             is_sum = default.get_loss_reduction() == variables.SUM
             share = share._replace(reduction="sum" if is_sum else "mean")
-        if call.mode == types.TRAIN and factory is None and len(built) > 1:
-            rows = (batch.features[1], batch.labels[1])
-            statistics.refuse_lone_updates(built, creations.all(), rows)
         return _join(strategy, call.mode, built, share, creations, options.update_ops)
+
+
+def _operations(*nests: Any) -> tuple[tf.Operation, ...]:
+    """Returns the operations that make the tensors of nests."""
+    leaves = tf.nest.flatten(nests, expand_composites=True)
+    return tuple(leaf.op for leaf in leaves if tf.is_tensor(leaf))
 
 
 def _join(strategy, mode, built, share, creations, update_ops) -> Any:
     device = strategy.parameter_devices[0]
     if mode == types.TRAIN:
         spec = train.merge_train(built, share, device, update_ops)
+        running = (spec.train_op, spec.loss)
+        updates = built[0].update_ops if update_ops == "first" else ()
+        writes.refuse_lone(built, creations.all(), share, running, updates)
         return _with_statistics(spec, built, creations.all(), share, update_ops)
     if len(built) == 1:
         return built[0].spec
     if mode == types.EVAL:
+        metrics = [list((tower.spec.eval_metric_ops or {}).values()) for tower in built]
+        writes.refuse_lone(built, creations.all(), share, tf.nest.flatten(metrics))
         metric_variables = [
             variable
             for variable in creations.all()
@@ -238,5 +246,6 @@ def _with_statistics(spec: Any, built: list, made: list, share: Any, update_ops:
             if update_ops == "mean":
                 return spec
     later = built[1:] if update_ops == "first" else []
-    statistics.settle(made, running, [op for tower in later for op in tower.update_ops])
-    return spec
+    updates = [op for tower in later for op in tower.update_ops]
+    settled = statistics.settle(made, running, updates, is_first=update_ops == "first")
+    return spec if settled is None else spec._replace(train_op=tf.group(spec.train_op, settled))

@@ -5,7 +5,7 @@ penalty written by hand, would count once per tower; where it is an addend of it
 all towers but the first can leave it out.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Hashable
 from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf
@@ -39,43 +39,41 @@ class _Addend(NamedTuple):
 
 def split(
     value: Any,
-    is_apart: Callable[[tf.Operation], bool],
+    label_of: Callable[[tf.Operation], Hashable],
     whole: Container[tf.Operation] = (),
-) -> tuple[Any, Any]:
-    """Takes a value apart into two addends.
+) -> dict:
+    """Takes a value apart into addends of different origin.
 
     Sums are looked through, and what is linear above them: identities, signs, casts, and
-    factors that are apart themselves. IndexedSlices are the sum of their slices.
+    factors that have a label. IndexedSlices are the sum of their slices.
 
     Args:
         value: A floating tensor or IndexedSlices of a graph.
-        is_apart: Which operations make what is to be taken out.
-        whole: Operations that are not looked into.
+        label_of: Returns the label of what an operation makes; None: its addends have
+            labels of their own, if it is a sum.
+        whole: Operations without a label that are not looked into.
 
     Returns:
-        What stays, and what was taken out, each of the shape of `value` and on its
-        device; None for either where there is nothing of it.
+        For each label the sum of its addends, of the shape of `value` and on its device;
+        under None what is left. A value of one label is given back as it is.
     """
     if isinstance(value, tf.IndexedSlices):
-        return _split_slices(value, is_apart)
-    stays: list = []
-    apart: list = []
+        return _split_slices(value, label_of)
+    found: dict = {}
     waiting = [_Addend(value)]
     while waiting:
         addend = waiting.pop()
-        if is_apart(addend.tensor.op):
-            apart.append(addend)
-            continue
-        inner = [] if addend.tensor.op in whole else _within(addend, is_apart)
+        label = label_of(addend.tensor.op)
+        inner = []
+        if label is None and addend.tensor.op not in whole:
+            inner = _within(addend, label_of)
         waiting.extend(inner)
         if not inner:
-            stays.append(addend)
-    if not apart:
-        return value, None
-    if not stays:
-        return None, value
+            found.setdefault(label, []).append(addend)
+    if len(found) == 1:
+        return dict.fromkeys(found, value)
     with reductions.on(value.device):
-        return _sum(stays), _sum(apart)
+        return {label: _sum(addends) for label, addends in found.items()}
 
 
 def _sum(addends: list[_Addend]) -> tf.Tensor:
@@ -83,7 +81,7 @@ def _sum(addends: list[_Addend]) -> tf.Tensor:
     return made[0] if len(made) == 1 else tf.add_n(made)
 
 
-def _within(addend: _Addend, is_apart: Callable) -> list[_Addend]:
+def _within(addend: _Addend, label_of: Callable) -> list[_Addend]:
     """Returns the addends of which one is the sum; none where it is no sum."""
     op = addend.tensor.op
     inputs = list(op.inputs)
@@ -101,10 +99,10 @@ def _within(addend: _Addend, is_apart: Callable) -> list[_Addend]:
     if op.type == "Cast" and inputs[0].dtype.is_floating:
         dtype = addend.tensor.dtype
         return [addend.behind(inputs[0], lambda tensor: tf.cast(tensor, dtype))]
-    if op.type in ("Mul", "RealDiv") and is_apart(inputs[1].op):
+    if op.type in ("Mul", "RealDiv") and label_of(inputs[1].op) is not None:
         scale = tf.multiply if op.type == "Mul" else tf.divide
         return [addend.behind(inputs[0], lambda tensor: scale(tensor, inputs[1]))]
-    if op.type == "Mul" and is_apart(inputs[0].op):
+    if op.type == "Mul" and label_of(inputs[0].op) is not None:
         return [addend.behind(inputs[1], lambda tensor: inputs[0] * tensor)]
     return []
 
@@ -117,17 +115,18 @@ def _has_shape(tensor: tf.Tensor, shape: tf.TensorShape) -> bool:
     return all(here != 1 or there == 1 for here, there in pairs)
 
 
-def _split_slices(value: tf.IndexedSlices, is_apart: Callable) -> tuple[Any, Any]:
-    if is_apart(value.values.op):
-        return None, value
-    runs = _concatenated(value.values.op)
-    pairs = list(zip(runs, _concatenated(value.indices.op), strict=False))
-    stays = [pair for pair in pairs if not is_apart(pair[0].op)]
-    if len(pairs) != len(runs) or len(stays) == len(pairs):
-        return value, None
-    apart = [pair for pair in pairs if is_apart(pair[0].op)]
+def _split_slices(value: tf.IndexedSlices, label_of: Callable) -> dict:
+    label = label_of(value.values.op)
+    runs, places = _concatenated(value.values.op), _concatenated(value.indices.op)
+    if label is not None or not runs or len(runs) != len(places):
+        return {label: value}
+    found: dict = {}
+    for run, place in zip(runs, places, strict=True):
+        found.setdefault(label_of(run.op), []).append((run, place))
+    if len(found) == 1:
+        return dict.fromkeys(found, value)
     with reductions.on(value.values.device):
-        return _slices(stays, value), _slices(apart, value)
+        return {label: _slices(pairs, value) for label, pairs in found.items()}
 
 
 def _concatenated(op: tf.Operation) -> list[tf.Tensor]:

@@ -6,8 +6,7 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf
 
-# How the operations begin that change a resource variable.
-WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
+_WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _VARIABLES = ("VarHandleOp", "VariableV2", "VariableShape", "VarIsInitializedOp", *_READS)
@@ -71,7 +70,7 @@ def reached_from(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     return reached
 
 
-def varying(graph: tf.Graph, given: Iterable[tf.Operation]) -> set[tf.Operation]:
+def varying(graph: tf.Graph, *given: Iterable[tf.Operation]) -> set[tf.Operation]:
     """Returns the operations of a graph whose values are not made of its weights alone.
 
     Made of weights alone is what depends on variables and constants, and on nothing else:
@@ -80,10 +79,10 @@ def varying(graph: tf.Graph, given: Iterable[tf.Operation]) -> set[tf.Operation]
 
     Args:
         graph: A graph.
-        given: The operations that make the batch, which may well be constants.
+        *given: The operations that make the batch, which may well be constants.
     """
     stateful: dict[str, bool] = {}
-    sources = set(given)
+    sources = set().union(*given)
     for op in graph.get_operations():
         kind = op.type
         if kind not in stateful:
@@ -93,12 +92,19 @@ def varying(graph: tf.Graph, given: Iterable[tf.Operation]) -> set[tf.Operation]
     return reached_from(sources)
 
 
+def writes(variable: tf.Variable) -> list[tf.Operation]:
+    """Returns the operations that change a resource variable; none of any other kind."""
+    handle = getattr(variable, "handle", None)
+    users = [] if handle is None else handle.consumers()
+    return [op for op in users if op.type.startswith(_WRITES)]
+
+
 def _was_written_before(read: tf.Operation) -> bool:
     """Whether a read of a variable waits for a write to it."""
     if read.type not in _READS:
         return False
     handle = read.inputs[0]
     return any(
-        op.type.startswith(WRITES) and any(tensor is handle for tensor in op.inputs)
+        op.type.startswith(_WRITES) and any(tensor is handle for tensor in op.inputs)
         for op in read.control_inputs
     )

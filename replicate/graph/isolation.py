@@ -6,8 +6,10 @@ Afterwards the first tower's view stays, with what the others must not lose.
 """
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1, variable_scope
+from replicate.graph import names
 
 # What a session needs from every tower, whichever tower's names are kept.
 KEPT_FROM_ALL = (
@@ -31,25 +33,32 @@ class Views:
 
     Args:
         graph: The graph whose collections are shown.
-        num_towers: K.
+        prefixes: What the K towers' names begin with.
         every_collection: Whether all collections are a tower's own, or only the store.
     """
 
-    def __init__(self, graph: tf.Graph, num_towers: int, every_collection: bool):
+    def __init__(self, graph: tf.Graph, prefixes: Sequence[str], every_collection: bool):
         self._graph = graph
         self._every_collection = every_collection
+        self._prefixes = [names.Prefix(graph, prefix, prefixes[0]) for prefix in prefixes]
         self._before = self._noted()
         self._variables_before = dict(self._store()._vars)
-        self._views = [self._copy_of_before(i) for i in range(num_towers)]
+        self._views = [self._copy_of_before(i) for i in range(len(prefixes))]
         self._shown = 0
 
     def show(self, tower_id: int) -> None:
         """Puts the view of tower `tower_id` into the graph, and keeps the one shown so far."""
         if tower_id == self._shown:
             return
+        self._prefixes[self._shown].hide()
         self._views[self._shown] = self._noted()
         self._load(self._views[tower_id])
         self._shown = tower_id
+        if tower_id > 0 and self._every_collection:
+            self._prefixes[tower_id].show()
+            for key, items in self._views[0].items():
+                # NOTE: a later tower makes no summaries, but whoever merges all must find some.
+                add_once(self._graph, key, [item for item in items if _is_summary(item)])
 
     def added(self, tower_id: int, key: Hashable) -> list:
         """Returns what tower `tower_id` has added to the collection `key`."""
@@ -93,6 +102,10 @@ class Views:
     def _load(self, view: dict) -> None:
         for key in {*self._noted(), *view}:
             self._graph.get_collection_ref(key)[:] = view.get(key, [])
+
+
+def _is_summary(item: Any) -> bool:
+    return isinstance(item, tf.Tensor) and "Summary" in item.op.type
 
 
 def add_once(graph: tf.Graph, key: Hashable, items: Sequence) -> None:

@@ -3,10 +3,12 @@
 Where towers' losses are summed, a loss that depends on the weights alone would count
 once per tower. The first tower's counts. A later tower's is found in the collection of
 regularization losses, or by the name scope in which Keras layers compute it; whatever
-reads it is given zero times it instead, so that gradients stay connected.
+reads it is given zero times it instead, so that gradients stay connected. What is in the
+collection and depends on the batch, as a divergence of activations, is no such loss.
 """
 
 import re
+from collections.abc import Sequence
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry
@@ -20,11 +22,13 @@ class Silencer:
     Args:
         graph: The tower's graph, whose collections are the tower's own.
         scope: The tower's name scope, with a slash at the end.
+        given: For each tower, the operations that make its rows.
     """
 
-    def __init__(self, graph: tf.Graph, scope: str):
+    def __init__(self, graph: tf.Graph, scope: str, given: Sequence[Sequence[tf.Operation]] = ()):
         self._graph = graph
         self._scope = scope
+        self._given = given
         self._silent: dict[str, tf.Tensor] = {}
         self._zeros: set[tf.Operation] = set()
 
@@ -37,27 +41,35 @@ class Silencer:
         Args:
             loss: The tower's loss, to spare the readers that it does not depend on.
         """
+        sources = self._penalties()
+        if not sources:
+            return
         reading = None if loss is None else ancestry.made_from([loss])
         alone: set[tf.Operation] = set()
         readers = []
-        listed = self._graph.get_collection(tf1.GraphKeys.REGULARIZATION_LOSSES)
-        listed = {item.op for item in listed if isinstance(item, tf.Tensor)}
         for operation in self._graph.get_operations():
-            if operation in listed or _COMPUTED.search(operation.name):
+            if operation in sources:
                 alone.add(operation)
             elif operation.name.startswith(self._scope) and operation not in self._zeros:
-                sources = {tensor.op for tensor in operation.inputs}
-                if not sources & alone:
+                read = {tensor.op for tensor in operation.inputs}
+                if not read & alone:
                     continue
-                if all(op in alone or op.type == "Const" for op in sources):
+                if all(op in alone or op.type == "Const" for op in read):
                     alone.add(operation)
                 elif reading is None or operation in reading:
                     readers.append(operation)
         if loss is not None and loss.op in alone:
-            alone = {op for op in alone if op in listed or _COMPUTED.search(op.name)}
+            alone = sources
             readers = [op for op in reading - alone if {t.op for t in op.inputs} & alone]
         for reader in readers:
             self._rewire(reader, alone)
+
+    def _penalties(self) -> set[tf.Operation]:
+        """Returns the operations that compute regularization losses of weights alone."""
+        listed = self._graph.get_collection(tf1.GraphKeys.REGULARIZATION_LOSSES)
+        found = {item.op for item in listed if isinstance(item, tf.Tensor)}
+        found.update(op for op in self._graph.get_operations() if _COMPUTED.search(op.name))
+        return found - ancestry.varying(self._graph, *self._given) if found else found
 
     def _rewire(self, reader: tf.Operation, alone: set) -> None:
         for i, tensor in enumerate(reader.inputs):

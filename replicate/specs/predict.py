@@ -1,16 +1,20 @@
 """K nests of predictions become one, row by row in the order of the batch."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicate import errors
-from replicate.compat.tensorflow import tf
-from replicate.graph import batches, reductions
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import ancestry, batches, reductions, rows
 from replicate.strategy import context
 
 
 def merge_predictions(nests: Sequence[Any], share: context.Share, device: str, where: str) -> Any:
     """Concatenates the towers' predictions along axis 0.
+
+    What is made of the model's weights alone and has no rows, such as a table, is the same
+    in every tower, and comes out once.
 
     Args:
         nests: K tensors, or K nests of one structure.
@@ -24,11 +28,55 @@ def merge_predictions(nests: Sequence[Any], share: context.Share, device: str, w
     if nests[0] is None:
         return None
     _require_same_structure(nests, where)
+    varying = functools.cache(lambda: ancestry.varying(tf1.get_default_graph(), *share.given))
+
+    def joined(leaves):
+        if _is_whole(leaves, share, varying):
+            return reductions.copy_onto(leaves[0], device)
+        return _concatenated(leaves, share, device, where)
+
+    return _map_towers(joined, nests)
+
+
+def _is_whole(leaves: Sequence[Any], share: context.Share, varying: Callable) -> bool:
+    """Whether K tensors have no rows of the batch: made of weights, and not as long as them.
+
+    NOTE: as many rows as each tower has, known when the graph is built, may be made of
+    constants, as their numbers are.
+    """
+    if not all(map(tf.is_tensor, leaves)):
+        return False
+    if leaves[0].shape.rank != 0:
+        lengths = [rows.static_count(leaf) for leaf in leaves]
+        if None in lengths or lengths == list(share.row_counts):
+            return False
+    parts = tf.nest.flatten(leaves[0], expand_composites=True)
+    return all(part.op not in varying() for part in parts)
+
+
+def _concatenated(leaves: Sequence[Any], share: context.Share, device: str, where: str) -> Any:
     kept = [
-        nest if has_rows is True else batches.take_rows(nest, _row_limit(has_rows))
-        for nest, has_rows in zip(nests, share.has_rows, strict=True)
+        leaf if has_rows is True else batches.take_rows(leaf, _row_limit(has_rows))
+        for leaf, has_rows in zip(leaves, share.has_rows, strict=True)
     ]
-    return _map_towers(lambda leaves: reductions.concat_onto(leaves, device), kept)
+    return reductions.concat_onto(_of_one_width(kept, where), device)
+
+
+def _of_one_width(leaves: Sequence[Any], where: str) -> list:
+    """Lets a run fail with the reason where towers' rows turn out to differ in shape."""
+    first = leaves[0]
+    if not isinstance(first, tf.Tensor) or first.shape[1:].is_fully_defined():
+        return list(leaves)
+    text = (
+        f"Rows that towers return are joined, and must be of one shape in all of them: {where} "
+        "are not. Pad them to a width that does not depend on the tower's rows."
+    )
+    checks = [
+        tf1.assert_equal(tf.shape(leaf)[1:], tf.shape(first)[1:], message=text)
+        for leaf in leaves[1:]
+    ]
+    with tf1.control_dependencies(checks):
+        return [tf.identity(first), *leaves[1:]]
 
 
 def _row_limit(has_rows: Any) -> Any:
@@ -91,6 +139,7 @@ def _merge_classes(outputs: Sequence[Any], share: context.Share, device: str, na
     classes = [output.classes for output in outputs]
     if classes[0] is not None and classes[0].shape.rank == 0:
         classes = [tf.expand_dims(item, 0) for item in classes]
+        return _concatenated(classes, share, device, f"{name}.classes")
     return merge_predictions(classes, share, device, f"{name}.classes")
 
 

@@ -22,7 +22,8 @@ class Share(NamedTuple):
         marks: K lists of the operations that hold a tower's weight: what depends on one
             has been multiplied by the weight already.
         step: Stands between the gradients and the update; None: nothing does.
-        given: The operations that make the features and labels.
+        given: K lists of the operations that make a tower's features and labels.
+        row_counts: K numbers n_i, Python ints or int32 tensors; None where nobody counted.
     """
 
     weights: list
@@ -31,6 +32,7 @@ class Share(NamedTuple):
     marks: tuple = ()
     step: Any = None
     given: tuple = ()
+    row_counts: tuple = (None,)
 
 
 class Mode(NamedTuple):

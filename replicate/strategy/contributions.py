@@ -11,7 +11,10 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import addends, ancestry, reductions
-from replicate.strategy import context
+from replicate.strategy import context, variables
+
+# Addends that all towers share, and those of a tower's rows that lack its weight.
+_SHARED, _LIGHT = "shared", "light"
 
 
 def is_mean(share: context.Share | None) -> bool:
@@ -77,29 +80,34 @@ class Contributions:
         """Leaves out of a later tower's value what depends on the weights of the model alone."""
         if i == 0:
             return value
-        kept, _ = addends.split(value, self._is_shared)
-        return _nothing_of(value) if kept is None else kept
+        parts = addends.split(value, lambda op: None if op in self._varying else _SHARED)
+        return parts.get(None, _nothing_of(value)) if _SHARED in parts else value
 
     def _weighted_rest(self, i: int, value: Any) -> Any:
         """Weighs those addends that do not carry the weight, as a penalty added to the rest."""
-        marked = self._marked[i]
-        kept, apart = addends.split(value, lambda op: op not in marked, self._share.marks[i])
-        if apart is None:
+
+        def label_of(op):
+            if op in self._marked[i]:
+                return None
+            return _LIGHT if op in self._varying else _SHARED
+
+        parts = addends.split(value, label_of, self._share.marks[i])
+        if list(parts) == [None]:
             return value
-        of_batch, shared = addends.split(apart, self._is_shared)
-        parts = [part for part in (kept, shared if i == 0 else None) if part is not None]
-        if of_batch is not None:
-            parts.append(self._weighted(i, of_batch))
+        if _LIGHT in parts:
+            parts[_LIGHT] = self._weighted(i, parts[_LIGHT])
+        if i > 0:
+            parts.pop(_SHARED, None)
         if not parts:
             return _nothing_of(value)
-        return reductions.sum_onto(parts, reductions.device_of(value))
-
-    def _is_shared(self, op: tf.Operation) -> bool:
-        return op not in self._varying
+        return reductions.sum_onto(list(parts.values()), reductions.device_of(value))
 
     @functools.cached_property
     def _varying(self) -> set[tf.Operation]:
-        return ancestry.varying(tf1.get_default_graph(), self._share.given)
+        listed = [*tf1.global_variables(), *tf1.local_variables()]
+        own = [v.members for v in listed if isinstance(v, variables.TowerLocalVariable)]
+        own = [[member.handle.op for member in members] for members in own]
+        return ancestry.varying(tf1.get_default_graph(), *self._share.given, *own)
 
 
 def _nothing_of(value: Any) -> Any:

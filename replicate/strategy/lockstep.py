@@ -76,12 +76,14 @@ class Inheritance:
             summaries = vars(tfc.summary_ops._summary_state)
             summaries.update(self._summaries)
             summaries["is_recording_distribution_strategy"] = tower_id == 0
-            prefix = f"{self.name_scope}/" if self.name_scope else ""
-            if tower_id > 0:
-                prefix += f"tower_{tower_id}/"
-            if prefix:
+            if prefix := self.prefix(tower_id):
                 stack.enter_context(tf1.name_scope(prefix))
             yield
+
+    def prefix(self, tower_id: int) -> str:
+        """Returns what the names of a tower's operations begin with."""
+        prefix = f"{self.name_scope}/" if self.name_scope else ""
+        return f"{prefix}tower_{tower_id}/" if tower_id > 0 else prefix
 
     def _restore_stacks(self) -> None:
         graph = self.graph
@@ -106,6 +108,12 @@ def _in_graph(graph: tf.Graph, eager: bool):
                 yield
         else:
             yield
+
+
+_IN_A_MODEL_FN = (
+    "In a model_fn: call minimize and apply_gradients outside of them; to apply the gradients of "
+    "several batches at once, give replicate_model_fn accumulate_steps."
+)
 
 
 class _Tower(threading.Thread):
@@ -174,12 +182,12 @@ class _Tower(threading.Thread):
                 "A merge call must be made in the graph that called call_for_each_tower: tower "
                 f"{self.tower_id} made one inside a tf.function, tf.cond, tf.while_loop or "
                 "another graph. Put call_for_each_tower (or strategy.run) inside the "
-                "tf.function, or move the merge call out."
+                f"tf.function, or move the merge call out. {_IN_A_MODEL_FN}"
             )
         if not inner.eager and inner.graph._get_control_flow_context() is not None:
             raise RuntimeError(
                 f"A merge call inside tf.cond or tf.while_loop cannot meet the other towers: tower "
-                f"{self.tower_id} made one. Move the merge call out of the control flow."
+                f"{self.tower_id} made one. Move it out of the control flow. {_IN_A_MODEL_FN}"
             )
 
 
@@ -209,7 +217,8 @@ def run(
     towers = [_Tower(i, body, inheritance) for i, body in enumerate(bodies)]
     views = None
     if not inheritance.eager:
-        views = isolation.Views(inheritance.graph, len(towers), every_collection)
+        prefixes = [inheritance.prefix(tower.tower_id) for tower in towers]
+        views = isolation.Views(inheritance.graph, prefixes, every_collection)
     for tower in towers:
         tower.start()
     try:

@@ -8,13 +8,14 @@ towers' copies, which nothing writes, do not dilute it.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, reductions
 from replicate.strategy import context, variables
 
 
-def settle(made: Iterable[Any], running: Sequence[Any], updates: Sequence[Any] = ()) -> None:
+def settle(
+    made: Iterable[Any], running: Sequence[Any], updates: Sequence[Any] = (), is_first: bool = False
+) -> tf.Operation | None:
     """Lets the first copy of each batch statistic stand for it.
 
     Args:
@@ -22,42 +23,39 @@ def settle(made: Iterable[Any], running: Sequence[Any], updates: Sequence[Any] =
         running: What a training step runs: its train_op and its loss.
         updates: Update operations of later towers that count for nothing even where a
             step runs them, as it does where gradients wait for them.
+        is_first: Whether the first tower's rows make the statistics, whatever else runs.
+
+    Returns:
+        An operation that runs after the step and gives the later towers the first one's
+        statistics, of those that they use; None where they use none.
     """
     local = [variable for variable in made if isinstance(variable, variables.TowerLocalVariable)]
     if not local:
-        return
-    executed = ancestry.executed_by(running) - ancestry.executed_by(updates)
+        return None
+    executed = ancestry.executed_by(running)
+    counting = executed - ancestry.executed_by(updates)
+    used = []
     for variable in local:
-        later = [write for member in variable.members[1:] for write in _writes(member)]
-        if not any(write in executed for write in later):
+        later = variable.members[1:]
+        if is_first and _is_statistic(variable):
             variable.follow_first()
+            if any(op in executed for member in later for op in member.handle.consumers()):
+                used.append(variable)
+        elif not any(op in counting for member in later for op in ancestry.writes(member)):
+            variable.follow_first()
+    if not used:
+        return None
+    with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
+        return tf1.group(*[_spread_first(variable) for variable in used])
 
 
-def refuse_lone_updates(towers: Sequence[Any], made: Iterable[Any], rows: Any) -> None:
-    """Refuses optimizers that update the model in each tower, without meeting the others.
+def _is_statistic(variable: variables.TowerLocalVariable) -> bool:
+    return variable.aggregation == variables.MEAN and variable.dtype.is_floating
 
-    Args:
-        towers: K towers.
-        made: The variables that the towers made.
-        rows: The second tower's features and labels: what depends on them is its own.
 
-    Raises:
-        TowerMismatchError: Names the first variable that a tower updates by itself.
-    """
-    first, second = (ancestry.executed_by([tower.spec.train_op]) for tower in towers[:2])
-    lone = second - first
-    own = {t.op for t in tf.nest.flatten(rows, expand_composites=True) if tf.is_tensor(t)}
-    for variable in made:
-        if not variable.trainable:
-            continue
-        for member in getattr(variable, "members", (variable,)):
-            for write in _writes(member):
-                if write in lone and not own.isdisjoint(ancestry.made_from([write])):
-                    raise errors.TowerMismatchError(
-                        "An optimizer must meet the other towers before it updates the model: "
-                        f"tower 1 updates {variable.name} by itself ({write.name}). Wrap the "
-                        "optimizer in replicate.TowerOptimizer, or give it as optimizer_fn."
-                    )
+def _spread_first(variable: variables.TowerLocalVariable) -> tf.Operation:
+    value = variable.members[0].read_value()
+    return tf1.group(*[copy.assign(value, read_value=False) for copy in variable.members[1:]])
 
 
 def average(
@@ -83,7 +81,7 @@ def average(
         for variable in made
         if isinstance(variable, variables.TowerLocalVariable)
         and variable.dtype.is_floating
-        and any(write in executed for member in variable.members for write in _writes(member))
+        and any(write in executed for copy in variable.members for write in ancestry.writes(copy))
     ]
     if not statistics or not towers:
         return None
@@ -105,8 +103,3 @@ def _average(
             value = mean if keeps is False else tf.where(keeps, copies[i], mean)
             written.append(members[i].assign(value, read_value=False))
         return tf1.group(*written)
-
-
-def _writes(member: Any) -> list[tf.Operation]:
-    """Returns the operations that change a resource variable."""
-    return [op for op in member.handle.consumers() if op.type.startswith(ancestry.WRITES)]

@@ -27,6 +27,7 @@ class Tower(NamedTuple):
         spec: The EstimatorSpec that the model_fn returned.
         train_op: The optimizer step, where `optimizer_fn` made one; else None.
         update_ops: What the tower added to the collection `UPDATE_OPS`.
+        scope: What the names of its operations begin with.
     """
 
     tower_id: int
@@ -34,6 +35,7 @@ class Tower(NamedTuple):
     spec: Any
     train_op: Any
     update_ops: tuple
+    scope: str
 
 
 class ModelCall:
@@ -148,7 +150,8 @@ def build(
             train_op = optimizers.minimize(factory.get(), spec.loss)
         _log.info("Built tower %d of %d on %s.", tower.tower_id, tower.num_towers, tower.device)
         own = tuple(update for update in updates if id(update) not in before)
-        return Tower(tower.tower_id, tower.device, spec, train_op, own)
+        scope = f"{tf1.get_default_graph().get_name_scope()}/"
+        return Tower(tower.tower_id, tower.device, spec, train_op, own, scope)
 
     with keras.loss_reductions(_keras_reduction):
         towers = strategy.run_towers(
@@ -178,7 +181,8 @@ def _count_regularization_once(tower: Any) -> Callable:
     if tower.tower_id == 0:
         return lambda loss: None
     graph = tf1.get_default_graph()
-    silencer = regularization.Silencer(graph, f"{graph.get_name_scope()}/")
+    given = context.current().share.given
+    silencer = regularization.Silencer(graph, f"{graph.get_name_scope()}/", given)
 
     def silence(loss=None):
         if default.get_loss_reduction() == variables.SUM:

@@ -22,8 +22,10 @@ def weight(name="w", start=5.0):
 
 
 def split(value, **options):
-    varying = ancestry.varying(tf1.get_default_graph(), ())
-    return addends.split(value, lambda op: op not in varying, **options)
+    """Returns what depends on the batch, and what depends on the weights alone."""
+    varying = ancestry.varying(tf1.get_default_graph())
+    parts = addends.split(value, lambda op: None if op in varying else "weights", **options)
+    return parts.get(None), parts.get("weights")
 
 
 def numbers(*tensors):
@@ -106,7 +108,7 @@ def test_a_weight_that_was_written_in_the_same_step_depends_on_the_batch():
     kept = weight()
     with tf1.control_dependencies([kept.assign(tf.reduce_sum(rows()), read_value=False)]):
         late = kept.read_value()
-    varying = ancestry.varying(tf1.get_default_graph(), ())
+    varying = ancestry.varying(tf1.get_default_graph())
     assert late.op in varying
     assert kept.value().op not in varying
 
@@ -116,7 +118,7 @@ def test_a_batch_of_constants_is_a_batch():
     value = tf.reduce_sum(batch) + weight()
     given = ancestry.varying(tf1.get_default_graph(), [batch.op])
     assert value.op in given
-    assert value.op not in ancestry.varying(tf1.get_default_graph(), ())
+    assert value.op not in ancestry.varying(tf1.get_default_graph())
 
 
 def test_the_way_back_to_an_operation_is_found():

@@ -130,6 +130,52 @@ def test_export_outputs_are_one_devices(count):
     )
 
 
+def test_what_is_made_of_weights_alone_comes_out_once():
+    def model(features, labels, mode):
+        table = tf1.get_variable("table", [5, 3], initializer=exactness.start).value()
+        wholes = {"table": table, "norm": tf.norm(table), "names": tf.constant(["a", "b"])}
+        outputs = {"c": estimator.export.PredictOutput({"x": features, **wholes})}
+        return exactness.spec_of(
+            mode, predictions={"x": features, **wholes}, export_outputs=outputs
+        )
+
+    def fetch(spec):
+        return spec.predictions, spec.export_outputs["c"].outputs
+
+    for strategy in ("parameter_server", "mirrored"):
+        for count, is_static in ((4, False), (4, True), (2, False)):
+            exactness.require_one_device(
+                model,
+                [(rows(count), None)],
+                "infer",
+                is_static=is_static,
+                fetch=fetch,
+                devices=3,
+                strategy=strategy,
+            )
+
+
+def test_rows_made_of_constants_are_rows():
+    def model(features, labels, mode):
+        predictions = {"x": features, "ones": tf.ones([features.shape.as_list()[0]])}
+        return exactness.spec_of(mode, predictions=predictions)
+
+    for count in (6, 7):
+        exactness.require_one_device(
+            model, [(rows(count), None)], "infer", is_static=True, devices=3
+        )
+
+
+def test_rows_of_different_widths_are_refused_when_run():
+    def model(features, labels, mode):  # as wide as the tower's largest number
+        width = tf.cast(tf.reduce_max(features), tf.int32)
+        return exactness.spec_of(mode, predictions=tf.zeros([tf.shape(features)[0], width]))
+
+    towers = model_fn.replicate_model_fn(model, None, 2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"predictions are not\. Pad them"):
+        exactness.run(towers, [(rows(5), None)], "infer")
+
+
 def test_classes_without_rows_are_stacked():
     def outputs_of(x):
         classes = tf.strings.as_string(default.get_tower_context().tower_id)

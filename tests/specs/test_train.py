@@ -493,3 +493,117 @@ def test_double_precision_is_kept(is_static, is_inside):
     towers = model_fn.replicate_model_fn(*given, 3, loss_reduction="mean")
     found = exactness.run(towers, [(x, y)], is_static=is_static)
     exactness.compare(found._asdict(), expected._asdict(), rtol=1e-13, atol=1e-14)
+
+
+def test_losses_are_found_by_their_scope():
+    def model(features, labels, mode):
+        with tf1.variable_scope("net"), tf1.name_scope("head"):
+            output = tf1.layers.dense(
+                features, 1, kernel_initializer=exactness.start, kernel_regularizer=squares
+            )
+            tf1.losses.mean_squared_error(labels, output)
+        with tf1.name_scope("other"):
+            tf1.losses.absolute_difference(labels, output)
+        assert len(tf1.losses.get_losses("net")) == 1
+        named = tf1.get_default_graph().get_tensor_by_name("net/head/dense/BiasAdd:0")
+        assert named is output
+        return exactness.spec_of(mode, tf1.losses.get_total_loss(scope="net"))
+
+    model_inside = exactness.stepping(model, descend)
+    exactness.require_one_device(model_inside, [batch(7)] * 2, devices=3)
+    exactness.require_one_device(model, [batch(7)], "eval", devices=3)
+
+
+def test_a_term_of_the_batch_among_regularization_losses_counts_for_every_tower():
+    def model(features, labels, mode):
+        output, _ = by_get_variable(features)
+        tf1.add_to_collection(
+            tf1.GraphKeys.REGULARIZATION_LOSSES, tf.reduce_sum(tf.square(output)) * 0.1
+        )
+        loss = tf.reduce_sum(tf.square(output - labels))
+        return exactness.spec_of(mode, loss + tf1.losses.get_regularization_loss())
+
+    for mode in ("train", "eval"):
+        exactness.require_one_device(model, [batch(7)] * 2, mode, descend, devices=3)
+
+
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_gradients_of_two_sources_are_weighted_each(is_scaled):
+    def model(features, labels, mode):
+        output, _ = by_get_variable(features)
+        first = tf.reduce_mean(tf.square(output - labels))
+        second = tf.reduce_mean(tf.abs(output))
+        optimizer = descend()
+        pairs = optimizer.compute_gradients(first)
+        extra = tf1.gradients(second, [variable for _, variable in pairs])
+        pairs = [(g + other, v) for (g, v), other in zip(pairs, extra, strict=True)]
+        if is_scaled:
+            pairs = [(2.0 * g, v) for g, v in pairs]
+        step = optimizer.apply_gradients(pairs, tf1.train.get_global_step())
+        return exactness.spec_of(mode, first + second, train_op=step)
+
+    exactness.require_one_device(model, [batch(7)] * 2, devices=3)
+
+
+def keras_statistics(momentum=0.5, **options):
+    """A model whose gradients wait for the updates of a Keras layer."""
+
+    def model(features, labels, mode):
+        layer = tf.keras.layers.BatchNormalization(momentum=momentum, **options)
+        hidden = layer(features, training=True)
+        output = tf1.layers.dense(hidden, 1, kernel_initializer=exactness.start)
+        loss = tf.reduce_mean(tf.square(output - labels))
+        with tf1.control_dependencies(layer.updates):
+            step = descend().minimize(tf.identity(loss), tf1.train.get_global_step())
+        return exactness.spec_of(mode, loss, train_op=step)
+
+    return model
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("update_ops", ["first", "mean", "all"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_statistics_that_gradients_wait_for(strategy, update_ops, rows):
+    towers = model_fn.replicate_model_fn(
+        keras_statistics(), None, 2, strategy=strategy, update_ops=update_ops
+    )
+    found = exactness.run(towers, [batch(rows)]).variables[0]["batch_normalization/moving_mean:0"]
+    x = batch(rows)[0]
+    of = {"first": [x[:3]], "mean": [x], "all": [x[:3], x[3:]] if rows > 1 else [x]}
+    expected = np.mean([part.mean(0) for part in of[update_ops]], 0) / 2
+    np.testing.assert_allclose(found, expected, 1e-5)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_renormalization_reads_the_first_towers_statistics_in_all(strategy, is_inside):
+    # Both towers hold the same three rows, so that their statistics are one device's of three.
+    def model(features, labels, mode):
+        hidden = tf1.layers.batch_normalization(
+            features, training=True, renorm=True, renorm_momentum=0.5, momentum=0.5
+        )
+        output = tf1.layers.dense(hidden, 1, kernel_initializer=exactness.start)
+        return exactness.spec_of(mode, tf.reduce_mean(tf.square(output - labels)))
+
+    stepping = exactness.stepping(model, descend)
+    expected = exactness.run(stepping, [batch(3, seed) for seed in range(4)])
+    twice = [tuple(np.tile(part, [2, 1]) for part in batch(3, seed)) for seed in range(4)]
+    given = (stepping, None) if is_inside else (model, descend)
+    towers = model_fn.replicate_model_fn(*given, 2, strategy=strategy, loss_reduction="mean")
+    exactness.compare(exactness.run(towers, twice)._asdict(), expected._asdict())
+
+
+def test_a_hook_may_write_all_summaries():
+    def model(features, labels, mode):
+        output, _ = by_get_variable(features)
+        loss = tf.reduce_mean(tf.square(output - labels))
+        tf1.summary.scalar("shown", loss)
+        tf1.summary.histogram("other", output, collections=["others"])
+        tf1.train.SummarySaverHook(save_steps=1, summary_op=tf1.summary.merge_all())
+        assert tf1.summary.merge_all("others") is not None
+        assert tf1.summary.merge_all("none") is None
+        return exactness.spec_of(mode, loss)
+
+    exactness.require_one_device(
+        model, [batch(7)], optimizer_fn=descend, devices=3, loss_reduction="mean"
+    )

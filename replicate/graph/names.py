@@ -1,0 +1,67 @@
+"""A tower finds what it made by the names that the model has on one device.
+
+Tower i > 0 makes its operations behind a name prefix. Code that looks one up by its name,
+or filters a collection by a literal scope, leaves the prefix out. While such a tower runs,
+its graph tries the name behind the prefix first; otherwise the graph is as it was.
+"""
+
+import re
+from collections.abc import Hashable
+from typing import Any
+
+from replicate.compat.tensorflow import tf
+
+_LOOKUPS = ("as_graph_element", "get_collection")
+
+
+class Prefix:
+    """A name prefix that a graph's look-ups may leave out.
+
+    Args:
+        graph: The graph.
+        prefix: What names of this tower begin with, such as `outer/tower_1/`.
+        plain: What they begin with on one device, such as `outer/`; may be empty.
+    """
+
+    def __init__(self, graph: tf.Graph, prefix: str, plain: str):
+        self._graph = graph
+        self._prefix = prefix
+        self._plain = plain
+        self._is_shown = False
+
+    def show(self) -> None:
+        """Lets this graph's look-ups leave the prefix out."""
+        for name in _LOOKUPS:
+            setattr(self._graph, name, getattr(self, name))
+        self._is_shown = True
+
+    def hide(self) -> None:
+        """Gives the graph its own look-ups back."""
+        for name in _LOOKUPS if self._is_shown else ():
+            delattr(self._graph, name)
+        self._is_shown = False
+
+    def as_graph_element(self, obj: Any, *args, **kwargs) -> Any:
+        """Returns the operation or tensor that a name, or an object, stands for."""
+        find = type(self._graph).as_graph_element
+        if isinstance(obj, str) and obj.startswith(self._plain):
+            name = self._prefix + obj.removeprefix(self._plain)
+            try:
+                return find(self._graph, name, *args, **kwargs)
+            except (KeyError, ValueError):
+                pass  # the name has its prefix already, or is that of something shared
+        return find(self._graph, obj, *args, **kwargs)
+
+    def get_collection(self, name: Hashable, scope: str | None = None) -> list:
+        """Returns what a collection holds, or those items whose names match a scope."""
+        held = type(self._graph).get_collection(self._graph, name)
+        if scope is None:
+            return held
+        matches = re.compile(scope).match
+        named = [item for item in held if hasattr(item, "name")]
+        return [item for item in named if matches(item.name) or matches(self._without(item.name))]
+
+    def _without(self, name: str) -> str:
+        """Returns the name that something has on one device."""
+        own = name.startswith(self._prefix)
+        return self._plain + name.removeprefix(self._prefix) if own else name
