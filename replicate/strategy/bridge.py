@@ -111,14 +111,27 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         return self._bridge
 
     def reduce_to(self, reduce_op, value, destinations, options=None):
-        """Reduces `value` over towers: see `DistributionStrategy.reduce`."""
-        del options
-        return self._strategy.reduce(aggregation_of(reduce_op), value, destinations)
+        """Reduces `value` over towers: see `batch_reduce_to`."""
+        return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
 
     def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
-        """Reduces many values: see `DistributionStrategy.batch_reduce`."""
+        """Reduces many values: see `DistributionStrategy.batch_reduce`.
+
+        Where a batch was split, a mean is that of its rows: what TensorFlow's own code
+        averages, as the moving average of a loss does, is one device's then.
+        """
         del options
-        return self._strategy.batch_reduce(aggregation_of(reduce_op), list(value_destination_pairs))
+        aggregation, pairs = aggregation_of(reduce_op), list(value_destination_pairs)
+        share = context.current().share
+        if aggregation == tf.VariableAggregation.MEAN and share is not None:
+            return [self._mean_of_rows(share, *pair) for pair in pairs]
+        return self._strategy.batch_reduce(aggregation, pairs)
+
+    def _mean_of_rows(self, share: context.Share, value: Any, destination: Any) -> Any:
+        weighted = contributions.weighted(share, value)
+        if weighted is None:
+            return self._strategy.reduce(tf.VariableAggregation.MEAN, value, destination)
+        return self._strategy.reduce(tf.VariableAggregation.SUM, weighted, destination)
 
     def update(self, var, fn, args=(), kwargs=None, group=True):
         """Runs `fn` on each copy of `var`; in a tower, in a merge call.
@@ -298,15 +311,20 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         The other towers' losses depend on it as well, each with its own weight. A gradient
         that lacks it is multiplied later, by this tower's.
         """
-        share = context.current().share
-        if not contributions.lacks_weight(share, self._tower.tower_id, gradients[0]):
+        share, weight = context.current().share, self._tower.weight
+        if share is None:
             return self._reduced(reduce_op, gradients)
-        weight = self._tower.weight
-        weighted = [reductions.scaled(gradient, weight, None) for gradient in gradients]
-        return [
-            tf.math.divide_no_nan(found, reductions.as_dtype(weight, found.dtype))
-            for found in self._reduced(reduce_op, weighted)
-        ]
+        is_mean = aggregation_of(reduce_op) == tf.VariableAggregation.MEAN
+        lacks_weight = contributions.lacks_weight(share, self._tower.tower_id, gradients[0])
+        if lacks_weight:
+            gradients = [reductions.scaled(found, weight, None) for found in gradients]
+        found = self._reduced(tf.distribute.ReduceOp.SUM, gradients)
+        if is_mean and not lacks_weight:
+            return [reductions.scaled(each, weight, None) for each in found]
+        if lacks_weight and not is_mean:
+            parts = [reductions.as_dtype(weight, each.dtype) for each in found]
+            return [tf.math.divide_no_nan(*pair) for pair in zip(found, parts, strict=True)]
+        return found
 
     def _reduced(self, reduce_op: Any, tensors: Sequence) -> list:
         """Reduces each of this tower's tensors with those of the other towers."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import addends, ancestry, reductions
-from replicate.strategy import context, variables
+from replicate.strategy import context, values, variables
 
 # Addends that all towers share, and those of a tower's rows that lack its weight.
 _SHARED, _LIGHT = "shared", "light"
@@ -42,6 +42,32 @@ def lacks_weight(share: context.Share | None, tower_id: int, tensor: tf.Tensor) 
     return False
 
 
+def weighted(share: context.Share, value: Any) -> values.PerDevice | None:
+    """Multiplies a value of each tower by the tower's part of the batch.
+
+    Args:
+        share: The towers' parts of the batch.
+        value: Anything.
+
+    Returns:
+        What adds up to the mean over rows; None where `value` is not one floating tensor
+        for each of the towers.
+    """
+    if not isinstance(value, values.PerDevice) or len(value.values) != len(share.weights):
+        return None
+    parts = [
+        part if isinstance(part, tf.IndexedSlices) else tf.convert_to_tensor(part)
+        for part in value.values
+    ]
+    if not all(part.dtype.is_floating for part in parts):
+        return None
+    scaled = [
+        reductions.scaled(part, weight, reductions.device_of(part))
+        for part, weight in zip(parts, share.weights, strict=True)
+    ]
+    return values.PerDevice(scaled, value.devices)
+
+
 class Contributions:
     """What K towers bring, made such that its sum is what one device has.
 
@@ -54,24 +80,24 @@ class Contributions:
         self._is_mean = is_mean(share)
         self._marked = [ancestry.reached_from(marks) for marks in share.marks if self._is_mean]
 
-    def lack_weights(self, values: Sequence[Any]) -> bool:
+    def lack_weights(self, column: Sequence[Any]) -> bool:
         """Whether K towers' losses or gradients must yet be multiplied by their weights."""
-        return self._is_mean and _operation_of(values[0]) not in self._marked[0]
+        return self._is_mean and _operation_of(column[0]) not in self._marked[0]
 
-    def of(self, values: Sequence[Any]) -> list:
+    def of(self, column: Sequence[Any]) -> list:
         """Weighs what does not carry its tower's weight; counts once what all towers share.
 
         Args:
-            values: K losses, or gradients of one variable: tensors or IndexedSlices.
+            column: K losses, or gradients of one variable: tensors or IndexedSlices.
 
         Returns:
             K values of the same kinds. A tower without rows may bring anything.
         """
-        if self.lack_weights(values):
+        if self.lack_weights(column):
             make = self._weighted
         else:
             make = self._weighted_rest if self._is_mean else self._of_batch
-        return [make(i, value) for i, value in enumerate(values)]
+        return [make(i, value) for i, value in enumerate(column)]
 
     def _weighted(self, i: int, value: Any) -> Any:
         return reductions.scaled(value, self._share.weights[i], reductions.device_of(value))

@@ -466,6 +466,37 @@ def with_updates(model, optimizer_fn):
     return model_fn
 
 
+@pytest.mark.parametrize("rows", [2, 7])
+@pytest.mark.parametrize("place", ["inside", "keras"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_means_over_replicas_are_means_of_rows(rows, place, reduction):
+    reduce = tf.reduce_sum if reduction == "sum" else tf.reduce_mean
+
+    def model(features, labels, mode):
+        output, _ = by_get_variable(features)
+        replica = tf.distribute.get_replica_context()
+        mean = replica.all_reduce(tf.distribute.ReduceOp.MEAN, tf.reduce_mean(output))
+        loss = reduce(tf.square(output - mean - labels) * tf.exp(mean))
+        return exactness.spec_of(mode, loss)
+
+    step = exactness.stepping if place == "inside" else stepping_with_keras
+    exactness.require_one_device(
+        step(model, descend), [batch(rows)] * 2, devices=3, loss_reduction=reduction
+    )
+
+
+@pytest.mark.parametrize("rows", [2, 7])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_moving_average_of_the_loss_is_one_devices(rows, strategy):
+    def model(features, labels, mode):
+        loss = tf.reduce_mean(tf.square(by_get_variable(features)[0] - labels))
+        kept = tf1.train.ExponentialMovingAverage(0.5).apply([loss])
+        step = descend().minimize(loss, tf1.train.get_global_step())
+        return exactness.spec_of(mode, loss, train_op=tf1.group(step, kept))
+
+    exactness.require_one_device(model, [batch(rows)] * 3, devices=3, strategy=strategy)
+
+
 def test_a_loss_of_another_shape_than_the_first_towers_is_refused():
     def model(features, labels, mode):
         if default.get_tower_context().tower_id == 1:
