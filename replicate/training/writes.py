@@ -34,51 +34,52 @@ def refuse_lone(
     Raises:
         TowerMismatchError: Names the variable, the tower and the operation.
     """
+    if len(towers) == 1:
+        return
     executed = ancestry.executed_by(running)
     spared = ancestry.executed_by(updates)
+    made_from_rows = _made_from_rows(share)
     shared = {id(variable): variable for variable in [*made, *tf1.global_variables()]}
     for variable in shared.values():
-        for write in _writes(variable):
-            if write not in executed:
-                continue
-            users = variable.handle.consumers() if write in spared else [write]
-            user = _first_alone([op for op in users if op in executed], towers, share, spared)
-            if user is not None:
-                raise _refusal(variable, *user)
+        for op in _uses(variable, executed, spared):
+            tower_id = _scope_of(op, towers)
+            if tower_id is None and op not in spared:
+                tower_id = _lone(op, made_from_rows)
+            if tower_id is not None:
+                raise _refusal(variable, op, tower_id)
 
 
-def _writes(variable: Any) -> Iterator[tf.Operation]:
-    """Yields the operations that write a variable, if towers share it."""
-    if not isinstance(variable, variables.TowerLocalVariable):
-        for member in getattr(variable, "members", (variable,)):
-            yield from ancestry.writes(member)
+def _uses(variable: Any, executed: set, spared: set) -> Iterator[tf.Operation]:
+    """Yields what writes a variable that towers share, and whatever may meet a spared write."""
+    if isinstance(variable, variables.TowerLocalVariable):
+        return
+    for member in getattr(variable, "members", (variable,)):
+        for write in ancestry.writes(member):
+            if write in executed and write not in spared:
+                yield write
+            elif write in executed:
+                yield from (op for op in member.handle.consumers() if op in executed)
 
 
-def _first_alone(
-    operations: Sequence[tf.Operation], towers: Sequence[Any], share: context.Share, spared: set
-) -> tuple[tf.Operation, int] | None:
-    """Returns the first operation that a tower alone runs, and the tower."""
-    for op in operations:
-        for tower in towers[1:]:
-            if op.name.startswith(tower.scope):
-                return op, tower.tower_id
-        if op not in spared and (readers := _readers(op, share)):
-            return op, readers[0]
-    return None
+def _scope_of(op: tf.Operation, towers: Sequence[Any]) -> int | None:
+    """Returns the later tower that made an operation; None where another did."""
+    return next((t.tower_id for t in towers[1:] if op.name.startswith(t.scope)), None)
 
 
-def _readers(write: tf.Operation, share: context.Share) -> list[int]:
-    """Returns the towers from whose rows a write is made; none where all have a part in it."""
-    behind = ancestry.made_from([write])
-    own = [rows for rows, has in zip(_own(share), share.has_rows, strict=True) if has is not False]
-    readers = [i for i, rows in enumerate(own) if not behind.isdisjoint(rows)]
-    return readers if len(readers) < len(own) else []
-
-
-def _own(share: context.Share) -> list[set]:
-    """Returns for each tower the operations that give rows to it alone."""
+def _made_from_rows(share: context.Share) -> dict[int, set]:
+    """Returns for each tower that may have rows what depends on them, and not on others' alone."""
     given = [set(operations) for operations in share.given]
-    return [own.difference(*given[:i], *given[i + 1 :]) for i, own in enumerate(given)]
+    return {
+        i: ancestry.reached_from(own.difference(*given[:i], *given[i + 1 :]))
+        for i, own in enumerate(given)
+        if share.has_rows[i] is not False
+    }
+
+
+def _lone(op: tf.Operation, made_from_rows: dict[int, set]) -> int | None:
+    """Returns a tower from whose rows an operation is made, if not all have a part in it."""
+    readers = [i for i, made in made_from_rows.items() if op in made]
+    return readers[0] if 0 < len(readers) < len(made_from_rows) else None
 
 
 def _refusal(variable: Any, op: tf.Operation, tower_id: int) -> errors.TowerMismatchError:
