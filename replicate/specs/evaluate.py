@@ -11,7 +11,7 @@ from typing import Any
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.specs import predict, train
+from replicate.specs import predict, scalar_means, train
 from replicate.strategy import context, variables
 
 _REDUCTION = "_replicate_metric_reduction"
@@ -76,12 +76,19 @@ def _merge_metrics(
                 f"tower 0 returned {sorted(names[0])}; they differ in {differing[0]!r}. Look for "
                 "a branch on the tower."
             )
+    added = [variable for variable in metric_variables if _adds_up(variable)]
+    scalar_means.weigh(specs[0], added, share)
     updates = [op for spec in specs for _, op in (spec.eval_metric_ops or {}).values()]
     with tf1.control_dependencies(updates):
         moved = [gather(variable, share.has_rows) for variable in metric_variables]
     merged = tf1.group(*moved, *updates, name="merge_metrics")
     metrics = specs[0].eval_metric_ops or {}
     return {name: (_value_of(value), merged) for name, (value, _) in metrics.items()}
+
+
+def _adds_up(variable: variables.TowerLocalVariable) -> bool:
+    """Whether what the towers' copies have gathered is added up."""
+    return variable.aggregation == variables.SUM and not hasattr(variable, _REDUCTION)
 
 
 def _value_of(value: Any) -> Any:
