@@ -48,6 +48,42 @@ with tf.Graph().as_default():
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
+BUILDING = """
+import sys, time
+from replicate.compat.tensorflow import tf, tf1
+from replicate import estimator, model_fn
+num_towers, strategy, reduction = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
+)
+
+def deep_model_fn(features, labels, mode):
+    penalty = lambda w: 0.01 * tf.nn.l2_loss(w)
+    hidden = features
+    for _ in range(50):
+        hidden = tf1.layers.dense(hidden, 16, tf.nn.relu, kernel_regularizer=penalty)
+    loss = tf.reduce_mean(tf.square(hidden - labels)) + tf1.losses.get_regularization_loss()
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=tf1.no_op())
+
+def build(towers):
+    with tf.Graph().as_default():
+        tf1.train.create_global_step()
+        rows = tf1.placeholder(tf.float32, [None, 16])
+        replicated = model_fn.replicate_model_fn(
+            deep_model_fn,
+            lambda: tf1.train.AdamOptimizer(),
+            towers,
+            strategy=strategy,
+            loss_reduction=reduction,
+        )
+        start = time.perf_counter()
+        replicated(rows, rows, "train")
+        return time.perf_counter() - start
+
+build(1)
+print(build(num_towers))
+"""
+
 
 def run(code: str, *args: str) -> float:
     """Runs code in a process of its own and returns the number that it prints last."""
@@ -74,7 +110,19 @@ def embedding(strategy: str) -> tuple[float, float]:
     return run(EMBEDDING, "4", strategy) / size, run(EMBEDDING, "1", strategy) / size
 
 
+def building(strategy: str, reduction: str) -> tuple[float, float]:
+    """Seconds that the training graph of 50 dense layers takes to build.
+
+    Returns:
+        8 towers, and one device.
+    """
+    return run(BUILDING, "8", strategy, reduction), run(BUILDING, "1", strategy, reduction)
+
+
 MEASUREMENTS = {
+    "building": lambda: building("parameter_server", "mean"),
+    "building_mirrored": lambda: building("mirrored", "mean"),
+    "building_sum": lambda: building("parameter_server", "sum"),
     "embedding": lambda: embedding("parameter_server"),
     "embedding_mirrored": lambda: embedding("mirrored"),
 }

@@ -9,7 +9,7 @@ import re
 from collections.abc import Hashable
 from typing import Any
 
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 
 _LOOKUPS = ("as_graph_element", "get_collection")
 
@@ -27,6 +27,7 @@ class Prefix:
         self._graph = graph
         self._prefix = prefix
         self._plain = plain
+        self._before = set(filter(_is_variable, graph.get_operations()))
         self._is_shown = False
 
     def show(self) -> None:
@@ -42,7 +43,18 @@ class Prefix:
         self._is_shown = False
 
     def as_graph_element(self, obj: Any, *args, **kwargs) -> Any:
-        """Returns the operation or tensor that a name, or an object, stands for."""
+        """Returns the operation or tensor that a name, or an object, stands for.
+
+        Raises:
+            KeyError: If there is none, or it is a variable that another tower has made and
+                this one has not asked for yet: on one device it would not exist.
+        """
+        found = self._find(obj, *args, **kwargs)
+        if isinstance(obj, str) and not self._has(getattr(found, "op", found)):
+            raise KeyError(f"The name {obj!r} is that of a variable that does not exist yet.")
+        return found
+
+    def _find(self, obj: Any, *args, **kwargs) -> Any:
         find = type(self._graph).as_graph_element
         if isinstance(obj, str) and obj.startswith(self._plain):
             name = self._prefix + obj.removeprefix(self._plain)
@@ -51,6 +63,15 @@ class Prefix:
             except (KeyError, ValueError):
                 pass  # the name has its prefix already, or is that of something shared
         return find(self._graph, obj, *args, **kwargs)
+
+    def _has(self, op: tf.Operation) -> bool:
+        """Whether an operation makes no variable, or one that this tower has asked for."""
+        if not _is_variable(op) or op in self._before:
+            return True
+        keys = (tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.LOCAL_VARIABLES)
+        listed = [variable for key in keys for variable in self.get_collection(key)]
+        members = [member for item in listed for member in getattr(item, "members", (item,))]
+        return any(op is member.handle.op for member in members if hasattr(member, "handle"))
 
     def get_collection(self, name: Hashable, scope: str | None = None) -> list:
         """Returns what a collection holds, or those items whose names match a scope."""
@@ -65,3 +86,7 @@ class Prefix:
         """Returns the name that something has on one device."""
         own = name.startswith(self._prefix)
         return self._plain + name.removeprefix(self._prefix) if own else name
+
+
+def _is_variable(op: tf.Operation) -> bool:
+    return op.type == "VarHandleOp"

@@ -638,3 +638,25 @@ def test_a_hook_may_write_all_summaries():
     exactness.require_one_device(
         model, [batch(7)], optimizer_fn=descend, devices=3, loss_reduction="mean"
     )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("mode", ["train", "eval", "infer"])
+def test_a_model_may_make_the_global_step_itself(strategy, mode):
+    def model(features, labels, mode):
+        step = tf1.train.get_or_create_global_step()
+        w = tf1.get_variable("w", initializer=1.0)
+        loss = tf.reduce_sum(w * features)
+        train_op = descend().minimize(loss, step)
+        return exactness.spec_of(mode, loss, {"w": w * features}, train_op=train_op)
+
+    towers = model_fn.replicate_model_fn(model, None, 3, strategy=strategy)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        spec = towers(tf.ones([7, 1]), None, mode)
+        assert [v.name for v in tf1.global_variables()] == ["global_step:0", "w:0"]
+        session.run(tf1.global_variables_initializer())
+        if mode == "train":
+            session.run(spec.train_op)
+            # The mean over 7 rows of sums over towers of 3, 2, 2: (9 + 4 + 4) / 7.
+            steps, w = session.run(tf1.global_variables())
+            np.testing.assert_allclose([steps, w], [1, 1 - 0.1 * 17 / 7], 1e-5)
