@@ -22,6 +22,11 @@ def device_of(value: Any) -> str:
     return (value.values if isinstance(value, tf.IndexedSlices) else value).device or ""
 
 
+def operation_of(value: Any) -> tf.Operation:
+    """Returns the operation that makes a tensor, or the values of IndexedSlices."""
+    return (value.values if isinstance(value, tf.IndexedSlices) else value).op
+
+
 def copy_onto(value: Any, device: str | None) -> Any:
     """Copies a tensor, or a sparse, ragged or sliced one, onto a device."""
     with on(device):

@@ -10,7 +10,7 @@ from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import reductions
+from replicate.graph import ancestry, reductions
 from replicate.specs import predict, scalar_means, train
 from replicate.strategy import context, variables
 
@@ -76,9 +76,10 @@ def _merge_metrics(
                 f"tower 0 returned {sorted(names[0])}; they differ in {differing[0]!r}. Look for "
                 "a branch on the tower."
             )
-    added = [variable for variable in metric_variables if _adds_up(variable)]
-    scalar_means.weigh(specs[0], added, share)
     updates = [op for spec in specs for _, op in (spec.eval_metric_ops or {}).values()]
+    added = [variable for variable in metric_variables if _adds_up(variable)]
+    _require_sums([variable for variable in added if variable.is_assumed_sum], updates)
+    scalar_means.weigh(specs[0], added, share)
     with tf1.control_dependencies(updates):
         moved = [gather(variable, share.has_rows) for variable in metric_variables]
     merged = tf1.group(*moved, *updates, name="merge_metrics")
@@ -89,6 +90,31 @@ def _merge_metrics(
 def _adds_up(variable: variables.TowerLocalVariable) -> bool:
     """Whether what the towers' copies have gathered is added up."""
     return variable.aggregation == variables.SUM and not hasattr(variable, _REDUCTION)
+
+
+def _require_sums(assumed: Sequence[Any], updates: Sequence[Any]) -> None:
+    """Refuses variables that did not say how to join their copies, and hold no sums."""
+    executed = ancestry.executed_by(updates)
+    for variable in assumed:
+        for member in variable.members:
+            for write in ancestry.writes(member):
+                if write in executed and write.type == "AssignVariableOp" and not _adds(write):
+                    raise ValueError(
+                        "What towers' copies of a metric's variable hold is added up; "
+                        f"{variable.name} is assigned, and not added to ({write.name}). Say how "
+                        "to join the copies: replicate.metric_reduction(variable, lambda copies: "
+                        "tf.reduce_max(tf.stack(copies), 0)), or give it an aggregation."
+                    )
+
+
+def _adds(write: tf.Operation) -> bool:
+    """Whether an assignment gives a variable its own value and something added to it."""
+    handle, value = write.inputs[0], write.inputs[1]
+    while value.op.type in ("Identity", "SelectV2"):  # a tower without rows selects
+        value = value.op.inputs[0 if value.op.type == "Identity" else 1]
+    return value.op.type in ("AddV2", "Add", "AddN", "Sub") and any(
+        op.type == "ReadVariableOp" and op.inputs[0] is handle for op in ancestry.made_from([value])
+    )
 
 
 def _value_of(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import context, contributions, conversion, creation, values
+from replicate.strategy import context, contributions, conversion, creation, values, weights
 
 _AGGREGATIONS = {
     tf.distribute.ReduceOp.SUM: tf.VariableAggregation.SUM,
@@ -128,7 +128,7 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         return self._strategy.batch_reduce(aggregation, pairs)
 
     def _mean_of_rows(self, share: context.Share, value: Any, destination: Any) -> Any:
-        weighted = contributions.weighted(share, value)
+        weighted = weights.weighted(share, value)
         if weighted is None:
             return self._strategy.reduce(tf.VariableAggregation.MEAN, value, destination)
         return self._strategy.reduce(tf.VariableAggregation.SUM, weighted, destination)

@@ -11,7 +11,7 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import addends, ancestry, reductions
-from replicate.strategy import context, values, variables
+from replicate.strategy import context, variables
 
 # Addends that all towers share, and those of a tower's rows that lack its weight.
 _SHARED, _LIGHT = "shared", "light"
@@ -42,32 +42,6 @@ def lacks_weight(share: context.Share | None, tower_id: int, tensor: tf.Tensor) 
     return False
 
 
-def weighted(share: context.Share, value: Any) -> values.PerDevice | None:
-    """Multiplies a value of each tower by the tower's part of the batch.
-
-    Args:
-        share: The towers' parts of the batch.
-        value: Anything.
-
-    Returns:
-        What adds up to the mean over rows; None where `value` is not one floating tensor
-        for each of the towers.
-    """
-    if not isinstance(value, values.PerDevice) or len(value.values) != len(share.weights):
-        return None
-    parts = [
-        part if isinstance(part, tf.IndexedSlices) else tf.convert_to_tensor(part)
-        for part in value.values
-    ]
-    if not all(part.dtype.is_floating for part in parts):
-        return None
-    scaled = [
-        reductions.scaled(part, weight, reductions.device_of(part))
-        for part, weight in zip(parts, share.weights, strict=True)
-    ]
-    return values.PerDevice(scaled, value.devices)
-
-
 class Contributions:
     """What K towers bring, made such that its sum is what one device has.
 
@@ -82,7 +56,7 @@ class Contributions:
 
     def lack_weights(self, column: Sequence[Any]) -> bool:
         """Whether K towers' losses or gradients must yet be multiplied by their weights."""
-        return self._is_mean and _operation_of(column[0]) not in self._marked[0]
+        return self._is_mean and reductions.operation_of(column[0]) not in self._marked[0]
 
     def of(self, column: Sequence[Any]) -> list:
         """Weighs what does not carry its tower's weight; counts once what all towers share.
@@ -139,8 +113,3 @@ class Contributions:
 def _nothing_of(value: Any) -> Any:
     """Returns zeros like a tensor, or IndexedSlices without slices."""
     return reductions.mask_rows([value], [False])[0]
-
-
-def _operation_of(value: Any) -> tf.Operation:
-    """Returns the operation that makes a tensor, or the values of IndexedSlices."""
-    return (value.values if isinstance(value, tf.IndexedSlices) else value).op

@@ -4,9 +4,9 @@ A `MirroredVariable` holds the same value in each copy. A `TowerLocalVariable` h
 value of its own in each, aggregated when it is read across towers.
 """
 
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import values
+from replicate.strategy import context, values, weights
 from replicate.strategy.distributed_variable import DistributedVariable
 
 NONE = tf.VariableAggregation.NONE
@@ -63,13 +63,33 @@ class MirroredVariable(DistributedVariable):
         return super()._write_across(method, value, kwargs)
 
     def _aggregate(self, strategy, value):
-        """Joins what K towers bring; a value that all share counts once per tower."""
+        """Joins what K towers bring; a value that all share counts once per tower.
+
+        Where a batch was split, a mean is that of its rows.
+        """
         if self._aggregation == FIRST:
-            return values.select_tower(0, value)
+            return self._first(strategy, value)
         if not isinstance(value, values.DistributedValues):
             shared = tf.convert_to_tensor(value, dtype=self.dtype)
             value = values.PerDevice([shared] * strategy.num_towers)
+        share = context.current().share
+        if self._aggregation == MEAN and share is not None:
+            parts = weights.weighted(share, value)
+            if parts is not None:
+                return strategy.reduce(SUM, parts, destinations=self)
         return strategy.reduce(self._aggregation, value, destinations=self)
+
+    def _first(self, strategy, value):
+        """Returns the first tower's value, once all towers have theirs.
+
+        NOTE: theirs may be made from the variable, which must not be written before.
+        """
+        first = values.select_tower(0, value)
+        if tf.executing_eagerly() or not isinstance(value, values.DistributedValues):
+            return first
+        made = [part for part in strategy.unwrap(value)[1:] if part is not None]
+        with tf1.control_dependencies([reductions.operation_of(part) for part in made]):
+            return tf.nest.map_structure(tf.identity, first, expand_composites=True)
 
 
 class TowerLocalVariable(DistributedVariable):
@@ -80,6 +100,7 @@ class TowerLocalVariable(DistributedVariable):
     A tower without rows counts for nothing: its assignments change nothing.
     """
 
+    is_assumed_sum = False  # whether nobody named its aggregation
     _follows_first = False
 
     def __init__(self, strategy, members, devices, aggregation):

@@ -13,6 +13,7 @@ from typing import Any
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
 from replicate.graph import ancestry, reductions
+from replicate.strategy import context, values
 
 
 class Weight:
@@ -59,6 +60,32 @@ class Weight:
 
 
 tf.register_tensor_conversion_function(Weight, Weight.as_tensor)
+
+
+def weighted(share: context.Share, value: Any) -> values.PerDevice | None:
+    """Multiplies a value of each tower by the tower's part of the batch.
+
+    Args:
+        share: The towers' parts of the batch.
+        value: Anything.
+
+    Returns:
+        What adds up to the mean over rows; None where `value` is not one floating tensor
+        for each of the towers.
+    """
+    if not isinstance(value, values.PerDevice) or len(value.values) != len(share.weights):
+        return None
+    parts = [
+        part if isinstance(part, tf.IndexedSlices) else tf.convert_to_tensor(part)
+        for part in value.values
+    ]
+    if not all(part.dtype.is_floating for part in parts):
+        return None
+    scaled = [
+        reductions.scaled(part, weight, reductions.device_of(part))
+        for part, weight in zip(parts, share.weights, strict=True)
+    ]
+    return values.PerDevice(scaled, value.devices)
 
 
 @tfc.dispatch.register_dispatchable_type

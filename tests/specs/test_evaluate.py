@@ -1,5 +1,7 @@
 """Evaluation specs: metrics over every row, predictions in order, as on one device."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -247,6 +249,24 @@ def test_a_metrics_variable_is_reduced_by_its_aggregation(aggregation, expected)
     towers = model_fn.replicate_model_fn(model, None, 3)
     found = exactness.run(towers, batches()[:1], "eval").metrics
     assert found["rows"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_a_metric_that_is_no_sum_must_name_its_reduction(is_static):
+    def model(features, labels, mode, write=tf.maximum):
+        kept = tf1.get_local_variable("kept", initializer=0.0, collections=["local_variables"])
+        update = kept.assign(write(kept.value(), tf.reduce_sum(features)))
+        return exactness.spec_of(
+            mode, tf.reduce_mean(features), eval_metric_ops={"m": (kept.value(), update)}
+        )
+
+    batch = (np.ones([7, 2], np.float32), np.ones([7], np.float32))
+    towers = model_fn.replicate_model_fn(model, None, 3)
+    with pytest.raises(ValueError, match=r"kept:0 is assigned, .*metric_reduction"):
+        exactness.run(towers, [batch], "eval", is_static)
+    exactness.require_one_device(
+        functools.partial(model, write=tf.add), [batch] * 2, "eval", is_static=is_static, devices=3
+    )
 
 
 def test_metrics_that_differ_between_towers_are_refused_by_name():

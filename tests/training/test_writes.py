@@ -155,3 +155,42 @@ def test_a_metric_in_a_shared_variable_is_refused():
     towers = model_fn.replicate_model_fn(model, None, 3)
     with pytest.raises(errors.TowerMismatchError, match=r"tower \d uses kept:0 by itself"):
         exactness.run(towers, [batch()], "eval")
+
+
+def power_iteration(**options):
+    """A model that reads a variable in its forward pass, and assigns it as it goes."""
+
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
+        variable = kept(**options)
+        output = tf.matmul(features, w) * variable.read_value()
+        with tf1.control_dependencies([output]):
+            update = variable.assign(variable.read_value() * 0.5 + 0.25, read_value=False)
+        loss = tf.reduce_mean(tf.square(output - labels))
+        with tf1.control_dependencies([update]):
+            step = descend().minimize(tf.identity(loss), tf1.train.get_global_step())
+        return exactness.spec_of(mode, loss, train_op=step)
+
+    return model
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+@pytest.mark.parametrize("name", ["ONLY_FIRST_REPLICA", "MEAN"])
+def test_what_towers_assign_is_joined_when_all_have_read(strategy, name):
+    model = power_iteration(aggregation=tf.VariableAggregation[name])
+    for rows in (2, 7):
+        exactness.require_one_device(model, [batch(rows)] * 5, devices=3, strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+@pytest.mark.parametrize("rows", [2, 7])
+def test_a_joined_mean_is_that_of_the_rows(strategy, rows):
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
+        variable = kept(aggregation=tf.VariableAggregation.MEAN)
+        loss = tf.reduce_mean(tf.square(tf.matmul(features, w) - labels))
+        step = descend().minimize(loss, tf1.train.get_global_step())
+        update = variable.assign_add(tf.reduce_mean(features), read_value=False)
+        return exactness.spec_of(mode, loss, train_op=tf1.group(step, update))
+
+    exactness.require_one_device(model, [batch(rows)] * 2, devices=3, strategy=strategy)
