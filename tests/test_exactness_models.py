@@ -320,3 +320,117 @@ def test_seeded_training_repeats_exactly():
 
     first, second = (exactness.run(seeded, [batch(7)] * 3) for _ in range(2))
     exactness.compare(second.variables, first.variables, rtol=1e-6)
+
+
+def recomputing(features, labels, mode):
+    w = tf1.get_variable("w", [3, 4], initializer=exactness.start)
+    part = tf.recompute_grad(lambda x: tf.nn.tanh(tf.matmul(x, w)))
+    return squared(mode, dense(part(features)), labels)
+
+
+def recomputing_rows(features, labels, mode):
+    """Recomputes what reads rows of a table, and what makes its variables as it runs."""
+    table = tf1.get_variable("table", [4, 3], initializer=exactness.start)
+    ids = tf.cast(features[:, 0] * 2.0, tf.int32)
+    part = tf.recompute_grad(lambda x: tf.nn.embedding_lookup(table, ids) * x)
+
+    @tf.recompute_grad
+    def layer(x):
+        with tf1.variable_scope("layer", reuse=tf1.AUTO_REUSE):
+            return tf.nn.tanh(tf.matmul(x, tf1.get_variable("k", [3, 1], tf.float32)))
+
+    with tf1.variable_scope("made", initializer=exactness.start):
+        return squared(mode, layer(part(features)), labels)
+
+
+def with_its_own_gradient(features, labels, mode):
+    @tf.custom_gradient
+    def doubled(x):
+        w = tf1.get_variable("w", [3, 4], initializer=exactness.start)
+
+        def gradient(dy, variables=None):
+            (variable,) = variables
+            onto_x = tf.matmul(dy, variable, transpose_b=True)
+            return onto_x, [tf.matmul(x, dy, transpose_a=True) * 2.0]
+
+        return tf.matmul(x, w), gradient
+
+    return squared(mode, dense(doubled(features)), labels)
+
+
+def with_the_gradient_of_what_it_captures(features, labels, mode):
+    """The function's result depends on two variables, one of them read outside of it."""
+    outer = tf1.get_variable("outer", [3, 4], initializer=exactness.start)
+    inner = tf1.get_variable("inner", [4], initializer=exactness.start)
+    captured = tf.matmul(features, outer)
+
+    @tf.custom_gradient
+    def added(x):
+        def gradient(dy, variables=None):
+            weights = {"inner": 3.0, "outer": 5.0}
+            found = [weights[v.op.name] * tf.ones_like(v) * tf.reduce_sum(dy) for v in variables]
+            return dy, found
+
+        return tf.nn.tanh(x + inner + captured), gradient
+
+    return squared(mode, dense(added(dense(features, 4))), labels)
+
+
+class MadeInFunctions(tf.Module):
+    """Makes its variable in its function, which loops and branches."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = None
+
+    @tf.function
+    def __call__(self, x):
+        if self.w is None:
+            self.w = tf.Variable([[0.1], [0.2], [0.3]])
+        y = tf.matmul(x, self.w)
+        for _ in tf.range(2):
+            y = y * 1.5
+        if tf.reduce_sum(y) > 100.0:
+            y = y * 0.0
+        return y
+
+
+def made_in_functions(features, labels, mode):
+    """TensorFlow lists such a variable as global alone: the layer is all that is trained."""
+    metrics = {"mean": tf1.metrics.mean(features)}
+    output = MadeInFunctions()(features) + dense(features)
+    return squared(mode, output, labels, eval_metric_ops=metrics)
+
+
+def training_what_functions_made(features, labels, mode):
+    module = MadeInFunctions()
+    spec = squared(mode, module(features) + dense(features), labels)
+    optimizer = tf1.train.MomentumOptimizer(0.1, 0.9)
+    trained = [module.w, *tf1.trainable_variables()]
+    step = optimizer.minimize(spec.loss, tf1.train.get_global_step(), trained)
+    return spec._replace(train_op=step)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        recomputing,
+        recomputing_rows,
+        with_its_own_gradient,
+        with_the_gradient_of_what_it_captures,
+        made_in_functions,
+    ],
+)
+@pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "mirrored"])
+def test_what_tensorflow_finds_by_name_or_traces_is_exact(model, strategy):
+    options = {"devices": 3, "strategy": strategy, "loss_reduction": "mean"}
+    batches = [batch(7), batch(2)]
+    exactness.require_one_device(model, batches, "train", descend, **options)
+    exactness.require_one_device(exactness.stepping(model, descend), batches, **options)
+    exactness.require_one_device(model, batches, "eval", **options)
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "mirrored"])
+def test_variables_that_functions_made_are_trained_as_on_one_device(strategy):
+    model = training_what_functions_made
+    exactness.require_one_device(model, [batch(7), batch(2)], devices=3, strategy=strategy)

@@ -184,6 +184,7 @@ resource_variable_ops = Door(
     "tensorflow.python.ops.resource_variable_ops",
     {
         "BaseResourceVariable": "a replicated variable as a TPU replica sees it",
+        "UninitializedVariable": "what a tf.function makes in a graph is listed as global alone",
         "variable_accessed": "tapes and functions note that a replicated variable was read",
     },
 )

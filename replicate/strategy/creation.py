@@ -8,7 +8,7 @@ from replicate import devices as device_names
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
-from replicate.strategy import variables
+from replicate.strategy import copies, variables
 
 _LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
 _ON_READ = tf.VariableSynchronization.ON_READ
@@ -35,7 +35,8 @@ def make_tower_local(strategy: Any, next_creator: Callable, kwargs: dict, places
         places: The towers' devices.
     """
     aggregation = _aggregation(kwargs)
-    if aggregation == variables.NONE and kwargs.get("synchronization") != _ON_READ:
+    is_assumed = aggregation == variables.NONE and kwargs.get("synchronization") != _ON_READ
+    if is_assumed:
         aggregation = variables.SUM  # a metric's variable that says nothing is a count
     kwargs["synchronization"] = _ON_READ
     kwargs["aggregation"] = aggregation
@@ -45,6 +46,7 @@ def make_tower_local(strategy: Any, next_creator: Callable, kwargs: dict, places
             return next_creator(**kwargs)
     members, collections = _members(next_creator, kwargs, places, same_start=False)
     made = variables.TowerLocalVariable(strategy, members, places, aggregation)
+    made.is_assumed_sum = is_assumed
     _list_once(made, collections)
     return made
 
@@ -106,7 +108,7 @@ def canonical_or_same(device: str | None) -> str:
 
 def add_to_collections(variable: Any, kwargs: dict) -> None:
     """Lists a variable of the first tower for a tower that asked for it as well."""
-    _list_once(variable, _collections(kwargs, variable.trainable))
+    _list_once(variable, _collections(kwargs, variable))
 
 
 def list_untaken(tower: Any) -> None:
@@ -124,7 +126,7 @@ def list_untaken(tower: Any) -> None:
         return
     listed = set()
     for request, variable in creations.untaken(tower.tower_id):
-        keys = _collections({"collections": request.collections}, variable.trainable)
+        keys = _collections({"collections": request.collections}, variable)
         _list_once(variable, keys)
         listed.update(keys)
     order = {id(variable): i for i, variable in enumerate(creations.all())}
@@ -149,14 +151,15 @@ def _members(next_creator: Callable, kwargs: dict, places: Sequence[str], same_s
             copy["name"] = f"tower_{i}/{members[0].name.split(':')[0]}/"
             if same_start:
                 copy["initial_value"] = _start_of(members[0], place)
-        with tf.device(place):
+        with copies.lifted(copy, i > 0 and same_start), tf.device(place):
             members.append(next_creator(**copy))
+    copies.name_after_first(members)
     if not tf1.executing_eagerly_outside_functions():
         # NOTE: TensorFlow lists a trainable variable as such even in no collection, and
         # what `tf.Variable` makes as a global one whatever the collections.
         for key in (tf1.GraphKeys.TRAINABLE_VARIABLES, tf1.GraphKeys.GLOBAL_VARIABLES):
             isolation.remove(tf1.get_default_graph(), key, members)
-    return members, _collections({**kwargs, "collections": wanted}, members[0].trainable)
+    return members, _collections({**kwargs, "collections": wanted}, members[0])
 
 
 def _start_of(first: Any, place: str) -> Callable:
@@ -171,10 +174,12 @@ def _start_of(first: Any, place: str) -> Callable:
     return initial_value
 
 
-def _collections(kwargs: dict, is_trainable: bool) -> list:
+def _collections(kwargs: dict, variable: Any) -> list:
     wanted = kwargs.get("collections")
     listed = [tf1.GraphKeys.GLOBAL_VARIABLES] if wanted is None else list(wanted)
-    if is_trainable and tf1.GraphKeys.TRAINABLE_VARIABLES not in listed:
+    if copies.is_of_function(variable):
+        return [key for key in listed if key != tf1.GraphKeys.TRAINABLE_VARIABLES]
+    if variable.trainable and tf1.GraphKeys.TRAINABLE_VARIABLES not in listed:
         listed.append(tf1.GraphKeys.TRAINABLE_VARIABLES)
     return listed
 

@@ -322,8 +322,10 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
 
 @contextlib.contextmanager
 def _outermost():
-    """Leaves the scopes in which a variable happens to be used."""
-    with tf1.control_dependencies(None), tf1.name_scope(None), tf1.device(None):
+    """Leaves the scopes, and the function, in which a variable happens to be used."""
+    in_graph = not tf1.executing_eagerly_outside_functions()
+    lifted = tfc.ops.init_scope() if in_graph else contextlib.nullcontext()
+    with lifted, tf1.control_dependencies(None), tf1.name_scope(None), tf1.device(None):
         yield
 
 

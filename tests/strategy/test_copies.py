@@ -1,0 +1,268 @@
+"""Copies as TensorFlow finds them: by name, and from within functions."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from replicate import strategy as core
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import copies
+
+STRATEGIES = {
+    "mirrored": lambda: core.MirroredStrategy(["/cpu:0", "/cpu:1"]),
+    "parameter_server": lambda: core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"]),
+    "round_robin": lambda: core.LocalParameterServerStrategy(
+        ["/cpu:0", "/cpu:1"], placement="round_robin"
+    ),
+    "one_device": lambda: core.OneDeviceStrategy("/cpu:0"),
+}
+
+
+@pytest.fixture(params=STRATEGIES)
+def strategy(request):
+    return STRATEGIES[request.param]()
+
+
+@pytest.fixture
+def mirrored():
+    return STRATEGIES["mirrored"]()
+
+
+def tower_id():
+    return core.get_tower_context().tower_id
+
+
+def per_tower(strategy, session, fn):
+    """Runs `fn` once per tower, and returns what the towers' results come to."""
+    with strategy.scope():
+        found = strategy.call_for_each_tower(fn)
+        parts = strategy.unwrap(found)
+    session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+    return session.run(list(parts))
+
+
+def test_operation_of_a_later_copy_also_goes_by_the_name_of_the_first(fresh_graph, mirrored):
+    with mirrored.scope():
+        v = tf1.get_variable("v", [])
+        other = tf1.get_variable("other", [])
+    second = v.members[1].handle.op
+    assert second.name == "tower_1/v"
+    assert second.name == "v"
+    assert second.name != "other"
+    assert second.name != other.members[1].handle.op.name
+    assert second is fresh_graph.get_operation_by_name("tower_1/v")
+
+
+def test_names_of_two_copies_stay_two_in_a_set(fresh_graph, mirrored):
+    with mirrored.scope():
+        v = tf1.get_variable("v", [])
+    names = {member.handle.op.name for member in v.members}
+    assert sorted(names) == ["tower_1/v", "v"]
+
+
+def test_name_of_a_copy_can_be_copied(fresh_graph, mirrored):
+    with mirrored.scope():
+        v = tf1.get_variable("v", [])
+    name = copy.deepcopy(v.members[1].handle.op.name)
+    assert str(name) == "tower_1/v"
+    assert name == "v"
+
+
+def test_operation_of_the_first_copy_is_left_alone(fresh_graph, mirrored):
+    with mirrored.scope():
+        v = tf1.get_variable("v", [])
+    assert type(v.op) is tf.Operation
+    assert type(v.op.name) is str
+    assert v.op.name != "tower_1/v"
+
+
+def test_copies_of_no_graph_have_no_operations(mirrored):
+    with mirrored.scope():
+        v = tf.Variable(1.0)
+    copies.name_after_first(v.members)
+    assert len(v.members) == 2
+
+
+def test_custom_gradient_differentiates_with_respect_to_the_variable(strategy, session):
+    given = []
+
+    def tower():
+        w = tf1.get_variable("w", [], initializer=tf1.constant_initializer(2.0))
+
+        @tf.custom_gradient
+        def scaled(x):
+            def gradient(dy, variables=None):
+                given.append(variables == [w] and variables[0] is w)
+                return dy * w, [dy * x * 10.0]
+
+            return x * w, gradient
+
+        x = tf.constant(float(tower_id() + 1))
+        y = scaled(x)
+        return tf.stack([y, *tf.gradients(y, [x, w])])
+
+    # y = 2 x, dy/dx = 2, and in place of dy/dw = x the function's own 10 x; x = 1, 2.
+    expected = [[2.0, 2.0, 10.0], [4.0, 2.0, 20.0]][: strategy.num_towers]
+    np.testing.assert_array_equal(per_tower(strategy, session, tower), expected)
+    assert given == [True] * strategy.num_towers
+
+
+@pytest.mark.parametrize("wrap", [lambda fn: fn, tf.function], ids=["eager", "function"])
+def test_custom_gradient_on_a_tape_differentiates_with_respect_to_the_variable(strategy, wrap):
+    with strategy.scope():
+        w = tf.Variable(2.0)
+
+    @tf.custom_gradient
+    def scaled(x):
+        return x * w, lambda dy, variables=None: (dy * w, [dy * x * 10.0 for _ in variables])
+
+    def tower():
+        x = tf.constant(float(tower_id() + 1))
+        with tf.GradientTape() as tape:
+            y = scaled(x)
+        return tape.gradient(y, w)
+
+    with strategy.scope():
+        found = strategy.unwrap(wrap(lambda: strategy.call_for_each_tower(tower))())
+    assert [float(part) for part in found] == [10.0, 20.0][: strategy.num_towers]
+
+
+def test_recomputed_gradient_is_the_towers_own(strategy, session):
+    def tower():
+        w = tf1.get_variable("w", [], initializer=tf1.constant_initializer(3.0))
+        frozen = tf1.get_variable(
+            "frozen", [], initializer=tf1.constant_initializer(5.0), trainable=False
+        )
+        square = tf.recompute_grad(lambda x: x * w * w + frozen)
+        x = tf.constant(float(tower_id() + 1))
+        y = square(x)
+        return tf.stack([y, *tf.gradients(y, [x, w])])
+
+    # y = 9 x + 5, dy/dx = w^2 = 9, dy/dw = 2 x w = 6 x; x = 1, 2.
+    expected = [[14.0, 9.0, 6.0], [23.0, 9.0, 12.0]][: strategy.num_towers]
+    np.testing.assert_array_equal(per_tower(strategy, session, tower), expected)
+
+
+def test_tower_local_variable_in_a_custom_gradient_is_not_differentiated(strategy, session):
+    def tower():
+        mean = tf1.get_variable(
+            "mean",
+            [],
+            initializer=tf1.constant_initializer(4.0),
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+        x = tf.constant(float(tower_id() + 1))
+        y = tf.recompute_grad(lambda x: x * mean)(x)
+        return tf.stack([y, *tf.gradients(y, [x])])
+
+    expected = [[4.0, 4.0], [8.0, 4.0]][: strategy.num_towers]
+    np.testing.assert_array_equal(per_tower(strategy, session, tower), expected)
+
+
+def test_what_was_reduced_over_towers_leads_to_the_variable_once(strategy, session):
+    given = []
+
+    def tower():
+        w = tf1.get_variable("w", [], initializer=tf1.constant_initializer(2.0))
+        x = tf.constant(float(tower_id() + 1))
+
+        def total(strategy, values):
+            return strategy.reduce(tf.VariableAggregation.SUM, values, "/cpu:0")
+
+        all_towers = core.get_tower_context().merge_call(total, x * w)
+
+        @tf.custom_gradient
+        def add(x):
+            def gradient(dy, variables=None):
+                given.append(variables == [w])
+                return dy, [dy * 7.0]
+
+            return x + all_towers, gradient
+
+        y = add(x)
+        return tf.stack([y, *tf.gradients(y, [x, w])])
+
+    # The sum over two towers is 2 + 4 = 6; of one tower 2. y = x + sum.
+    expected = [[7.0, 1.0, 7.0], [8.0, 1.0, 7.0]] if strategy.num_towers == 2 else [[3.0, 1.0, 7.0]]
+    np.testing.assert_array_equal(per_tower(strategy, session, tower), expected)
+    assert given == [True] * strategy.num_towers
+
+
+class Made(tf.Module):
+    """Makes its variable in its function, at the first call."""
+
+    def __init__(self, start):
+        super().__init__()
+        self.start = start
+        self.w = None
+
+    @tf.function
+    def __call__(self, x):
+        if self.w is None:
+            self.w = tf.Variable(self.start, name="w")
+        return x * self.w * self.w
+
+
+def test_variable_made_in_a_function_is_one_variable(strategy, session):
+    modules = []
+
+    def tower():
+        modules.append(Made([3.0]))
+        x = tf.constant([float(tower_id() + 1)])
+        y = modules[-1](x)
+        return tf.concat([y, *tf.gradients(y, [x, modules[-1].w])], 0)
+
+    # y = w^2 x = 9 x, dy/dx = 9, dy/dw = 2 w x = 6 x; x = 1, 2.
+    expected = [[9.0, 9.0, 6.0], [18.0, 9.0, 12.0]][: strategy.num_towers]
+    np.testing.assert_array_equal(per_tower(strategy, session, tower), expected)
+    assert all(module.w is modules[0].w for module in modules)
+
+
+def test_variable_made_in_a_function_is_listed_as_global_alone(strategy, session):
+    listed = []
+
+    def tower():
+        module = Made([3.0])
+        y = module(tf.constant([1.0]))
+        keys = tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.TRAINABLE_VARIABLES
+        listed.append([[v is module.w for v in tf1.get_collection(key)] for key in keys])
+        return y
+
+    per_tower(strategy, session, tower)
+    assert listed == [[[True], []]] * strategy.num_towers
+
+
+def test_copies_made_in_a_function_start_from_the_same_random_value(session, mirrored):
+    def tower():
+        module = Made(lambda: tf.random.normal([3]))
+        module(tf.zeros([3]))
+        return module.w
+
+    with mirrored.scope():
+        w = mirrored.call_for_each_tower(tower)
+    session.run(tf1.global_variables_initializer())
+    first, second = session.run([member.value() for member in w.members])
+    np.testing.assert_array_equal(first, second)
+    assert w.members[1].device == "/device:CPU:1"
+    assert w.members[1].name == "tower_1/w:0"
+
+
+def test_initializer_asked_for_in_a_function_is_the_graphs(fresh_graph, mirrored):
+    found = []
+
+    def tower():
+        module = Made([3.0])
+
+        @tf.function
+        def run(x):
+            y = module(x)
+            found.append(module.w.initializer)
+            return y
+
+        return run(tf.constant([1.0]))
+
+    with mirrored.scope():
+        mirrored.call_for_each_tower(tower)
+    assert {op.graph for op in found} == {fresh_graph}
