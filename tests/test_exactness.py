@@ -129,13 +129,21 @@ def regularised(x, mode):
     return tf.matmul(hidden, weights)
 
 
+def penalised(x, mode):
+    """The penalties are not listed where TensorFlow looks for them: the loss adds them itself."""
+    weights = tf1.get_variable("w", [WIDTH, 4], initializer=exactness.start)
+    last = tf1.get_variable("v", [4, 1], initializer=exactness.start)
+    tf1.add_to_collection("penalties", squares(weights) + 0.01 * tf.reduce_sum(tf.abs(last)))
+    return tf.matmul(tf.nn.tanh(tf.matmul(x, weights)), last)
+
+
 FAMILIES = {
     "dense": (dense, keras_dense),
     "convolution": (convolution,),
     "embedding": (embedding,),
     "recurrent": (dynamic_rnn, keras_lstm),
     "batch norm": (synchronised_norm, inference_norm),
-    "regularised": (regularised,),
+    "regularised": (regularised, penalised),
     "weighted": (dense,),
 }
 OPTIMIZERS = {
@@ -187,7 +195,8 @@ class Draw(NamedTuple):
             "rmse": tf1.metrics.root_mean_squared_error(y, output, weight),
             "hits": tf1.metrics.accuracy(y > 0, output > 0, weight),
         }
-        loss = tf1.losses.get_total_loss()
+        loss = tf.add_n([tf1.losses.get_total_loss(), *tf1.get_collection("penalties")])
+        metrics["loss"] = tf1.metrics.mean(loss)
         return exactness.spec_of(mode, loss, predictions, eval_metric_ops=metrics)
 
     def batches(self):
