@@ -215,13 +215,13 @@ def _join(strategy, mode, built, share, creations, update_ops) -> Any:
         spec = train.merge_train(built, share, device, update_ops)
         running = (spec.train_op, spec.loss)
         updates = built[0].update_ops if update_ops == "first" else ()
-        writes.refuse_lone(built, creations.all(), share, running, updates)
+        writes.refuse_lone(creations, share, running, updates)
         return _with_statistics(spec, built, creations.all(), share, update_ops)
     if len(built) == 1:
         return built[0].spec
     if mode == types.EVAL:
         metrics = [list((tower.spec.eval_metric_ops or {}).values()) for tower in built]
-        writes.refuse_lone(built, creations.all(), share, tf.nest.flatten(metrics))
+        writes.refuse_lone(creations, share, tf.nest.flatten(metrics))
         metric_variables = [
             variable
             for variable in creations.all()

@@ -23,7 +23,10 @@ _keras_own: list[Callable] = []
 
 @contextlib.contextmanager
 def loss_reductions(reducer: Reducer) -> Iterator[None]:
-    """Lets `reducer` decide by what Keras losses are reduced."""
+    """Lets `reducer` decide by what Keras losses are reduced; those of Keras 3 never ask."""
+    if not hasattr(tf.keras.losses.Loss, _METHOD):
+        yield
+        return
     with _lock:
         if not _reducers:
             _keras_own[:] = [getattr(tf.keras.losses.Loss, _METHOD)]

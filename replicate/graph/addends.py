@@ -5,11 +5,22 @@ penalty written by hand, would count once per tower; where it is an addend of it
 all towers but the first can leave it out.
 """
 
+import functools
 from collections.abc import Callable, Container, Hashable
 from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import reductions
+
+_SAME = ("Identity", "CheckNumerics", "EnsureShape")
+# What moves, repeats or adds up entries, and treats all addends alike.
+_RESHAPES = {
+    "Reshape": lambda tensor, op: tf.reshape(tensor, op.inputs[1]),
+    "ExpandDims": lambda tensor, op: tf.expand_dims(tensor, op.inputs[1]),
+    "Squeeze": lambda tensor, op: tf.squeeze(tensor, op.get_attr("squeeze_dims") or None),
+    "Transpose": lambda tensor, op: tf.transpose(tensor, op.inputs[1]),
+    "Sum": lambda tensor, op: tf.reduce_sum(tensor, op.inputs[1], op.get_attr("keep_dims")),
+}
 
 
 class _Addend(NamedTuple):
@@ -44,8 +55,8 @@ def split(
 ) -> dict:
     """Takes a value apart into addends of different origin.
 
-    Sums are looked through, and what is linear above them: identities, signs, casts, and
-    factors that have a label. IndexedSlices are the sum of their slices.
+    Sums are looked through, and what is linear above them: identities, signs, casts, new
+    shapes, and factors that have a label. IndexedSlices are the sum of their slices.
 
     Args:
         value: A floating tensor or IndexedSlices of a graph.
@@ -92,19 +103,47 @@ def _within(addend: _Addend, label_of: Callable) -> list[_Addend]:
         if op.type == "Sub":
             found[1] = addend.behind(inputs[1], tf.negative)
         return found
-    if op.type == "Identity":
+    if op.type in _SAME:
         return [addend.behind(inputs[0])]
+    if op.type == "Sum" and inputs[0].op.type == "Pack" and addend.tensor.shape.rank == 0:
+        packed = list(inputs[0].op.inputs)
+        return [addend.behind(tensor) for tensor in packed] if packed[0].shape.rank == 0 else []
     if op.type == "Neg":
         return [addend.behind(inputs[0], tf.negative)]
     if op.type == "Cast" and inputs[0].dtype.is_floating:
         dtype = addend.tensor.dtype
         return [addend.behind(inputs[0], lambda tensor: tf.cast(tensor, dtype))]
-    if op.type in ("Mul", "RealDiv") and label_of(inputs[1].op) is not None:
-        scale = tf.multiply if op.type == "Mul" else tf.divide
-        return [addend.behind(inputs[0], lambda tensor: scale(tensor, inputs[1]))]
-    if op.type == "Mul" and label_of(inputs[0].op) is not None:
-        return [addend.behind(inputs[1], lambda tensor: inputs[0] * tensor)]
+    if op.type in _RESHAPES:
+        arrange = _RESHAPES[op.type]
+        return [addend.behind(inputs[0], lambda tensor: arrange(tensor, op))]
+    for at, rebuild in _PRODUCTS.get(op.type, ()):
+        if label_of(inputs[1 - at].op) is not None:
+            return [addend.behind(inputs[at], functools.partial(rebuild, op, inputs[1 - at]))]
     return []
+
+
+def _matmul(op: tf.Operation, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+    return tf.matmul(left, right, op.get_attr("transpose_a"), op.get_attr("transpose_b"))
+
+
+# For each operation of two inputs, those in which it is linear, and how to make it anew from
+# the other input and what replaces this one.
+_PRODUCTS: dict = {
+    "Mul": (
+        (0, lambda op, other, tensor: tensor * other),
+        (1, lambda op, other, tensor: other * tensor),
+    ),
+    "RealDiv": ((0, lambda op, other, tensor: tensor / other),),
+    "MatMul": (
+        (0, lambda op, other, tensor: _matmul(op, tensor, other)),
+        (1, lambda op, other, tensor: _matmul(op, other, tensor)),
+    ),
+    "SigmoidGrad": ((1, lambda op, other, tensor: tf.raw_ops.SigmoidGrad(y=other, dy=tensor)),),
+    "TanhGrad": ((1, lambda op, other, tensor: tf.raw_ops.TanhGrad(y=other, dy=tensor)),),
+    "ReluGrad": (
+        (0, lambda op, other, tensor: tf.raw_ops.ReluGrad(gradients=tensor, features=other)),
+    ),
+}
 
 
 def _has_shape(tensor: tf.Tensor, shape: tf.TensorShape) -> bool:

@@ -6,8 +6,15 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf
 
-_WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
+_WRITES = (
+    "Assign",
+    "ResourceApply",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)
 _PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
+_RANDOM = ("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt")
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 _VARIABLES = ("VarHandleOp", "VariableV2", "VariableShape", "VarIsInitializedOp", *_READS)
 
@@ -70,7 +77,9 @@ def reached_from(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     return reached
 
 
-def varying(graph: tf.Graph, *given: Iterable[tf.Operation]) -> set[tf.Operation]:
+def varying(
+    graph: tf.Graph, *given: Iterable[tf.Operation], with_random: bool = True
+) -> set[tf.Operation]:
     """Returns the operations of a graph whose values are not made of its weights alone.
 
     Made of weights alone is what depends on variables and constants, and on nothing else:
@@ -80,6 +89,8 @@ def varying(graph: tf.Graph, *given: Iterable[tf.Operation]) -> set[tf.Operation
     Args:
         graph: A graph.
         *given: The operations that make the batch, which may well be constants.
+        with_random: Whether random numbers count as other state, or as constants that have
+            the shape they are given.
     """
     stateful: dict[str, bool] = {}
     sources = set().union(*given)
@@ -87,6 +98,8 @@ def varying(graph: tf.Graph, *given: Iterable[tf.Operation]) -> set[tf.Operation
         kind = op.type
         if kind not in stateful:
             stateful[kind] = op.op_def.is_stateful or kind in _PLACEHOLDERS
+            if kind in _RANDOM and not with_random:
+                stateful[kind] = False
         if stateful[kind] and (kind not in _VARIABLES or _was_written_before(op)):
             sources.add(op)
     return reached_from(sources)

@@ -5,6 +5,7 @@ view of its own that starts from that note; one view is shown in the graph at a 
 Afterwards the first tower's view stays, with what the others must not lose.
 """
 
+import functools
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -40,16 +41,29 @@ class Views:
     def __init__(self, graph: tf.Graph, prefixes: Sequence[str], every_collection: bool):
         self._graph = graph
         self._every_collection = every_collection
-        self._prefixes = [names.Prefix(graph, prefix, prefixes[0]) for prefix in prefixes]
+        self._prefixes = [
+            names.Prefix(graph, prefix, prefixes[0], functools.partial(self.operations, i))
+            for i, prefix in enumerate(prefixes)
+        ]
         self._before = self._noted()
         self._variables_before = dict(self._store()._vars)
         self._views = [self._copy_of_before(i) for i in range(len(prefixes))]
         self._shown = 0
+        self._operations: list[set] = [set() for _ in prefixes]
+        self._assigned = len(graph.get_operations())
+
+    def operations(self, tower_id: int) -> set[tf.Operation]:
+        """Returns what was made while the view of tower `tower_id` was shown."""
+        made = self._graph.get_operations()[self._assigned :]
+        self._operations[self._shown].update(made)
+        self._assigned += len(made)
+        return self._operations[tower_id]
 
     def show(self, tower_id: int) -> None:
         """Puts the view of tower `tower_id` into the graph, and keeps the one shown so far."""
         if tower_id == self._shown:
             return
+        self.operations(self._shown)
         self._prefixes[self._shown].hide()
         self._views[self._shown] = self._noted()
         self._load(self._views[tower_id])

@@ -5,8 +5,9 @@ or filters a collection by a literal scope, leaves the prefix out. While such a 
 its graph tries the name behind the prefix first; otherwise the graph is as it was.
 """
 
+import functools
 import re
-from collections.abc import Hashable
+from collections.abc import Callable, Container, Hashable
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
@@ -21,12 +22,17 @@ class Prefix:
         graph: The graph.
         prefix: What names of this tower begin with, such as `outer/tower_1/`.
         plain: What they begin with on one device, such as `outer/`; may be empty.
+        operations: Returns what the tower has made so far. NOTE: a model may well have a
+            scope of its own that is called `tower_1`.
     """
 
-    def __init__(self, graph: tf.Graph, prefix: str, plain: str):
+    def __init__(
+        self, graph: tf.Graph, prefix: str, plain: str, operations: Callable[[], Container]
+    ):
         self._graph = graph
         self._prefix = prefix
         self._plain = plain
+        self._operations = operations
         self._before = set(filter(_is_variable, graph.get_operations()))
         self._is_shown = False
 
@@ -49,20 +55,25 @@ class Prefix:
             KeyError: If there is none, or it is a variable that another tower has made and
                 this one has not asked for yet: on one device it would not exist.
         """
-        found = self._find(obj, *args, **kwargs)
-        if isinstance(obj, str) and not self._has(getattr(found, "op", found)):
+        find = functools.partial(type(self._graph).as_graph_element, self._graph)
+        if not isinstance(obj, str):
+            return find(obj, *args, **kwargs)
+        found = self._own(find, obj, *args, **kwargs)
+        if found is None:
+            found = find(obj, *args, **kwargs)
+        if not self._has(getattr(found, "op", found)):
             raise KeyError(f"The name {obj!r} is that of a variable that does not exist yet.")
         return found
 
-    def _find(self, obj: Any, *args, **kwargs) -> Any:
-        find = type(self._graph).as_graph_element
-        if isinstance(obj, str) and obj.startswith(self._plain):
-            name = self._prefix + obj.removeprefix(self._plain)
-            try:
-                return find(self._graph, name, *args, **kwargs)
-            except (KeyError, ValueError):
-                pass  # the name has its prefix already, or is that of something shared
-        return find(self._graph, obj, *args, **kwargs)
+    def _own(self, find: Callable, name: str, *args, **kwargs) -> Any:
+        """Returns what the tower itself has made under a name of one device, or None."""
+        if not name.startswith(self._plain):
+            return None
+        try:
+            found = find(self._prefix + name.removeprefix(self._plain), *args, **kwargs)
+        except (KeyError, ValueError):
+            return None
+        return found if getattr(found, "op", found) in self._operations() else None
 
     def _has(self, op: tf.Operation) -> bool:
         """Whether an operation makes no variable, or one that this tower has asked for."""
@@ -74,18 +85,23 @@ class Prefix:
         return any(op is member.handle.op for member in members if hasattr(member, "handle"))
 
     def get_collection(self, name: Hashable, scope: str | None = None) -> list:
-        """Returns what a collection holds, or those items whose names match a scope."""
+        """Returns what a collection holds, or those items whose names match a scope.
+
+        A scope is one of one device's; where nothing is found, one that the tower was given.
+        """
         held = type(self._graph).get_collection(self._graph, name)
         if scope is None:
             return held
         matches = re.compile(scope).match
         named = [item for item in held if hasattr(item, "name")]
-        return [item for item in named if matches(item.name) or matches(self._without(item.name))]
+        found = [item for item in named if matches(self._plain_name(item))]
+        return found or [item for item in named if matches(item.name)]
 
-    def _without(self, name: str) -> str:
-        """Returns the name that something has on one device."""
-        own = name.startswith(self._prefix)
-        return self._plain + name.removeprefix(self._prefix) if own else name
+    def _plain_name(self, item: Any) -> str:
+        """Returns the name that a tensor or operation has on one device; a variable's own."""
+        if isinstance(item, (tf.Tensor, tf.Operation)) and item.name.startswith(self._prefix):
+            return self._plain + item.name.removeprefix(self._prefix)
+        return item.name
 
 
 def _is_variable(op: tf.Operation) -> bool:

@@ -8,7 +8,7 @@ collection and depends on the batch, as a divergence of activations, is no such 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry
@@ -22,12 +22,20 @@ class Silencer:
     Args:
         graph: The tower's graph, whose collections are the tower's own.
         scope: The tower's name scope, with a slash at the end.
+        made: Returns the operations that the tower has made so far.
         given: For each tower, the operations that make its rows.
     """
 
-    def __init__(self, graph: tf.Graph, scope: str, given: Sequence[Sequence[tf.Operation]] = ()):
+    def __init__(
+        self,
+        graph: tf.Graph,
+        scope: str,
+        made: Callable[[], Container[tf.Operation]],
+        given: Sequence[Sequence[tf.Operation]],
+    ):
         self._graph = graph
         self._scope = scope
+        self._made = made
         self._given = given
         self._silent: dict[str, tf.Tensor] = {}
         self._zeros: set[tf.Operation] = set()
@@ -44,13 +52,14 @@ class Silencer:
         sources = self._penalties()
         if not sources:
             return
+        made = self._made()
         reading = None if loss is None else ancestry.made_from([loss])
         alone: set[tf.Operation] = set()
         readers = []
         for operation in self._graph.get_operations():
             if operation in sources:
                 alone.add(operation)
-            elif operation.name.startswith(self._scope) and operation not in self._zeros:
+            elif operation in made and operation not in self._zeros:
                 read = {tensor.op for tensor in operation.inputs}
                 if not read & alone:
                     continue

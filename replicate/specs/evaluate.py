@@ -112,9 +112,16 @@ def _adds(write: tf.Operation) -> bool:
     handle, value = write.inputs[0], write.inputs[1]
     while value.op.type in ("Identity", "SelectV2"):  # a tower without rows selects
         value = value.op.inputs[0 if value.op.type == "Identity" else 1]
+    addends = list(value.op.inputs)[: 1 if value.op.type == "Sub" else None]
     return value.op.type in ("AddV2", "Add", "AddN", "Sub") and any(
-        op.type == "ReadVariableOp" and op.inputs[0] is handle for op in ancestry.made_from([value])
+        _reads(tensor, handle) for tensor in addends
     )
+
+
+def _reads(tensor: tf.Tensor, handle: tf.Tensor) -> bool:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle
 
 
 def _value_of(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, reductions
 from replicate.strategy import context, contributions, variables
+from replicate.strategy import weights as tower_weights
 
 _LINEAR = ("AddN", "AddV2", "Add", "Sub", "Identity", "Neg", "Cast")
 
@@ -111,8 +112,8 @@ def _writes(pair: Sequence[_Adds]) -> set[tf.Operation]:
 class _Weigher:
     """Changes what towers add.
 
-    Where losses are means, so is every scalar. Where they are sums, a scalar is a sum that
-    can be seen to be one, or that the loss is made of; else it is a mean.
+    A scalar is a sum that can be seen to be one, and a count; where losses are sums, so is
+    what the loss is made of. Else it is a mean.
 
     Args:
         loss: The first tower's loss.
@@ -138,13 +139,13 @@ class _Weigher:
             values: K scalars.
         """
         share = self._share
-        is_sum = not self._is_mean and self._is_sum(values[0])
+        is_sum = self._is_sum(values[0])
         towers = self._contributions["sum" if is_sum else "mean"]
         with tf1.control_dependencies(None), tf1.name_scope("scalar_mean"):
             counts = share.has_rows
             if towers.lack_weights(values):  # as in the loss, a weight of 0 keeps out NaN
                 counts = [weight > 0 for weight in share.weights]
-            brought = reductions.mask_rows(towers.of(values), counts)
+            brought = reductions.mask_rows(towers.of_losses(values), counts)
             for i, (adding, counting) in enumerate(zip(total.writes, count.writes, strict=True)):
                 with reductions.on(counting.device):
                     part = reductions.as_dtype(share.weights[i], count.added[i].dtype)
@@ -153,10 +154,12 @@ class _Weigher:
 
     def _is_sum(self, value: tf.Tensor) -> bool:
         """Whether a value is a sum over rows; what depends on weights alone is none."""
+        if value.op in self._varying and tower_weights.counts_rows(value):
+            return True
         traced = [step for step in self._traced(value) if step[0] in self._varying]
         ends = {reduced for _, reduced, is_end in traced if is_end}
         is_of_loss = any(op in self._of_loss for op, _, _ in traced)
-        return "Sum" in ends or (is_of_loss and None in ends)
+        return "Sum" in ends or (not self._is_mean and is_of_loss and None in ends)
 
     def _traced(self, value: tf.Tensor) -> Iterator[tuple[tf.Operation, str | None, bool]]:
         """Yields the operations that make a value, as far back as it is linear in them.

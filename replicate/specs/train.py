@@ -26,7 +26,7 @@ def merge_loss(losses: Sequence[tf.Tensor], share: context.Share, device: str) -
     brought = contributions.Contributions(share)
     if brought.lack_weights(losses):
         return reductions.weighted_sum_onto(losses, share.weights, device)
-    losses = brought.of(reductions.require_alike(losses))
+    losses = brought.of_losses(reductions.require_alike(losses))
     return reductions.sum_onto(reductions.mask_rows(losses, share.has_rows), device)
 
 

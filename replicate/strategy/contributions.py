@@ -13,8 +13,8 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import addends, ancestry, reductions
 from replicate.strategy import context, variables
 
-# Addends that all towers share, and those of a tower's rows that lack its weight.
-_SHARED, _LIGHT = "shared", "light"
+_SHARED = "shared"  # addends that depend on the weights of the model alone
+_LIGHT = "light"  # addends that lack the tower's weight
 
 
 def is_mean(share: context.Share | None) -> bool:
@@ -52,6 +52,7 @@ class Contributions:
     def __init__(self, share: context.Share):
         self._share = share
         self._is_mean = is_mean(share)
+        self._is_static = isinstance(share.row_counts[0], int)
         self._marked = [ancestry.reached_from(marks) for marks in share.marks if self._is_mean]
 
     def lack_weights(self, column: Sequence[Any]) -> bool:
@@ -61,6 +62,10 @@ class Contributions:
     def of(self, column: Sequence[Any]) -> list:
         """Weighs what does not carry its tower's weight; counts once what all towers share.
 
+        NOTE: where the number of rows is a constant, so may be a gradient that is a sum over
+        them, as a bias has of a linear loss. Then gradients that are added are left as they
+        are.
+
         Args:
             column: K losses, or gradients of one variable: tensors or IndexedSlices.
 
@@ -69,45 +74,72 @@ class Contributions:
         """
         if self.lack_weights(column):
             make = self._weighted
+        elif self._is_mean:
+            make = self._weighted_rest
         else:
-            make = self._weighted_rest if self._is_mean else self._of_batch
+            make = self._as_it_is if self._is_static else self._of_batch
         return [make(i, value) for i, value in enumerate(column)]
+
+    def of_losses(self, losses: Sequence[tf.Tensor]) -> list:
+        """The same for K losses of shape []: their addends tell, however many rows there are."""
+        if self._is_mean:
+            return self.of(losses)
+        return [self._of_batch(i, loss) for i, loss in enumerate(losses)]
+
+    def to_derive(self, tower_id: int, loss: tf.Tensor) -> tf.Tensor:
+        """Returns the loss with zero times what all towers share, which so stays connected."""
+        if self._is_mean or tower_id == 0 or loss.shape.rank != 0:
+            return loss
+        parts = self._split(loss)
+        if len(parts) == 1:
+            return loss
+        return parts[None] + tf.zeros([], loss.dtype) * parts[_SHARED]
 
     def _weighted(self, i: int, value: Any) -> Any:
         return reductions.scaled(value, self._share.weights[i], reductions.device_of(value))
+
+    def _weighted_rest(self, i: int, value: Any) -> Any:
+        """Weighs those addends that do not carry the weight, as a penalty added to the rest.
+
+        Weights sum to 1, and with them what is the same in all towers.
+        """
+        marked = self._marked[i]
+        parts = addends.split(
+            value, lambda op: None if op in marked else _LIGHT, self._share.marks[i]
+        )
+        if _LIGHT not in parts:
+            return value
+        parts[_LIGHT] = self._weighted(i, parts[_LIGHT])
+        return reductions.sum_onto(list(parts.values()), reductions.device_of(value))
+
+    @staticmethod
+    def _as_it_is(i: int, value: Any) -> Any:
+        del i
+        return value
 
     def _of_batch(self, i: int, value: Any) -> Any:
         """Leaves out of a later tower's value what depends on the weights of the model alone."""
         if i == 0:
             return value
-        parts = addends.split(value, lambda op: None if op in self._varying else _SHARED)
+        parts = self._split(value)
         return parts.get(None, _nothing_of(value)) if _SHARED in parts else value
 
-    def _weighted_rest(self, i: int, value: Any) -> Any:
-        """Weighs those addends that do not carry the weight, as a penalty added to the rest."""
-
+    def _split(self, value: Any) -> dict:
         def label_of(op):
-            if op in self._marked[i]:
+            if op in self._varying or (self._is_static and op.outputs[0].shape.rank != 0):
                 return None
-            return _LIGHT if op in self._varying else _SHARED
+            return _SHARED
 
-        parts = addends.split(value, label_of, self._share.marks[i])
-        if list(parts) == [None]:
-            return value
-        if _LIGHT in parts:
-            parts[_LIGHT] = self._weighted(i, parts[_LIGHT])
-        if i > 0:
-            parts.pop(_SHARED, None)
-        if not parts:
-            return _nothing_of(value)
-        return reductions.sum_onto(list(parts.values()), reductions.device_of(value))
+        return addends.split(value, label_of)
 
     @functools.cached_property
     def _varying(self) -> set[tf.Operation]:
         listed = [*tf1.global_variables(), *tf1.local_variables()]
         own = [v.members for v in listed if isinstance(v, variables.TowerLocalVariable)]
         own = [[member.handle.op for member in members] for members in own]
-        return ancestry.varying(tf1.get_default_graph(), *self._share.given, *own)
+        return ancestry.varying(
+            tf1.get_default_graph(), *self._share.given, *own, with_random=self._is_static
+        )
 
 
 def _nothing_of(value: Any) -> Any:

@@ -219,6 +219,7 @@ def run(
     if not inheritance.eager:
         prefixes = [inheritance.prefix(tower.tower_id) for tower in towers]
         views = isolation.Views(inheritance.graph, prefixes, every_collection)
+    creations.watch(views)
     for tower in towers:
         tower.start()
     try:

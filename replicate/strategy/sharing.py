@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
+from replicate.graph import isolation
 
 # What a tower's own prefix, and numbers that TensorFlow adds, make of a name.
 _PREFIX = re.compile(r"(^|/)tower_\d+/")
@@ -78,6 +79,15 @@ class Creations:
         self._first_is_making = False
         self._first_paused = True  # until towers run
         self._changed = threading.Condition()
+        self._views: isolation.Views | None = None
+
+    def watch(self, views: isolation.Views | None) -> None:
+        """Takes note of what the towers make in a graph; None: they run eagerly."""
+        self._views = views
+
+    def operations(self, tower_id: int) -> set[tf.Operation]:
+        """Returns what a tower has made in the graph; what merge calls make is the first one's."""
+        return set() if self._views is None else self._views.operations(tower_id)
 
     def make(self, request: Request, create: Callable[[], Any]) -> Any:
         """Makes a variable in the first tower and writes it down."""

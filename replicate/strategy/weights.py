@@ -6,14 +6,21 @@ as many rows. Here the division itself gives the tower's weight, in all cases, a
 was multiplied by it can be told from what was not; see `contributions`.
 """
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any
 
 from replicate.compat import tensorflow as tfc
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, reductions
 from replicate.strategy import context, values
+
+
+def _in_tower_graph() -> contextlib.AbstractContextManager:
+    """Leaves the graph of a function, whose caller then depends on what is made here."""
+    inside = hasattr(tf1.get_default_graph(), "outer_graph")
+    return tf.init_scope() if inside else contextlib.nullcontext()
 
 
 class Weight:
@@ -33,11 +40,12 @@ class Weight:
     def as_tensor(self, dtype=None, name=None, as_ref=False) -> tf.Tensor:
         """Returns the scalar as a tensor of `dtype`."""
         del as_ref, name
-        made = reductions.as_dtype(self._value, dtype or tf.float32)
-        factor = reductions.as_dtype(self._factor, made.dtype)
-        made = tf.identity(made * factor, name="tower_weight")
-        if not tf.executing_eagerly():
-            self._marks.append(made.op)
+        with _in_tower_graph():
+            made = reductions.as_dtype(self._value, dtype or tf.float32)
+            factor = reductions.as_dtype(self._factor, made.dtype)
+            made = tf.identity(made * factor, name="tower_weight")
+            if not tf.executing_eagerly():
+                self._marks.append(made.op)
         return made
 
     def __mul__(self, other):
@@ -136,14 +144,15 @@ class TowerCount:
         Returns:
             1 over the weight, times the rows; shape [].
         """
-        weight = reductions.as_dtype(self._weight, tf.float64)
-        rows = tf.ones([], tf.float64) if rows is None else tf.cast(rows, tf.float64)
-        whole = tf.where(weight > 0, rows / weight, rows * self._count)
-        if dtype.is_integer:
-            whole = tf.round(whole)
-        whole = tf.identity(tf.cast(whole, dtype), name="over_towers")
-        self._root.gave_weight = True
-        self._marks.append(whole.op)
+        with _in_tower_graph() if rows is None else contextlib.nullcontext():
+            weight = reductions.as_dtype(self._weight, tf.float64)
+            rows = tf.ones([], tf.float64) if rows is None else tf.cast(rows, tf.float64)
+            whole = tf.where(weight > 0, rows / weight, rows * self._count)
+            if dtype.is_integer:
+                whole = tf.round(whole)
+            whole = tf.identity(tf.cast(whole, dtype), name="over_towers")
+            self._root.gave_weight = True
+            self._marks.append(whole.op)
         return whole
 
     def combined(self, api: Callable, tensor: tf.Tensor, is_right: bool) -> tf.Tensor:
@@ -156,7 +165,7 @@ class TowerCount:
         """
         # NOTE: TensorFlow wraps some of these functions; their names alone are what they were.
         name = getattr(api, "__name__", "")
-        if name == "multiply" and _counts_rows(tensor):
+        if name == "multiply" and counts_rows(tensor):
             return self.as_denominator(tensor.dtype, tensor)
         if name in _DIVISIONS and is_right and tensor.dtype.is_floating:
             return self._given() * tensor
@@ -190,7 +199,7 @@ class TowerCount:
 _DIVISIONS = ("truediv", "divide", "div", "div_no_nan", "realdiv", "real_div")
 
 
-def _counts_rows(tensor: tf.Tensor) -> bool:
+def counts_rows(tensor: tf.Tensor) -> bool:
     """Whether a tensor is a count of something in the batch, and not in a variable."""
     if tf.executing_eagerly() or tensor.shape.rank != 0:
         return False
@@ -215,6 +224,8 @@ _add_arithmetic(TowerCount)
 
 def _count_as_tensor(value, dtype=None, name=None, as_ref=False):
     del as_ref
+    if dtype is not None and dtype.is_floating:
+        return value.as_denominator(dtype)
     return tf.constant(int(value), dtype or tf.int32, name=name or "num_towers")
 
 
@@ -224,6 +235,11 @@ tf.register_tensor_conversion_function(TowerCount, _count_as_tensor)
 @tf.experimental.dispatch_for_binary_elementwise_apis(tf.Tensor, TowerCount)
 def _tensor_and_count(api, x, y):
     return y.combined(api, x, is_right=True)
+
+
+@tf.experimental.dispatch_for_binary_elementwise_apis(tf.RaggedTensor, TowerCount)
+def _ragged_and_count(api, x, y):
+    return x.with_flat_values(y.combined(api, x.flat_values, is_right=True))
 
 
 @tf.experimental.dispatch_for_binary_elementwise_apis(TowerCount, tf.Tensor)

@@ -62,11 +62,13 @@ def joined(towers: Sequence[TowerGradients], devices: Sequence[str]) -> list[tup
 
 
 def _require_same_kind(i: int, tower: TowerGradients, first: TowerGradients) -> None:
-    if type(tower.optimizer) is not type(first.optimizer):
+    here, there = type(tower.optimizer), type(first.optimizer)
+    # NOTE: a class that the model_fn itself defines is another one in each tower.
+    if (here.__module__, here.__qualname__) != (there.__module__, there.__qualname__):
         raise errors.TowerMismatchError(
             "Every tower must use the same optimizers in the same order: tower "
-            f"{i} applies {type(tower.optimizer).__name__} where tower 0 applies "
-            f"{type(first.optimizer).__name__}. Look for a branch on the tower in model_fn."
+            f"{i} applies {here.__name__} where tower 0 applies {there.__name__}. Look for a "
+            "branch on the tower in model_fn."
         )
 
 

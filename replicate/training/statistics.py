@@ -80,7 +80,7 @@ def average(
         variable
         for variable in made
         if isinstance(variable, variables.TowerLocalVariable)
-        and variable.dtype.is_floating
+        and _is_statistic(variable)
         and any(write in executed for copy in variable.members for write in ancestry.writes(copy))
     ]
     if not statistics or not towers:

@@ -11,7 +11,7 @@ from replicate import errors
 from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, regularization
-from replicate.strategy import base, context, default, sharing, variables
+from replicate.strategy import base, context, contributions, default, sharing, variables
 from replicate.training import optimizer as optimizers
 
 _log = logging.getLogger("replicate")
@@ -27,7 +27,6 @@ class Tower(NamedTuple):
         spec: The EstimatorSpec that the model_fn returned.
         train_op: The optimizer step, where `optimizer_fn` made one; else None.
         update_ops: What the tower added to the collection `UPDATE_OPS`.
-        scope: What the names of its operations begin with.
     """
 
     tower_id: int
@@ -35,7 +34,6 @@ class Tower(NamedTuple):
     spec: Any
     train_op: Any
     update_ops: tuple
-    scope: str
 
 
 class ModelCall:
@@ -147,11 +145,12 @@ def build(
         updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
         train_op = None
         if factory is not None:
-            train_op = optimizers.minimize(factory.get(), spec.loss)
+            brought = contributions.Contributions(context.current().share)
+            loss = brought.to_derive(tower.tower_id, spec.loss)
+            train_op = optimizers.minimize(factory.get(), loss)
         _log.info("Built tower %d of %d on %s.", tower.tower_id, tower.num_towers, tower.device)
         own = tuple(update for update in updates if id(update) not in before)
-        scope = f"{tf1.get_default_graph().get_name_scope()}/"
-        return Tower(tower.tower_id, tower.device, spec, train_op, own, scope)
+        return Tower(tower.tower_id, tower.device, spec, train_op, own)
 
     with keras.loss_reductions(_keras_reduction):
         towers = strategy.run_towers(
@@ -182,7 +181,8 @@ def _count_regularization_once(tower: Any) -> Callable:
         return lambda loss: None
     graph = tf1.get_default_graph()
     given = context.current().share.given
-    silencer = regularization.Silencer(graph, f"{graph.get_name_scope()}/", given)
+    made = functools.partial(tower.creations.operations, tower.tower_id)
+    silencer = regularization.Silencer(graph, f"{graph.get_name_scope()}/", made, given)
 
     def silence(loss=None):
         if default.get_loss_reduction() == variables.SUM:

@@ -5,18 +5,17 @@ itself does so in every tower, from the tower's own rows: towers would race, or 
 one's rows alone would count. That is refused.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry
-from replicate.strategy import context, variables
+from replicate.strategy import context, sharing, variables
 
 
 def refuse_lone(
-    towers: Sequence[Any],
-    made: Iterable[Any],
+    creations: sharing.Creations,
     share: context.Share,
     running: Sequence[Any],
     updates: Sequence[Any] = (),
@@ -24,8 +23,7 @@ def refuse_lone(
     """Refuses a step in which a tower writes by itself a variable that all towers share.
 
     Args:
-        towers: K towers.
-        made: The variables that the towers made.
+        creations: The log of what the towers made.
         share: The towers' parts of the batch.
         running: What a step runs: tensors and operations.
         updates: Those of the first tower that stand for all towers'. They may write from its
@@ -34,15 +32,16 @@ def refuse_lone(
     Raises:
         TowerMismatchError: Names the variable, the tower and the operation.
     """
-    if len(towers) == 1:
+    if len(share.weights) == 1:
         return
     executed = ancestry.executed_by(running)
     spared = ancestry.executed_by(updates)
     made_from_rows = _made_from_rows(share)
-    shared = {id(variable): variable for variable in [*made, *tf1.global_variables()]}
+    later = {i: creations.operations(i) for i in range(1, len(share.weights))}
+    shared = {id(variable): variable for variable in [*creations.all(), *tf1.global_variables()]}
     for variable in shared.values():
         for op in _uses(variable, executed, spared):
-            tower_id = _scope_of(op, towers)
+            tower_id = next((i for i, made in later.items() if op in made), None)
             if tower_id is None and op not in spared:
                 tower_id = _lone(op, made_from_rows)
             if tower_id is not None:
@@ -59,11 +58,6 @@ def _uses(variable: Any, executed: set, spared: set) -> Iterator[tf.Operation]:
                 yield write
             elif write in executed:
                 yield from (op for op in member.handle.consumers() if op in executed)
-
-
-def _scope_of(op: tf.Operation, towers: Sequence[Any]) -> int | None:
-    """Returns the later tower that made an operation; None where another did."""
-    return next((t.tower_id for t in towers[1:] if op.name.startswith(t.scope)), None)
 
 
 def _made_from_rows(share: context.Share) -> dict[int, set]:

@@ -18,7 +18,8 @@ def graph():
 
 
 def shown(graph, prefix="tower_1/", plain=""):
-    made = names.Prefix(graph, prefix, plain)
+    own = {op for op in graph.get_operations() if op.name.startswith(prefix)}
+    made = names.Prefix(graph, prefix, plain, lambda: own)
     made.show()
     return made
 
@@ -54,6 +55,8 @@ def test_a_collection_is_filtered_by_one_devices_names(graph):
     shown(graph)
     found = tf1.losses.get_losses("G")
     assert [item.name for item in found] == ["G/act:0", "tower_1/G/act:0"]
+    given = tf1.losses.get_losses("tower_1/G/")
+    assert [item.name for item in given] == ["tower_1/G/act:0"]
     assert len(tf1.get_collection(tf1.GraphKeys.LOSSES)) == 8
 
 

@@ -203,6 +203,62 @@ def test_a_penalty_beside_a_loss_that_was_divided_counts_once():
         exactness.require_one_device(place(model, descend), [batch(7)] * 2, devices=3)
 
 
+def linear(x):
+    """A loss of this is linear: what its bias adds does not depend on the rows."""
+    hidden = tf1.layers.dense(x, 2, kernel_initializer=exactness.start)
+    return tf1.layers.dense(hidden, 1, kernel_initializer=exactness.start)
+
+
+def rows_and_penalties(x):
+    b = tf1.get_variable("b", initializer=0.5)
+    return tf.abs(linear(x)) + tf.square(b) * tf.ones_like(x[:, :1])
+
+
+@pytest.mark.parametrize("network", [linear, rows_and_penalties])
+@pytest.mark.parametrize("place", ["optimizer_fn", "inside", "keras"])
+@pytest.mark.parametrize("is_static", [True, False])
+def test_what_is_the_same_in_every_row_counts_for_every_row(network, place, is_static):
+    def model(features, labels, mode):
+        return exactness.spec_of(mode, tf.reduce_sum(network(features)))
+
+    given = {"optimizer_fn": descend}
+    if place != "optimizer_fn":
+        model = (exactness.stepping if place == "inside" else stepping_with_keras)(model, descend)
+        given = {}
+    # NOTE: where gradients do not depend on the loss, it may be read before or after a step.
+    exactness.require_one_device(
+        model,
+        [batch(7)] * 2,
+        is_static=is_static,
+        fetch=lambda spec: {},
+        devices=3,
+        loss_reduction="sum",
+        **given,
+    )
+
+
+HIDDEN = {
+    "reshaped": lambda w: tf.reshape(w, [3, 1]),
+    "transposed": lambda w: tf.transpose(tf.reshape(w, [1, 3])),
+    "squeezed": lambda w: tf.squeeze(w[None, :], 0)[:, None],
+    "normalised": lambda w: w[:, None] / tf.norm(w + 1.0),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("is_static", [True, False])
+def test_penalties_on_what_is_made_of_weights_count_once(name, is_static):
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", [3], initializer=exactness.start)
+        made = HIDDEN[name](w)
+        loss = tf.reduce_sum(tf.square(tf.matmul(features, made) - labels))
+        return exactness.spec_of(mode, 2.0 * (loss + squares(made)) + tf.reduce_sum(made))
+
+    exactness.require_one_device(
+        model, [batch(7)] * 2, "train", descend, is_static=is_static, devices=3
+    )
+
+
 def test_noise_is_no_penalty():
     # The generator of an adversarial network is given noise, and nothing of the batch.
     def model(features, labels, mode):
@@ -660,3 +716,57 @@ def test_a_model_may_make_the_global_step_itself(strategy, mode):
             # The mean over 7 rows of sums over towers of 3, 2, 2: (9 + 4 + 4) / 7.
             steps, w = session.run(tf1.global_variables())
             np.testing.assert_allclose([steps, w], [1, 1 - 0.1 * 17 / 7], 1e-5)
+
+
+def test_a_scope_may_be_called_as_a_towers():
+    def model(features, labels, mode):
+        outputs = []
+        for i in range(3):
+            with tf1.variable_scope(f"tower_{i}", regularizer=squares):
+                outputs.append(tf1.layers.dense(features, 1, kernel_initializer=exactness.start))
+                tf1.losses.mean_squared_error(labels, outputs[-1])
+        with tf1.variable_scope("dense"):
+            tf1.get_variable("own", initializer=1.0)
+        counter = tf1.get_variable("counter", initializer=0.0, trainable=False)
+        assert len(tf1.trainable_variables("tower_1/")) == 2
+        assert [v.name for v in tf1.trainable_variables("dense")] == ["dense/own:0"]
+        loss = tf1.losses.get_total_loss(scope="tower_1")
+        step = descend().minimize(loss, tf1.train.get_global_step())
+        with tf1.name_scope("tower_1/"):
+            count = counter.assign_add(1.0, read_value=False)
+        return exactness.spec_of(mode, loss, train_op=tf1.group(step, count))
+
+    exactness.require_one_device(model, [batch(7)] * 2, devices=3)
+
+
+def test_metrics_of_a_training_are_no_statistics():
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
+        loss = tf.reduce_mean(tf.square(tf.matmul(features, w) - labels))
+        _, update = tf1.metrics.mean(features)
+        step = descend().minimize(loss, tf1.train.get_global_step())
+        return exactness.spec_of(mode, loss, train_op=tf1.group(step, update))
+
+    towers = model_fn.replicate_model_fn(model, None, 2, update_ops="mean")
+    with tf.Graph().as_default(), tf1.Session() as session:
+        spec = towers(*map(tf.constant, batch(5)), "train")
+        session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+        session.run(spec.train_op)
+        # The first tower's train_op counts its own 3 of 5 rows of 3 numbers.
+        (count,) = [v for v in tf1.local_variables() if v.name.endswith("count:0")]
+        assert session.run(count.members[0].value()) == 9
+
+
+@pytest.mark.parametrize("place", ["inside", "keras"])
+def test_a_division_in_a_function_is_seen(place):
+    def model(features, labels, mode):
+        output, _ = by_get_variable(features)
+
+        @tf.function
+        def per_tower(losses):
+            return tf.reduce_mean(losses) / replicas()
+
+        return exactness.spec_of(mode, per_tower(tf.square(output - labels)))
+
+    step = exactness.stepping if place == "inside" else stepping_with_keras
+    exactness.require_one_device(step(model, descend), [batch(7)] * 2, devices=3)
