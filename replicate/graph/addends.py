@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from replicate.compat.tensorflow import tf
 from replicate.graph import reductions
 
-_SAME = ("Identity", "CheckNumerics", "EnsureShape")
+_SAME = ("Identity", "CheckNumerics", "EnsureShape", "Print")
 # What moves, repeats or adds up entries, and treats all addends alike.
 _RESHAPES = {
     "Reshape": lambda tensor, op: tf.reshape(tensor, op.inputs[1]),
@@ -134,6 +134,7 @@ _PRODUCTS: dict = {
         (1, lambda op, other, tensor: other * tensor),
     ),
     "RealDiv": ((0, lambda op, other, tensor: tensor / other),),
+    "DivNoNan": ((0, lambda op, other, tensor: tf.math.divide_no_nan(tensor, other)),),
     "MatMul": (
         (0, lambda op, other, tensor: _matmul(op, tensor, other)),
         (1, lambda op, other, tensor: _matmul(op, other, tensor)),

@@ -144,16 +144,15 @@ class TowerCount:
         Returns:
             1 over the weight, times the rows; shape [].
         """
-        with _in_tower_graph() if rows is None else contextlib.nullcontext():
+        with _in_tower_graph():
             weight = reductions.as_dtype(self._weight, tf.float64)
-            rows = tf.ones([], tf.float64) if rows is None else tf.cast(rows, tf.float64)
-            whole = tf.where(weight > 0, rows / weight, rows * self._count)
-            if dtype.is_integer:
-                whole = tf.round(whole)
-            whole = tf.identity(tf.cast(whole, dtype), name="over_towers")
-            self._root.gave_weight = True
+            whole = tf.where(weight > 0, 1.0 / weight, tf.cast(self._count, tf.float64))
+            whole = tf.identity(whole, name="over_towers")
             self._marks.append(whole.op)
-        return whole
+        self._root.gave_weight = True
+        if rows is not None:
+            whole *= tf.cast(rows, tf.float64)
+        return tf.cast(tf.round(whole) if dtype.is_integer else whole, dtype)
 
     def combined(self, api: Callable, tensor: tf.Tensor, is_right: bool) -> tf.Tensor:
         """Returns `api(tensor, K)`, of an elementwise function of TensorFlow; or `api(K, tensor)`.

@@ -44,6 +44,9 @@ SUMS = {
     "a divided sum": (lambda data, w: (w * w + data) / w, 1, 5),
     "a negated sum": (lambda data, w: -(tf.identity(w * w) + data), -5, -25),
     "a sum of another precision": (lambda data, w: tf.cast(data + w * w, tf.float64), 5, 25),
+    "a sum of a list": (lambda data, w: tf.reduce_sum([data, w * w, w]), 5, 30),
+    "a checked sum": (lambda data, w: tf.debugging.check_numerics(data + w, "finite"), 5, 5),
+    "a sum divided where it can be": (lambda data, w: tf.math.divide_no_nan(data + w, w), 1, 1),
     "nested sums": (lambda data, w: (data + w) * 3.0 + (w + data) / 2.0, 17.5, 17.5),
 }
 
@@ -84,6 +87,33 @@ def test_a_value_of_weights_alone_is_apart_as_a_whole():
 def test_what_may_not_be_looked_into_stays_whole():
     value = tf.reduce_sum(rows()) + weight()
     assert split(value, whole=[value.op]) == (value, None)
+
+
+SHAPES = {
+    "reshaped": lambda value: tf.reshape(value, [1, 2]),
+    "expanded": lambda value: tf.expand_dims(value, 0),
+    "transposed": lambda value: tf.transpose(tf.reshape(value, [1, 2])),
+    "squeezed": lambda value: tf.squeeze(tf.reshape(value, [2, 1]), 1),
+    "summed": lambda value: tf.reduce_sum(value, 0, keepdims=True),
+    "multiplied": lambda value: tf.matmul(tf.reshape(value, [1, 2]), [[2.0], [1.0]]),
+    "multiplied from the left": lambda value: tf.matmul(
+        [[2.0, 1.0]], tf.reshape(value, [1, 2]), transpose_b=True
+    ),
+    "of a sigmoid": lambda value: tf.raw_ops.SigmoidGrad(y=[0.5, 0.25], dy=value),
+    "of a tanh": lambda value: tf.raw_ops.TanhGrad(y=[0.5, 0.25], dy=value),
+    "of a relu": lambda value: tf.raw_ops.ReluGrad(gradients=value, features=[1.0, -1.0]),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_linear_above_a_sum_is_looked_through(name):
+    w = tf1.get_variable("w", initializer=[5.0, 7.0], use_resource=True)
+    data, of_weights = tf.identity(rows()), w * 1.0
+    stays, apart = split(SHAPES[name](data + of_weights))
+    expected = [SHAPES[name](data), SHAPES[name](of_weights)]
+    found = numbers(stays, apart, *expected)
+    for i in range(2):
+        np.testing.assert_allclose(found[i], found[i + 2], 1e-6)
 
 
 def test_slices_are_the_sum_of_their_slices():

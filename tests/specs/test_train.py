@@ -758,13 +758,14 @@ def test_metrics_of_a_training_are_no_statistics():
 
 
 @pytest.mark.parametrize("place", ["inside", "keras"])
-def test_a_division_in_a_function_is_seen(place):
+@pytest.mark.parametrize("name", DENOMINATORS)
+def test_a_division_in_a_function_is_seen(place, name):
     def model(features, labels, mode):
         output, _ = by_get_variable(features)
 
         @tf.function
         def per_tower(losses):
-            return tf.reduce_mean(losses) / replicas()
+            return DENOMINATORS[name](losses[:, 0], features)
 
         return exactness.spec_of(mode, per_tower(tf.square(output - labels)))
 
