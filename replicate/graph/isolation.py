@@ -44,6 +44,7 @@ class Views:
         self._prefixes = [
             names.Prefix(graph, prefix, prefixes[0], functools.partial(self.operations, i))
             for i, prefix in enumerate(prefixes)
+            if every_collection
         ]
         self._before = self._noted()
         self._variables_before = dict(self._store()._vars)
@@ -64,7 +65,8 @@ class Views:
         if tower_id == self._shown:
             return
         self.operations(self._shown)
-        self._prefixes[self._shown].hide()
+        if self._every_collection:
+            self._prefixes[self._shown].hide()
         self._views[self._shown] = self._noted()
         self._load(self._views[tower_id])
         self._shown = tower_id

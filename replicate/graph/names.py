@@ -33,7 +33,7 @@ class Prefix:
         self._prefix = prefix
         self._plain = plain
         self._operations = operations
-        self._before = set(filter(_is_variable, graph.get_operations()))
+        self._before = len(graph.get_operations())
         self._is_shown = False
 
     def show(self) -> None:
@@ -77,7 +77,7 @@ class Prefix:
 
     def _has(self, op: tf.Operation) -> bool:
         """Whether an operation makes no variable, or one that this tower has asked for."""
-        if not _is_variable(op) or op in self._before:
+        if op.type != "VarHandleOp" or op in self._graph.get_operations()[: self._before]:
             return True
         keys = (tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.LOCAL_VARIABLES)
         listed = [variable for key in keys for variable in self.get_collection(key)]
@@ -102,7 +102,3 @@ class Prefix:
         if isinstance(item, (tf.Tensor, tf.Operation)) and item.name.startswith(self._prefix):
             return self._plain + item.name.removeprefix(self._prefix)
         return item.name
-
-
-def _is_variable(op: tf.Operation) -> bool:
-    return op.type == "VarHandleOp"
