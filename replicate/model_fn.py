@@ -204,9 +204,9 @@ def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
 
 
 def _operations(*nests: Any) -> tuple[tf.Operation, ...]:
-    """Returns the operations that make the tensors of nests."""
+    """Returns the operations that make the tensors of nests which have rows."""
     leaves = tf.nest.flatten(nests, expand_composites=True)
-    return tuple(leaf.op for leaf in leaves if tf.is_tensor(leaf))
+    return tuple(leaf.op for leaf in leaves if tf.is_tensor(leaf) and leaf.shape.rank != 0)
 
 
 def _join(strategy, mode, built, share, creations, update_ops) -> Any:

@@ -52,6 +52,7 @@ def split(
     value: Any,
     label_of: Callable[[tf.Operation], Hashable],
     whole: Container[tf.Operation] = (),
+    seen: dict | None = None,
 ) -> dict:
     """Takes a value apart into addends of different origin.
 
@@ -63,6 +64,8 @@ def split(
         label_of: Returns the label of what an operation makes; None: its addends have
             labels of their own, if it is a sum.
         whole: Operations without a label that are not looked into.
+        seen: What earlier calls have found of `label_of` and `whole`, and where this one
+            adds what it finds: gradients of one model have most of their past in common.
 
     Returns:
         For each label the sum of its addends, of the shape of `value` and on its device;
@@ -70,21 +73,45 @@ def split(
     """
     if isinstance(value, tf.IndexedSlices):
         return _split_slices(value, label_of)
+    seen = {} if seen is None else seen
     found: dict = {}
     waiting = [_Addend(value)]
     while waiting:
         addend = waiting.pop()
         label = label_of(addend.tensor.op)
-        inner = []
-        if label is None and addend.tensor.op not in whole:
-            inner = _within(addend, label_of)
-        waiting.extend(inner)
-        if not inner:
+        if label is None and _holds_label(addend.tensor, label_of, whole, seen):
+            waiting.extend(_within(addend, label_of))
+        else:
             found.setdefault(label, []).append(addend)
     if len(found) == 1:
         return dict.fromkeys(found, value)
     with reductions.on(value.device):
         return {label: _sum(addends) for label, addends in found.items()}
+
+
+def _holds_label(value: tf.Tensor, label_of: Callable, whole: Container, seen: dict) -> bool:
+    """Whether one of a tensor's addends has a label.
+
+    NOTE: each operation is asked once. The ways from a gradient back through a model with
+    shortcuts are as many as 2 to the power of their number.
+    """
+    waiting = [value]
+    while waiting:
+        tensor = waiting[-1]
+        if tensor.op in seen:
+            waiting.pop()
+            continue
+        inner = []
+        if label_of(tensor.op) is None and tensor.op not in whole:
+            inner = [addend.tensor for addend in _within(_Addend(tensor), label_of)]
+        unknown = [part for part in inner if part.op not in seen]
+        if unknown:
+            waiting.extend(unknown)
+            continue
+        has_label = label_of(tensor.op) is not None
+        seen[tensor.op] = has_label or any(seen[part.op] for part in inner)
+        waiting.pop()
+    return seen[value.op]
 
 
 def _sum(addends: list[_Addend]) -> tf.Tensor:

@@ -53,6 +53,7 @@ class Contributions:
         self._share = share
         self._is_mean = is_mean(share)
         self._is_static = isinstance(share.row_counts[0], int)
+        self._seen: list[dict] = [{} for _ in share.weights]
         self._marked = [ancestry.reached_from(marks) for marks in share.marks if self._is_mean]
 
     def lack_weights(self, column: Sequence[Any]) -> bool:
@@ -90,7 +91,7 @@ class Contributions:
         """Returns the loss with zero times what all towers share, which so stays connected."""
         if self._is_mean or tower_id == 0 or loss.shape.rank != 0:
             return loss
-        parts = self._split(loss)
+        parts = self._split(tower_id, loss)
         if len(parts) == 1:
             return loss
         return parts[None] + tf.zeros([], loss.dtype) * parts[_SHARED]
@@ -104,9 +105,11 @@ class Contributions:
         Weights sum to 1, and with them what is the same in all towers.
         """
         marked = self._marked[i]
-        parts = addends.split(
-            value, lambda op: None if op in marked else _LIGHT, self._share.marks[i]
-        )
+
+        def label_of(op):
+            return None if op in marked else _LIGHT
+
+        parts = addends.split(value, label_of, set(self._share.marks[i]), self._seen[i])
         if _LIGHT not in parts:
             return value
         parts[_LIGHT] = self._weighted(i, parts[_LIGHT])
@@ -121,16 +124,16 @@ class Contributions:
         """Leaves out of a later tower's value what depends on the weights of the model alone."""
         if i == 0:
             return value
-        parts = self._split(value)
+        parts = self._split(i, value)
         return parts.get(None, _nothing_of(value)) if _SHARED in parts else value
 
-    def _split(self, value: Any) -> dict:
+    def _split(self, i: int, value: Any) -> dict:
         def label_of(op):
             if op in self._varying or (self._is_static and op.outputs[0].shape.rank != 0):
                 return None
             return _SHARED
 
-        return addends.split(value, label_of)
+        return addends.split(value, label_of, seen=self._seen[i])
 
     @functools.cached_property
     def _varying(self) -> set[tf.Operation]:

@@ -134,6 +134,23 @@ def test_a_long_chain_of_sums_is_no_deep_recursion():
     np.testing.assert_allclose(numbers(*split(value)), [5, 1500])
 
 
+def test_shortcuts_do_not_multiply_the_ways_back():
+    # 60 sums of two branches that meet again: 2^60 ways, of which none needs to be gone.
+    value = tf.reduce_sum(rows())
+    factor = weight("factor", 1.0)
+    for _ in range(60):
+        value = value + value * factor
+    assert split(value) == (value, None)
+
+
+def test_addends_behind_shortcuts_come_out():
+    data, factor = tf.reduce_sum(rows()), weight("factor", 2.0)
+    value = data + factor  # 5 + 2
+    for _ in range(3):
+        value = value + value * factor  # three times as much each time
+    np.testing.assert_allclose(numbers(*split(value)), [5 * 27, 2 * 27])
+
+
 def test_a_weight_that_was_written_in_the_same_step_depends_on_the_batch():
     kept = weight()
     with tf1.control_dependencies([kept.assign(tf.reduce_sum(rows()), read_value=False)]):
