@@ -183,6 +183,7 @@ def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
         tuple(batch.has_rows),
         options.reduction,
         marks=tuple([] for _ in batch.weights),
+        products=tuple([] for _ in batch.weights),
         step=options.step,
         given=tuple(map(_operations, batch.features, batch.labels)),
         row_counts=tuple(batch.row_counts),

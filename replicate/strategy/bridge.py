@@ -74,6 +74,7 @@ class BridgeStrategy(tf1.distribute.Strategy):
         if mode.share is None:
             return True
         mode.tower.before_gradients()
+        mode.tower.count.settle()
         if mode.share.reduction == "sum" or mode.tower.count.gave_weight:
             return False
         if mode.share.reduction == "mean":

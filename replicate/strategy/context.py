@@ -21,6 +21,7 @@ class Share(NamedTuple):
         reduction: `"sum"`, `"mean"`, or None where the last loss decides.
         marks: K lists of the operations that hold a tower's weight: what depends on one
             has been multiplied by the weight already.
+        products: K lists of what was multiplied by the number of towers: see `weights`.
         step: Stands between the gradients and the update; None: nothing does.
         given: K lists of the operations that make a tower's features and labels.
         row_counts: K numbers n_i, Python ints or int32 tensors; None where nobody counted.
@@ -30,6 +31,7 @@ class Share(NamedTuple):
     has_rows: tuple
     reduction: str | None = None
     marks: tuple = ()
+    products: tuple = ()
     step: Any = None
     given: tuple = ()
     row_counts: tuple = (None,)

@@ -108,8 +108,10 @@ class TowerContext:
         return self._count
 
     def _new_count(self) -> weights.TowerCount:
-        marks = self._share.marks[self._tower_id] if self._share and self._share.marks else []
-        return weights.TowerCount(self.num_towers, self.weight, marks)
+        share, i = self._share, self._tower_id
+        if share is None or not share.marks:
+            return weights.TowerCount(self.num_towers, self.weight, [], [])
+        return weights.TowerCount(self.num_towers, self.weight, share.marks[i], share.products[i])
 
     def set_loss_weight(self, denominator: Any) -> None:
         """Tells by how much this tower's loss weighs in the mean over towers.

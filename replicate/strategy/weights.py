@@ -8,7 +8,7 @@ was multiplied by it can be told from what was not; see `contributions`.
 
 import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat import tensorflow as tfc
@@ -96,6 +96,42 @@ def weighted(share: context.Share, value: Any) -> values.PerDevice | None:
     return values.PerDevice(scaled, value.devices)
 
 
+def settle(products: Sequence[tuple], marks: list) -> bool:
+    """Lets what is divided by a number times K be divided by it over the tower's weight.
+
+    A product with K alone does not tell: a loss is multiplied by K as well, by code that
+    wants the sum over replicas.
+
+    Args:
+        products: The products of one tower, each with its denominator and its mark.
+        marks: The tower's marks, to which those of the denominators in use are added.
+
+    Returns:
+        Whether something is divided by one of the products.
+    """
+    is_used = False
+    for product, denominator, mark in products:
+        for user in product.consumers():
+            if not _divides(user, product):
+                continue
+            for i, tensor in enumerate(user.inputs):
+                if tensor.op is product.op:
+                    user._update_input(i, denominator)
+            marks.append(mark)
+            is_used = True
+    return is_used
+
+
+def _divides(user: tf.Operation, tensor: tf.Tensor) -> bool:
+    """Whether an operation divides by a tensor, or by one that is nearly the same."""
+    if user.type in ("RealDiv", "DivNoNan"):
+        return user.inputs[1].op is tensor.op and user.inputs[0].op is not tensor.op
+    if user.type not in ("Identity", "Cast", "Maximum"):
+        return False
+    made = user.outputs[0]
+    return any(_divides(later, made) for later in made.consumers())
+
+
 @tfc.dispatch.register_dispatchable_type
 class TowerCount:
     """K, for code that divides a loss by the number of replicas, or by rows times K.
@@ -108,13 +144,16 @@ class TowerCount:
         count: K.
         weight: This tower's part, a float or a float64 tensor of shape [].
         marks: See `Weight`.
+        products: The list to which each floating product with K is added, with what takes
+            its place where something is divided by it.
         root: The count that this one is a multiple of.
     """
 
-    def __init__(self, count: int, weight: Any, marks: list, root: Any = None):
+    def __init__(self, count: int, weight: Any, marks: list, products: list, root: Any = None):
         self._count = count
         self._weight = weight
         self._marks = marks
+        self._products = products
         self._root = root or self
         self.gave_weight = False
 
@@ -129,7 +168,8 @@ class TowerCount:
 
     def __mul__(self, other):
         if isinstance(other, int) and other > 0:
-            return TowerCount(self._count * other, self._weight / other, self._marks, self._root)
+            weight = self._weight / other
+            return TowerCount(self._count * other, weight, self._marks, self._products, self._root)
         return tf.multiply(other, self) if tf.is_tensor(other) else other * self._count
 
     __rmul__ = __mul__
@@ -144,15 +184,26 @@ class TowerCount:
         Returns:
             1 over the weight, times the rows; shape [].
         """
+        whole, mark = self._over_weight(dtype, rows)
+        self._marks.append(mark)
+        self._root.gave_weight = True
+        return whole
+
+    def _over_weight(self, dtype: tf.DType, rows: tf.Tensor | None) -> tuple:
+        """Returns 1 over the weight, times `rows`, and the operation that holds the weight."""
         with _in_tower_graph():
             weight = reductions.as_dtype(self._weight, tf.float64)
             whole = tf.where(weight > 0, 1.0 / weight, tf.cast(self._count, tf.float64))
             whole = tf.identity(whole, name="over_towers")
-            self._marks.append(whole.op)
-        self._root.gave_weight = True
+        mark = whole.op
         if rows is not None:
             whole *= tf.cast(rows, tf.float64)
-        return tf.cast(tf.round(whole) if dtype.is_integer else whole, dtype)
+        return tf.cast(tf.round(whole) if dtype.is_integer else whole, dtype), mark
+
+    def settle(self) -> None:
+        """Looks for what has been divided by a product with K; see `settle` of the room."""
+        if settle(self._products, self._marks):
+            self._root.gave_weight = True
 
     def combined(self, api: Callable, tensor: tf.Tensor, is_right: bool) -> tf.Tensor:
         """Returns `api(tensor, K)`, of an elementwise function of TensorFlow; or `api(K, tensor)`.
@@ -166,10 +217,19 @@ class TowerCount:
         name = getattr(api, "__name__", "")
         if name == "multiply" and counts_rows(tensor):
             return self.as_denominator(tensor.dtype, tensor)
+        if name == "multiply" and tensor.dtype.is_floating:
+            return self._product(api, tensor)
         if name in _DIVISIONS and is_right and tensor.dtype.is_floating:
             return self._given() * tensor
         number = tf.constant(self._count, tensor.dtype)
         return api(tensor, number) if is_right else api(number, tensor)
+
+    def _product(self, api: Callable, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor times K, and notes what takes its place as a denominator."""
+        product = api(tensor, tf.constant(self._count, tensor.dtype))
+        if not tf.executing_eagerly() and tensor.shape.rank == 0:
+            self._products.append((product, *self._over_weight(tensor.dtype, tensor)))
+        return product
 
     def __index__(self):
         return self._count

@@ -296,6 +296,12 @@ DENOMINATORS = {
     "a mean by replicas as floats": lambda losses, x: (
         tf.reduce_mean(losses) / tf.cast(replicas(), losses.dtype)
     ),
+    "a sum of weights": lambda losses, x: (
+        tf.reduce_sum(losses) / (tf.reduce_sum(tf.ones_like(losses)) * replicas())
+    ),
+    "at least 1": lambda losses, x: tf.math.divide_no_nan(
+        tf.reduce_sum(losses), tf.maximum(1.0, replicas() * tf.reduce_sum(tf.ones_like(losses)))
+    ),
     "a mean times a part": lambda losses, x: tf.multiply(tf.reduce_mean(losses), 1.0 / replicas()),
 }
 
@@ -314,6 +320,23 @@ def test_losses_divided_by_the_number_of_replicas_are_exact(name, is_static, row
         exactness.require_one_device(
             place(model, descend), [batch(rows)] * 2, is_static=is_static, devices=3
         )
+
+
+def test_a_loss_times_the_number_of_replicas_is_no_denominator():
+    def model(features, labels, mode):
+        loss = tf.reduce_mean(tf.square(by_get_variable(features)[0] - labels))
+        return exactness.spec_of(mode, loss * replicas())
+
+    def three_times(features, labels, mode):
+        spec = model(features, labels, mode)
+        return spec._replace(loss=3.0 * spec.loss)
+
+    exactness.require_one_device(
+        exactness.stepping(model, descend),
+        [batch(7)] * 2,
+        reference=exactness.stepping(three_times, descend),
+        devices=3,
+    )
 
 
 def test_a_static_number_of_rows_times_replicas_is_the_batch():
@@ -757,8 +780,11 @@ def test_metrics_of_a_training_are_no_statistics():
         assert session.run(count.members[0].value()) == 9
 
 
+IN_FUNCTIONS = sorted(set(DENOMINATORS) - {"a sum of weights", "at least 1"})
+
+
 @pytest.mark.parametrize("place", ["inside", "keras"])
-@pytest.mark.parametrize("name", DENOMINATORS)
+@pytest.mark.parametrize("name", IN_FUNCTIONS)
 def test_a_division_in_a_function_is_seen(place, name):
     def model(features, labels, mode):
         output, _ = by_get_variable(features)
