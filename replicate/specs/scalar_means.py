@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, reductions
-from replicate.strategy import context, contributions, variables
-from replicate.strategy import weights as tower_weights
+from replicate.strategy import context, contributions, tower_count, variables
 
 _LINEAR = ("AddN", "AddV2", "Add", "Sub", "Identity", "Neg", "Cast")
 
@@ -154,7 +153,7 @@ class _Weigher:
 
     def _is_sum(self, value: tf.Tensor) -> bool:
         """Whether a value is a sum over rows; what depends on weights alone is none."""
-        if value.op in self._varying and tower_weights.counts_rows(value):
+        if value.op in self._varying and tower_count.counts_rows(value):
             return True
         traced = [step for step in self._traced(value) if step[0] in self._varying]
         ends = {reduced for _, reduced, is_end in traced if is_end}

@@ -21,7 +21,7 @@ class Share(NamedTuple):
         reduction: `"sum"`, `"mean"`, or None where the last loss decides.
         marks: K lists of the operations that hold a tower's weight: what depends on one
             has been multiplied by the weight already.
-        products: K lists of what was multiplied by the number of towers: see `weights`.
+        products: K lists of what was multiplied by the number of towers: see `tower_count`.
         step: Stands between the gradients and the update; None: nothing does.
         given: K lists of the operations that make a tower's features and labels.
         row_counts: K numbers n_i, Python ints or int32 tensors; None where nobody counted.

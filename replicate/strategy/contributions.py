@@ -11,7 +11,7 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import addends, ancestry, reductions
-from replicate.strategy import context, variables, weights
+from replicate.strategy import context, tower_count, variables
 
 _SHARED = "shared"  # addends that depend on the weights of the model alone
 _LIGHT = "light"  # addends that lack the tower's weight
@@ -54,7 +54,7 @@ class Contributions:
         self._is_mean = is_mean(share)
         self._is_static = isinstance(share.row_counts[0], int)
         for products, marks in zip(share.products, share.marks, strict=True):
-            weights.settle(products, marks)
+            tower_count.settle(products, marks)
         self._seen: list[dict] = [{} for _ in share.weights]
         self._marked = [ancestry.reached_from(marks) for marks in share.marks if self._is_mean]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import reductions
-from replicate.strategy import context, conversion, lockstep, sharing, values, weights
+from replicate.strategy import context, conversion, lockstep, sharing, tower_count, values
 
 
 @conversion.unconverted
@@ -101,17 +101,19 @@ class TowerContext:
         return self._share.weights[self._tower_id]
 
     @property
-    def count(self) -> weights.TowerCount:
+    def count(self) -> tower_count.TowerCount:
         """K as the model's code sees it, which may divide its loss by it."""
         if self._count is None:
             self._count = self._new_count()
         return self._count
 
-    def _new_count(self) -> weights.TowerCount:
+    def _new_count(self) -> tower_count.TowerCount:
         share, i = self._share, self._tower_id
         if share is None or not share.marks:
-            return weights.TowerCount(self.num_towers, self.weight, [], [])
-        return weights.TowerCount(self.num_towers, self.weight, share.marks[i], share.products[i])
+            return tower_count.TowerCount(self.num_towers, self.weight, [], [])
+        return tower_count.TowerCount(
+            self.num_towers, self.weight, share.marks[i], share.products[i]
+        )
 
     def set_loss_weight(self, denominator: Any) -> None:
         """Tells by how much this tower's loss weighs in the mean over towers.
@@ -149,7 +151,7 @@ class TowerContext:
         """Notes that an optimizer of TensorFlow asks for K next, to scale its loss."""
         self._scaling_is_next = True
 
-    def count_for_reader(self) -> weights.TowerCount:
+    def count_for_reader(self) -> tower_count.TowerCount:
         """Returns K for whoever reads it: the model's code, or an optimizer's scaling."""
         if self._scaling_is_next:
             self._scaling_is_next = False
