@@ -60,7 +60,7 @@ class Prefix:
             return find(obj, *args, **kwargs)
         found = self._own(find, obj, *args, **kwargs)
         if found is None:
-            found = find(obj, *args, **kwargs)
+            found = self._twin(find(obj, *args, **kwargs))
         if not self._has(getattr(found, "op", found)):
             raise KeyError(f"The name {obj!r} is that of a variable that does not exist yet.")
         return found
@@ -74,6 +74,20 @@ class Prefix:
         except (KeyError, ValueError):
             return None
         return found if getattr(found, "op", found) in self._operations() else None
+
+    def _twin(self, found: Any) -> Any:
+        """Returns what the tower has made in place of what another has made, if it is plain.
+
+        What is made outside of the tower's prefix, as by importing a graph under no name, is
+        told from the first tower's by a number that TensorFlow adds.
+        """
+        op = getattr(found, "op", found)
+        numbered = r"(_\d+)?/".join(map(re.escape, op.name.split("/"))) + r"(_\d+)?"
+        own = self._operations()
+        twins = [made for made in own if re.fullmatch(numbered, made.name) and made.type == op.type]
+        if op in own or len(twins) != 1:
+            return found
+        return twins[0] if found is op else twins[0].outputs[found.value_index]
 
     def _has(self, op: tf.Operation) -> bool:
         """Whether an operation makes no variable, or one that this tower has asked for."""

@@ -49,6 +49,24 @@ def test_a_tower_within_a_scope(graph):
     assert [item.name for item in found] == ["outer/G/act:0", "outer/tower_1/G/act:0"]
 
 
+@pytest.mark.parametrize("scope", [None, "abs"])
+def test_what_was_made_without_the_prefix_is_found_by_its_number(scope):
+    def make():
+        with tf1.name_scope(None), tf1.name_scope(scope):
+            return tf.split(tf.constant([1.0, 2.0], name="start"), 2, name="y")[1]
+
+    with tf.Graph().as_default() as graph:
+        first, second = make(), make()
+        assert first.name != second.name
+        own = {second.op}
+        names.Prefix(graph, "tower_1/", "", lambda: own).show()
+        assert graph.get_tensor_by_name(first.name).name == second.name
+        assert graph.get_operation_by_name(first.op.name) is second.op
+        assert graph.get_tensor_by_name(second.name).name == second.name
+        start = "start:0" if scope is None else "abs/start:0"
+        assert graph.get_tensor_by_name(start).name == start
+
+
 def test_a_collection_is_filtered_by_one_devices_names(graph):
     first = tf1.get_collection(tf1.GraphKeys.LOSSES, "G")
     assert [item.name for item in first] == ["G/act:0"]

@@ -797,3 +797,25 @@ def test_a_division_in_a_function_is_seen(place, name):
 
     step = exactness.stepping if place == "inside" else stepping_with_keras
     exactness.require_one_device(step(model, descend), [batch(7)] * 2, devices=3)
+
+
+def frozen():
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [None, 3], name="x")
+        tf.identity(tf.tanh(x) * 2.0, name="y")
+    return graph.as_graph_def()
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_graph_that_is_imported_under_no_name_is_each_towers_own(mode):
+    def model(features, labels, mode):
+        tf.import_graph_def(frozen(), {"x:0": features}, name="")
+        found = tf1.get_default_graph().get_tensor_by_name("y:0")
+        output = tf1.layers.dense(found, 1, kernel_initializer=exactness.start)
+        loss = None if labels is None else tf.reduce_mean(tf.square(output - labels))
+        return exactness.spec_of(mode, loss, output)
+
+    for rows in (6, 7):
+        given = batch(rows) if mode == "train" else (batch(rows)[0], None)
+        options = {"devices": 3, "loss_reduction": "mean"}
+        exactness.require_one_device(model, [given], mode, descend, **options)
