@@ -50,9 +50,8 @@ def weigh(
     weights = [weight for weight in share.weights if tf.is_tensor(weight)]
     before_weights = ancestry.executed_by(weights)
     weigher = None
-    for _, update in spec.eval_metric_ops.values():
-        pair = [adds.get(write) for write in writes & ancestry.executed_by([update])]
-        if len(pair) != 2 or None in pair or not before_weights.isdisjoint(_writes(pair)):
+    for pair in _pairs(spec, adds, writes):
+        if None in pair or not before_weights.isdisjoint(_writes(pair)):
             continue
         total, count = sorted(pair, key=_is_one)
         values = [_summed(tensor) for tensor in total.added]
@@ -61,6 +60,16 @@ def weigh(
         weigher = weigher or _Weigher(spec.loss, share)
         weigher.weigh(total, count, values)
         del adds[total.writes[0]], adds[count.writes[0]]  # which may have a second name
+
+
+def _pairs(spec: Any, adds: dict, writes: set[tf.Operation]) -> Iterator[list]:
+    """Yields what adds to the two variables of a metric, which are in one scope of names."""
+    for _, update in spec.eval_metric_ops.values():
+        scopes: dict[str, list] = {}
+        for write in writes & ancestry.executed_by([update]):
+            scope = write.inputs[0].op.name.rpartition("/")[0]
+            scopes.setdefault(scope, []).append(adds.get(write))
+        yield from (pair for pair in scopes.values() if len(pair) == 2)
 
 
 def _found(variable: variables.TowerLocalVariable, has_rows: Sequence[Any]) -> _Adds | None:
@@ -120,12 +129,13 @@ class _Weigher:
     """
 
     def __init__(self, loss: tf.Tensor, share: context.Share):
-        self._share = share
+        self._shares = {True: share, False: share._replace(weights=_row_weights(share))}
         self._is_mean = contributions.is_mean(share)
         self._varying = ancestry.varying(tf1.get_default_graph(), *share.given)
         self._of_loss = {op for op, _, _ in self._traced(loss)}
         self._contributions = {
-            reduction: contributions.Contributions(share._replace(reduction=reduction))
+            (of_loss, reduction): contributions.Contributions(part._replace(reduction=reduction))
+            for of_loss, part in self._shares.items()
             for reduction in ("mean", "sum")
         }
 
@@ -137,9 +147,9 @@ class _Weigher:
             count: What adds 1.
             values: K scalars.
         """
-        share = self._share
-        is_sum = self._is_sum(values[0])
-        towers = self._contributions["sum" if is_sum else "mean"]
+        is_of_loss = self._is_of_loss(values[0])
+        share = self._shares[is_of_loss]
+        towers = self._contributions[is_of_loss, "sum" if self._is_sum(values[0]) else "mean"]
         with tf1.control_dependencies(None), tf1.name_scope("scalar_mean"):
             counts = share.has_rows
             if towers.lack_weights(values):  # as in the loss, a weight of 0 keeps out NaN
@@ -157,8 +167,13 @@ class _Weigher:
             return True
         traced = [step for step in self._traced(value) if step[0] in self._varying]
         ends = {reduced for _, reduced, is_end in traced if is_end}
-        is_of_loss = any(op in self._of_loss for op, _, _ in traced)
-        return "Sum" in ends or (not self._is_mean and is_of_loss and None in ends)
+        is_summed = not self._is_mean and self._is_of_loss(value)
+        return "Sum" in ends or (is_summed and None in ends)
+
+    def _is_of_loss(self, value: tf.Tensor) -> bool:
+        """Whether a value is the loss or a part of it, and weighs what the loss weighs."""
+        traced = [op for op, _, _ in self._traced(value) if op in self._varying]
+        return any(op in self._of_loss for op in traced)
 
     def _traced(self, value: tf.Tensor) -> Iterator[tuple[tf.Operation, str | None, bool]]:
         """Yields the operations that make a value, as far back as it is linear in them.
@@ -203,3 +218,10 @@ def _takes_rows(op: tf.Operation) -> bool:
         return False
     axes = tf.get_static_value(op.inputs[1])
     return rank is None or axes is None or any(axis % rank == 0 for axis in axes.reshape(-1))
+
+
+def _row_weights(share: context.Share) -> list:
+    """Returns the towers' parts of the rows, whatever their losses weigh."""
+    counts = [reductions.as_dtype(count, tf.float64) for count in share.row_counts]
+    total = tf.add_n(counts)
+    return [count / total for count in counts]

@@ -194,3 +194,31 @@ def test_the_loss_of_each_head_is_one_devices():
         )
 
     exactness.require_one_device(model, UNEVEN, "eval", devices=3)
+
+
+def test_a_scalar_that_is_not_of_the_loss_weighs_its_rows():
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", [], initializer=exactness.start)
+        weights = tf.cast(features > 0.0, tf.float32)
+        total = tf.reduce_sum(weights)
+        default.get_tower_context().set_loss_weight(total)
+        loss = tf.math.divide_no_nan(tf.reduce_sum(weights * tf.square(features - w)), total)
+        metrics = {
+            "of the loss": tf1.metrics.mean(loss),
+            "of the rows": tf1.metrics.mean(tf.reduce_mean(features)),
+            "rows": tf1.metrics.mean(tf.cast(tf.shape(features)[0], tf.float32)),
+        }
+        return exactness.spec_of(mode, loss, eval_metric_ops=metrics)
+
+    exactness.require_one_device(model, UNEVEN, "eval", devices=3, loss_reduction="mean")
+
+
+def test_metrics_may_share_an_update():
+    def make(squares, w):
+        loss = tf.reduce_mean(squares)
+        first, update = tf1.metrics.mean(loss)
+        second, other = tf1.metrics.mean(loss * 2.0 + w)
+        both = tf.group(update, other)
+        return loss, {"first": (first, both), "second": (second, both)}
+
+    exactness.require_one_device(of_scalars(make), UNEVEN, "eval", devices=3, loss_reduction="mean")
