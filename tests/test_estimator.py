@@ -86,9 +86,9 @@ import replicate
 
 def public_names():
     # A lazy module of TensorFlow becomes the module itself when it is used.
-    found, seen, todo = {}, set(), [("tf", tf)]
-    while todo:
-        path, module = todo.pop()
+    found, seen, waiting = {}, set(), [("tf", tf)]
+    while waiting:
+        path, module = waiting.pop()
         if id(module) in seen:
             continue
         seen.add(id(module))
@@ -97,7 +97,7 @@ def public_names():
             found[full] = "lazy" if is_lazy else id(value)
             is_module = isinstance(value, types.ModuleType) and not is_lazy
             if is_module and "._api." in value.__name__:
-                todo.append((full, value))
+                waiting.append((full, value))
     return found
 
 before = public_names()
