@@ -8,17 +8,8 @@ from replicate import types
 from replicate.compat.tensorflow import tf
 from replicate.graph import batches
 from replicate.specs import evaluate, exportable, predict, train
-from replicate.strategy import (
-    base,
-    context,
-    default,
-    mirrored,
-    one_device,
-    parameter_server,
-    sharing,
-    values,
-    variables,
-)
+from replicate.strategy import base, context, default, sharing, values, variables
+from replicate.strategy.policies import mirrored, one_device, parameter_server
 from replicate.training import optimizer, statistics, step, towers, writes
 
 STRATEGIES = {

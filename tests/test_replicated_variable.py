@@ -9,7 +9,8 @@ from tensorflow.python.ops import resource_variable_ops
 
 from replicate import errors, replicated_variable
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import default, mirrored, parameter_server
+from replicate.strategy import default
+from replicate.strategy.policies import mirrored, parameter_server
 
 K = 2
 CPUS = "/device:CPU:{}"

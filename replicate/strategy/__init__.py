@@ -18,9 +18,9 @@ from replicate.strategy.default import (
     increment_var,
     require_tower_context,
 )
-from replicate.strategy.mirrored import MirroredStrategy
-from replicate.strategy.one_device import OneDeviceStrategy
-from replicate.strategy.parameter_server import LocalParameterServerStrategy
+from replicate.strategy.policies.mirrored import MirroredStrategy
+from replicate.strategy.policies.one_device import OneDeviceStrategy
+from replicate.strategy.policies.parameter_server import LocalParameterServerStrategy
 from replicate.strategy.tower import TowerContext
 from replicate.strategy.values import Mirrored, PerDevice
 from replicate.strategy.variables import MirroredVariable, TowerLocalVariable
