@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 from replicate import devices as device_names
 from replicate import types
 from replicate.compat.tensorflow import tf
+from replicate.exporting import saver
 from replicate.graph import batches
-from replicate.specs import evaluate, exportable, predict, train
+from replicate.specs import evaluate, predict, train
 from replicate.strategy import base, context, default, sharing, values, variables
 from replicate.strategy.policies import mirrored, one_device, parameter_server
 from replicate.training import optimizer, statistics, step, towers, writes
@@ -129,11 +130,11 @@ def _replicate(options: _Options, features, labels, mode, params, config) -> Any
     factory = None
     if options.optimizer_fn is not None and mode == types.TRAIN:
         factory = optimizer.OptimizerFactory(options.optimizer_fn, params)
-    before = exportable.operation_names()
+    before = saver.operation_names()
     with chosen.scope():
         spec = _build(chosen, call, features, labels, factory, options)
     towers_to_place = () if context.is_one_tower() else chosen.worker_devices
-    return exportable.make_exportable(spec, before, (features, labels), towers_to_place, config)
+    return saver.make_exportable(spec, before, (features, labels), towers_to_place, config)
 
 
 def _require_one_of(name: str, value: Any, allowed: tuple) -> None:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from replicate import errors, serving
+from replicate import errors
 from replicate.app import checks, failures, predictions
 from replicate.compat.tensorflow import tf, tf1
+from replicate.exporting import predictor as predictors
 
 __all__ = ["Source", "rows"]
 
@@ -57,7 +58,7 @@ def rows(
 
 def _loaded(path: str) -> Any:
     try:
-        return serving.load_exported(path)
+        return predictors.load_exported(path)
     except (ValueError, OSError, RuntimeError, tf.errors.OpError) as e:
         numbers = [name for name in _names_in(path) if name.isdecimal()]
         newest = max(numbers, key=int, default=None)

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from replicate import errors, estimator, export
+from replicate import errors, estimator
 from replicate.app import checks, config, directories, export_config, inputs, predictions, serving
 from replicate.compat.tensorflow import tf
+from replicate.exporting import export
 
 __all__ = ["Exports"]
 

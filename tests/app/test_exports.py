@@ -8,9 +8,10 @@ import signal
 import numpy as np
 import pytest
 
-from replicate import errors, estimator, serving
+from replicate import errors, estimator
 from replicate.app import cli, config, exported, exports
 from replicate.compat.tensorflow import tf
+from replicate.exporting import predictor as predictors
 
 MODEL = '''
 import os
@@ -90,7 +91,7 @@ def steps_of(directory):
     """Returns the steps whose weights the exports in a directory have: w = -0.1 step."""
     steps = []
     for path in sorted(directory.iterdir()):
-        with serving.load_exported(str(path)) as predictor:
+        with predictors.load_exported(str(path)) as predictor:
             steps.append(round(float(predictor({"x": [1.0]})["y"][0]) / -0.1, 3))
     return steps
 

@@ -10,8 +10,9 @@ import pytest
 from tensorflow.python.tools import saved_model_cli
 
 import replicate
-from replicate import estimator, export, model_fn
+from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
+from replicate.exporting import export
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:UserWarning"),
@@ -349,8 +350,9 @@ def test_exports_are_numbered_upwards(trained, tmp_path):
 EXPORTING = """
 import importlib.util, os, random, signal, sys, time
 
-from replicate import devices, export
+from replicate import devices
 from replicate.compat.tensorflow import tf, tf1
+from replicate.exporting import export
 
 devices.make_logical_cpus(8)
 spec = importlib.util.spec_from_file_location("exports", os.environ["EXPORTS"])

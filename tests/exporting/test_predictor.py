@@ -5,8 +5,9 @@ import os
 import numpy as np
 import pytest
 
-from replicate import errors, estimator, export, model_fn, serving
+from replicate import errors, estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
+from replicate.exporting import export, predictor
 from replicate.graph import portable
 
 pytestmark = [
@@ -62,16 +63,16 @@ def batch(size):
 
 @pytest.mark.parametrize("devices", [None, 1, 2, 4, ["/cpu:7", "/cpu:1", "/cpu:6"]])
 def test_any_batch_size_is_answered_on_any_devices(devices, merged):
-    with serving.load_exported(merged[0], devices=devices) as predictor:
+    with predictor.load_exported(merged[0], devices=devices) as loaded:
         for size in (1, 2, 3, 7, 100):
             inputs, answer = batch(size)
-            np.testing.assert_array_equal(predictor(inputs)["y"], answer)
+            np.testing.assert_array_equal(loaded(inputs)["y"], answer)
 
 
 def test_towers_compute_where_they_are_placed(merged):
-    with serving.load_exported(merged[0], devices=["/cpu:6", "/cpu:7"]) as predictor:
+    with predictor.load_exported(merged[0], devices=["/cpu:6", "/cpu:7"]) as loaded:
         places = {
-            name: predictor.graph.get_operation_by_name(name).device
+            name: loaded.graph.get_operation_by_name(name).device
             for name in ("doubled", "tower_1/doubled", "tower_2/doubled", "tower_3/doubled")
         }
     # Four towers on two devices: the first two on the one, the others on the other.
@@ -79,15 +80,15 @@ def test_towers_compute_where_they_are_placed(merged):
 
 
 def test_a_placed_copy_is_loaded_by_any_loader(merged, tmp_path):
-    placed = serving.place_towers(merged[0], 4, tmp_path / "placed")
+    placed = predictor.place_towers(merged[0], 4, tmp_path / "placed")
     assert placed == str(tmp_path / "placed")
     inputs, answer = batch(7)
-    with serving.load_exported(placed) as predictor:
+    with predictor.load_exported(placed) as loaded:
         devices = [
-            predictor.graph.get_operation_by_name(name).device
+            loaded.graph.get_operation_by_name(name).device
             for name in ("doubled", "tower_1/doubled", "tower_2/doubled", "tower_3/doubled")
         ]
-        np.testing.assert_array_equal(predictor(inputs)["y"], answer)
+        np.testing.assert_array_equal(loaded(inputs)["y"], answer)
     assert devices == [f"/device:CPU:{i}" for i in range(4)]
     found = tf.saved_model.load(placed).signatures["serving_default"](
         **{name: tf.constant(value) for name, value in inputs.items()}
@@ -98,10 +99,10 @@ def test_a_placed_copy_is_loaded_by_any_loader(merged, tmp_path):
 
 
 def test_a_copy_stands_beside_the_model_unless_told(merged):
-    placed = serving.place_towers(merged[0], 2)
+    placed = predictor.place_towers(merged[0], 2)
     assert placed == f"{merged[0]}-placed"
     with pytest.raises(ValueError, match="exists already"):
-        serving.place_towers(merged[0], 2)
+        predictor.place_towers(merged[0], 2)
 
 
 def test_every_tower_is_marked(merged):
@@ -112,7 +113,7 @@ def test_every_tower_is_marked(merged):
 
 def test_a_model_of_one_tower_cannot_be_placed(merged, tmp_path):
     with pytest.raises(errors.DeviceError, match="has 0 towers to place, got 2 devices"):
-        serving.place_towers(merged[1], 2, tmp_path / "placed")
+        predictor.place_towers(merged[1], 2, tmp_path / "placed")
     assert not tmp_path.joinpath("placed").exists()
 
 
@@ -126,16 +127,16 @@ def test_a_model_of_one_tower_cannot_be_placed(merged, tmp_path):
 )
 def test_devices_that_do_not_fit_are_refused(devices, text, merged, tmp_path, caplog):
     with pytest.raises(errors.DeviceError, match=text):
-        serving.load_exported(merged[0], devices=devices)
+        predictor.load_exported(merged[0], devices=devices)
     with pytest.raises(errors.DeviceError, match=text):
-        serving.place_towers(merged[0], devices, tmp_path / "placed")
+        predictor.place_towers(merged[0], devices, tmp_path / "placed")
     assert "all the same" not in caplog.text
 
 
 @pytest.mark.parametrize("tags", ["serve", ["serve"], ("serve",)])
 def test_tags_are_one_or_several(tags, merged):
-    with serving.load_exported(merged[1], tags=tags) as predictor:
-        assert list(predictor.signatures) == ["serving_default"]
+    with predictor.load_exported(merged[1], tags=tags) as loaded:
+        assert list(loaded.signatures) == ["serving_default"]
 
 
 @pytest.mark.parametrize(
@@ -149,32 +150,32 @@ def test_tags_are_one_or_several(tags, merged):
 )
 def test_inputs_that_do_not_fit_are_named(inputs, text, merged):
     with (
-        serving.load_exported(merged[1]) as predictor,
+        predictor.load_exported(merged[1]) as loaded,
         pytest.raises(ValueError, match=text),
     ):
-        predictor(inputs)
+        loaded(inputs)
 
 
 def test_a_signature_that_does_not_exist_is_named(merged):
-    with serving.load_exported(merged[1]) as predictor:
-        assert predictor.signatures == {"serving_default": (("left", "right"), ("y",))}
+    with predictor.load_exported(merged[1]) as loaded:
+        assert loaded.signatures == {"serving_default": (("left", "right"), ("y",))}
         with pytest.raises(ValueError, match="Did you mean 'serving_default'"):
-            predictor(batch(1)[0], signature="serve_default")
+            loaded(batch(1)[0], signature="serve_default")
 
 
 def test_a_directory_without_a_model_says_what_it_holds(merged, tmp_path):
     with pytest.raises(ValueError, match="has nothing in it"):
-        serving.load_exported(tmp_path)
+        predictor.load_exported(tmp_path)
     with pytest.raises(ValueError, match="it is no directory"):
-        serving.load_exported(tmp_path / "missing")
+        predictor.load_exported(tmp_path / "missing")
     with pytest.raises(ValueError, match=r"has graphs with the tags \[\['serve'\]\]; got"):
-        serving.load_exported(merged[0], tags=["gpu"])
+        predictor.load_exported(merged[0], tags=["gpu"])
 
 
 def test_one_cpu_is_enough_to_load(merged, run_python):
     code = (
-        "from replicate import serving\n"
-        f"predictor = serving.load_exported({merged[0]!r})\n"
+        "import replicate\n"
+        f"predictor = replicate.load_exported({merged[0]!r})\n"
         "print(predictor({'left': [1.0, 2.0, 3.0], 'right': [1.0, 1.0, 1.0]})['y'].tolist())"
     )
     assert run_python(code).strip() == "[1.0, 3.0, 5.0]"

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from replicate import devices as device_names
-from replicate import errors, export
+from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
+from replicate.exporting import export
 from replicate.graph import portable
 
 __all__ = ["Predictor", "load_exported", "place_towers"]

@@ -7,8 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from replicate import estimator, export, model_fn, serving
+from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
+from replicate.exporting import export
+from replicate.exporting import predictor as predictors
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:UserWarning"),
@@ -118,7 +120,7 @@ ANSWER = [3.0, 2.0, 6.0, 5.0]  # x + 2, 0, 3 (out of the vocabulary), 1
 def test_a_vocabulary_goes_with_the_model(trained, tmp_path):
     path = exported(trained, raw, tmp_path)
     assert os.listdir(os.path.join(path, "assets")) == ["vocabulary.txt"]
-    with serving.load_exported(path) as predictor:
+    with predictors.load_exported(path) as predictor:
         np.testing.assert_array_equal(predictor(BATCH)["y"], ANSWER)
     loaded = tf.saved_model.load(path).signatures["serving_default"]
     found = loaded(x=tf.constant(BATCH["x"]), word=tf.constant(BATCH["word"]))
@@ -150,7 +152,7 @@ def test_vocabularies_of_one_name_stay_apart(tmp_path):
     made = estimator.Estimator(replicated, model_dir=str(tmp_path / "model"), params={})
     made.train(rows, steps=1)
     path = made.export_saved_model(str(tmp_path / "made"), raw)
-    with serving.load_exported(path) as predictor:
+    with predictors.load_exported(path) as predictor:
         found = predictor(BATCH)
     np.testing.assert_array_equal(found["a"], ANSWER)
     np.testing.assert_array_equal(found["b"], [1.0, 4.0, 6.0, 5.0])  # x + 0, 2, 3, 1
@@ -187,7 +189,7 @@ def test_examples_are_parsed_and_every_signature_answers(count, trained, tmp_pat
     path = exported(trained, receiver_fn, tmp_path)
     # Row i: x = i, the word's place 2, i tags, i parts of 0.5.
     answer = np.array([i + 2 + i + i / 2 for i in range(count)])
-    with serving.load_exported(path) as predictor:
+    with predictors.load_exported(path) as predictor:
         fed = {"examples": examples(count)}
         np.testing.assert_array_equal(predictor(fed)["y"], answer)
         fed = {"inputs": examples(count)}
@@ -201,7 +203,7 @@ def test_examples_are_parsed_and_every_signature_answers(count, trained, tmp_pat
 def test_raw_receivers_are_built_from_features(trained, tmp_path):
     with tf.Graph().as_default():
         receiver_fn = estimator.export.build_raw_serving_input_receiver_fn(raw().features)
-    with serving.load_exported(exported(trained, receiver_fn, tmp_path)) as predictor:
+    with predictors.load_exported(exported(trained, receiver_fn, tmp_path)) as predictor:
         np.testing.assert_array_equal(predictor(BATCH)["y"], ANSWER)
 
 
@@ -218,7 +220,7 @@ def test_sparse_and_ragged_inputs_are_fed(trained, tmp_path):
     tags = tf.sparse.from_dense(np.array([["t", ""], ["t", "t"], ["", ""], ["", "t"]]))
     parts = tf.ragged.constant([[0.5], [], [0.5, 0.5], [1.0]])
     # Row by row, ANSWER + (1, 2, 0, 1 tags) + (parts 0.5, 0, 1, 1).
-    with serving.load_exported(exported(trained, composite, tmp_path)) as predictor:
+    with predictors.load_exported(exported(trained, composite, tmp_path)) as predictor:
         found = predictor({**BATCH, "tags": tags, "parts": parts})
     np.testing.assert_array_equal(found["y"], [4.5, 4.0, 7.0, 7.0])
 
@@ -232,7 +234,7 @@ def test_alternatives_of_a_receiver_get_signatures(trained, tmp_path):
             receiver_tensors_alternatives={"plain": features},
         )
 
-    with serving.load_exported(exported(trained, receiver_fn, tmp_path)) as predictor:
+    with predictors.load_exported(exported(trained, receiver_fn, tmp_path)) as predictor:
         assert predictor.signatures["plain:serving_default"] == (("word", "x"), ("y",))
         found = predictor(BATCH, "plain:serving_default")
     np.testing.assert_array_equal(found["y"], ANSWER)
@@ -321,6 +323,6 @@ def test_exporters_keep_the_best_the_latest_and_the_last(tmp_path):
         (path,) = [folder / item for item in os.listdir(folder) if item.isdigit()]
         nodes = export.read(str(path)).meta_graphs[0].graph_def.node
         assert {node.device for node in nodes} == {""}
-        with serving.load_exported(path) as predictor:
+        with predictors.load_exported(path) as predictor:
             found[name] = predictor({"x": [1.0], "word": ["low"]})["w"].tolist()
     assert found == {"best": [3.0], "latest": [5.0], "final": [5.0]}
