@@ -38,7 +38,7 @@ _ROOMS = {
     "NcclAllReduce": "replicate.strategy",
     "OneDeviceStrategy": "replicate.strategy",
     "PerDevice": "replicate.strategy",
-    "place_towers": "replicate.exporting.predictor",
+    "place_towers": "replicate.exporting.placed_towers",
     "ReductionToOneDevice": "replicate.strategy",
     "replicate_model_fn": "replicate.model_fn",
     "replicated_scope": "replicate.replicated_variable",

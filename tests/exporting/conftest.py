@@ -1,0 +1,50 @@
+"""Exported models that the tests of several rooms load."""
+
+import os
+
+import pytest
+
+from replicate import estimator, model_fn
+from replicate.compat.tensorflow import tf, tf1
+from replicate.exporting import export
+
+
+def doubling(features, labels, mode):
+    """y = 2 x, with an embedding that adds nothing."""
+    w = tf1.get_variable("w", initializer=2.0)
+    rows = tf1.get_variable("rows", initializer=tf.zeros([5, 1]))
+    y = tf.multiply(features["left"], w, name="doubled") - features["right"]
+    y += tf.nn.embedding_lookup(rows, tf.zeros_like(tf.cast(y, tf.int32)))[:, 0]
+    outputs = {"serving_default": estimator.export.PredictOutput({"y": y})}
+    return estimator.EstimatorSpec(
+        mode,
+        loss=tf.reduce_sum(y),
+        train_op=tf1.no_op(),
+        predictions=y,
+        export_outputs=outputs if mode == "infer" else None,
+    )
+
+
+def raw():
+    features = {name: tf1.placeholder(tf.float32, [None], name) for name in ("left", "right")}
+    return estimator.export.ServingInputReceiver(features, features)
+
+
+@pytest.fixture(scope="module", params=["parameter_server", "mirrored"])
+def merged(request, tmp_path_factory):
+    """A model of four towers on CPU:2 to CPU:5, and the same as one tower."""
+    home = tmp_path_factory.mktemp("serving")
+    devices = [f"/cpu:{i}" for i in range(2, 6)]
+    replicated = model_fn.replicate_model_fn(
+        doubling,
+        lambda: tf1.train.GradientDescentOptimizer(0.0),
+        devices,
+        strategy=request.param,
+    )
+    made = estimator.Estimator(replicated, model_dir=str(home / "model"), params={})
+    features = {"left": [1.0, 2.0], "right": [0.0, 0.0]}
+    made.train(lambda: tf.data.Dataset.from_tensors((features, [0.0, 0.0])), steps=1)
+    return tuple(
+        os.fsdecode(export.export_saved_model(made, home / towers, raw, towers=towers))
+        for towers in ("merged", "one")
+    )
