@@ -355,7 +355,7 @@ for _name in (
     "_get_xla_sharding",
 ):
     setattr(DistributedVariable, _name, _delegated(_name, of_first=True))
-for _name in ("sparse_read", "gather_nd", "_gather_nd", "_read_variable_op", "_cached_value"):
+for _name in ("sparse_read", "gather_nd", "_read_variable_op", "_cached_value"):
     setattr(DistributedVariable, _name, _delegated(_name, of_first=False))
 
 
