@@ -73,12 +73,6 @@ graph_class = Door(
     "tensorflow.python.framework.ops:Graph",
     {
         "switch_to_thread_local": "towers in threads need scopes of their own",
-        "_variable_creator_stack": "a tower's thread inherits the creators of its caller",
-        "_control_dependencies_stack": "a tower's thread inherits the control dependencies",
-        "_device_function_stack": "a tower's thread inherits the devices",
-        "_colocation_stack": "a tower's thread inherits the colocations",
-        "_distribution_strategy_stack": "where tf.distribute keeps its own mode",
-        "_get_control_flow_context": "a merge call inside tf.cond or tf.while_loop is refused",
     },
 )
 

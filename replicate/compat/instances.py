@@ -1,0 +1,193 @@
+"""What TensorFlow keeps private on its objects, beside what the doors list.
+
+A door lists names of modules and classes that are looked up there. The names here are on
+objects that were made elsewhere: a graph, a variable, an optimizer. Undocumented names
+that do not begin with an underscore are listed as well.
+
+TAKEN: what rooms of this package read, call or set on objects of TensorFlow.
+GIVEN: what classes of this package have because TensorFlow asks them for it.
+
+A test proves each name on a real object of TensorFlow's own of that kind, another one that
+every private name in use is listed here or at a door.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A name on one kind of object.
+
+    Attributes:
+        owner: The kind of object.
+        name: The name of the attribute.
+        why: What it is needed for.
+        since: A TensorFlow that has it, where older ones may not.
+    """
+
+    owner: str
+    name: str
+    why: str
+    since: str | None = None
+
+
+def _rows(names: Mapping[str, Mapping[str, str]]) -> tuple[Row, ...]:
+    return tuple(
+        Row(owner, name, why, _SINCE.get((owner, name)))
+        for owner, listed in names.items()
+        for name, why in listed.items()
+    )
+
+
+_SINCE = MappingProxyType({("resource variable", "_get_xla_sharding"): "2.18"})
+
+TAKEN = _rows(
+    {
+        "graph": {
+            "_variable_creator_stack": "a tower's thread inherits the creators of its caller",
+            "_control_dependencies_stack": "a tower's thread inherits the control dependencies",
+            "_device_function_stack": "a tower's thread inherits the devices",
+            "_colocation_stack": "a tower's thread inherits the colocations",
+            "_distribution_strategy_stack": "where tf.distribute keeps its own mode",
+            "_get_control_flow_context": "a merge call inside tf.cond or tf.while_loop is refused",
+            "_last_loss_reduction": "tf.losses notes there whether the last loss is a sum",
+            "building_function": "variables of a function that a graph calls are lifted out of it",
+        },
+        "graph of a function": {
+            "outer_graph": "a graph inside of another one is told from a tower's own",
+        },
+        "stack of a graph": {
+            "copy": "a tower's thread inherits the devices and colocations, and adds its own",
+            "peek_objs": "copies of a variable leave a colocation only where one is in force",
+        },
+        "operation": {
+            "_get_control_flow_context": "what runs under a condition is not changed",
+            "_update_input": "a reader of one tensor is given another one",
+        },
+        "resource variable": {
+            "_in_graph_mode": "copies in a graph are fetched and found by their operations",
+            "_as_graph_element": "a session fetches a distributed variable by its first copy",
+            "_lazy_read": "an operation on a copy's handle gives that copy back",
+            "_unique_id": "a replicated variable as a TPU replica sees it is the same variable",
+            "_distribute_strategy": "whether a variable was made under a strategy",
+            "_export_to_saved_model_graph": "a SavedModel gets a distributed variable once",
+            "_write_object_proto": "a SavedModel describes a distributed variable as its copy",
+            "sparse_read": "a gather from a tower's variable reads those rows alone",
+            "handle": "updates and placement look at the resource of a copy",
+        },
+        "copy of a mirrored variable": {
+            "_distributed_container": "finds the distributed variable that a copy belongs to",
+        },
+        "store of variables": {
+            "_vars": "each tower begins with the variables that there were before all towers",
+        },
+        "store of variable scopes": {
+            "current_scope": "a tower's thread inherits the scope",
+            "variable_scopes_count": "a tower counts unnamed scopes as the first one does",
+        },
+        "summary state": {
+            "is_recording_distribution_strategy": "only the first tower writes summaries",
+        },
+        "eager context": {
+            "device_policy": "a tower's thread inherits the device policy",
+        },
+        "function": {
+            "python_function": "the towers of a tf.function are traced inside of one function",
+        },
+        "replicate context of a TPU": {
+            "get_replicated_var_handle": "the resource that stands for all replicas' copies",
+        },
+        "optimizer": {
+            "_create_slots": "slots are made where no condition holds",
+        },
+        "loss-scale optimizer": {
+            "_optimizer": "the slots are those of the optimizer inside",
+        },
+        "loss of tf.keras": {
+            "_get_reduction": "a loss asks it whether it may average over rows in a replica",
+        },
+        "optimizer of tf.keras": {
+            "add_variable_from_reference": "the slots of an optimizer are replicated",
+            "_create_iteration_variable": "the iterations of an optimizer are replicated",
+            "_build_learning_rate": "the learning rate of an optimizer is replicated",
+        },
+        "scaffold": {
+            "_saver": "a scaffold of the user's own class gets another Saver",
+        },
+        "run config with a strategy": {
+            "_experimental_distribute": "is completed as TensorFlow 2.15 does it",
+            "_train_distribute": "is completed as TensorFlow 2.15 does it",
+            "_eval_distribute": "is completed as TensorFlow 2.15 does it",
+            "_distribute_coordinator_mode": "is set as TensorFlow 2.15 does it",
+            "_init_distributed_setting_from_environment_var": "finds the cluster",
+            "_maybe_overwrite_session_config_for_distributed_training": "names the devices",
+        },
+    }
+)
+
+GIVEN = _rows(
+    {
+        "resource variable": {
+            "_dense_var_to_tensor": "TensorFlow converts a variable to a tensor by it",
+            "_as_graph_element": "a session asks what it fetches for a variable",
+            "_lazy_read": "tf.compat.v1.scatter_update and its like return what it returns",
+            "_read_variable_op": "code of a TPU reads a variable by it",
+            "_shared_name": "slots and Savers name what belongs to a variable after it",
+            "_in_graph_mode": "optimizers and Savers ask whether a variable is of a graph",
+            "_graph_key": "optimizers list the slots of variables of their own graph",
+            "_unique_id": "optimizers tell variables apart by it where there is no graph",
+            "_handle_name": "tf.keras' autocast variables ask for it",
+            "_trainable": "code inside of variables asks for it",
+            "_cached_value": "code inside of variables asks for it",
+            "_save_slice_info": "Savers ask whether a variable is part of a partitioned one",
+            "_get_save_slice_info": "variables ask whether all of a list are parts of one",
+            "_get_xla_sharding": "optimizers shard the slots of a sharded variable",
+            "_distribute_strategy": "tf.distribute asks which strategy made a variable",
+            "_initializer_op": "set where a variable starts from a checkpoint",
+            "_initial_value": "set where a variable starts from a checkpoint",
+            "_gather_saveables_for_checkpoint": "tf.train.Checkpoint saves and restores by it",
+            "_serialize_to_tensors": "tf.train.Checkpoint saves by it",
+            "_restore_from_tensors": "tf.train.Checkpoint restores by it",
+            "_export_to_saved_model_graph": "a SavedModel maps a variable to a new one by it",
+            "_write_object_proto": "a SavedModel describes a variable by it",
+        },
+        "mirrored variable": {
+            "_get_on_device_or_primary": "optimizers ask a slot for the copy in use",
+            "_should_act_as_resource_variable": "makes TensorFlow take the resource paths",
+        },
+        "copy of a mirrored variable": {
+            "_distributed_container": "tf.keras and tf.distribute find the variable of a copy",
+        },
+        "strategy": {
+            "_scale_loss_for_estimator": "v1 optimizers ask whether to scale a replica's loss",
+        },
+        "extended strategy": {
+            "_num_replicas_in_sync": "code in a replica asks how many there are",
+            "_local_results": "lists the values of a distributed one",
+            "_group": "makes one operation that runs all of a distributed value",
+            "_configure": "settles what a session is given",
+            "_in_multi_worker_mode": "whether there are other workers",
+            "_use_merge_call": "whether optimizers and variables update in merge calls",
+            "_reduce": "tf.distribute.Strategy.reduce ends there",
+            "_gather_to_implementation": "tf.distribute.Strategy.gather ends there",
+            "_get_local_replica_id": "a replica context asks for its number",
+        },
+        "replica context": {
+            "_merge_call": "all replicas meet there",
+        },
+        "composite tensor": {
+            "_type_spec": "by which a tf.function knows an argument",
+        },
+        "type spec": {
+            "_component_specs": "the types of the tensors inside",
+            "_serialize": "two types are compared by it",
+            "_to_components": "takes a value apart into tensors",
+            "_from_components": "makes a value from its tensors",
+        },
+        "dataset of version 1": {
+            "_make_one_shot_iterator": "tf.compat.v1.data.make_one_shot_iterator calls it",
+            "_make_initializable_iterator": "make_initializable_iterator calls it",
+        },
+    }
+)

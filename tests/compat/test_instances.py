@@ -1,0 +1,219 @@
+"""Names on instances: each is there, and no other private name is in use."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+from replicate import estimator
+from replicate.compat import instances
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf, tf1
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+ROOMS = sorted(path.relative_to(ROOT) for path in ROOT.glob("replicate/**/*.py"))
+TABLES = {"taken": instances.TAKEN, "given": instances.GIVEN}
+
+# Private by their look alone; Python's documentation lists them.
+OF_PYTHON = {"_replace", "_fields", "_make", "_exit"}
+
+# In use, but in no room as one word.
+PUT_TOGETHER = {"_eval_distribute"}
+
+
+def function_graph():
+    return tf.function(lambda: tf.constant(1.0)).get_concrete_function().graph
+
+
+def resource_variable():
+    return tf1.get_variable("v", initializer=1.0, use_resource=True)
+
+
+def mirrored_variable():
+    with tf.distribute.MirroredStrategy(["/cpu:0", "/cpu:1"]).scope():
+        return tf1.get_variable("v", initializer=1.0, use_resource=True)
+
+
+def copy_of_a_mirrored_variable():
+    # NOTE: what is set on a resource variable is lost in tf.nest; its handle keeps it.
+    return mirrored_variable().values[0].handle
+
+
+def tpu_context():
+    found = []
+
+    def replica():
+        found.append(tfc.tpu_util.enclosing_tpu_context())
+        return tf.constant(1.0)
+
+    tf1.tpu.replicate(replica, inputs=[[], []])
+    return found[0]
+
+
+def loss_scale_optimizer():
+    inner = tf1.train.AdamOptimizer()
+    return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(inner, 2.0)
+
+
+def run_config():
+    return estimator.RunConfig(train_distribute=tf.distribute.MirroredStrategy(["/cpu:0"]))
+
+
+MAKERS = {
+    "graph": tf1.get_default_graph,
+    "graph of a function": function_graph,
+    "stack of a graph": lambda: tf1.get_default_graph()._colocation_stack,
+    "operation": lambda: tf.constant(1.0).op,
+    "resource variable": resource_variable,
+    "mirrored variable": mirrored_variable,
+    "copy of a mirrored variable": copy_of_a_mirrored_variable,
+    "store of variables": lambda: tfc.variable_scope._VariableStore(),
+    "store of variable scopes": lambda: tfc.variable_scope.get_variable_scope_store(),
+    "summary state": lambda: tfc.summary_ops._summary_state,
+    "eager context": lambda: tfc.eager_context.context(),
+    "function": lambda: tf.function(lambda: 1.0),
+    "replicate context of a TPU": tpu_context,
+    "optimizer": lambda: tf1.train.GradientDescentOptimizer(1.0),
+    "loss-scale optimizer": loss_scale_optimizer,
+    "loss of tf.keras": lambda: tf.keras.losses.MeanSquaredError(),
+    "optimizer of tf.keras": lambda: tf.keras.optimizers.SGD(),
+    "scaffold": tf1.train.Scaffold,
+    "run config with a strategy": run_config,
+    "strategy": lambda: tf1.distribute.OneDeviceStrategy("/cpu:0"),
+    "extended strategy": lambda: tf1.distribute.OneDeviceStrategy("/cpu:0").extended,
+    "replica context": tf.distribute.get_replica_context,
+    "composite tensor": lambda: tf.ragged.constant([[1.0]]),
+    "type spec": lambda: tf.RaggedTensorSpec([None, None]),
+    "dataset of version 1": lambda: tf1.data.Dataset.range(1),
+}
+
+each_row = pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=f"{table}-{row.owner}-{row.name}")
+        for table, rows in TABLES.items()
+        for row in rows
+    ],
+)
+each_room = pytest.mark.parametrize("room", ROOMS, ids=str)
+
+
+@pytest.mark.filterwarnings("ignore:.*LossScale.*:UserWarning")
+@each_row
+def test_name_exists_on_a_real_object(row, fresh_graph):
+    if row.since and version(tf.__version__) < version(row.since):
+        pytest.skip(f"older than {row.since}")
+    assert hasattr(MAKERS[row.owner](), row.name)
+
+
+def version(text):
+    return tuple(map(int, text.split(".")[:2]))
+
+
+def test_every_row_has_a_reason_and_stands_once():
+    for rows in TABLES.values():
+        assert all(len(row.why.split()) >= 3 for row in rows)
+        assert len({(row.owner, row.name) for row in rows}) == len(rows)
+
+
+def test_every_row_is_in_use():
+    table = pathlib.Path("replicate", "compat", "instances.py")
+    words = set()
+    for room in ROOMS:
+        if room != table:
+            words.update(re.findall(r"\w+", (ROOT / room).read_text()))
+    named = {row.name for rows in TABLES.values() for row in rows}
+    assert named - words == PUT_TOGETHER
+
+
+@each_room
+def test_private_names_of_others_are_listed(room):
+    tree = ast.parse((ROOT / room).read_text())
+    listed = {row.name for row in instances.TAKEN}
+    own = made_in(tree)
+    found = [
+        f"line {line}: {name}"
+        for line, name in read_in(tree)
+        if name not in listed | OF_PYTHON | own | doors_of(tree)
+    ]
+    assert not found, f"{found}: list them in replicate/compat/instances.py, or at a door"
+
+
+@each_room
+def test_private_names_of_self_are_made_in_the_package_or_listed(room):
+    tree = ast.parse((ROOT / room).read_text())
+    listed = {row.name for rows in TABLES.values() for row in rows}
+    made = set().union(*MADE_IN_ROOMS.values())
+    assert [name for name in of_self_in(tree) if name not in made | listed] == []
+
+
+def is_private(name):
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_own(node):
+    """Whether an expression is `self`, `cls`, or `super()`."""
+    if isinstance(node, ast.Call):
+        node = node.func
+        return isinstance(node, ast.Name) and node.id == "super"
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def read_in(tree):
+    """Yields line and name of each private attribute of something other than self."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_own(node.value):
+            yield node.lineno, node.attr
+        name = named_in_call(node)
+        if name is not None and is_private(name) and not is_own(node.args[0]):
+            yield node.lineno, name
+
+
+def named_in_call(node):
+    """Returns the name that a call of getattr and its like is given as a literal."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return None
+    if node.func.id not in ("getattr", "setattr", "hasattr", "delattr") or len(node.args) < 2:
+        return None
+    name = node.args[1]
+    return name.value if isinstance(name, ast.Constant) else None
+
+
+def of_self_in(tree):
+    return [
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and is_own(node.value)
+    ]
+
+
+def made_in(tree):
+    """Returns the private names that classes of a room define, or set on themselves."""
+    made = set()
+    for cls in ast.walk(tree):
+        if not isinstance(cls, ast.ClassDef):
+            continue
+        for node in cls.body:
+            if isinstance(node, ast.FunctionDef):
+                made.add(node.name)
+            targets = getattr(node, "targets", [getattr(node, "target", None)])
+            made.update(target.id for target in targets if isinstance(target, ast.Name))
+        for node in ast.walk(cls):
+            is_set = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            if is_set and is_own(node.value):
+                made.add(node.attr)
+    return {name for name in made if is_private(name)}
+
+
+def doors_of(tree):
+    """Returns the names at the doors that a room opens."""
+    opened = {
+        node.attr if isinstance(node, ast.Attribute) else node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute | ast.alias)
+    }
+    return {name for door in opened & {*tfc.doors()} for name in tfc.doors()[door].names}
+
+
+MADE_IN_ROOMS = {room: made_in(ast.parse((ROOT / room).read_text())) for room in ROOMS}
