@@ -4,6 +4,7 @@ A canonical name is `/device:TYPE:INDEX`, with job, replica and task before it o
 where they name another process.
 """
 
+import functools
 import logging
 import numbers
 import re
@@ -103,7 +104,7 @@ def resolve(
     Args:
         devices: A list of names; an int: that many GPUs, or CPUs where there is no GPU;
             None: all GPUs, or the CPU where there is none.
-        warn_of_missing: Whether to warn of names that this machine lacks.
+        warn_of_missing: Whether to warn, once, of names that this machine lacks.
 
     Returns:
         One or more names. A name that this machine lacks is kept, since a graph may be
@@ -128,12 +129,18 @@ def resolve(
             )
     missing = [name for name in names if is_missing(name)]
     if missing and warn_of_missing:
-        _log.warning(
-            "This machine lacks %s; the graph is built for them all the same. %s",
-            ", ".join(missing),
-            _existing(),
-        )
+        _warn_of_missing(tuple(sorted(missing)))
     return tuple(names)
+
+
+@functools.cache
+def _warn_of_missing(missing: tuple[str, ...]) -> None:
+    """Warns of devices once per process: an Estimator calls its model_fn again and again."""
+    _log.warning(
+        "This machine lacks %s; the graph is built for them all the same. %s",
+        ", ".join(missing),
+        _existing(),
+    )
 
 
 def _listed(devices: Any) -> list:

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from replicate import devices, errors
-from replicate.compat.tensorflow import tf
+from replicate import devices, errors, estimator, model_fn
+from replicate.compat.tensorflow import tf, tf1
 
 
 @pytest.fixture
@@ -124,10 +124,34 @@ def test_one_name_alone_is_told_how_to_be_a_list():
 
 def test_a_device_that_is_missing_only_warns(caplog):
     with caplog.at_level(logging.WARNING, logger="replicate"):
-        assert devices.resolve(["/gpu:0", "/cpu:0"]) == ("/device:GPU:0", "/device:CPU:0")
+        assert devices.resolve(["/gpu:50", "/cpu:0"]) == ("/device:GPU:50", "/device:CPU:0")
     (record,) = caplog.records
-    assert "lacks /device:GPU:0;" in record.getMessage()
+    assert "lacks /device:GPU:50;" in record.getMessage()
     assert "This machine has /device:CPU:0" in record.getMessage()
+
+
+def test_devices_that_are_missing_warn_once(caplog):
+    for given in (["/gpu:51", "/gpu:52"], ["GPU:52", "/cpu:0", "GPU:51"], ["/gpu:52"]):
+        for _ in range(3):
+            devices.resolve(given)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert "lacks /device:GPU:51, /device:GPU:52;" in said[0]
+    assert "lacks /device:GPU:52;" in said[1]
+
+
+def test_a_model_that_is_built_again_and_again_warns_once(caplog):
+    def slope(features, labels, mode):
+        w = tf1.get_variable("w", initializer=2.0)
+        loss = tf.reduce_sum(w * features)
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=tf1.no_op())
+
+    replicated = model_fn.replicate_model_fn(slope, devices=["/cpu:0", "/gpu:53"])
+    for _ in range(3):
+        with tf.Graph().as_default():
+            replicated(tf.ones([4]), None, "train")
+    said = [record.getMessage() for record in caplog.records if "lacks" in record.getMessage()]
+    assert len(said) == 1
 
 
 def test_a_device_of_another_process_is_not_missing(caplog):

@@ -3,7 +3,8 @@
 `tf` and `tf1` are the public modules. Each private name is reached through a
 `Door`, which lists it together with the reason; an unlisted name is an
 `AttributeError`, so the list is complete by construction and a test proves that
-every listed name exists in each supported TensorFlow.
+every listed name exists in each supported TensorFlow. Names on instances are listed in
+`instances`.
 """
 
 import importlib
