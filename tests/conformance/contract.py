@@ -1,4 +1,4 @@
-"""What every strategy promises, as one class of tests."""
+"""What every strategy promises, and every reduction, as classes of tests."""
 
 import pytest
 
@@ -16,15 +16,7 @@ from tests.conformance import (
 from tests.conformance import bench as benches
 
 
-class StrategyContract(
-    assignments.Assignments,
-    contexts.Contexts,
-    towers.Towers,
-    reducing.Reducing,
-    variables.Variables,
-    bridging.Bridging,
-    cleanliness.Cleanliness,
-):
+class Contract:
     """A subclass says which strategy; every behaviour runs in each mode.
 
     Attributes:
@@ -58,3 +50,20 @@ class StrategyContract(
         if tf.version.VERSION.startswith("2.15."):
             return tf.keras
         return pytest.importorskip("tf_keras")
+
+
+class StrategyContract(
+    assignments.Assignments,
+    contexts.Contexts,
+    towers.Towers,
+    reducing.Reducing,
+    variables.Variables,
+    bridging.Bridging,
+    cleanliness.Cleanliness,
+    Contract,
+):
+    """Every behaviour: what a strategy promises."""
+
+
+class ReductionContract(reducing.Reducing, bridging.Bridging, Contract):
+    """The behaviours that reduce: what a strategy that differs in its reduction promises."""

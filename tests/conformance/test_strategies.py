@@ -29,22 +29,6 @@ class TestMirrored(contract.StrategyContract):
     num_copies = 2
 
 
-class TestMirroredPacked(contract.StrategyContract):
-    name = "mirrored_packed"
-    num_copies = 2
-
-
-class TestMirroredHierarchical(contract.StrategyContract):
-    name = "mirrored_hierarchical"
-    num_towers = 4
-    num_copies = 4
-
-
-class TestMirroredRing(contract.StrategyContract):
-    name = "mirrored_ring"
-    num_copies = 2
-
-
 class TestMirroredOnOneDevice(contract.StrategyContract):
     num_towers = 1
 
