@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 from replicate import devices as device_names
 from replicate import types
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import saver
-from replicate.graph import batches
+from replicate.graph import batches, whole
 from replicate.specs import evaluate, predict, train
-from replicate.strategy import base, context, default, sharing, values, variables
+from replicate.strategy import base, context, sharing, values, variables
 from replicate.strategy.policies import mirrored, one_device, parameter_server
-from replicate.training import optimizer, statistics, step, towers, writes
+from replicate.training import joining, optimizer, statistics, step, towers, whole_batch, writes
 
 STRATEGIES = {
     "mirrored": mirrored.MirroredStrategy,
@@ -51,8 +51,8 @@ def replicate_model_fn(
             model_fn uses its own optimizers.
         devices: Device names, or how many; None: all GPUs, or the CPU where there is none.
         strategy: A `DistributionStrategy`, or the name of one; None: `"parameter_server"`.
-        loss_reduction: `"sum"` or `"mean"` over towers; None: `"sum"` with `optimizer_fn`,
-            else mean unless the last `tf.losses` loss was a sum.
+        loss_reduction: `"sum"` or `"mean"`: how losses reduce their rows, whatever the model
+            says; None: as the model itself reduces them.
         accumulate_steps: How many batches' gradients make one update; the global step
             counts batches.
         clip_global_norm: The largest global norm of the gradients, after reduction and
@@ -73,7 +73,7 @@ def replicate_model_fn(
         optimizer_fn,
         devices,
         strategy,
-        _reduction(loss_reduction, optimizer_fn),
+        None if loss_reduction is None else types.reduction_from(loss_reduction),
         step.GradientStep(accumulate_steps, clip_global_norm),
         update_ops,
         tower_building,
@@ -84,12 +84,6 @@ def replicate_model_fn(
         return _replicate(options, features, labels, mode, params, config)
 
     return replicated_model_fn
-
-
-def _reduction(loss_reduction: Any, optimizer_fn: Callable | None) -> types.Reduction | None:
-    if loss_reduction is not None:
-        return types.reduction_from(loss_reduction)
-    return None if optimizer_fn is None else "sum"
 
 
 class _Options(NamedTuple):
@@ -170,16 +164,9 @@ def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
     # NOTE: in a scope of its own, so that no name of the model's variables is taken.
     with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
         batch = batches.split_batch(features, labels, strategy.num_towers)
-    share = context.Share(
-        list(batch.weights),
-        tuple(batch.has_rows),
-        options.reduction,
-        marks=tuple([] for _ in batch.weights),
-        products=tuple([] for _ in batch.weights),
-        step=options.step,
-        given=tuple(map(_operations, batch.features, batch.labels)),
-        row_counts=tuple(batch.row_counts),
-    )
+    join = _joining(strategy, call, features, labels, batch, options)
+    join.step.is_silent = factory is not None
+    share = context.Share(tuple(batch.weights), tuple(batch.has_rows), join)
     creations = sharing.Creations(strategy.num_towers)
     with context.entered(context.current()._replace(share=share)):
         built = towers.build(
@@ -189,51 +176,74 @@ def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
             values.PerDevice(batch.labels),
             factory,
             creations,
+            join,
         )
-        if share.reduction is None:
-            is_sum = default.get_loss_reduction() == variables.SUM
-            share = share._replace(reduction="sum" if is_sum else "mean")
-        return _join(strategy, call.mode, built, share, creations, options.update_ops)
+        return _join(join, call.mode, built, creations, options)
 
 
-def _operations(*nests: Any) -> tuple[tf.Operation, ...]:
-    """Returns the operations that make the tensors of nests which have rows."""
+def _joining(strategy, call, features, labels, batch, options: _Options) -> joining.Joining:
+    """Returns what joins the towers of a batch."""
+    rows = whole.Rows(
+        [_given(*nests) for nests in zip(batch.features, batch.labels, strict=True)],
+        batch.row_counts,
+        batch.weights,
+        batch.has_rows,
+        strategy.worker_devices,
+        strategy.parameter_devices[0],
+    )
+    partner = None
+    if isinstance(batch.total, int):
+        partner = whole_batch.WholeBatch(
+            call,
+            features,
+            labels,
+            lambda: one_device.OneDeviceStrategy("/device:CPU:0"),
+            strategy.num_towers,
+            batch.total,
+            tf1.get_default_graph()._names_in_use,
+        )
+    return joining.Joining(rows, partner, options.reduction, options.step, call.mode)
+
+
+def _given(*nests: Any) -> list[tf.Tensor]:
+    """Returns the dense tensors of nests which have rows."""
     leaves = tf.nest.flatten(nests, expand_composites=True)
-    return tuple(leaf.op for leaf in leaves if tf.is_tensor(leaf) and leaf.shape.rank != 0)
+    return [leaf for leaf in leaves if tf.is_tensor(leaf) and leaf.shape.rank != 0]
 
 
-def _join(strategy, mode, built, share, creations, update_ops) -> Any:
-    device = strategy.parameter_devices[0]
+def _join(join, mode, built, creations, options: _Options) -> Any:
+    """Joins the towers' specs."""
+    update_ops = options.update_ops
     if mode == types.TRAIN:
-        spec = train.merge_train(built, share, device, update_ops)
+        spec = train.merge_train(built, join.whole, options.reduction, update_ops)
         running = (spec.train_op, spec.loss)
         updates = built[0].update_ops if update_ops == "first" else ()
-        writes.refuse_lone(creations, share, running, updates)
-        return _with_statistics(spec, built, creations.all(), share, update_ops)
+        writes.refuse_lone(creations, join, running, updates)
+        return _with_statistics(spec, built, creations.all(), join.whole.rows, update_ops)
     if len(built) == 1:
         return built[0].spec
     if mode == types.EVAL:
         metrics = [list((tower.spec.eval_metric_ops or {}).values()) for tower in built]
-        writes.refuse_lone(creations, share, tf.nest.flatten(metrics))
+        writes.refuse_lone(creations, join, tf.nest.flatten(metrics))
         metric_variables = [
             variable
             for variable in creations.all()
             if isinstance(variable, variables.TowerLocalVariable)
             and towers.is_metric_variable(variable)
         ]
-        return evaluate.merge_evaluate(built, share, device, metric_variables)
-    return predict.merge_predict(built, share, device)
+        return evaluate.merge_evaluate(built, join.whole, options.reduction, metric_variables)
+    return predict.merge_predict(built, join.whole)
 
 
-def _with_statistics(spec: Any, built: list, made: list, share: Any, update_ops: str) -> Any:
+def _with_statistics(spec: Any, built: list, made: list, rows: whole.Rows, update_ops: str) -> Any:
     """Keeps batch statistics one: the first tower's, or the mean over towers.
 
     Under "all" each tower has its own; one without rows takes the others' mean, so that it
     does not count in theirs.
     """
     running = (spec.train_op, spec.loss)
-    if update_ops != "first" and len(share.weights) > 1:
-        averaged = statistics.average(made, share, running, of_rowless=update_ops == "all")
+    if update_ops != "first" and len(rows.weights) > 1:
+        averaged = statistics.average(made, rows, running, of_rowless=update_ops == "all")
         if averaged is not None:
             spec = spec._replace(train_op=tf.group(spec.train_op, averaged))
             if update_ops == "mean":

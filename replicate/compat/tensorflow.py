@@ -77,6 +77,11 @@ graph_class = Door(
     },
 )
 
+gradients_util = Door(
+    "tensorflow.python.ops.gradients_util",
+    {"_GradientsHelper": "takes every gradient of a graph; see compat/gradients"},
+)
+
 variable_scope = Door(
     "tensorflow.python.ops.variable_scope",
     {

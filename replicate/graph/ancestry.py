@@ -1,6 +1,5 @@
 """Which operations lie behind others in a graph, and which lie before them."""
 
-import collections
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
@@ -13,29 +12,25 @@ _WRITES = (
     "ResourceSparseApply",
     "ResourceStridedSliceAssign",
 )
-_PLACEHOLDERS = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")
-_RANDOM = ("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt")
-_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-_VARIABLES = ("VarHandleOp", "VariableV2", "VariableShape", "VarIsInitializedOp", *_READS)
 
 
 def executed_by(fetches: Sequence[Any]) -> set[tf.Operation]:
     """Returns all operations that run when `fetches`, tensors or operations, are run."""
-    return _behind(fetches, with_controls=True)
+    return _behind(fetches, with_controls=True, ends=())
 
 
-def made_from(fetches: Sequence[Any], ends: Sequence[str] = ()) -> set[tf.Operation]:
+def made_from(fetches: Sequence[Any], ends: Container[tf.Operation] = ()) -> set[tf.Operation]:
     """Returns all operations whose values `fetches` are made from, themselves included.
 
     Args:
         fetches: Tensors or operations.
-        ends: Types of operations behind which nobody looks.
+        ends: Operations behind which nobody looks.
     """
     return _behind(fetches, with_controls=False, ends=ends)
 
 
 def _behind(
-    fetches: Sequence[Any], with_controls: bool, ends: Sequence[str] = ()
+    fetches: Sequence[Any], with_controls: bool, ends: Container[tf.Operation]
 ) -> set[tf.Operation]:
     waiting = [getattr(fetch, "op", fetch) for fetch in fetches]
     found: set = set()
@@ -44,25 +39,11 @@ def _behind(
         if op in found:
             continue
         found.add(op)
-        if op.type not in ends:
+        if op not in ends:
             waiting.extend(tensor.op for tensor in op.inputs)
             if with_controls:
                 waiting.extend(op.control_inputs)
     return found
-
-
-def is_made_from(tensor: tf.Tensor, operations: Container[tf.Operation]) -> bool:
-    """Whether a tensor's value depends on one of `operations`; the nearest are tried first."""
-    seen = {tensor.op}
-    waiting = collections.deque(seen)
-    while waiting:
-        op = waiting.popleft()
-        if op in operations:
-            return True
-        before = {source.op for source in op.inputs} - seen
-        seen |= before
-        waiting.extend(before)
-    return False
 
 
 def reached_from(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
@@ -77,32 +58,47 @@ def reached_from(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     return reached
 
 
-def varying(
-    graph: tf.Graph, *given: Iterable[tf.Operation], with_random: bool = True
-) -> set[tf.Operation]:
-    """Returns the operations of a graph whose values are not made of its weights alone.
-
-    Made of weights alone is what depends on variables and constants, and on nothing else:
-    not on the batch, on random numbers, on a placeholder or on any other state. A variable
-    that is read after it was written in the same step counts as other state.
+class Descent:
+    """Tells which operations are made from some sources; each operation is asked once.
 
     Args:
-        graph: A graph.
-        *given: The operations that make the batch, which may well be constants.
-        with_random: Whether random numbers count as other state, or as constants that have
-            the shape they are given.
+        sources: Operations.
+        ends: Operations behind which nobody looks, and which are made from no source. May
+            grow, by operations that nobody has asked about.
     """
-    stateful: dict[str, bool] = {}
-    sources = set().union(*given)
-    for op in graph.get_operations():
-        kind = op.type
-        if kind not in stateful:
-            stateful[kind] = op.op_def.is_stateful or kind in _PLACEHOLDERS
-            if kind in _RANDOM and not with_random:
-                stateful[kind] = False
-        if stateful[kind] and (kind not in _VARIABLES or _was_written_before(op)):
-            sources.add(op)
-    return reached_from(sources)
+
+    def __init__(self, sources: Iterable[tf.Operation], ends: Container[tf.Operation] = ()):
+        self._known = dict.fromkeys(sources, True)
+        self._ends = ends
+
+    def __contains__(self, op: tf.Operation) -> bool:
+        """Whether an operation's value depends on one of the sources."""
+        if op not in self._known:
+            self._learn(op)
+        return self._known[op]
+
+    def _learn(self, asked: tf.Operation) -> None:
+        """Answers for an operation and for all unknown ones behind it; loops may be among them."""
+        users: dict[tf.Operation, list] = {}
+        found: list = []
+        unknown, waiting = {asked}, [asked]
+        while waiting:
+            op = waiting.pop()
+            for before in () if op in self._ends else {tensor.op for tensor in op.inputs}:
+                if before in self._known:
+                    if self._known[before]:
+                        found.append(op)
+                    continue
+                users.setdefault(before, []).append(op)
+                if before not in unknown:
+                    unknown.add(before)
+                    waiting.append(before)
+        self._known.update(dict.fromkeys(unknown, False))
+        while found:
+            op = found.pop()
+            if not self._known[op]:
+                self._known[op] = True
+                found.extend(users.get(op, ()))
 
 
 def writes(variable: tf.Variable) -> list[tf.Operation]:
@@ -110,14 +106,3 @@ def writes(variable: tf.Variable) -> list[tf.Operation]:
     handle = getattr(variable, "handle", None)
     users = [] if handle is None else handle.consumers()
     return [op for op in users if op.type.startswith(_WRITES)]
-
-
-def _was_written_before(read: tf.Operation) -> bool:
-    """Whether a read of a variable waits for a write to it."""
-    if read.type not in _READS:
-        return False
-    handle = read.inputs[0]
-    return any(
-        op.type.startswith(_WRITES) and any(tensor is handle for tensor in op.inputs)
-        for op in read.control_inputs
-    )

@@ -25,7 +25,7 @@ class Batch(NamedTuple):
             tower, since counting would add operations.
         total: B, the number of all rows; likewise.
         weights: K parts n_i / B; floats, or float64 tensors of shape [].
-        has_rows: K truths n_i > 0; bools, or bool tensors of shape [].
+        has_rows: K truths n_i > 0, the first one True; bools, or bool tensors of shape [].
     """
 
     features: list
@@ -256,4 +256,5 @@ def _runs(total: tf.Tensor, num_towers: int) -> _Runs:
     begins = tf.where(has_rows, begins, tf.zeros_like(begins))
     ends = begins + tf.maximum(counts, 1)
     weights = tf.cast(counts, tf.float64) / tf.cast(total, tf.float64)
-    return _Runs(*(tf.unstack(part) for part in (begins, ends, counts, weights, has_rows)))
+    runs = _Runs(*(tf.unstack(part) for part in (begins, ends, counts, weights, has_rows)))
+    return runs._replace(has_rows=[True, *runs.has_rows[1:]])  # a batch has one row or more

@@ -6,7 +6,7 @@ Afterwards the first tower's view stays, with what the others must not lose.
 """
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1, variable_scope
@@ -36,13 +36,26 @@ class Views:
         graph: The graph whose collections are shown.
         prefixes: What the K towers' names begin with.
         every_collection: Whether all collections are a tower's own, or only the store.
+        unasked: Of a tower, see `names.Prefix`.
     """
 
-    def __init__(self, graph: tf.Graph, prefixes: Sequence[str], every_collection: bool):
+    def __init__(
+        self,
+        graph: tf.Graph,
+        prefixes: Sequence[str],
+        every_collection: bool,
+        unasked: Callable[[int], Sequence[tuple]],
+    ):
         self._graph = graph
         self._every_collection = every_collection
         self._prefixes = [
-            names.Prefix(graph, prefix, prefixes[0], functools.partial(self.operations, i))
+            names.Prefix(
+                graph,
+                prefix,
+                prefixes[0],
+                functools.partial(self.operations, i),
+                functools.partial(unasked, i),
+            )
             for i, prefix in enumerate(prefixes)
             if every_collection
         ]

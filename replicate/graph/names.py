@@ -7,7 +7,7 @@ its graph tries the name behind the prefix first; otherwise the graph is as it w
 
 import functools
 import re
-from collections.abc import Callable, Container, Hashable
+from collections.abc import Callable, Container, Hashable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
@@ -24,15 +24,23 @@ class Prefix:
         plain: What they begin with on one device, such as `outer/`; may be empty.
         operations: Returns what the tower has made so far. NOTE: a model may well have a
             scope of its own that is called `tower_1`.
+        unasked: Returns variables that another tower has made and this one has not asked
+            for, each with the collections that it is listed in.
     """
 
     def __init__(
-        self, graph: tf.Graph, prefix: str, plain: str, operations: Callable[[], Container]
+        self,
+        graph: tf.Graph,
+        prefix: str,
+        plain: str,
+        operations: Callable[[], Container],
+        unasked: Callable[[], Sequence[tuple]] = tuple,
     ):
         self._graph = graph
         self._prefix = prefix
         self._plain = plain
         self._operations = operations
+        self._unasked = unasked
         self._before = len(graph.get_operations())
         self._is_shown = False
 
@@ -104,12 +112,31 @@ class Prefix:
         A scope is one of one device's; where nothing is found, one that the tower was given.
         """
         held = type(self._graph).get_collection(self._graph, name)
+        held = held + self._used(name, held)
         if scope is None:
             return held
         matches = re.compile(scope).match
         named = [item for item in held if hasattr(item, "name")]
         found = [item for item in named if matches(self._plain_name(item))]
         return found or [item for item in named if matches(item.name)]
+
+    def _used(self, name: Hashable, held: list) -> list:
+        """Returns what a collection lacks of the variables that the tower uses, unasked.
+
+        A layer that is kept outside of the model_fn makes its variables in the first tower,
+        and has them in the others.
+        """
+        if name not in (tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.TRAINABLE_VARIABLES):
+            return []
+        own, known = None, {id(item) for item in held}
+        found = []
+        for variable, keys in self._unasked():
+            if name in keys and id(variable) not in known:
+                own = self._operations() if own is None else own
+                members = getattr(variable, "members", (variable,))
+                if any(user in own for member in members for user in member.handle.consumers()):
+                    found.append(variable)
+        return found
 
     def _plain_name(self, item: Any) -> str:
         """Returns the name that a tensor or operation has on one device; a variable's own."""

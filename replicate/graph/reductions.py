@@ -5,11 +5,11 @@ position in a list. `IndexedSlices` stay sparse.
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicate import errors
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 
 
 def on(device: str | None) -> contextlib.AbstractContextManager:
@@ -17,14 +17,16 @@ def on(device: str | None) -> contextlib.AbstractContextManager:
     return tf.device(device) if device else contextlib.nullcontext()
 
 
+@contextlib.contextmanager
+def alone_on(device: str, scope: str) -> Iterator[None]:
+    """Enters a device and an absolute name scope; leaves control flow and its dependencies."""
+    with tf1.control_dependencies(None), tf1.name_scope(scope), tf1.device(None), tf.device(device):
+        yield
+
+
 def device_of(value: Any) -> str:
     """Returns the device of a tensor or of IndexedSlices; `""` where none is named."""
     return (value.values if isinstance(value, tf.IndexedSlices) else value).device or ""
-
-
-def operation_of(value: Any) -> tf.Operation:
-    """Returns the operation that makes a tensor, or the values of IndexedSlices."""
-    return (value.values if isinstance(value, tf.IndexedSlices) else value).op
 
 
 def copy_onto(value: Any, device: str | None) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, reductions
-from replicate.specs import predict, scalar_means, train
-from replicate.strategy import context, variables
+from replicate.graph import ancestry, reductions, whole
+from replicate.specs import predict
+from replicate.strategy import variables
 
 _REDUCTION = "_replicate_metric_reduction"
 
@@ -41,30 +41,33 @@ def metric_reduction(variable: Any, fn: Callable) -> None:
 
 
 def merge_evaluate(
-    towers: Sequence[Any], share: context.Share, device: str, metric_variables: Sequence[Any]
+    towers: Sequence[Any],
+    joining: whole.Whole,
+    declared: str | None,
+    metric_variables: Sequence[Any],
 ) -> Any:
     """Joins the towers' specs of mode EVAL.
 
     Args:
         towers: K towers.
-        share: The towers' parts of the batch.
-        device: Where loss and predictions go.
+        joining: Joins what the towers made of their rows.
+        declared: `"sum"` or `"mean"`: how losses are reduced; None: as the model says.
         metric_variables: The `TowerLocalVariable`s that metrics keep.
     """
     specs = [tower.spec for tower in towers]
-    loss = train.merge_loss([spec.loss for spec in specs], share, device)
+    loss = joining.value([spec.loss for spec in specs], declared)
     predictions = predict.merge_predictions(
-        [spec.predictions for spec in specs], share, device, "predictions"
+        [spec.predictions for spec in specs], joining, "predictions"
     )
     return specs[0]._replace(
         loss=loss,
         predictions=predictions,
-        eval_metric_ops=_merge_metrics(specs, metric_variables, share),
+        eval_metric_ops=_merge_metrics(specs, metric_variables, joining.rows.has_rows),
     )
 
 
 def _merge_metrics(
-    specs: Sequence[Any], metric_variables: Sequence[Any], share: context.Share
+    specs: Sequence[Any], metric_variables: Sequence[Any], has_rows: Sequence[Any]
 ) -> dict:
     """Returns the first tower's metrics, whose updates now gather every tower's rows."""
     names = [list(spec.eval_metric_ops or {}) for spec in specs]
@@ -79,9 +82,8 @@ def _merge_metrics(
     updates = [op for spec in specs for _, op in (spec.eval_metric_ops or {}).values()]
     added = [variable for variable in metric_variables if _adds_up(variable)]
     _require_sums([variable for variable in added if variable.is_assumed_sum], updates)
-    scalar_means.weigh(specs[0], added, share)
     with tf1.control_dependencies(updates):
-        moved = [gather(variable, share.has_rows) for variable in metric_variables]
+        moved = [gather(variable, has_rows) for variable in metric_variables]
     merged = tf1.group(*moved, *updates, name="merge_metrics")
     metrics = specs[0].eval_metric_ops or {}
     return {name: (_value_of(value), merged) for name, (value, _) in metrics.items()}
@@ -89,7 +91,11 @@ def _merge_metrics(
 
 def _adds_up(variable: variables.TowerLocalVariable) -> bool:
     """Whether what the towers' copies have gathered is added up."""
-    return variable.aggregation == variables.SUM and not hasattr(variable, _REDUCTION)
+    return (
+        variable.aggregation == variables.SUM
+        and not hasattr(variable, _REDUCTION)
+        and not variable.is_gathered
+    )
 
 
 def _require_sums(assumed: Sequence[Any], updates: Sequence[Any]) -> None:

@@ -1,25 +1,19 @@
 """K nests of predictions become one, row by row in the order of the batch."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, batches, reductions, rows
-from replicate.strategy import context
+from replicate.graph import batches, reductions, whole
 
 
-def merge_predictions(nests: Sequence[Any], share: context.Share, device: str, where: str) -> Any:
-    """Concatenates the towers' predictions along axis 0.
-
-    What is made of the model's weights alone and has no rows, such as a table, is the same
-    in every tower, and comes out once.
+def merge_predictions(nests: Sequence[Any], joining: whole.Whole, where: str) -> Any:
+    """Concatenates the towers' predictions along axis 0; what has no rows becomes whole.
 
     Args:
         nests: K tensors, or K nests of one structure.
-        share: The towers' parts of the batch; a tower without rows adds none.
-        device: Where the predictions go.
+        joining: Joins what the towers made of their rows; a tower without rows adds none.
         where: What is merged, for error texts.
 
     Raises:
@@ -28,38 +22,26 @@ def merge_predictions(nests: Sequence[Any], share: context.Share, device: str, w
     if nests[0] is None:
         return None
     _require_same_structure(nests, where)
-    varying = functools.cache(lambda: ancestry.varying(tf1.get_default_graph(), *share.given))
-
-    def joined(leaves):
-        if _is_whole(leaves, share, varying):
-            return reductions.copy_onto(leaves[0], device)
-        return _concatenated(leaves, share, device, where)
-
-    return _map_towers(joined, nests)
+    return _map_towers(lambda leaves: _merged(leaves, joining, where), nests)
 
 
-def _is_whole(leaves: Sequence[Any], share: context.Share, varying: Callable) -> bool:
-    """Whether K tensors have no rows of the batch: made of weights, and not as long as them.
-
-    NOTE: as many rows as each tower has, known when the graph is built, may be made of
-    constants, as their numbers are.
-    """
+def _merged(leaves: Sequence[Any], joining: whole.Whole, where: str) -> Any:
     if not all(map(tf.is_tensor, leaves)):
-        return False
-    if leaves[0].shape.rank != 0:
-        lengths = [rows.static_count(leaf) for leaf in leaves]
-        if None in lengths or lengths == list(share.row_counts):
-            return False
+        return _concatenated(leaves, joining, where)
     parts = tf.nest.flatten(leaves[0], expand_composites=True)
-    return all(part.op not in varying() for part in parts)
+    if joining.is_lone or joining.is_whole(parts):
+        return reductions.copy_onto(leaves[0], joining.rows.home)
+    if not isinstance(leaves[0], tf.Tensor) or joining.has_rows(leaves[0]) is not False:
+        return _concatenated(leaves, joining, where)
+    return joining.value(leaves)
 
 
-def _concatenated(leaves: Sequence[Any], share: context.Share, device: str, where: str) -> Any:
+def _concatenated(leaves: Sequence[Any], joining: whole.Whole, where: str) -> Any:
     kept = [
         leaf if has_rows is True else batches.take_rows(leaf, _row_limit(has_rows))
-        for leaf, has_rows in zip(leaves, share.has_rows, strict=True)
+        for leaf, has_rows in zip(leaves, joining.rows.has_rows, strict=True)
     ]
-    return reductions.concat_onto(_of_one_width(kept, where), device)
+    return reductions.concat_onto(_of_one_width(kept, where), joining.rows.home)
 
 
 def _of_one_width(leaves: Sequence[Any], where: str) -> list:
@@ -86,15 +68,12 @@ def _row_limit(has_rows: Any) -> Any:
     return tf.where(has_rows, tf.int64.max, tf.constant(0, tf.int64))
 
 
-def merge_export_outputs(
-    outputs: Sequence[Mapping | None], share: context.Share, device: str
-) -> dict | None:
+def merge_export_outputs(outputs: Sequence[Mapping | None], joining: whole.Whole) -> dict | None:
     """Merges the towers' export outputs, signature by signature.
 
     Args:
         outputs: K mappings from signature names to ExportOutputs, or K times None.
-        share: The towers' parts of the batch.
-        device: Where the outputs go.
+        joining: See `merge_predictions`.
 
     Raises:
         TowerMismatchError: If the signatures or their types differ.
@@ -103,12 +82,12 @@ def merge_export_outputs(
         return None
     _require_same_structure([dict.fromkeys(output) for output in outputs], "export_outputs")
     return {
-        name: _merge_output([output[name] for output in outputs], share, device, name)
+        name: _merge_output([output[name] for output in outputs], joining, name)
         for name in outputs[0]
     }
 
 
-def _merge_output(outputs: Sequence[Any], share: context.Share, device: str, name: str) -> Any:
+def _merge_output(outputs: Sequence[Any], joining: whole.Whole, name: str) -> Any:
     kinds = [type(output) for output in outputs]
     if len(set(kinds)) > 1:
         raise errors.TowerMismatchError(
@@ -118,13 +97,11 @@ def _merge_output(outputs: Sequence[Any], share: context.Share, device: str, nam
 
     def merged(field):
         return merge_predictions(
-            [getattr(output, field) for output in outputs], share, device, f"{name}.{field}"
+            [getattr(output, field) for output in outputs], joining, f"{name}.{field}"
         )
 
     if hasattr(outputs[0], "scores"):
-        return kinds[0](
-            scores=merged("scores"), classes=_merge_classes(outputs, share, device, name)
-        )
+        return kinds[0](scores=merged("scores"), classes=_merge_classes(outputs, joining, name))
     if hasattr(outputs[0], "value"):
         return kinds[0](value=merged("value"))
     if hasattr(outputs[0], "outputs"):
@@ -135,19 +112,19 @@ def _merge_output(outputs: Sequence[Any], share: context.Share, device: str, nam
     )
 
 
-def _merge_classes(outputs: Sequence[Any], share: context.Share, device: str, name: str) -> Any:
+def _merge_classes(outputs: Sequence[Any], joining: whole.Whole, name: str) -> Any:
     classes = [output.classes for output in outputs]
     if classes[0] is not None and classes[0].shape.rank == 0:
         classes = [tf.expand_dims(item, 0) for item in classes]
-        return _concatenated(classes, share, device, f"{name}.classes")
-    return merge_predictions(classes, share, device, f"{name}.classes")
+        return _concatenated(classes, joining, f"{name}.classes")
+    return merge_predictions(classes, joining, f"{name}.classes")
 
 
-def merge_predict(towers: Sequence[Any], share: context.Share, device: str) -> Any:
+def merge_predict(towers: Sequence[Any], joining: whole.Whole) -> Any:
     """Joins the towers' specs of mode PREDICT."""
     specs = [tower.spec for tower in towers]
-    predictions = merge_predictions([s.predictions for s in specs], share, device, "predictions")
-    exports = merge_export_outputs([s.export_outputs for s in specs], share, device)
+    predictions = merge_predictions([s.predictions for s in specs], joining, "predictions")
+    exports = merge_export_outputs([s.export_outputs for s in specs], joining)
     return specs[0]._replace(predictions=predictions, export_outputs=exports)
 
 

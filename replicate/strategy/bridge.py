@@ -13,7 +13,7 @@ from typing import Any
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import context, contributions, conversion, creation, values, weights
+from replicate.strategy import context, conversion, values
 
 _AGGREGATIONS = {
     tf.distribute.ReduceOp.SUM: tf.VariableAggregation.SUM,
@@ -64,30 +64,6 @@ class BridgeStrategy(tf1.distribute.Strategy):
         del options
         return self._owner.run(fn, args, kwargs)
 
-    @property
-    def _scale_loss_for_estimator(self) -> bool:
-        """Whether optimizers scale a tower's loss: TensorFlow asks before each gradient."""
-        mode = context.current()
-        if mode is None or mode.tower is None:
-            return True
-        creation.list_untaken(mode.tower)
-        if mode.share is None:
-            return True
-        mode.tower.before_gradients()
-        mode.tower.count.settle()
-        if mode.share.reduction == "sum" or mode.tower.count.gave_weight:
-            return False
-        if mode.share.reduction == "mean":
-            # NOTE: TensorFlow asks next whether the last loss was summed; the caller of
-            # the model_fn has said that the towers' losses are to be averaged all the same.
-            tf1.get_default_graph()._last_loss_reduction = None
-        mode.tower.expect_scaling()
-        return True
-
-    @_scale_loss_for_estimator.setter
-    def _scale_loss_for_estimator(self, value):
-        del value  # the base class initializes it; the rule above does not change
-
     def __deepcopy__(self, memo):
         return self
 
@@ -118,21 +94,15 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
     def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
         """Reduces many values: see `DistributionStrategy.batch_reduce`.
 
-        Where a batch was split, a mean is that of its rows: what TensorFlow's own code
-        averages, as the moving average of a loss does, is one device's then.
+        Where a batch was split, what TensorFlow's own code averages, as the moving average of
+        a loss does, is one device's.
         """
         del options
         aggregation, pairs = aggregation_of(reduce_op), list(value_destination_pairs)
         share = context.current().share
         if aggregation == tf.VariableAggregation.MEAN and share is not None:
-            return [self._mean_of_rows(share, *pair) for pair in pairs]
+            return [share.joiner.mean(self._strategy, *pair) for pair in pairs]
         return self._strategy.batch_reduce(aggregation, pairs)
-
-    def _mean_of_rows(self, share: context.Share, value: Any, destination: Any) -> Any:
-        weighted = weights.weighted(share, value)
-        if weighted is None:
-            return self._strategy.reduce(tf.VariableAggregation.MEAN, value, destination)
-        return self._strategy.reduce(tf.VariableAggregation.SUM, weighted, destination)
 
     def update(self, var, fn, args=(), kwargs=None, group=True):
         """Runs `fn` on each copy of `var`; in a tower, in a merge call.
@@ -232,9 +202,8 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
     @property
     def _num_replicas_in_sync(self):
         mode = context.current()
-        if mode is None or mode.tower is None or mode.share is None:
-            return self._strategy.num_towers
-        return mode.tower.count_for_reader()
+        is_one_device = mode is not None and mode.tower is not None and mode.share is not None
+        return 1 if is_one_device else self._strategy.num_towers
 
     def _local_results(self, val):
         return tuple(self._strategy.unwrap(val))
@@ -280,12 +249,12 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
 
     def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
         share = context.current().share
-        if share is not None and share.step is not None:
-            merge_fn, args = share.step.wrap(merge_fn, args)
+        if share is not None:
+            merge_fn, args = share.joiner.wrap(merge_fn, args)
         return self._tower.merge_for_tensorflow(merge_fn, args, kwargs)
 
     def all_reduce(self, reduce_op, value, options=None):
-        """See base class.
+        """Reduces over all towers; a mean is that of the rows of the batch.
 
         NOTE: in a graph TensorFlow's own looks for the variables behind the result, finds
         those of the other towers, and refuses them.
@@ -294,47 +263,35 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         if tf.executing_eagerly() or any(isinstance(v, tf.IndexedSlices) for v in flat):
             return super().all_reduce(reduce_op, value, options)
         flat = [tf.convert_to_tensor(v) for v in flat]
-        reduced = [tf.stop_gradient(v) for v in self._reduced(reduce_op, flat)]
+        is_mean = aggregation_of(reduce_op) == tf.VariableAggregation.MEAN
+        reduced = [tf.stop_gradient(v) for v in self._summed(flat, is_mean)]
 
         @tf.custom_gradient
         def linked(*tensors):
             def gradient(*gradients):
-                found = self._back(reduce_op, gradients)
-                return [*found, *[None] * len(reduced)]
+                # NOTE: every tower's loss depends on what this one gave to the sum.
+                found = self._summed(gradients, False)
+                return [*(self._weighted(found) if is_mean else found), *[None] * len(reduced)]
 
             return [tf.identity(tensor) for tensor in tensors[len(flat) :]], gradient
 
-        return tf.nest.pack_sequence_as(value, linked(*flat, *reduced))
+        found = linked(*flat, *reduced)
+        share = context.current().share
+        for tensor in found if share is not None else ():
+            share.joiner.note(self._tower.tower_id, tensor)
+        return tf.nest.pack_sequence_as(value, found)
 
-    def _back(self, reduce_op: Any, gradients: Sequence[tf.Tensor]) -> list:
-        """Returns the gradients with respect to what this tower gave to an all-reduce.
+    def _weighted(self, tensors: Sequence[tf.Tensor]) -> list:
+        return [reductions.scaled(tensor, self._tower.weight, None) for tensor in tensors]
 
-        The other towers' losses depend on it as well, each with its own weight. A gradient
-        that lacks it is multiplied later, by this tower's.
-        """
-        share, weight = context.current().share, self._tower.weight
-        if share is None:
-            return self._reduced(reduce_op, gradients)
-        is_mean = aggregation_of(reduce_op) == tf.VariableAggregation.MEAN
-        lacks_weight = contributions.lacks_weight(share, self._tower.tower_id, gradients[0])
-        if lacks_weight:
-            gradients = [reductions.scaled(found, weight, None) for found in gradients]
-        found = self._reduced(tf.distribute.ReduceOp.SUM, gradients)
-        if is_mean and not lacks_weight:
-            return [reductions.scaled(each, weight, None) for each in found]
-        if lacks_weight and not is_mean:
-            parts = [reductions.as_dtype(weight, each.dtype) for each in found]
-            return [tf.math.divide_no_nan(*pair) for pair in zip(found, parts, strict=True)]
-        return found
-
-    def _reduced(self, reduce_op: Any, tensors: Sequence) -> list:
-        """Reduces each of this tower's tensors with those of the other towers."""
+    def _summed(self, tensors: Sequence, is_mean: bool) -> list:
+        """Sums each of this tower's tensors, or its part of a mean, with the other towers'."""
 
         def across(strategy, *columns):
             pairs = [(column, column) for column in columns]
-            return strategy.extended.batch_reduce_to(reduce_op, pairs)
+            return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
 
-        return self.merge_call(across, args=tuple(tensors))
+        return self.merge_call(across, args=tuple(self._weighted(tensors) if is_mean else tensors))
 
     @property
     def devices(self) -> tuple[str, ...]:

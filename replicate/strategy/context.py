@@ -6,35 +6,61 @@ strategy's tower, which `base` supplies.
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+
+class Joiner(Protocol):
+    """Stands between what towers of one batch bring and what becomes of it."""
+
+    def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
+        """Returns what to call across towers in place of `merge_fn(*args)`.
+
+        Args:
+            merge_fn: What a tower passed to `tf.distribute`'s merge call.
+            args: Its arguments, this tower's.
+        """
+
+    def mean(self, strategy: Any, value: Any, destination: Any) -> Any:
+        """Returns what TensorFlow's own code averages over towers, as one device has it."""
+
+    def written(self, strategy: Any, variable: Any, method: str, value: Any) -> list | None:
+        """Returns what each copy of a variable gets of what K towers write.
+
+        Args:
+            strategy: The strategy; the code runs across towers.
+            variable: The variable.
+            method: The variable's method that towers called.
+            value: Its argument, of all towers.
+
+        Returns:
+            A value for each copy, None where it keeps its own; None: each tower writes by
+            itself.
+        """
+
+    def note(self, tower_id: int, tensor: Any) -> None:
+        """Takes note of a tensor of a tower that has the same value in all of them."""
+
+    def set_loss_weights(self, denominators: Sequence[Any]) -> None:
+        """Takes by how much the K towers' losses weigh; see `TowerContext.set_loss_weight`."""
+
+    def get_loss_reduction(self) -> str | None:
+        """Returns `"sum"` or `"mean"` where losses are reduced so whatever the model says."""
 
 
 class Share(NamedTuple):
-    """What part of the batch each of K towers holds, and what becomes of gradients.
+    """What part of the batch each of K towers holds.
 
     Attributes:
-        weights: List of K scalars n_i / B, Python floats or float64 tensors; they sum to
-            1. A tower may replace its own: see `TowerContext.set_loss_weight`.
+        weights: K scalars n_i / B, Python floats or float64 tensors; they sum to 1.
         has_rows: K truths n_i > 0, Python bools or bool tensors. A tower without rows
-            computes on a borrowed one, and counts for nothing.
-        reduction: `"sum"`, `"mean"`, or None where the last loss decides.
-        marks: K lists of the operations that hold a tower's weight: what depends on one
-            has been multiplied by the weight already.
-        products: K lists of what was multiplied by the number of towers: see `tower_count`.
-        step: Stands between the gradients and the update; None: nothing does.
-        given: K lists of the operations that make a tower's features and labels.
-        row_counts: K numbers n_i, Python ints or int32 tensors; None where nobody counted.
+            computes on a borrowed one, and counts for nothing. The first one has rows.
+        joiner: Joins what the towers bring.
     """
 
-    weights: list
+    weights: tuple
     has_rows: tuple
-    reduction: str | None = None
-    marks: tuple = ()
-    products: tuple = ()
-    step: Any = None
-    given: tuple = ()
-    row_counts: tuple = (None,)
+    joiner: Joiner
 
 
 class Mode(NamedTuple):

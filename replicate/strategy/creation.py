@@ -8,7 +8,7 @@ from replicate import devices as device_names
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
-from replicate.strategy import copies, variables
+from replicate.strategy import context, copies, variables
 
 _LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
 _ON_READ = tf.VariableSynchronization.ON_READ
@@ -61,11 +61,13 @@ def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: S
         places: The copies' devices; `""` leaves the choice to the devices in force.
 
     Returns:
-        A `MirroredVariable`; a plain variable where there is one copy that no tower
-        needs to aggregate into.
+        A `MirroredVariable`; a plain variable where there is one copy that towers do not
+        write together.
     """
     aggregation = _aggregation(kwargs)
-    if len(places) == 1 and (aggregation == variables.NONE or strategy.is_single_tower):
+    is_split = context.current().share is not None
+    needs_towers = aggregation != variables.NONE or is_split
+    if len(places) == 1 and (strategy.is_single_tower or not needs_towers):
         with tf.device(places[0]):
             return next_creator(**kwargs)
     members, collections = _members(next_creator, kwargs, places, same_start=True)
@@ -108,31 +110,7 @@ def canonical_or_same(device: str | None) -> str:
 
 def add_to_collections(variable: Any, kwargs: dict) -> None:
     """Lists a variable of the first tower for a tower that asked for it as well."""
-    _list_once(variable, _collections(kwargs, variable))
-
-
-def list_untaken(tower: Any) -> None:
-    """Lists for a tower the variables that it uses without having asked for them.
-
-    A layer that is kept outside of the model_fn makes its variables in the first tower
-    and has them in the others. An optimizer that looks for what to train finds them in
-    each tower, in the order of the first.
-
-    Args:
-        tower: The context of a tower that builds a graph.
-    """
-    creations = getattr(tower, "creations", None)
-    if tower.tower_id == 0 or creations is None or tf1.executing_eagerly_outside_functions():
-        return
-    listed = set()
-    for request, variable in creations.untaken(tower.tower_id):
-        keys = _collections({"collections": request.collections}, variable)
-        _list_once(variable, keys)
-        listed.update(keys)
-    order = {id(variable): i for i, variable in enumerate(creations.all())}
-    for key in listed:
-        held = tf1.get_collection_ref(key)
-        held.sort(key=lambda variable: order.get(id(variable), -1))
+    _list_once(variable, collections_of(kwargs, variable))
 
 
 def _aggregation(kwargs: dict) -> tf.VariableAggregation:
@@ -159,7 +137,7 @@ def _members(next_creator: Callable, kwargs: dict, places: Sequence[str], same_s
         # what `tf.Variable` makes as a global one whatever the collections.
         for key in (tf1.GraphKeys.TRAINABLE_VARIABLES, tf1.GraphKeys.GLOBAL_VARIABLES):
             isolation.remove(tf1.get_default_graph(), key, members)
-    return members, _collections({**kwargs, "collections": wanted}, members[0])
+    return members, collections_of({**kwargs, "collections": wanted}, members[0])
 
 
 def _start_of(first: Any, place: str) -> Callable:
@@ -174,7 +152,8 @@ def _start_of(first: Any, place: str) -> Callable:
     return initial_value
 
 
-def _collections(kwargs: dict, variable: Any) -> list:
+def collections_of(kwargs: dict, variable: Any) -> list:
+    """Returns the collections that a variable is listed in."""
     wanted = kwargs.get("collections")
     listed = [tf1.GraphKeys.GLOBAL_VARIABLES] if wanted is None else list(wanted)
     if copies.is_of_function(variable):

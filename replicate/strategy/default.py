@@ -6,7 +6,7 @@ from typing import Any
 
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import base, context, contributions, conversion, variables
+from replicate.strategy import base, context, conversion, variables
 from replicate.strategy import tower as towers
 
 
@@ -127,8 +127,13 @@ def get_loss_reduction() -> tf.VariableAggregation:
         reduced by a sum, and MEAN in every other case.
     """
     mode = context.current()
-    is_mean = contributions.is_mean(None if mode is None else mode.share)
-    return variables.MEAN if is_mean else variables.SUM
+    if mode is not None and mode.share is not None:
+        told = mode.share.joiner.get_loss_reduction()
+        if told is not None:
+            return variables.SUM if told == "sum" else variables.MEAN
+    last = getattr(tf1.get_default_graph(), "_last_loss_reduction", None)
+    is_sum = last in (tf1.losses.Reduction.SUM, tf.losses.Reduction.SUM)
+    return variables.SUM if is_sum else variables.MEAN
 
 
 def get_update_device() -> str | None:

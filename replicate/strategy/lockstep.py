@@ -165,7 +165,9 @@ class _Tower(threading.Thread):
         """Called by the tower: waits for the others, and returns its part of the merge."""
         if self._stopping:
             raise _Stop
-        self._refuse_inner_graph()
+        refusal = self.refusal()
+        if refusal is not None:
+            raise RuntimeError(refusal)
         self.request = request
         while True:
             self._asleep.release()
@@ -175,20 +177,22 @@ class _Tower(threading.Thread):
                 return self._answer
             self._order()
 
-    def _refuse_inner_graph(self) -> None:
+    def refusal(self) -> str | None:
+        """Returns why the running code cannot meet the other towers; None: it can."""
         inner = self._inheritance
         if tf1.get_default_graph() is not inner.graph or tf.executing_eagerly() != inner.eager:
-            raise RuntimeError(
+            return (
                 "A merge call must be made in the graph that called call_for_each_tower: tower "
                 f"{self.tower_id} made one inside a tf.function, tf.cond, tf.while_loop or "
                 "another graph. Put call_for_each_tower (or strategy.run) inside the "
                 f"tf.function, or move the merge call out. {_IN_A_MODEL_FN}"
             )
         if not inner.eager and inner.graph._get_control_flow_context() is not None:
-            raise RuntimeError(
+            return (
                 f"A merge call inside tf.cond or tf.while_loop cannot meet the other towers: tower "
                 f"{self.tower_id} made one. Move it out of the control flow. {_IN_A_MODEL_FN}"
             )
+        return None
 
 
 def _stop():
@@ -218,7 +222,7 @@ def run(
     views = None
     if not inheritance.eager:
         prefixes = [inheritance.prefix(tower.tower_id) for tower in towers]
-        views = isolation.Views(inheritance.graph, prefixes, every_collection)
+        views = isolation.Views(inheritance.graph, prefixes, every_collection, creations.unasked)
     creations.watch(views)
     for tower in towers:
         tower.start()

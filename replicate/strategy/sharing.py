@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from replicate import errors
 from replicate.compat.tensorflow import tf
 from replicate.graph import isolation
+from replicate.strategy import creation
 
 # What a tower's own prefix, and numbers that TensorFlow adds, make of a name.
 _PREFIX = re.compile(r"(^|/)tower_\d+/")
@@ -131,6 +132,13 @@ class Creations:
         """Returns what the first tower made and tower `tower_id` never asked for."""
         taken = self._taken[tower_id]
         return [made for i, made in enumerate(self._made) if i not in taken]
+
+    def unasked(self, tower_id: int) -> list[tuple[Any, list]]:
+        """Returns `untaken` as pairs of a variable and the collections that it is listed in."""
+        return [
+            (variable, creation.collections_of({"collections": request.collections}, variable))
+            for request, variable in self.untaken(tower_id)
+        ]
 
     def all(self) -> list:
         """Returns the variables in the order in which the first tower made them."""

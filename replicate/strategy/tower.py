@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import reductions
-from replicate.strategy import context, conversion, lockstep, sharing, tower_count, values
+from replicate.strategy import context, conversion, lockstep, sharing
 
 
 @conversion.unconverted
@@ -22,9 +21,6 @@ class TowerContext:
         self._strategy = strategy
         self._tower_id = tower_id
         self._share = share
-        self._count = None
-        self._scaling_is_next = False
-        self.before_gradients: Callable = lambda: None  # what optimizers of TensorFlow wait for
 
     def merge_call(self, merge_fn: Callable, *args, **kwargs) -> Any:
         """Pauses until all towers are here, and runs a function across towers.
@@ -89,6 +85,16 @@ class TowerContext:
         return self._strategy.worker_devices[self._tower_id]
 
     @property
+    def is_of_one_batch(self) -> bool:
+        """Whether the towers are the parts of one batch, and to the model one device."""
+        return self._share is not None
+
+    @property
+    def can_meet(self) -> bool:
+        """Whether the running code may make a merge call: it is in no function or loop."""
+        return True
+
+    @property
     def has_rows(self) -> Any:
         """Whether this tower holds rows of the batch: a bool, or a bool tensor of shape []."""
         return True if self._share is None else self._share.has_rows[self._tower_id]
@@ -100,63 +106,26 @@ class TowerContext:
             return 1.0 / self.num_towers
         return self._share.weights[self._tower_id]
 
-    @property
-    def count(self) -> tower_count.TowerCount:
-        """K as the model's code sees it, which may divide its loss by it."""
-        if self._count is None:
-            self._count = self._new_count()
-        return self._count
-
-    def _new_count(self) -> tower_count.TowerCount:
-        share, i = self._share, self._tower_id
-        if share is None or not share.marks:
-            return tower_count.TowerCount(self.num_towers, self.weight, [], [])
-        return tower_count.TowerCount(
-            self.num_towers, self.weight, share.marks[i], share.products[i]
-        )
-
     def set_loss_weight(self, denominator: Any) -> None:
-        """Tells by how much this tower's loss weighs in the mean over towers.
+        """Tells by what this tower's loss was divided, where nobody can see it.
 
-        A loss that is a weighted mean divides by its tower's own weights, not by its
-        rows. Given each tower's denominator d_i, towers weigh d_i / sum(d), and the mean
-        is one device's. To be called in every tower, before the optimizer; does nothing
-        where the model is not replicated, or losses are summed.
+        How a loss was reduced from its rows is seen, unless an operation hides it; then
+        the loss is taken for a mean over rows. Given each tower's denominator d_i, towers
+        weigh d_i / sum(d) instead. To be called in every tower, before gradients are
+        taken; does nothing where the model is not replicated.
 
         Args:
             denominator: What this tower's loss was divided by: a scalar, at least 0.
         """
         if self._share is None or self.is_single_tower:
             return
+        joiner = self._share.joiner
 
         def across(strategy, denominators):
-            parts = [tf.cast(part, tf.float64) for part in strategy.unwrap(denominators)]
-            parts = parts * strategy.num_towers if len(parts) == 1 else parts
-            parts = reductions.mask_rows(parts, self._share.has_rows)
-            total = tf.add_n(parts)
-            # NOTE: without any weight losses are 0, but what is regularized still counts once.
-            return values.PerDevice(
-                [
-                    tf.where(total > 0, tf.math.divide_no_nan(part, total), rows)
-                    for part, rows in zip(parts, self._share.weights, strict=True)
-                ]
-            )
+            parts = strategy.unwrap(denominators)
+            joiner.set_loss_weights(parts * strategy.num_towers if len(parts) == 1 else parts)
 
-        self._share.weights[self._tower_id] = self.merge_call(
-            across, tf.convert_to_tensor(denominator)
-        )
-        self._count = None
-
-    def expect_scaling(self) -> None:
-        """Notes that an optimizer of TensorFlow asks for K next, to scale its loss."""
-        self._scaling_is_next = True
-
-    def count_for_reader(self) -> tower_count.TowerCount:
-        """Returns K for whoever reads it: the model's code, or an optimizer's scaling."""
-        if self._scaling_is_next:
-            self._scaling_is_next = False
-            return self._new_count()
-        return self.count
+        self.merge_call(across, tf.convert_to_tensor(denominator))
 
 
 @conversion.unconverted
@@ -167,6 +136,11 @@ class LockstepContext(TowerContext):
         super().__init__(strategy, thread.tower_id, share)
         self._thread = thread
         self.creations = creations
+
+    @property
+    def can_meet(self) -> bool:
+        """See base class."""
+        return self._thread.refusal() is None
 
     def _merge_call(self, fn, args, kwargs, run):
         return self._thread.sleep(lockstep.MergeRequest(fn, args, kwargs, run))

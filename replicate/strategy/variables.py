@@ -6,7 +6,7 @@ value of its own in each, aggregated when it is read across towers.
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import context, values, weights
+from replicate.strategy import context, values
 from replicate.strategy.distributed_variable import DistributedVariable
 
 NONE = tf.VariableAggregation.NONE
@@ -18,11 +18,18 @@ FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
 _MERGEABLE = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub")
 
 
+def joiner_of(tower) -> context.Joiner | None:
+    """Returns who joins what the towers of one batch write; None: there are no such towers."""
+    share = context.current().share
+    return None if share is None or tower.is_single_tower else share.joiner
+
+
 class MirroredVariable(DistributedVariable):
     """Copies that all hold the same value (synchronization ON_WRITE).
 
     Across towers an assignment writes every copy. In a tower all towers meet, their
-    values are aggregated as `aggregation` says, and every copy is written.
+    values are aggregated as `aggregation` says, and every copy is written; where the towers
+    are the parts of one batch, as one device would write it.
     """
 
     def read_across(self) -> tf.Tensor:
@@ -33,6 +40,9 @@ class MirroredVariable(DistributedVariable):
         return self._members[0]._as_graph_element()
 
     def _write_in_tower(self, tower, method, value, kwargs):
+        joiner = joiner_of(tower)
+        if joiner is not None:
+            return self._write_joined(tower, joiner, method, value, kwargs)
         if self._aggregation == NONE:
             raise ValueError(
                 "A mirrored variable that a tower assigns needs an aggregation: "
@@ -49,7 +59,18 @@ class MirroredVariable(DistributedVariable):
             )
 
         def write(strategy, merged):
-            return self._write_across(method, self._aggregate(strategy, merged), kwargs)
+            return self._write_across(method, self.aggregate(strategy, merged), kwargs)
+
+        return tower.merge_call(write, value)
+
+    def _write_joined(self, tower, joiner, method, value, kwargs):
+        """Writes what one device writes, where the towers are the parts of one batch."""
+        if not tower.can_meet:
+            return getattr(self._member(), method)(value, **kwargs)
+
+        def write(strategy, merged):
+            parts = joiner.written(strategy, self, method, merged)
+            return self._write_members(method, parts, kwargs)
 
         return tower.merge_call(write, value)
 
@@ -62,21 +83,13 @@ class MirroredVariable(DistributedVariable):
             )
         return super()._write_across(method, value, kwargs)
 
-    def _aggregate(self, strategy, value):
-        """Joins what K towers bring; a value that all share counts once per tower.
-
-        Where a batch was split, a mean is that of its rows.
-        """
+    def aggregate(self, strategy, value):
+        """Joins what K towers bring; a value that all share counts once per tower."""
         if self._aggregation == FIRST:
             return self._first(strategy, value)
         if not isinstance(value, values.DistributedValues):
             shared = tf.convert_to_tensor(value, dtype=self.dtype)
             value = values.PerDevice([shared] * strategy.num_towers)
-        share = context.current().share
-        if self._aggregation == MEAN and share is not None:
-            parts = weights.weighted(share, value)
-            if parts is not None:
-                return strategy.reduce(SUM, parts, destinations=self)
         return strategy.reduce(self._aggregation, value, destinations=self)
 
     def _first(self, strategy, value):
@@ -88,7 +101,7 @@ class MirroredVariable(DistributedVariable):
         if tf.executing_eagerly() or not isinstance(value, values.DistributedValues):
             return first
         made = [part for part in strategy.unwrap(value)[1:] if part is not None]
-        with tf1.control_dependencies([reductions.operation_of(part) for part in made]):
+        with tf1.control_dependencies(tf.nest.flatten(made, expand_composites=True)):
             return tf.nest.map_structure(tf.identity, first, expand_composites=True)
 
 
@@ -101,6 +114,7 @@ class TowerLocalVariable(DistributedVariable):
     """
 
     is_assumed_sum = False  # whether nobody named its aggregation
+    is_gathered = False  # whether the first copy gets what all towers write
     _follows_first = False
 
     def __init__(self, strategy, members, devices, aggregation):
@@ -153,6 +167,18 @@ class TowerLocalVariable(DistributedVariable):
         return self._write_members(method, self.spread(value), kwargs)
 
     def _write_in_tower(self, tower, method, value, kwargs):
+        joiner = joiner_of(tower)
+        if joiner is None or not tower.can_meet or len(self._members) == 1:
+            return self._write_own(tower, method, value, kwargs)
+
+        def write(strategy, merged):
+            parts = joiner.written(strategy, self, method, merged)
+            return None if parts is None else self._write_members(method, parts, kwargs)
+
+        written = tower.merge_call(write, value)
+        return self._write_own(tower, method, value, kwargs) if written is None else written
+
+    def _write_own(self, tower, method, value, kwargs):
         member = self._members[tower.tower_id if len(self._members) > 1 else 0]
         has_rows = tower.has_rows
         if has_rows is True:

@@ -78,5 +78,5 @@ def minimize(optimizer: tf1.train.Optimizer, loss: tf.Tensor) -> tf.Operation:
             "the model_fn for operations without gradients."
         )
     global_step = tf1.train.get_or_create_global_step()
-    step = context.current().share.step
+    step = context.current().share.joiner.step
     return step.apply_gradients(optimizer, pairs, global_step)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, reductions
-from replicate.strategy import context, variables
+from replicate.graph import ancestry, reductions, whole
+from replicate.strategy import variables
 
 
 def settle(
@@ -59,13 +59,13 @@ def _spread_first(variable: variables.TowerLocalVariable) -> tf.Operation:
 
 
 def average(
-    made: Iterable[Any], share: context.Share, running: Sequence[Any], of_rowless: bool = False
+    made: Iterable[Any], rows: whole.Rows, running: Sequence[Any], of_rowless: bool = False
 ) -> tf.Operation | None:
     """Averages the copies of each batch statistic over towers, weighted by rows.
 
     Args:
         made: The variables that the towers made.
-        share: The towers' parts of the batch.
+        rows: The towers' rows.
         running: What a training step runs: its train_op and its loss.
         of_rowless: Whether the mean goes only to towers without rows, whose copies nothing
             else updates.
@@ -74,7 +74,7 @@ def average(
         An operation that runs after the step and gives the copies the mean; None where
         there is nothing to do.
     """
-    towers = [i for i, has in enumerate(share.has_rows) if has is not True or not of_rowless]
+    towers = [i for i, has in enumerate(rows.has_rows) if has is not True or not of_rowless]
     executed = ancestry.executed_by(running)
     statistics = [
         variable
@@ -86,20 +86,20 @@ def average(
     if not statistics or not towers:
         return None
     with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
-        averaged = [_average(variable, share, towers, of_rowless) for variable in statistics]
+        averaged = [_average(variable, rows, towers, of_rowless) for variable in statistics]
         return tf1.group(*averaged)
 
 
 def _average(
-    variable: Any, share: context.Share, towers: Sequence[int], of_rowless: bool
+    variable: Any, rows: whole.Rows, towers: Sequence[int], of_rowless: bool
 ) -> tf.Operation:
     members = variable.members
     copies = [tf.identity(member.read_value()) for member in members]
     with tf1.control_dependencies(copies):
-        mean = reductions.weighted_sum_onto(copies, share.weights, members[0].device)
+        mean = reductions.weighted_sum_onto(copies, rows.weights, members[0].device)
         written = []
         for i in towers:
-            keeps = of_rowless and share.has_rows[i]
+            keeps = of_rowless and rows.has_rows[i]
             value = mean if keeps is False else tf.where(keeps, copies[i], mean)
             written.append(members[i].assign(value, read_value=False))
         return tf1.group(*written)

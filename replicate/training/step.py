@@ -1,9 +1,9 @@
 """What happens to gradients between the towers and the optimizer's update.
 
 Every optimizer that applies gradients in a tower meets the other towers in a merge
-call. `GradientStep` stands in that call: it sees that each tower's gradients carry the
-tower's weight, reduces them, adds up successive batches, clips, and then lets the
-optimizer's own function update the variables, once, with all towers as one.
+call. `GradientStep` stands in that call: it takes the gradients that are the whole batch's
+already, adds up successive batches, clips, and then lets the optimizer's own function update
+the variables, once, with all towers as one.
 """
 
 import functools
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import default, variables
-from replicate.training import accumulation, gradients, merged
+from replicate.strategy import default, values, variables
+from replicate.training import accumulation, applied, merged
 
 # The functions that optimizers pass to a merge call: TensorFlow's own, then tf_keras'.
 _APPLY = "_distributed_apply"
@@ -36,6 +36,18 @@ class GradientStep:
             _require_positive("clip_global_norm", clip_global_norm, (int, float))
         self._accumulate_steps = accumulate_steps
         self._clip_global_norm = clip_global_norm
+        self._joining: Any = None
+        self.is_silent = False  # whether optimizers that towers bring are left out
+
+    def of(self, joining: Any) -> "GradientStep":
+        """Returns this step for the towers of one batch.
+
+        Args:
+            joining: Knows which gradients are the whole batch's: a `joining.Joining`.
+        """
+        made = GradientStep(self._accumulate_steps, self._clip_global_norm)
+        made._joining = joining
+        return made
 
     def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
         """Returns what to call across towers in place of `merge_fn(*args)`.
@@ -46,12 +58,14 @@ class GradientStep:
         """
         function = _innermost(merge_fn)
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+        if self.is_silent and name in (_APPLY, _KERAS_SUM):
+            return (_as_given if name == _KERAS_SUM else _nothing), args
         if name == _APPLY and isinstance(owner, tf1.train.Optimizer):
             pairs, *others = args
-            brought = gradients.TowerGradients(owner, list(pairs))
+            brought = applied.TowerGradients(owner, list(pairs))
             return functools.partial(self._apply, merge_fn), (brought, *others)
         if name == _KERAS_SUM:
-            return self._sum_keras, (gradients.TowerGradients(owner, list(args[0])),)
+            return self._sum_keras, (applied.TowerGradients(owner, list(args[0])),)
         if name == _APPLY:
             return functools.partial(self._apply_keras, merge_fn), args
         return merge_fn, args
@@ -68,7 +82,7 @@ class GradientStep:
         Returns:
             What `apply_gradients` returned.
         """
-        brought = gradients.TowerGradients(optimizer, list(pairs))
+        brought = applied.TowerGradients(optimizer, list(pairs))
         across = functools.partial(self._apply, functools.partial(_apply_once, optimizer))
         return default.get_tower_context().merge_call(across, brought, *args, **kwargs)
 
@@ -76,27 +90,33 @@ class GradientStep:
         """The step of a `tf.compat.v1.train.Optimizer`."""
         owner = getattr(strategy, "owner", strategy)
         towers = owner.unwrap(brought)
-        pairs = gradients.joined(towers, owner.worker_devices)
+        pairs = applied.joined(towers, owner.worker_devices)
         optimizer, trained = towers[0].optimizer, towers[0].trained
-        reduced = gradients.summed(owner, pairs)
+        reduced = self._reduced(owner, pairs)
 
         def update(found, step):
-            clipped = gradients.clip(found, self._clip_global_norm)
+            clipped = applied.clip(found, self._clip_global_norm)
             found = list(zip(clipped, trained, strict=True))
             return merged.run(owner, apply, found, step, name)
 
         if self._accumulate_steps == 1:
-            applied = update(reduced, global_step)
+            updated = update(reduced, global_step)
         else:
             _require_no_queues(optimizer)
             _create_slots(optimizer, trained)
-            applied = accumulation.accumulate(
-                owner, reduced, trained, self._accumulate_steps, update, global_step, _is_mean()
+            updated = accumulation.accumulate(
+                owner,
+                reduced,
+                trained,
+                self._accumulate_steps,
+                update,
+                global_step,
+                not self._is_sum(pairs),
             )
         for tower in towers[1:]:
             # NOTE: what one tower's optimizer made serves all: get_slot, variables().
             vars(tower.optimizer).update(vars(optimizer))
-        return applied
+        return updated
 
     def _apply_keras(self, merge_fn, strategy, pairs, **kwargs) -> Any:
         """The step of a tf_keras optimizer, whose gradients were summed before."""
@@ -105,25 +125,53 @@ class GradientStep:
 
         def update(found, step):
             del step  # the optimizer's `iterations` is its own to advance
-            clipped = gradients.clip(found, self._clip_global_norm)
+            clipped = applied.clip(found, self._clip_global_norm)
             return merge_fn(strategy, list(zip(clipped, trained, strict=True)), **kwargs)
 
         found = [gradient for gradient, _ in pairs]
         if self._accumulate_steps == 1:
             return update(found, None)
         return accumulation.accumulate(
-            strategy.owner, found, trained, self._accumulate_steps, update, None, _is_mean()
+            strategy.owner,
+            found,
+            trained,
+            self._accumulate_steps,
+            update,
+            None,
+            not self._is_sum(pairs),
         )
 
-    @staticmethod
-    def _sum_keras(strategy, brought) -> list:
+    def _sum_keras(self, strategy, brought) -> list:
         owner = strategy.owner
-        pairs = gradients.joined(owner.unwrap(brought), owner.worker_devices)
-        return gradients.summed(owner, pairs)
+        pairs = applied.joined(owner.unwrap(brought), owner.worker_devices)
+        return self._reduced(owner, pairs)
+
+    def _reduced(self, strategy: Any, pairs: Sequence[tuple]) -> list:
+        """Returns what is applied of N pairs of the towers' gradients and their variable."""
+        if self._joining is None or strategy.is_single_tower:
+            return strategy.batch_reduce(variables.SUM, pairs)
+        return [
+            self._joining.applied(strategy, gradient.values, variable)
+            for gradient, variable in pairs
+        ]
+
+    def _is_sum(self, pairs: Sequence[tuple]) -> bool:
+        """Whether gradients of several batches are added up, and not averaged."""
+        if self._joining is None:
+            return default.get_loss_reduction() == variables.SUM
+        return self._joining.is_sum([values.select_tower(0, gradient) for gradient, _ in pairs])
 
 
-def _is_mean() -> bool:
-    return default.get_loss_reduction() == variables.MEAN
+def _nothing(*args, **kwargs) -> tf.Operation:
+    """Stands for the update of an optimizer that is left out."""
+    del args, kwargs
+    return tf.no_op()
+
+
+def _as_given(strategy, pairs, *args, **kwargs) -> list:
+    """Stands for the sum of gradients for an optimizer that is left out."""
+    del strategy, args, kwargs
+    return [gradient for gradient, _ in pairs]
 
 
 def _apply_once(optimizer: Any, whole: Any, pairs: Sequence, global_step: Any, name: Any) -> Any:

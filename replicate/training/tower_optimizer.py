@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from replicate.compat.tensorflow import tf1
+from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import context
 from replicate.training import merged, step
 
@@ -50,7 +50,7 @@ class TowerOptimizer(tf1.train.Optimizer):
         return self._optimizer_or_fn
 
     def compute_gradients(self, loss: Any, *args, **kwargs) -> list:
-        """See base class. Under mean, gradients carry this tower's part of the batch."""
+        """See base class. In a replicated model_fn, they are the whole batch's."""
         return self.optimizer.compute_gradients(loss, *args, **kwargs)
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None):
@@ -69,8 +69,9 @@ class TowerOptimizer(tf1.train.Optimizer):
                 f"across towers, in the scope of {mode.strategy!r}. Call it in the function that "
                 "strategy.call_for_each_tower runs, with that tower's gradients."
             )
-        share = mode.share
-        meeting = step.GradientStep() if share is None or share.step is None else share.step
+        meeting = step.GradientStep() if mode.share is None else mode.share.joiner.step
+        if meeting.is_silent:
+            return tf.no_op()
         return meeting.apply_gradients(self.optimizer, grads_and_vars, global_step, name)
 
     def get_name(self) -> str:

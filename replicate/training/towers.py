@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from replicate import errors
+from replicate.compat import gradients as gradient_calls
 from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, regularization
-from replicate.strategy import base, context, contributions, default, sharing, variables
+from replicate.graph import ancestry
+from replicate.strategy import base, context, default, sharing
 from replicate.training import optimizer as optimizers
+from replicate.training.joining import Joining
 
 _log = logging.getLogger("replicate")
 _ARGUMENTS = ("features", "labels", "mode", "params", "config")
@@ -118,8 +120,9 @@ def build(
     labels: Any,
     factory: optimizers.OptimizerFactory | None,
     creations: sharing.Creations,
+    joining: Joining,
 ) -> list[Tower]:
-    """Builds the model once per tower; optimizers let the towers meet.
+    """Builds the model once per tower; gradients and optimizers let the towers meet.
 
     Args:
         strategy: Runs the towers; its scope is entered.
@@ -128,6 +131,7 @@ def build(
         labels: PerDevice of the K shards of the labels.
         factory: Makes the optimizer in mode TRAIN; None where the model_fn has its own.
         creations: The log of the towers' variables.
+        joining: Joins what the towers bring.
 
     Returns:
         K towers.
@@ -139,15 +143,12 @@ def build(
     def tower_fn(features, labels):
         tower = default.get_tower_context()
         before = set(map(id, tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)))
-        silence = _count_regularization_once(tower)
-        spec = call(features, labels)
-        silence(spec.loss)
-        updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
         train_op = None
-        if factory is not None:
-            brought = contributions.Contributions(context.current().share)
-            loss = brought.to_derive(tower.tower_id, spec.loss)
-            train_op = optimizers.minimize(factory.get(), loss)
+        with gradient_calls.taken_by(joining.gradients.taker(tower)):
+            spec = call(features, labels)
+            updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+            if factory is not None:
+                train_op = optimizers.minimize(factory.get(), spec.loss)
         _log.info("Built tower %d of %d on %s.", tower.tower_id, tower.num_towers, tower.device)
         own = tuple(update for update in updates if id(update) not in before)
         return Tower(tower.tower_id, tower.device, spec, train_op, own)
@@ -161,35 +162,14 @@ def build(
 
 
 def _keras_reduction(reduction: Any) -> Any:
-    """Lets a Keras loss average over its tower's rows, which the tower's weight accounts for."""
+    """Lets a Keras loss average over its tower's rows: towers are the parts of one batch."""
     mode = context.current()
-    if mode is None or mode.tower is None or mode.share is None:
+    if mode is None or mode.tower is None or not mode.tower.is_of_one_batch:
         return None
     if reduction == tf.keras.losses.Reduction.AUTO:
         reduction = tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE
     tf1.get_default_graph()._last_loss_reduction = reduction  # as `tf.compat.v1.losses` do
     return reduction
-
-
-def _count_regularization_once(tower: Any) -> Callable:
-    """Sees to it that a later tower whose loss is added brings no regularization losses.
-
-    Returns:
-        A function of the tower's loss, to be called when the model_fn has returned.
-    """
-    if tower.tower_id == 0:
-        return lambda loss: None
-    graph = tf1.get_default_graph()
-    given = context.current().share.given
-    made = functools.partial(tower.creations.operations, tower.tower_id)
-    silencer = regularization.Silencer(graph, f"{graph.get_name_scope()}/", made, given)
-
-    def silence(loss=None):
-        if default.get_loss_reduction() == variables.SUM:
-            silencer.silence(loss)
-
-    tower.before_gradients = silence
-    return lambda loss: None if loss is None else silence(loss)
 
 
 def _require_same_variables(towers: Sequence[Tower], creations: sharing.Creations) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry
-from replicate.strategy import context, sharing, variables
+from replicate.strategy import sharing, variables
+from replicate.training import joining
 
 
 def refuse_lone(
     creations: sharing.Creations,
-    share: context.Share,
+    join: joining.Joining,
     running: Sequence[Any],
     updates: Sequence[Any] = (),
 ) -> None:
@@ -24,7 +25,7 @@ def refuse_lone(
 
     Args:
         creations: The log of what the towers made.
-        share: The towers' parts of the batch.
+        join: Joins what the towers bring.
         running: What a step runs: tensors and operations.
         updates: Those of the first tower that stand for all towers'. They may write from its
             rows alone what no other tower reads.
@@ -32,18 +33,18 @@ def refuse_lone(
     Raises:
         TowerMismatchError: Names the variable, the tower and the operation.
     """
-    if len(share.weights) == 1:
+    rows = join.whole.rows
+    if len(rows.weights) == 1:
         return
     executed = ancestry.executed_by(running)
     spared = ancestry.executed_by(updates)
-    made_from_rows = _made_from_rows(share)
-    later = {i: creations.operations(i) for i in range(1, len(share.weights))}
+    later = {i: creations.operations(i) for i in range(1, len(rows.weights))}
     shared = {id(variable): variable for variable in [*creations.all(), *tf1.global_variables()]}
     for variable in shared.values():
         for op in _uses(variable, executed, spared):
             tower_id = next((i for i, made in later.items() if op in made), None)
-            if tower_id is None and op not in spared:
-                tower_id = _lone(op, made_from_rows)
+            if tower_id is None and op not in spared and not join.whole.is_lone:
+                tower_id = 0 if op in join.whole.varying else None
             if tower_id is not None:
                 raise _refusal(variable, op, tower_id)
 
@@ -58,22 +59,6 @@ def _uses(variable: Any, executed: set, spared: set) -> Iterator[tf.Operation]:
                 yield write
             elif write in executed:
                 yield from (op for op in member.handle.consumers() if op in executed)
-
-
-def _made_from_rows(share: context.Share) -> dict[int, set]:
-    """Returns for each tower that may have rows what depends on them, and not on others' alone."""
-    given = [set(operations) for operations in share.given]
-    return {
-        i: ancestry.reached_from(own.difference(*given[:i], *given[i + 1 :]))
-        for i, own in enumerate(given)
-        if share.has_rows[i] is not False
-    }
-
-
-def _lone(op: tf.Operation, made_from_rows: dict[int, set]) -> int | None:
-    """Returns a tower from whose rows an operation is made, if not all have a part in it."""
-    readers = [i for i, made in made_from_rows.items() if op in made]
-    return readers[0] if 0 < len(readers) < len(made_from_rows) else None
 
 
 def _refusal(variable: Any, op: tf.Operation, tower_id: int) -> errors.TowerMismatchError:

@@ -1,0 +1,398 @@
+"""What K towers compute of their rows becomes what one device computes of the whole batch.
+
+A tensor without rows that is made from the batch is a function of *row reductions*: sums,
+means, numbers of rows. Walking back from it, the operations that reduce rows end the walk;
+what lies behind them, the *tail*, reads numbers and weights alone. A sum joins over towers as
+the sum, a mean as the mean weighted by the elements that each tower averaged; the tail,
+copied with the joined values in place of the towers' own, gives the whole batch's value.
+
+With a static batch, numbers of rows are constants that TensorFlow and Python have folded. So
+there the tail is taken from the model's graph on the whole batch, operation by operation
+beside the towers': constants that differ are numbers of rows.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import ancestry, copying, reductions, row_dimensions, row_reductions
+
+UNKNOWN = "unknown"
+WHOLE = "whole"  # a value that is the whole batch's already, in each tower
+
+
+class Rows(NamedTuple):
+    """The rows of K towers.
+
+    Attributes:
+        given: K lists of the dense tensors that make a tower's part of the batch.
+        counts: K numbers n_i; ints, or int32 tensors of shape [].
+        weights: K parts n_i / B: floats, or float64 tensors of shape [].
+        has_rows: K truths n_i > 0: bools, or bool tensors of shape [].
+        devices: The K towers' devices.
+        home: The device on which what is joined is computed.
+    """
+
+    given: Sequence[Sequence[tf.Tensor]]
+    counts: Sequence[Any]
+    weights: Sequence[Any]
+    has_rows: Sequence[Any]
+    devices: Sequence[str]
+    home: str
+
+
+class Reduction(NamedTuple):
+    """A tensor that each tower has reduced from its rows.
+
+    Attributes:
+        kind: `"sum"`, `"mean"`, `"size"`, `"shape"`, `"all"`, `"any"`, `"first"`, `"unknown"`
+            or `"whole"`; see `row_reductions`.
+        column: K tensors of one shape and dtype.
+        source: The same tensor in the graph that the tail is copied from.
+    """
+
+    kind: str
+    column: tuple
+    source: tf.Tensor
+
+
+class Joined(NamedTuple):
+    """A row reduction, joined over towers.
+
+    Attributes:
+        value: The whole batch's, on the home device.
+        factors: K scalars: the derivative of the joined value by each tower's own. None: 1.
+    """
+
+    value: tf.Tensor
+    factors: Sequence[Any] | None
+
+
+class Tail(NamedTuple):
+    """How a tensor without rows is made of row reductions.
+
+    Attributes:
+        reductions: What it is made of.
+        operations: What makes it of them, in the graph that they are copied from.
+        inputs: What these operations read of weights and constants: tensors of the first
+            tower, by the source's `ref()`.
+        waits: Operations that the towers' own ones wait for.
+        unknown: What hides how its rows were reduced: tensors of the first tower, each with a
+            reason.
+        twins: The source's `ref()` by that of the first tower, of all tensors that were met.
+    """
+
+    reductions: list[Reduction]
+    operations: list[tf.Operation]
+    inputs: dict
+    waits: list[tf.Operation]
+    unknown: list[tuple]
+    twins: dict
+
+
+class Whole:
+    """Joins what K towers made of their rows.
+
+    Args:
+        rows: The towers' rows.
+        partner: Returns what the graph of the whole batch has in place of a tensor of the
+            first tower, or None; where the batch is dynamic, None itself.
+        warn: Called once for each tensor that hides how its rows were reduced, with the
+            first tower's tensor and a reason.
+    """
+
+    def __init__(
+        self, rows: Rows, partner: Callable | None, warn: Callable[[tf.Tensor, str], None]
+    ):
+        self.rows = rows
+        self._partner = partner
+        self._warn = warn
+        self.ends: set[tf.Operation] = set()
+        self._known: dict[Any, Reduction] = {}
+        self._joined: dict[Any, Joined] = {}
+        self._copied: dict[Any, tuple] = {}
+        self._differing: dict[Any, bool] = {}
+        self.is_lone = all(has is False for has in rows.has_rows[1:])
+        self.unknown_weights: Sequence[Any] | None = None
+        sources = [tensor.op for tensor in rows.given[0]]
+        self.varying = ancestry.Descent(sources, self.ends)
+        self._dimensions = row_dimensions.RowDimensions(rows.given[0], self.varying)
+
+    # What is whole already.
+
+    def note(self, column: Sequence[tf.Tensor], kind: str = WHOLE, parts: Sequence = ()) -> None:
+        """Takes note of a value that is the whole batch's in each of K towers.
+
+        Args:
+            column: K tensors, which may be one and the same.
+            kind: `"whole"` where derivatives by it find their way through its own gradient
+                function; `"sum"` where it is the sum of `parts`.
+            parts: K tensors of which the towers' rows are in.
+        """
+        self.ends.update(tensor.op for tensor in column)
+        for tensor in column:
+            self._known[tensor.ref()] = Reduction(kind, tuple(parts or column), column[0])
+        if parts:
+            self._joined[parts[0].ref()] = Joined(column[0], None)
+
+    def noted(self, tensor: tf.Tensor) -> Reduction | None:
+        """Returns the reduction behind a tensor that is whole already."""
+        return self._known.get(tensor.ref())
+
+    def is_whole(self, tensor: Any) -> bool:
+        """Whether a tensor of the first tower depends on its rows through whole values alone."""
+        parts = tf.nest.flatten(tensor, expand_composites=True)
+        return all(part.op not in self.varying for part in parts)
+
+    def has_rows(self, tensor: tf.Tensor) -> bool | None:
+        """Whether a tensor of the first tower has rows; None where its rank is unknown."""
+        source = self.source_of(tensor)
+        if source is None:  # nobody knows; what is as long as the tower's rows has rows
+            length = tensor.shape[0] if tensor.shape.rank else 0
+            return tensor.op in self.varying and length in (None, self.rows.counts[0])
+        found = self.row_dimensions(tensor, source)
+        return None if found is None else bool(found)
+
+    def row_dimensions(self, tensor: tf.Tensor, source: tf.Tensor | None = None) -> tuple | None:
+        """Returns the dimensions of a tensor of the first tower that are rows."""
+        return self._dimensions.of(tensor, source if self._partner else None)
+
+    def source_of(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns the tensor from which tails are copied: with a dynamic batch, itself."""
+        return tensor if self._partner is None else self._partner(tensor)
+
+    # From towers to the whole.
+
+    def value(self, column: Sequence[tf.Tensor], declared: str | None = None) -> tf.Tensor:
+        """Returns the whole batch's value of a tensor without rows; on the home device.
+
+        Args:
+            column: K tensors, one of each tower, without rows.
+            declared: See `copied`.
+
+        Raises:
+            TowerMismatchError: If their dtypes or shapes differ.
+        """
+        return self.copied(column, declared)[1][column[0].ref()]
+
+    def copied(self, column: Sequence[tf.Tensor], declared: str | None = None) -> tuple:
+        """Copies what makes a tensor without rows, on the home device.
+
+        Args:
+            column: K tensors, one of each tower, without rows.
+            declared: `"sum"` or `"mean"`: how rows are reduced, whatever the model says.
+
+        Returns:
+            The tail, and the copies by the `ref()` of the first tower's tensors.
+
+        Raises:
+            TowerMismatchError: If dtypes or shapes of the column differ.
+        """
+        key = (column[0].ref(), declared)
+        if key not in self._copied:
+            column = reductions.require_alike(column)
+            tail = self.tail(column, declared)
+            for tensor, reason in tail.unknown:
+                self._warn(tensor, reason)
+            joined = {part.source.ref(): self.joined(part).value for part in tail.reductions}
+            replaced = {**tail.inputs, **joined}
+            with self.at_home(), tf1.control_dependencies(tail.waits):
+                made = {**replaced, **copying.copied(tail.operations, replaced, "tail")}
+            copies = {own: made[source] for own, source in tail.twins.items() if source in made}
+            self._copied[key] = (tail, copies)
+        return self._copied[key]
+
+    def tail(self, column: Sequence[tf.Tensor], declared: str | None = None) -> Tail:
+        """Returns how a tensor without rows is made of row reductions; see `copied`."""
+        if self.is_lone:
+            return _lone_tail(column)
+        tail = _Walk(self, column, self.source_of(column[0])).tail
+        kinds = {part.kind for part in tail.reductions} - {WHOLE}
+        if declared is None or kinds <= {declared}:
+            return tail
+        return _Walk(self, column, column[0], declared).tail
+
+    def at_home(self):
+        """Enters the scopes in which what is joined is computed."""
+        return reductions.alone_on(self.rows.home, "replicate_whole/")
+
+    def joined(self, reduction: Reduction) -> Joined:
+        """Joins a row reduction over towers."""
+        key = reduction.column[0].ref()
+        if key not in self._joined:
+            with self.at_home():
+                self._joined[key] = self._join(reduction)
+        return self._joined[key]
+
+    def _join(self, reduction: Reduction) -> Joined:
+        kind, column = reduction.kind, reduction.column
+        if kind == WHOLE:
+            return Joined(column[0], self.rows.weights)
+        if kind == "shape" and self._partner is not None:
+            return Joined(_static_shape(reduction.source), None)
+        if kind == "first":
+            return Joined(column[0], [1.0] + [0.0] * (len(column) - 1))
+        weights = self.unknown_weights or self.rows.weights
+        join = row_reductions.Join(self.rows.has_rows, self.rows.devices, self.rows.home, weights)
+        if kind == "shape":
+            axes = self._dimensions.of(column[0].op.inputs[column[0].value_index])
+            return Joined(join.shape(column, axes or ()), None)
+        value, factors = getattr(join, kind)(column)
+        return Joined(value, factors)
+
+    # What a walk asks.
+
+    def kind_of(self, column: Sequence[tf.Tensor], source: tf.Tensor) -> tuple:
+        """Returns the kind of the row reduction that K tensors are, and a reason if unknown.
+
+        The kind is None where something is before them.
+        """
+        op = column[0].op
+        pairs = list(zip(op.inputs, source.op.inputs, strict=True))
+        with_rows = [self._has_rows(*pair) for pair in pairs]
+        if any(with_rows):
+            axes = [self.row_dimensions(*pair) or () for pair in pairs]
+            kind = row_reductions.kind_of(op, with_rows, axes)
+            return kind, f"{op.name} hides how rows were reduced"
+        if row_reductions.is_opaque(op):
+            return UNKNOWN, f"nobody can see into {op.name}"
+        return None, ""
+
+    def _has_rows(self, tensor: tf.Tensor, source: tf.Tensor) -> bool:
+        found = self.row_dimensions(tensor, source)
+        return True if found is None else bool(found)
+
+    def differs(self, tensor: tf.Tensor, source: tf.Tensor) -> bool:
+        """Whether a tensor of constants is another one in the whole batch's graph."""
+        if self._partner is None:
+            return False
+        key = source.ref()
+        if key not in self._differing:
+            self._differing[key] = False
+            self._differing[key] = self._constants_differ(tensor, source)
+        return self._differing[key]
+
+    def _constants_differ(self, tensor: tf.Tensor, source: tf.Tensor) -> bool:
+        op, other = tensor.op, source.op
+        if op.type != other.type or len(op.inputs) != len(other.inputs):
+            return False
+        if op.type == "Const":
+            return not np.array_equal(_constant(tensor), _constant(source))
+        pairs = zip(op.inputs, other.inputs, strict=True)
+        return any(self.differs(*pair) for pair in pairs)
+
+
+def _constant(tensor: tf.Tensor) -> Any:
+    return tf.make_ndarray(tensor.op.get_attr("value"))
+
+
+def _static_shape(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the shape that an operation of the whole batch's graph gives."""
+    shape = tensor.op.inputs[tensor.value_index].shape
+    return tf.constant(shape.as_list(), tensor.dtype)
+
+
+def _lone_tail(column: Sequence[tf.Tensor]) -> Tail:
+    """Returns the tail where the first tower alone has rows, and is the whole batch's."""
+    first = column[0]
+    return Tail(
+        [Reduction("first", tuple(column), first)], [], {}, [], [], {first.ref(): first.ref()}
+    )
+
+
+class _Walk:
+    """Walks back from K tensors at once, and beside them through the source's graph.
+
+    Args:
+        joining: Knows what has rows.
+        column: K tensors.
+        source: The same in the graph of the source; None: it has none.
+        declared: `"sum"` or `"mean"`: what is added up to the tensor is reduced so, whatever
+            it is made of; None: the walk goes on to the row reductions.
+    """
+
+    def __init__(
+        self,
+        joining: Whole,
+        column: Sequence[tf.Tensor],
+        source: tf.Tensor | None,
+        declared: str | None = None,
+    ):
+        self._whole = joining
+        self._declared = declared
+        self.tail = Tail([], [], {}, [], [], {})
+        self._kept: set = set()
+        if source is None and column[0].op in joining.varying:
+            reason = "the model builds another graph on the whole batch than on a tower's rows"
+            self.tail.twins[column[0].ref()] = column[0].ref()
+            self._end(UNKNOWN, column, column[0], reason)
+        else:
+            self._visit(tuple(column), column[0] if source is None else source)
+
+    def _visit(self, column: tuple, source: tf.Tensor) -> None:
+        """Visits all that a tensor is made of: what an operation reads before itself."""
+        waiting: list[tuple[tuple, tf.Tensor, Any]] = [(column, source, None)]
+        while waiting:
+            column, source, pending = waiting.pop()
+            if pending is None:
+                if column[0].ref() in self.tail.twins:
+                    continue
+                self.tail.twins[column[0].ref()] = source.ref()
+                pending = self._inputs(column, source)
+                if pending is None:
+                    continue
+            following = next(pending, None)
+            if following is None:
+                self._keep(column, source)
+                continue
+            waiting.append((column, source, pending))
+            waiting.append((*following, None))
+
+    def _inputs(self, column: tuple, source: tf.Tensor) -> Iterator | None:
+        """Returns what K tensors read; None where the walk ends with them."""
+        joining, first = self._whole, column[0]
+        if known := joining.noted(first):
+            self.tail.reductions.append(known._replace(source=source))
+            return None
+        if first.op not in joining.varying:
+            if not joining.differs(first, source):
+                self.tail.inputs[source.ref()] = first
+                return None
+        elif any(not _is_alike(tensor, source) for tensor in column):
+            self._end(UNKNOWN, column, source, "towers build different graphs there")
+            return None
+        elif self._declared:
+            if first.op.type not in _ADDITIONS:
+                self._end(UNKNOWN if self._declared == "mean" else "sum", column, source)
+                return None
+        else:
+            kind, reason = joining.kind_of(column, source)
+            if kind is not None:
+                self._end(kind, column, source, reason if kind == UNKNOWN else "")
+                return None
+        others = zip(*[tensor.op.inputs for tensor in column], strict=True)
+        return iter(list(zip(others, source.op.inputs, strict=True)))
+
+    def _keep(self, column: tuple, source: tf.Tensor) -> None:
+        if source.op not in self._kept:
+            self._kept.add(source.op)
+            self.tail.operations.append(source.op)
+            if column[0].op in self._whole.varying:
+                self.tail.waits.extend(op for c in column for op in c.op.control_inputs)
+
+    def _end(self, kind: str, column: Sequence, source: tf.Tensor, reason: str = "") -> None:
+        is_number = column[0].dtype.is_floating or column[0].dtype.is_complex
+        kind = "first" if kind == UNKNOWN and not is_number else kind
+        self.tail.reductions.append(Reduction(kind, tuple(column), source))
+        if reason:
+            self.tail.unknown.append((column[0], reason))
+
+
+_ADDITIONS = ("Add", "AddN", "AddV2", "Identity", "Neg", "Sub")
+
+
+def _is_alike(tensor: tf.Tensor, source: tf.Tensor) -> bool:
+    same = tensor.op.type == source.op.type and tensor.value_index == source.value_index
+    return same and len(tensor.op.inputs) == len(source.op.inputs)

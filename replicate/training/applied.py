@@ -1,0 +1,152 @@
+"""What K towers bring to an optimizer step: one list of gradients, clipped."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicate import errors
+from replicate.compat.tensorflow import tf
+from replicate.graph import reductions
+from replicate.strategy import values
+
+
+class TowerGradients:
+    """One tower's gradients, on their way to the other towers'.
+
+    Args:
+        optimizer: The tower's optimizer.
+        pairs: The tower's pairs of gradient (or None) and variable.
+    """
+
+    def __init__(self, optimizer: Any, pairs: Sequence[tuple]):
+        self.optimizer = optimizer
+        self.pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+        self.skipped = [variable for gradient, variable in pairs if gradient is None]
+
+    @property
+    def trained(self) -> list:
+        """The variables that have a gradient."""
+        return [variable for _, variable in self.pairs]
+
+
+def joined(towers: Sequence[TowerGradients], devices: Sequence[str]) -> list[tuple]:
+    """Joins K towers' lists of N pairs into one list.
+
+    Args:
+        towers: What the K towers bring.
+        devices: The K towers' devices.
+
+    Returns:
+        N pairs of a PerDevice gradient (K = 1: the gradient itself) and its variable.
+
+    Raises:
+        ValueError: If no variable has a gradient.
+        TowerMismatchError: If a variable has a gradient in some towers only, or the
+            towers' optimizers differ.
+    """
+    first = towers[0]
+    for i, tower in enumerate(towers):
+        _require_same_kind(i, tower, first)
+        _require_same_variables(i, tower, first)
+    if not first.pairs:
+        raise ValueError(
+            "The loss must depend on a trainable variable: none of "
+            f"{[_name(variable) for variable in first.skipped]} has a gradient. Check the "
+            "model_fn for operations without gradients."
+        )
+    if len(towers) == 1:
+        return list(first.pairs)
+    rows = zip(*[tower.pairs for tower in towers], strict=True)
+    return [
+        (values.PerDevice([gradient for gradient, _ in row], devices), row[0][1]) for row in rows
+    ]
+
+
+def _require_same_kind(i: int, tower: TowerGradients, first: TowerGradients) -> None:
+    here, there = type(tower.optimizer), type(first.optimizer)
+    # NOTE: a class that the model_fn itself defines is another one in each tower.
+    if (here.__module__, here.__qualname__) != (there.__module__, there.__qualname__):
+        raise errors.TowerMismatchError(
+            "Every tower must use the same optimizers in the same order: tower "
+            f"{i} applies {here.__name__} where tower 0 applies {there.__name__}. Look for a "
+            "branch on the tower in model_fn."
+        )
+
+
+def _require_same_variables(i: int, tower: TowerGradients, first: TowerGradients) -> None:
+    here, there = tower.trained, first.trained
+    if [id(variable) for variable in here] == [id(variable) for variable in there]:
+        return
+    only_there = _without(there, here)
+    only_here = _without(here, there)
+    if only_there:
+        found = f"tower {i} has none for {_name(only_there[0])}, tower 0 has one"
+    elif only_here:
+        found = f"tower {i} has one for {_name(only_here[0])}, tower 0 has none"
+    else:
+        at = next(
+            n for n, pair in enumerate(zip(here, there, strict=True)) if pair[0] is not pair[1]
+        )
+        found = (
+            f"as its number {at + 1}, tower {i} has {_name(here[at])}, "
+            f"tower 0 has {_name(there[at])}"
+        )
+    raise errors.TowerMismatchError(
+        "Every tower must have gradients for the same variables in the same order: "
+        f"{found}. Look for a branch on the tower, or for gradients that are dropped or "
+        "replaced by None in some towers."
+    )
+
+
+def _without(wanted: Sequence[Any], others: Sequence[Any]) -> list:
+    known = {id(variable) for variable in others}
+    return [variable for variable in wanted if id(variable) not in known]
+
+
+def _name(variable: Any) -> str:
+    return str(getattr(variable, "name", variable))
+
+
+def clip(gradients: Sequence[Any], limit: float | None) -> list:
+    """Scales reduced gradients so that their global norm is at most `limit`.
+
+    The norm is sqrt(sum over all gradients of their squares); rows of IndexedSlices with
+    one index are added first.
+
+    Args:
+        gradients: N tensors, IndexedSlices, or copies of these on several devices.
+        limit: The largest norm; None: the gradients are given back.
+    """
+    if limit is None:
+        return list(gradients)
+    gradients = [_deduplicated(gradient) for gradient in gradients]
+    norm = tf.linalg.global_norm([_first(gradient) for gradient in gradients])
+    limit = tf.cast(limit, norm.dtype)
+    # NOTE: a norm that is not finite makes every gradient NaN, as on one device.
+    factor = tf.where(norm > limit, limit / norm, tf.ones_like(norm))
+    factor = tf.where(
+        tf.math.is_finite(norm), factor, tf.fill([], norm.dtype.as_numpy_dtype("nan"))
+    )
+    return [
+        _map_copies(lambda g: reductions.scaled(g, factor, reductions.device_of(g)), g)
+        for g in gradients
+    ]
+
+
+def _map_copies(fn: Callable, value: Any) -> Any:
+    if isinstance(value, values.DistributedValues):
+        return type(value)([fn(copy) for copy in value.values], value.devices)
+    return fn(value)
+
+
+def _deduplicated(gradient: Any) -> Any:
+    def once(copy):
+        if not isinstance(copy, tf.IndexedSlices):
+            return copy
+        with tf.device(reductions.device_of(copy)):
+            return reductions.deduplicate(copy)
+
+    return _map_copies(once, gradient)
+
+
+def _first(gradient: Any) -> Any:
+    return gradient.values[0] if isinstance(gradient, values.DistributedValues) else gradient

@@ -1,0 +1,247 @@
+"""What the towers of one batch bring becomes what one device has: the one `Joiner`.
+
+It knows what is the whole batch's already, makes whole what is not, and stands in every merge
+call that an optimizer, a moving average or an assignment of a model makes.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from replicate.compat.tensorflow import tf
+from replicate.graph import ancestry, reductions, whole
+from replicate.strategy import values, variables
+from replicate.training import gradients, step
+
+_log = logging.getLogger("replicate")
+
+_READS = ("VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableV2")
+
+
+class Lone(NamedTuple):
+    """What a tower would write alone into a variable that all towers share.
+
+    Attributes:
+        variable: The variable.
+        value: What the first tower writes.
+        reason: Why it is not the whole batch's.
+    """
+
+    variable: Any
+    value: tf.Tensor
+    reason: str
+
+
+class Joining:
+    """Joins what the towers of one batch bring; see `context.Joiner`.
+
+    Args:
+        rows: The towers' rows.
+        partner: See `whole.Whole`.
+        declared: `"sum"` or `"mean"`: how losses are reduced; None: as the model says.
+        step: What becomes of gradients before the update.
+        mode: The Estimator's mode.
+    """
+
+    def __init__(
+        self,
+        rows: whole.Rows,
+        partner: Callable | None,
+        declared: str | None,
+        gradient_step: step.GradientStep,
+        mode: str,
+    ):
+        self._declared = declared
+        self._mode = mode
+        self._warned: set[str] = set()
+        self.whole = whole.Whole(rows, partner, self._warn)
+        self.gradients = gradients.Gradients(self.whole, declared)
+        self.step = gradient_step.of(self)
+        self._noted: list[list] = []
+        self._noted_by = [0] * len(rows.devices)
+        self.lone: list[Lone] = []
+
+    def _warn(self, tensor: tf.Tensor, reason: str) -> None:
+        if tensor.name in self._warned:
+            return
+        self._warned.add(tensor.name)
+        _log.warning(
+            "How %s was reduced from the rows of the batch cannot be seen: %s (%s). It is taken "
+            "for a mean over rows. If it is none, say loss_reduction='sum', or tell by what it was "
+            "divided: get_tower_context().set_loss_weight(...). replicate.verify compares the "
+            "model with one device.",
+            tensor.name,
+            reason,
+            tensor.op.type,
+        )
+
+    # What a `Joiner` does.
+
+    def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
+        """See `context.Joiner`."""
+        return self.step.wrap(merge_fn, args)
+
+    def get_loss_reduction(self) -> str | None:
+        """See `context.Joiner`."""
+        return self._declared
+
+    def note(self, tower_id: int, tensor: Any) -> None:
+        """See `context.Joiner`."""
+        number = self._noted_by[tower_id]
+        self._noted_by[tower_id] += 1
+        if number == len(self._noted):
+            self._noted.append([])
+        self._noted[number].append(tensor)
+        if tower_id == 0:
+            self.whole.note(self._noted[number])
+
+    def set_loss_weights(self, denominators: Sequence[Any]) -> None:
+        """See `context.Joiner`."""
+        rows = self.whole.rows
+        with self.whole.at_home():
+            parts = [tf.cast(part, tf.float64) for part in denominators]
+            parts = reductions.mask_rows(parts, rows.has_rows)
+            total = tf.add_n(parts)
+            self.whole.unknown_weights = [
+                tf.where(total > 0, tf.math.divide_no_nan(part, total), of_rows)
+                for part, of_rows in zip(parts, map(self._as_part, rows.weights), strict=True)
+            ]
+
+    @staticmethod
+    def _as_part(weight: Any) -> tf.Tensor:
+        return reductions.as_dtype(weight, tf.float64)
+
+    def mean(self, strategy: Any, value: Any, destination: Any) -> Any:
+        """See `context.Joiner`."""
+        if not isinstance(value, values.PerDevice) or len(value.values) != strategy.num_towers:
+            return strategy.reduce(variables.MEAN, value, destination)
+        column = list(value.values)
+        if isinstance(column[0], tf.IndexedSlices):
+            return self.weighted(strategy, column, destination)
+        column = [tf.convert_to_tensor(part) for part in column]
+        if not column[0].dtype.is_floating:
+            return strategy.reduce(variables.MEAN, values.PerDevice(column), destination)
+        if self.whole.has_rows(column[0]):
+            return self.weighted(strategy, column, destination)
+        return strategy.broadcast(self.whole.value(column), destination)
+
+    def weighted(self, strategy: Any, column: Sequence[Any], destination: Any) -> Any:
+        """Returns the mean over towers, weighted by rows, on the destination.
+
+        Args:
+            strategy: The strategy; the code runs across towers.
+            column: K tensors or IndexedSlices.
+            destination: See `DistributionStrategy.reduce`.
+        """
+        rows = self.whole.rows
+        parts = [
+            reductions.scaled(part, weight, reductions.device_of(part))
+            for part, weight in zip(column, rows.weights, strict=True)
+        ]
+        return strategy.reduce(variables.SUM, values.PerDevice(parts, rows.devices), destination)
+
+    # What models write.
+
+    def written(self, strategy: Any, variable: Any, method: str, value: Any) -> list | None:
+        """See `context.Joiner`."""
+        if isinstance(variable, variables.TowerLocalVariable):
+            return self._gathered(variable, method, value)
+        copies = len(variable.members)
+        if not isinstance(value, values.DistributedValues):
+            return [value] * copies
+        column = list(value.values)
+        if self._is_whole(column[0]):
+            is_own = len(column) == copies and self._is_repeatable(column[0])
+            return column if is_own else [column[0]] * copies
+        found, reason = self._made_whole(column)
+        if found is not None:
+            return [found] * copies
+        if variable.aggregation == variables.NONE:
+            self.lone.append(Lone(variable, column[0], reason))
+            return [column[0]] * copies
+        if variable.aggregation == variables.MEAN:
+            reduced = self.weighted(strategy, column, variable)
+        else:
+            reduced = variable.aggregate(strategy, value)
+        return [values.select_device(d, i, reduced) for i, d in enumerate(variable.devices)]
+
+    def _gathered(self, variable: Any, method: str, value: Any) -> list | None:
+        """Returns what the first tower's copy of a metric's variable gets of all rows."""
+        if not self._is_metric(variable) or method not in ("assign", "assign_add", "assign_sub"):
+            return None
+        kept = [None] * (len(variable.members) - 1)
+        if not isinstance(value, values.DistributedValues):
+            return [value, *kept]
+        column = [tf.convert_to_tensor(part, variable.dtype) for part in value.values]
+        found, _ = self._made_whole(column, is_assumed=method != "assign")
+        if found is None:
+            return None
+        variable.is_gathered = True
+        return [found, *kept]
+
+    def _is_metric(self, variable: Any) -> bool:
+        is_sum = variable.aggregation == variables.SUM and not variable.dtype == tf.bool
+        listed = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.METRIC_VARIABLES)
+        return is_sum and (self._mode == "eval" or any(variable is item for item in listed))
+
+    def _is_whole(self, value: Any) -> bool:
+        if not tf.is_tensor(value) and not isinstance(value, tf.IndexedSlices):
+            return True
+        return self.whole.is_whole(value)
+
+    def _made_whole(self, column: Sequence[Any], is_assumed: bool = False) -> tuple:
+        """Returns the whole batch's value of K towers', or None and the reason why not.
+
+        Args:
+            column: K values.
+            is_assumed: Whether what cannot be seen is taken for a mean over rows.
+        """
+        if not all(map(tf.is_tensor, column)):
+            return None, "it is sparse, and made of the tower's rows"
+        if self.whole.has_rows(column[0]) is not False and not self.whole.is_lone:
+            return None, "it has rows of the batch"
+        if not is_assumed:
+            unknown = self.whole.tail(column).unknown
+            if unknown:
+                return None, unknown[0][1]
+        found = self.whole.value(column)
+        self.whole.note([found] * len(column))
+        return found, ""
+
+    def _is_repeatable(self, value: Any) -> bool:
+        """Whether towers that compute a value from whole ones all get the same."""
+        parts = tf.nest.flatten(value, expand_composites=True)
+        behind = ancestry.made_from(parts, ends=self.whole.ends)
+        behind -= self.whole.ends
+        return not any(op.op_def.is_stateful and op.type not in _READS for op in behind)
+
+    # What gradients are applied.
+
+    def is_sum(self, gradients_of_first: Sequence[Any]) -> bool:
+        """Whether gradients of several batches are added up to one of them all."""
+        if self._declared is not None:
+            return self._declared == "sum"
+        return self.gradients.is_sum(gradients_of_first)
+
+    def applied(self, strategy: Any, column: Sequence[Any], variable: Any) -> Any:
+        """Returns what is applied to a variable of the gradients that K towers bring.
+
+        A gradient that is whole is one device's, in each tower; with one copy of the variable
+        the first tower's is applied. Any other, as a tape takes it, is joined by rows.
+        """
+        places = strategy.destinations_of(variable)
+        if not self.whole.is_whole(column[0]):
+            return self._joined_by_rows(strategy, column, variable)
+        if len(places) == 1:
+            return column[0]
+        if len(places) == len(column) and self._is_repeatable(column[0]):
+            return values.Mirrored(column, places)
+        return strategy.broadcast(column[0], variable)
+
+    def _joined_by_rows(self, strategy: Any, column: Sequence[Any], variable: Any) -> Any:
+        if self._declared == "sum":
+            found = values.PerDevice(column, self.whole.rows.devices)
+            return strategy.reduce(variables.SUM, found, variable)
+        first = column[0].values if isinstance(column[0], tf.IndexedSlices) else column[0]
+        self._warn(first, "it was derived past tf.gradients, as a GradientTape does")
+        return self.weighted(strategy, column, variable)

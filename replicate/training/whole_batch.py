@@ -1,0 +1,126 @@
+"""The model's graph on the whole batch, where the batch is static.
+
+TensorFlow and Python fold the number of a tower's rows into constants. One more call of the
+model_fn, in a graph of its own and on as many rows as the batch has, gives the graph that one
+device would build. The first tower has the names of one device, so that the operation of the
+same name there is its partner.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import bridge, context, conversion
+from replicate.strategy import tower as towers
+
+_log = logging.getLogger("replicate")
+
+
+@conversion.unconverted
+class _OneOfMany(towers.TowerContext):
+    """The tower of the whole batch, for a model that asks how many there are."""
+
+    def __init__(self, strategy: Any, num_towers: int):
+        super().__init__(strategy, 0)
+        self._num_towers = num_towers
+
+    @property
+    def num_towers(self) -> int:
+        """See base class."""
+        return self._num_towers
+
+    @property
+    def is_of_one_batch(self) -> bool:
+        """See base class."""
+        return True
+
+
+class WholeBatch:
+    """Finds the partners of the first tower's tensors, and traces the model on first use.
+
+    Args:
+        call: The model_fn with all its arguments but features and labels.
+        features: The batch's features.
+        labels: The batch's labels.
+        strategy: Makes a strategy of one tower.
+        num_towers: K.
+        total: How many rows the batch has.
+        names: The names that were in use when the first tower began.
+    """
+
+    def __init__(
+        self,
+        call: Callable,
+        features: Any,
+        labels: Any,
+        strategy: Callable,
+        num_towers: int,
+        total: int,
+        names: dict,
+    ):
+        self._call = call
+        self._given = (features, labels)
+        self._strategy = strategy
+        self._num_towers = num_towers
+        self._total = total
+        self._names = dict(names)
+        self._outer = tf1.get_default_graph()
+        self._scope = self._outer.get_name_scope()
+        self._graph: tf.Graph | None = None
+
+    def __call__(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns the tensor that one device has in place of the first tower's; or None."""
+        if self._graph is None:
+            self._trace()
+        try:
+            found = self._graph.get_tensor_by_name(tensor.name)
+        except (KeyError, ValueError):
+            return None
+        is_same = found.op.type == tensor.op.type and found.dtype == tensor.dtype
+        return found if is_same else None
+
+    def _trace(self) -> None:
+        """Builds the graph, in a thread whose scopes are nobody's."""
+        self._graph = tf.Graph()
+        thread = threading.Thread(target=self._build, name="whole_batch")
+        thread.start()
+        thread.join()
+
+    def _build(self) -> None:
+        strategy = self._strategy()
+        tower = _OneOfMany(strategy, self._num_towers)
+        try:
+            with self._graph.as_default(), strategy.scope():
+                features, labels = self._start()
+                mode = context.Mode(strategy, tower)
+                with tf1.name_scope(self._scope or None), bridge.in_tower(mode):
+                    self._call(features, labels)
+        except Exception as reason:  # noqa: BLE001 - whatever a user's code raises
+            _log.info("The model cannot be built on the whole batch: %s", reason)
+
+    def _start(self) -> tuple:
+        """Makes what is there before the model: seed, names, global step, the batch."""
+        graph, outer = self._graph, self._outer
+        graph.seed = outer.seed
+        if tf1.train.get_global_step(outer) is not None:
+            tf1.train.create_global_step(graph)
+        graph._names_in_use = dict(self._names)
+        with tf1.name_scope("replicate_split/"):
+            return tf.nest.map_structure(self._placeholder, self._given)
+
+    def _placeholder(self, value: Any) -> Any:
+        """Returns a placeholder for all rows of features or labels."""
+        if value is None:
+            return None
+        if isinstance(value, tf.RaggedTensor):
+            inner = value.shape[value.ragged_rank + 1 :]
+            return tf1.ragged.placeholder(value.dtype, value.ragged_rank, inner)
+        value = value if tf.is_tensor(value) else tf.convert_to_tensor(value)
+        shape = value.shape
+        if shape.rank:
+            shape = [self._total, *shape.as_list()[1:]]
+        if isinstance(value, tf.SparseTensor):
+            return tf1.sparse_placeholder(value.dtype, shape if value.shape.rank else None)
+        return tf1.placeholder(value.dtype, shape)
