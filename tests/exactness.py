@@ -44,6 +44,10 @@ class Run(NamedTuple):
     metrics: dict
 
 
+class Padded(np.ndarray):
+    """Rows padded to the batch's longest: a dynamic graph knows no second dimension either."""
+
+
 def placeholders(nest: Any, is_static: bool) -> Any:
     """Returns placeholders for a nest of arrays and of sparse and ragged values."""
 
@@ -58,6 +62,8 @@ def placeholders(nest: Any, is_static: bool) -> Any:
             return tf1.sparse_placeholder(value.values.dtype, None if not is_static else shape)
         if isinstance(value, tf1.ragged.RaggedTensorValue):
             return tf1.ragged.placeholder(value.values.dtype, value.ragged_rank)
+        if isinstance(value, Padded) and not is_static:
+            return tf1.placeholder(value.dtype, [None, None, *value.shape[2:]])
         value = np.asarray(value)
         return tf1.placeholder(value.dtype, rows(list(value.shape)))
 
@@ -237,6 +243,7 @@ def require_one_device(
     is_static: bool = False,
     fetch: Callable | None = None,
     reference: Callable | None = None,
+    tolerance: tuple[float, float] = (2e-4, 2e-5),
     **options,
 ) -> Run:
     """Requires K towers to give what one device gives; returns what they gave.
@@ -249,6 +256,7 @@ def require_one_device(
         is_static: See `run`.
         fetch: See `run`.
         reference: What runs on one device; None: the model.
+        tolerance: Relative and absolute.
         **options: Of `replicate_model_fn`.
     """
     single = reference or model
@@ -259,5 +267,5 @@ def require_one_device(
     found = run(towers, batches, mode, is_static, fetch)
     for part in Run._fields:
         with named(part):
-            compare(getattr(found, part), getattr(expected, part))
+            compare(getattr(found, part), getattr(expected, part), *tolerance)
     return found

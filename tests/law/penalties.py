@@ -1,0 +1,143 @@
+"""Losses with penalties on weights by hand, and losses that hold gradients."""
+
+from replicate.compat.tensorflow import tf
+from tests.law import losses
+
+mean, total = losses.mean, losses.total
+
+
+def in_a_scope_called_regularizer(v):
+    with tf.name_scope("Regularizer"):
+        return tf.nn.l2_loss(v.w)
+
+
+SHAPES = {
+    "squares": lambda v: tf.nn.l2_loss(v.w),
+    "softmax": lambda v: tf.reduce_sum(tf.square(tf.nn.softmax(v.w))),
+    "einsum": lambda v: tf.einsum("ij,ij->", v.w, v.w),
+    "slices": lambda v: tf.reduce_sum(tf.square(v.w[1:] - v.w[:-1])),
+    "where": lambda v: tf.reduce_sum(tf.where(v.w > 0.0, v.w**2, -(v.w**3))),
+    "absolute": lambda v: tf.reduce_sum(tf.abs(v.w)) + tf.reduce_mean(tf.abs(v.b) ** 1.5),
+    "norm": lambda v: tf.norm(v.w) + tf.reduce_sum(tf.norm(v.w, axis=0)),
+    "orthogonality": lambda v: tf.nn.l2_loss(
+        tf.matmul(v.w, v.w, transpose_a=True) - tf.eye(3, dtype=tf.float64)
+    ),
+    "log sum of exponentials": lambda v: tf.reduce_logsumexp(v.w),
+    "a product of two weights": lambda v: tf.reduce_sum(tf.square(tf.linalg.matvec(v.w, v.b))),
+    "a scope called Regularizer": in_a_scope_called_regularizer,
+    "in a loop": lambda v: tf.add_n([tf.nn.l2_loss(row) for row in tf.unstack(v.w)]),
+}
+
+
+def with_penalty(reduce, penalty):
+    return lambda f, y, v: reduce(f, y, v) + 0.1 * penalty(v)
+
+
+PENALTIES = {
+    f"{('mean', 'sum')[i % 2]} and penalty: {name}": with_penalty((mean, total)[i % 2], penalty)
+    for i, (name, penalty) in enumerate(SHAPES.items())
+} | {
+    "a penalty within the sum": lambda f, y, v: tf.reduce_sum(
+        losses.cross(f, y, v) + tf.nn.l2_loss(v.w)
+    ),
+    "a penalty of a masked mean": with_penalty(losses.quotient, SHAPES["squares"]),
+    "nothing but a penalty": lambda f, y, v: tf.nn.l2_loss(v.w) + 0.0 * mean(f, y, v),
+    "nothing of the batch": lambda f, y, v: tf.nn.l2_loss(v.w) + tf.nn.l2_loss(v.b),
+}
+
+
+def head(hidden, y):
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(y["class"], 2.0 * hidden)
+
+
+def adversarial(reduce, is_stopped, disturb):
+    """The loss of hidden units, and of the same ones disturbed by its gradient."""
+
+    def loss(f, y, v):
+        hidden = tf.tanh(losses.logits(f, v))
+        clean = reduce(head(hidden, y))
+        (gradient,) = tf.gradients(clean, hidden)
+        if is_stopped:
+            gradient = tf.stop_gradient(gradient)
+        return clean + reduce(head(hidden + disturb(gradient), y))
+
+    return loss
+
+
+def of_unit_length(gradient):
+    return 0.3 * gradient / (tf.norm(gradient, axis=1, keepdims=True) + 1e-6)
+
+
+def critic_penalty(f, y, v):
+    """The gradient of a critic, a y with rows, with respect to its input."""
+    given = f["x"] * (1.0 - f["real"][:, None]) + y["y"] * f["real"][:, None]
+    (gradient,) = tf.gradients(tf.tanh(tf.matmul(given, v.w) + v.b), given)
+    slopes = tf.sqrt(tf.reduce_sum(tf.square(gradient), 1) + 1e-3)
+    return mean(f, y, v) + tf.reduce_mean(tf.square(slopes - 1.0))
+
+
+def of_the_gradient(reduce):
+    def loss(f, y, v):
+        found = reduce(f, y, v)
+        (gradient,) = tf.gradients(found, v.variables["w"])
+        return found + 0.1 * tf.reduce_sum(tf.square(gradient))
+
+    return loss
+
+
+def of_the_gradient_of_a_read(f, y, v):
+    """What was read of a variable is no variable."""
+    found = mean(f, y, v)
+    return found + 0.1 * tf.reduce_sum(tf.square(tf.gradients(found, v.w)[0]))
+
+
+GRADIENTS = {
+    "adversarial sign, stopped": adversarial(tf.reduce_mean, True, lambda g: 0.1 * tf.sign(g)),
+    "adversarial gradient, stopped": adversarial(tf.reduce_mean, True, lambda g: 3.0 * g),
+    "adversarial gradient": adversarial(tf.reduce_mean, False, lambda g: 3.0 * g),
+    "adversarial gradient of a sum": adversarial(tf.reduce_sum, False, lambda g: 0.3 * g),
+    "adversarial unit length": adversarial(tf.reduce_mean, False, of_unit_length),
+    "critic's gradient penalty": critic_penalty,
+    "gradient penalty of a mean": of_the_gradient(mean),
+    "gradient penalty of a sum": of_the_gradient(total),
+    "gradient penalty of a quotient": of_the_gradient(losses.quotient),
+    "gradient penalty of what was read": of_the_gradient_of_a_read,
+}
+
+
+def replica():
+    return tf.distribute.get_replica_context()
+
+
+def centred(f, y, v):
+    """Logits whose mean over the batch is taken off, as every replica knows it."""
+    found = losses.logits(f, v)
+    found -= replica().all_reduce(tf.distribute.ReduceOp.MEAN, tf.reduce_mean(found, 0))
+    return tf.reduce_mean(tf.square(found - y["y"]))
+
+
+def centred_by_sums(f, y, v):
+    found = losses.logits(f, v)
+    given = [tf.reduce_sum(found, 0), losses.count(found)]
+    summed, rows = replica().all_reduce(tf.distribute.ReduceOp.SUM, given)
+    return tf.reduce_sum(tf.square(found - summed / rows - y["y"]))
+
+
+REDUCED = {"centred by all_reduce": centred, "centred by sums of all_reduce": centred_by_sums}
+
+
+def all_cases():
+    """Returns each loss of both files as a case, by name."""
+    found = dict(losses.LIBRARIES) | losses.COUNTS
+    groups = (
+        losses.PLAIN,
+        losses.MASKS,
+        losses.TAILS,
+        losses.STATISTICS,
+        PENALTIES,
+        GRADIENTS,
+        REDUCED,
+    )
+    for group in groups:
+        found |= {name: losses.Case(loss) for name, loss in group.items()}
+    return found

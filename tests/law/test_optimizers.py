@@ -1,0 +1,136 @@
+"""Optimizers of a model's own are one device's, with an optimizer_fn and without."""
+
+import pytest
+
+from replicate import model_fn
+from replicate.compat.tensorflow import tf, tf1
+from tests import exactness
+from tests.law import losses, optimizers, running
+
+
+def by_hand(optimizer, norm=None):
+    """A step as BERT's code makes it: gradients, a clip, an optimizer, a counted step."""
+
+    def step(f, y, v):
+        loss = losses.quotient(f, y, v) + 0.1 * tf.nn.l2_loss(v.w)
+        trained = running.trained(v)
+        gradients = tf.gradients(loss, trained)
+        if norm is not None:
+            gradients, _ = tf.clip_by_global_norm(gradients, norm)
+        update = optimizer().apply_gradients(zip(gradients, trained, strict=True))
+        count = tf1.train.get_global_step()
+        return loss, tf.group(update, [count.assign(count + 1)])
+
+    return step
+
+
+def minimizing(optimizer):
+    def step(f, y, v):
+        loss = losses.quotient(f, y, v) + 0.1 * tf.nn.l2_loss(v.w)
+        return loss, optimizer().minimize(loss, tf1.train.get_global_step())
+
+    return step
+
+
+def lookahead():
+    return optimizers.LookingAhead(running.momentum())
+
+
+OPTIMIZERS = {
+    "assigns by itself": lambda: optimizers.DecayingAdam(0.05),
+    "assigns by itself, by names": lambda: optimizers.DecayingAdam(0.05, exclude=["^w$"]),
+    "finishes by itself": lambda: optimizers.Counting(0.0),
+    "clips by itself": lambda: optimizers.Clipping(0.05, epsilon=0.01),
+    "decays by itself": lambda: optimizers.Decaying(0.05, 0.9),
+}
+STEPS = {
+    **{name: minimizing(optimizer) for name, optimizer in OPTIMIZERS.items()},
+    "assigns by itself, clipped": by_hand(OPTIMIZERS["assigns by itself"], 1e-2),
+    "assigns by itself, by hand": by_hand(OPTIMIZERS["assigns by itself, by names"]),
+    "finishes by itself, clipped": by_hand(OPTIMIZERS["finishes by itself"], 1e-2),
+    "slow weights": minimizing(lookahead),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("strategy", running.STRATEGIES)
+def test_an_optimizer_of_ones_own_works_unchanged(name, strategy):
+    is_static = strategy == "round_robin"
+    model = running.training(STEPS[name])
+    running.require_exact(model, strategy=strategy, is_static=is_static)
+
+
+def model(features, labels, mode, inner=None):
+    v = losses.Weights()
+    loss = losses.quotient(features, labels, v) + 0.1 * tf.nn.l2_loss(v.w)
+    train_op = tf1.no_op() if inner is None else inner(loss)
+    return exactness.spec_of(mode, loss, train_op=train_op)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+def test_an_optimizer_fn_may_return_such_an_optimizer(name, strategy):
+    running.require_exact(model, optimizer_fn=OPTIMIZERS[name], strategy=strategy)
+
+
+def keras_updates(loss):
+    optimizer = tf.keras.optimizers.legacy.Adam(0.1)
+    return tf1.group(optimizer.get_updates(loss, tf1.trainable_variables()))
+
+
+def clipping(optimizer):
+    def step_of(loss):
+        trained = tf1.trainable_variables()
+        gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, trained), 1.0)
+        step = optimizer().apply_gradients(zip(gradients, trained, strict=True))
+        count = tf1.train.get_global_step()
+        return tf.group(step, [count.assign(count + 1)])
+
+    return step_of
+
+
+INNER = {
+    "the same": lambda loss: running.adam().minimize(loss, tf1.train.get_global_step()),
+    "another": lambda loss: running.momentum().minimize(loss, tf1.train.get_global_step()),
+    "Keras": keras_updates,
+    "assigns by itself": clipping(OPTIMIZERS["assigns by itself"]),
+    "named": lambda loss: tf1.train.AdamOptimizer(0.1, name="Own").minimize(loss),
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+@pytest.mark.parametrize("num_towers", [1, 3])
+def test_an_optimizer_inside_leaves_nothing_beside_an_optimizer_fn(name, strategy, num_towers):
+    def with_inner(features, labels, mode):
+        return model(features, labels, mode, INNER[name])
+
+    # The names of all variables are compared as well: slots are those of the optimizer_fn.
+    running.require_exact(
+        with_inner,
+        optimizer_fn=running.adam,
+        reference=model,
+        devices=num_towers,
+        strategy=strategy,
+    )
+
+
+def test_an_optimizer_inside_leaves_no_local_variable_either():
+    def names(inner):
+        def local(features, labels, mode):
+            return model(features, labels, mode, inner)
+
+        towers = model_fn.replicate_model_fn(local, running.adam, 2)
+        with tf.Graph().as_default():
+            tf1.train.create_global_step()
+            features, labels = running.batches(5)[0]
+            towers(
+                *(tf.nest.map_structure(tf.constant, part) for part in (features, labels)), "train"
+            )
+            return [
+                sorted(v.name for v in tf1.get_collection(key))
+                for key in tf1.get_default_graph().get_all_collection_keys()
+                if "variables" in key
+            ]
+
+    assert names(INNER["another"]) == names(None)
