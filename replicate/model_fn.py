@@ -192,7 +192,7 @@ def _joining(strategy, call, features, labels, batch, options: _Options) -> join
         strategy.parameter_devices[0],
     )
     partner = None
-    if isinstance(batch.total, int):
+    if isinstance(batch.total, int) and batch.total > 1:
         partner = whole_batch.WholeBatch(
             call,
             features,

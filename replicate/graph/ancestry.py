@@ -71,6 +71,10 @@ class Descent:
         self._known = dict.fromkeys(sources, True)
         self._ends = ends
 
+    def add(self, op: tf.Operation) -> None:
+        """Adds a source, of whose users nobody has asked yet."""
+        self._known[op] = True
+
     def __contains__(self, op: tf.Operation) -> bool:
         """Whether an operation's value depends on one of the sources."""
         if op not in self._known:

@@ -32,21 +32,26 @@ class RowDimensions:
         self._varying = varying
         unknown = [_unknown(tensor) for tensor in given]
         self._is_plain = all(axes is not None and set(axes) <= {0} for axes in unknown)
-        self._probes: list[_Probe] | None = [_Probe(given, size) for size in _SIZES]
+        self._given = given
+        self._probes: list[_Probe] | None = []
 
-    def of(self, tensor: tf.Tensor, whole: tf.Tensor | None = None) -> tuple[int, ...] | None:
+    def of(
+        self, tensor: tf.Tensor, whole: tf.Tensor | None = None, is_certain: bool = False
+    ) -> tuple[int, ...] | None:
         """Returns the dimensions of a tensor that are rows; None where its rank is unknown.
 
         Args:
             tensor: A tensor of the tower.
             whole: The same one in the graph of the whole batch, where the batch is static.
+            is_certain: Whether to ask even where it costs more: an unknown dimension may
+                be one that TensorFlow infers once the batch is known.
         """
         rank = tensor.shape.rank
         if rank is None:
             return None if tensor.op in self._varying else ()
         unknown = _unknown(tensor)
         rows = set(unknown) if unknown and tensor.op in self._varying else set()
-        if rows and not self._is_plain:
+        if rows and (is_certain or not self._is_plain):
             rows &= self._of_data(tensor)
         if whole is not None and whole.shape.rank == rank:
             sizes = zip(tensor.shape.as_list(), whole.shape.as_list(), strict=True)
@@ -59,6 +64,7 @@ class RowDimensions:
         if self._probes is None:
             return every
         try:
+            self._probes = self._probes or [_Probe(self._given, size) for size in _SIZES]
             small, large = [probe.shape_of(tensor) for probe in self._probes]
         except (ValueError, TypeError, tf.errors.OpError) as reason:
             _log.debug("The shapes behind %s cannot be inferred: %s", tensor.name, reason)

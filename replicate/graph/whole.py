@@ -19,6 +19,7 @@ import numpy as np
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, copying, reductions, row_dimensions, row_reductions
 
+SCOPE = "replicate_whole/"  # of whatever is joined: no name of the model's is taken
 UNKNOWN = "unknown"
 WHOLE = "whole"  # a value that is the whole batch's already, in each tower
 
@@ -118,6 +119,7 @@ class Whole:
         self.unknown_weights: Sequence[Any] | None = None
         sources = [tensor.op for tensor in rows.given[0]]
         self.varying = ancestry.Descent(sources, self.ends)
+        self.dependent = ancestry.Descent(sources)
         self._dimensions = row_dimensions.RowDimensions(rows.given[0], self.varying)
 
     # What is whole already.
@@ -132,6 +134,7 @@ class Whole:
             parts: K tensors of which the towers' rows are in.
         """
         self.ends.update(tensor.op for tensor in column)
+        self.dependent.add(column[0].op)
         for tensor in column:
             self._known[tensor.ref()] = Reduction(kind, tuple(parts or column), column[0])
         if parts:
@@ -155,9 +158,11 @@ class Whole:
         found = self.row_dimensions(tensor, source)
         return None if found is None else bool(found)
 
-    def row_dimensions(self, tensor: tf.Tensor, source: tf.Tensor | None = None) -> tuple | None:
-        """Returns the dimensions of a tensor of the first tower that are rows."""
-        return self._dimensions.of(tensor, source if self._partner else None)
+    def row_dimensions(
+        self, tensor: tf.Tensor, source: tf.Tensor | None = None, is_certain: bool = False
+    ) -> tuple | None:
+        """Returns the dimensions that are rows; see `row_dimensions.RowDimensions`."""
+        return self._dimensions.of(tensor, source if self._partner else None, is_certain)
 
     def source_of(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns the tensor from which tails are copied: with a dynamic batch, itself."""
@@ -216,7 +221,7 @@ class Whole:
 
     def at_home(self):
         """Enters the scopes in which what is joined is computed."""
-        return reductions.alone_on(self.rows.home, "replicate_whole/")
+        return reductions.alone_on(self.rows.home, SCOPE)
 
     def joined(self, reduction: Reduction) -> Joined:
         """Joins a row reduction over towers."""
@@ -250,19 +255,20 @@ class Whole:
         The kind is None where something is before them.
         """
         op = column[0].op
-        pairs = list(zip(op.inputs, source.op.inputs, strict=True))
-        with_rows = [self._has_rows(*pair) for pair in pairs]
-        if any(with_rows):
-            axes = [self.row_dimensions(*pair) or () for pair in pairs]
-            kind = row_reductions.kind_of(op, with_rows, axes)
-            return kind, f"{op.name} hides how rows were reduced"
+        for is_certain in (False, True):  # most often the first answer is enough, and costs less
+            axes = [
+                self.row_dimensions(tensor, other, is_certain)
+                for tensor, other in zip(op.inputs, source.op.inputs, strict=True)
+            ]
+            with_rows = [found is None or bool(found) for found in axes]
+            if not any(with_rows):
+                break
+            kind = row_reductions.kind_of(op, with_rows, [found or () for found in axes])
+            if kind != UNKNOWN or is_certain:
+                return kind, f"{op.name} hides how rows were reduced"
         if row_reductions.is_opaque(op):
             return UNKNOWN, f"nobody can see into {op.name}"
         return None, ""
-
-    def _has_rows(self, tensor: tf.Tensor, source: tf.Tensor) -> bool:
-        found = self.row_dimensions(tensor, source)
-        return True if found is None else bool(found)
 
     def differs(self, tensor: tf.Tensor, source: tf.Tensor) -> bool:
         """Whether a tensor of constants is another one in the whole batch's graph."""
@@ -357,7 +363,8 @@ class _Walk:
             self.tail.reductions.append(known._replace(source=source))
             return None
         if first.op not in joining.varying:
-            if not joining.differs(first, source):
+            is_whole = first.op in joining.dependent and not row_reductions.is_opaque(first.op)
+            if not is_whole and not joining.differs(first, source):
                 self.tail.inputs[source.ref()] = first
                 return None
         elif any(not _is_alike(tensor, source) for tensor in column):

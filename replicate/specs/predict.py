@@ -28,12 +28,17 @@ def merge_predictions(nests: Sequence[Any], joining: whole.Whole, where: str) ->
 def _merged(leaves: Sequence[Any], joining: whole.Whole, where: str) -> Any:
     if not all(map(tf.is_tensor, leaves)):
         return _concatenated(leaves, joining, where)
-    parts = tf.nest.flatten(leaves[0], expand_composites=True)
-    if joining.is_lone or joining.is_whole(parts):
-        return reductions.copy_onto(leaves[0], joining.rows.home)
-    if not isinstance(leaves[0], tf.Tensor) or joining.has_rows(leaves[0]) is not False:
-        return _concatenated(leaves, joining, where)
-    return joining.value(leaves)
+    if joining.is_lone or not _has_rows(leaves[0], joining):
+        is_value = isinstance(leaves[0], tf.Tensor) and not joining.is_lone
+        first = joining.value(leaves) if is_value else leaves[0]
+        return reductions.copy_onto(first, joining.rows.home)
+    return _concatenated(leaves, joining, where)
+
+
+def _has_rows(leaf: Any, joining: whole.Whole) -> bool:
+    if isinstance(leaf, tf.Tensor):
+        return joining.has_rows(leaf) is not False
+    return not joining.is_whole(leaf)
 
 
 def _concatenated(leaves: Sequence[Any], joining: whole.Whole, where: str) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 
 from replicate import errors
 from replicate.compat import gradients as gradient_calls
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, reductions, row_reductions, whole
 from replicate.strategy import context, values, variables
 
@@ -144,6 +144,10 @@ class Gradients:
         return list(step)
 
     def _begin(self, strategy: Any, asked: Any) -> Any:
+        with tf1.name_scope(whole.SCOPE):
+            return self._began(strategy, asked)
+
+    def _began(self, strategy: Any, asked: Any) -> Any:
         towers = strategy.unwrap(asked)
         _require_alike(towers)
         self._current = _Derivation(self._whole, strategy, towers, self._given)
@@ -154,8 +158,9 @@ class Gradients:
         return self._next()
 
     def _continue(self, strategy: Any, found: Any) -> Any:
-        self._current.collect([tower.gradients for tower in strategy.unwrap(found)])
-        return self._next()
+        with tf1.name_scope(whole.SCOPE):
+            self._current.collect([tower.gradients for tower in strategy.unwrap(found)])
+            return self._next()
 
     def _next(self) -> Any:
         """Returns what each tower is to derive next, or what all are given in the end."""
@@ -267,7 +272,7 @@ class _Derivation:
         for tensor, factor, device in zip(
             part.column, factors, self._whole.rows.devices, strict=True
         ):
-            with reductions.alone_on(device, "replicate_whole/"):
+            with reductions.alone_on(device, whole.SCOPE):
                 given.append(_product(gradient, factor, tensor))
         self._columns.append((part.column, given))
 
@@ -368,7 +373,7 @@ class _Derivation:
             self._whole.note([slices.values for slices in column])
             self._whole.note([slices.indices for slices in column])
             return
-        parts = tuple(parts) if all(map(tf.is_tensor, parts)) else ()
+        parts = tuple(parts) if all(isinstance(part, tf.Tensor) for part in parts) else ()
         across = tuple(map(tf.convert_to_tensor, self._direct[n]))
         behind = tuple(self._behind_direct.values()) if across else ()
         self._given.append(Given(column, parts, across, behind, self._is_sum))

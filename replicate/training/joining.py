@@ -57,7 +57,7 @@ class Joining:
         self.whole = whole.Whole(rows, partner, self._warn)
         self.gradients = gradients.Gradients(self.whole, declared)
         self.step = gradient_step.of(self)
-        self._noted: list[list] = []
+        self._columns: list[list] = []
         self._noted_by = [0] * len(rows.devices)
         self.lone: list[Lone] = []
 
@@ -89,11 +89,11 @@ class Joining:
         """See `context.Joiner`."""
         number = self._noted_by[tower_id]
         self._noted_by[tower_id] += 1
-        if number == len(self._noted):
-            self._noted.append([])
-        self._noted[number].append(tensor)
+        if number == len(self._columns):
+            self._columns.append([])
+        self._columns[number].append(tensor)
         if tower_id == 0:
-            self.whole.note(self._noted[number])
+            self.whole.note(self._columns[number])
 
     def set_loss_weights(self, denominators: Sequence[Any]) -> None:
         """See `context.Joiner`."""
@@ -123,7 +123,14 @@ class Joining:
             return strategy.reduce(variables.MEAN, values.PerDevice(column), destination)
         if self.whole.has_rows(column[0]):
             return self.weighted(strategy, column, destination)
-        return strategy.broadcast(self.whole.value(column), destination)
+        return self._noted(strategy, strategy.broadcast(self.whole.value(column), destination))
+
+    def _noted(self, strategy: Any, value: Any) -> Any:
+        """Takes note of a value that is the whole batch's, on whatever devices; returns it."""
+        column = [values.select_tower(i, value) for i in range(strategy.num_towers)]
+        for parts in zip(*[tf.nest.flatten(c, expand_composites=True) for c in column], strict=True):
+            self.whole.note(parts)
+        return value
 
     def weighted(self, strategy: Any, column: Sequence[Any], destination: Any) -> Any:
         """Returns the mean over towers, weighted by rows, on the destination.
@@ -138,7 +145,8 @@ class Joining:
             reductions.scaled(part, weight, reductions.device_of(part))
             for part, weight in zip(column, rows.weights, strict=True)
         ]
-        return strategy.reduce(variables.SUM, values.PerDevice(parts, rows.devices), destination)
+        found = values.PerDevice(parts, rows.devices)
+        return self._noted(strategy, strategy.reduce(variables.SUM, found, destination))
 
     # What models write.
 
@@ -196,7 +204,7 @@ class Joining:
             column: K values.
             is_assumed: Whether what cannot be seen is taken for a mean over rows.
         """
-        if not all(map(tf.is_tensor, column)):
+        if not all(isinstance(part, tf.Tensor) for part in column):
             return None, "it is sparse, and made of the tower's rows"
         if self.whole.has_rows(column[0]) is not False and not self.whole.is_lone:
             return None, "it has rows of the batch"

@@ -38,7 +38,10 @@ class _OneOfMany(towers.TowerContext):
 
 
 class WholeBatch:
-    """Finds the partners of the first tower's tensors, and traces the model on first use.
+    """Calls the model on the whole batch, and finds the partners of the first tower's tensors.
+
+    The call comes before those of the towers: what a model keeps outside of its model_fn is
+    the towers' in the end.
 
     Args:
         call: The model_fn with all its arguments but features and labels.
@@ -68,25 +71,19 @@ class WholeBatch:
         self._names = dict(names)
         self._outer = tf1.get_default_graph()
         self._scope = self._outer.get_name_scope()
-        self._graph: tf.Graph | None = None
+        self._graph = tf.Graph()
+        thread = threading.Thread(target=self._build, name="whole_batch")
+        thread.start()  # a thread of its own, whose scopes are nobody's
+        thread.join()
 
     def __call__(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns the tensor that one device has in place of the first tower's; or None."""
-        if self._graph is None:
-            self._trace()
         try:
             found = self._graph.get_tensor_by_name(tensor.name)
         except (KeyError, ValueError):
             return None
         is_same = found.op.type == tensor.op.type and found.dtype == tensor.dtype
         return found if is_same else None
-
-    def _trace(self) -> None:
-        """Builds the graph, in a thread whose scopes are nobody's."""
-        self._graph = tf.Graph()
-        thread = threading.Thread(target=self._build, name="whole_batch")
-        thread.start()
-        thread.join()
 
     def _build(self) -> None:
         strategy = self._strategy()
