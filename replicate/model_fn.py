@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from replicate import devices as device_names
 from replicate import types
+from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import saver
 from replicate.graph import batches, whole
@@ -164,7 +165,13 @@ def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
     # NOTE: in a scope of its own, so that no name of the model's variables is taken.
     with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
         batch = batches.split_batch(features, labels, strategy.num_towers)
-    join = _joining(strategy, call, features, labels, batch, options)
+    with keras.loss_reductions(towers.keras_reduction):
+        return _build_on(strategy, call, batch, (features, labels), factory, options)
+
+
+def _build_on(strategy, call, batch, given, factory, options: _Options) -> Any:
+    """Builds the towers on the parts of a batch, and joins their specs."""
+    join = _joining(strategy, call, batch, given, options)
     join.step.is_silent = factory is not None
     share = context.Share(tuple(batch.weights), tuple(batch.has_rows), join)
     creations = sharing.Creations(strategy.num_towers)
@@ -181,7 +188,7 @@ def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
         return _join(join, call.mode, built, creations, options)
 
 
-def _joining(strategy, call, features, labels, batch, options: _Options) -> joining.Joining:
+def _joining(strategy, call, batch, given, options: _Options) -> joining.Joining:
     """Returns what joins the towers of a batch."""
     rows = whole.Rows(
         [_given(*nests) for nests in zip(batch.features, batch.labels, strict=True)],
@@ -195,12 +202,12 @@ def _joining(strategy, call, features, labels, batch, options: _Options) -> join
     if isinstance(batch.total, int) and batch.total > 1:
         partner = whole_batch.WholeBatch(
             call,
-            features,
-            labels,
+            *given,
             lambda: one_device.OneDeviceStrategy("/device:CPU:0"),
             strategy.num_towers,
             batch.total,
             tf1.get_default_graph()._names_in_use,
+            (batch.features[0], batch.labels[0]),
         )
     return joining.Joining(rows, partner, options.reduction, options.step, call.mode)
 

@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, copying, reductions, row_dimensions, row_reductions
+from replicate.graph import (
+    ancestry,
+    copying,
+    reductions,
+    row_dimensions,
+    row_meetings,
+    row_reductions,
+)
 
 SCOPE = "replicate_whole/"  # of whatever is joined: no name of the model's is taken
 UNKNOWN = "unknown"
@@ -121,6 +128,7 @@ class Whole:
         self.varying = ancestry.Descent(sources, self.ends)
         self.dependent = ancestry.Descent(sources)
         self._dimensions = row_dimensions.RowDimensions(rows.given[0], self.varying)
+        self.meetings = row_meetings.Meetings(self)
 
     # What is whole already.
 
@@ -151,12 +159,19 @@ class Whole:
 
     def has_rows(self, tensor: tf.Tensor) -> bool | None:
         """Whether a tensor of the first tower has rows; None where its rank is unknown."""
+        if tensor.shape.rank is None and tensor.op in self.varying:
+            return None
+        return bool(self.axes(tensor))
+
+    def axes(self, tensor: tf.Tensor, is_certain: bool = False) -> tuple[int, ...]:
+        """Returns the dimensions of a tensor of the first tower that are rows, if any are."""
         source = self.source_of(tensor)
         if source is None:  # nobody knows; what is as long as the tower's rows has rows
             length = tensor.shape[0] if tensor.shape.rank else 0
-            return tensor.op in self.varying and length in (None, self.rows.counts[0])
-        found = self.row_dimensions(tensor, source)
-        return None if found is None else bool(found)
+            return (
+                (0,) if tensor.op in self.varying and length in (None, self.rows.counts[0]) else ()
+            )
+        return self.row_dimensions(tensor, source, is_certain) or ()
 
     def row_dimensions(
         self, tensor: tf.Tensor, source: tf.Tensor | None = None, is_certain: bool = False
@@ -282,6 +297,8 @@ class Whole:
 
     def _constants_differ(self, tensor: tf.Tensor, source: tf.Tensor) -> bool:
         op, other = tensor.op, source.op
+        if op in self.ends:
+            return False
         if op.type != other.type or len(op.inputs) != len(other.inputs):
             return False
         if op.type == "Const":
@@ -376,11 +393,20 @@ class _Walk:
                 return None
         else:
             kind, reason = joining.kind_of(column, source)
+            if kind in ("sum", "mean"):
+                kind, reason = self._joinable(kind, first)
             if kind is not None:
                 self._end(kind, column, source, reason if kind == UNKNOWN else "")
                 return None
         others = zip(*[tensor.op.inputs for tensor in column], strict=True)
         return iter(list(zip(others, source.op.inputs, strict=True)))
+
+    def _joinable(self, kind: str, first: tf.Tensor) -> tuple:
+        """Returns the kind of a reduction of rows that numbers of a tower's rows do not enter."""
+        found = self._whole.meetings.before(first, is_number=True)
+        if not found:
+            return kind, ""
+        return UNKNOWN, f"{found[0].op.name} brings a number of the tower's rows into each row"
 
     def _keep(self, column: tuple, source: tf.Tensor) -> None:
         if source.op not in self._kept:

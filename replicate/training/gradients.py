@@ -98,10 +98,18 @@ class Gradients:
     Args:
         joining: Joins what the towers made of their rows.
         declared: How losses are reduced, whatever the model says; None: as it says.
+        derived: Told of each tensor without rows that is derived: the first tower's, and how
+            it is made.
     """
 
-    def __init__(self, joining: whole.Whole, declared: str | None):
+    def __init__(
+        self,
+        joining: whole.Whole,
+        declared: str | None,
+        derived: Callable[[tf.Tensor, whole.Tail], None],
+    ):
         self._whole = joining
+        self._derived = derived
         self._declared = declared
         self._given: list[Given] = []
         self._current: Any = None
@@ -154,7 +162,9 @@ class Gradients:
         for n in range(len(towers[0].ys)):
             column = [tower.ys[n] for tower in towers]
             given = [tower.grad_ys[n] for tower in towers]
-            self._current.derive(column, given, self._declared)
+            tail = self._current.derive(column, given, self._declared)
+            if tail is not None:
+                self._derived(column[0], tail)
         return self._next()
 
     def _continue(self, strategy: Any, found: Any) -> Any:
@@ -196,16 +206,17 @@ class _Derivation:
         self._behind_direct: dict[Any, whole.Reduction] = {}
         self._is_sum = True
 
-    def derive(self, column: Sequence, given: Sequence, declared: str | None) -> None:
-        """Takes in K ys, with the K derivatives by them."""
+    def derive(self, column: Sequence, given: Sequence, declared: str | None) -> Any:
+        """Takes in K ys, with the K derivatives by them; returns the tail of one without rows."""
         if self._whole.is_lone or self._whole.has_rows(column[0]):
             self._columns.append((tuple(column), given))
-            return
+            return None
         total = None if given[0] is None else self._whole.value(given)
         tail, copies = self._whole.copied(column, declared)
         self._copies.update(copies)
         self._note(tail.reductions)
         self._across.append((copies[column[0].ref()], total))
+        return tail
 
     def _note(self, found: Sequence[whole.Reduction]) -> None:
         floating = [part for part in found if part.column[0].dtype.is_floating]
@@ -320,6 +331,7 @@ class _Derivation:
             own = [_added(list(parts)) for parts in zip(*self._parts[n], strict=True)]
             if not self._is_weight(x[0]):
                 results[n] = self._of_rows(n, own)
+                self._whole.meetings.clear(each for each in own[:1] if each is not None)
             elif own:
                 own[0] = self._with_direct(n, own[0])
                 pairs[n] = (values.PerDevice(own, self._whole.rows.devices), _place(x))

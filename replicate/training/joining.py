@@ -18,6 +18,19 @@ _log = logging.getLogger("replicate")
 _READS = ("VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableV2")
 
 
+_MEETING = (
+    "Rows meet other rows in %s, which reads %s%s, before %s reduces them: as in batch "
+    "normalisation and in losses that compare the rows of a batch. Each tower sees its own rows "
+    "alone, and the result is not that of one device. For batch normalisation over the whole batch "
+    "use tf.keras.layers.BatchNormalization(synchronized=True). replicate.verify shows by how much "
+    "the model differs."
+)
+
+
+def _more(meetings: Sequence[Any]) -> str:
+    return f" (and in {len(meetings) - 1} more)" if len(meetings) > 1 else ""
+
+
 class Lone(NamedTuple):
     """What a tower would write alone into a variable that all towers share.
 
@@ -54,8 +67,10 @@ class Joining:
         self._declared = declared
         self._mode = mode
         self._warned: set[str] = set()
+        self._told: set[str] = set()
+        self._met: set = set()
         self.whole = whole.Whole(rows, partner, self._warn)
-        self.gradients = gradients.Gradients(self.whole, declared)
+        self.gradients = gradients.Gradients(self.whole, declared, self._derived)
         self.step = gradient_step.of(self)
         self._columns: list[list] = []
         self._noted_by = [0] * len(rows.devices)
@@ -74,6 +89,23 @@ class Joining:
             reason,
             tensor.op.type,
         )
+
+    def _derived(self, tensor: tf.Tensor, tail: whole.Tail) -> None:
+        """Says once how a loss was seen to be reduced, and where its rows meet."""
+        if tensor.name in self._told:
+            return
+        self._told.add(tensor.name)
+        parts = [f"{part.kind} ({part.column[0].op.name})" for part in tail.reductions]
+        _log.info("%s is made of its rows by: %s.", tensor.name, ", ".join(parts) or "nothing")
+        met = {
+            meeting.op: meeting
+            for part in tail.reductions
+            for meeting in self.whole.meetings.before(part.column[0], is_number=False)
+        }
+        new = [meeting for op, meeting in met.items() if op not in self._met]
+        self._met.update(met)
+        if new:
+            _log.warning(_MEETING, new[0].op.name, new[0].tensor.name, _more(new), tensor.name)
 
     # What a `Joiner` does.
 
@@ -128,7 +160,9 @@ class Joining:
     def _noted(self, strategy: Any, value: Any) -> Any:
         """Takes note of a value that is the whole batch's, on whatever devices; returns it."""
         column = [values.select_tower(i, value) for i in range(strategy.num_towers)]
-        for parts in zip(*[tf.nest.flatten(c, expand_composites=True) for c in column], strict=True):
+        for parts in zip(
+            *[tf.nest.flatten(c, expand_composites=True) for c in column], strict=True
+        ):
             self.whole.note(parts)
         return value
 
@@ -239,7 +273,10 @@ class Joining:
         """
         places = strategy.destinations_of(variable)
         if not self.whole.is_whole(column[0]):
-            return self._joined_by_rows(strategy, column, variable)
+            found, _ = self._made_whole(column)
+            if found is None:
+                return self._joined_by_rows(strategy, column, variable)
+            return self._noted(strategy, strategy.broadcast(found, variable))
         if len(places) == 1:
             return column[0]
         if len(places) == len(column) and self._is_repeatable(column[0]):

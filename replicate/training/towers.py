@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from replicate import errors
 from replicate.compat import gradients as gradient_calls
-from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry
 from replicate.strategy import base, context, default, sharing
@@ -153,15 +152,14 @@ def build(
         own = tuple(update for update in updates if id(update) not in before)
         return Tower(tower.tower_id, tower.device, spec, train_op, own)
 
-    with keras.loss_reductions(_keras_reduction):
-        towers = strategy.run_towers(
-            lambda: tower_fn, (features, labels), every_collection=True, creations=creations
-        )
+    towers = strategy.run_towers(
+        lambda: tower_fn, (features, labels), every_collection=True, creations=creations
+    )
     _require_same_variables(towers, creations)
     return towers
 
 
-def _keras_reduction(reduction: Any) -> Any:
+def keras_reduction(reduction: Any) -> Any:
     """Lets a Keras loss average over its tower's rows: towers are the parts of one batch."""
     mode = context.current()
     if mode is None or mode.tower is None or not mode.tower.is_of_one_batch:

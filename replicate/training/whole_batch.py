@@ -51,6 +51,7 @@ class WholeBatch:
         num_towers: K.
         total: How many rows the batch has.
         names: The names that were in use when the first tower began.
+        first: The first tower's features and labels.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class WholeBatch:
         num_towers: int,
         total: int,
         names: dict,
+        first: tuple,
     ):
         self._call = call
         self._given = (features, labels)
@@ -72,12 +74,16 @@ class WholeBatch:
         self._outer = tf1.get_default_graph()
         self._scope = self._outer.get_name_scope()
         self._graph = tf.Graph()
+        self._first = tf.nest.flatten(first, expand_composites=True)
+        self._partners: dict = {}
         thread = threading.Thread(target=self._build, name="whole_batch")
         thread.start()  # a thread of its own, whose scopes are nobody's
         thread.join()
 
     def __call__(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns the tensor that one device has in place of the first tower's; or None."""
+        if tensor.ref() in self._partners:
+            return self._partners[tensor.ref()]
         try:
             found = self._graph.get_tensor_by_name(tensor.name)
         except (KeyError, ValueError):
@@ -105,7 +111,10 @@ class WholeBatch:
             tf1.train.create_global_step(graph)
         graph._names_in_use = dict(self._names)
         with tf1.name_scope("replicate_split/"):
-            return tf.nest.map_structure(self._placeholder, self._given)
+            made = tf.nest.map_structure(self._placeholder, self._given)
+        parts = zip(self._first, tf.nest.flatten(made, expand_composites=True), strict=True)
+        self._partners = {own.ref(): part for own, part in parts if tf.is_tensor(own)}
+        return made
 
     def _placeholder(self, value: Any) -> Any:
         """Returns a placeholder for all rows of features or labels."""
