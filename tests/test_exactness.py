@@ -1,7 +1,8 @@
 """The law of exactness: K towers are one device, for whatever a model_fn is made of.
 
-Each test draws a batch, K, a strategy, nests, a reduction, a model of its family and an
-optimizer. `EXACTNESS_DRAWS=5000 pytest tests/test_exactness.py` draws that many in all.
+Each test draws a batch, K, a strategy, nests, a network of its family, a loss, what becomes
+of it, a penalty, a way to take gradients and an optimizer; nobody says what kind of a loss it
+is. `EXACTNESS_DRAWS=5000 pytest tests/test_exactness.py` draws that many in all.
 """
 
 import collections
@@ -15,12 +16,15 @@ from hypothesis import strategies as st
 
 from replicate import model_fn
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import default
 from tests import exactness
+from tests.law import optimizers
 
 DRAWS = int(os.environ.get("EXACTNESS_DRAWS", "301"))
 STRATEGIES = ("parameter_server", "round_robin", "balanced", "mirrored")
 WIDTH = 3
+# Relative and absolute: reassociation alone. Metrics are computed in float32.
+DOUBLE, SINGLE = (1e-9, 1e-11), (2e-4, 2e-5)
+double = tf.float64
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
 
@@ -61,13 +65,14 @@ FEATURE_NESTS = {
 
 def dense(x, mode):
     hidden = tf1.layers.dense(x, 4, tf.nn.tanh, kernel_initializer=exactness.start, name="hidden")
-    bare = tf.Variable(np.float32([0.1, 0.2, 0.3, 0.4]), name="bare")
+    bare = tf.Variable(np.float64([0.1, 0.2, 0.3, 0.4]), name="bare")
     return tf1.layers.dense(hidden * bare, 1, kernel_initializer=exactness.start)
 
 
 def keras_dense(x, mode):
-    hidden = tf.keras.layers.Dense(4, "tanh", kernel_initializer=exactness.start)(x)
-    return tf.keras.layers.Dense(1, kernel_initializer=exactness.start)(hidden)
+    options = {"kernel_initializer": exactness.start, "dtype": double}
+    hidden = tf.keras.layers.Dense(4, "tanh", **options)(x)
+    return tf.keras.layers.Dense(1, **options)(hidden)
 
 
 def convolution(x, mode):
@@ -81,7 +86,7 @@ def convolution(x, mode):
 
 def embedding(x, mode):
     ids = tf.cast(tf.math.floormod(tf.floor(x * 3.0), 5.0), tf.int32)
-    table = tf1.get_variable("table", [5, 2], initializer=exactness.start)
+    table = tf1.get_variable("table", [5, 2], double, exactness.start)
     rows = tf.nn.embedding_lookup(table, ids)
     return tf1.layers.dense(tf1.layers.flatten(rows), 1, kernel_initializer=exactness.start)
 
@@ -89,19 +94,22 @@ def embedding(x, mode):
 def dynamic_rnn(x, mode):
     with tf1.variable_scope("rnn_scope", initializer=exactness.start):
         cell = tf1.nn.rnn_cell.BasicRNNCell(3)
-        _, state = tf1.nn.dynamic_rnn(cell, x[:, :, None], dtype=tf.float32)
+        _, state = tf1.nn.dynamic_rnn(cell, x[:, :, None], dtype=double)
     return tf1.layers.dense(state, 1, kernel_initializer=exactness.start)
 
 
 def keras_lstm(x, mode):
     layer = tf.keras.layers.LSTM(
-        2, kernel_initializer=exactness.start, recurrent_initializer=exactness.start
+        2,
+        kernel_initializer=exactness.start,
+        recurrent_initializer=exactness.start,
+        dtype=double,
     )
     return tf1.layers.dense(layer(x[:, :, None]), 1, kernel_initializer=exactness.start)
 
 
 def synchronised_norm(x, mode):
-    layer = tf.keras.layers.BatchNormalization(synchronized=True, momentum=0.5)
+    layer = tf.keras.layers.BatchNormalization(synchronized=True, momentum=0.5, dtype=double)
     hidden = tf1.layers.dense(x, 3, kernel_initializer=exactness.start, use_bias=False)
     hidden = layer(hidden, training=mode == "train")
     if mode == "train":
@@ -112,7 +120,7 @@ def synchronised_norm(x, mode):
 
 def inference_norm(x, mode):
     hidden = tf1.layers.batch_normalization(
-        x, training=False, moving_mean_initializer=exactness.start
+        x, training=False, moving_mean_initializer=exactness.start, fused=False
     )
     return tf1.layers.dense(hidden, 1, kernel_initializer=exactness.start)
 
@@ -125,16 +133,8 @@ def regularised(x, mode):
     hidden = tf1.layers.dense(
         x, 4, tf.nn.tanh, kernel_initializer=exactness.start, kernel_regularizer=squares
     )
-    weights = tf1.get_variable("v", [4, 1], initializer=exactness.start, regularizer=squares)
+    weights = tf1.get_variable("v", [4, 1], double, exactness.start, regularizer=squares)
     return tf.matmul(hidden, weights)
-
-
-def penalised(x, mode):
-    """The penalties are not listed where TensorFlow looks for them: the loss adds them itself."""
-    weights = tf1.get_variable("w", [WIDTH, 4], initializer=exactness.start)
-    last = tf1.get_variable("v", [4, 1], initializer=exactness.start)
-    tf1.add_to_collection("penalties", squares(weights) + 0.01 * tf.reduce_sum(tf.abs(last)))
-    return tf.matmul(tf.nn.tanh(tf.matmul(x, weights)), last)
 
 
 FAMILIES = {
@@ -143,8 +143,76 @@ FAMILIES = {
     "embedding": (embedding,),
     "recurrent": (dynamic_rnn, keras_lstm),
     "batch norm": (synchronised_norm, inference_norm),
-    "regularised": (regularised, penalised),
-    "weighted": (dense,),
+    "regularised": (regularised,),
+}
+
+
+# A loss of output, y and weights, each [B, 1]; the weights are 0 for some rows, never for all.
+
+
+def errors(output, y):
+    return tf.square(output - y)
+
+
+def kept(output, y, weight):
+    return tf.boolean_mask(errors(output, y), weight > 0.0)
+
+
+def with_losses(reduction):
+    def loss(output, y, weight):
+        return tf1.losses.mean_squared_error(y, output, weight, reduction=reduction)
+
+    return loss
+
+
+def with_statistic(output, y, weight):
+    """The mean output is driven to 1."""
+    return tf.reduce_sum(errors(output, y)) + tf.square(tf.reduce_mean(output) - 1.0)
+
+
+def by_known_rows(output, y, weight):
+    rows = y.shape[0]
+    rows = tf.cast(tf.shape(y)[0], double) if rows is None else rows
+    return tf.reduce_sum(errors(output, y)) / rows
+
+
+BY_HAND = {
+    "mean": lambda output, y, weight: tf.reduce_mean(errors(output, y)),
+    "sum": lambda output, y, weight: tf.reduce_sum(errors(output, y)),
+    "sum by 7": lambda output, y, weight: tf.reduce_sum(errors(output, y)) / 7.0,
+    "sum by rows": by_known_rows,
+    "average loss": lambda output, y, weight: tf.nn.compute_average_loss(errors(output, y)[:, 0]),
+    "quotient": lambda output, y, weight: (
+        tf.reduce_sum(errors(output, y) * weight) / tf.reduce_sum(weight)
+    ),
+    "masked mean": lambda output, y, weight: tf.reduce_mean(kept(output, y, weight)),
+    "sum and mean": lambda output, y, weight: (
+        tf.reduce_sum(tf.abs(output - y)) + tf.reduce_mean(errors(output, y))
+    ),
+    "statistic": with_statistic,
+}
+# NOTE: TensorFlow computes these in float32, whatever it is given.
+BY_LIBRARY = {
+    key: with_losses(getattr(tf1.losses.Reduction, key))
+    for key in ("SUM", "MEAN", "SUM_OVER_BATCH_SIZE", "SUM_BY_NONZERO_WEIGHTS")
+}
+LOSSES = BY_HAND | BY_LIBRARY
+TAILS = {
+    "as it is": lambda loss: loss,
+    "perplexity": lambda loss: tf.exp(0.1 * loss),
+    "root": lambda loss: tf.sqrt(loss + 0.1),
+    "logarithm": lambda loss: tf.math.log(loss + 1.5),
+}
+PENALTIES = {
+    "none": lambda w: None,
+    "squares": squares,
+    "absolute": lambda w: 0.1 * tf.reduce_sum(tf.abs(w)),
+    "softmax": lambda w: tf.reduce_sum(tf.square(tf.nn.softmax(w))),
+    "slices": lambda w: tf.reduce_sum(tf.square(w[1:] - w[:-1])),
+    "where": lambda w: tf.reduce_sum(tf.where(w > 0.0, w**2, -(w**3))),
+    "norm": lambda w: 0.1 * tf.norm(w + 2.0),
+    "product": lambda w: tf.nn.l2_loss(tf.matmul(w, w, transpose_a=True)),
+    "log sum": tf.reduce_logsumexp,
 }
 OPTIMIZERS = {
     "descent": lambda: tf1.train.GradientDescentOptimizer(0.1),
@@ -153,23 +221,39 @@ OPTIMIZERS = {
     "adagrad": lambda: tf1.train.AdagradOptimizer(0.1),
     "rmsprop": lambda: tf1.train.RMSPropOptimizer(0.01, epsilon=0.1, centered=True),
     "ftrl": lambda: tf1.train.FtrlOptimizer(0.1),
+    "assigning": lambda: optimizers.DecayingAdam(0.05),
 }
+
+
+def minimize(optimizer, loss):
+    return optimizer.minimize(loss, tf1.train.get_global_step())
+
+
+def clip(optimizer, loss):
+    """Takes gradients, clips them for sure, and counts the step by itself."""
+    trained = tf1.trainable_variables()
+    gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, trained), 1e-2)
+    step = optimizer.apply_gradients(zip(gradients, trained, strict=True))
+    return tf.group(step, tf1.train.get_global_step().assign_add(1))
+
+
+WAYS = {"optimizer_fn": minimize, "minimize": minimize, "clip": clip}
 
 
 class Draw(NamedTuple):
     """What one example compares."""
 
     network: Any
-    family: str
     sizes: list
     is_static: bool
     num_towers: int
     strategy: str
     feature_nest: str
     label_nest: str
-    reduction: str
-    is_told: bool
-    is_inside: bool
+    loss: str
+    tail: str
+    penalty: str
+    way: str
     optimizer: str
     modes: tuple
 
@@ -177,36 +261,53 @@ class Draw(NamedTuple):
         """The model_fn: a network, a loss, metrics."""
         x = FEATURE_NESTS[self.feature_nest][1](features)
         output = self.network(x, mode)
-        predictions = {"output": output, "rows": x}
+        predictions = {"output": output, "rows": x, "mean": tf.reduce_mean(output, 0)}
         if mode == "infer":
             return exactness.spec_of(mode, predictions=predictions)
-        y, weight = NESTS[self.label_nest][1](labels)[:, :1], None
-        if self.family == "weighted":
-            weight = NESTS[self.label_nest][1](labels)[:, 1:]
-        total = tf1.losses.Reduction.SUM
-        if self.reduction == "mean":
-            total = tf1.losses.Reduction.SUM_BY_NONZERO_WEIGHTS
-        tf1.losses.mean_squared_error(y, output, 1.0 if weight is None else weight, reduction=total)
-        if weight is not None:
-            denominator = tf.math.count_nonzero(weight, dtype=tf.float32)
-            default.get_tower_context().set_loss_weight(denominator)
+        given = NESTS[self.label_nest][1](labels)
+        y, weight = given[:, :1], given[:, 1:]
         metrics = {
             "mean": tf1.metrics.mean(output, weight),
             "rmse": tf1.metrics.root_mean_squared_error(y, output, weight),
             "hits": tf1.metrics.accuracy(y > 0, output > 0, weight),
         }
-        loss = tf.add_n([tf1.losses.get_total_loss(), *tf1.get_collection("penalties")])
+        loss = self.loss_of(output, y, weight)
         metrics["loss"] = tf1.metrics.mean(loss)
         return exactness.spec_of(mode, loss, predictions, eval_metric_ops=metrics)
+
+    def loss_of(self, output, y, weight):
+        """The loss with penalties, of which the network may have some."""
+        loss = TAILS[self.tail](LOSSES[self.loss](output, y, weight))
+        penalties = tf1.losses.get_regularization_losses()
+        weights = [v for v in tf1.trainable_variables() if v.shape.rank == 2]
+        penalties += [PENALTIES[self.penalty](v.read_value()) for v in weights]
+        return tf.add_n([loss, *(tf.cast(p, loss.dtype) for p in penalties if p is not None)])
+
+    def stepping(self, features, labels, mode):
+        """The model_fn with its optimizer inside."""
+        spec = self.model(features, labels, mode)
+        if mode != "train":
+            return spec
+        step = WAYS[self.way](OPTIMIZERS[self.optimizer](), spec.loss)
+        return spec._replace(train_op=tf.group(step, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)))
+
+    def replicated(self):
+        """The model_fn for towers."""
+        options = {"devices": self.num_towers, "strategy": self.strategy}
+        if self.way == "optimizer_fn":
+            optimizer_fn = OPTIMIZERS[self.optimizer]
+            return model_fn.replicate_model_fn(self.model, optimizer_fn, **options)
+        return model_fn.replicate_model_fn(self.stepping, **options)
 
     def batches(self):
         """Successive batches, of as many rows as drawn."""
         numbers = np.random.RandomState(len(self.sizes) * 41 + self.sizes[0])
         made = []
         for rows in self.sizes:
-            x = numbers.uniform(-1, 1, [rows, WIDTH]).astype(np.float32)
-            y = numbers.uniform(-1, 1, [rows, 2]).astype(np.float32)
+            x = numbers.uniform(-1, 1, [rows, WIDTH])
+            y = numbers.uniform(-1, 1, [rows, 2])
             y[:, 1] = numbers.choice([0.0, 0.5, 2.0], rows)
+            y[-1, 1] = 1.5
             made.append((FEATURE_NESTS[self.feature_nest][0](x), NESTS[self.label_nest][0](y)))
         return made
 
@@ -214,50 +315,41 @@ class Draw(NamedTuple):
 @st.composite
 def draws(draw, family):
     """Draws an example; see the class."""
+
+    def one_of(table):
+        return draw(st.sampled_from(list(table)))
+
     is_static = draw(st.booleans())
     rows = st.integers(1, 40)
     first = draw(rows)
-    sizes = [first, first] if is_static else [first, draw(rows)]
-    reduction = draw(st.sampled_from(("mean", "sum")))
-    is_inside = draw(st.booleans())
-    may_be_silent = is_inside or reduction == "sum"
-    network = draw(st.sampled_from(FAMILIES[family]))
-    if network is penalised and reduction == "sum" and is_inside:
-        is_static = False  # README, "Not exact": else rows and penalties look alike
     return Draw(
-        network=network,
-        family=family,
-        sizes=sizes,
+        network=one_of(FAMILIES[family]),
+        sizes=[first, first] if is_static else [first, draw(rows)],
         is_static=is_static,
         num_towers=draw(st.integers(1, 8)),
-        strategy=draw(st.sampled_from(STRATEGIES)),
-        feature_nest=draw(st.sampled_from(sorted(FEATURE_NESTS))),
-        label_nest=draw(st.sampled_from(sorted(NESTS))),
-        reduction=reduction,
-        is_told=not may_be_silent or draw(st.booleans()),
-        is_inside=is_inside,
-        optimizer=draw(st.sampled_from(sorted(OPTIMIZERS))),
-        modes=draw(st.sampled_from((("train",), ("train", "eval"), ("infer",)))),
+        strategy=one_of(STRATEGIES),
+        feature_nest=one_of(FEATURE_NESTS),
+        label_nest=one_of(NESTS),
+        loss=one_of(LOSSES),
+        tail=one_of(TAILS),
+        penalty=one_of(PENALTIES),
+        way=one_of(WAYS),
+        optimizer=one_of(OPTIMIZERS),
+        modes=one_of((("train",), ("train", "eval"), ("infer",))),
     )
 
 
 def require_exact(draw):
     """Compares training, then evaluation or prediction, with one device."""
-    batches, optimizer_fn = draw.batches(), OPTIMIZERS[draw.optimizer]
-    single = exactness.stepping(draw.model, optimizer_fn)
-    options = {"devices": draw.num_towers, "strategy": draw.strategy}
-    if draw.is_told:
-        options["loss_reduction"] = draw.reduction
-    if draw.is_inside:
-        towers = model_fn.replicate_model_fn(single, **options)
-    else:
-        towers = model_fn.replicate_model_fn(draw.model, optimizer_fn, **options)
+    batches, towers = draw.batches(), draw.replicated()
+    tolerance = DOUBLE if draw.loss in BY_HAND else SINGLE
     for mode in draw.modes:
         given = batches if mode != "infer" else [(features, None) for features, _ in batches]
-        expected = exactness.run(single, given, mode, draw.is_static)
+        expected = exactness.run(draw.stepping, given, mode, draw.is_static)
         found = exactness.run(towers, given, mode, draw.is_static)
         with exactness.named(mode):
-            exactness.compare(found._asdict(), expected._asdict())
+            exactness.compare(found[:2], expected[:2], *tolerance)
+            exactness.compare(found.metrics, expected.metrics, *SINGLE)
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
