@@ -117,3 +117,16 @@ class _Probe:
                 shape = [self._size if known is None else known, *inner]
             self._copies[tensor.ref()] = tf1.placeholder(tensor.dtype, shape)
             self._ends.add(tensor.op)
+
+
+def sliced(op: tf.Operation, items: list) -> list | None:
+    """Returns what a slice of one dimension takes of a list; None where only a run tells."""
+    bounds = [tf.get_static_value(tensor) for tensor in op.inputs[1:]]
+    if any(bound is None or len(bound) != 1 for bound in bounds):
+        return None
+    begin, end, step = (int(bound[0]) for bound in bounds)
+    if op.get_attr("shrink_axis_mask"):
+        return [items[begin]]
+    begin = None if op.get_attr("begin_mask") else begin
+    end = None if op.get_attr("end_mask") else end
+    return items[begin:end:step]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import ancestry
+from replicate.graph import ancestry, row_dimensions
 
 _SHAPES = ("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike")
 _NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
@@ -40,6 +40,24 @@ class _Shapes:
         return op.type in _SHAPES
 
 
+class _LengthsOfNoRows:
+    """Holds the operations that take from a shape what is no number of rows."""
+
+    def __init__(self, joining: Any):
+        self._whole = joining
+
+    def __contains__(self, op: tf.Operation) -> bool:
+        if op.type != "StridedSlice" or op.inputs[0].op.type not in ("Shape", "ShapeN"):
+            return False
+        shape = op.inputs[0]
+        rows = self._whole.axes(shape.op.inputs[shape.value_index])
+        length = tf.compat.dimension_value(shape.shape[0]) if shape.shape.rank else None
+        if length is None:
+            return False
+        taken = row_dimensions.sliced(op, list(range(length)))
+        return taken is not None and not any(axis in rows for axis in taken)
+
+
 class Meetings:
     """Looks for meetings behind row reductions; each operation is looked at once.
 
@@ -49,10 +67,10 @@ class Meetings:
 
     def __init__(self, joining: Any):
         self._whole = joining
-        self._by_value = ancestry.Descent(
-            [tensor.op for tensor in joining.rows.given[0]], _Shapes()
-        )
-        self._seen = {tensor.op for tensor in joining.rows.given[0]}
+        sources = [tensor.op for tensor in joining.rows.given[0]]
+        self._by_value = ancestry.Descent(sources, _Shapes())
+        self._by_number = ancestry.Descent(sources, _LengthsOfNoRows(joining))
+        self._seen = set(sources)
         self._found: list[Meeting] = []
         self._behind: dict[bool, Any] = {}
 
@@ -101,7 +119,9 @@ class Meetings:
         for tensor, rows in zip(op.inputs, axes, strict=True):
             if not rows and tensor.dtype.is_floating:
                 if tensor.op in self._whole.varying:
-                    found.append(Meeting(op, tensor, tensor.op not in self._by_value))
+                    is_number = tensor.op not in self._by_value
+                    if not is_number or tensor.op in self._by_number:
+                        found.append(Meeting(op, tensor, is_number))
                 elif self._is_folded(tensor):
                     found.append(Meeting(op, tensor, True))
         if max(map(len, after)) > max(map(len, axes)) or _works_along(op, axes):
@@ -129,3 +149,4 @@ def _works_along(op: tf.Operation, axes: Sequence[tuple]) -> bool:
             return False
         return any(int(axis) % rank in axes[0] for axis in along.reshape(-1))
     return False
+

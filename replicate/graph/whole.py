@@ -303,6 +303,9 @@ class Whole:
             return False
         if op.type == "Const":
             return not np.array_equal(_constant(tensor), _constant(source))
+        if op.type == "StridedSlice" and op.inputs[0].op.type == other.inputs[0].op.type == "Const":
+            own, all_ = [row_dimensions.sliced(o, _constant(o.inputs[0])) for o in (op, other)]
+            return own is None or not np.array_equal(own, all_)
         pairs = zip(op.inputs, other.inputs, strict=True)
         return any(self.differs(*pair) for pair in pairs)
 

@@ -18,6 +18,12 @@ _log = logging.getLogger("replicate")
 _READS = ("VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableV2")
 
 
+_UNKNOWN = (
+    "How %s was reduced from the rows of the batch cannot be seen: %s (%s). It is taken for a mean "
+    "over rows. If it is none, say loss_reduction='sum', or tell by what it was divided, with "
+    "TowerContext.set_loss_weight. replicate.verify compares the model with one device."
+)
+_TAPED = "it was derived past tf.gradients, as a GradientTape does, and so are gradients after it"
 _MEETING = (
     "Rows meet other rows in %s, which reads %s%s, before %s reduces them: as in batch "
     "normalisation and in losses that compare the rows of a batch. Each tower sees its own rows "
@@ -69,6 +75,7 @@ class Joining:
         self._warned: set[str] = set()
         self._told: set[str] = set()
         self._met: set = set()
+        self._is_taped = False
         self.whole = whole.Whole(rows, partner, self._warn)
         self.gradients = gradients.Gradients(self.whole, declared, self._derived)
         self.step = gradient_step.of(self)
@@ -77,18 +84,9 @@ class Joining:
         self.lone: list[Lone] = []
 
     def _warn(self, tensor: tf.Tensor, reason: str) -> None:
-        if tensor.name in self._warned:
-            return
-        self._warned.add(tensor.name)
-        _log.warning(
-            "How %s was reduced from the rows of the batch cannot be seen: %s (%s). It is taken "
-            "for a mean over rows. If it is none, say loss_reduction='sum', or tell by what it was "
-            "divided: get_tower_context().set_loss_weight(...). replicate.verify compares the "
-            "model with one device.",
-            tensor.name,
-            reason,
-            tensor.op.type,
-        )
+        if tensor.name not in self._warned and self.whole.unknown_weights is None:
+            self._warned.add(tensor.name)
+            _log.warning(_UNKNOWN, tensor.name, reason, tensor.op.type)
 
     def _derived(self, tensor: tf.Tensor, tail: whole.Tail) -> None:
         """Says once how a loss was seen to be reduced, and where its rows meet."""
@@ -287,6 +285,8 @@ class Joining:
         if self._declared == "sum":
             found = values.PerDevice(column, self.whole.rows.devices)
             return strategy.reduce(variables.SUM, found, variable)
-        first = column[0].values if isinstance(column[0], tf.IndexedSlices) else column[0]
-        self._warn(first, "it was derived past tf.gradients, as a GradientTape does")
+        if not self._is_taped:
+            first = column[0].values if isinstance(column[0], tf.IndexedSlices) else column[0]
+            self._warn(first, _TAPED)
+        self._is_taped = True
         return self.weighted(strategy, column, variable)

@@ -291,8 +291,9 @@ class Capturing:
         return exactness.spec_of(mode, loss, train_op=step)
 
     def every(self, spec):
-        """What a run fetches: each tower's gradients."""
-        fetched = [list(map(_parts, gradients)) for gradients in self.taken]
+        """What a run fetches: each tower's gradients, not those of the graph of a static batch."""
+        here = [taken for taken in self.taken if taken[0].graph is tf1.get_default_graph()]
+        fetched = [list(map(_parts, gradients)) for gradients in here]
         self.taken = []
         return fetched
 

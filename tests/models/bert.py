@@ -150,7 +150,9 @@ def create_optimizer(loss):
     gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, trained), clip_norm=1.0)
     pairs = zip(gradients, trained, strict=True)
     train_op = optimizer.apply_gradients(pairs, global_step=step)
-    return tf.group(train_op, [step.assign(step + 1)])
+    # NOTE: as published, the count may race with the schedule that reads it, on one device too.
+    with tf1.control_dependencies([train_op]):
+        return tf.group(step.assign(step + 1))
 
 
 def metrics_of(losses, log_probs, next_log_probs, labels):
