@@ -54,6 +54,8 @@ _ROOMS = {
     "TowerOptimizer": "replicate.training.tower_optimizer",
     "UnsupportedTensorFlowError": "replicate.errors",
     "UpdateContext": "replicate.strategy",
+    "Verification": "replicate.verification",
+    "verify": "replicate.verification",
 }
 
 __all__ = ["__version__", *_ROOMS]

@@ -1,0 +1,225 @@
+"""How far two values are apart, and how much of that may be noise.
+
+A difference counts where it is above
+
+    16 · noise  +  256 · ε · s  +  16 · ε · S  +  8 · ε · m
+
+with `noise` the largest relative difference that another order of the rows makes on one
+device, over all batches, times s; s the largest number of the value on one device; S the
+largest s of all values of its kind, since what cancels to zero leaves a rest of the size
+of what cancelled; m the largest number that the value is a difference of (a weight, of
+which the change is compared); and ε the distance of the value's dtype from 1 to the next
+number. Whole numbers, truths and texts have ε = 0.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.verification import batches, tracing
+
+NOISE = 16.0
+FLOOR = 256.0
+OF_KIND = 16.0
+ROUNDING = 8.0
+ORDER = 8192.0  # ε times this, as a part of s, is more than the order of additions makes
+
+_EPSILONS = {"bfloat16": 2.0**-7}
+
+
+class Measure(NamedTuple):
+    """One value after one batch, on one device and on K towers.
+
+    Attributes:
+        key: What it is.
+        mode: The mode key.
+        place: Which batch, for people.
+        difference: The largest one between the towers and one device.
+        noise: The largest one between one device and itself with its rows in another order.
+        scale: s, the largest number on one device.
+        rounding: ε · m.
+        epsilon: ε.
+        is_random: Whether it depends on random numbers, or on what does.
+        fault: What makes the values incomparable; empty where they can be compared.
+    """
+
+    key: tracing.Key
+    mode: str
+    place: str
+    difference: float
+    noise: float
+    scale: float
+    rounding: float
+    epsilon: float
+    is_random: bool
+    fault: str = ""
+
+
+class Noises(NamedTuple):
+    """What was measured of noise.
+
+    Attributes:
+        relative: For each key, the largest noise as a part of the scale.
+        scales: For each kind, the largest scale S.
+    """
+
+    relative: dict
+    scales: dict
+
+    def of(self, measure: Measure) -> float:
+        """Returns the noise of a value, in its own unit."""
+        return max(measure.noise, self.relative.get(measure.key, 0.0) * measure.scale)
+
+    def allowed(self, measure: Measure) -> float:
+        """Returns the largest difference that does not count."""
+        of_kind = self.scales.get(measure.key.what, 0.0)
+        floor = FLOOR * measure.scale + OF_KIND * of_kind
+        return NOISE * self.of(measure) + measure.epsilon * floor + ROUNDING * measure.rounding
+
+    def depends_on_order(self, measure: Measure) -> bool:
+        """Whether another order of rows makes more than reassociation does."""
+        return self.of(measure) > measure.epsilon * ORDER * measure.scale
+
+
+def noises(measures: Iterable[Measure]) -> Noises:
+    """Joins the noise of all batches."""
+    relative: dict = {}
+    scales: dict = {}
+    for one in measures:
+        if not one.is_random and not one.fault and np.isfinite(one.scale):
+            part = one.noise / one.scale if one.scale else 0.0
+            relative[one.key] = max(relative.get(one.key, 0.0), part)
+            scales[one.key.what] = max(scales.get(one.key.what, 0.0), one.scale)
+    return Noises(relative, scales)
+
+
+def measure(
+    key: tracing.Key,
+    mode: str,
+    place: str,
+    one: tracing.Quantity,
+    towers: tracing.Quantity,
+    others: Iterable[tuple],
+    is_random: bool,
+) -> Measure:
+    """Measures one value after one batch.
+
+    Args:
+        key: What it is.
+        mode: The mode key.
+        place: Which batch, for people.
+        one: On one device.
+        towers: On K towers, with all copies.
+        others: Pairs of the value on one device with the rows in another order, and the
+            order.
+        is_random: Whether it depends on random numbers.
+    """
+    value = one.copies[0]
+    noise = 0.0
+    for other, order in others:
+        apart = difference(value, other.copies[0])
+        if key.what in (tracing.PREDICTIONS, tracing.EXPORTS):
+            back = undone(other.copies[0], order)
+            apart = apart if back is None else min(apart, difference(value, back))
+        noise = max(noise, apart)
+    found = max(difference(value, copy) for copy in towers.copies)
+    least = epsilon(value)
+    rounding = least * one.magnitude
+    size = scale(value)
+    return Measure(key, mode, place, found, noise, size, rounding, least, is_random)
+
+
+def failed(key: tracing.Key, mode: str, place: str, fault: str) -> Measure:
+    """Returns the measure of a value that only one side has."""
+    return Measure(key, mode, place, float("inf"), 0.0, 0.0, 0.0, 0.0, False, fault)
+
+
+def is_apart(one: tracing.Quantity, other: tracing.Quantity | None) -> bool:
+    """Whether a value is another one in a second run, by more than rounding."""
+    if other is None:
+        return True
+    value = one.copies[0]
+    floor = epsilon(value) * (FLOOR * scale(value) + ROUNDING * one.magnitude)
+    return difference(value, other.copies[0]) > floor
+
+
+def epsilon(value: Any) -> float:
+    """Returns ε of a value's dtype, 0 where it is no floating one."""
+    found = 0.0
+    for part in _parts(value):
+        dtype = tf.as_dtype(part.dtype)
+        if dtype.is_floating or dtype.is_complex:
+            known = _EPSILONS.get(dtype.name)
+            found = max(found, float(np.finfo(part.dtype).eps) if known is None else known)
+    return found
+
+
+def scale(value: Any) -> float:
+    """Returns the largest number of a value that is finite; 1 for truths and texts."""
+    found = 0.0
+    for part in _parts(value):
+        numbers = _numbers(part)
+        if numbers is None:
+            return 1.0
+        size = np.abs(numbers)
+        found = max(found, float(np.max(size[np.isfinite(size)], initial=0.0)))
+    return found
+
+
+def difference(one: Any, other: Any) -> float:
+    """Returns the largest difference of two values' numbers.
+
+    Of truths and texts it is the part of them that differ; it is infinite where shapes
+    differ, or one is a number where the other is none.
+    """
+    ones, others = _parts(one), _parts(other)
+    if [part.shape for part in ones] != [part.shape for part in others]:
+        return float("inf")
+    return max(_difference(*pair) for pair in zip(ones, others, strict=True))
+
+
+def _difference(one: np.ndarray, other: np.ndarray) -> float:
+    numbers, others = _numbers(one), _numbers(other)
+    if numbers is None or others is None:
+        return float(np.mean(one != other)) if one.size else 0.0
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(numbers - others)
+        apart[(numbers == others) | (np.isnan(numbers) & np.isnan(others))] = 0.0
+    apart[np.isnan(apart)] = np.inf
+    return float(np.max(apart, initial=0.0))
+
+
+def _numbers(part: np.ndarray) -> np.ndarray | None:
+    """Returns an array in double precision; None for truths and texts."""
+    dtype = tf.as_dtype(part.dtype)
+    if dtype.is_complex:
+        return np.atleast_1d(part.astype(np.complex128))
+    if dtype.is_floating or dtype.is_integer:
+        return np.atleast_1d(part.astype(np.float64))
+    return None
+
+
+def _parts(value: Any) -> list[np.ndarray]:
+    """Returns the arrays that a dense, sparse or ragged value is made of."""
+    if isinstance(value, tf1.SparseTensorValue):
+        return [np.asarray(part) for part in value]
+    if isinstance(value, tf1.ragged.RaggedTensorValue):
+        return [*_parts(value.values), np.asarray(value.row_splits)]
+    return [np.asarray(value)]
+
+
+def undone(value: Any, order: np.ndarray) -> Any:
+    """Returns a value with its rows in their own order again; None where it has none."""
+    is_dense = not isinstance(value, (tf1.SparseTensorValue, tf1.ragged.RaggedTensorValue))
+    shape = np.shape(value) if is_dense else tuple(_outer_shape(value))
+    if not shape or shape[0] != len(order):
+        return None
+    return batches.take(value, np.argsort(order))
+
+
+def _outer_shape(value: Any) -> tuple:
+    if isinstance(value, tf1.SparseTensorValue):
+        return tuple(value.dense_shape)
+    return (len(value.row_splits) - 1,)

@@ -1,0 +1,235 @@
+"""One mode of a model, on one device and over K towers, round by round."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from replicate import types
+from replicate.verification import (
+    batches,
+    explanations,
+    inputs,
+    measures,
+    randomness,
+    subjects,
+    tracing,
+)
+
+_SEED, _OTHER_SEED = 1, 2
+_ALONE = (
+    "One device in training is replicate_model_fn on one device: TensorFlow alone has no "
+    "accumulate_steps, clip_global_norm or second optimizer, and partitions variables."
+)
+_SHOWN = 2  # random operations in one line
+
+
+class Comparison:
+    """All comparisons of one mode.
+
+    Args:
+        sides: One device and the towers.
+        form: Of the batches.
+        mode: The mode key.
+        session_config: Of the sessions.
+        start: Values that variables start from, by name; the first run adds to it.
+
+    Attributes:
+        measures: What was measured so far.
+        missing: For each kind of value, why it could not be compared.
+        error: What one device raised first; None where it never did.
+    """
+
+    def __init__(
+        self,
+        sides: subjects.Sides,
+        form: inputs.Form,
+        mode: str,
+        session_config: Any,
+        start: dict[str, np.ndarray],
+    ):
+        self._sides = sides
+        self._form = form
+        self._mode = mode
+        self._session_config = session_config
+        self._start = start
+        self._traces: dict[tuple, tracing.Trace] = {}
+        self._warnings: list[str] = []
+        self._notes: list[str] = []
+        self._random: set[str] = set()
+        self._limits: list[str] | None = None
+        self._row_count = 1
+        self.measures: list[measures.Measure] = []
+        self.missing: dict[str, list[str]] = {}
+        self.error: Exception | None = None
+
+    def compare(self, one_round: batches.Round) -> None:
+        """Runs a round on both sides and measures what came out.
+
+        Where one device cannot do it either, that is noted; where the towers alone cannot,
+        it is a difference.
+        """
+        row_count = batches.row_count(one_round.batches[0])
+        self._row_count = max(self._row_count, row_count)
+        try:
+            one = self._one_device(row_count)
+            outcomes = one.run(one_round.batches, self._start)
+        except Exception as e:  # noqa: BLE001 - whatever a model raises that lacks this mode
+            self._note_missing(one_round, e)
+            return
+        try:
+            found = self._trace("towers", row_count).run(one_round.batches, self._start)
+        except Exception as e:  # noqa: BLE001 - whatever a model raises when it is replicated
+            self.measures += self._faults(one_round, outcomes, e)
+            return
+        is_random = self._random_keys(one, one_round, outcomes)
+        orders = [_orders(one_round, kind) for kind in range(2)]
+        others = [
+            one.run(
+                [
+                    batches.reordered(batch, order)
+                    for batch, order in zip(one_round.batches, by_batch, strict=True)
+                ],
+                self._start,
+            )
+            for by_batch in orders
+        ]
+        for i, outcome in enumerate(outcomes):
+            place = _place(one_round, i)
+            noisy = [(run[i], by_batch[i]) for run, by_batch in zip(others, orders, strict=True)]
+            self.measures += _measures(outcome, found[i], noisy, is_random[i], self._mode, place)
+
+    def _trace(self, side: str, row_count: int, seed: int = _SEED, is_static=None) -> tracing.Trace:
+        """Builds a side of the model, once for each batch size that its graph knows."""
+        knows = self._form.is_static() if is_static is None else is_static
+        key = (side, row_count if knows else None, seed, is_static)
+        if key not in self._traces:
+            with explanations.warnings_kept(self._warnings if side == "towers" else []):
+                self._traces[key] = tracing.Trace(
+                    getattr(self._sides, side),
+                    self._form,
+                    row_count,
+                    self._mode,
+                    seed,
+                    self._session_config,
+                    is_static,
+                )
+        return self._traces[key]
+
+    def _one_device(self, row_count: int, seed: int = _SEED) -> tracing.Trace:
+        """Returns what the towers are compared with."""
+        if self._mode != types.TRAIN:
+            return self._trace("one", row_count, seed)
+        if not self._sides.is_through_replication:
+            one = self._trace("one", row_count, seed)
+            names = self._names("towers", row_count)
+            is_same = names in (None, one.variable_names)
+            if is_same or self._names("alone", row_count) != names:
+                return one
+        self._notes.append(_ALONE)
+        return self._trace("alone", row_count, seed)
+
+    def _names(self, side: str, row_count: int) -> frozenset | None:
+        """Returns the names of a side's variables; None where it cannot be built."""
+        try:
+            return self._trace(side, row_count).variable_names
+        except Exception:  # noqa: BLE001 - told where the side is run
+            return None
+
+    def _note_missing(self, one_round: batches.Round, error: Exception) -> None:
+        self.error = self.error or error
+        reason = f"one device raises {_text(error)}"
+        for what in tracing.OF_MODE[self._mode]:
+            self.missing.setdefault(what, []).append(reason)
+        if self.measures:
+            self._notes.append(f"Not compared {one_round.label}: {reason}.")
+
+    def _faults(self, one_round, outcomes, error) -> Iterator[measures.Measure]:
+        """Returns a difference for each kind of value that one device gave."""
+        for what in dict.fromkeys(key.what for key in outcomes[-1]):
+            key = tracing.Key(what, self._mode)
+            fault = f"the towers raise {_text(error)}"
+            yield measures.failed(key, self._mode, _place(one_round, 0), fault)
+
+    def _random_keys(self, one, one_round, outcomes) -> list[set[tracing.Key]]:
+        """Returns for each batch what depends on random numbers."""
+        operations = randomness.random_operations(one)
+        if not operations:
+            return [set() for _ in outcomes]
+        row_count = batches.row_count(one_round.batches[0])
+        again = self._one_device(row_count, _OTHER_SEED).run(one_round.batches, self._start)
+        fixed = randomness.fixed_by_seed(one, operations)
+        reached = randomness.reached(one, fixed)
+        found = []
+        for outcome, other in zip(outcomes, again, strict=True):
+            keys = {
+                key for key, value in outcome.items() if measures.is_apart(value, other.get(key))
+            }
+            keys |= reached
+            if reached and self._mode != types.PREDICT:
+                of_state = (tracing.WEIGHTS, tracing.SLOTS, tracing.OTHERS, tracing.METRICS)
+                keys |= {key for key in outcome if key.what in of_state}
+            found.append(keys)
+        if any(found):
+            self._random |= {op.name for op in operations}
+        return found
+
+    def explain(self, measure: measures.Measure) -> Sequence[str]:
+        """Returns what is known to make such a difference, and is in this model."""
+        if self._limits is None:
+            self._limits = list(self._known_limits())
+        texts = list(self._limits)
+        if measure.key.what == tracing.OTHERS and self._trace("one", self._row_count).has_updates:
+            texts.append(explanations.UPDATE_OPS)
+        return texts
+
+    def _known_limits(self) -> Iterator[str]:
+        normalization = explanations.batch_normalization(self._trace("one", self._row_count))
+        meeting = explanations.rows_that_meet(
+            lambda row_count: self._trace("one", row_count, is_static=True), self._row_count
+        )
+        yield from (text for text in (normalization, meeting) if text is not None)
+        yield from map(explanations.warned, self._warnings)
+
+    def notes(self) -> list[str]:
+        """Returns what else there is to know about this mode."""
+        notes = list(self._notes)
+        if self._random:
+            names = sorted(self._random)
+            more = ", ..." if len(names) > _SHOWN else ""
+            notes.append(explanations.RANDOM.format(names=", ".join(names[:_SHOWN]) + more))
+        return [*notes, *map(explanations.warned, self._warnings)]
+
+
+def _text(error: Exception) -> str:
+    lines = [line for line in str(getattr(error, "message", None) or error).splitlines() if line]
+    return f"{type(error).__name__}: {lines[0].rstrip('.') if lines else ''}"
+
+
+def _place(one_round: batches.Round, i: int) -> str:
+    count = batches.row_count(one_round.batches[i])
+    return f"batch {i + 1} of {count} row{'' if count == 1 else 's'}"
+
+
+def _orders(one_round: batches.Round, kind: int) -> list[np.ndarray]:
+    """Returns another order of the rows for each batch: the reverse, and a drawn one."""
+    counts = [batches.row_count(batch) for batch in one_round.batches]
+    if kind == 0:
+        return [np.arange(count)[::-1] for count in counts]
+    drawn = np.random.RandomState(0)
+    return [drawn.permutation(count) for count in counts]
+
+
+def _measures(one, towers, noisy, is_random, mode, place) -> Iterator[measures.Measure]:
+    """Measures all values of one batch."""
+    for key, quantity in one.items():
+        found = towers.get(key)
+        if found is None:
+            fault = f"the towers have no {key.name}"
+            yield measures.failed(key, mode, place, fault)
+        else:
+            others = [(run.get(key), order) for run, order in noisy]
+            yield measures.measure(key, mode, place, quantity, found, others, key in is_random)
+    for key in towers:
+        if key not in one:
+            yield measures.failed(key, mode, place, f"only the towers have {key.name}")
