@@ -32,9 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(e.code or 0)
     try:
         with interrupts.terminable():
-            options.run(options)
+            code = options.run(options)
             sys.stdout.flush()
-        return _RAN
+        return code or _RAN
     except errors.ConfigError as e:
         return _fail(e, _BAD_USAGE)
     except KeyboardInterrupt as e:
@@ -83,6 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         help="which signature of --saved-model; else serving_default",
     )
     _add(commands, "export", _export, "write a SavedModel, print its path and signatures")
+    verifying = _add(commands, "verify", _verify, "compare the towers with one device")
+    verifying.add_argument("--json", action="store_true", help="print what was found as JSON")
     _add(commands, "check", _check, "validate configs, without importing TensorFlow", many=True)
     return parser
 
@@ -90,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add(
     commands: Any,
     name: str,
-    run: Callable[[argparse.Namespace], None],
+    run: Callable[[argparse.Namespace], int | None],
     text: str,
     many: bool = False,
 ) -> argparse.ArgumentParser:
@@ -123,9 +125,13 @@ def _output(path: str) -> str:
 
 
 def _start(
-    run: Callable[[argparse.Namespace], None], name: str, options: argparse.Namespace
-) -> None:
-    """Reads the configs, all of them before any fault is reported, and runs the command."""
+    run: Callable[[argparse.Namespace], int | None], name: str, options: argparse.Namespace
+) -> int | None:
+    """Reads the configs, all of them before any fault is reported, and runs the command.
+
+    Returns:
+        The command's exit code; None: it ran.
+    """
     options.settings = []
     faults = []
     for path in options.configs:
@@ -139,13 +145,14 @@ def _start(
         raise errors.ConfigError("\n".join(faults))
     if options.print_config:
         print("---\n".join(config.to_yaml(settings) for settings in options.settings), end="")
-        return
+        return None
     with functions.importable(options.settings[0].folder):
-        run(options)
+        return run(options)
 
 
 def _need_section(settings: config.Config, path: str, command: str) -> None:
-    section = {"train": "train", "evaluate": "eval", "predict": "predict"}.get(command)
+    needed = {"train": "train", "verify": "train", "evaluate": "eval", "predict": "predict"}
+    section = needed.get(command)
     if section is not None and getattr(settings, section) is None:
         raise errors.ConfigError(
             f"{path}:1: {section}: this section is required for `replicate {command}`. Add it."
@@ -200,6 +207,17 @@ def _predict(options: argparse.Namespace) -> None:
 def _export(options: argparse.Namespace) -> None:
     runner, report, _ = _with_tensorflow(options.quiet)
     _print_export(report, runner.export(options.settings[0]))
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Returns 1 where something differs."""
+    runner, report, display = _with_tensorflow(options.quiet)
+    found = runner.verify(options.settings[0], display)
+    if options.json:
+        report.print_verification_json(found)
+    else:
+        report.print_verification(found)
+    return _RAN if found.holds else _FAILED
 
 
 def _print_export(report: Any, path: str) -> None:

@@ -2,13 +2,13 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from replicate import devices, errors, estimator, model_fn
 from replicate.app import checkpoints, config, failures, functions, metrics, optimizers, predictions
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["build"]
+__all__ = ["Described", "build", "describe"]
 
 
 def build(
@@ -23,20 +23,53 @@ def build(
         watch: Makes a training hook from the reduced loss.
         keys: The predictions that are wanted, which the model must have; None: any.
     """
+    described = describe(settings)
+    replicated = model_fn.replicate_model_fn(
+        described.model_fn, described.optimizer_fn, described.devices, **described.options
+    )
+    return estimator.Estimator(
+        _inspected(replicated, watch, keys), params=described.params, config=described.config
+    )
+
+
+class Described(NamedTuple):
+    """What a config says of its Estimator, loaded.
+
+    Attributes:
+        model_fn: The model_fn, not replicated.
+        optimizer_fn: See `replicate_model_fn`.
+        devices: Canonical names of devices that exist; None where TensorFlow is to choose.
+        options: Further options of `replicate_model_fn`.
+        params: For the model_fn.
+        config: The `RunConfig`.
+    """
+
+    model_fn: Callable[..., Any]
+    optimizer_fn: Callable[..., Any] | None
+    devices: list[str] | None
+    options: dict[str, Any]
+    params: dict[str, Any]
+    config: Any
+
+
+def describe(settings: config.Config) -> Described:
+    """Loads what a config names; makes its logical devices.
+
+    Raises:
+        DeviceError: If this machine lacks a device.
+        RunError: If a function cannot be found.
+    """
     chosen = _devices(settings.devices)  # before anything can start TensorFlow's runtime
     fn = functions.load(settings.model_fn, "model_fn")
     if settings.eval is not None:
         fn = metrics.with_reductions(fn, settings.eval.metric_reductions)
-    replicated = model_fn.replicate_model_fn(
+    return Described(
         fn,
         optimizers.optimizer_fn(settings.optimizer),
         chosen,
-        **_options(settings),
-    )
-    return estimator.Estimator(
-        _inspected(replicated, watch, keys),
-        params=dict(settings.params),
-        config=_run_config(settings),
+        _options(settings),
+        dict(settings.params),
+        _run_config(settings),
     )
 
 

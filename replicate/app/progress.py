@@ -113,6 +113,14 @@ class Task:
             self._lines_shown = done // self._every
             self._display.say(f"{self._label} {self._count(done)}  {self._note(done)}")
 
+    def update_of(self, done: int, total: int) -> None:
+        """Shows that `done` of `total` units are done, where only the work tells how many."""
+        if self._total != total:
+            self._total = total
+            if self._bars is not None:
+                self._bars.update(self._bar, total=total)
+        self.update(done)
+
     def pause(self) -> None:
         """Leaves the time until the next update out of the speed."""
         self._times.clear()

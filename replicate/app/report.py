@@ -7,9 +7,17 @@ import rich
 from rich import table as rich_table
 from rich import text as rich_text
 
+from replicate import verification
 from replicate.app import predictions
 
-__all__ = ["print_metrics", "print_metrics_json", "print_signatures", "summary_line"]
+__all__ = [
+    "print_metrics",
+    "print_metrics_json",
+    "print_signatures",
+    "print_verification",
+    "print_verification_json",
+    "summary_line",
+]
 
 
 def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
@@ -25,6 +33,16 @@ def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
 def print_metrics_json(metrics: Mapping[str, Any]) -> None:
     """Prints metrics as one JSON object in one line."""
     print(predictions.json_line(dict(sorted(metrics.items()))))
+
+
+def print_verification(found: verification.Verification) -> None:
+    """Prints what was compared as a table."""
+    print(found)
+
+
+def print_verification_json(found: verification.Verification) -> None:
+    """Prints what was compared as one JSON object in one line."""
+    print(predictions.json_line(found.as_dict()))
 
 
 def print_signatures(path: str, signatures: Mapping[str, Mapping[str, Any]]) -> None:

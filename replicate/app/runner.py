@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from replicate import errors, estimator
+from replicate import errors, estimator, verification
 from replicate.app import (
     checkpoints,
     config,
@@ -21,7 +21,7 @@ from replicate.app import (
 )
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["Trained", "evaluate", "export", "predict", "train"]
+__all__ = ["Trained", "evaluate", "export", "predict", "train", "verify"]
 
 
 class Trained(NamedTuple):
@@ -131,6 +131,32 @@ def export(settings: config.Config) -> str:
     checkpoints.require(settings.model_dir)
     with checkpoints.naming(settings.model_dir):
         return exports.Exports(settings, estimators.build(settings), _inputs_of(settings)).save()
+
+
+def verify(settings: config.Config, display: progress.Display) -> verification.Verification:
+    """Compares the towers of a config with one device, on the training data.
+
+    Returns:
+        What was found; nothing is trained or written.
+    """
+    described = estimators.describe(settings)
+    input_fn = _input(settings, "train")
+    with display:
+        task = display.task("verify", None, every=1, unit="rounds")
+        try:
+            with _naming_data(settings, "train"):
+                return verification.verify(
+                    described.model_fn,
+                    input_fn,
+                    optimizer_fn=described.optimizer_fn,
+                    devices=described.devices,
+                    params=described.params,
+                    config=described.config,
+                    watch=task.update_of,
+                    **described.options,
+                )
+        finally:
+            task.finish()
 
 
 class _Training:
