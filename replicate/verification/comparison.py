@@ -84,7 +84,7 @@ def _compare(sides, form, rounds, session_config, workers, watch) -> verdicts.Ve
         raise next(compared.error for compared in made.values() if compared.error is not None)
     found = judgement.judge(
         measured,
-        {mode: compared.missing for mode, compared in made.items()},
+        {mode: compared.error for mode, compared in made.items() if not compared.measures},
         lambda measure: made[measure.mode].explain(measure),
     )
     notes = [note for compared in made.values() for note in compared.notes()]

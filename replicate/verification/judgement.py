@@ -11,19 +11,19 @@ _SHOWN = 3  # names in one line
 
 def judge(
     found: Sequence[measures.Measure],
-    missing: Mapping[str, Mapping[str, Sequence[str]]],
+    failed: Mapping[str, Exception],
     explain: Callable[[measures.Measure], Sequence[str]],
 ) -> tuple[verdicts.Row, ...]:
     """Returns one row for each kind of value.
 
     Args:
         found: All measures.
-        missing: For a mode, for a kind, why values of it could not be compared.
+        failed: For a mode that one device cannot run, what it raised.
         explain: Of a measure, what is known to make such a difference.
     """
     noises = measures.noises(found)
     return tuple(
-        _judge(what, [one for one in found if one.key.what == what], noises, missing, explain)
+        _judge(what, [one for one in found if one.key.what == what], noises, failed, explain)
         for what in tracing.WHATS
     )
 
@@ -40,45 +40,48 @@ def _counts(one: measures.Measure, noises: measures.Noises) -> bool:
     return not one.is_random and one.difference > noises.allowed(one)
 
 
-def _judge(what: str, found: Sequence, noises: measures.Noises, missing, explain) -> verdicts.Row:
+def _judge(what: str, found: Sequence, noises: measures.Noises, failed, explain) -> verdicts.Row:
     if not found:
-        reasons = [text for of in missing.values() for text in of.get(what, ())] or [
-            "the model_fn has none"
-        ]
-        return verdicts.Row(what, verdicts.NOT_COMPARED, detail="; ".join(verdicts.once(reasons)))
+        return verdicts.Row(what, verdicts.NOT_COMPARED, detail=_why_none(what, failed))
     compared = [one for one in found if not one.is_random]
     if not compared:
         return verdicts.Row(what, verdicts.RANDOM, detail="all of it depends on random numbers")
     wrong = [one for one in compared if _counts(one, noises)]
-    worst = max(wrong or compared, key=lambda one: _excess(one, noises))
-    row = verdicts.Row(
-        what,
-        verdicts.EQUAL,
+    if wrong:
+        worst = max(wrong, key=lambda one: _excess(one, noises))
+        row = _row(verdicts.DIFFERS, worst, noises, _where(wrong, compared, worst))
+        texts = verdicts.once(text for one in wrong for text in explain(one))
+        return dataclasses.replace(row, explanations=tuple(texts))
+    by_order = [one for one in compared if one.difference and noises.depends_on_order(one)]
+    if by_order:
+        worst = max(by_order, key=lambda one: one.difference)
+        detail = f"another order of the rows changes as much in {_listed(by_order)}"
+        return _row(verdicts.ORDER, worst, noises, detail)
+    worst = max(compared, key=lambda one: _excess(one, noises))
+    return _row(verdicts.EQUAL, worst, noises, _left_out(found))
+
+
+def _row(
+    verdict: str, worst: measures.Measure, noises: measures.Noises, detail: str
+) -> verdicts.Row:
+    return verdicts.Row(
+        worst.key.what,
+        verdict,
         worst.difference,
         noises.of(worst),
         worst.key.name,
         worst.place,
-        _left_out(found),
+        detail,
     )
-    if wrong:
-        texts = verdicts.once(text for one in wrong for text in explain(one))
-        detail = _where(wrong, compared, worst)
-        return dataclasses.replace(
-            row, verdict=verdicts.DIFFERS, detail=detail, explanations=tuple(texts)
-        )
-    by_order = [one for one in compared if noises.depends_on_order(one) and one.difference]
-    if by_order:
-        worst = max(by_order, key=lambda one: one.difference)
-        return dataclasses.replace(
-            row,
-            verdict=verdicts.ORDER,
-            difference=worst.difference,
-            noise=noises.of(worst),
-            name=worst.key.name,
-            place=worst.place,
-            detail=f"{_listed(by_order)} changes as much with the order of the rows",
-        )
-    return row
+
+
+def _why_none(what: str, failed: Mapping[str, Exception]) -> str:
+    """Says why nothing of a kind was compared."""
+    modes = [mode for mode in failed if what in tracing.OF_MODE[mode]]
+    if not modes:
+        return "the model_fn has none"
+    raised = ", ".join(verdicts.once(type(failed[mode]).__name__ for mode in modes))
+    return f"one device raises {raised}"
 
 
 def _excess(one: measures.Measure, noises: measures.Noises) -> float:
@@ -89,9 +92,8 @@ def _excess(one: measures.Measure, noises: measures.Noises) -> float:
 
 
 def _left_out(found: Sequence[measures.Measure]) -> str:
-    names = {one.key.name for one in found}
-    random = {one.key.name for one in found if one.is_random}
-    return f"{len(random)} of {len(names)} depend on random numbers" if random else ""
+    count = sum(one.is_random for one in found)
+    return f"{count} of {len(found)} values depend on random numbers" if count else ""
 
 
 def _where(wrong: Sequence, compared: Sequence, worst: measures.Measure) -> str:

@@ -13,12 +13,12 @@ number. Whole numbers, truths and texts have ε = 0.
 """
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from replicate.compat.tensorflow import tf, tf1
-from replicate.verification import batches, tracing
+from replicate.compat.tensorflow import tf
+from replicate.verification import tracing
 
 NOISE = 16.0
 FLOOR = 256.0
@@ -120,9 +120,10 @@ def measure(
     noise = 0.0
     for other, order in others:
         apart = difference(value, other.copies[0])
-        if key.what in (tracing.PREDICTIONS, tracing.EXPORTS):
-            back = undone(other.copies[0], order)
-            apart = apart if back is None else min(apart, difference(value, back))
+        has_rows = np.shape(value)[:1] == (len(order),)
+        if has_rows and key.what in (tracing.PREDICTIONS, tracing.EXPORTS):
+            back = other.copies[0][np.argsort(order)]
+            apart = min(apart, difference(value, back))  # what has no rows may be as long
         noise = max(noise, apart)
     found = max(difference(value, copy) for copy in towers.copies)
     least = epsilon(value)
@@ -145,42 +146,32 @@ def is_apart(one: tracing.Quantity, other: tracing.Quantity | None) -> bool:
     return difference(value, other.copies[0]) > floor
 
 
-def epsilon(value: Any) -> float:
+def epsilon(value: np.ndarray) -> float:
     """Returns ε of a value's dtype, 0 where it is no floating one."""
-    found = 0.0
-    for part in _parts(value):
-        dtype = tf.as_dtype(part.dtype)
-        if dtype.is_floating or dtype.is_complex:
-            known = _EPSILONS.get(dtype.name)
-            found = max(found, float(np.finfo(part.dtype).eps) if known is None else known)
-    return found
+    dtype = tf.as_dtype(value.dtype)
+    if not (dtype.is_floating or dtype.is_complex):
+        return 0.0
+    known = _EPSILONS.get(dtype.name)
+    return float(np.finfo(value.dtype).eps) if known is None else known
 
 
-def scale(value: Any) -> float:
+def scale(value: np.ndarray) -> float:
     """Returns the largest number of a value that is finite; 1 for truths and texts."""
-    found = 0.0
-    for part in _parts(value):
-        numbers = _numbers(part)
-        if numbers is None:
-            return 1.0
-        size = np.abs(numbers)
-        found = max(found, float(np.max(size[np.isfinite(size)], initial=0.0)))
-    return found
+    numbers = _numbers(value)
+    if numbers is None:
+        return 1.0
+    size = np.abs(numbers)
+    return float(np.max(size[np.isfinite(size)], initial=0.0))
 
 
-def difference(one: Any, other: Any) -> float:
+def difference(one: np.ndarray, other: np.ndarray) -> float:
     """Returns the largest difference of two values' numbers.
 
     Of truths and texts it is the part of them that differ; it is infinite where shapes
     differ, or one is a number where the other is none.
     """
-    ones, others = _parts(one), _parts(other)
-    if [part.shape for part in ones] != [part.shape for part in others]:
+    if one.shape != other.shape:
         return float("inf")
-    return max(_difference(*pair) for pair in zip(ones, others, strict=True))
-
-
-def _difference(one: np.ndarray, other: np.ndarray) -> float:
     numbers, others = _numbers(one), _numbers(other)
     if numbers is None or others is None:
         return float(np.mean(one != other)) if one.size else 0.0
@@ -191,35 +182,11 @@ def _difference(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.max(apart, initial=0.0))
 
 
-def _numbers(part: np.ndarray) -> np.ndarray | None:
+def _numbers(value: np.ndarray) -> np.ndarray | None:
     """Returns an array in double precision; None for truths and texts."""
-    dtype = tf.as_dtype(part.dtype)
+    dtype = tf.as_dtype(value.dtype)
     if dtype.is_complex:
-        return np.atleast_1d(part.astype(np.complex128))
+        return np.atleast_1d(value.astype(np.complex128))
     if dtype.is_floating or dtype.is_integer:
-        return np.atleast_1d(part.astype(np.float64))
+        return np.atleast_1d(value.astype(np.float64))
     return None
-
-
-def _parts(value: Any) -> list[np.ndarray]:
-    """Returns the arrays that a dense, sparse or ragged value is made of."""
-    if isinstance(value, tf1.SparseTensorValue):
-        return [np.asarray(part) for part in value]
-    if isinstance(value, tf1.ragged.RaggedTensorValue):
-        return [*_parts(value.values), np.asarray(value.row_splits)]
-    return [np.asarray(value)]
-
-
-def undone(value: Any, order: np.ndarray) -> Any:
-    """Returns a value with its rows in their own order again; None where it has none."""
-    is_dense = not isinstance(value, (tf1.SparseTensorValue, tf1.ragged.RaggedTensorValue))
-    shape = np.shape(value) if is_dense else tuple(_outer_shape(value))
-    if not shape or shape[0] != len(order):
-        return None
-    return batches.take(value, np.argsort(order))
-
-
-def _outer_shape(value: Any) -> tuple:
-    if isinstance(value, tf1.SparseTensorValue):
-        return tuple(value.dense_shape)
-    return (len(value.row_splits) - 1,)

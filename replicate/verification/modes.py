@@ -36,7 +36,6 @@ class Comparison:
 
     Attributes:
         measures: What was measured so far.
-        missing: For each kind of value, why it could not be compared.
         error: What one device raised first; None where it never did.
     """
 
@@ -58,9 +57,8 @@ class Comparison:
         self._notes: list[str] = []
         self._random: set[str] = set()
         self._limits: list[str] | None = None
-        self._row_count = 1
+        self._row_count = 1  # of the largest batch that one device could run
         self.measures: list[measures.Measure] = []
-        self.missing: dict[str, list[str]] = {}
         self.error: Exception | None = None
 
     def compare(self, one_round: batches.Round) -> None:
@@ -70,13 +68,13 @@ class Comparison:
         it is a difference.
         """
         row_count = batches.row_count(one_round.batches[0])
-        self._row_count = max(self._row_count, row_count)
         try:
             one = self._one_device(row_count)
             outcomes = one.run(one_round.batches, self._start)
         except Exception as e:  # noqa: BLE001 - whatever a model raises that lacks this mode
             self._note_missing(one_round, e)
             return
+        self._row_count = max(self._row_count, row_count)
         try:
             found = self._trace("towers", row_count).run(one_round.batches, self._start)
         except Exception as e:  # noqa: BLE001 - whatever a model raises when it is replicated
@@ -84,16 +82,7 @@ class Comparison:
             return
         is_random = self._random_keys(one, one_round, outcomes)
         orders = [_orders(one_round, kind) for kind in range(2)]
-        others = [
-            one.run(
-                [
-                    batches.reordered(batch, order)
-                    for batch, order in zip(one_round.batches, by_batch, strict=True)
-                ],
-                self._start,
-            )
-            for by_batch in orders
-        ]
+        others = [one.run(_reordered(one_round, order), self._start) for order in orders]
         for i, outcome in enumerate(outcomes):
             place = _place(one_round, i)
             noisy = [(run[i], by_batch[i]) for run, by_batch in zip(others, orders, strict=True)]
@@ -118,9 +107,7 @@ class Comparison:
 
     def _one_device(self, row_count: int, seed: int = _SEED) -> tracing.Trace:
         """Returns what the towers are compared with."""
-        if self._mode != types.TRAIN:
-            return self._trace("one", row_count, seed)
-        if not self._sides.is_through_replication:
+        if self._mode != types.TRAIN or not self._sides.is_through_replication:
             one = self._trace("one", row_count, seed)
             names = self._names("towers", row_count)
             is_same = names in (None, one.variable_names)
@@ -137,18 +124,21 @@ class Comparison:
             return None
 
     def _note_missing(self, one_round: batches.Round, error: Exception) -> None:
-        self.error = self.error or error
-        reason = f"one device raises {_text(error)}"
-        for what in tracing.OF_MODE[self._mode]:
-            self.missing.setdefault(what, []).append(reason)
-        if self.measures:
-            self._notes.append(f"Not compared {one_round.label}: {reason}.")
+        if self.error is None:
+            self.error = error
+            self._note_failure(one_round, "one device raises", error)
+
+    def _note_failure(self, one_round: batches.Round, who: str, error: Exception) -> None:
+        mode = tracing.MODE_NAMES[self._mode]
+        self._notes.append(f"In {mode}, with batches {one_round.label}, {who} {_text(error)}.")
 
     def _faults(self, one_round, outcomes, error) -> Iterator[measures.Measure]:
         """Returns a difference for each kind of value that one device gave."""
+        if not any(measure.fault for measure in self.measures):
+            self._note_failure(one_round, "the towers raise", error)
         for what in dict.fromkeys(key.what for key in outcomes[-1]):
             key = tracing.Key(what, self._mode)
-            fault = f"the towers raise {_text(error)}"
+            fault = f"the towers raise {type(error).__name__}"
             yield measures.failed(key, self._mode, _place(one_round, 0), fault)
 
     def _random_keys(self, one, one_round, outcomes) -> list[set[tracing.Key]]:
@@ -168,7 +158,11 @@ class Comparison:
             keys |= reached
             if reached and self._mode != types.PREDICT:
                 of_state = (tracing.WEIGHTS, tracing.SLOTS, tracing.OTHERS, tracing.METRICS)
-                keys |= {key for key in outcome if key.what in of_state}
+                keys |= {
+                    key
+                    for key, value in outcome.items()
+                    if key.what in of_state and measures.epsilon(value.copies[0])
+                }
             found.append(keys)
         if any(found):
             self._random |= {op.name for op in operations}
@@ -176,6 +170,8 @@ class Comparison:
 
     def explain(self, measure: measures.Measure) -> Sequence[str]:
         """Returns what is known to make such a difference, and is in this model."""
+        if measure.fault:
+            return ()
         if self._limits is None:
             self._limits = list(self._known_limits())
         texts = list(self._limits)
@@ -218,6 +214,11 @@ def _orders(one_round: batches.Round, kind: int) -> list[np.ndarray]:
         return [np.arange(count)[::-1] for count in counts]
     drawn = np.random.RandomState(0)
     return [drawn.permutation(count) for count in counts]
+
+
+def _reordered(one_round: batches.Round, orders: Sequence[np.ndarray]) -> list[list]:
+    pairs = zip(one_round.batches, orders, strict=True)
+    return [batches.reordered(batch, order) for batch, order in pairs]
 
 
 def _measures(one, towers, noisy, is_random, mode, place) -> Iterator[measures.Measure]:

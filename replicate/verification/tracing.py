@@ -24,7 +24,8 @@ OF_MODE = {
     types.EVAL: (LOSS, METRICS, PREDICTIONS),
     types.PREDICT: (PREDICTIONS, EXPORTS),
 }
-_MODE_NAMES = {types.TRAIN: "train", types.EVAL: "eval", types.PREDICT: "predict"}
+_PATIENCE = tf1.RunOptions(timeout_in_ms=600_000)  # for one batch; a queue may never fill
+MODE_NAMES = {types.TRAIN: "train", types.EVAL: "eval", types.PREDICT: "predict"}
 
 
 class Key(NamedTuple):
@@ -153,13 +154,12 @@ class Trace:
             before = session.run(self._reads)
             outcomes = []
             for batch in batches:
-                found, _ = session.run(self.fetches, self._inputs.feed(batch))
-                outcome = {key: Quantity((value,)) for key, value in found.items()}
+                found, _ = session.run(self.fetches, self._inputs.feed(batch), _PATIENCE)
+                outcome = _quantities(found)
                 if self._has_variables:
                     outcome.update(self._variables(before, session.run(self._reads)))
                 outcomes.append(outcome)
-            metrics = session.run(self._metrics)
-            outcomes[-1].update({key: Quantity((value,)) for key, value in metrics.items()})
+            outcomes[-1].update(_quantities(session.run(self._metrics)))
             return outcomes
 
     def _begin(self, session: Any, start: dict[str, np.ndarray]) -> None:
@@ -180,12 +180,15 @@ class Trace:
             kind = self._kinds[name]
             key = Key(kind, name.removesuffix(":0"))
             if kind == WEIGHTS:
-                changes = tuple(
-                    np.subtract(new, old) for new, old in zip(copies, before[name], strict=True)
-                )
+                pairs = zip(copies, before[name], strict=True)
+                changes = tuple(np.asarray(new - old) for new, old in pairs)
                 yield key, Quantity(changes, _magnitude(copies[0]))
             else:
-                yield key, Quantity(tuple(copies))
+                yield key, Quantity(tuple(map(np.asarray, copies)))
+
+
+def _quantities(found: Mapping[Key, Any]) -> Outcome:
+    return {key: Quantity((np.asarray(value),)) for key, value in found.items()}
 
 
 def _kind(name: str, trainable: set[str]) -> str:
@@ -203,7 +206,7 @@ def _magnitude(value: np.ndarray) -> float:
 
 def _outputs(spec: Any, mode: str) -> Iterator[tuple[Key, Any]]:
     """Yields the tensors of a spec that a batch computes."""
-    name = _MODE_NAMES[mode]
+    name = MODE_NAMES[mode]
     if spec.loss is not None and mode != types.PREDICT:
         yield Key(LOSS, name), spec.loss
     if spec.predictions is not None and mode != types.TRAIN:

@@ -89,10 +89,12 @@ class Verification:
         return "\n".join([*lines, "", self._conclusion()])
 
     def _conclusion(self) -> str:
-        if self.holds:
-            return "The towers give what one device gives."
-        differing = [row.what for row in self.rows if row.verdict == DIFFERS]
-        return f"The towers do not give what one device gives: {', '.join(differing)}."
+        if not self.holds:
+            differing = [row.what for row in self.rows if row.verdict == DIFFERS]
+            return f"The towers do not give what one device gives: {', '.join(differing)}."
+        untold = [row.what for row in self.rows if row.verdict in (ORDER, RANDOM)]
+        left_out = f"; of {', '.join(untold)} that cannot be told" if untold else ""
+        return f"The towers give what one device gives{left_out}."
 
 
 def _finite(value: Any) -> Any:

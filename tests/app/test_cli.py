@@ -76,7 +76,7 @@ def test_neither_help_nor_check_imports_tensorflow():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "export", "check"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "export", "verify", "check"])
 def test_scripts_are_the_commands(command, tmp_path):
     done = subprocess.run(
         [sys.executable, str(TOP / "scripts" / f"{command}.py"), "--help"],

@@ -1,0 +1,365 @@
+"""`verify`: what it finds on models that are exact, wrong, random or beyond the law."""
+
+import json
+import logging
+import re
+
+import numpy as np
+import pytest
+
+import replicate
+from replicate import errors, estimator, verification
+from replicate.compat.tensorflow import tf, tf1
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
+CPUS = ["/cpu:0", "/cpu:1", "/cpu:2"]
+ROWS = 7  # 2 and 3 towers do not divide it
+
+
+def lines(is_static=False, with_labels=True):
+    """Batches of 7 rows on y = 3 x."""
+
+    def input_fn():
+        x = np.linspace(0.1, 1.5, 2 * ROWS, dtype=np.float32)[:, np.newaxis]
+        rows = ({"x": x}, 3 * x) if with_labels else {"x": x}
+        return tf.data.Dataset.from_tensor_slices(rows).batch(ROWS, drop_remainder=is_static)
+
+    return input_fn
+
+
+def momentum():
+    return tf1.train.MomentumOptimizer(0.1, 0.9)
+
+
+def line(features, labels, mode):
+    """The README's model, with a metric."""
+    y = tf1.layers.dense(features["x"], 1, name="line")
+    return spec(mode, {"y": y}, None if labels is None else squared(labels, y), labels)
+
+
+def squared(labels, y):
+    return tf1.losses.mean_squared_error(labels, y)
+
+
+def spec(mode, predictions, loss, labels=None):
+    metrics = None
+    if mode == "eval" and labels is not None:
+        (y,) = predictions.values()
+        metrics = {"error": tf1.metrics.mean_absolute_error(labels, y)}
+    return estimator.EstimatorSpec(mode, predictions, loss, tf.no_op(), metrics)
+
+
+def verify(model_fn, input_fn=None, optimizer_fn=momentum, devices=CPUS, **options):
+    options = {"loss_reduction": "mean", **options}
+    return replicate.verify(
+        model_fn, input_fn or lines(), optimizer_fn=optimizer_fn, devices=devices, **options
+    )
+
+
+def verdicts(found):
+    return {row.what: row.verdict for row in found.rows}
+
+
+def row_of(found, what):
+    return next(row for row in found.rows if row.what == what)
+
+
+EVERY_KIND = [
+    "loss",
+    "weights",
+    "slots",
+    "other variables",
+    "metrics",
+    "predictions",
+    "export outputs",
+]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_it_holds_for_an_exact_model(count):
+    found = verify(line, devices=CPUS[:count])
+    assert found.holds
+    assert verdicts(found) == dict.fromkeys(EVERY_KIND, "equal")
+    # As they come; not divided by K; fewer than 3 towers, once; one row.
+    assert found.batch_sizes == {2: (7, 5, 1), 3: (7, 5, 2, 1)}[count]
+    assert found.devices == tuple(f"/device:CPU:{i}" for i in range(count))
+    assert str(found).endswith("The towers give what one device gives.")
+
+
+def test_it_holds_where_the_graph_knows_the_batch_size():
+    sizes = set()
+
+    def model_fn(features, labels, mode):
+        sizes.add(features["x"].shape[0])
+        return line(features, labels, mode)
+
+    assert verify(model_fn, lines(is_static=True), strategy="mirrored").holds
+    # 7, 5, 2 and 1 rows on one device; 3 and 2, 2 and 1, 1 in a tower.
+    assert sizes == {7, 5, 3, 2, 1}
+
+
+def test_an_optimizer_in_the_model_is_compared_as_it_is():
+    def model_fn(features, labels, mode):
+        made = line(features, labels, mode)
+        if mode != "train":
+            return made
+        step = tf1.train.AdamOptimizer(0.01).minimize(made.loss, tf1.train.get_global_step())
+        return made._replace(train_op=step)
+
+    found = verify(model_fn, optimizer_fn=None)
+    assert found.holds
+    assert row_of(found, "slots").verdict == "equal"
+
+
+def test_gradients_of_several_batches_are_compared_with_one_device():
+    found = verify(line, accumulate_steps=2, clip_global_norm=0.5)
+    assert found.holds
+    assert row_of(found, "weights").verdict == "equal"
+    assert "replicate_model_fn on one device" in str(found)
+
+
+def by_tower(features, labels, mode):
+    """Each tower multiplies its loss by another number."""
+    made = line(features, labels, mode)
+    if labels is None:
+        return made
+    return made._replace(loss=made.loss * (1.0 + replicate.get_tower_context().tower_id))
+
+
+def test_a_wrong_model_is_found():
+    found = verify(by_tower)
+    assert not found.holds
+    differing = [row.what for row in found.rows if row.verdict == "differs"]
+    assert differing == ["loss", "weights", "slots"]
+    text = str(found)
+    assert text.endswith("The towers do not give what one device gives: loss, weights, slots.")
+    assert "line/kernel" in text
+    loss = row_of(found, "loss")
+    assert loss.difference > 1000 * loss.noise
+    assert " of 7 rows" in loss.place or " of 5 rows" in loss.place
+
+
+def test_a_loss_that_is_taken_for_another_kind_is_found():
+    def total(features, labels, mode):
+        y = tf1.layers.dense(features["x"], 1, name="line")
+        loss = None if labels is None else tf.reduce_sum(tf.square(y - labels))
+        return spec(mode, {"y": y}, loss)
+
+    assert verify(total, devices=CPUS[:2], loss_reduction="sum").holds
+    assert not verify(total, devices=CPUS[:2], loss_reduction="mean").holds
+
+
+def test_batch_normalization_is_given_as_the_reason():
+    def model_fn(features, labels, mode):
+        x = tf1.layers.dense(features["x"], 2)
+        x = tf1.layers.batch_normalization(x, training=mode == "train", name="norm")
+        y = tf1.layers.dense(x, 1)
+        return spec(mode, {"y": y}, None if labels is None else squared(labels, y), labels)
+
+    found = verify(model_fn)
+    assert not found.holds
+    assert row_of(found, "predictions").verdict == row_of(found, "metrics").verdict == "equal"
+    for what in ("loss", "weights", "slots", "other variables"):
+        assert "Batch normalisation (norm)" in row_of(found, what).explanations[0]
+    assert 'update_ops="mean"' in row_of(found, "other variables").explanations[1]
+    assert "Batch normalisation (norm) normalises each tower's own rows" in str(found)
+
+
+def test_what_does_not_depend_on_random_numbers_is_compared():
+    def model_fn(features, labels, mode):
+        aside = tf1.get_variable("aside", [], initializer=tf1.ones_initializer())
+        y = tf1.layers.dense(tf1.layers.dropout(features["x"], training=mode == "train"), 1)
+        loss = None if labels is None else squared(labels, y) + 0.1 * tf.square(aside)
+        return spec(mode, {"y": y}, loss, labels)
+
+    found = verify(model_fn)
+    assert found.holds
+    assert "The model draws random numbers (dropout/" in str(found)
+    # Two batches as they come and three cut ones: 5 losses in train and 5 in eval, 5 changes
+    # of each of three weights. (On one row, two seeds may happen to drop the same.)
+    assert re.fullmatch("[45] of 10 values depend on random numbers", row_of(found, "loss").detail)
+    weights = row_of(found, "weights")
+    assert re.fullmatch(r"([89]|10) of 15 values depend on random numbers", weights.detail)
+    assert weights.verdict == "equal"
+
+
+@pytest.mark.parametrize("seed_of_graph", [True, False])
+def test_random_numbers_whose_seed_is_fixed_are_seen_too(seed_of_graph):
+    def model_fn(features, labels, mode):
+        x = features["x"]
+        if mode == "train" and seed_of_graph:
+            tf1.set_random_seed(5)
+            x = tf.nn.dropout(x, rate=0.5)
+        elif mode == "train":
+            x += tf.random.stateless_normal(tf.shape(x), [1, 2])
+        y = tf1.layers.dense(x, 1)
+        return spec(mode, {"y": y}, None if labels is None else squared(labels, y))
+
+    found = verify(model_fn)
+    assert found.holds
+    assert verdicts(found)["weights"] == "random"
+    assert verdicts(found)["other variables"] == "equal"
+    assert "draws random numbers" in str(found)
+
+
+def test_a_contrastive_loss_is_told():
+    def model_fn(features, labels, mode):
+        x = tf1.layers.dense(features["x"], 2)
+        similar = tf.matmul(x, x, transpose_b=True, name="similar")
+        own = tf.range(tf.shape(x)[0])
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=own, logits=similar)
+        return spec(mode, {"x": x}, tf.reduce_mean(loss))
+
+    found = verify(model_fn)
+    assert not found.holds
+    assert row_of(found, "loss").verdict == "differs"
+    assert "Rows meet other rows in similar (MatMul)" in row_of(found, "loss").explanations[0]
+
+
+def test_what_depends_on_the_order_of_rows_is_told_apart():
+    def model_fn(features, labels, mode):
+        y = tf1.layers.dense(features["x"], 1)
+        if labels is None:
+            return spec(mode, {"y": y}, None)
+        return spec(mode, {"y": y}, tf.reduce_mean(tf.square(y - tf.roll(labels, 1, 0))))
+
+    found = verify(model_fn)
+    assert found.holds
+    assert verdicts(found)["loss"] == "depends on order"
+    assert verdicts(found)["predictions"] == "equal"
+    assert "of loss, weights, slots that cannot be told" in str(found)
+
+
+def test_warnings_that_building_the_towers_gives_are_kept(caplog):
+    def model_fn(features, labels, mode):
+        if replicate.get_tower_context().num_towers > 1:
+            logging.getLogger("replicate").warning("scores: taken as a mean over rows")
+        return by_tower(features, labels, mode)
+
+    found = verify(model_fn)
+    (text,) = row_of(found, "loss").explanations
+    assert text == "Warned while the towers were built: scores: taken as a mean over rows"
+    assert str(found).count("scores") == 1
+    assert caplog.records == []
+
+
+def test_a_mode_that_one_device_cannot_run_is_not_compared():
+    found = verify(line, lines(with_labels=False))
+    assert found.holds
+    assert row_of(found, "loss").verdict == "not compared"
+    assert row_of(found, "loss").detail == "one device raises ValueError"
+    assert row_of(found, "predictions").verdict == "equal"
+    assert "In train, with batches as they come, one device raises ValueError" in str(found)
+
+
+def test_what_no_mode_can_run_is_raised():
+    def model_fn(features, labels, mode):
+        raise KeyError("a fault of the user's")
+
+    with pytest.raises(KeyError, match="a fault of the user's"):
+        verify(model_fn)
+
+
+def test_what_only_towers_refuse_differs():
+    def model_fn(features, labels, mode):
+        if replicate.get_tower_context().num_towers > 1 and mode == "train":
+            raise ValueError("not here")
+        return line(features, labels, mode)
+
+    found = verify(model_fn)
+    assert row_of(found, "weights").verdict == "differs"
+    assert row_of(found, "weights").detail == "the towers raise ValueError"
+    assert "the towers raise ValueError: not here." in str(found)
+    assert row_of(found, "predictions").verdict == "equal"
+
+
+def test_features_may_be_sparse_ragged_and_nested():
+    def model_fn(features, labels, mode):
+        (numbers, words), bag = features["pair"], features["bag"]
+        table = tf1.get_variable("table", [10, 2])
+        by_word = tf.reduce_sum(tf.gather(table, words), axis=1)
+        by_bag = tf.sparse.sparse_dense_matmul(bag, tf1.get_variable("bag", [6, 2]))
+        y = tf1.layers.dense(numbers + by_word + by_bag, 1)
+        name = tf.strings.as_string(numbers[:, 0])
+        loss = None if labels is None else squared(labels["y"], y)
+        return spec(mode, {"y": y, "name": name, "largest": tf.argmax(numbers, 1)}, loss)
+
+    def input_fn():
+        drawn = np.random.RandomState(0)
+        words = [list(drawn.randint(0, 10, drawn.randint(0, 4))) for _ in range(ROWS)]
+        bag = tf.sparse.from_dense(drawn.randint(0, 2, [ROWS, 6]).astype(np.float32))
+        numbers = drawn.uniform(size=[ROWS, 2]).astype(np.float32)
+        features = {"bag": bag, "pair": (numbers, tf.ragged.constant(words, tf.int64))}
+        labels = {"y": drawn.uniform(size=[ROWS, 1]).astype(np.float32)}
+        return tf.data.Dataset.from_tensor_slices((features, labels)).batch(ROWS)
+
+    found = verify(model_fn, input_fn)
+    assert found.holds
+    assert row_of(found, "weights").verdict == row_of(found, "predictions").verdict == "equal"
+
+
+def test_nothing_is_written_and_nothing_is_left(tmp_path):
+    seen = set()
+
+    def model_fn(features, labels, mode, params, config):
+        seen.add(config.model_dir)
+        params["rate"] += 1  # a copy of each call's own
+        return line(features, labels, mode)
+
+    params = {"rate": 1}
+    config = estimator.RunConfig(model_dir=str(tmp_path / "model"), tf_random_seed=3)
+    log = logging.getLogger("replicate")
+    before = log.level, list(log.handlers), log.propagate
+    assert verify(model_fn, params=params, config=config).holds
+    assert list(tmp_path.iterdir()) == []
+    assert str(tmp_path / "model") not in seen
+    assert params == {"rate": 1}
+    assert config.model_dir == str(tmp_path / "model")
+    assert tf1.get_default_graph().get_operations() == []
+    assert (log.level, log.handlers, log.propagate) == before
+
+
+def test_one_tower_is_told():
+    found = verify(line, devices=CPUS[:1])
+    assert found.holds
+    assert "There is one tower: nothing is split." in str(found)
+
+
+def test_it_says_on_the_way_how_far_it_is():
+    told = []
+    verify(line, devices=CPUS[:2], watch=lambda done, total: told.append((done, total)))
+    assert told == [(i + 1, 9) for i in range(9)]  # three modes of three rounds
+
+
+def test_plain_data_is_for_json():
+    found = verification.Verification(
+        (verification.Row("loss", "differs", float("inf"), 0.5, "train", "batch 1 of 2 rows"),),
+        ("/device:CPU:0",),
+        (2,),
+    )
+    plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert plain["holds"] is False
+    assert plain["rows"][0]["difference"] == "inf"
+    assert plain["rows"][0]["noise"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"devices": ["/cpu:0", "/cpu:99"]}, errors.DeviceError, "has no /device:CPU:99"),
+        ({"devices": 99}, errors.DeviceError, "got 99"),
+        ({"steps": 0}, ValueError, "steps is 1 or more; got 0"),
+        ({"update_ops": "last"}, ValueError, "update_ops is one of"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(given, error, text):
+    with pytest.raises(error, match=text):
+        verify(line, **given)
+
+
+def test_an_input_without_batches_is_refused():
+    def input_fn():
+        return lines()().take(0)
+
+    with pytest.raises(errors.BatchError, match="came to its end before the first one"):
+        verify(line, input_fn)

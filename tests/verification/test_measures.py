@@ -1,0 +1,78 @@
+"""Differences, and what of them is noise."""
+
+import numpy as np
+import pytest
+
+from replicate.verification import measures, tracing
+
+EPSILON = 2.0**-23  # of float32
+WEIGHT = tracing.Key(tracing.WEIGHTS, "w")
+OUTPUT = tracing.Key(tracing.PREDICTIONS, "y")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([1.0, 2.0], [1.0, 2.5], 0.5),
+        ([np.nan, np.inf], [np.nan, np.inf], 0.0),
+        ([1.0], [np.nan], np.inf),
+        ([1.0, 2.0], [1.0], np.inf),
+        ([3, 4], [3, 6], 2.0),
+        ([True, False], [True, True], 0.5),
+        ([b"a", b"b", b"c", b"d"], [b"a", b"b", b"c", b"x"], 0.25),
+        ([3 + 4j], [0j], 5.0),
+        ([], [], 0.0),
+    ],
+)
+def test_the_largest_difference_counts(one, other, expected):
+    assert measures.difference(np.array(one), np.array(other)) == expected
+
+
+def measure(key, one, towers, others=(), is_random=False, magnitude=0.0):
+    def quantity(*copies):
+        return tracing.Quantity(tuple(np.float32(copy) for copy in copies), magnitude)
+
+    pairs = [(quantity(other), np.array(order)) for other, order in others]
+    return measures.measure(
+        key, "train", "a batch", quantity(one), quantity(*towers), pairs, is_random
+    )
+
+
+def test_any_copy_of_a_variable_may_differ():
+    assert measure(WEIGHT, [1.0], ([1.0], [1.25])).difference == 0.25
+
+
+def test_rows_of_outputs_are_put_back_before_they_are_compared():
+    # y of rows 0, 1, 2; reversed they come out as 3, 2, 1.
+    assert measure(OUTPUT, [1, 2, 3], ([1, 2, 3],), [([3, 2, 1], [2, 1, 0])]).noise == 0.0
+    # What has no rows may be as long as the batch: it stays where it is.
+    assert measure(OUTPUT, [1, 2, 3], ([1, 2, 3],), [([1, 2, 3], [2, 1, 0])]).noise == 0.0
+    # A weight has no rows.
+    assert measure(WEIGHT, [1, 2, 3], ([1, 2, 3],), [([3, 2, 1], [2, 1, 0])]).noise == 2.0
+
+
+def test_what_rounding_makes_does_not_count():
+    one = measure(WEIGHT, [1.0], ([1.0],))
+    # 256 for the value itself, 16 for the largest of its kind, which it is.
+    assert measures.noises([one]).allowed(one) == pytest.approx(272 * EPSILON)
+
+
+def test_a_change_is_as_exact_as_the_numbers_it_is_a_difference_of():
+    one = measure(WEIGHT, [0.0], ([0.0],), magnitude=100.0)
+    assert measures.noises([one]).allowed(one) == pytest.approx(8 * 100 * EPSILON)
+
+
+def test_noise_of_one_batch_holds_for_all_batches_in_proportion():
+    full = measure(WEIGHT, [10.0], ([10.0],), [([10.5], [0])])  # one part in twenty
+    single_row = measure(WEIGHT, [2.0], ([2.0],))
+    noises = measures.noises([full, single_row])
+    assert noises.of(single_row) == pytest.approx(0.1)
+    assert noises.depends_on_order(single_row)
+    assert not measures.noises([single_row]).depends_on_order(single_row)
+
+
+def test_whole_numbers_have_no_noise():
+    value = np.int64([2, 7])
+    assert measures.epsilon(value) == 0.0
+    assert measures.scale(value) == 7.0
+    assert measures.scale(np.array([b"a"])) == 1.0
