@@ -183,15 +183,25 @@ def test_what_does_not_depend_on_random_numbers_is_compared():
     assert weights.verdict == "equal"
 
 
-@pytest.mark.parametrize("seed_of_graph", [True, False])
-def test_random_numbers_whose_seed_is_fixed_are_seen_too(seed_of_graph):
+def drop_with_a_graphs_seed(x):
+    tf1.set_random_seed(5)
+    return tf.nn.dropout(x, rate=0.5)
+
+
+def add_stateless_noise(x):
+    return x + tf.random.stateless_normal(tf.shape(x), [1, 2])
+
+
+def add_noise_of_a_generator(x):
+    return x + tf.random.Generator.from_seed(3).normal(tf.shape(x))
+
+
+@pytest.mark.parametrize(
+    "disturb", [drop_with_a_graphs_seed, add_stateless_noise, add_noise_of_a_generator]
+)
+def test_random_numbers_whose_seed_is_fixed_are_seen_too(disturb):
     def model_fn(features, labels, mode):
-        x = features["x"]
-        if mode == "train" and seed_of_graph:
-            tf1.set_random_seed(5)
-            x = tf.nn.dropout(x, rate=0.5)
-        elif mode == "train":
-            x += tf.random.stateless_normal(tf.shape(x), [1, 2])
+        x = disturb(features["x"]) if mode == "train" else features["x"]
         y = tf1.layers.dense(x, 1)
         return spec(mode, {"y": y}, None if labels is None else squared(labels, y))
 
@@ -214,6 +224,18 @@ def test_a_contrastive_loss_is_told():
     assert not found.holds
     assert row_of(found, "loss").verdict == "differs"
     assert "Rows meet other rows in similar (MatMul)" in row_of(found, "loss").explanations[0]
+
+
+def test_a_mean_that_flows_back_into_rows_is_told():
+    def model_fn(features, labels, mode):
+        x = tf1.layers.dense(features["x"], 2)
+        x = tf.subtract(x, tf.reduce_mean(x, 0), name="centered")
+        y = tf1.layers.dense(x, 1)
+        return spec(mode, {"y": y}, None if labels is None else squared(labels, y))
+
+    found = verify(model_fn)
+    for what in ("loss", "predictions"):
+        assert "Rows meet other rows in centered (Sub)" in row_of(found, what).explanations[0]
 
 
 def test_what_depends_on_the_order_of_rows_is_told_apart():
@@ -252,12 +274,26 @@ def test_a_mode_that_one_device_cannot_run_is_not_compared():
     assert "In train, with batches as they come, one device raises ValueError" in str(found)
 
 
-def test_what_no_mode_can_run_is_raised():
+@pytest.mark.parametrize("modes", [("train",), ("train", "eval", "infer")])
+def test_what_fails_in_training_is_raised(modes):
     def model_fn(features, labels, mode):
-        raise KeyError("a fault of the user's")
+        if mode in modes:
+            raise KeyError("a fault of the user's")
+        return line(features, labels, mode)
 
     with pytest.raises(KeyError, match="a fault of the user's"):
         verify(model_fn)
+
+
+def test_an_output_that_one_device_cannot_make_is_not_compared():
+    def model_fn(features, labels, mode):
+        y = tf1.layers.dense(features["x"], 1)
+        return spec(mode, {"y": y}, squared(labels, y), labels)  # there are none in PREDICT
+
+    found = verify(model_fn)
+    assert found.holds
+    assert row_of(found, "export outputs").detail == "one device raises ValueError"
+    assert row_of(found, "predictions").verdict == "equal"  # those of EVAL
 
 
 def test_what_only_towers_refuse_differs():

@@ -51,6 +51,8 @@ def verify(
         DeviceError: If a device does not exist.
         BatchError: If the input_fn gives no batch, or features and labels that disagree.
         ValueError: If an option has no such value.
+        Exception: What the model raises on one device in training, where there are labels,
+            or in all modes; another mode that it lacks is not compared.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps is 1 or more; got {steps!r}. Leave it out for 2.")
@@ -77,6 +79,7 @@ def _compare(sides, form, rounds, session_config, workers, watch) -> verdicts.Ve
         made[mode] = modes.Comparison(sides, form, mode, session_config, start)
         for i, one_round in enumerate(rounds):
             made[mode].compare(one_round)
+            _require_training(made[mode], mode, form)
             if watch is not None:
                 watch(len(rounds) * MODES.index(mode) + i + 1, len(rounds) * len(MODES))
     measured = [one for compared in made.values() for one in compared.measures]
@@ -92,3 +95,10 @@ def _compare(sides, form, rounds, session_config, workers, watch) -> verdicts.Ve
         notes.append("There is one tower: nothing is split. Name more devices.")
     sizes = dict.fromkeys(batches.row_count(batch) for one in rounds for batch in one.batches)
     return verdicts.Verification(found, workers, tuple(sizes), tuple(verdicts.once(notes)))
+
+
+def _require_training(compared: modes.Comparison, mode: str, form: inputs.Form) -> None:
+    """Raises what a model raises in training, where there are labels: then it should train."""
+    is_failed = compared.error is not None and not compared.measures
+    if mode == types.TRAIN and is_failed and form.has_labels():
+        raise compared.error

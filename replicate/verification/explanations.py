@@ -2,9 +2,10 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 from replicate.compat.tensorflow import tf
+from replicate.graph import ancestry
 from replicate.verification import tracing
 
 BATCH_NORMALIZATION = (
@@ -78,7 +79,11 @@ def batch_normalization(trace: tracing.Trace) -> str | None:
 
 
 def rows_that_meet(make_trace: Callable[[int], tracing.Trace], row_count: int) -> str | None:
-    """Returns the sentence on rows that meet rows, where a tensor has two dimensions of rows.
+    """Returns the sentence on rows that meet rows, and the first operation where they do.
+
+    They do where a tensor has two dimensions of rows, as the product of all rows with all
+    rows, and where a number without rows that is made from the batch flows into one with
+    rows, as a mean that is subtracted from each.
 
     Args:
         make_trace: Builds the model of one device on batches of so many rows, all shapes
@@ -86,33 +91,36 @@ def rows_that_meet(make_trace: Callable[[int], tracing.Trace], row_count: int) -
         row_count: B.
     """
     try:
-        one, other = make_trace(row_count).graph, make_trace(row_count + 1).graph
+        trace, other = make_trace(row_count), make_trace(row_count + 1)
     except Exception:  # noqa: BLE001 - a model that cannot be built so, whatever it raises
         return None
-    given = {op.name: op for op in other.get_operations()}
-    for op in one.get_operations():
-        twin = given.get(op.name)
-        if twin is None or twin.type != op.type or op.type in _SHAPELESS:
-            continue
-        before = max((_row_dimensions(*pair) for pair in _pairs(op.inputs, twin.inputs)), default=0)
-        after = max(
-            (_row_dimensions(*pair) for pair in _pairs(op.outputs, twin.outputs)), default=0
-        )
-        if after > 1 and before < 2:
+    twins = {op.name: op for op in other.graph.get_operations()}
+    forward = ancestry.made_from(list(trace.outputs.values()))
+    batch = ancestry.reached_from(trace.given)
+    for op in trace.graph.get_operations():
+        twin = twins.get(op.name)
+        is_same = twin is not None and twin.type == op.type
+        if op in forward and op in batch and is_same and _lets_meet(op, twin, batch):
             return ROWS_MEET.format(name=op.name, kind=op.type)
     return None
 
 
-_SHAPELESS = ("Placeholder", "VarHandleOp", "VariableV2", "ReadVariableOp")
+def _lets_meet(op: tf.Operation, twin: tf.Operation, batch: Container[tf.Operation]) -> bool:
+    before = [_row_dimensions(*pair) for pair in zip(op.inputs, twin.inputs, strict=False)]
+    after = [_row_dimensions(*pair) for pair in zip(op.outputs, twin.outputs, strict=False)]
+    if None in before or None in after or not any(after):
+        return False
+    if max(after) > 1:
+        return max(before, default=0) < 2
+    return any(
+        count == 0 and tensor.dtype.is_floating and tensor.op in batch
+        for count, tensor in zip(before, op.inputs, strict=False)
+    )
 
 
-def _pairs(one, other) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-    return zip(one, other, strict=False)
-
-
-def _row_dimensions(one: tf.Tensor, other: tf.Tensor) -> int:
+def _row_dimensions(one: tf.Tensor, other: tf.Tensor) -> int | None:
     """Counts the dimensions that differ between the same tensor of two batch sizes."""
     if one.shape.rank is None or one.shape.rank != other.shape.rank:
-        return 0
+        return None
     pairs = zip(one.shape.as_list(), other.shape.as_list(), strict=True)
     return sum(size != twin for size, twin in pairs)

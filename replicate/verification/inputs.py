@@ -21,6 +21,10 @@ class Form(NamedTuple):
     nest: tuple
     specs: tuple
 
+    def has_labels(self) -> bool:
+        """Whether there is more than features."""
+        return any(self.specs[i] is not None for i in tf.nest.flatten(self.nest[1]))
+
     def is_static(self) -> bool:
         """Whether graphs know the number of rows before they run."""
         return any(spec is not None and rows.static_count(spec) is not None for spec in self.specs)

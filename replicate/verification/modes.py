@@ -150,12 +150,13 @@ class Comparison:
         again = self._one_device(row_count, _OTHER_SEED).run(one_round.batches, self._start)
         fixed = randomness.fixed_by_seed(one, operations)
         reached = randomness.reached(one, fixed)
+        states = randomness.states(operations)
         found = []
         for outcome, other in zip(outcomes, again, strict=True):
             keys = {
                 key for key, value in outcome.items() if measures.is_apart(value, other.get(key))
             }
-            keys |= reached
+            keys |= reached | (states & outcome.keys())
             if reached and self._mode != types.PREDICT:
                 of_state = (tracing.WEIGHTS, tracing.SLOTS, tracing.OTHERS, tracing.METRICS)
                 keys |= {
@@ -180,11 +181,13 @@ class Comparison:
         return texts
 
     def _known_limits(self) -> Iterator[str]:
-        normalization = explanations.batch_normalization(self._trace("one", self._row_count))
-        meeting = explanations.rows_that_meet(
-            lambda row_count: self._trace("one", row_count, is_static=True), self._row_count
-        )
-        yield from (text for text in (normalization, meeting) if text is not None)
+        text = explanations.batch_normalization(self._trace("one", self._row_count))
+        if text is None:
+            text = explanations.rows_that_meet(
+                lambda row_count: self._trace("one", row_count, is_static=True), self._row_count
+            )
+        if text is not None:
+            yield text
         yield from map(explanations.warned, self._warnings)
 
     def notes(self) -> list[str]:

@@ -44,10 +44,17 @@ def fixed_by_seed(trace: tracing.Trace, operations: Iterable[tf.Operation]) -> s
 def reached(trace: tracing.Trace, operations: Iterable[tf.Operation]) -> set[tracing.Key]:
     """Returns the outputs that depend on operations."""
     found = ancestry.reached_from(operations)
+    return {key for key, output in trace.outputs.items() if output.op in found}
+
+
+def states(operations: Iterable[tf.Operation]) -> set[tracing.Key]:
+    """Returns the variables that hold the state of generators."""
     return {
-        key
-        for key, output in trace.outputs.items()
-        if any(leaf.op in found for leaf in tf.nest.flatten(output, expand_composites=True))
+        tracing.Key(tracing.OTHERS, tensor.op.name)
+        for op in operations
+        if _RANDOM.search(op.type)
+        for tensor in op.inputs
+        if tensor.dtype == tf.resource
     }
 
 

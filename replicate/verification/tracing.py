@@ -133,6 +133,12 @@ class Trace:
         """Whether the model has set the graph's seed itself."""
         return self.graph.seed != self.seed
 
+    @property
+    def given(self) -> list[tf.Operation]:
+        """The operations that make the batch."""
+        leaves = tf.nest.flatten(self._inputs.leaves, expand_composites=True)
+        return [leaf.op for leaf in leaves if leaf is not None]
+
     def executed(self) -> set[tf.Operation]:
         """Returns all operations that a batch runs."""
         leaves = tf.nest.flatten(self.fetches, expand_composites=True)
@@ -208,7 +214,7 @@ def _outputs(spec: Any, mode: str) -> Iterator[tuple[Key, Any]]:
     """Yields the tensors of a spec that a batch computes."""
     name = MODE_NAMES[mode]
     if spec.loss is not None and mode != types.PREDICT:
-        yield Key(LOSS, name), spec.loss
+        yield Key(LOSS, name), tf.convert_to_tensor(spec.loss)
     if spec.predictions is not None and mode != types.TRAIN:
         yield from _leaves(PREDICTIONS, name, spec.predictions)
     if mode == types.PREDICT:
@@ -229,4 +235,4 @@ def _leaves(what: str, path: str, nest: Any) -> Iterator[tuple[Key, Any]]:
         for i, part in enumerate(nest):
             yield from _leaves(what, f"{path}/{i}", part)
     elif nest is not None:
-        yield Key(what, path), nest
+        yield Key(what, path), tf.convert_to_tensor(nest)
