@@ -18,7 +18,7 @@ from replicate.verification import (
 
 _SEED, _OTHER_SEED = 1, 2
 _ALONE = (
-    "One device in training is replicate_model_fn on one device: TensorFlow alone has no "
+    "One device is replicate_model_fn on one device here: TensorFlow alone has no "
     "accumulate_steps, clip_global_norm or second optimizer, and partitions variables."
 )
 _SHOWN = 2  # random operations in one line
