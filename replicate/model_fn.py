@@ -198,18 +198,30 @@ def _joining(strategy, call, batch, given, options: _Options) -> joining.Joining
         strategy.worker_devices,
         strategy.parameter_devices[0],
     )
-    partner = None
-    if isinstance(batch.total, int) and batch.total > 1:
+    partner, total = None, _total_to_trace(strategy, batch, options)
+    if total is not None:
         partner = whole_batch.WholeBatch(
             call,
             *given,
             lambda: one_device.OneDeviceStrategy("/device:CPU:0"),
             strategy.num_towers,
-            batch.total,
+            total,
             tf1.get_default_graph()._names_in_use,
             (batch.features[0], batch.labels[0]),
         )
     return joining.Joining(rows, partner, options.reduction, options.step, call.mode)
+
+
+def _total_to_trace(strategy, batch, options: _Options) -> int | None:
+    """Returns on how many rows the model is built once more to see them; None: on none.
+
+    On one device any other number of rows than its own shows which dimensions are rows.
+    """
+    if strategy.num_towers > 1:
+        return batch.total if isinstance(batch.total, int) and batch.total > 1 else None
+    lengths = {tensor.shape[0] for tensor in _given(batch.features, batch.labels)}
+    is_static = bool(lengths) and None not in lengths
+    return 2 * max(lengths) if is_static and options.step.is_accumulated else None
 
 
 def _given(*nests: Any) -> list[tf.Tensor]:

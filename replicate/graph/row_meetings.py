@@ -149,4 +149,3 @@ def _works_along(op: tf.Operation, axes: Sequence[tuple]) -> bool:
             return False
         return any(int(axis) % rank in axes[0] for axis in along.reshape(-1))
     return False
-

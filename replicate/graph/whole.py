@@ -11,7 +11,7 @@ there the tail is taken from the model's graph on the whole batch, operation by 
 beside the towers': constants that differ are numbers of rows.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +24,10 @@ from replicate.graph import (
     row_dimensions,
     row_meetings,
     row_reductions,
+    tails,
 )
 
 SCOPE = "replicate_whole/"  # of whatever is joined: no name of the model's is taken
-UNKNOWN = "unknown"
-WHOLE = "whole"  # a value that is the whole batch's already, in each tower
 
 
 class Rows(NamedTuple):
@@ -51,21 +50,6 @@ class Rows(NamedTuple):
     home: str
 
 
-class Reduction(NamedTuple):
-    """A tensor that each tower has reduced from its rows.
-
-    Attributes:
-        kind: `"sum"`, `"mean"`, `"size"`, `"shape"`, `"all"`, `"any"`, `"first"`, `"unknown"`
-            or `"whole"`; see `row_reductions`.
-        column: K tensors of one shape and dtype.
-        source: The same tensor in the graph that the tail is copied from.
-    """
-
-    kind: str
-    column: tuple
-    source: tf.Tensor
-
-
 class Joined(NamedTuple):
     """A row reduction, joined over towers.
 
@@ -76,28 +60,6 @@ class Joined(NamedTuple):
 
     value: tf.Tensor
     factors: Sequence[Any] | None
-
-
-class Tail(NamedTuple):
-    """How a tensor without rows is made of row reductions.
-
-    Attributes:
-        reductions: What it is made of.
-        operations: What makes it of them, in the graph that they are copied from.
-        inputs: What these operations read of weights and constants: tensors of the first
-            tower, by the source's `ref()`.
-        waits: Operations that the towers' own ones wait for.
-        unknown: What hides how its rows were reduced: tensors of the first tower, each with a
-            reason.
-        twins: The source's `ref()` by that of the first tower, of all tensors that were met.
-    """
-
-    reductions: list[Reduction]
-    operations: list[tf.Operation]
-    inputs: dict
-    waits: list[tf.Operation]
-    unknown: list[tuple]
-    twins: dict
 
 
 class Whole:
@@ -118,11 +80,11 @@ class Whole:
         self._partner = partner
         self._warn = warn
         self.ends: set[tf.Operation] = set()
-        self._known: dict[Any, Reduction] = {}
+        self._known: dict[Any, tails.Reduction] = {}
         self._joined: dict[Any, Joined] = {}
         self._copied: dict[Any, tuple] = {}
         self._differing: dict[Any, bool] = {}
-        self.is_lone = all(has is False for has in rows.has_rows[1:])
+        self.is_lone = len(rows.devices) > 1 and all(has is False for has in rows.has_rows[1:])
         self.unknown_weights: Sequence[Any] | None = None
         sources = [tensor.op for tensor in rows.given[0]]
         self.varying = ancestry.Descent(sources, self.ends)
@@ -132,7 +94,9 @@ class Whole:
 
     # What is whole already.
 
-    def note(self, column: Sequence[tf.Tensor], kind: str = WHOLE, parts: Sequence = ()) -> None:
+    def note(
+        self, column: Sequence[tf.Tensor], kind: str = tails.WHOLE, parts: Sequence = ()
+    ) -> None:
         """Takes note of a value that is the whole batch's in each of K towers.
 
         Args:
@@ -144,11 +108,11 @@ class Whole:
         self.ends.update(tensor.op for tensor in column)
         self.dependent.add(column[0].op)
         for tensor in column:
-            self._known[tensor.ref()] = Reduction(kind, tuple(parts or column), column[0])
+            self._known[tensor.ref()] = tails.Reduction(kind, tuple(parts or column), column[0])
         if parts:
             self._joined[parts[0].ref()] = Joined(column[0], None)
 
-    def noted(self, tensor: tf.Tensor) -> Reduction | None:
+    def noted(self, tensor: tf.Tensor) -> tails.Reduction | None:
         """Returns the reduction behind a tensor that is whole already."""
         return self._known.get(tensor.ref())
 
@@ -224,21 +188,21 @@ class Whole:
             self._copied[key] = (tail, copies)
         return self._copied[key]
 
-    def tail(self, column: Sequence[tf.Tensor], declared: str | None = None) -> Tail:
+    def tail(self, column: Sequence[tf.Tensor], declared: str | None = None) -> tails.Tail:
         """Returns how a tensor without rows is made of row reductions; see `copied`."""
         if self.is_lone:
-            return _lone_tail(column)
-        tail = _Walk(self, column, self.source_of(column[0])).tail
-        kinds = {part.kind for part in tail.reductions} - {WHOLE}
+            return tails.lone_tail(column)
+        tail = tails.Walk(self, column, self.source_of(column[0])).tail
+        kinds = {part.kind for part in tail.reductions} - {tails.WHOLE}
         if declared is None or kinds <= {declared}:
             return tail
-        return _Walk(self, column, column[0], declared).tail
+        return tails.Walk(self, column, column[0], declared).tail
 
     def at_home(self):
         """Enters the scopes in which what is joined is computed."""
         return reductions.alone_on(self.rows.home, SCOPE)
 
-    def joined(self, reduction: Reduction) -> Joined:
+    def joined(self, reduction: tails.Reduction) -> Joined:
         """Joins a row reduction over towers."""
         key = reduction.column[0].ref()
         if key not in self._joined:
@@ -246,9 +210,9 @@ class Whole:
                 self._joined[key] = self._join(reduction)
         return self._joined[key]
 
-    def _join(self, reduction: Reduction) -> Joined:
+    def _join(self, reduction: tails.Reduction) -> Joined:
         kind, column = reduction.kind, reduction.column
-        if kind == WHOLE:
+        if kind == tails.WHOLE:
             return Joined(column[0], self.rows.weights)
         if kind == "shape" and self._partner is not None:
             return Joined(_static_shape(reduction.source), None)
@@ -279,10 +243,10 @@ class Whole:
             if not any(with_rows):
                 break
             kind = row_reductions.kind_of(op, with_rows, [found or () for found in axes])
-            if kind != UNKNOWN or is_certain:
+            if kind != tails.UNKNOWN or is_certain:
                 return kind, f"{op.name} hides how rows were reduced"
         if row_reductions.is_opaque(op):
-            return UNKNOWN, f"nobody can see into {op.name}"
+            return tails.UNKNOWN, f"nobody can see into {op.name}"
         return None, ""
 
     def differs(self, tensor: tf.Tensor, source: tf.Tensor) -> bool:
@@ -318,117 +282,3 @@ def _static_shape(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the shape that an operation of the whole batch's graph gives."""
     shape = tensor.op.inputs[tensor.value_index].shape
     return tf.constant(shape.as_list(), tensor.dtype)
-
-
-def _lone_tail(column: Sequence[tf.Tensor]) -> Tail:
-    """Returns the tail where the first tower alone has rows, and is the whole batch's."""
-    first = column[0]
-    return Tail(
-        [Reduction("first", tuple(column), first)], [], {}, [], [], {first.ref(): first.ref()}
-    )
-
-
-class _Walk:
-    """Walks back from K tensors at once, and beside them through the source's graph.
-
-    Args:
-        joining: Knows what has rows.
-        column: K tensors.
-        source: The same in the graph of the source; None: it has none.
-        declared: `"sum"` or `"mean"`: what is added up to the tensor is reduced so, whatever
-            it is made of; None: the walk goes on to the row reductions.
-    """
-
-    def __init__(
-        self,
-        joining: Whole,
-        column: Sequence[tf.Tensor],
-        source: tf.Tensor | None,
-        declared: str | None = None,
-    ):
-        self._whole = joining
-        self._declared = declared
-        self.tail = Tail([], [], {}, [], [], {})
-        self._kept: set = set()
-        if source is None and column[0].op in joining.varying:
-            reason = "the model builds another graph on the whole batch than on a tower's rows"
-            self.tail.twins[column[0].ref()] = column[0].ref()
-            self._end(UNKNOWN, column, column[0], reason)
-        else:
-            self._visit(tuple(column), column[0] if source is None else source)
-
-    def _visit(self, column: tuple, source: tf.Tensor) -> None:
-        """Visits all that a tensor is made of: what an operation reads before itself."""
-        waiting: list[tuple[tuple, tf.Tensor, Any]] = [(column, source, None)]
-        while waiting:
-            column, source, pending = waiting.pop()
-            if pending is None:
-                if column[0].ref() in self.tail.twins:
-                    continue
-                self.tail.twins[column[0].ref()] = source.ref()
-                pending = self._inputs(column, source)
-                if pending is None:
-                    continue
-            following = next(pending, None)
-            if following is None:
-                self._keep(column, source)
-                continue
-            waiting.append((column, source, pending))
-            waiting.append((*following, None))
-
-    def _inputs(self, column: tuple, source: tf.Tensor) -> Iterator | None:
-        """Returns what K tensors read; None where the walk ends with them."""
-        joining, first = self._whole, column[0]
-        if known := joining.noted(first):
-            self.tail.reductions.append(known._replace(source=source))
-            return None
-        if first.op not in joining.varying:
-            is_whole = first.op in joining.dependent and not row_reductions.is_opaque(first.op)
-            if not is_whole and not joining.differs(first, source):
-                self.tail.inputs[source.ref()] = first
-                return None
-        elif any(not _is_alike(tensor, source) for tensor in column):
-            self._end(UNKNOWN, column, source, "towers build different graphs there")
-            return None
-        elif self._declared:
-            if first.op.type not in _ADDITIONS:
-                self._end(UNKNOWN if self._declared == "mean" else "sum", column, source)
-                return None
-        else:
-            kind, reason = joining.kind_of(column, source)
-            if kind in ("sum", "mean"):
-                kind, reason = self._joinable(kind, first)
-            if kind is not None:
-                self._end(kind, column, source, reason if kind == UNKNOWN else "")
-                return None
-        others = zip(*[tensor.op.inputs for tensor in column], strict=True)
-        return iter(list(zip(others, source.op.inputs, strict=True)))
-
-    def _joinable(self, kind: str, first: tf.Tensor) -> tuple:
-        """Returns the kind of a reduction of rows that numbers of a tower's rows do not enter."""
-        found = self._whole.meetings.before(first, is_number=True)
-        if not found:
-            return kind, ""
-        return UNKNOWN, f"{found[0].op.name} brings a number of the tower's rows into each row"
-
-    def _keep(self, column: tuple, source: tf.Tensor) -> None:
-        if source.op not in self._kept:
-            self._kept.add(source.op)
-            self.tail.operations.append(source.op)
-            if column[0].op in self._whole.varying:
-                self.tail.waits.extend(op for c in column for op in c.op.control_inputs)
-
-    def _end(self, kind: str, column: Sequence, source: tf.Tensor, reason: str = "") -> None:
-        is_number = column[0].dtype.is_floating or column[0].dtype.is_complex
-        kind = "first" if kind == UNKNOWN and not is_number else kind
-        self.tail.reductions.append(Reduction(kind, tuple(column), source))
-        if reason:
-            self.tail.unknown.append((column[0], reason))
-
-
-_ADDITIONS = ("Add", "AddN", "AddV2", "Identity", "Neg", "Sub")
-
-
-def _is_alike(tensor: tf.Tensor, source: tf.Tensor) -> bool:
-    same = tensor.op.type == source.op.type and tensor.value_index == source.value_index
-    return same and len(tensor.op.inputs) == len(source.op.inputs)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import ancestry, reductions, whole
+from replicate.graph import ancestry, reductions, tails, whole
 from replicate.strategy import values, variables
 from replicate.training import gradients, step
 
@@ -77,7 +77,9 @@ class Joining:
         self._met: set = set()
         self._is_taped = False
         self.whole = whole.Whole(rows, partner, self._warn)
-        self.gradients = gradients.Gradients(self.whole, declared, self._derived)
+        self.gradients = gradients.Gradients(
+            self.whole, declared, gradient_step.is_accumulated, self._derived
+        )
         self.step = gradient_step.of(self)
         self._columns: list[list] = []
         self._noted_by = [0] * len(rows.devices)
@@ -88,7 +90,7 @@ class Joining:
             self._warned.add(tensor.name)
             _log.warning(_UNKNOWN, tensor.name, reason, tensor.op.type)
 
-    def _derived(self, tensor: tf.Tensor, tail: whole.Tail) -> None:
+    def _derived(self, tensor: tf.Tensor, tail: tails.Tail) -> None:
         """Says once how a loss was seen to be reduced, and where its rows meet."""
         if tensor.name in self._told:
             return
@@ -255,7 +257,7 @@ class Joining:
         behind -= self.whole.ends
         return not any(op.op_def.is_stateful and op.type not in _READS for op in behind)
 
-    # What gradients are applied.
+    # What is applied.
 
     def is_sum(self, gradients_of_first: Sequence[Any]) -> bool:
         """Whether gradients of several batches are added up to one of them all."""
@@ -280,6 +282,20 @@ class Joining:
         if len(places) == len(column) and self._is_repeatable(column[0]):
             return values.Mirrored(column, places)
         return strategy.broadcast(column[0], variable)
+
+    def make_whole(self, towers: Sequence[dict]) -> None:
+        """Makes whole what K towers' optimizers hold, such as a rate made from the batch.
+
+        Args:
+            towers: The attributes of K optimizers, of which the first one's are changed.
+        """
+        first = towers[0]
+        for name, value in first.items():
+            if isinstance(value, tf.Tensor) and not self.whole.is_whole(value):
+                column = [tower.get(name) for tower in towers]
+                if all(isinstance(part, tf.Tensor) for part in column):
+                    found, _ = self._made_whole(column)
+                    first[name] = value if found is None else found
 
     def _joined_by_rows(self, strategy: Any, column: Sequence[Any], variable: Any) -> Any:
         if self._declared == "sum":

@@ -39,6 +39,11 @@ class GradientStep:
         self._joining: Any = None
         self.is_silent = False  # whether optimizers that towers bring are left out
 
+    @property
+    def is_accumulated(self) -> bool:
+        """Whether gradients of several batches make one update."""
+        return self._accumulate_steps > 1
+
     def of(self, joining: Any) -> "GradientStep":
         """Returns this step for the towers of one batch.
 
@@ -92,6 +97,8 @@ class GradientStep:
         towers = owner.unwrap(brought)
         pairs = applied.joined(towers, owner.worker_devices)
         optimizer, trained = towers[0].optimizer, towers[0].trained
+        if self._joining is not None:
+            self._joining.make_whole([vars(tower.optimizer) for tower in towers])
         reduced = self._reduced(owner, pairs)
 
         def update(found, step):

@@ -15,7 +15,6 @@ from tests import exactness
 WIDTH = 3
 BATCH_SIZE = 7  # what the input_fn was asked for, and a last batch need not have
 PARAMS = {"batch_size": BATCH_SIZE}
-Reduction = tf1.losses.Reduction
 
 
 class Weights:
@@ -238,6 +237,18 @@ def sparsity(f, y, v):
     return mean(f, y, v) + tf.reduce_sum(divergence)
 
 
+def active(f, y, v):
+    """A layer whose activity is penalised, by Keras per row."""
+    layer = tf.keras.layers.Dense(
+        2,
+        kernel_initializer=exactness.start,
+        activity_regularizer=tf.keras.regularizers.L2(0.1),
+        dtype=tf.float64,
+    )
+    output = layer(logits(f, v))
+    return tf.reduce_sum(tf.square(output)) + tf.add_n(layer.losses)
+
+
 def covariance(f, y, v):
     hidden = tf.tanh(logits(f, v))
     found = tf.matmul(hidden, hidden, transpose_a=True) / count(hidden)
@@ -250,142 +261,8 @@ STATISTICS = {
     ),
     "sparsity": sparsity,
     "covariance": covariance,
+    "activity": active,
     "softplus of the mean logits": lambda f, y, v: tf.reduce_sum(
         tf.nn.softplus(tf.reduce_mean(logits(f, v), 0))
-    ),
-}
-
-
-def by_reductions() -> dict[str, Case]:
-    """`tf.losses` of every reduction with weights of every kind."""
-    functions = [
-        lambda f, y, v, *given: tf1.losses.sparse_softmax_cross_entropy(
-            y["class"], logits(f, v), *given[:1], reduction=given[1]
-        ),
-        lambda f, y, v, *given: tf1.losses.absolute_difference(
-            tf.reduce_sum(y["y"], 1),
-            tf.reduce_sum(tf.tanh(logits(f, v)), 1),
-            *given[:1],
-            reduction=given[1],
-        ),
-        lambda f, y, v, *given: tf1.losses.compute_weighted_loss(
-            squares(f, y, v), *given[:1], reduction=given[1]
-        ),
-    ]
-    found = {}
-    for key in ("NONE", "SUM", "SUM_OVER_BATCH_SIZE", "SUM_BY_NONZERO_WEIGHTS", "MEAN"):
-        for number, kind in enumerate((None, "mask", "real")):
-
-            def loss(f, y, v, fn=functions[number], kind=kind, key=key):
-                weight = 1.0 if kind is None else f[kind]
-                return tf.reduce_mean(fn(f, y, v, weight, getattr(Reduction, key)))
-
-            found[f"tf.losses {key} {kind or 'unweighted'}"] = Case(loss, np.float32)
-    return found
-
-
-def of_columns(f, y, v):
-    """Weights of rows, [B, 1], for a loss of entries, [B, C]."""
-    return tf1.losses.mean_squared_error(y["y"], tf.tanh(logits(f, v)), f["real"][:, None])
-
-
-def of_padded_tokens(f, y, v):
-    found = tf.einsum("btw,wc->btc", f["tokens"], v.w) + v.b
-    return tf1.losses.sparse_softmax_cross_entropy(y["words"], found, f["is_token"])
-
-
-def collected(f, y, v):
-    """Two losses of different reductions, and a penalty, that TensorFlow adds up."""
-    tf1.losses.compute_weighted_loss(squares(f, y, v), reduction=Reduction.SUM)
-    tf1.losses.sparse_softmax_cross_entropy(y["class"], logits(f, v), f["mask"])
-    tf1.add_to_collection(tf1.GraphKeys.REGULARIZATION_LOSSES, 0.1 * tf.nn.l2_loss(v.w))
-    return tf1.losses.get_total_loss()
-
-
-def then_a_metric(reduction, metric):
-    """As DeepCTR has it: a later call of `tf.losses`, of another reduction, is a metric."""
-
-    def loss(f, y, v):
-        found = tf1.losses.sparse_softmax_cross_entropy(
-            y["class"], logits(f, v), reduction=reduction
-        )
-        tf1.losses.mean_squared_error(y["y"], logits(f, v), reduction=metric)
-        return found
-
-    return loss
-
-
-def with_keras(reduction, kind):
-    def loss(f, y, v):
-        made = tf.keras.losses.MeanSquaredError(reduction)
-        weight = None if kind is None else f[kind]
-        return tf.reduce_mean(made(y["y"], tf.tanh(logits(f, v)), weight))
-
-    return loss
-
-
-LIBRARIES = {
-    **by_reductions(),
-    "tf.losses of columns": Case(of_columns, np.float32),
-    "tf.losses of padded tokens": Case(of_padded_tokens, np.float32),
-    "tf.losses collected": Case(collected, np.float32),
-    "tf.losses sum, then a mean as metric": Case(
-        then_a_metric(Reduction.SUM, Reduction.MEAN), np.float32
-    ),
-    "tf.losses mean, then a sum as metric": Case(
-        then_a_metric(Reduction.SUM_BY_NONZERO_WEIGHTS, Reduction.SUM), np.float32
-    ),
-    **{
-        f"Keras {reduction} {kind or 'unweighted'}": Case(with_keras(reduction, kind), np.float32)
-        for reduction in ("auto", "sum_over_batch_size", "sum", "none")
-        for kind in (None, "real")
-    },
-}
-
-
-def replicas():
-    return tf.distribute.get_strategy().num_replicas_in_sync
-
-
-# Static shapes are Python's numbers, which the graph sees as constants.
-COUNTS = {
-    "sum by tf.shape": Case(lambda f, y, v: total(f, y, v) / count(f["x"])),
-    "sum by tf.size": Case(
-        lambda f, y, v: total(f, y, v) / tf.cast(tf.size(y["class"]), tf.float64)
-    ),
-    "sum by ones": Case(lambda f, y, v: total(f, y, v) / tf.reduce_sum(tf.ones_like(f["mask"]))),
-    "sum by x.shape": Case(lambda f, y, v: total(f, y, v) / f["x"].shape[0], statics=(True,)),
-    "sum by int of x.shape": Case(
-        lambda f, y, v: total(f, y, v) / int(f["x"].shape.as_list()[0]), statics=(True,)
-    ),
-    "mean times x.shape": Case(
-        lambda f, y, v: mean(f, y, v) * float(f["x"].shape[0]), statics=(True,)
-    ),
-    "reshaped by x.shape": Case(
-        lambda f, y, v: tf.reduce_mean(
-            tf.reduce_sum(tf.reshape(cross(f, y, v), [f["x"].shape[0], 1]), 1)
-        ),
-        statics=(True,),
-    ),
-    "tokens by tf.shape": Case(
-        lambda f, y, v: (
-            tf.reduce_sum(of_tokens(f, y, v))
-            / tf.cast(tf.reduce_prod(tf.shape(f["tokens"])[:2]), tf.float64)
-        )
-    ),
-    "compute_average_loss": Case(lambda f, y, v: tf.nn.compute_average_loss(cross(f, y, v))),
-    "compute_average_loss with weights": Case(
-        lambda f, y, v: tf.nn.compute_average_loss(cross(f, y, v), f["real"])
-    ),
-    "compute_average_loss of a batch size": Case(
-        lambda f, y, v: tf.nn.compute_average_loss(cross(f, y, v), global_batch_size=BATCH_SIZE)
-    ),
-    "divided by the replicas": Case(lambda f, y, v: mean(f, y, v) / replicas()),
-    "multiplied by the replicas": Case(lambda f, y, v: mean(f, y, v) * replicas()),
-    "sum by rows of all replicas": Case(
-        lambda f, y, v: total(f, y, v) / (count(f["x"]) * replicas())
-    ),
-    "a scaled penalty": Case(
-        lambda f, y, v: mean(f, y, v) + tf.nn.scale_regularization_loss(tf.nn.l2_loss(v.w))
     ),
 }

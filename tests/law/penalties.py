@@ -11,6 +11,19 @@ def in_a_scope_called_regularizer(v):
         return tf.nn.l2_loss(v.w)
 
 
+def in_a_function(v):
+    @tf.function
+    def penalty(w):
+        return tf.nn.l2_loss(w)
+
+    return penalty(v.w)
+
+
+def in_a_branch(v):
+    is_large = tf.reduce_sum(v.w) > 0.0
+    return tf.cond(is_large, lambda: tf.nn.l2_loss(v.w), lambda: tf.reduce_sum(tf.exp(v.w)))
+
+
 SHAPES = {
     "squares": lambda v: tf.nn.l2_loss(v.w),
     "softmax": lambda v: tf.reduce_sum(tf.square(tf.nn.softmax(v.w))),
@@ -25,7 +38,9 @@ SHAPES = {
     "log sum of exponentials": lambda v: tf.reduce_logsumexp(v.w),
     "a product of two weights": lambda v: tf.reduce_sum(tf.square(tf.linalg.matvec(v.w, v.b))),
     "a scope called Regularizer": in_a_scope_called_regularizer,
-    "in a loop": lambda v: tf.add_n([tf.nn.l2_loss(row) for row in tf.unstack(v.w)]),
+    "in a function": in_a_function,
+    "in a branch": in_a_branch,
+    "row by row": lambda v: tf.add_n([tf.nn.l2_loss(row) for row in tf.unstack(v.w)]),
 }
 
 
@@ -39,6 +54,9 @@ PENALTIES = {
 } | {
     "a penalty within the sum": lambda f, y, v: tf.reduce_sum(
         losses.cross(f, y, v) + tf.nn.l2_loss(v.w)
+    ),
+    "a penalty times a feature": lambda f, y, v: (
+        total(f, y, v) + tf.reduce_sum(f["real"] * tf.nn.l2_loss(v.w))
     ),
     "a penalty of a masked mean": with_penalty(losses.quotient, SHAPES["squares"]),
     "nothing but a penalty": lambda f, y, v: tf.nn.l2_loss(v.w) + 0.0 * mean(f, y, v),
@@ -124,20 +142,3 @@ def centred_by_sums(f, y, v):
 
 
 REDUCED = {"centred by all_reduce": centred, "centred by sums of all_reduce": centred_by_sums}
-
-
-def all_cases():
-    """Returns each loss of both files as a case, by name."""
-    found = dict(losses.LIBRARIES) | losses.COUNTS
-    groups = (
-        losses.PLAIN,
-        losses.MASKS,
-        losses.TAILS,
-        losses.STATISTICS,
-        PENALTIES,
-        GRADIENTS,
-        REDUCED,
-    )
-    for group in groups:
-        found |= {name: losses.Case(loss) for name, loss in group.items()}
-    return found

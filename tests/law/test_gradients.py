@@ -100,7 +100,8 @@ def zeros_for_some(f, y, v):
 
 def stopped_at_the_hidden_units(f, y, v):
     hidden = tf.tanh(losses.logits(f, v))
-    loss = tf.reduce_mean(tf.square(hidden - y["y"])) + tf.nn.l2_loss(v.w)
+    error = hidden * tf.reduce_sum(v.w) - y["y"]
+    loss = tf.reduce_mean(tf.square(error)) + tf.nn.l2_loss(v.w)
     gradients = tf.gradients(loss, running.trained(v), stop_gradients=[hidden])
     return loss, paired([g for g in gradients if g is not None] + [None], v)
 
@@ -152,6 +153,20 @@ def normalised_by_the_loss(f, y, v):
     loss = losses.quotient(f, y, v)
     gradients = tf.gradients(loss, running.trained(v))
     return loss, paired([g / (loss + tf.linalg.global_norm(gradients)) for g in gradients], v)
+
+
+def divided_by_the_tokens(f, y, v):
+    """A sum's gradient over how many tokens there are, as translation models have it."""
+    loss = tf.reduce_sum(losses.of_tokens(f, y, v) * f["is_token"])
+    gradients = tf.gradients(loss, running.trained(v))
+    return loss, paired([g / tf.reduce_sum(f["is_token"]) for g in gradients], v)
+
+
+def a_rate_of_the_batch(f, y, v):
+    """A rate that is as large as the batch's share of kept rows."""
+    loss = losses.total(f, y, v)
+    optimizer = tf1.train.GradientDescentOptimizer(0.1 * tf.reduce_mean(f["mask"]))
+    return loss, optimizer.minimize(loss, tf1.train.get_global_step())
 
 
 def surgery(f, y, v):
@@ -221,6 +236,8 @@ STEPS = [
     averaged_by_hand,
     clipped_one_by_one,
     normalised_by_the_loss,
+    divided_by_the_tokens,
+    a_rate_of_the_batch,
     surgery,
     balanced_tasks,
     curvature,

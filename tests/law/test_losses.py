@@ -15,12 +15,12 @@ import pytest
 from replicate import model_fn
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.law import losses, penalties
+from tests.law import losses, table
 
 STRATEGIES = ("parameter_server", "mirrored")
 TOWERS = (2, 3, 4)
 SIZES = (7, 5, 2, 1)
-CASES = penalties.all_cases()
+CASES = table.CASES
 # NOTE: reassociation alone. TensorFlow computes some losses in float32, whatever it is given.
 TOLERANCES = {np.float64: (1e-9, 1e-11), np.float32: (1e-5, 1e-6)}
 

@@ -6,10 +6,10 @@ import pytest
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.law import losses, penalties, running
+from tests.law import losses, running, table
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
-CASES = penalties.all_cases()
+CASES = dict(table.CASES)
 M = tf1.metrics
 
 
@@ -78,6 +78,7 @@ def scalars(f, y, v):
         "is low": M.accuracy(tf.constant(True), loss < 1.2),
         "weights": M.mean(tf.nn.l2_loss(v.w)),
         "constant": M.mean(tf.constant(0.25)),
+        "batches": keras(tf.keras.metrics.Sum(), tf.constant(1.0)),
     }
 
 

@@ -15,7 +15,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning"),
 ]
-STRATEGIES = [("parameter_server", 3), ("mirrored", 2)]
 
 
 def config(directory) -> estimator.RunConfig:
@@ -59,10 +58,17 @@ MODELS = {
     "listwise": (ranking.model_fn, ranking.input_fn, {"losses": ["listwise"]}),
     "both": (ranking.model_fn, ranking.input_fn, {"losses": ["pairwise", "listwise"]}),
 }
+RUNS = [
+    ("bert", "parameter_server", 3),
+    ("bert", "round_robin", 2),
+    ("bert", "mirrored", 2),
+    ("pairwise", "mirrored", 3),
+    ("listwise", "parameter_server", 3),
+    ("both", "mirrored", 4),
+]
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("strategy", "num_towers"), STRATEGIES)
+@pytest.mark.parametrize(("name", "strategy", "num_towers"), RUNS)
 def test_a_model_as_published_is_exact(name, strategy, num_towers, one_device, tmp_path, caplog):
     model, input_fn, params = MODELS[name]
 
@@ -140,21 +146,24 @@ CANNED = {
     "DNNRegressor": (dnn(estimator.DNNRegressor, weight_column="weight"), TARGETS),
     "LinearClassifier": (linear_classifier, CLASSES),
 }
-REDUCTIONS = ["sum", "sum_over_batch_size"]
+CANNED_RUNS = [
+    ("DNNClassifier", "sum", "parameter_server", 3),
+    ("DNNClassifier", "sum_over_batch_size", "mirrored", 2),
+    ("DNNRegressor", "sum", "mirrored", 3),
+    ("DNNRegressor", "sum_over_batch_size", "parameter_server", 2),
+    ("LinearClassifier", "sum", "mirrored", 2),
+    ("LinearClassifier", "sum_over_batch_size", "parameter_server", 4),
+]
 
 
-@pytest.mark.parametrize("name", CANNED)
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize(("strategy", "num_towers"), STRATEGIES)
+@pytest.mark.parametrize(("name", "reduction", "strategy", "num_towers"), CANNED_RUNS)
 def test_canned_estimators_are_exact_in_training_and_evaluation(
-    name, reduction, strategy, num_towers, one_device, tmp_path, caplog
+    name, reduction, strategy, num_towers, tmp_path, caplog
 ):
     make, labels = CANNED[name]
     input_fn = canned_input(labels)
-    expected = one_device(
-        (name, reduction), lambda run_config: make(run_config, reduction), input_fn, 4
-    )
-    base = make(config(tmp_path), reduction)
+    expected = outcome(make(config(tmp_path / "one"), reduction), input_fn, 4)
+    base = make(config(tmp_path / "many"), reduction)
     towers = model_fn.replicate_model_fn(base.model_fn, devices=num_towers, strategy=strategy)
     with caplog.at_level(logging.WARNING, "replicate"):
         found = outcome(estimator.Estimator(towers, config=base.config), input_fn, 4)

