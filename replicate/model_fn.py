@@ -9,7 +9,7 @@ from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import saver
 from replicate.graph import batches, whole
-from replicate.specs import evaluate, predict, train
+from replicate.specs import evaluate, predict, summaries, train
 from replicate.strategy import base, context, sharing, values, variables
 from replicate.strategy.policies import mirrored, one_device, parameter_server
 from replicate.training import joining, optimizer, statistics, step, towers, whole_batch, writes
@@ -185,7 +185,13 @@ def _build_on(strategy, call, batch, given, factory, options: _Options) -> Any:
             creations,
             join,
         )
-        return _join(join, call.mode, built, creations, options)
+        spec = _join(join, call.mode, built, creations, options)
+        if len(built) > 1:
+            scope = tf.get_current_name_scope()
+            plain = f"{scope}/" if scope else ""
+            later = [f"{plain}tower_{i}/" for i in range(1, len(built))]
+            summaries.make_whole(join.whole, [plain, *later])
+        return spec
 
 
 def _joining(strategy, call, batch, given, options: _Options) -> joining.Joining:
@@ -237,6 +243,9 @@ def _join(join, mode, built, creations, options: _Options) -> Any:
         spec = train.merge_train(built, join.whole, options.reduction, update_ops)
         running = (spec.train_op, spec.loss)
         updates = built[0].update_ops if update_ops == "first" else ()
+        if options.optimizer_fn is not None:
+            shown = tf1.get_collection(tf1.GraphKeys.SUMMARIES)
+            optimizer.leave_out(built[0].of_optimizers, [*running, *shown])
         writes.refuse_lone(creations, join, running, updates)
         return _with_statistics(spec, built, creations.all(), join.whole.rows, update_ops)
     if len(built) == 1:

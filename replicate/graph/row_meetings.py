@@ -122,16 +122,11 @@ class Meetings:
                     is_number = tensor.op not in self._by_value
                     if not is_number or tensor.op in self._by_number:
                         found.append(Meeting(op, tensor, is_number))
-                elif self._is_folded(tensor):
+                elif not self._whole.is_whole(tensor):
                     found.append(Meeting(op, tensor, True))
         if max(map(len, after)) > max(map(len, axes)) or _works_along(op, axes):
             found.append(Meeting(op, made[0], False))
         return found
-
-    def _is_folded(self, tensor: tf.Tensor) -> bool:
-        """Whether constants of a static batch differ from those of the whole one."""
-        source = self._whole.source_of(tensor)
-        return source is not None and self._whole.differs(tensor, source)
 
 
 def _works_along(op: tf.Operation, axes: Sequence[tuple]) -> bool:

@@ -119,7 +119,12 @@ class Whole:
     def is_whole(self, tensor: Any) -> bool:
         """Whether a tensor of the first tower depends on its rows through whole values alone."""
         parts = tf.nest.flatten(tensor, expand_composites=True)
-        return all(part.op not in self.varying for part in parts)
+        return not any(part.op in self.varying or self._is_folded(part) for part in parts)
+
+    def _is_folded(self, tensor: tf.Tensor) -> bool:
+        """Whether a number of rows has been folded into a constant of a static batch."""
+        source = None if self._partner is None else self._partner(tensor)
+        return source is not None and self.differs(tensor, source)
 
     def has_rows(self, tensor: tf.Tensor) -> bool | None:
         """Whether a tensor of the first tower has rows; None where its rank is unknown."""

@@ -67,6 +67,9 @@ class MirroredVariable(DistributedVariable):
         """Writes what one device writes, where the towers are the parts of one batch."""
         if not tower.can_meet:
             return getattr(self._member(), method)(value, **kwargs)
+        if method.startswith("assign"):
+            # NOTE: a number may be one of the tower's rows; as a tensor it has a name to tell by.
+            value = tf.convert_to_tensor(value, self.dtype)
 
         def write(strategy, merged):
             parts = joiner.written(strategy, self, method, merged)

@@ -54,7 +54,7 @@ class Gradients:
         self._is_accumulated = is_accumulated
         self._log = derivation.Log([], {}, [])
         self._current: Any = None
-        self.variables_before: set | None = None  # ids of those there were at the first gradient
+        self._before: set | None = None  # ids of the variables there were at the first gradient
 
     def taker(self, tower: Any) -> Callable:
         """Returns what takes the gradients that a tower asks for; see `compat.gradients`."""
@@ -63,8 +63,8 @@ class Gradients:
             mode = context.current()
             is_towers = mode is not None and mode.tower is tower and tower.can_meet
             composite = any(map(_is_composite, [*derivation.listed(ys), *derivation.listed(xs)]))
-            if self.variables_before is None and is_towers:
-                self.variables_before = {id(variable) for variable in tf1.global_variables()}
+            if self._before is None and is_towers:
+                self._before = {id(variable) for variable in tf1.global_variables()}
             if not is_towers or composite:
                 return own(ys, xs, *args, **kwargs)  # of composites, it asks again for the parts
             with gradient_calls.taken_by(None):
@@ -73,6 +73,12 @@ class Gradients:
                 return self.take(tower, own, ys, xs, *args, **kwargs)
 
         return take
+
+    def made_since(self) -> tuple:
+        """Returns the variables made since the first gradients were taken, but those trained."""
+        known = self._before
+        made = [v for v in tf1.global_variables() if known is not None and id(v) not in known]
+        return tuple(variable for variable in made if not variable.trainable)
 
     def _observe(self, own: Callable, ys: Any, xs: Any, *args, **kwargs) -> list:
         """Takes one device's gradients, and notes whether they are sums over rows."""

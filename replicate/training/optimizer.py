@@ -7,10 +7,11 @@ this same way.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import ancestry, isolation
 from replicate.strategy import context
 from replicate.training import tower_optimizer
 
@@ -53,6 +54,28 @@ class OptimizerFactory:
         except (TypeError, ValueError):  # a builtin that hides its signature
             return {}
         return {"params": self._params} if "params" in names else {}
+
+
+def leave_out(made: Sequence[Any], running: Sequence[Any]) -> None:
+    """Takes variables of an optimizer that is not run out of all collections.
+
+    Args:
+        made: What a model_fn made once it had taken gradients.
+        running: What a training step runs; what it uses stays.
+    """
+    executed = ancestry.executed_by(running) if made else set()
+    graph = tf1.get_default_graph()
+    unused = [
+        variable
+        for variable in made
+        if not any(
+            user in executed
+            for member in getattr(variable, "members", (variable,))
+            for user in member.handle.consumers()
+        )
+    ]
+    for key in graph.get_all_collection_keys() if unused else ():
+        isolation.remove(graph, key, unused)
 
 
 def minimize(optimizer: tf1.train.Optimizer, loss: tf.Tensor) -> tf.Operation:

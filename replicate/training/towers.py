@@ -28,6 +28,8 @@ class Tower(NamedTuple):
         spec: The EstimatorSpec that the model_fn returned.
         train_op: The optimizer step, where `optimizer_fn` made one; else None.
         update_ops: What the tower added to the collection `UPDATE_OPS`.
+        of_optimizers: Variables that the model_fn made once it had taken gradients, none of
+            which is trained: those of its own optimizers.
     """
 
     tower_id: int
@@ -35,6 +37,7 @@ class Tower(NamedTuple):
     spec: Any
     train_op: Any
     update_ops: tuple
+    of_optimizers: tuple
 
 
 class ModelCall:
@@ -146,11 +149,12 @@ def build(
         with gradient_calls.taken_by(joining.gradients.taker(tower)):
             spec = call(features, labels)
             updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+            made = joining.gradients.made_since()
             if factory is not None:
                 train_op = optimizers.minimize(factory.get(), spec.loss)
         _log.info("Built tower %d of %d on %s.", tower.tower_id, tower.num_towers, tower.device)
         own = tuple(update for update in updates if id(update) not in before)
-        return Tower(tower.tower_id, tower.device, spec, train_op, own)
+        return Tower(tower.tower_id, tower.device, spec, train_op, own, made)
 
     towers = strategy.run_towers(
         lambda: tower_fn, (features, labels), every_collection=True, creations=creations
