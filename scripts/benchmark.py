@@ -4,9 +4,11 @@
 scripts/benchmark.py                  lists the measurements
 scripts/benchmark.py embedding        runs one (or several): pairs of runs, one after the
                                       other, and the median of the pairs' ratios
+scripts/benchmark.py steps_mlp_8 --beside ../before    beside another checkout
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import statistics
@@ -48,46 +50,63 @@ with tf.Graph().as_default():
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
-BUILDING = """
+TRAINING = """
 import sys, time
 from replicate.compat.tensorflow import tf, tf1
 from replicate import estimator, model_fn
-num_towers, strategy, reduction = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+what, model, num_towers, strategy = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
 )
+SIZES = {"mlp": (128, 784), "deep": (128, 64)}
 
-def deep_model_fn(features, labels, mode):
-    penalty = lambda w: 0.01 * tf.nn.l2_loss(w)
-    hidden = features
+def layers(x):
+    if model == "mlp":
+        for units in (256, 256):
+            x = tf1.layers.dense(x, units, tf.nn.relu)
+        return tf1.layers.dense(x, 10)
     for _ in range(50):
-        hidden = tf1.layers.dense(hidden, 16, tf.nn.relu, kernel_regularizer=penalty)
-    loss = tf.reduce_mean(tf.square(hidden - labels)) + tf1.losses.get_regularization_loss()
+        x = x + tf1.layers.dense(x, 64, tf.nn.relu)
+    return tf1.layers.dense(x, 10)
+
+def the_model_fn(features, labels, mode):
+    loss = tf1.losses.sparse_softmax_cross_entropy(labels, layers(features))
     return estimator.EstimatorSpec(mode, loss=loss, train_op=tf1.no_op())
 
-def build(towers):
-    with tf.Graph().as_default():
-        tf1.train.create_global_step()
-        rows = tf1.placeholder(tf.float32, [None, 16])
-        replicated = model_fn.replicate_model_fn(
-            deep_model_fn,
-            lambda: tf1.train.AdamOptimizer(),
-            towers,
-            strategy=strategy,
-            loss_reduction=reduction,
-        )
-        start = time.perf_counter()
-        replicated(rows, rows, "train")
-        return time.perf_counter() - start
+def built(towers):
+    tf1.train.create_global_step()
+    features = tf1.placeholder_with_default(tf.random.normal(SIZES[model]), [None, SIZES[model][1]])
+    labels = tf1.placeholder_with_default(tf.zeros(SIZES[model][:1], tf.int32), [None])
+    replicated = model_fn.replicate_model_fn(
+        the_model_fn, lambda: tf1.train.AdamOptimizer(), towers, strategy=strategy,
+        loss_reduction="mean" if "mean" in sys.argv else None,
+    )
+    start = time.perf_counter()
+    spec = replicated(features, labels, "train")
+    return spec, time.perf_counter() - start
 
-build(1)
-print(build(num_towers))
+with tf.Graph().as_default():
+    built(1)  # what TensorFlow loads on first use
+with tf.Graph().as_default():
+    spec, seconds = built(num_towers)
+    if what == "steps":
+        with tf1.Session() as session:
+            session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+            step = session.make_callable([spec.train_op, spec.loss])
+            for _ in range(20):
+                step()
+            start, count = time.perf_counter(), 0
+            while time.perf_counter() < start + 6.0:
+                step()
+                count += 1
+            seconds = (time.perf_counter() - start) / count
+print(seconds)
 """
 
 
-def run(code: str, *args: str) -> float:
+def run(code: str, *args: str, root: pathlib.Path = ROOT) -> float:
     """Runs code in a process of its own and returns the number that it prints last."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, "PYTHONPATH": str(root), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
         [sys.executable, "-c", code, *args],
         env=environment,
@@ -110,22 +129,37 @@ def embedding(strategy: str) -> tuple[float, float]:
     return run(EMBEDDING, "4", strategy) / size, run(EMBEDDING, "1", strategy) / size
 
 
-def building(strategy: str, reduction: str) -> tuple[float, float]:
-    """Seconds that the training graph of 50 dense layers takes to build.
+def training(what: str, model: str, towers: int, strategy: str, beside: str | None) -> tuple:
+    """Seconds to build a training graph, or for each of its steps.
+
+    Args:
+        what: `"building"` or `"steps"`.
+        model: `"mlp"` (784-256-256-10) or `"deep"` (50 residual dense layers of 64).
+        towers: K.
+        strategy: A strategy's name.
+        beside: Another checkout, which must be told that losses are means; None: one device.
 
     Returns:
-        8 towers, and one device.
+        K towers here, and there (or on one device).
     """
-    return run(BUILDING, "8", strategy, reduction), run(BUILDING, "1", strategy, reduction)
+    here = run(TRAINING, what, model, str(towers), strategy)
+    if beside is None:
+        return here, run(TRAINING, what, model, "1", strategy)
+    root = pathlib.Path(beside).resolve()
+    return here, run(TRAINING, what, model, str(towers), strategy, "mean", root=root)
 
 
 MEASUREMENTS = {
-    "building": lambda: building("parameter_server", "mean"),
-    "building_mirrored": lambda: building("mirrored", "mean"),
-    "building_sum": lambda: building("parameter_server", "sum"),
-    "embedding": lambda: embedding("parameter_server"),
-    "embedding_mirrored": lambda: embedding("mirrored"),
+    "embedding": lambda beside: embedding("parameter_server"),
+    "embedding_mirrored": lambda beside: embedding("mirrored"),
 }
+for _what in ("building", "steps"):
+    for _model in ("mlp", "deep"):
+        for _towers in (2, 8):
+            for _name, _strategy in (("", "parameter_server"), ("_mirrored", "mirrored")):
+                MEASUREMENTS[f"{_what}_{_model}_{_towers}{_name}"] = functools.partial(
+                    training, _what, _model, _towers, _strategy
+                )
 
 
 def main() -> None:
@@ -133,14 +167,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []], metavar="NAME")
     parser.add_argument("--pairs", type=int, default=3, help="how many pairs of runs (3)")
+    parser.add_argument("--beside", help="another checkout, instead of one device")
     options = parser.parse_args()
     if not options.names:
         print("\n".join(MEASUREMENTS))
     for name in options.names:
-        pairs = [MEASUREMENTS[name]() for _ in range(options.pairs)]
+        pairs = [MEASUREMENTS[name](options.beside) for _ in range(options.pairs)]
         medians = [statistics.median(column) for column in zip(*pairs, strict=True)]
-        shown = ", ".join(f"{left:.3f} : {right:.3f}" for left, right in pairs)
-        print(f"{name}: median {medians[0]:.3f} : {medians[1]:.3f}   (pairs {shown})")
+        ratio = statistics.median(left / right for left, right in pairs)
+        shown = ", ".join(f"{left:.4f} : {right:.4f}" for left, right in pairs)
+        print(f"{name}: ratio {ratio:.3f}, medians {medians[0]:.4f} : {medians[1]:.4f}   ({shown})")
 
 
 if __name__ == "__main__":

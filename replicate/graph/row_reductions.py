@@ -149,12 +149,26 @@ class Join:
 
     def mean(self, column: Sequence[tf.Tensor]) -> tuple:
         """Returns the mean weighted by the elements that each tower averaged."""
+        if column[0].dtype.is_integer:
+            return self._mean_of_integers(column), None
         factors = self._parts(column)
         averaged = []
         for tensor, factor, device in zip(column, factors, self._devices, strict=True):
             with reductions.on(device):
                 averaged.append(_times(tensor, factor))
         return self._sum(averaged), factors
+
+    def _mean_of_integers(self, column: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Divides the sum of all towers' elements; each tower's own mean was rounded."""
+        sums, counts = [], []
+        for tensor, device in zip(column, self._devices, strict=True):
+            values, axis = tensor.op.inputs
+            with reductions.on(device):
+                kept = tensor.op.get_attr("keep_dims")
+                sums.append(tf.raw_ops.Sum(input=values, axis=axis, keep_dims=kept))
+                counts.append(tf.cast(_averaged(tensor), tensor.dtype))
+        total, count = (self._sum(self._masked(parts)) for parts in (sums, counts))
+        return tf.truncatediv(total, count)
 
     def unknown(self, column: Sequence[tf.Tensor]) -> tuple:
         """Returns the mean weighted by rows."""
@@ -199,7 +213,7 @@ def _averaged(tensor: tf.Tensor) -> Any:
 
 
 def _times(tensor: tf.Tensor, factor: Any) -> tf.Tensor:
-    """Multiplies by a factor of which zero keeps out even NaN; integers become float32."""
+    """Multiplies by a factor of which zero keeps out even NaN."""
     if isinstance(factor, float) and factor == 0:
         return tf.zeros_like(tensor)
     return tf.math.multiply_no_nan(tensor, reductions.as_dtype(factor, tensor.dtype))
