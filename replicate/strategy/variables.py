@@ -14,6 +14,8 @@ SUM = tf.VariableAggregation.SUM
 MEAN = tf.VariableAggregation.MEAN
 FIRST = tf.VariableAggregation.ONLY_FIRST_REPLICA
 
+_SCOPE = "replicate_write/"  # of what joins towers' writes: no name of the model's is taken
+
 # What towers bring to these may be added up before it is written.
 _MERGEABLE = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub")
 
@@ -72,8 +74,9 @@ class MirroredVariable(DistributedVariable):
             value = tf.convert_to_tensor(value, self.dtype)
 
         def write(strategy, merged):
-            parts = joiner.written(strategy, self, method, merged)
-            return self._write_members(method, parts, kwargs)
+            with tf1.name_scope(_SCOPE):
+                parts = joiner.written(strategy, self, method, merged)
+                return self._write_members(method, parts, kwargs)
 
         return tower.merge_call(write, value)
 
@@ -139,6 +142,10 @@ class TowerLocalVariable(DistributedVariable):
         """
         if self._aggregation == FIRST or self._follows_first or len(self._members) == 1:
             return self._members[0].value()
+        with tf1.name_scope(_SCOPE):
+            return self._aggregated()
+
+    def _aggregated(self) -> tf.Tensor:
         copies = [member.value() for member in self._members]
         device = self._members[0].device
         if self._aggregation == SUM:
@@ -175,8 +182,9 @@ class TowerLocalVariable(DistributedVariable):
             return self._write_own(tower, method, value, kwargs)
 
         def write(strategy, merged):
-            parts = joiner.written(strategy, self, method, merged)
-            return None if parts is None else self._write_members(method, parts, kwargs)
+            with tf1.name_scope(_SCOPE):
+                parts = joiner.written(strategy, self, method, merged)
+                return None if parts is None else self._write_members(method, parts, kwargs)
 
         written = tower.merge_call(write, value)
         return self._write_own(tower, method, value, kwargs) if written is None else written

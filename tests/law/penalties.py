@@ -1,6 +1,7 @@
 """Losses with penalties on weights by hand, and losses that hold gradients."""
 
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
+from tests import exactness
 from tests.law import losses
 
 mean, total = losses.mean, losses.total
@@ -44,6 +45,29 @@ SHAPES = {
 }
 
 
+def of_all_weights(layers):
+    """A sum over what layers have made, found where TensorFlow lists it."""
+
+    def loss(f, y, v):
+        hidden = layers(f["x"])
+        listed = [w for w in tf1.trainable_variables() if "bias" not in w.name]
+        penalty = tf.add_n([tf.nn.l2_loss(w.read_value()) for w in listed])
+        return tf.reduce_sum(tf.square(hidden - y["y"])) + 0.1 * penalty
+
+    return loss
+
+
+def keras_layers(x):
+    options = {"kernel_initializer": exactness.start, "dtype": tf.float64}
+    hidden = tf.keras.layers.Dense(2, "tanh", **options)(x)
+    return tf.keras.layers.Dense(3, **options)(hidden)
+
+
+def layers(x):
+    hidden = tf1.layers.dense(x, 2, tf.tanh, kernel_initializer=exactness.start)
+    return tf1.layers.dense(hidden, 3, kernel_initializer=exactness.start)
+
+
 def with_penalty(reduce, penalty):
     return lambda f, y, v: reduce(f, y, v) + 0.1 * penalty(v)
 
@@ -59,6 +83,8 @@ PENALTIES = {
         total(f, y, v) + tf.reduce_sum(f["real"] * tf.nn.l2_loss(v.w))
     ),
     "a penalty of a masked mean": with_penalty(losses.quotient, SHAPES["squares"]),
+    "a penalty of all weights of layers": of_all_weights(layers),
+    "a penalty of all weights of Keras layers": of_all_weights(keras_layers),
     "nothing but a penalty": lambda f, y, v: tf.nn.l2_loss(v.w) + 0.0 * mean(f, y, v),
     "nothing of the batch": lambda f, y, v: tf.nn.l2_loss(v.w) + tf.nn.l2_loss(v.b),
 }

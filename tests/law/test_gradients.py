@@ -303,14 +303,15 @@ class Capturing:
         output = tf.add_n([row * (i + 1.0) for i, row in enumerate(looked_up)])
         loss = tf.reduce_mean(tf.square(output - labels["y"]))
         gradients = tf.gradients(loss, [table])
-        self.taken.append(gradients)
+        self.taken.append((tf1.get_default_graph(), gradients))
         step = running.apply(zip(self.change(gradients), [table], strict=True))
         return exactness.spec_of(mode, loss, train_op=step)
 
     def every(self, spec):
-        """What a run fetches: each tower's gradients, not those of the graph of a static batch."""
-        here = [taken for taken in self.taken if taken[0].graph is tf1.get_default_graph()]
-        fetched = [list(map(_parts, gradients)) for gradients in here]
+        """What a run fetches: each tower's gradients."""
+        # The model may have been traced in another graph as well, to see what its shapes are.
+        here = tf1.get_default_graph()
+        fetched = [list(map(_parts, taken)) for graph, taken in self.taken if graph is here]
         self.taken = []
         return fetched
 
@@ -330,8 +331,9 @@ class Dense(Capturing):
     def __call__(self, features, labels, mode):
         v = losses.Weights()
         loss = losses.quotient(features, labels, v)
-        self.taken.append(tf.gradients(loss, running.trained(v)))
-        return exactness.spec_of(mode, loss, train_op=paired(self.taken[-1], v))
+        gradients = tf.gradients(loss, running.trained(v))
+        self.taken.append((tf1.get_default_graph(), gradients))
+        return exactness.spec_of(mode, loss, train_op=paired(gradients, v))
 
 
 def require_the_same_in_every_tower(model):

@@ -119,6 +119,19 @@ def test_metrics_are_one_devices(metrics_of, strategy, is_static):
     require_exact(evaluating(metrics_of), is_static, strategy=strategy)
 
 
+@pytest.mark.parametrize("is_static", [True, False])
+def test_metrics_that_a_training_makes_change_nothing(is_static, caplog):
+    def step(f, y, v):
+        # Read in a tower, a metric is added up over towers: operations that one device has not.
+        of_rows(f, y, v)
+        loss = tf.add_n([losses.mean(f, y, v), tf.nn.l2_loss(v.w), tf.nn.l2_loss(v.b)])
+        return loss, running.momentum().minimize(loss, tf1.train.get_global_step())
+
+    with caplog.at_level(logging.WARNING, "replicate"):
+        running.require_exact(running.training(step), is_static=is_static)
+    assert not [record.getMessage() for record in caplog.records if "replicate" in record.name]
+
+
 @pytest.mark.parametrize("metrics_of", [scalars, of_rows])
 def test_a_batch_of_fewer_rows_than_towers_counts_as_one(metrics_of):
     options = {"devices": 4, "tolerance": running.SINGLE}
