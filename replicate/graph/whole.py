@@ -110,7 +110,7 @@ class Whole:
         for tensor in column:
             self._known[tensor.ref()] = tails.Reduction(kind, tuple(parts or column), column[0])
         if parts:
-            self._joined[parts[0].ref()] = Joined(column[0], None)
+            self._joined[parts[0].ref(), kind] = Joined(column[0], None)
 
     def noted(self, tensor: tf.Tensor) -> tails.Reduction | None:
         """Returns the reduction behind a tensor that is whole already."""
@@ -209,7 +209,7 @@ class Whole:
 
     def joined(self, reduction: tails.Reduction) -> Joined:
         """Joins a row reduction over towers."""
-        key = reduction.column[0].ref()
+        key = (reduction.column[0].ref(), reduction.kind)
         if key not in self._joined:
             with self.at_home():
                 self._joined[key] = self._join(reduction)
