@@ -1,0 +1,107 @@
+"""What the documents name exists, and their links lead somewhere."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+import replicate
+
+ROOT = pathlib.Path(__file__).parent.parent
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+ROOMS = sorted(
+    path.relative_to(ROOT / "replicate").with_suffix("").as_posix()
+    for path in ROOT.glob("replicate/**/*.py")
+    if path.name != "__init__.py"
+)
+FOLDERS = (ROOT, ROOT / "replicate")
+
+each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+
+
+def prose(document):
+    """Returns a document's text without its examples."""
+    return re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def named(document):
+    """Returns what stands between backticks."""
+    return re.findall(r"`([^`\n]+)`", prose(document))
+
+
+def names_in(room):
+    """Returns all that a room defines, at whatever depth."""
+    found = set()
+    for node in ast.walk(ast.parse(room.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def room_of(text):
+    """Returns the file of a room, and what of it is named."""
+    folder, _, last = text.rpartition("/")
+    room, *names = last.split(".")
+    path = ROOT / "replicate" / folder / f"{room}.py"
+    return (path if path.exists() else None), names
+
+
+def exists(text):
+    """Whether a path, a room, or a name in a room is there."""
+    if any((folder / text).exists() for folder in FOLDERS):
+        return True
+    if "::" in text:
+        path, _, test = text.partition("::")
+        return (ROOT / path).exists() and test in names_in(ROOT / path)
+    room, names = room_of(text)
+    return room is not None and set(names) <= names_in(room)
+
+
+def is_path(text):
+    """Whether a text names a file, or something in one: slashes, and nothing but names."""
+    is_room = text.split(".")[0] in ROOMS and re.fullmatch(r"[\w.]+", text)
+    is_written_so = re.fullmatch(r"[\w.-]+(/[\w.-]*)+(::\w+)?", text)
+    return bool(is_room or is_written_so) and not re.match(r"tower_\d", text)
+
+
+@each_document
+def test_what_is_named_exists(document):
+    assert [text for text in named(document) if is_path(text) and not exists(text)] == []
+
+
+@each_document
+def test_public_names_are_public(document):
+    text = document.read_text(encoding="utf-8")
+    for name in re.findall(r"\breplicate\.(\w+)", prose(document)):
+        assert name in replicate.__all__ or name in ROOMS or f"replicate.{name}:" in text, name
+
+
+@each_document
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = document.parent / path if path else document
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def anchors(document):
+    """Returns what a link to a heading of a document may end in."""
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_every_room_is_in_the_architecture():
+    listed = set(named(ROOT / "docs" / "architecture.md"))
+    assert [room for room in ROOMS if room not in listed] == []
+
+
+def test_lines_are_short_enough_to_read():
+    for document in DOCUMENTS:
+        for line in prose(document).splitlines():
+            assert len(line) <= 100 or line.startswith("|"), f"{document.name}: {line}"
