@@ -93,7 +93,9 @@ def test_links_lead_somewhere(document):
 def anchors(document):
     """Returns what a link to a heading of a document may end in."""
     headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
 
 
 def test_every_room_is_in_the_architecture():
@@ -105,3 +107,13 @@ def test_lines_are_short_enough_to_read():
     for document in DOCUMENTS:
         for line in prose(document).splitlines():
             assert len(line) <= 100 or line.startswith("|"), f"{document.name}: {line}"
+
+
+def test_every_sum_over_rows_is_in_the_table():
+    room = ROOT / "replicate" / "graph" / "row_reductions.py"
+    kinds = re.findall(
+        r'^ +"(\w+)"[:,]', room.read_text(encoding="utf-8").partition("_OPAQUE")[0], re.M
+    )
+    listed = set(named(ROOT / "docs" / "exactness.md"))
+    assert len(kinds) > 20
+    assert [kind for kind in kinds if kind not in listed] == []
