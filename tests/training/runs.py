@@ -20,7 +20,6 @@ BATCHES = [
 
 def replicated(model, num_towers, strategy=None, **options):
     """The model_fn on that many logical CPU devices."""
-    options.setdefault("loss_reduction", "mean" if "optimizer_fn" in options else None)
     return model_fn.replicate_model_fn(model, devices=num_towers, strategy=strategy, **options)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
-from replicate.training import gradients, step
+from replicate.training import applied, step
 from tests.training import runs
 
 STRATEGIES = ["parameter_server", "round_robin", "mirrored"]
@@ -54,9 +54,7 @@ def test_two_towers_clip_what_they_sum_to(strategy, reduction):
 
 def test_gradients_within_the_limit_are_left_alone():
     # Towers' gradients are (3, 0) and (0, 4); their mean is (1.5, 2), of norm 2.5.
-    after = weight_after_a_step(
-        [[3.0, 0.0], [0.0, 4.0]], 2, clip_global_norm=2.6, loss_reduction="mean"
-    )
+    after = weight_after_a_step([[3.0, 0.0], [0.0, 4.0]], 2, clip_global_norm=2.6)
     np.testing.assert_allclose(after, [-1.5, -2.0])
 
 
@@ -65,7 +63,7 @@ def test_norm_counts_rows_of_one_index_together():
     # sqrt(9 + 1 + 9). Clipped to 1: 0.8 and 0.6.
     with tf.Graph().as_default(), tf1.Session() as session:
         slices = tf.IndexedSlices(tf.constant([[3.0], [1.0], [3.0]]), tf.constant([0, 0, 1]))
-        (clipped,) = gradients.clip([slices], 1.0)
+        (clipped,) = applied.clip([slices], 1.0)
         values, indices = session.run([clipped.values, clipped.indices])
     np.testing.assert_allclose(values[np.argsort(indices)], [[0.8], [0.6]], rtol=1e-6)
 
@@ -118,17 +116,20 @@ def accumulated(reduction, num_towers, strategy, **options):
         num_towers,
         strategy,
         optimizer_fn=lambda: tf1.train.MomentumOptimizer(0.01, 0.9),
-        loss_reduction=reduction,
         **options,
     )
 
 
+@pytest.mark.parametrize("num_towers", [1, 2])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_four_batches_of_8_equal_one_of_32(reduction, strategy):
-    # "mean" of the 4 means of 8 rows is the mean of all 32; "sum" is their sum.
+@pytest.mark.parametrize("is_told", [True, False])
+def test_four_batches_of_8_equal_one_of_32(reduction, strategy, num_towers, is_told):
+    # The mean of the 4 means of 8 rows is the mean of all 32; sums are added to their sum.
+    options = {"loss_reduction": reduction} if is_told else {}
     whole = runs.train(accumulated(reduction, 1, None), 2, WHOLE)
-    parts = runs.train(accumulated(reduction, 2, strategy, accumulate_steps=4), 8, QUARTERS)
+    steps = accumulated(reduction, num_towers, strategy, accumulate_steps=4, **options)
+    parts = runs.train(steps, 8, QUARTERS)
     assert [step["global_step"] for step in parts.steps] == list(range(1, 9))
     for n in range(3):  # nothing moves before the fourth batch
         np.testing.assert_allclose(parts.steps[n]["w"], [[0.3], [-0.2], [0.1]])

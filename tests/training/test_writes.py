@@ -56,26 +56,36 @@ def nothing(x, variable):
     return []
 
 
-REFUSED = {
-    "rows of one tower, counted after the step": (nothing, count_rows),
-    "the last row of one tower": (nothing, keep_the_last),
-    "each tower counts its rows": (count_rows, nothing),
-    "each tower counts the step": (count_steps, nothing),
+WRITTEN_ONCE = {
+    "rows, counted after the step": (nothing, count_rows),
+    "rows, counted before the step": (count_rows, nothing),
+    "steps, counted after the step": (nothing, count_steps),
+    "steps, counted before the step": (count_steps, nothing),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_tower_may_not_write_by_itself_what_all_share(name):
-    towers = model_fn.replicate_model_fn(stepping(*REFUSED[name]), None, 3)
-    with pytest.raises(errors.TowerMismatchError, match=r"uses kept:0 by itself .* aggregation="):
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+@pytest.mark.parametrize("name", WRITTEN_ONCE)
+def test_what_is_no_towers_own_is_written_once(name, strategy):
+    given = [batch(), batch(5), batch(2)]
+    found = exactness.require_one_device(
+        stepping(*WRITTEN_ONCE[name]), given, devices=3, strategy=strategy
+    )
+    # It begins with 1: three steps make it 4, and 7 + 5 + 2 rows 15.
+    assert found.variables[-1]["kept:0"] == (15.0 if "rows" in name else 4.0)
+
+
+@pytest.mark.parametrize(
+    "write", [(nothing, keep_the_last), (keep_the_last, nothing)], ids=["after", "before"]
+)
+def test_a_tower_may_not_write_by_itself_what_all_share(write):
+    towers = model_fn.replicate_model_fn(stepping(*write), None, 3)
+    with pytest.raises(errors.TowerMismatchError, match=r"kept:0 .* aggregation="):
         exactness.run(towers, [batch()])
 
 
-def test_what_one_tower_writes_for_all_is_exact():
-    exactness.require_one_device(stepping(nothing, count_steps), [batch()] * 3, devices=3)
-
-
-def test_accumulated_gradients_may_not_be_one_towers():
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+def test_gradients_that_a_model_accumulates_are_whole(strategy):
     def model(features, labels, mode):
         w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
         held = kept("held", np.zeros([3, 1], np.float32))
@@ -87,18 +97,17 @@ def test_accumulated_gradients_may_not_be_one_towers():
         step = optimizer.apply_gradients([(summed, w)], tf1.train.get_global_step())
         return exactness.spec_of(mode, loss, train_op=step)
 
-    towers = model_fn.replicate_model_fn(model, None, 3)
-    with pytest.raises(errors.TowerMismatchError, match="uses held:0 by itself"):
-        exactness.run(towers, [batch()])
+    given = [batch(), batch(2), batch(5)]
+    exactness.require_one_device(model, given, fetch=lambda spec: {}, devices=3, strategy=strategy)
 
 
-def moving_average(**options):
+def moving_average(reduce=tf.reduce_mean, **options):
     """A model whose UPDATE_OPS keep a moving average, written by hand."""
 
     def model(features, labels, mode):
         w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
         variable = kept(**options)
-        update = variable.assign(variable * 0.5 + 0.5 * tf.reduce_mean(features), read_value=False)
+        update = variable.assign(variable * 0.5 + 0.5 * reduce(features), read_value=False)
         tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, update)
         return exactness.spec_of(mode, tf.reduce_mean(tf.square(tf.matmul(features, w) - labels)))
 
@@ -109,50 +118,87 @@ def descend():
     return tf1.train.GradientDescentOptimizer(0.1)
 
 
+@pytest.mark.parametrize("update_ops", ["first", "mean", "all"])
+def test_update_ops_write_what_is_whole_once(update_ops):
+    exactness.require_one_device(
+        moving_average(), [batch(), batch(2)], "train", descend, devices=3, update_ops=update_ops
+    )
+
+
 def test_update_ops_first_may_write_from_the_first_towers_rows():
-    towers = model_fn.replicate_model_fn(moving_average(), descend, 3, loss_reduction="mean")
+    towers = model_fn.replicate_model_fn(moving_average(tf.reduce_max), descend, 3)
     found = exactness.run(towers, [batch()]).variables[0]["kept:0"]
     # Tower 0 of 3 has the first 3 of 7 rows; the average began with 1.
-    np.testing.assert_allclose(found, 0.5 + 0.5 * batch()[0][:3].mean(), 1e-5)
+    np.testing.assert_allclose(found, 0.5 + 0.5 * batch()[0][:3].max(), 1e-5)
 
 
 @pytest.mark.parametrize("update_ops", ["mean", "all"])
 def test_update_ops_of_all_towers_may_not_race(update_ops):
-    options = {"loss_reduction": "mean", "update_ops": update_ops}
-    towers = model_fn.replicate_model_fn(moving_average(), descend, 3, **options)
+    options = {"update_ops": update_ops}
+    towers = model_fn.replicate_model_fn(moving_average(tf.reduce_max), descend, 3, **options)
     with pytest.raises(errors.TowerMismatchError, match="ON_READ"):
         exactness.run(towers, [batch()])
     mean = tf.VariableAggregation.MEAN
-    model = moving_average(synchronization=ON_READ, aggregation=mean)
-    towers = model_fn.replicate_model_fn(model, descend, 3, **options)
-    found = exactness.run(towers, [batch()]).variables[0]["kept:0"]
-    parts = np.split(batch()[0], [3, 5])
-    weights = [3, 2, 2] if update_ops == "mean" else None
-    expected = 0.5 + 0.5 * np.average([part.mean() for part in parts], weights=weights)
-    np.testing.assert_allclose(found, expected, 1e-5)
+    for reduce, own in ((tf.reduce_max, np.max), (tf.reduce_mean, np.mean)):
+        model = moving_average(reduce, synchronization=ON_READ, aggregation=mean)
+        towers = model_fn.replicate_model_fn(model, descend, 3, **options)
+        found = exactness.run(towers, [batch()]).variables[0]["kept:0"]
+        parts = np.split(batch()[0], [3, 5])
+        weights = [3, 2, 2] if update_ops == "mean" else None
+        expected = 0.5 + 0.5 * np.average([own(part) for part in parts], weights=weights)
+        np.testing.assert_allclose(found, expected, 1e-5)
 
 
-def test_what_the_first_tower_updates_others_may_not_read():
+def test_what_a_model_reads_may_be_updated_once_it_is_read():
     def model(features, labels, mode):
         w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
         variable = kept()
         output = tf.matmul(features, w) * variable.read_value()
-        update = variable.assign(variable * 0.5, read_value=False)
+        loss = tf.reduce_mean(tf.square(output - labels))
+        step = descend().minimize(loss, tf1.train.get_global_step())
+        with tf1.control_dependencies([loss, step]):
+            update = variable.assign(variable * 0.5, read_value=False)
+        return exactness.spec_of(mode, loss, train_op=tf1.group(step, update))
+
+    exactness.require_one_device(model, [batch(), batch(2)], devices=3)
+
+
+@pytest.mark.parametrize("update_ops", ["first", "all"])
+def test_what_the_first_tower_updates_others_may_not_read(update_ops):
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
+        variable = kept()
+        output = tf.matmul(features, w) * variable.read_value()
+        update = variable.assign(tf.reduce_max(features), read_value=False)
         tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, update)
         return exactness.spec_of(mode, tf.reduce_mean(tf.square(output - labels)))
 
-    towers = model_fn.replicate_model_fn(model, descend, 3)
+    towers = model_fn.replicate_model_fn(model, descend, 3, update_ops=update_ops)
     with pytest.raises(errors.TowerMismatchError, match=r"tower \d uses kept:0 by itself"):
         exactness.run(towers, [batch()])
 
 
-def test_a_metric_in_a_shared_variable_is_refused():
-    def model(features, labels, mode):
-        loss = tf.reduce_mean(features)
-        update = count_rows(features, variable := kept())[0]
-        return exactness.spec_of(mode, loss, eval_metric_ops={"rows": (variable.value(), update)})
+def evaluating(write):
+    """A model whose metric is kept in a variable that all towers share."""
 
-    towers = model_fn.replicate_model_fn(model, None, 3)
+    def model(features, labels, mode):
+        update = write(features, variable := kept())[0]
+        loss = tf.reduce_mean(features)
+        return exactness.spec_of(mode, loss, eval_metric_ops={"kept": (variable.value(), update)})
+
+    return model
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+@pytest.mark.parametrize("write", [count_rows, count_steps])
+def test_a_metric_in_a_shared_variable_is_written_once(write, strategy):
+    model = evaluating(write)
+    given = [batch(), batch(2)]
+    exactness.require_one_device(model, given, "eval", devices=3, strategy=strategy)
+
+
+def test_a_metric_of_rows_in_a_shared_variable_is_refused():
+    towers = model_fn.replicate_model_fn(evaluating(keep_the_last), None, 3)
     with pytest.raises(errors.TowerMismatchError, match=r"tower \d uses kept:0 by itself"):
         exactness.run(towers, [batch()], "eval")
 
