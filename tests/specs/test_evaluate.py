@@ -97,9 +97,6 @@ METRICS = {
         binary(y), s[:, :1], [0.3, 0.6]
     ),
 }
-# Sums over the rows of a tower are not sums over the rows of a batch: the mean over updates
-# of a sum of rows is one device's only where each update sees as many rows.
-OF_UPDATES = {"mean_tensor"}
 
 
 def evaluating(metrics):
@@ -124,7 +121,7 @@ def test_every_metric_of_tensorflow_is_listed():
 @pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
 @pytest.mark.parametrize("group", range(6))
 def test_metrics_are_one_devices(group, strategy):
-    names = [name for name in sorted(METRICS) if name not in OF_UPDATES][group::6]
+    names = sorted(METRICS)[group::6]
     exactness.require_one_device(
         evaluating({name: METRICS[name] for name in names}),
         batches(),
@@ -134,16 +131,16 @@ def test_metrics_are_one_devices(group, strategy):
     )
 
 
-def test_mean_tensor_is_the_mean_over_towers_that_have_rows():
+def test_a_metric_as_long_as_a_towers_rows_is_refused():
     def model(features, labels, mode):
         found = {"rows": tf1.metrics.mean_tensor(features)}
         return exactness.spec_of(mode, tf.reduce_mean(features), eval_metric_ops=found)
 
-    # Each of three towers has two of six rows; the mean of the three is one row per place.
+    # One device keeps the six rows apart; a tower's variables have the shape of its two rows.
     x = np.arange(6, dtype=np.float32).reshape(6, 1)
     towers = model_fn.replicate_model_fn(model, None, 3)
-    found = exactness.run(towers, [(x, None)], "eval", is_static=True).metrics["rows"]
-    np.testing.assert_allclose(found, [[2.0], [3.0]])
+    with pytest.raises((errors.TowerMismatchError, ValueError), match="mean/total_tensor"):
+        exactness.run(towers, [(x, None)], "eval", is_static=True)
 
 
 def keras_metrics(features, labels, mode):
@@ -222,19 +219,12 @@ def test_a_reduction_that_cannot_be_called_is_refused():
         evaluate.metric_reduction(None, "max")
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "expected"),
-    # Each tower of 3 assigns the number of its rows: 3, 2, 2 of 7 rows.
-    [
-        (tf.VariableAggregation.SUM, 7.0),
-        (tf.VariableAggregation.MEAN, 7 / 3),
-        (tf.VariableAggregation.ONLY_FIRST_REPLICA, 3.0),
-    ],
-)
-def test_a_metrics_variable_is_reduced_by_its_aggregation(aggregation, expected):
+def aggregated(reduce, aggregation):
+    """A metric that is assigned what `reduce` makes of a batch."""
+
     def model(features, labels, mode):
-        rows = tf1.get_variable(
-            "rows",
+        kept = tf1.get_variable(
+            "kept",
             [],
             initializer=tf1.zeros_initializer(),
             trainable=False,
@@ -242,31 +232,62 @@ def test_a_metrics_variable_is_reduced_by_its_aggregation(aggregation, expected)
             aggregation=aggregation,
             collections=[tf1.GraphKeys.LOCAL_VARIABLES],
         )
-        update = rows.assign(tf.cast(tf.shape(labels)[0], tf.float32))
-        found = {"rows": (rows.read_value(), update)}
+        update = kept.assign(reduce(features["scores"]))
+        found = {"kept": (kept.read_value(), update)}
         return exactness.spec_of(mode, tf.reduce_mean(features["scores"]), eval_metric_ops=found)
 
-    towers = model_fn.replicate_model_fn(model, None, 3)
+    return model
+
+
+def number_of_rows(x):
+    return tf.cast(tf.shape(x)[0], tf.float32)
+
+
+@pytest.mark.parametrize("reduce", [number_of_rows, tf.reduce_sum, tf.reduce_mean])
+@pytest.mark.parametrize("aggregation", ["SUM", "MEAN", "ONLY_FIRST_REPLICA"])
+@pytest.mark.parametrize("sizes", [[7], [5, 7], [7, 1]])
+def test_a_metric_is_assigned_what_one_device_assigns(reduce, aggregation, sizes):
+    model = aggregated(reduce, tf.VariableAggregation[aggregation])
+    given = [
+        ({key: value[:rows] for key, value in batches()[0][0].items()}, batches()[0][1][:rows])
+        for rows in sizes
+    ]
+    exactness.require_one_device(model, given, "eval", devices=3)
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "join"),
+    [
+        (tf.VariableAggregation.MEAN, np.mean),
+        (tf.VariableAggregation.ONLY_FIRST_REPLICA, lambda parts: parts[0]),
+    ],
+)
+def test_a_metric_that_hides_its_rows_is_joined_by_its_aggregation(aggregation, join):
+    towers = model_fn.replicate_model_fn(aggregated(tf.reduce_max, aggregation), None, 3)
     found = exactness.run(towers, batches()[:1], "eval").metrics
-    assert found["rows"] == pytest.approx(expected)
+    # The three towers have the rows 0 - 2, 3 - 4 and 5 - 6, and keep the largest of each.
+    scores = batches()[0][0]["scores"]
+    largest = [part.max() for part in (scores[:3], scores[3:5], scores[5:])]
+    assert found["kept"] == pytest.approx(join(largest))
 
 
 @pytest.mark.parametrize("is_static", [True, False])
-def test_a_metric_that_is_no_sum_must_name_its_reduction(is_static):
-    def model(features, labels, mode, write=tf.maximum):
+def test_a_metric_that_hides_its_rows_must_name_its_reduction(is_static):
+    def model(reduce, write, features, labels, mode):
         kept = tf1.get_local_variable("kept", initializer=0.0, collections=["local_variables"])
-        update = kept.assign(write(kept.value(), tf.reduce_sum(features)))
+        update = kept.assign(write(kept.value(), reduce(features)))
         return exactness.spec_of(
             mode, tf.reduce_mean(features), eval_metric_ops={"m": (kept.value(), update)}
         )
 
-    batch = (np.ones([7, 2], np.float32), np.ones([7], np.float32))
-    towers = model_fn.replicate_model_fn(model, None, 3)
+    batch = (np.arange(14, dtype=np.float32).reshape(7, 2) - 3.0, np.ones([7], np.float32))
+    towers = functools.partial(model, tf.reduce_max, tf.maximum)
+    towers = model_fn.replicate_model_fn(towers, None, 3)
     with pytest.raises(ValueError, match=r"kept:0 is assigned, .*metric_reduction"):
         exactness.run(towers, [batch], "eval", is_static)
-    exactness.require_one_device(
-        functools.partial(model, write=tf.add), [batch] * 2, "eval", is_static=is_static, devices=3
-    )
+    for write in (tf.add, tf.maximum):  # of what is seen, either is one device's
+        exact = functools.partial(model, tf.reduce_sum, write)
+        exactness.require_one_device(exact, [batch] * 2, "eval", is_static=is_static, devices=3)
 
 
 def test_metrics_that_differ_between_towers_are_refused_by_name():
@@ -283,7 +304,7 @@ def test_metrics_that_differ_between_towers_are_refused_by_name():
 
 @pytest.mark.parametrize(
     ("odd_tower", "text"),
-    [(0, "tower 1 created total .*tower 0 created count"), (1, "tower 1 gave 1 where tower 0")],
+    [(0, "tower 1 created total .*tower 0 created count"), (1, "in call 1 tower 1 passed")],
 )
 def test_metrics_with_more_variables_in_one_tower_are_refused(odd_tower, text):
     def model(features, labels, mode):

@@ -7,9 +7,11 @@ import pytest
 
 from replicate import errors, estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import batches
+from replicate.graph import batches, whole
 from replicate.specs import predict
-from replicate.strategy import context, default
+from replicate.strategy import default
+from replicate.strategy.policies import one_device
+from replicate.training import whole_batch
 from tests import exactness
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
@@ -72,11 +74,28 @@ def test_predictions_are_one_devices(nest, count):
 def test_rows_are_joined_whatever_they_are_packed_in(session, nest, count, is_static):
     x = tf1.placeholder_with_default(rows(count), [count if is_static else None, 2])
     batch = batches.split_batch(x, None, 3)
+    partner = on_the_whole_batch(NESTS[nest], x, batch) if is_static and count > 1 else None
     nests = [NESTS[nest](shard) for shard in batch.features]
-    share = context.Share(batch.weights, tuple(batch.has_rows))
-    merged = predict.merge_predictions(nests, share, "/device:CPU:0", "predictions")
+    given = [[shard] for shard in batch.features]
+    counts, weights, has_rows = batch.row_counts, batch.weights, batch.has_rows
+    of_towers = whole.Rows(given, counts, weights, has_rows, ["/device:CPU:0"] * 3, "/device:CPU:0")
+    joining = whole.Whole(of_towers, partner, lambda tensor, reason: pytest.fail(reason))
+    merged = predict.merge_predictions(nests, joining, "predictions")
     found, expected = session.run([dense(merged), dense(NESTS[nest](x))])
     tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+def on_the_whole_batch(call, x, batch):
+    return whole_batch.WholeBatch(
+        lambda features, labels: call(features),
+        x,
+        None,
+        lambda: one_device.OneDeviceStrategy("/device:CPU:0"),
+        3,
+        batch.total,
+        tf1.get_default_graph()._names_in_use,
+        (batch.features[0], None),
+    )
 
 
 def dense(nest):
@@ -208,13 +227,14 @@ def test_export_outputs_that_differ_are_refused(outputs_of, text):
         exactness.run(towers, [(rows(4), None)], "infer")
 
 
-def test_predictions_that_have_no_rows_are_refused():
+@pytest.mark.parametrize("is_static", [True, False])
+def test_a_prediction_that_has_no_rows_is_the_whole_batchs(is_static):
     def model(features, labels, mode):
         return exactness.spec_of(mode, predictions=tf.reduce_sum(features))
 
     towers = model_fn.replicate_model_fn(model, None, 2)
-    with pytest.raises(errors.TowerMismatchError, match=r"a scalar has no rows.*Give it the shape"):
-        exactness.run(towers, [(rows(4), None)], "infer")
+    found = exactness.run(towers, [(rows(4), None)], "infer", is_static)
+    assert found.fetched[0]["predictions"] == 28.0  # 0 + 1 + ... + 7
 
 
 @pytest.mark.parametrize("is_bare", [True, False])

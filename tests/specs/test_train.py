@@ -1,5 +1,8 @@
 """Training specs: losses, regularization, update operations, as on one device."""
 
+import functools
+import logging
+
 import numpy as np
 import pytest
 
@@ -43,34 +46,38 @@ def log_model(features, labels, mode):
 @pytest.mark.parametrize("is_static", [True, False])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_borrowed_rows_count_for_nothing(rows, is_static, strategy):
-    options = {"devices": 5, "strategy": strategy, "loss_reduction": "mean"}
+    options = {"devices": 5, "strategy": strategy}
     for mode in ("train", "eval"):
         exactness.require_one_device(
             log_model, [batch(rows)] * 2, mode, lazy, is_static=is_static, **options
         )
 
 
-def poisoned_model(features, labels, mode):
+def poisoned_model(reduce, features, labels, mode):
     """A tower whose id is above 0 answers NaN for every row, in values and gradients."""
     w = tf1.get_variable("w", initializer=[[0.1], [0.2], [0.3]])
     output = tf.matmul(features, w)
-    loss = tf.reduce_sum(tf.square(output - labels))
+    error = tf.square(output - labels)
     if default.get_tower_context().tower_id > 0:
-        output, loss = output * np.nan, loss * np.nan
-    metrics = {"mean": tf1.metrics.mean(output)}
+        output, error = output * np.nan, error * np.nan
+    loss = reduce(error)
+    metrics = {"mean": tf1.metrics.mean(output), "loss": tf1.metrics.mean(loss)}
     return exactness.spec_of(mode, loss, output, eval_metric_ops=metrics)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("is_told", [True, False])
 @pytest.mark.parametrize("is_static", [True, False])
 @pytest.mark.parametrize("mode", ["train", "eval", "infer"])
-def test_what_a_borrowed_row_makes_infinite_reaches_nothing(reduction, is_static, mode):
+def test_what_a_borrowed_row_makes_infinite_reaches_nothing(reduction, is_told, is_static, mode):
     given = batch(1) if mode != "infer" else (batch(1)[0], None)
-    model = poisoned_model
+    reduce = tf.reduce_sum if reduction == "sum" else tf.reduce_mean
+    model = functools.partial(poisoned_model, reduce)
     if mode == "infer":
         model = poisoned_predictions
+    options = {"loss_reduction": reduction} if is_told else {}
     exactness.require_one_device(
-        model, [given], mode, descend, is_static=is_static, devices=3, loss_reduction=reduction
+        model, [given], mode, descend, is_static=is_static, devices=3, **options
     )
 
 
@@ -171,7 +178,7 @@ def test_regularization_counts_once(network, reduction, place, strategy):
     if place != "optimizer_fn":
         step = exactness.stepping if place == "inside" else stepping_with_keras
         model, optimizer_fn = step(model, descend), None
-    options = {"devices": 3, "loss_reduction": reduction, "strategy": strategy}
+    options = {"devices": 3, "strategy": strategy}
     exactness.require_one_device(model, [batch(7)] * 2, "train", optimizer_fn, **options)
     exactness.require_one_device(model, [batch(7)], "eval", optimizer_fn, **options)
 
@@ -189,7 +196,7 @@ def test_weight_decay_that_is_added_to_gradients_counts_once(reduction, scale):
         step = optimizer.apply_gradients(pairs, tf1.train.get_global_step())
         return exactness.spec_of(mode, loss, train_op=step)
 
-    exactness.require_one_device(model, [batch(7)] * 2, devices=3, loss_reduction=reduction)
+    exactness.require_one_device(model, [batch(7)] * 2, devices=3)
 
 
 def test_a_penalty_beside_a_loss_that_was_divided_counts_once():
@@ -232,7 +239,6 @@ def test_what_is_the_same_in_every_row_counts_for_every_row(network, place, is_s
         is_static=is_static,
         fetch=lambda spec: {},
         devices=3,
-        loss_reduction="sum",
         **given,
     )
 
@@ -267,7 +273,7 @@ def test_noise_is_no_penalty():
         return exactness.spec_of(mode, tf.reduce_sum(noise * w))
 
     # One number near 1 for each of the 7 rows, in whichever tower: w = 2 - 0.1 * 7.
-    towers = model_fn.replicate_model_fn(model, descend, 3, loss_reduction="sum")
+    towers = model_fn.replicate_model_fn(model, descend, 3)
     found = exactness.run(towers, [batch(7)], is_static=True)
     np.testing.assert_allclose(found.variables[0]["w:0"], 1.3, 1e-5)
     np.testing.assert_allclose(found.fetched[0]["loss"], 14.0, 1e-5)
@@ -322,21 +328,17 @@ def test_losses_divided_by_the_number_of_replicas_are_exact(name, is_static, row
         )
 
 
-def test_a_loss_times_the_number_of_replicas_is_no_denominator():
+def test_a_tower_counts_one_replica():
+    seen = []
+
     def model(features, labels, mode):
+        seen.append((replicas(), default.get_tower_context().num_towers))
         loss = tf.reduce_mean(tf.square(by_get_variable(features)[0] - labels))
         return exactness.spec_of(mode, loss * replicas())
 
-    def three_times(features, labels, mode):
-        spec = model(features, labels, mode)
-        return spec._replace(loss=3.0 * spec.loss)
-
-    exactness.require_one_device(
-        exactness.stepping(model, descend),
-        [batch(7)] * 2,
-        reference=exactness.stepping(three_times, descend),
-        devices=3,
-    )
+    model = exactness.stepping(model, descend)
+    exactness.require_one_device(model, [batch(7)] * 2, devices=3)
+    assert seen == [(1, 1), *[(1, 3)] * 3]
 
 
 def test_a_static_number_of_rows_times_replicas_is_the_batch():
@@ -392,7 +394,7 @@ def test_a_metric_of_the_regularization_is_the_first_towers():
 
 @pytest.mark.parametrize("rows", [1, 5, 8])
 @pytest.mark.parametrize("is_static", [True, False])
-def test_weighted_losses_are_exact_once_their_denominator_is_told(rows, is_static):
+def test_weighted_losses_are_exact(rows, is_static):
     def model(features, labels, mode):
         weight = tf.where(features[:, :1] > 1.0, features[:, 1:2], tf.zeros_like(labels))
         output = tf1.layers.dense(
@@ -401,12 +403,11 @@ def test_weighted_losses_are_exact_once_their_denominator_is_told(rows, is_stati
         mean = tf.math.divide_no_nan(
             tf.reduce_sum(weight * tf.square(output - labels)), tf.reduce_sum(weight)
         )
-        default.get_tower_context().set_loss_weight(tf.reduce_sum(weight))
         return exactness.spec_of(mode, mean + tf1.losses.get_regularization_loss())
 
     for mode in ("train", "eval"):
         exactness.require_one_device(
-            model, [batch(rows)], mode, lazy, is_static=is_static, devices=3, loss_reduction="mean"
+            model, [batch(rows)], mode, lazy, is_static=is_static, devices=3
         )
 
 
@@ -424,9 +425,7 @@ def test_without_any_weight_regularization_still_counts_once():
         default.get_tower_context().set_loss_weight(tf.reduce_sum(output * 0.0))
         return exactness.spec_of(mode, tf.reduce_sum(output * 0.0) + loss_of())
 
-    exactness.require_one_device(
-        model, [batch(7)], "train", descend, devices=3, loss_reduction="mean"
-    )
+    exactness.require_one_device(model, [batch(7)], "train", descend, devices=3)
 
 
 def normalised(features, labels, mode):
@@ -447,7 +446,6 @@ def moving_mean(rows, num_towers, update_ops, strategy="parameter_server", insid
         optimizer_fn,
         num_towers,
         strategy=strategy,
-        loss_reduction="mean",
         update_ops=update_ops,
     )
     return exactness.run(towers, [batch(rows)], "train").variables[-1][
@@ -490,7 +488,7 @@ def test_a_tower_without_rows_updates_no_statistics(update_ops):
 def test_towers_that_have_rows_at_times_do_not_dilute_the_statistics(strategy, is_static):
     # One row, then five: rows 0 - 2 to tower 0 and rows 3 - 4 to tower 1. Both had 0.5 * r.
     towers = model_fn.replicate_model_fn(
-        normalised, descend, 2, strategy=strategy, loss_reduction="mean", update_ops="all"
+        normalised, descend, 2, strategy=strategy, update_ops="all"
     )
     sizes = (1, 1) if is_static else (1, 5)
     batches = [batch(rows, seed) for seed, rows in enumerate(sizes)]
@@ -529,7 +527,6 @@ def test_synchronised_batch_normalization_is_one_devices(strategy, rows, place, 
         optimizer_fn,
         devices=3,
         strategy=strategy,
-        loss_reduction=reduction,
     )
 
 
@@ -559,9 +556,7 @@ def test_means_over_replicas_are_means_of_rows(rows, place, reduction):
         return exactness.spec_of(mode, loss)
 
     step = exactness.stepping if place == "inside" else stepping_with_keras
-    exactness.require_one_device(
-        step(model, descend), [batch(rows)] * 2, devices=3, loss_reduction=reduction
-    )
+    exactness.require_one_device(step(model, descend), [batch(rows)] * 2, devices=3)
 
 
 @pytest.mark.parametrize("rows", [2, 7])
@@ -600,7 +595,7 @@ def test_double_precision_is_kept(is_static, is_inside):
     single = exactness.stepping(model, descend)
     expected = exactness.run(single, [(x, y)], is_static=is_static)
     given = (single, None) if is_inside else (model, descend)
-    towers = model_fn.replicate_model_fn(*given, 3, loss_reduction="mean")
+    towers = model_fn.replicate_model_fn(*given, 3)
     found = exactness.run(towers, [(x, y)], is_static=is_static)
     exactness.compare(found._asdict(), expected._asdict(), rtol=1e-13, atol=1e-14)
 
@@ -699,7 +694,7 @@ def test_renormalization_reads_the_first_towers_statistics_in_all(strategy, is_i
     expected = exactness.run(stepping, [batch(3, seed) for seed in range(4)])
     twice = [tuple(np.tile(part, [2, 1]) for part in batch(3, seed)) for seed in range(4)]
     given = (stepping, None) if is_inside else (model, descend)
-    towers = model_fn.replicate_model_fn(*given, 2, strategy=strategy, loss_reduction="mean")
+    towers = model_fn.replicate_model_fn(*given, 2, strategy=strategy)
     exactness.compare(exactness.run(towers, twice)._asdict(), expected._asdict())
 
 
@@ -714,9 +709,7 @@ def test_a_hook_may_write_all_summaries():
         assert tf1.summary.merge_all("none") is None
         return exactness.spec_of(mode, loss)
 
-    exactness.require_one_device(
-        model, [batch(7)], optimizer_fn=descend, devices=3, loss_reduction="mean"
-    )
+    exactness.require_one_device(model, [batch(7)], optimizer_fn=descend, devices=3)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -736,9 +729,9 @@ def test_a_model_may_make_the_global_step_itself(strategy, mode):
         session.run(tf1.global_variables_initializer())
         if mode == "train":
             session.run(spec.train_op)
-            # The mean over 7 rows of sums over towers of 3, 2, 2: (9 + 4 + 4) / 7.
+            # The sum of w * 1 over 7 rows, whose derivative is 7: 1 - 0.1 * 7.
             steps, w = session.run(tf1.global_variables())
-            np.testing.assert_allclose([steps, w], [1, 1 - 0.1 * 17 / 7], 1e-5)
+            np.testing.assert_allclose([steps, w], [1, 0.3], 1e-5)
 
 
 def test_a_scope_may_be_called_as_a_towers():
@@ -762,7 +755,9 @@ def test_a_scope_may_be_called_as_a_towers():
     exactness.require_one_device(model, [batch(7)] * 2, devices=3)
 
 
-def test_metrics_of_a_training_are_no_statistics():
+@pytest.mark.parametrize("update_ops", ["first", "mean", "all"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_metrics_of_a_training_count_every_row(update_ops, strategy):
     def model(features, labels, mode):
         w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
         loss = tf.reduce_mean(tf.square(tf.matmul(features, w) - labels))
@@ -770,22 +765,20 @@ def test_metrics_of_a_training_are_no_statistics():
         step = descend().minimize(loss, tf1.train.get_global_step())
         return exactness.spec_of(mode, loss, train_op=tf1.group(step, update))
 
-    towers = model_fn.replicate_model_fn(model, None, 2, update_ops="mean")
+    towers = model_fn.replicate_model_fn(model, None, 2, strategy=strategy, update_ops=update_ops)
     with tf.Graph().as_default(), tf1.Session() as session:
         spec = towers(*map(tf.constant, batch(5)), "train")
         session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
-        session.run(spec.train_op)
-        # The first tower's train_op counts its own 3 of 5 rows of 3 numbers.
-        (count,) = [v for v in tf1.local_variables() if v.name.endswith("count:0")]
-        assert session.run(count.members[0].value()) == 9
-
-
-IN_FUNCTIONS = sorted(set(DENOMINATORS) - {"a sum of weights", "at least 1"})
+        for steps in (1, 2):
+            session.run(spec.train_op)
+            # Five rows of three numbers each.
+            (count,) = [v for v in tf1.local_variables() if v.name.endswith("count:0")]
+            assert session.run(count.members[0].value()) == 15 * steps
 
 
 @pytest.mark.parametrize("place", ["inside", "keras"])
-@pytest.mark.parametrize("name", IN_FUNCTIONS)
-def test_a_division_in_a_function_is_seen(place, name):
+@pytest.mark.parametrize("name", DENOMINATORS)
+def test_a_division_in_a_function_is_taken_as_a_mean(place, name, caplog):
     def model(features, labels, mode):
         output, _ = by_get_variable(features)
 
@@ -796,7 +789,13 @@ def test_a_division_in_a_function_is_seen(place, name):
         return exactness.spec_of(mode, per_tower(tf.square(output - labels)))
 
     step = exactness.stepping if place == "inside" else stepping_with_keras
-    exactness.require_one_device(step(model, descend), [batch(7)] * 2, devices=3)
+    with caplog.at_level(logging.WARNING, "replicate"):
+        exactness.require_one_device(step(model, descend), [batch(7)] * 2, devices=3)
+    # All of them are means over rows, and the warning says that they were taken for one.
+    texts = [record.getMessage() for record in caplog.records]
+    (text,) = [text for text in texts if "is taken for a mean over rows" in text]
+    assert "PartitionedCall" in text
+    assert "replicate.verify" in text
 
 
 def frozen():
@@ -817,5 +816,4 @@ def test_a_graph_that_is_imported_under_no_name_is_each_towers_own(mode):
 
     for rows in (6, 7):
         given = batch(rows) if mode == "train" else (batch(rows)[0], None)
-        options = {"devices": 3, "loss_reduction": "mean"}
-        exactness.require_one_device(model, [given], mode, descend, **options)
+        exactness.require_one_device(model, [given], mode, descend, devices=3)
