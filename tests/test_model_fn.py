@@ -108,7 +108,7 @@ def test_evaluation_counts_every_row_once(rows):
     def evaluate(**options):
         model = counting_model_fn
         if options:
-            model = model_fn.replicate_model_fn(model, descend, loss_reduction="mean", **options)
+            model = model_fn.replicate_model_fn(model, descend, **options)
         graph = tf.Graph()
         with graph.as_default():
             features = {"x": tf1.placeholder_with_default(x, [None])}
@@ -297,7 +297,7 @@ def test_a_layer_kept_outside_of_the_model_fn_has_one_copy_in_all_towers():
         layers.clear()
         labels = functools.partial(tf.constant, [1.0, 2.0, 3.0])
         features = lambda: {"x": tf.constant([1.0, -2.0, 0.5])}  # noqa: E731 - built late
-        options = {"loss_reduction": "mean", "optimizer_fn": descend, **options}
+        options = {"optimizer_fn": descend, **options}
         spec, graph = built(model, features=features, labels=labels, **options)
         trained = graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
         names = [variable.name for variable in trained]
@@ -386,12 +386,12 @@ def lone_model_fn(optimizer_of):
     return model
 
 
-def test_an_optimizer_that_does_not_meet_the_other_towers_is_refused():
-    with pytest.raises(errors.TowerMismatchError, match=r"updates w:0 by itself.*TowerOptimizer"):
-        built(lone_model_fn(lambda optimizer: optimizer), devices=TWO)
-    spec, graph = built(lone_model_fn(tower_optimizer.TowerOptimizer), devices=TWO)
-    # The mean of the gradients 1 and 2 from 10.
-    assert run(graph, spec.train_op, lambda: weight(graph))[1] == 8.5
+@pytest.mark.parametrize("wrap", [lambda optimizer: optimizer, tower_optimizer.TowerOptimizer])
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+def test_an_optimizer_that_assigns_by_itself_works_unchanged(wrap, strategy):
+    spec, graph = built(lone_model_fn(wrap), devices=TWO, strategy=strategy)
+    # The loss is a sum: its gradient is 1 + 2, from 10.
+    assert run(graph, spec.train_op, lambda: weight(graph))[1] == 7.0
 
 
 def test_weights_that_each_tower_clips_alike_are_accepted():
