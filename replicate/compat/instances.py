@@ -52,10 +52,8 @@ TAKEN = _rows(
             "_distribution_strategy_stack": "where tf.distribute keeps its own mode",
             "_get_control_flow_context": "a merge call inside tf.cond or tf.while_loop is refused",
             "_last_loss_reduction": "tf.losses notes there whether the last loss is a sum",
+            "_names_in_use": "the model on the whole batch has the names of the first tower",
             "building_function": "variables of a function that a graph calls are lifted out of it",
-        },
-        "graph of a function": {
-            "outer_graph": "a graph inside of another one is told from a tower's own",
         },
         "stack of a graph": {
             "copy": "a tower's thread inherits the devices and colocations, and adds its own",
@@ -63,7 +61,6 @@ TAKEN = _rows(
         },
         "operation": {
             "_get_control_flow_context": "what runs under a condition is not changed",
-            "_update_input": "a reader of one tensor is given another one",
         },
         "resource variable": {
             "_in_graph_mode": "copies in a graph are fetched and found by their operations",

@@ -64,6 +64,16 @@ class BridgeStrategy(tf1.distribute.Strategy):
         del options
         return self._owner.run(fn, args, kwargs)
 
+    @property
+    def _scale_loss_for_estimator(self) -> bool:
+        """Whether optimizers scale a tower's loss: not where all towers are one device."""
+        mode = context.current()
+        return mode is None or mode.share is None
+
+    @_scale_loss_for_estimator.setter
+    def _scale_loss_for_estimator(self, value):
+        del value  # the base class initializes it; the rule above does not change
+
     def __deepcopy__(self, memo):
         return self
 

@@ -22,10 +22,6 @@ OF_PYTHON = {"_replace", "_fields", "_make", "_exit"}
 PUT_TOGETHER = {"_eval_distribute"}
 
 
-def function_graph():
-    return tf.function(lambda: tf.constant(1.0)).get_concrete_function().graph
-
-
 def resource_variable():
     return tf1.get_variable("v", initializer=1.0, use_resource=True)
 
@@ -62,7 +58,6 @@ def run_config():
 
 MAKERS = {
     "graph": tf1.get_default_graph,
-    "graph of a function": function_graph,
     "stack of a graph": lambda: tf1.get_default_graph()._colocation_stack,
     "operation": lambda: tf.constant(1.0).op,
     "resource variable": resource_variable,
