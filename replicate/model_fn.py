@@ -240,7 +240,7 @@ def _join(join, mode, built, creations, options: _Options) -> Any:
     """Joins the towers' specs."""
     update_ops = options.update_ops
     if mode == types.TRAIN:
-        spec = train.merge_train(built, join.whole, options.reduction, update_ops)
+        spec = train.merge_train(built, join, update_ops)
         running = (spec.train_op, spec.loss)
         updates = built[0].update_ops if update_ops == "first" else ()
         if options.optimizer_fn is not None:
@@ -259,7 +259,7 @@ def _join(join, mode, built, creations, options: _Options) -> Any:
             if isinstance(variable, variables.TowerLocalVariable)
             and towers.is_metric_variable(variable)
         ]
-        return evaluate.merge_evaluate(built, join.whole, options.reduction, metric_variables)
+        return evaluate.merge_evaluate(built, join, metric_variables)
     return predict.merge_predict(built, join.whole)
 
 

@@ -263,7 +263,7 @@ class Config:
         params: What model_fn gets as `params`.
         devices: auto, a list of names, {gpu: n}, or {cpu: n} for n logical CPU devices.
         strategy: Where variables live and how they are updated; null: parameter_server.
-        loss_reduction: sum or mean over towers; null: see `replicate_model_fn`.
+        loss_reduction: sum or mean, whatever the model says; null: as the model reduces its rows.
         accumulate_steps: Batches whose gradients are added before an update.
         clip_global_norm: Clips reduced gradients to this norm; null: no clipping.
         update_ops: Whose UPDATE_OPS run: first, mean, all.

@@ -136,6 +136,8 @@ def _works_along(op: tf.Operation, axes: Sequence[tuple]) -> bool:
     if op.type in _NORMS:
         return bool(op.get_attr("is_training"))
     rank = op.inputs[0].shape.rank
+    if op.type == "StridedSlice":
+        return _takes_some(op, axes[0])
     if op.type in _LAST_AXIS:
         return rank is not None and rank - 1 in axes[0]
     if op.type in _ALONG:
@@ -144,3 +146,14 @@ def _works_along(op: tf.Operation, axes: Sequence[tuple]) -> bool:
             return False
         return any(int(axis) % rank in axes[0] for axis in along.reshape(-1))
     return False
+
+
+def _takes_some(op: tf.Operation, axes: tuple) -> bool:
+    """Whether a slice takes some of the rows, in place of all of them."""
+    masks = {name: op.get_attr(name) for name in ("begin_mask", "end_mask")}
+    if op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask"):
+        return False
+    bounds = tf.get_static_value(op.inputs[1])
+    length = None if bounds is None else len(bounds)
+    taken = [axis for axis in axes if length is None or axis < length]
+    return any(not masks[name] & (1 << axis) for axis in taken for name in masks)

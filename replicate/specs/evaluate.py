@@ -10,9 +10,9 @@ from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, reductions, whole
+from replicate.graph import ancestry, reductions
 from replicate.specs import predict
-from replicate.strategy import variables
+from replicate.strategy import context, variables
 
 _REDUCTION = "_replicate_metric_reduction"
 
@@ -42,27 +42,25 @@ def metric_reduction(variable: Any, fn: Callable) -> None:
 
 def merge_evaluate(
     towers: Sequence[Any],
-    joining: whole.Whole,
-    declared: str | None,
+    joining: context.Joiner,
     metric_variables: Sequence[Any],
 ) -> Any:
     """Joins the towers' specs of mode EVAL.
 
     Args:
         towers: K towers.
-        joining: Joins what the towers made of their rows.
-        declared: `"sum"` or `"mean"`: how losses are reduced; None: as the model says.
+        joining: Joins what the towers bring.
         metric_variables: The `TowerLocalVariable`s that metrics keep.
     """
     specs = [tower.spec for tower in towers]
-    loss = joining.value([spec.loss for spec in specs], declared)
+    loss = joining.loss([spec.loss for spec in specs])
     predictions = predict.merge_predictions(
-        [spec.predictions for spec in specs], joining, "predictions"
+        [spec.predictions for spec in specs], joining.whole, "predictions"
     )
     return specs[0]._replace(
         loss=loss,
         predictions=predictions,
-        eval_metric_ops=_merge_metrics(specs, metric_variables, joining.rows.has_rows),
+        eval_metric_ops=_merge_metrics(specs, metric_variables, joining.whole.rows.has_rows),
     )
 
 

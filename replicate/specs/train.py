@@ -4,20 +4,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf1
-from replicate.graph import whole
+from replicate.strategy import context
 
 UPDATE_OPS = ("first", "mean", "all")
 
 
-def merge_train(
-    towers: Sequence[Any], joining: whole.Whole, declared: str | None, update_ops: str
-) -> Any:
+def merge_train(towers: Sequence[Any], joining: context.Joiner, update_ops: str) -> Any:
     """Joins the towers' specs: one loss, one train_op, the first tower's for the rest.
 
     Args:
         towers: K towers.
-        joining: Joins what the towers made of their rows.
-        declared: `"sum"` or `"mean"`: how losses are reduced; None: as the model says.
+        joining: Joins what the towers bring.
         update_ops: `"first"`, `"mean"` or `"all"`: whose update operations run.
     """
     first = towers[0]
@@ -29,5 +26,5 @@ def merge_train(
     train_op = runs[0] if len(runs) == 1 else tf1.group(*runs, name="train")
     loss = first.spec.loss
     if len(towers) > 1:
-        loss = joining.value([tower.spec.loss for tower in towers], declared)
+        loss = joining.loss([tower.spec.loss for tower in towers])
     return first.spec._replace(loss=loss, train_op=train_op)

@@ -13,6 +13,11 @@ from typing import Any, NamedTuple, Protocol
 class Joiner(Protocol):
     """Stands between what towers of one batch bring and what becomes of it."""
 
+    whole: Any  # joins what is made of rows: a `graph.whole.Whole`
+
+    def loss(self, losses: Sequence[Any]) -> Any:
+        """Returns the whole batch's loss, of K losses of shape []."""
+
     def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
         """Returns what to call across towers in place of `merge_fn(*args)`.
 

@@ -6,7 +6,7 @@ call that an optimizer, a moving average or an assignment of a model makes.
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import ancestry, reductions, tails, whole
@@ -19,8 +19,8 @@ _READS = ("VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd",
 
 
 _UNKNOWN = (
-    "How %s was reduced from the rows of the batch cannot be seen: %s (%s). It is taken for a mean "
-    "over rows. If it is none, say loss_reduction='sum', or tell by what it was divided, with "
+    "How %s was reduced from the rows of the batch cannot be seen: %s (%s). It is taken %s. "
+    "If that is wrong, say loss_reduction='sum', or tell by what it was divided, with "
     "TowerContext.set_loss_weight. replicate.verify compares the model with one device."
 )
 _TAPED = "it was derived past tf.gradients, as a GradientTape does, and so are gradients after it"
@@ -35,20 +35,6 @@ _MEETING = (
 
 def _more(meetings: Sequence[Any]) -> str:
     return f" (and in {len(meetings) - 1} more)" if len(meetings) > 1 else ""
-
-
-class Lone(NamedTuple):
-    """What a tower would write alone into a variable that all towers share.
-
-    Attributes:
-        variable: The variable.
-        value: What the first tower writes.
-        reason: Why it is not the whole batch's.
-    """
-
-    variable: Any
-    value: tf.Tensor
-    reason: str
 
 
 class Joining:
@@ -83,12 +69,18 @@ class Joining:
         self.step = gradient_step.of(self)
         self._columns: list[list] = []
         self._noted_by = [0] * len(rows.devices)
-        self.lone: list[Lone] = []
 
     def _warn(self, tensor: tf.Tensor, reason: str) -> None:
         if tensor.name not in self._warned and self.whole.unknown_weights is None:
             self._warned.add(tensor.name)
-            _log.warning(_UNKNOWN, tensor.name, reason, tensor.op.type)
+            taken = "for a mean over rows" if tensor.dtype.is_floating else "from the first tower"
+            _log.warning(_UNKNOWN, tensor.name, reason, tensor.op.type, taken)
+
+    def loss(self, losses: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the whole batch's loss, of K losses of shape []."""
+        value = self.whole.value(losses, self._declared)
+        self._derived(losses[0], self.whole.copied(losses, self._declared)[0])
+        return value
 
     def _derived(self, tensor: tf.Tensor, tail: tails.Tail) -> None:
         """Says once how a loss was seen to be reduced, and where its rows meet."""
@@ -195,12 +187,11 @@ class Joining:
         if self._is_whole(column[0]):
             is_own = len(column) == copies and self._is_repeatable(column[0])
             return column if is_own else [column[0]] * copies
-        found, reason = self._made_whole(column)
+        found = self._made_whole(column)
         if found is not None:
             return [found] * copies
         if variable.aggregation == variables.NONE:
-            self.lone.append(Lone(variable, column[0], reason))
-            return [column[0]] * copies
+            return [column[0]] * copies  # refused where a step runs it: see `writes`
         if variable.aggregation == variables.MEAN:
             reduced = self.weighted(strategy, column, variable)
         else:
@@ -215,7 +206,7 @@ class Joining:
         if not isinstance(value, values.DistributedValues):
             return [value, *kept]
         column = [tf.convert_to_tensor(part, variable.dtype) for part in value.values]
-        found, _ = self._made_whole(column, is_assumed=method != "assign")
+        found = self._made_whole(column, is_assumed=method != "assign")
         if found is None:
             return None
         variable.is_gathered = True
@@ -231,24 +222,22 @@ class Joining:
             return True
         return self.whole.is_whole(value)
 
-    def _made_whole(self, column: Sequence[Any], is_assumed: bool = False) -> tuple:
-        """Returns the whole batch's value of K towers', or None and the reason why not.
+    def _made_whole(self, column: Sequence[Any], is_assumed: bool = False) -> tf.Tensor | None:
+        """Returns the whole batch's value of K towers', or None: there is none.
 
         Args:
             column: K values.
             is_assumed: Whether what cannot be seen is taken for a mean over rows.
         """
         if not all(isinstance(part, tf.Tensor) for part in column):
-            return None, "it is sparse, and made of the tower's rows"
+            return None
         if self.whole.has_rows(column[0]) is not False and not self.whole.is_lone:
-            return None, "it has rows of the batch"
-        if not is_assumed:
-            unknown = self.whole.tail(column).unknown
-            if unknown:
-                return None, unknown[0][1]
+            return None
+        if not is_assumed and self.whole.tail(column).unknown:
+            return None
         found = self.whole.value(column)
         self.whole.note([found] * len(column))
-        return found, ""
+        return found
 
     def _is_repeatable(self, value: Any) -> bool:
         """Whether towers that compute a value from whole ones all get the same."""
@@ -273,7 +262,7 @@ class Joining:
         """
         places = strategy.destinations_of(variable)
         if not self.whole.is_whole(column[0]):
-            found, _ = self._made_whole(column)
+            found = self._made_whole(column)
             if found is None:
                 return self._joined_by_rows(strategy, column, variable)
             return self._noted(strategy, strategy.broadcast(found, variable))
@@ -294,7 +283,7 @@ class Joining:
             if isinstance(value, tf.Tensor) and not self.whole.is_whole(value):
                 column = [tower.get(name) for tower in towers]
                 if all(isinstance(part, tf.Tensor) for part in column):
-                    found, _ = self._made_whole(column)
+                    found = self._made_whole(column)
                     first[name] = value if found is None else found
 
     def _joined_by_rows(self, strategy: Any, column: Sequence[Any], variable: Any) -> Any:
