@@ -149,11 +149,13 @@ def _works_along(op: tf.Operation, axes: Sequence[tuple]) -> bool:
 
 
 def _takes_some(op: tf.Operation, axes: tuple) -> bool:
-    """Whether a slice takes some of the rows, in place of all of them."""
+    """Whether a slice takes some of the rows, in place of all of them or of one."""
     masks = {name: op.get_attr(name) for name in ("begin_mask", "end_mask")}
     if op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask"):
         return False
     bounds = tf.get_static_value(op.inputs[1])
     length = None if bounds is None else len(bounds)
     taken = [axis for axis in axes if length is None or axis < length]
+    one = op.get_attr("shrink_axis_mask")
+    taken = [axis for axis in taken if not one & (1 << axis)]
     return any(not masks[name] & (1 << axis) for axis in taken for name in masks)
