@@ -46,6 +46,12 @@ def _behind(
     return found
 
 
+def is_constant(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is made of constants alone."""
+    behind = made_from([tensor])
+    return all((op.inputs or op.type == "Const") and not op.op_def.is_stateful for op in behind)
+
+
 def reached_from(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     """Returns `operations`, and all whose values depend on one of them."""
     reached: set = set()

@@ -118,6 +118,9 @@ class Derivation:
         self._across.append((copies[column[0].ref()], total))
         return tail
 
+    def _all_xs(self) -> list:
+        return [tower.xs for tower in self._towers]
+
     def _note(self, found: Sequence[tails.Reduction]) -> None:
         floating = [part for part in found if part.column[0].dtype.is_floating]
         self._reductions.update((part.column[0].ref(), part) for part in floating)
@@ -177,7 +180,8 @@ class Derivation:
                 self._log.given.append(Given(column, (), (gradient,), tuple(parts)))
             else:
                 gradient = constant
-        self._is_sum &= part.kind == "sum" and not tf.is_tensor(gradient)
+        is_constant = not tf.is_tensor(gradient) or ancestry.is_constant(gradient)
+        self._is_sum &= part.kind == "sum" and is_constant
         factors = self._whole.joined(part).factors or [1.0] * len(self._towers)
         given = []
         for tensor, factor, device in zip(
@@ -192,12 +196,14 @@ class Derivation:
         if not self._log.given and not self._log.slices:
             return []
         behind = ancestry.made_from(ys)
+        is_own = any(len(set(map(id, x))) > 1 for x in zip(*self._all_xs(), strict=True))
         for column in self._log.slices:
-            if column[0].op in behind and column[0] is not column[1]:
+            if column[0].op in behind and (is_own or column[0] is not column[1]):
                 raise ValueError(
                     "Gradients of the gradient of a table, which is sparse, need one copy of the "
                     f"table; {column[0].name} has one in each tower. Use another strategy than "
-                    "'mirrored', or make the gradient dense: derive by table * 1.0."
+                    "'mirrored' and derive by the table itself, or make the gradient dense: look "
+                    "rows up in table * 1.0, and derive by the table."
                 )
         return [
             given

@@ -97,7 +97,7 @@ class Gradients:
         ends = [part.column[0] for part in parts if part.column[0].dtype.is_floating]
         with self._whole.at_home():
             by_ends = own([y], ends, stop_gradients=ends) if ends else []
-        constant = all(g is None or tf.get_static_value(g) is not None for g in by_ends)
+        constant = all(g is None or ancestry.is_constant(g) for g in by_ends)
         kinds = {part.kind for part in self._whole.tail([y]).reductions}
         return constant and kinds == {"sum"}
 
@@ -123,7 +123,12 @@ class Gradients:
         step = tower.merge_call(self._begin, derivation.Asked(ys, xs, given, options, own))
         while isinstance(step, derivation.Request):
             step = tower.merge_call(self._continue, _derived(own, xs, step, options))
-        return list(step)
+        found = list(step)
+        if any(each is None for each in found) and _wants_zeros(options):
+            none = tf.constant(0.0)  # to which nothing is connected
+            zeros = own([none], xs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            found = [z if g is None else g for g, z in zip(found, zeros, strict=True)]
+        return found
 
     def _begin(self, strategy: Any, asked: Any) -> Any:
         with tf1.name_scope(whole.SCOPE):
@@ -162,6 +167,11 @@ class Gradients:
         return bool(found) and all(found)
 
 
+def _wants_zeros(options: dict) -> bool:
+    asked = options.get("unconnected_gradients") or tf.UnconnectedGradients.NONE
+    return tf.UnconnectedGradients(asked) == tf.UnconnectedGradients.ZERO
+
+
 def _is_composite(value: Any) -> bool:
     return isinstance(value, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor))
 
@@ -180,7 +190,8 @@ def _derived(
     if not request.ys:
         return derivation.Found([None] * len(targets))
     stops = [*derivation.listed(options.get("stop_gradients") or []), *request.through]
-    options = {**options, "stop_gradients": stops or None}
+    # NOTE: `tf.gradients` asks for it; what a loop reads of variables elsewhere cannot have it.
+    options = {**options, "stop_gradients": stops or None, "colocate_gradients_with_ops": False}
     return derivation.Found(own(request.ys, targets, request.grad_ys, **options))
 
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from replicate import errors
 from replicate.compat.tensorflow import tf
 from replicate.graph import ancestry, reductions, tails, whole
 from replicate.strategy import values, variables
@@ -199,23 +200,34 @@ class Joining:
         return [values.select_device(d, i, reduced) for i, d in enumerate(variable.devices)]
 
     def _gathered(self, variable: Any, method: str, value: Any) -> list | None:
-        """Returns what the first tower's copy of a metric's variable gets of all rows."""
+        """Returns what the copies of a metric's variable get of all rows; None: it is not seen."""
         if not self._is_metric(variable) or method not in ("assign", "assign_add", "assign_sub"):
             return None
-        kept = [None] * (len(variable.members) - 1)
-        if not isinstance(value, values.DistributedValues):
-            return [value, *kept]
-        column = [tf.convert_to_tensor(part, variable.dtype) for part in value.values]
-        found = self._made_whole(column, is_assumed=method != "assign")
-        if found is None:
-            return None
-        variable.is_gathered = True
-        return [found, *kept]
+        is_sum, others = variable.aggregation == variables.SUM, len(variable.members) - 1
+        found = value
+        if isinstance(value, values.DistributedValues):
+            column = [tf.convert_to_tensor(part, variable.dtype) for part in value.values]
+            self._require_no_rows(variable, column[0])
+            found = self._made_whole(column, is_assumed=method != "assign")
+            if found is None:
+                return None
+            variable.is_gathered = is_sum
+        return [found, *[None if is_sum else found] * others]
+
+    def _require_no_rows(self, variable: Any, value: tf.Tensor) -> None:
+        """Refuses a variable that is as long as a tower has rows, as each row's own would be."""
+        is_seen = not self.whole.is_lone and self.whole.source_of(value) is not None
+        if is_seen and self.whole.has_rows(value):
+            raise errors.TowerMismatchError(
+                "What a metric keeps must not be as long as the batch: a tower has other rows than "
+                f"the batch, and {variable.name} of shape {variable.shape} is given a number for "
+                f"each ({value.name}). Reduce the rows before they are given to the metric."
+            )
 
     def _is_metric(self, variable: Any) -> bool:
-        is_sum = variable.aggregation == variables.SUM and not variable.dtype == tf.bool
+        is_joined = variable.aggregation != variables.NONE and not variable.dtype == tf.bool
         listed = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.METRIC_VARIABLES)
-        return is_sum and (self._mode == "eval" or any(variable is item for item in listed))
+        return is_joined and (self._mode == "eval" or any(variable is item for item in listed))
 
     def _is_whole(self, value: Any) -> bool:
         if not tf.is_tensor(value) and not isinstance(value, tf.IndexedSlices):

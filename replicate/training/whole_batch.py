@@ -72,7 +72,8 @@ class WholeBatch:
         self._total = total
         self._names = dict(names)
         self._outer = tf1.get_default_graph()
-        self._scope = self._outer.get_name_scope()
+        scope = self._outer.get_name_scope()
+        self._scope = f"{scope}/" if scope else None
         self._graph = tf.Graph()
         self._first = tf.nest.flatten(first, expand_composites=True)
         self._partners: dict = {}
@@ -98,9 +99,10 @@ class WholeBatch:
             with self._graph.as_default(), strategy.scope():
                 features, labels = self._start()
                 mode = context.Mode(strategy, tower)
-                with tf1.name_scope(self._scope or None), bridge.in_tower(mode):
+                with tf1.name_scope(self._scope), bridge.in_tower(mode):
                     self._call(features, labels)
         except Exception as reason:  # noqa: BLE001 - whatever a user's code raises
+            self._graph, self._partners = tf.Graph(), {}
             _log.info("The model cannot be built on the whole batch: %s", reason)
 
     def _start(self) -> tuple:
