@@ -16,7 +16,19 @@ from replicate.graph import ancestry, row_dimensions
 _SHAPES = ("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike")
 _NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _LAST_AXIS = ("LogSoftmax", "Softmax", "TopK", "TopKV2")
-_ALONG = {"Cumprod": 1, "Cumsum": 1, "CumulativeLogsumexp": 1, "ReverseV2": 1, "Roll": 2}
+_ALONG = {
+    "Cumprod": 1,
+    "Cumsum": 1,
+    "CumulativeLogsumexp": 1,
+    "ReverseV2": 1,
+    "Roll": 2,
+    "SplitV": 2,
+}
+_SEGMENTS = tuple(
+    f"{prefix}Segment{kind}"
+    for prefix in ("", "Unsorted")
+    for kind in ("Max", "Mean", "Min", "Prod", "Sum")
+)
 
 
 class Meeting(NamedTuple):
@@ -110,14 +122,14 @@ class Meetings:
 
     def _meetings(self, op: tf.Operation, is_certain: bool = False) -> list[Meeting]:
         """Returns where rows meet in an operation; see `RowDimensions.of` for `is_certain`."""
-        made = [tensor for tensor in op.outputs if tensor.dtype.is_floating]
+        made = [tensor for tensor in op.outputs if _is_value(tensor)]
         axes = [self._whole.axes(tensor, is_certain) for tensor in op.inputs if made]
         after = [self._whole.axes(tensor, is_certain) for tensor in made if any(axes)]
         if not any(after):
             return []
         found = []
         for tensor, rows in zip(op.inputs, axes, strict=True):
-            if not rows and tensor.dtype.is_floating:
+            if not rows and _is_value(tensor):
                 if tensor.op in self._whole.varying:
                     is_number = tensor.op not in self._by_value
                     if not is_number or tensor.op in self._by_number:
@@ -129,8 +141,16 @@ class Meetings:
         return found
 
 
+def _is_value(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is no whole number, as lengths and indices are."""
+    return tensor.dtype.is_floating or tensor.dtype == tf.bool
+
+
 def _works_along(op: tf.Operation, axes: Sequence[tuple]) -> bool:
     """Whether an operation lets rows meet along an axis that is rows."""
+    if op.type == "Split":
+        along = tf.get_static_value(op.inputs[0])
+        return along is not None and int(along) in axes[1]
     if not axes or not axes[0]:
         return False
     if op.type in _NORMS:
@@ -138,6 +158,8 @@ def _works_along(op: tf.Operation, axes: Sequence[tuple]) -> bool:
     rank = op.inputs[0].shape.rank
     if op.type == "StridedSlice":
         return _takes_some(op, axes[0])
+    if op.type in _SEGMENTS:
+        return True
     if op.type in _LAST_AXIS:
         return rank is not None and rank - 1 in axes[0]
     if op.type in _ALONG:
@@ -158,4 +180,7 @@ def _takes_some(op: tf.Operation, axes: tuple) -> bool:
     taken = [axis for axis in axes if length is None or axis < length]
     one = op.get_attr("shrink_axis_mask")
     taken = [axis for axis in taken if not one & (1 << axis)]
+    steps = tf.get_static_value(op.inputs[3])
+    if steps is not None and any(steps[axis] != 1 for axis in taken):
+        return True
     return any(not masks[name] & (1 << axis) for axis in taken for name in masks)
