@@ -112,7 +112,9 @@ class Prefix:
         A scope is one of one device's; where nothing is found, one that the tower was given.
         """
         held = type(self._graph).get_collection(self._graph, name)
-        held = held + self._used(name, held)
+        used = self._used(name, held)
+        if used:
+            held = self._in_order([*held, *used])
         if scope is None:
             return held
         matches = re.compile(scope).match
@@ -137,6 +139,13 @@ class Prefix:
                 if any(user in own for member in members for user in member.handle.consumers()):
                     found.append(variable)
         return found
+
+    def _in_order(self, variables: list) -> list:
+        """Returns variables in the order in which the first tower has made them."""
+        made = {op: i for i, op in enumerate(self._graph.get_operations())}
+        places = [getattr(item, "members", (item,))[0] for item in variables]
+        places = [made.get(getattr(getattr(p, "handle", p), "op", None), -1) for p in places]
+        return [variables[i] for i in sorted(range(len(variables)), key=places.__getitem__)]
 
     def _plain_name(self, item: Any) -> str:
         """Returns the name that a tensor or operation has on one device; a variable's own."""
