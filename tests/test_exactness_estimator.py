@@ -29,9 +29,7 @@ def dense(features, labels, mode, **fields):
 
 def made(model, directory, strategy="parameter_server", devices=2, **options):
     """An Estimator of the replicated model."""
-    towers = model_fn.replicate_model_fn(
-        model, momentum, devices, strategy=strategy, loss_reduction="mean"
-    )
+    towers = model_fn.replicate_model_fn(model, momentum, devices, strategy=strategy)
     config = estimator.RunConfig(
         tf_random_seed=1, save_summary_steps=1, session_config=exactness.session_config()
     )
@@ -332,5 +330,5 @@ def test_an_average_of_the_loss_has_the_first_towers_name():
             model_fn_({"x": tf.constant(X)}, tf.constant(Y), "train")
             return sorted(v.op.name for v in tf1.global_variables())
 
-    towers = model_fn.replicate_model_fn(model, momentum, 2, loss_reduction="mean")
+    towers = model_fn.replicate_model_fn(model, momentum, 2)
     assert names(towers) == names(exactness.stepping(model, momentum))

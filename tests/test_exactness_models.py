@@ -153,7 +153,7 @@ def two_optimizers(features, labels, mode):
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_what_a_model_is_made_of_is_exact(model, strategy):
-    options = {"devices": 3, "strategy": strategy, "loss_reduction": "mean"}
+    options = {"devices": 3, "strategy": strategy}
     exactness.require_one_device(model, [batch(7), batch(2)], "train", descend, **options)
     exactness.require_one_device(model, [batch(7)], "eval", descend, **options)
 
@@ -202,9 +202,7 @@ def test_model_fns_may_be_partials_methods_and_objects():
             return squared(mode, dense(features) ** power, labels)
 
     for model in (Model(2.0), Model(1.0).method, functools.partial(Model(1.0).method, power=2.0)):
-        exactness.require_one_device(
-            model, [batch(7)], "train", descend, devices=3, loss_reduction="mean"
-        )
+        exactness.require_one_device(model, [batch(7)], "train", descend, devices=3)
 
 
 def test_params_that_cannot_be_copied_are_shared():
@@ -423,7 +421,7 @@ def training_what_functions_made(features, labels, mode):
 )
 @pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "mirrored"])
 def test_what_tensorflow_finds_by_name_or_traces_is_exact(model, strategy):
-    options = {"devices": 3, "strategy": strategy, "loss_reduction": "mean"}
+    options = {"devices": 3, "strategy": strategy}
     batches = [batch(7), batch(2)]
     exactness.require_one_device(model, batches, "train", descend, **options)
     exactness.require_one_device(exactness.stepping(model, descend), batches, **options)

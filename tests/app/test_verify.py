@@ -18,7 +18,7 @@ def line(features, labels, mode, params):
     if mode == "infer":
         return estimator.EstimatorSpec(mode, {"y": y})
     tower = replicate.get_tower_context().tower_id
-    loss = tf.reduce_mean(tf.square(y - labels)) * (1.0 + params.get("extra", 0.0) * tower)
+    loss = tf.reduce_mean(tf.square(y - labels) * (1.0 + params.get("extra", 0.0) * tower))
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf.no_op())
 '''
 

@@ -56,9 +56,7 @@ def adam():
 
 
 def made(model_dir, num_towers, strategy=None, model=network):
-    replicated = model_fn.replicate_model_fn(
-        model, adam, num_towers, strategy=strategy, loss_reduction="mean"
-    )
+    replicated = model_fn.replicate_model_fn(model, adam, num_towers, strategy=strategy)
     config = estimator.RunConfig(model_dir=str(model_dir), tf_random_seed=1)
     return estimator.Estimator(replicated, config=config, params={})
 
@@ -303,7 +301,7 @@ def test_a_scaffold_of_the_users_class_is_kept_and_exported(has_saver, trained, 
         made_here.append(Counting(saver=tf1.train.Saver() if has_saver else None))
         return spec._replace(scaffold=made_here[-1])
 
-    found = model_fn.replicate_model_fn(model, adam, 2, loss_reduction="mean")
+    found = model_fn.replicate_model_fn(model, adam, 2)
     with tf.Graph().as_default():
         tf1.train.get_or_create_global_step()
         spec = found({"x": tf1.placeholder(tf.float32, [None, 3])}, None, "infer")

@@ -301,7 +301,7 @@ class Adding(tf1.train.GradientDescentOptimizer):
 
 def test_exporters_keep_the_best_the_latest_and_the_last(tmp_path):
     made = estimator.Estimator(
-        model_fn.replicate_model_fn(moving_model_fn, Adding, 2, loss_reduction="mean"),
+        model_fn.replicate_model_fn(moving_model_fn, Adding, 2),
         config=estimator.RunConfig(
             model_dir=str(tmp_path), save_checkpoints_steps=1, keep_checkpoint_max=1
         ),
