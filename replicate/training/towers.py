@@ -57,6 +57,11 @@ class ModelCall:
         self._config = config
         self._names = argument_names(model_fn)
 
+    @property
+    def model_fn(self) -> Callable:
+        """The model_fn itself."""
+        return self._model_fn
+
     def __call__(self, features: Any, labels: Any) -> Any:
         """Calls the model_fn with the arguments it names; returns its EstimatorSpec.
 

@@ -14,6 +14,7 @@ from typing import Any
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import bridge, context, conversion
 from replicate.strategy import tower as towers
+from replicate.training import outside
 
 _log = logging.getLogger("replicate")
 
@@ -40,8 +41,8 @@ class _OneOfMany(towers.TowerContext):
 class WholeBatch:
     """Calls the model on the whole batch, and finds the partners of the first tower's tensors.
 
-    The call comes before those of the towers: what a model keeps outside of its model_fn is
-    the towers' in the end.
+    The call comes before those of the towers; what the model_fn keeps outside of itself is put
+    back, and is the towers' alone.
 
     Args:
         call: The model_fn with all its arguments but features and labels.
@@ -66,6 +67,7 @@ class WholeBatch:
         first: tuple,
     ):
         self._call = call
+        self._model_fn = getattr(call, "model_fn", call)
         self._given = (features, labels)
         self._strategy = strategy
         self._num_towers = num_towers
@@ -100,7 +102,8 @@ class WholeBatch:
                 features, labels = self._start()
                 mode = context.Mode(strategy, tower)
                 with tf1.name_scope(self._scope), bridge.in_tower(mode):
-                    self._call(features, labels)
+                    with outside.untouched(self._model_fn):
+                        self._call(features, labels)
         except Exception as reason:  # noqa: BLE001 - whatever a user's code raises
             self._graph, self._partners = tf.Graph(), {}
             _log.info("The model cannot be built on the whole batch: %s", reason)
