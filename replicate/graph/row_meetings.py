@@ -136,7 +136,8 @@ class Meetings:
                         found.append(Meeting(op, tensor, is_number))
                 elif not self._whole.is_whole(tensor):
                     found.append(Meeting(op, tensor, True))
-        if max(map(len, after)) > max(map(len, axes)) or _works_along(op, axes):
+        is_more = op.type != "Reshape" and max(map(len, after)) > max(map(len, axes))
+        if is_more or _works_along(op, axes):
             found.append(Meeting(op, made[0], False))
         return found
 

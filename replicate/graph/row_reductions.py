@@ -83,6 +83,8 @@ def kind_of(op: tf.Operation, with_rows: Sequence[bool], axes: Sequence[tuple]) 
         with_rows: Which of its inputs have rows.
         axes: Which dimensions of each input are rows.
     """
+    if op.type == "DenseBincount" and op.get_attr("binary_output"):
+        return "unknown"
     if op.type == "Einsum":
         return "sum" if _has_one_row_label(op, with_rows, axes) else "unknown"
     if op.type in ("MatMul", *(name for name in _SUMS if name.startswith("BatchMatMul"))):

@@ -31,7 +31,7 @@ _ALONE = (
     "with one device."
 )
 _MEETING = (
-    "Rows meet other rows in %s, which reads %s%s, before %s reduces them: as in batch "
+    "Rows meet other rows in %s, which reads %s%s, before %s is made of them: as in batch "
     "normalisation and in losses that compare the rows of a batch. Each tower sees its own rows "
     "alone, and the result is not that of one device. For batch normalisation over the whole batch "
     "use tf.keras.layers.BatchNormalization(synchronized=True). replicate.verify shows by how much "
@@ -95,10 +95,19 @@ class Joining:
         self._told.add(tensor.name)
         parts = [f"{part.kind} ({part.column[0].op.name})" for part in tail.reductions]
         _log.info("%s is made of its rows by: %s.", tensor.name, ", ".join(parts) or "nothing")
+        self._look([part.column[0] for part in tail.reductions], tensor)
+
+    def look(self, predictions: Any) -> None:
+        """Says where rows meet before they are given out as the first tower's predictions."""
+        for tensor in tf.nest.flatten(predictions, expand_composites=True):
+            if isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating:
+                self._look([tensor], tensor)
+
+    def _look(self, behind: Sequence[tf.Tensor], tensor: tf.Tensor) -> None:
         met = {
             meeting.op: meeting
-            for part in tail.reductions
-            for meeting in self.whole.meetings.before(part.column[0], is_number=False)
+            for part in behind
+            for meeting in self.whole.meetings.before(part, is_number=False)
         }
         new = [meeting for op, meeting in met.items() if op not in self._met]
         self._met.update(met)
