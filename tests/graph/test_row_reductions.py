@@ -243,7 +243,6 @@ def test_the_mean_of_no_columns_is_nan(session):
     assert np.isnan(factors).all()
 
 
-@pytest.mark.xfail(strict=True, reason="a mean of integers cannot be weighted: TypeError")
 @pytest.mark.parametrize("kind", TRUTHS)
 def test_means_of_integers_are_one_devices(session, kind):
     # One device: (1 + 2 + 3 + 5) / 4 = 2.75, rounded down: 2.

@@ -269,7 +269,6 @@ def test_rows_are_reduced_as_was_said(session, make, declared, join, is_static):
     assert towers.warned == []
 
 
-@pytest.mark.xfail(strict=True, reason="what is joined is kept by tensor, not by tensor and kind")
 def test_what_was_said_and_what_is_seen_are_kept_apart(session):
     towers = by_hand.Towers(lambda x: tf.reduce_mean(x))
     seen, said = towers.whole.value(towers.column), towers.whole.value(towers.column, "sum")

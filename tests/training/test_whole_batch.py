@@ -79,7 +79,6 @@ def test_names_that_were_in_use_are_so_there(fresh_graph):
     assert whole(made[0]).shape.as_list() == [7, 2]
 
 
-@pytest.mark.xfail(strict=True, reason="the scope's name is in use, so another one is made")
 def test_the_callers_scope_is_the_models(fresh_graph):
     def model(features, labels):
         return tf.exp(features)
@@ -90,7 +89,6 @@ def test_the_callers_scope_is_the_models(fresh_graph):
     assert whole(made).shape.as_list() == [7, 2]
 
 
-@pytest.mark.xfail(strict=True, reason="the scope's name is in use, so another one is made")
 def test_a_sum_inside_of_a_scope_is_one_devices():
     def model(features, labels, mode):
         w = tf1.get_variable("w", [2], initializer=exactness.start)
@@ -259,7 +257,6 @@ def test_a_model_that_fails_on_the_whole_batch_has_no_partners(fresh_graph, capl
     assert whole(made[1]) is None
 
 
-@pytest.mark.xfail(strict=True, reason="what was made before the model failed is still found")
 def test_a_model_that_fails_on_the_whole_batch_is_seen_nowhere(fresh_graph):
     def model(features, labels):
         made = tf.exp(features, name="before")
