@@ -161,7 +161,8 @@ def test_batch_normalization_is_given_as_the_reason():
     assert row_of(found, "predictions").verdict == row_of(found, "metrics").verdict == "equal"
     for what in ("loss", "weights", "slots", "other variables"):
         assert "Batch normalisation (norm)" in row_of(found, what).explanations[0]
-    assert 'update_ops="mean"' in row_of(found, "other variables").explanations[1]
+    told = row_of(found, "other variables").explanations[1:]
+    assert any('update_ops="mean"' in text for text in told)
     assert "Batch normalisation (norm) normalises each tower's own rows" in str(found)
 
 

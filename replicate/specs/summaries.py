@@ -36,7 +36,9 @@ def _whole(item: Any, joining: whole.Whole, prefixes: Sequence[str]) -> Any:
     column = [_twin(shown, prefixes[0], prefix) for prefix in prefixes]
     if any(twin is None or twin.shape != shown.shape for twin in column):
         return item
-    value = tf.cast(joining.value(column), shown.dtype)
+    if joining.tail(column).unknown:  # what a summary shows is not worth a guess
+        return item
+    value = joining.value(column)
     with tf.device("/device:CPU:0"):
         copies = copying.copied([item.op], {shown.ref(): value}, f"{whole.SCOPE}summary")
     return copies[item.ref()]

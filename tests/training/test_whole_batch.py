@@ -1,5 +1,6 @@
 """The model's graph on the whole batch: partners of the first tower's tensors, or none."""
 
+import collections
 import contextlib
 import logging
 
@@ -154,7 +155,7 @@ def test_every_leaf_of_a_nest_has_its_partner(fresh_graph):
         "number": 0.5,
         "none": None,
     }
-    seen = []
+    seen = collections.UserList()  # unlike a list, not put back after the call
 
     def model(features, labels):
         seen.append((features, labels))
@@ -229,7 +230,7 @@ def test_static_batches_of_every_kind_are_one_devices(kind):
 
 
 def test_a_model_that_asks_is_told_of_all_towers(fresh_graph):
-    found = []
+    found = collections.UserList()
 
     def model(features, labels):
         tower = default.get_tower_context()
@@ -295,8 +296,8 @@ def test_a_model_that_fails_on_the_whole_batch_still_runs_and_says_so(caplog):
 
 
 def test_what_a_model_keeps_is_the_towers_in_the_end(fresh_graph):
-    """The call on the whole batch comes first."""
-    kept, calls = {}, []
+    """The call on the whole batch comes first, and what it keeps is put back."""
+    kept, calls = {}, collections.UserList()
 
     def model(features, labels, mode):
         calls.append((features.shape[0], features.graph is fresh_graph))
@@ -321,7 +322,7 @@ def test_nothing_of_it_is_in_the_models_graph(fresh_graph):
 
 
 def test_the_callers_devices_and_dependencies_are_not_there(fresh_graph):
-    devices = []
+    devices = collections.UserList()
 
     def model(features, labels):
         made = tf.constant(1.0)
