@@ -104,6 +104,8 @@ class Joining:
                 self._look([tensor], tensor)
 
     def _look(self, behind: Sequence[tf.Tensor], tensor: tf.Tensor) -> None:
+        if self.whole.is_lone:
+            return  # the first tower's rows are all there are
         met = {
             meeting.op: meeting
             for part in behind
