@@ -273,12 +273,13 @@ class Joining:
         self.whole.note([found] * len(column))
         return found
 
-    def _is_repeatable(self, value: Any) -> bool:
+    def _is_repeatable(self, value: Any, may_read: bool = True) -> bool:
         """Whether towers that compute a value from whole ones all get the same."""
         parts = tf.nest.flatten(value, expand_composites=True)
         behind = ancestry.made_from(parts, ends=self.whole.ends)
         behind -= self.whole.ends
-        return not any(op.op_def.is_stateful and op.type not in _READS for op in behind)
+        reads = _READS if may_read else ()
+        return not any(op.op_def.is_stateful and op.type not in reads for op in behind)
 
     # What is applied.
 
@@ -302,7 +303,8 @@ class Joining:
             return self._noted(strategy, strategy.broadcast(found, variable))
         if len(places) == 1:
             return column[0]
-        if len(places) == len(column) and self._is_repeatable(column[0]):
+        # NOTE: a variable that lies between, as a loss scale, may be read later in another tower.
+        if len(places) == len(column) and self._is_repeatable(column[0], may_read=False):
             return values.Mirrored(column, places)
         return strategy.broadcast(column[0], variable)
 
