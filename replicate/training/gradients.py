@@ -205,6 +205,20 @@ def _require_alike(towers: Sequence[derivation.Asked]) -> None:
                     f"{what}, tower 0 has {len(there)} ({_names(here)}; {_names(there)}). Look "
                     "for a branch on the tower in model_fn."
                 )
+        for n, (here, there) in enumerate(zip(tower.xs, first.xs, strict=True)):
+            if tf.resource in (here.dtype, there.dtype) and _variable(here) is not _variable(there):
+                raise errors.TowerMismatchError(
+                    "Every tower must ask for gradients by the same variables, in the same order: "
+                    f"number {n} is {_variable(here).name} in tower {i}, {_variable(there).name} "
+                    "in tower 0. "
+                    "Look for a list of variables whose order depends on the tower."
+                )
+
+
+def _variable(x: tf.Tensor) -> Any:
+    """Returns which variable of all towers a handle is of; else the tensor itself."""
+    container = values.container_of(x) if x.dtype == tf.resource else None
+    return x if container is None else container
 
 
 def _names(tensors: Sequence[tf.Tensor]) -> str:

@@ -209,6 +209,18 @@ def test_a_tower_that_asks_for_other_gradients_is_named(fresh_graph, other, at, 
         built(step, 3)
 
 
+@STRATEGIES
+def test_a_tower_that_asks_in_another_order_is_named(fresh_graph, strategy):
+    def turned(x, y, w, b):
+        loss = mean(x, y, w, b)
+        return loss, tf.gradients(loss, [b, w])[::-1]
+
+    step = Differing(asking(1, 2), turned, 1)
+    shown = "number 0 is b:0 in tower 1, w:0 in tower 0"
+    with pytest.raises(errors.TowerMismatchError, match=shown):
+        built(step, 3, strategy=strategy)
+
+
 def test_a_tower_that_asks_for_none_is_named(fresh_graph):
     step = Differing(asking(1, 2), lambda x, y, w, b: (mean(x, y, w, b), []), 1)
     with pytest.raises(errors.TowerMismatchError, match="tower 1"):
