@@ -203,6 +203,7 @@ def _joining(strategy, call, batch, given, options: _Options) -> joining.Joining
         batch.has_rows,
         strategy.worker_devices,
         strategy.parameter_devices[0],
+        *_layout(batch.features[0], batch.labels[0]),
     )
     partner, total = None, _total_to_trace(strategy, batch, options)
     if total is not None:
@@ -234,6 +235,15 @@ def _given(*nests: Any) -> list[tf.Tensor]:
     """Returns the dense tensors of nests which have rows."""
     leaves = tf.nest.flatten(nests, expand_composites=True)
     return [leaf for leaf in leaves if tf.is_tensor(leaf) and leaf.shape.rank != 0]
+
+
+def _layout(*nests: Any) -> tuple[list, list]:
+    """Returns what says where sparse and ragged tensors have their values, and the shapes."""
+    leaves = tf.nest.flatten(nests)
+    sparse = [leaf for leaf in leaves if isinstance(leaf, tf.SparseTensor)]
+    ragged = [leaf for leaf in leaves if isinstance(leaf, tf.RaggedTensor)]
+    splits = [splits for leaf in ragged for splits in leaf.nested_row_splits]
+    return [leaf.indices for leaf in sparse] + splits, [leaf.dense_shape for leaf in sparse]
 
 
 def _join(join, mode, built, creations, options: _Options) -> Any:

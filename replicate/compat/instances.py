@@ -53,6 +53,7 @@ TAKEN = _rows(
             "_get_control_flow_context": "a merge call inside tf.cond or tf.while_loop is refused",
             "_last_loss_reduction": "tf.losses notes there whether the last loss is a sum",
             "_names_in_use": "the model on the whole batch has the names of the first tower",
+            "_get_function": "rows are looked at inside of functions that operations call",
             "building_function": "variables of a function that a graph calls are lifted out of it",
         },
         "stack of a graph": {

@@ -9,15 +9,15 @@ a static batch the model's graph on the whole batch tells: what differs from it 
 
 import logging
 from collections.abc import Container, Sequence
+from typing import Protocol
 
-from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, copying
+from replicate.compat.tensorflow import tf
+from replicate.graph import functions, shape_probes
 
 _log = logging.getLogger("replicate")
 
-# Batch sizes that many numbers divide, and an extent for what else is unknown of a batch.
+# Batch sizes that many numbers divide.
 _SIZES = (2520, 5040)
-_EXTENT = 48
 
 
 class RowDimensions:
@@ -26,14 +26,25 @@ class RowDimensions:
     Args:
         given: The tower's part of the batch: its dense tensors.
         varying: Tells what is made from the batch.
+        shapes: Those of them that are the shape of a sparse tensor.
+        is_laid_out: Whether the batch has sparse or ragged tensors.
     """
 
-    def __init__(self, given: Sequence[tf.Tensor], varying: Container[tf.Operation]):
+    def __init__(
+        self,
+        given: Sequence[tf.Tensor],
+        varying: Container[tf.Operation],
+        shapes: Sequence[tf.Tensor] = (),
+        is_laid_out: bool = False,
+    ):
         self._varying = varying
+        self._shapes = {tensor.ref() for tensor in shapes}
         unknown = [_unknown(tensor) for tensor in given]
-        self._is_plain = all(axes is not None and set(axes) <= {0} for axes in unknown)
+        self._is_plain = not is_laid_out and all(
+            axes is not None and set(axes) <= {0} for axes in unknown
+        )
         self._given = given
-        self._probes: list[_Probe] | None = []
+        self._probes: list[shape_probes.Probe] | None = []
 
     def of(
         self, tensor: tf.Tensor, whole: tf.Tensor | None = None, is_certain: bool = False
@@ -64,59 +75,119 @@ class RowDimensions:
         if self._probes is None:
             return every
         try:
-            self._probes = self._probes or [_Probe(self._given, size) for size in _SIZES]
+            self._probes = self._probes or [
+                shape_probes.Probe(self._given, size, self._shapes) for size in _SIZES
+            ]
             small, large = [probe.shape_of(tensor) for probe in self._probes]
         except (ValueError, TypeError, tf.errors.OpError) as reason:
             _log.debug("The shapes behind %s cannot be inferred: %s", tensor.name, reason)
             self._probes = None
             return every
-        if small.rank is None or large.rank is None:
-            return every
-        sizes = zip(small.as_list(), large.as_list(), strict=True)
-        return {i for i, (one, other) in enumerate(sizes) if one is None or one != other}
+        return every if small.rank is None else every & set(_differing(small, large))
+
+    def called(self, op: tf.Operation, whole: tf.Operation | None = None) -> "list[Called] | None":
+        """Returns the functions that an operation calls; None: they cannot be looked into.
+
+        Args:
+            op: An operation of the tower.
+            whole: The same one in the graph of the whole batch, where the batch is static.
+        """
+        if whole is not None:
+            return _compared(op, whole)
+        if not self._is_plain and op.outputs and self._probes is not None:
+            for tensor in op.outputs:
+                self._of_data(tensor) if tensor.shape.rank else None
+            if self._probes:
+                return _probed([(probe, probe.root) for probe in self._probes], op)
+        return _compared(op, op)
+
+
+class Dimensions(Protocol):
+    """The dimensions of one function's tensors that are rows."""
+
+    def axes(self, tensor: tf.Tensor) -> tuple[int, ...]:
+        """Returns the dimensions of a tensor that are rows."""
+
+    def called(self, op: tf.Operation) -> "list[Called] | None":
+        """Returns the functions that an operation calls; None: they cannot be looked into."""
+
+
+Called = tuple[functions.Body, Dimensions]
+
+
+def _differing(one: tf.TensorShape, other: tf.TensorShape) -> tuple[int, ...]:
+    """Returns the dimensions that two shapes do not have in common; an unknown one differs."""
+    if one.rank is None or one.rank != other.rank:
+        return tuple(range(one.rank or 0))
+    sizes = zip(one.as_list(), other.as_list(), strict=True)
+    return tuple(i for i, (a, b) in enumerate(sizes) if a is None or a != b)
+
+
+def _compared(op: tf.Operation, whole: tf.Operation) -> list[Called] | None:
+    pairs = [functions.bodies(each) for each in (op, whole)]
+    if None in pairs or len(pairs[0]) != len(pairs[1]):
+        return None
+    return [(body, _Compared(other)) for body, other in zip(*pairs, strict=True)]
+
+
+class _Compared:
+    """A function beside the same one of the whole batch; with a dynamic batch, beside itself."""
+
+    def __init__(self, whole: functions.Body):
+        graphs = [tensor.graph for tensor in (*whole.outputs, *whole.inputs)]
+        self._graph = graphs[0] if graphs else None
+
+    def axes(self, tensor: tf.Tensor) -> tuple[int, ...]:
+        try:
+            return _differing(tensor.shape, self._graph.get_tensor_by_name(tensor.name).shape)
+        except (KeyError, ValueError):
+            return tuple(range(tensor.shape.rank or 0))
+
+    def called(self, op: tf.Operation) -> list[Called] | None:
+        try:
+            return _compared(op, self._graph.get_operation_by_name(op.name))
+        except (KeyError, ValueError):
+            return None
+
+
+def _probed(scratches: Sequence, op: tf.Operation) -> list[Called] | None:
+    found = functions.bodies(op)
+    inlined = [scratch.children.get(op) for _, scratch in scratches]
+    if found is None or None in inlined:
+        return None
+    return [
+        (
+            body,
+            _Probed(
+                [(probe, part[n]) for (probe, _), part in zip(scratches, inlined, strict=True)]
+            ),
+        )
+        for n, body in enumerate(found)
+    ]
+
+
+class _Probed:
+    """A function in two scratch graphs."""
+
+    def __init__(self, scratches: Sequence):
+        self._scratches = scratches
+
+    def axes(self, tensor: tf.Tensor) -> tuple[int, ...]:
+        try:
+            return _differing(*(probe.copy(tensor, own).shape for probe, own in self._scratches))
+        except (ValueError, TypeError, tf.errors.OpError):
+            return tuple(range(tensor.shape.rank or 0))
+
+    def called(self, op: tf.Operation) -> list[Called] | None:
+        for tensor in op.outputs:
+            self.axes(tensor)
+        return _probed(self._scratches, op)
 
 
 def _unknown(tensor: tf.Tensor) -> list[int] | None:
     if tensor.shape.rank is None:
         return None
     return [i for i, size in enumerate(tensor.shape.as_list()) if size is None]
-
-
-class _Probe:
-    """A scratch graph in which a batch has a known size.
-
-    Args:
-        given: The tower's part of the batch: its dense tensors.
-        size: How many rows it has there.
-    """
-
-    def __init__(self, given: Sequence[tf.Tensor], size: int):
-        self._given = list(given)
-        self._size = size
-        self._graph = tf.Graph()
-        self._copies: dict = {}
-        self._ends: set = set()
-
-    def shape_of(self, tensor: tf.Tensor) -> tf.TensorShape:
-        """Returns what TensorFlow infers of a tensor's shape."""
-        with self._graph.as_default():
-            if not self._ends:
-                self._start()
-            if tensor.ref() not in self._copies:
-                new = ancestry.made_from([tensor], ends=self._ends) - self._ends
-                self._copies.update(copying.copied(list(new), self._copies, "probe"))
-                self._ends |= new
-            return self._copies[tensor.ref()].shape
-
-    def _start(self) -> None:
-        for tensor in self._given:
-            shape = tensor.shape
-            if shape.rank:
-                inner = [_EXTENT if size is None else size for size in shape.as_list()[1:]]
-                known = tf.compat.dimension_value(shape[0])
-                shape = [self._size if known is None else known, *inner]
-            self._copies[tensor.ref()] = tf1.placeholder(tensor.dtype, shape)
-            self._ends.add(tensor.op)
 
 
 def sliced(op: tf.Operation, items: list) -> list | None:

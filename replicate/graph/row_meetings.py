@@ -1,68 +1,84 @@
 """Rows that meet other rows, and numbers of rows that enter them, before rows are reduced.
 
 A row reduction joins over towers because each row brings its own part, whatever the other
-rows are. That is looked for where rows are made: a number without rows that is made from
-values of the batch may not flow back into them, no operation may pair rows with rows or work
-along them. A number of a tower's rows that each row is multiplied with, or divided by, makes
-a mean out of a sum, which nobody can see from the sum.
+rows are. So each operation that makes rows of rows must be known to keep them apart (see
+`row_wise`), and what it reads beside the rows must be the same in each tower: no number that
+is made from other rows, no number of them, no place of a row in its tower. Places may say
+where values lie, as those of a mask or of a sparse tensor do: they pick a tower's own rows.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import ancestry, row_dimensions
+from replicate.graph import ancestry, functions, row_dimensions, row_flow
 
 _SHAPES = ("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike")
-_NORMS = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
-_LAST_AXIS = ("LogSoftmax", "Softmax", "TopK", "TopKV2")
-_ALONG = {
-    "Cumprod": 1,
-    "Cumsum": 1,
-    "CumulativeLogsumexp": 1,
-    "ReverseV2": 1,
-    "Roll": 2,
-    "SplitV": 2,
-}
-_SEGMENTS = tuple(
-    f"{prefix}Segment{kind}"
-    for prefix in ("", "Unsorted")
-    for kind in ("Max", "Mean", "Min", "Prod", "Sum")
-)
 
 
-class Meeting(NamedTuple):
-    """Where rows meet rows.
+class Meetings:
+    """Looks for meetings in the first tower.
 
-    Attributes:
-        op: The operation.
-        tensor: What brings other rows to it.
-        is_number: Whether it is a number of rows alone.
+    Args:
+        joining: Knows what has rows: a `whole.Whole`.
     """
 
-    op: tf.Operation
-    tensor: tf.Tensor
-    is_number: bool
+    def __init__(self, joining: Any):
+        self._view = _OfTower(joining)
+        self._looker = row_flow.Looker(self._view)
+
+    def clear(self, tensors: Iterable[Any]) -> None:
+        """Takes note of what is made from whole values alone, before which nobody need look.
+
+        Args:
+            tensors: Rows' parts of a whole value, or whole values; nobody has asked about them.
+        """
+        self._view.cleared.update(tensor.op for tensor in tensors if tf.is_tensor(tensor))
+
+    def before(self, tensor: tf.Tensor, is_number: bool) -> list[row_flow.Meeting]:
+        """Returns the meetings that a tensor of the first tower is made from.
+
+        Args:
+            tensor: A row reduction, or a tensor with rows.
+            is_number: Whether those with numbers of rows are asked for, or all others.
+        """
+        has_rows = bool(self._view.axes(tensor, is_certain=True))
+        asked = [tensor] if has_rows else tensor.op.inputs
+        found = frozenset().union(*(self._looker.state(part) for part in asked))
+        return sorted(
+            (m for m in found if m.is_number == is_number and m.kind not in row_flow.QUIET),
+            key=lambda meeting: meeting.name,
+        )
+
+
+def _is_seen(tensor: tf.Tensor) -> bool:
+    return tensor.dtype not in (tf.variant, tf.resource)
 
 
 class _Shapes:
-    """Holds the operations that look at a shape, and at no value."""
+    """Holds the operations that look at a shape, and at no value; and what is cleared."""
+
+    def __init__(self, cleared: Container[tf.Operation] = ()):
+        self._cleared = cleared
 
     def __contains__(self, op: tf.Operation) -> bool:
-        return op.type in _SHAPES
+        return op.type in _SHAPES or op in self._cleared
 
 
 class _LengthsOfNoRows:
-    """Holds the operations that take from a shape what is no number of rows."""
+    """Holds the operations that take from a shape no number of rows; and what is cleared."""
 
-    def __init__(self, joining: Any):
-        self._whole = joining
+    def __init__(self, axes: Any, cleared: Container[tf.Operation] = ()):
+        self._axes = axes
+        self._cleared = cleared
 
     def __contains__(self, op: tf.Operation) -> bool:
+        if op in self._cleared:
+            return True
         if op.type != "StridedSlice" or op.inputs[0].op.type not in ("Shape", "ShapeN"):
             return False
         shape = op.inputs[0]
-        rows = self._whole.axes(shape.op.inputs[shape.value_index])
+        rows = self._axes(shape.op.inputs[shape.value_index], True)
         length = tf.compat.dimension_value(shape.shape[0]) if shape.shape.rank else None
         if length is None:
             return False
@@ -70,118 +86,113 @@ class _LengthsOfNoRows:
         return taken is not None and not any(axis in rows for axis in taken)
 
 
-class Meetings:
-    """Looks for meetings behind row reductions; each operation is looked at once.
-
-    Args:
-        joining: Knows what has rows: a `whole.Whole`.
-    """
+class _OfTower:
+    """The first tower's graph; see `View`."""
 
     def __init__(self, joining: Any):
         self._whole = joining
         sources = [tensor.op for tensor in joining.rows.given[0]]
-        self._by_value = ancestry.Descent(sources, _Shapes())
-        self._by_number = ancestry.Descent(sources, _LengthsOfNoRows(joining))
-        self._seen = set(sources)
-        self._found: list[Meeting] = []
-        self._behind: dict[bool, Any] = {}
+        self._sources = set(sources)
+        self._layout = {tensor.ref() for tensor in joining.rows.layout}
+        places = {tensor.op for tensor in (*joining.rows.layout, *joining.rows.shapes)}
+        self.cleared: set[tf.Operation] = set()
+        laid_out = [op for op in sources if op not in places]
+        self._by_value = ancestry.Descent(laid_out, _Shapes(self.cleared))
+        self._by_number = ancestry.Descent(laid_out, _LengthsOfNoRows(self.axes, self.cleared))
 
-    def clear(self, tensors: Iterable[tf.Tensor]) -> None:
-        """Takes note of rows' parts of a whole value, before which nobody need look."""
-        self._seen.update(tensor.op for tensor in tensors)
+    def axes(self, tensor: tf.Tensor, is_certain: bool) -> tuple:
+        if tensor.shape.rank is None and _is_seen(tensor) and tensor.op in self._whole.varying:
+            return (0,)  # nobody knows
+        return self._whole.axes(tensor, is_certain)
 
-    def before(self, tensor: tf.Tensor, is_number: bool) -> list[Meeting]:
-        """Returns the meetings that a tensor of the first tower is made from.
+    def start(self, tensor: tf.Tensor) -> frozenset | None:
+        if tensor.ref() in self._layout:
+            return frozenset([row_flow.Meeting(tensor.op, tensor.ref(), row_flow.LAYOUT)])
+        op = tensor.op
+        if op in self._sources or op in self._whole.ends or op in self.cleared:
+            return frozenset()
+        if tensor.op in self._whole.varying or self._whole.axes(tensor):
+            return None
+        return frozenset()
 
-        Args:
-            tensor: A row reduction.
-            is_number: Whether those with numbers of rows are asked for, or all others.
-        """
-        if self._look(tensor.op):
-            self._behind = {}
-        asked = [meeting for meeting in self._found if meeting.is_number == is_number]
-        if not asked:
-            return []
-        if is_number not in self._behind:
-            self._behind[is_number] = ancestry.Descent(meeting.op for meeting in asked)
-        return asked if tensor.op in self._behind[is_number] else []
+    def entering(self, op: tf.Operation, tensor: tf.Tensor) -> str | None:
+        if tensor.op not in self._whole.varying:
+            return None if self._whole.is_whole(tensor) else row_flow.NUMBER
+        if tensor.op in self._by_value:
+            return row_flow.MEETS
+        return row_flow.NUMBER if tensor.op in self._by_number else None
 
-    def _look(self, op: tf.Operation) -> bool:
-        """Looks at the operations that make rows, back to the batch; whether one was found."""
-        waiting = [tensor.op for tensor in op.inputs]
-        known = len(self._found)
-        while waiting:
-            current = waiting.pop()
-            if current in self._seen or current in self._whole.ends:
-                continue
-            self._seen.add(current)
-            if any(self._meetings(current)):  # most often the first answer is enough
-                self._found.extend(self._meetings(current, is_certain=True))
-            waiting.extend(tensor.op for tensor in current.inputs)
-        return len(self._found) > known
-
-    def _meetings(self, op: tf.Operation, is_certain: bool = False) -> list[Meeting]:
-        """Returns where rows meet in an operation; see `RowDimensions.of` for `is_certain`."""
-        made = [tensor for tensor in op.outputs if _is_value(tensor)]
-        axes = [self._whole.axes(tensor, is_certain) for tensor in op.inputs if made]
-        after = [self._whole.axes(tensor, is_certain) for tensor in made if any(axes)]
-        if not any(after):
-            return []
-        found = []
-        for tensor, rows in zip(op.inputs, axes, strict=True):
-            if not rows and _is_value(tensor):
-                if tensor.op in self._whole.varying:
-                    is_number = tensor.op not in self._by_value
-                    if not is_number or tensor.op in self._by_number:
-                        found.append(Meeting(op, tensor, is_number))
-                elif not self._whole.is_whole(tensor):
-                    found.append(Meeting(op, tensor, True))
-        is_more = op.type != "Reshape" and max(map(len, after)) > max(map(len, axes))
-        if is_more or _works_along(op, axes):
-            found.append(Meeting(op, made[0], False))
-        return found
+    def called(self, op: tf.Operation, states: Sequence[frozenset]) -> list[row_flow.Looker] | None:
+        dimensions = self._whole.called(op)
+        if dimensions is None:
+            return None
+        changing = [tensor.op in self._whole.varying for tensor in op.inputs]
+        return _lookers(self, op, dimensions, changing, states)
 
 
-def _is_value(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is no whole number, as lengths and indices are."""
-    return tensor.dtype.is_floating or tensor.dtype == tf.bool
+def _lookers(
+    view: row_flow.View, op: tf.Operation, found: Sequence, changing: list, states: Sequence
+):
+    """Returns what looks into functions, of which each dimension is known."""
+    kinds = [view.entering(op, tensor) for tensor in op.inputs]
+    made = []
+    for body, dimensions in found:
+        first = len(op.inputs) - len(body.inputs)
+        arguments = zip(changing[first:], states[first:], kinds[first:], strict=True)
+        made.append(row_flow.Looker(_OfBody(body, dimensions, list(arguments))))
+    return made
 
 
-def _works_along(op: tf.Operation, axes: Sequence[tuple]) -> bool:
-    """Whether an operation lets rows meet along an axis that is rows."""
-    if op.type == "Split":
-        along = tf.get_static_value(op.inputs[0])
-        return along is not None and int(along) in axes[1]
-    if not axes or not axes[0]:
-        return False
-    if op.type in _NORMS:
-        return bool(op.get_attr("is_training"))
-    rank = op.inputs[0].shape.rank
-    if op.type == "StridedSlice":
-        return _takes_some(op, axes[0])
-    if op.type in _SEGMENTS:
-        return True
-    if op.type in _LAST_AXIS:
-        return rank is not None and rank - 1 in axes[0]
-    if op.type in _ALONG:
-        along = tf.get_static_value(op.inputs[_ALONG[op.type]])
-        if along is None or rank is None:
-            return False
-        return any(int(axis) % rank in axes[0] for axis in along.reshape(-1))
-    return False
+class _OfBody:
+    """A function that a tower calls; see `View`.
 
+    Args:
+        body: The function.
+        dimensions: Tells which dimensions of its tensors are rows.
+        arguments: Of each argument, whether it is made from the batch, what is known of it,
+            and how it would meet rows if it had none.
+    """
 
-def _takes_some(op: tf.Operation, axes: tuple) -> bool:
-    """Whether a slice takes some of the rows, in place of all of them or of one."""
-    masks = {name: op.get_attr(name) for name in ("begin_mask", "end_mask")}
-    if op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask"):
-        return False
-    bounds = tf.get_static_value(op.inputs[1])
-    length = None if bounds is None else len(bounds)
-    taken = [axis for axis in axes if length is None or axis < length]
-    one = op.get_attr("shrink_axis_mask")
-    taken = [axis for axis in taken if not one & (1 << axis)]
-    steps = tf.get_static_value(op.inputs[3])
-    if steps is not None and any(steps[axis] != 1 for axis in taken):
-        return True
-    return any(not masks[name] & (1 << axis) for axis in taken for name in masks)
+    def __init__(self, body: functions.Body, dimensions: Any, arguments: list[tuple]):
+        self.ends = body.outputs
+        self._dimensions = dimensions
+        self._given = {
+            tensor.ref(): (changes, state, kind)
+            for tensor, (changes, state, kind) in zip(body.inputs, arguments, strict=True)
+        }
+        sources = [tensor.op for tensor in body.inputs if self._given[tensor.ref()][0]]
+        self._varying = ancestry.Descent(sources)
+        meeting = [t.op for t in body.inputs if self._is_value(t)]
+        self._by_value = ancestry.Descent(meeting, _Shapes())
+        meeting += [t.op for t in body.inputs if self._given[t.ref()][2] == row_flow.NUMBER]
+        self._by_number = ancestry.Descent(meeting, _LengthsOfNoRows(self.axes))
+
+    def _is_value(self, tensor: tf.Tensor) -> bool:
+        changes, _, kind = self._given[tensor.ref()]
+        return changes and (kind == row_flow.MEETS or bool(self.axes(tensor, True)))
+
+    def axes(self, tensor: tf.Tensor, is_certain: bool) -> tuple:
+        if tensor.ref() in self._given and not self._given[tensor.ref()][0]:
+            return ()
+        if tensor.shape.rank is None:
+            return (0,) if _is_seen(tensor) and tensor.op in self._varying else ()
+        return self._dimensions.axes(tensor)
+
+    def start(self, tensor: tf.Tensor) -> frozenset | None:
+        if tensor.ref() in self._given:
+            return self._given[tensor.ref()][1]
+        return None if tensor.op in self._varying else frozenset()
+
+    def entering(self, op: tf.Operation, tensor: tf.Tensor) -> str | None:
+        if tensor.dtype in (tf.variant, tf.resource) or tensor.op not in self._varying:
+            return None
+        if tensor.op in self._by_value:
+            return row_flow.MEETS
+        return row_flow.NUMBER if tensor.op in self._by_number else None
+
+    def called(self, op: tf.Operation, states: Sequence[frozenset]) -> list[row_flow.Looker] | None:
+        dimensions = self._dimensions.called(op)
+        if dimensions is None:
+            return None
+        changing = [tensor.op in self._varying for tensor in op.inputs]
+        return _lookers(self, op, dimensions, changing, states)

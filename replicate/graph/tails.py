@@ -141,7 +141,7 @@ class Walk:
         found = self._whole.meetings.before(first, is_number=True)
         if not found:
             return kind, ""
-        return UNKNOWN, f"{found[0].op.name} brings a number of the tower's rows into each row"
+        return UNKNOWN, f"{found[0].name} brings a number of the tower's rows into each row"
 
     def _keep(self, column: tuple, source: tf.Tensor) -> None:
         if source.op not in self._kept:

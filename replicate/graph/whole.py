@@ -40,6 +40,9 @@ class Rows(NamedTuple):
         has_rows: K truths n_i > 0: bools, or bool tensors of shape [].
         devices: The K towers' devices.
         home: The device on which what is joined is computed.
+        layout: Those of the first tower's tensors that say where a sparse or ragged tensor has
+            its values.
+        shapes: Those that are the shape of a sparse tensor.
     """
 
     given: Sequence[Sequence[tf.Tensor]]
@@ -48,6 +51,8 @@ class Rows(NamedTuple):
     has_rows: Sequence[Any]
     devices: Sequence[str]
     home: str
+    layout: Sequence[tf.Tensor] = ()
+    shapes: Sequence[tf.Tensor] = ()
 
 
 class Joined(NamedTuple):
@@ -89,7 +94,9 @@ class Whole:
         sources = [tensor.op for tensor in rows.given[0]]
         self.varying = ancestry.Descent(sources, self.ends)
         self.dependent = ancestry.Descent(sources)
-        self._dimensions = row_dimensions.RowDimensions(rows.given[0], self.varying)
+        self._dimensions = row_dimensions.RowDimensions(
+            rows.given[0], self.varying, rows.shapes, bool(rows.layout)
+        )
         self.meetings = row_meetings.Meetings(self)
 
     # What is whole already.
@@ -147,6 +154,13 @@ class Whole:
     ) -> tuple | None:
         """Returns the dimensions that are rows; see `row_dimensions.RowDimensions`."""
         return self._dimensions.of(tensor, source if self._partner else None, is_certain)
+
+    def called(self, op: tf.Operation) -> list | None:
+        """Returns the functions that an operation of the first tower calls; see `called` there."""
+        if self._partner is None:
+            return self._dimensions.called(op)
+        source = self._partner(op.outputs[0]) if op.outputs else None
+        return None if source is None else self._dimensions.called(op, source.op)
 
     def source_of(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns the tensor from which tails are copied: with a dynamic batch, itself."""

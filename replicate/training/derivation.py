@@ -189,6 +189,7 @@ class Derivation:
         ):
             with reductions.alone_on(device, whole.SCOPE):
                 given.append(_product(gradient, factor, tensor))
+        self._whole.meetings.clear(given)
         self._columns.append((part.column, given))
 
     def _reached(self, ys: Sequence[tf.Tensor]) -> list[Given]:

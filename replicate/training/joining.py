@@ -31,7 +31,7 @@ _ALONE = (
     "with one device."
 )
 _MEETING = (
-    "Rows meet other rows in %s, which reads %s%s, before %s is made of them: as in batch "
+    "Rows meet other rows, or may, in %s, which reads %s%s, before %s is made of them: as in batch "
     "normalisation and in losses that compare the rows of a batch. Each tower sees its own rows "
     "alone, and the result is not that of one device. For batch normalisation over the whole batch "
     "use tf.keras.layers.BatchNormalization(synchronized=True). replicate.verify shows by how much "
@@ -114,7 +114,7 @@ class Joining:
         new = [meeting for op, meeting in met.items() if op not in self._met]
         self._met.update(met)
         if new:
-            _log.warning(_MEETING, new[0].op.name, new[0].tensor.name, _more(new), tensor.name)
+            _log.warning(_MEETING, new[0].name, new[0].tensor.name, _more(new), tensor.name)
 
     # What a `Joiner` does.
 
@@ -230,6 +230,7 @@ class Joining:
         if isinstance(value, values.DistributedValues):
             column = [tf.convert_to_tensor(part, variable.dtype) for part in value.values]
             self._require_no_rows(variable, column[0])
+            self._look([part.column[0] for part in self.whole.tail(column).reductions], column[0])
             found = self._made_whole(column, is_assumed=method != "assign")
             if found is None:
                 return None

@@ -1,5 +1,6 @@
 """Where rows meet rows, and where a number of rows enters them."""
 
+import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
@@ -13,7 +14,7 @@ def meetings(make, is_number=False, **options):
     towers = by_hand.Towers(lambda x: tf.reduce_sum(make(x)), **options)
     found = towers.whole.meetings.before(towers.column[0], is_number=is_number)
     assert all(meeting.is_number is is_number for meeting in found)
-    return [(meeting.op.name.split("/", 1)[1], meeting.op.type) for meeting in found]
+    return [(meeting.name.split("/", 1)[1], meeting.op.type) for meeting in found]
 
 
 def types(found):
@@ -35,6 +36,34 @@ def batch_norm(is_training):
 
 def pairwise(x):
     return tf.abs(x[:, None, :] - x[None, :, :])
+
+
+def yes():
+    """A truth that nobody knows before the run."""
+    return tf1.placeholder_with_default(True, [])
+
+
+def looped(step):
+    def make(x):
+        return tf.while_loop(lambda i, rows: i < 3, lambda i, rows: (i + 1, step(rows)), [0, x])[1]
+
+    return make
+
+
+def turning(x):
+    """The second time round it is centred rows that come out."""
+
+    def step(i, rows, other):
+        return i + 1, other, rows - tf.reduce_mean(rows, 0)
+
+    return tf.while_loop(lambda i, *_: i < 3, step, [0, x, x * 2.0])[1]
+
+
+def unique_keys(x):
+    """As sparse embeddings look up each key once, whatever rows have it."""
+    found, places = tf.unique(keys(x))
+    vectors = tf.gather(tf.eye(3, dtype=x.dtype), found) * 2.0
+    return x * tf.gather(vectors, places)
 
 
 MEET = {
@@ -59,7 +88,61 @@ MEET = {
     "neighbours": (lambda x: x - tf.roll(x, 1, 0), "Roll"),
     "neighbours, both axes": (lambda x: x - tf.roll(x, [1, 1], [1, 0]), "Roll"),
     "sorted rows": (lambda x: tf.sort(x, 0), "TopKV2"),
+    "other rows by a number": (lambda x: x - tf.gather(x, keys(x)), "GatherV2"),
+    "rows drawn at random": (lambda x: x - tf.gather(x, drawn(x)), "GatherV2"),
+    "shuffled rows": (lambda x: x * tf.random.shuffle(x), "RandomShuffle"),
+    "hard rows": (lambda x: tf.boolean_mask(x, x[:, 0] > tf.reduce_mean(x[:, 0])), "Greater"),
+    "a largest whole number": (
+        lambda x: x * tf.cast(keys(x) < tf.reduce_max(keys(x)), x.dtype)[:, None],
+        "Less",
+    ),
+    "places of rows": (lambda x: x * tf.cast(tf.range(tf.shape(x)[0]), x.dtype)[:, None], "Range"),
+    "rows of one key": (lambda x: tf.math.segment_sum(x, tf.sort(keys(x))), "SegmentSum"),
+    "a filter over rows": (
+        lambda x: tf.nn.conv1d(x[None], tf.ones([2, 3, 1], x.dtype), 1, "SAME"),
+        "Conv2D",
+    ),
+    "one row more": (lambda x: tf.concat([x, tf.ones([1, 3], x.dtype)], 0), "ConcatV2"),
+    "a row of zeros": (lambda x: tf.pad(x, [[0, 1], [0, 0]]), "Pad"),
+    "numpy": (
+        lambda x: tf.numpy_function(lambda rows: rows - rows.mean(0), [x], x.dtype),
+        "PyFunc",
+    ),
+    "rows summed up in a loop": (
+        lambda x: tf.scan(lambda last, row: last + row, x),
+        "TensorListFromTensor",
+    ),
+    "a function of rows": (lambda x: centred(x), "Sub"),
+    "a function in a function": (lambda x: around(centred, x), "Sub"),
+    "a branch": (lambda x: tf.cond(yes(), lambda: centred(x), lambda: x), "Sub"),
+    "a loop": (looped(lambda x: x - tf.reduce_mean(x, 0)), "Sub"),
+    "a loop that sees it later": (turning, "Sub"),
 }
+
+
+def keys(x):
+    """A whole number of each row, made from it."""
+    return tf.cast(x[:, 0] * 2.0, tf.int32)
+
+
+def drawn(x):
+    return tf.random.uniform(tf.shape(x)[:1], 0, tf.shape(x)[0], tf.int32)
+
+
+@tf.function(autograph=False)
+def centred(x):
+    return x - tf.reduce_mean(x, 0)
+
+
+@tf.function(autograph=False)
+def scaled(x):
+    return tf.nn.softmax(x) * tf.reduce_sum(x, 1, keepdims=True) + tf.cumsum(x, 1)
+
+
+def around(function, x):
+    return tf.function(lambda rows: function(rows * 2.0), autograph=False)(x)
+
+
 APART = {
     "rows": tf.exp,
     "weights in each row": lambda x: x * tf.constant([1.0, 2.0, 3.0], tf.float64),
@@ -77,6 +160,24 @@ APART = {
     "zeros of a shape": lambda x: x + tf.zeros(tf.shape(x), x.dtype),
     "rows kept": lambda x: tf.boolean_mask(x, x[:, 0] > 0.5),
     "rows in a turned order of axes": tf.transpose,
+    "a function of each row": lambda x: scaled(x),
+    "a function in a function": lambda x: around(scaled, x),
+    "branches": lambda x: tf.cond(yes(), lambda: scaled(x), lambda: -x),
+    "a loop": lambda x: looped(lambda rows: rows * 0.5 + tf.nn.softmax(rows))(x),
+    "each row in a loop": lambda x: tf.map_fn(lambda row: row / tf.reduce_sum(row), x),
+    "keys looked up": lambda x: x * tf.nn.embedding_lookup(tf.eye(3, dtype=x.dtype), keys(x)),
+    "keys looked up once each": unique_keys,
+    "rows stacked": lambda x: tf.unstack(tf.stack([x, x * 2.0], 1), axis=1)[0],
+    "rows twice": lambda x: tf.concat([x, x], 0),
+    "rows beside rows": lambda x: tf.concat([x, x], 1)[:, ::2],
+    "one of each row": lambda x: tf.gather_nd(x, tf.stack([tf.range(tf.shape(x)[0]), keys(x)], 1)),
+    "entries of each row": lambda x: tf.gather(x, keys(x)[:, None], axis=1, batch_dims=1),
+    "a convolution of each row": lambda x: tf.nn.conv1d(
+        x[:, :, None], tf.ones([2, 1, 1], x.dtype), 1, "SAME"
+    ),
+    "padded columns": lambda x: tf.pad(x, [[0, 0], [1, 1]]),
+    "all but the last column": lambda x: x[..., :-1],
+    "ones": lambda x: x + tf.ones([tf.shape(x)[0], 1], x.dtype),
     "a reshape and back": lambda x: tf.reshape(tf.reshape(x, [-1]), tf.shape(x)),
 }
 
@@ -254,3 +355,65 @@ def test_integers_may_meet(fresh_graph):
 
     assert meetings(make) == []
     assert meetings(make, is_number=True) == []
+
+
+# What is neither exact nor told would be assumed silently.
+
+
+def of_groups(reduce):
+    """Rows of one group follow each other; groups are cut in two by towers."""
+    return lambda x, group: tf.reduce_sum(tf.square(reduce(x, group)))
+
+
+def index(x):
+    return tf.cast(tf.range(tf.shape(x)[0]), x.dtype)
+
+
+ENDS = {
+    "the first rows": lambda x, group: tf.reduce_sum(x[:2]),
+    "the last row": lambda x, group: tf.reduce_sum(x[-1:]),
+    "the largest row": lambda x, group: tf.reduce_sum(tf.cast(tf.argmax(x, 0), x.dtype)),
+}
+SILENT = {
+    "sums of groups": of_groups(tf.math.segment_sum),
+    "means of groups": of_groups(tf.math.segment_mean),
+    "a number of groups": lambda x, group: tf.cast(tf.size(tf.unique(group)[0]), x.dtype),
+    "differences of neighbours": lambda x, group: tf.nn.l2_loss(x[1:] - x[:-1]),
+    "rows backwards": lambda x, group: tf.reduce_sum(x * x[::-1]),
+    "rows gathered backwards": lambda x, group: tf.reduce_sum(
+        x * tf.gather(x, tf.range(tf.shape(x)[0])[::-1])
+    ),
+    "a filter over rows": lambda x, group: tf.nn.l2_loss(
+        tf.nn.conv1d(x[None], tf.ones([2, 3, 1], x.dtype), 1, "VALID")
+    ),
+    "one row more": lambda x, group: tf.reduce_mean(tf.concat([x, tf.ones([1, 3], x.dtype)], 0)),
+    "places of rows": lambda x, group: tf.reduce_sum(x[:, 0] * index(x)),
+}
+CASES = [(name, is_static) for name in SILENT for is_static in (False, True)]
+CASES += [("the first rows", False), ("the last row", False)]
+GROUPS = np.array([0, 0, 0, 0, 1, 1, 2], np.int32)
+
+
+def require_exact_or_told(session, make, is_static):
+    towers = by_hand.Towers(make, [by_hand.batch(7), GROUPS], is_static=is_static)
+    (found,), (expected,) = towers.values(session)
+    parts = towers.whole.tail(towers.column).reductions
+    before = towers.whole.meetings.before
+    met = [meeting for part in parts for meeting in before(part.column[0], is_number=False)]
+    assert towers.warned or met or np.isclose(found, expected, 1e-9)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_single_rows_of_a_static_batch_are_told(session, name):
+    require_exact_or_told(session, ENDS[name], is_static=True)
+
+
+@STATICS
+def test_groups_that_are_added_up_in_a_table_are_exact(session, is_static):
+    make = of_groups(lambda x, group: tf.math.unsorted_segment_sum(x, group, 3))
+    require_exact_or_told(session, make, is_static)
+
+
+@pytest.mark.parametrize(("name", "is_static"), CASES)
+def test_what_is_not_exact_is_told(session, name, is_static):
+    require_exact_or_told(session, {**SILENT, **ENDS}[name], is_static)
