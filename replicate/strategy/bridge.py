@@ -20,6 +20,8 @@ _AGGREGATIONS = {
     tf.distribute.ReduceOp.MEAN: tf.VariableAggregation.MEAN,
 }
 
+_SCOPE = "replicate_all_reduce/"  # of what reduces over towers: no name of the model's is taken
+
 
 def aggregation_of(reduce_op: Any) -> tf.VariableAggregation:
     """Returns the aggregation for a `tf.distribute.ReduceOp`, its name, or an aggregation.
@@ -301,7 +303,9 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
             pairs = [(column, column) for column in columns]
             return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
 
-        return self.merge_call(across, args=tuple(self._weighted(tensors) if is_mean else tensors))
+        with tf1.name_scope(_SCOPE):
+            parts = self._weighted(tensors) if is_mean else tensors
+            return self.merge_call(across, args=tuple(parts))
 
     @property
     def devices(self) -> tuple[str, ...]:

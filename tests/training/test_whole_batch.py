@@ -337,3 +337,63 @@ def test_the_callers_devices_and_dependencies_are_not_there(fresh_graph):
     assert there == ("/device:CPU:0", [])
     assert here[0] == "/device:CPU:3"
     assert len(here[1]) == 1
+
+
+# What joins towers takes no name of the model's, or partners would be other operations.
+
+
+def reduced(x, w, b):
+    replica = tf.distribute.get_replica_context()
+    return replica.all_reduce(tf.distribute.ReduceOp.MEAN, tf.reduce_mean(x * w))
+
+
+def derived(x, w, b):
+    return tf.gradients(tf.reduce_mean(x * w), [w, b, x])[0]
+
+
+def derived_twice(x, w, b):
+    (first,) = tf.gradients(tf.reduce_mean(tf.square(x * w)), [w])
+    return tf.gradients(tf.reduce_sum(first * first), [w])[0]
+
+
+def minimized(x, w, b):
+    optimizer = tf1.train.AdamOptimizer(0.1)
+    return optimizer.minimize(tf.reduce_mean(x * w), tf1.train.get_global_step())
+
+
+def written(x, w, b):
+    return b.assign_add(tf.reduce_mean(x))
+
+
+def averaged(x, w, b):
+    return tf1.train.ExponentialMovingAverage(0.9).apply([w])
+
+
+def measured(x, w, b):
+    return tf1.metrics.mean(x)[1]
+
+
+def merged(x, w, b):
+    return default.get_tower_context().merge_call(lambda strategy, column: tf.constant(1.0), x)
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize(
+    "join", [reduced, derived, derived_twice, minimized, written, averaged, measured, merged]
+)
+def test_what_joins_towers_takes_no_name_of_the_models(fresh_graph, join, mode, strategy):
+    names = collections.UserList()
+
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", [], initializer=tf1.ones_initializer())
+        b = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.MEAN)
+        join(features, w, b)
+        joined = [tf.constant(1.0), tf.reduce_sum(features), features * w, tf.identity(w)]
+        names.append([tensor.op.name for tensor in joined])
+        return exactness.spec_of(mode, joined[1] * joined[3], train_op=tf1.no_op())
+
+    tf1.train.create_global_step()
+    model_fn.replicate_model_fn(model, None, 2, strategy=strategy)(rows(2), None, mode)
+    whole, first, _ = names
+    assert first == whole
