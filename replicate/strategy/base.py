@@ -8,7 +8,6 @@ device, parameter server, mirrored) overrides the hooks only.
 
 import contextlib
 import logging
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from replicate.strategy import (
     conversion,
     creation,
     datasets,
+    functions,
     lockstep,
     sharing,
     values,
@@ -46,7 +46,8 @@ class DistributionStrategy(communication.Communication):
         self._worker_devices = tuple(worker_devices)
         self._parameter_devices = tuple(parameter_devices)
         self._warned_of_partitioner = False
-        self._functions: Any = weakref.WeakKeyDictionary()
+        self._settled = functions.Settled()
+        self._traced = functions.Traced()
         self._extended = bridge.BridgeStrategy(self).extended
 
     # Who takes part.
@@ -131,14 +132,16 @@ class DistributionStrategy(communication.Communication):
 
     # Towers.
 
-    def call_for_each_tower(self, fn: Callable, *args, run_concurrently=True, **kwargs) -> Any:
+    def call_for_each_tower(self, fn: Callable, *args, run_concurrently=False, **kwargs) -> Any:
         """Runs `fn` once per tower, each in its tower context and on its device.
 
         Args:
             fn: The function.
             *args: Its positional arguments; PerDevice and Mirrored ones are unwrapped.
-            run_concurrently: Whether eager towers may run at the same time, once the first
-                has made what it makes. Towers that build a graph run one by one.
+            run_concurrently: Whether eager towers may run at the same time between merge
+                calls, once `fn` has run in all of them without making a variable. Whatever
+                of Python they share is then used by several threads. Towers that build a
+                graph run one after the other.
             **kwargs: Its keyword arguments, likewise.
 
         Returns:
@@ -150,10 +153,13 @@ class DistributionStrategy(communication.Communication):
             TowerMismatchError: If the towers do not make the same merge calls.
             Exception: What a tower raised, with the tower's number in its notes.
         """
-        fn = conversion.as_here(fn)
+        here = conversion.as_here(fn)
         with conversion.own_types():
             self._require_cross_tower("call_for_each_tower")
-            results = self.run_towers(lambda: fn, args, kwargs, run_concurrently)
+            together = run_concurrently and fn in self._settled
+            creations = sharing.Creations(self.num_towers)
+            results = self.run_towers(lambda: here, args, kwargs, together, creations=creations)
+            self._settled.note(fn, bool(creations.all()))
             return values.regroup(results, devices=self._worker_devices)
 
     def run_towers(
@@ -161,7 +167,7 @@ class DistributionStrategy(communication.Communication):
         make_fn: Callable[[], Callable],
         args: Sequence = (),
         kwargs: dict | None = None,
-        concurrent: bool = True,
+        concurrent: bool = False,
         every_collection: bool = False,
         creations: sharing.Creations | None = None,
     ) -> list:
@@ -171,7 +177,7 @@ class DistributionStrategy(communication.Communication):
             make_fn: Gives the function, once in each tower.
             args: Positional arguments; distributed ones are unwrapped.
             kwargs: Keyword arguments, likewise.
-            concurrent: Whether eager towers after the first may run at the same time.
+            concurrent: Whether eager towers may run at the same time between merge calls.
             every_collection: Whether each tower sees graph collections of its own.
             creations: The log of the towers' variables; None for a new one.
         """
@@ -204,19 +210,10 @@ class DistributionStrategy(communication.Communication):
             kwargs: Keyword arguments, likewise.
         """
         with self.scope():
-            if hasattr(fn, "python_function") and hasattr(fn, "get_concrete_function"):
-                return self._as_function(fn)(tuple(args), dict(kwargs or {}))
+            if functions.is_traced(fn):
+                traced = self._traced.in_towers(fn, self.call_for_each_tower)
+                return traced(tuple(args), dict(kwargs or {}))
             return self.call_for_each_tower(fn, *args, **(kwargs or {}))
-
-    def _as_function(self, fn: Callable) -> Callable:
-        if fn not in self._functions:
-            inner = fn.python_function
-
-            def all_towers(args, kwargs):
-                return self.call_for_each_tower(inner, *args, **kwargs)
-
-            self._functions[fn] = tf.function(all_towers)
-        return self._functions[fn]
 
     def distribute_dataset(self, dataset_fn: Callable) -> datasets.PerDeviceDataset:
         """Reads one dataset for all towers.

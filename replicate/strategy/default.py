@@ -46,7 +46,13 @@ class DefaultStrategy(base.DistributionStrategy):
             yield
 
     def run_towers(
-        self, make_fn, args=(), kwargs=None, concurrent=True, every_collection=False, creations=None
+        self,
+        make_fn,
+        args=(),
+        kwargs=None,
+        concurrent=False,
+        every_collection=False,
+        creations=None,
     ):
         """See base class."""
         del concurrent, every_collection, creations

@@ -1,9 +1,10 @@
 """K towers, one awake at a time, meeting at each merge call.
 
 Each tower runs in a thread of its own, because name scopes, variable scopes, devices,
-control dependencies and gradient tapes are kept per thread. In a graph one tower is
-awake at a time and the order is always the same, so that building is repeatable; eager
-towers run at the same time between merge calls.
+control dependencies and gradient tapes are kept per thread. One tower is awake at a time
+and the order is always the same, so that a run is repeatable and code that all towers share
+is never in the middle of something. Eager towers run at the same time between merge calls
+where whoever starts them says so.
 
 The function of a merge call runs in the first tower's thread: the scopes it sees are
 those in which one device would have called it.

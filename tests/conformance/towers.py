@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import time
 
 import pytest
 
@@ -196,6 +197,18 @@ class Towers:
         order = []
         bench.in_towers(strategy, lambda: order.append(tower_id()), run_concurrently=False)
         assert order == list(range(strategy.num_towers))
+
+    def test_towers_run_one_after_another_unless_they_are_asked_to_overlap(self, bench, strategy):
+        shared = {"n": 0}
+
+        def tower():
+            before = shared["n"]
+            time.sleep(0.01)
+            shared["n"] = before + 1
+
+        for _ in range(2):
+            bench.in_towers(strategy, tower)
+        assert shared["n"] == 2 * strategy.num_towers
 
     def test_run_enters_the_scope_by_itself(self, bench, strategy):
         def step():

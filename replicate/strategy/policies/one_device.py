@@ -20,7 +20,13 @@ class OneDeviceStrategy(base.DistributionStrategy):
         super().__init__(place, place)
 
     def run_towers(
-        self, make_fn, args=(), kwargs=None, concurrent=True, every_collection=False, creations=None
+        self,
+        make_fn,
+        args=(),
+        kwargs=None,
+        concurrent=False,
+        every_collection=False,
+        creations=None,
     ):
         """See base class."""
         del concurrent, every_collection, creations
