@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from replicate import errors, estimator, model_fn
+from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
 from replicate.training import tower_optimizer
 
@@ -443,3 +444,32 @@ def test_each_gradient_carries_its_towers_weight_once():
     found = run(graph, spec.train_op, lambda: [v.read_value() for v in trained])[1]
     # One device's gradient is the mean, 3, for either.
     np.testing.assert_allclose(found, [7.0, 7.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "parameter_server", "one_device"])
+def test_an_estimator_may_be_used_inside_of_the_strategys_scope(strategy, tmp_path):
+    devices = TWO[:1] if strategy == "one_device" else TWO
+    make = {
+        "mirrored": core.MirroredStrategy,
+        "parameter_server": core.LocalParameterServerStrategy,
+        "one_device": lambda devices: core.OneDeviceStrategy(devices[0]),
+    }
+    chosen = make[strategy](devices)
+    replicated = model_fn.replicate_model_fn(linear_model_fn, descend, strategy=chosen)
+    config = estimator.RunConfig(
+        session_config=tf1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
+    )
+
+    def input_fn():
+        return tf.data.Dataset.from_tensors({"x": tf.constant([1.0, 2.0])})
+
+    with chosen.scope():
+        made = estimator.Estimator(replicated, str(tmp_path), config)
+        made.train(input_fn)
+        # The gradient of w * 1 + w * 2 is 3, so w is 10 - 3 = 7, and the loss 7 + 14 = 21.
+        evaluated = made.evaluate(input_fn)
+        predicted = [row["y"] for row in made.predict(input_fn)]
+    assert sorted(made.get_variable_names()) == ["global_step", "w"]
+    assert made.get_variable_value("w") == 7.0
+    assert (evaluated["loss"], evaluated["global_step"]) == (21.0, 1)
+    assert predicted == [7.0, 14.0]

@@ -67,6 +67,7 @@ ops = Door(
     "tensorflow.python.framework.ops",
     {
         "init_scope": "lifts variable creation out of functions and control flow",
+        "_default_graph_stack": "which graph is a thread's default one; see compat/graphs",
     },
 )
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from replicate.compat import graphs
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import (
     bridge,
@@ -22,6 +23,7 @@ from replicate.strategy import (
     functions,
     lockstep,
     sharing,
+    updates,
     values,
     variables,
 )
@@ -30,7 +32,7 @@ from replicate.strategy import tower as towers
 _log = logging.getLogger("replicate")
 
 
-class DistributionStrategy(communication.Communication):
+class DistributionStrategy(communication.Communication, updates.Updates):
     """Runs a function once per tower, and keeps the towers' variables one model.
 
     Args:
@@ -105,10 +107,33 @@ class DistributionStrategy(communication.Communication):
         with contextlib.ExitStack() as stack:
             if mode is None:
                 stack.enter_context(bridge.across(context.Mode(self)))
-                stack.enter_context(tf.variable_creator_scope(self._creator))
-                stack.enter_context(creation.without_partitioners(self._warn_of_partitioner))
-                stack.enter_context(self._default_device())
+                stack.enter_context(self._making())
+                stack.enter_context(graphs.entered_with(self._inherited))
             yield self
+
+    @contextlib.contextmanager
+    def _making(self) -> Iterator[None]:
+        """Enters, in the current graph, what a scope is to whoever makes variables."""
+        with (
+            tf.variable_creator_scope(self._creator),
+            creation.without_partitioners(self._warn_of_partitioner),
+            self._default_device(),
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def _inherited(self, graph: tf.Graph) -> Iterator[None]:
+        """Enters the scope in a graph that is entered inside of it.
+
+        A tower's own graph is its own affair: what it makes there no other tower shares.
+        """
+        mode = context.current()
+        is_mine = mode is not None and mode.strategy is self and mode.tower is None
+        if not is_mine or graph.finalized or bridge.is_told(graph, self):
+            yield
+            return
+        with bridge.told_inside(self), self._making():
+            yield
 
     @contextlib.contextmanager
     def merging(self, share=None) -> Iterator[None]:
@@ -299,61 +324,7 @@ class DistributionStrategy(communication.Communication):
             return v.read_across()
         return tf.convert_to_tensor(v)
 
-    # Updates.
-
-    def update(self, var: Any, fn: Callable, *args, **kwargs) -> Any:
-        """Runs `fn(copy, ...)` on each device of a variable.
-
-        Args:
-            var: A variable of this strategy.
-            fn: Takes a copy, and the arguments' copies on its device.
-            *args: Mirrored arguments are unwrapped.
-            **kwargs: Likewise.
-
-        Returns:
-            The results, merged.
-        """
-        self._require_cross_tower("update")
-        if isinstance(var, variables.DistributedVariable):
-            return self._update_on(var.devices, var.members, fn, args, kwargs)
-        return self._update_on(self.destinations_of(var), (var,), fn, args, kwargs)
-
-    def update_non_slot(self, colocate_with: Any, fn: Callable, *args, **kwargs) -> Any:
-        """Runs `fn(...)` on each non-slot device.
-
-        Args:
-            colocate_with: What `non_slot_devices()` returned.
-            fn: Takes the arguments' copies.
-            *args: Mirrored arguments are unwrapped.
-            **kwargs: Likewise.
-
-        Returns:
-            The results, merged.
-        """
-        self._require_cross_tower("update_non_slot")
-        places = self.destinations_of(colocate_with)
-        return self._update_on(places, None, fn, args, kwargs)
-
-    def _update_on(self, places, members, fn, args, kwargs) -> Any:
-        mode = context.current()
-        results = []
-        for i, place in enumerate(places):
-            updating = mode._replace(update_device=place)
-            with context.entered(updating), tf.device(place), self._copy_scope(i):
-                chosen = values.select_device(place, i, tuple(args))
-                named = values.select_device(place, i, dict(kwargs))
-                first = () if members is None else (members[i],)
-                results.append(fn(*first, *chosen, **named))
-        return values.regroup(results, values.Mirrored, places)
-
-    @staticmethod
-    def _copy_scope(index: int):
-        """Copies after the first are updated under a name scope of their own."""
-        return tf1.name_scope(f"tower_{index}") if index > 0 else contextlib.nullcontext()
-
-    def non_slot_devices(self, var_list: Sequence) -> Any:
-        """Returns where an optimizer's variables live that belong to no single variable."""
-        return self.destinations_of(min(var_list, key=lambda v: v.name))
+    # Sessions.
 
     def configure(self, session_config: Any) -> None:
         """Sets what suits this strategy in a `ConfigProto`, in place."""

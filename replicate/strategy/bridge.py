@@ -313,12 +313,42 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         return (self._tower.device,)
 
 
+@conversion.unconverted
+class StraightReplicaContext(tf.distribute.ReplicaContext):
+    """Stands for a replica where the code runs across towers already."""
+
+    def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
+        return conversion.as_here(merge_fn)(self.strategy, *args, **kwargs)
+
+
 @contextlib.contextmanager
 def across(mode: context.Mode):
     """Enters a mode across towers, ours and TensorFlow's."""
-    bridge = mode.strategy.extended.container
-    with context.entered(mode), pushed(tfc.distribute_lib._CrossReplicaThreadMode(bridge)):
+    with context.entered(mode), told_across(mode.strategy):
         yield
+
+
+def told_across(strategy: Any) -> contextlib.AbstractContextManager:
+    """Tells TensorFlow, in the current graph, that the code runs across towers."""
+    return pushed(tfc.distribute_lib._CrossReplicaThreadMode(strategy.extended.container))
+
+
+def told_inside(strategy: Any) -> contextlib.AbstractContextManager:
+    """The same in a graph that is entered inside a scope; a merge call there runs at once.
+
+    NOTE: Estimators build graphs of their own, and make a metric of the loss in them, for which
+    `tf.compat.v1.metrics` asks for a replica.
+    """
+    bridge = strategy.extended.container
+    mode = tfc.distribute_lib._CrossReplicaThreadMode(bridge)
+    mode.replica_context = StraightReplicaContext(bridge, 0)
+    return pushed(mode)
+
+
+def is_told(graph: tf.Graph, strategy: Any) -> bool:
+    """Whether TensorFlow knows of a strategy in a graph, as in functions inside of it."""
+    bridge = strategy.extended.container
+    return any(entry.strategy is bridge for entry in graph._distribution_strategy_stack)
 
 
 @contextlib.contextmanager

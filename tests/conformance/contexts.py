@@ -43,6 +43,35 @@ class Contexts:
             bench.run(lambda: here()[1].num_towers)
             assert here() == (None, strategy)
 
+    def test_scope_holds_in_graphs_entered_inside(self, strategy):
+        with strategy.scope(), tf.Graph().as_default() as graph:
+            assert here() == (None, strategy)
+            assert tf.distribute.in_cross_replica_context()
+            assert tf.distribute.get_strategy() is strategy.extended.container
+            with pytest.raises(RuntimeError, match="cross-replica context"):
+                tf1.train.GradientDescentOptimizer(1.0).apply_gradients([(tf.constant(1.0), None)])
+            tf1.metrics.mean(tf.constant(1.0))  # an Estimator makes one of its loss
+            w = tf1.get_variable("w", [4], partitioner=tf1.fixed_size_partitioner(2))
+            with graph.as_default(), tf.init_scope():  # nothing is entered twice
+                assert len(graph._distribution_strategy_stack) == 1
+            u = strategy.call_for_each_tower(lambda: tf1.get_variable("u", []))
+            with strategy.scope():
+                v = tf.Variable(1.0, name="v")
+            assert tf1.global_variables() == [w, u, v]
+            for variable in (w, u, v):
+                assert len(strategy.unwrap(variable)) == self.num_copies
+        assert graph._distribution_strategy_stack == []
+        with graph.as_default():
+            assert not tf.distribute.has_strategy()
+            assert not hasattr(tf1.get_variable("later", []), "members")
+
+    def test_scope_leaves_finalized_graphs_alone(self, strategy):
+        with tf.Graph().as_default() as graph:
+            x = tf.constant(1.0)
+        graph.finalize()
+        with strategy.scope(), tf1.Session(graph=graph) as session:
+            assert session.run(x) == 1.0
+
     def test_each_tower_has_its_own_context(self, bench, strategy):
         seen = []
 

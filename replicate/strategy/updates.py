@@ -1,0 +1,67 @@
+"""How each copy of a variable is updated, on its device: update, update_non_slot."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import context, conversion, values, variables
+
+
+@conversion.unconverted
+class Updates:
+    """The verbs of a strategy that update variables."""
+
+    def update(self, var: Any, fn: Callable, *args, **kwargs) -> Any:
+        """Runs `fn(copy, ...)` on each device of a variable.
+
+        Args:
+            var: A variable of this strategy.
+            fn: Takes a copy, and the arguments' copies on its device.
+            *args: Mirrored arguments are unwrapped.
+            **kwargs: Likewise.
+
+        Returns:
+            The results, merged.
+        """
+        self._require_cross_tower("update")
+        if isinstance(var, variables.DistributedVariable):
+            return self._update_on(var.devices, var.members, fn, args, kwargs)
+        return self._update_on(self.destinations_of(var), (var,), fn, args, kwargs)
+
+    def update_non_slot(self, colocate_with: Any, fn: Callable, *args, **kwargs) -> Any:
+        """Runs `fn(...)` on each non-slot device.
+
+        Args:
+            colocate_with: What `non_slot_devices()` returned.
+            fn: Takes the arguments' copies.
+            *args: Mirrored arguments are unwrapped.
+            **kwargs: Likewise.
+
+        Returns:
+            The results, merged.
+        """
+        self._require_cross_tower("update_non_slot")
+        places = self.destinations_of(colocate_with)
+        return self._update_on(places, None, fn, args, kwargs)
+
+    def _update_on(self, places, members, fn, args, kwargs) -> Any:
+        mode = context.current()
+        results = []
+        for i, place in enumerate(places):
+            updating = mode._replace(update_device=place)
+            with context.entered(updating), tf.device(place), self._copy_scope(i):
+                chosen = values.select_device(place, i, tuple(args))
+                named = values.select_device(place, i, dict(kwargs))
+                first = () if members is None else (members[i],)
+                results.append(fn(*first, *chosen, **named))
+        return values.regroup(results, values.Mirrored, places)
+
+    @staticmethod
+    def _copy_scope(index: int):
+        """Copies after the first are updated under a name scope of their own."""
+        return tf1.name_scope(f"tower_{index}") if index > 0 else contextlib.nullcontext()
+
+    def non_slot_devices(self, var_list: Sequence) -> Any:
+        """Returns where an optimizer's variables live that belong to no single variable."""
+        return self.destinations_of(min(var_list, key=lambda v: v.name))
