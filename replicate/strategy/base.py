@@ -136,9 +136,10 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             yield
 
     @contextlib.contextmanager
-    def merging(self, share=None) -> Iterator[None]:
+    def merging(self, share=None, is_tensorflows=False) -> Iterator[None]:
         """Enters cross-tower context from a tower, for the function of a merge call."""
-        with bridge.across(context.Mode(self, share=share)), tf1.device(None):
+        mode = context.Mode(self, share=share, is_tensorflows=is_tensorflows)
+        with bridge.across(mode), tf1.device(None):
             with self._default_device():
                 yield
 

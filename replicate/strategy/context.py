@@ -79,12 +79,14 @@ class Mode(NamedTuple):
         tower: The `TowerContext`, or None across towers.
         update_device: The device of the running `update`, or None outside of one.
         share: The towers' parts of the batch, or None where no batch was split.
+        is_tensorflows: Whether towers meet because code of TensorFlow's kind asked for it.
     """
 
     strategy: Any
     tower: Any = None
     update_device: str | None = None
     share: Share | None = None
+    is_tensorflows: bool = False
 
 
 class _Stack(threading.local):

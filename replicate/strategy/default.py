@@ -40,8 +40,9 @@ class DefaultStrategy(base.DistributionStrategy):
             yield self
 
     @contextlib.contextmanager
-    def merging(self, share=None) -> Iterator[None]:
+    def merging(self, share=None, is_tensorflows=False) -> Iterator[None]:
         """See base class."""
+        del is_tensorflows  # a single tower has nothing that differs
         with context.entered(context.Mode(self, share=share)):
             yield
 

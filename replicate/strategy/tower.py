@@ -46,7 +46,7 @@ class TowerContext:
         """The same for `tf.distribute`, whose functions take its own kind of strategy."""
 
         def run(fn, args, kwargs):
-            with self._strategy.merging(self._share):
+            with self._strategy.merging(self._share, is_tensorflows=True):
                 bridge_strategy = self._strategy.extended.container
                 return conversion.as_here(fn)(bridge_strategy, *args, **kwargs)
 

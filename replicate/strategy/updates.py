@@ -23,8 +23,14 @@ class Updates:
 
         Returns:
             The results, merged.
+
+        Raises:
+            ValueError: If an argument differs between towers, and would part the copies; those
+                of a tower-local variable are each tower's own.
         """
         self._require_cross_tower("update")
+        if not isinstance(var, variables.TowerLocalVariable):
+            _require_reduced("update", (args, kwargs))
         if isinstance(var, variables.DistributedVariable):
             return self._update_on(var.devices, var.members, fn, args, kwargs)
         return self._update_on(self.destinations_of(var), (var,), fn, args, kwargs)
@@ -40,8 +46,12 @@ class Updates:
 
         Returns:
             The results, merged.
+
+        Raises:
+            ValueError: If an argument differs between towers.
         """
         self._require_cross_tower("update_non_slot")
+        _require_reduced("update_non_slot", (args, kwargs))
         places = self.destinations_of(colocate_with)
         return self._update_on(places, None, fn, args, kwargs)
 
@@ -65,3 +75,23 @@ class Updates:
     def non_slot_devices(self, var_list: Sequence) -> Any:
         """Returns where an optimizer's variables live that belong to no single variable."""
         return self.destinations_of(min(var_list, key=lambda v: v.name))
+
+
+def _require_reduced(method: str, nest: Any) -> None:
+    """Refuses what differs between towers as an argument of an update.
+
+    NOTE: in merge calls of TensorFlow's own kind it is taken as it is: Keras reduces gradients
+    in the towers, and clips them there, so that each brings an equal tensor of its own.
+    """
+    if context.current().is_tensorflows:
+        return
+
+    def leaf(value):
+        if values.differs(value):
+            raise ValueError(
+                f"{method}() takes what is the same for all copies, a plain or a Mirrored value: "
+                f"got {value!r}, which may differ between towers. Reduce it first: "
+                "strategy.reduce(aggregation, value, destinations=variable)."
+            )
+
+    values.map_nest(leaf, nest)

@@ -141,6 +141,15 @@ class MirroredSpec(ValuesSpec):
     _kind = Mirrored
 
 
+def differs(value: Any) -> bool:
+    """Whether a value may differ between towers: a PerDevice of more than one object."""
+    if not isinstance(value, PerDevice):
+        return False
+    first = value.values[0]
+    is_number = isinstance(first, (bool, int, float, complex, str))
+    return any(v is not first and not (is_number and v == first) for v in value.values)
+
+
 def container_of(value: Any) -> Any:
     """Returns the distributed variable that `value` is a member of, or None."""
     reference = getattr(value, "_distributed_container", None)

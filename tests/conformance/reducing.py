@@ -219,6 +219,51 @@ class Reducing:
         # 1 + 10 (1 + ... + K) on every copy.
         assert bench.copies(v) == [1.0 + 5.0 * K * (K + 1)] * self.num_copies
 
+    def test_update_refuses_what_differs_between_towers(self, bench, strategy):
+        if strategy.is_single_tower:
+            pytest.skip("With one tower nothing differs between towers.")
+        with strategy.scope():
+            v = tf.Variable(1.0)
+        place = strategy.non_slot_devices([v])
+
+        def unreduced():
+            return {"x": [one_to_k(strategy)]}
+
+        calls = [
+            lambda: strategy.update(v, lambda copy, nest: copy.assign(nest["x"][0]), unreduced()),
+            lambda: strategy.extended.update(v, lambda copy, x: x, kwargs={"x": unreduced()}),
+            lambda: strategy.update_non_slot(place, lambda nest: None, unreduced()),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match=r"takes what is the same.*Reduce it first"):
+                bench.across(strategy, call)
+        assert bench.copies(v) == [1.0] * self.num_copies
+
+    def test_update_takes_what_is_the_same_in_all_towers(self, bench, strategy):
+        K = strategy.num_towers
+        with strategy.scope():
+            v = tf.Variable(1.0)
+            own = tf.Variable(
+                0.0,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=SUM,
+                trainable=False,
+            )
+
+        def across():
+            same = core.PerDevice([2.0] * K)
+            return [
+                strategy.group(strategy.update(v, lambda copy, x: copy.assign_add(x), same)),
+                # Copies that are each tower's own may differ: 1 + ... + K in all.
+                strategy.group(
+                    strategy.update(own, lambda copy, x: copy.assign(x), one_to_k(strategy))
+                ),
+            ]
+
+        bench.across(strategy, across)
+        assert bench.copies(v) == [3.0] * self.num_copies
+        assert bench.value(own) == K * (K + 1) / 2
+
     def test_update_merges_its_results(self, bench, strategy):
         one = object()
         with strategy.scope():
