@@ -1,6 +1,6 @@
 """How values travel between towers and devices: reduce, batch_reduce, broadcast."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicate import devices as device_names
@@ -26,8 +26,9 @@ class Communication:
         Args:
             aggregation: `tf.VariableAggregation.SUM` or `.MEAN`.
             value: A PerDevice of K tensors or K IndexedSlices (which stay IndexedSlices),
-                a Mirrored, or a plain value. Under a split batch a tower without rows
-                counts as zero in a sum.
+                a Mirrored, a plain value, or a nest of these, which is reduced leaf by leaf.
+                A mean of integers is a float, of 64 bits where they have 32 or more. Under
+                a split batch a tower without rows counts as zero in a sum.
             destinations: A device, a list of devices, or a variable; None: where value is.
 
         Returns:
@@ -51,17 +52,23 @@ class Communication:
         """
         self._require_cross_tower("batch_reduce")
         aggregation = bridge.aggregation_of(aggregation)
-        share = context.current().share
-        results: list = [None] * len(value_destination_pairs)
+        nests = [(_as_nest(value), place) for value, place in value_destination_pairs]
+        leaves: list = []
+        for nest, place in nests:
+            values.map_nest(lambda leaf, place=place: leaves.append((leaf, place)), nest)
+        reduced = iter(self._reduce_leaves(aggregation, leaves))
+        return [values.map_nest(lambda leaf: next(reduced), nest) for nest, _ in nests]
+
+    def _reduce_leaves(self, aggregation, pairs: list) -> list:
+        """Reduces N pairs, of which none is a nest."""
+        results: list = [None] * len(pairs)
         columns, places, positions = [], [], []
-        for i, (value, destination) in enumerate(value_destination_pairs):
+        for i, (value, destination) in enumerate(pairs):
             parts = self._parts(value)
             if parts is None:
                 results[i] = self._reduce_plain(aggregation, value, destination)
                 continue
-            if aggregation == variables.SUM and share is not None:
-                parts = reductions.mask_rows(parts, share.has_rows)
-            columns.append(parts)
+            columns.append(_prepared(aggregation, parts))
             places.append(self._places_of(destination, value))
             positions.append(i)
         if columns:
@@ -168,6 +175,35 @@ class Communication:
         if len(parts) == 1 and name is None:
             return getattr(parts[0], "op", parts[0])
         return tf1.group(*parts, name=name)
+
+
+def _prepared(aggregation, parts: list) -> list:
+    """Returns the tensors that are summed for K tensors that are reduced."""
+    if aggregation == variables.MEAN:
+        return [_as_floating(part) for part in parts]
+    share = context.current().share
+    return parts if share is None else reductions.mask_rows(parts, share.has_rows)
+
+
+def _as_floating(value: Any) -> Any:
+    """Returns an integer tensor, or the values of IndexedSlices, as floats."""
+    if not value.dtype.is_integer:
+        return value
+    dtype = tf.float64 if value.dtype.size >= 4 else tf.float32
+    with reductions.on(reductions.device_of(value)):
+        if isinstance(value, tf.IndexedSlices):
+            return tf.IndexedSlices(tf.cast(value.values, dtype), value.indices, value.dense_shape)
+        return tf.cast(value, dtype)
+
+
+def _as_nest(value: Any) -> Any:
+    """Returns a PerDevice of nests as a nest of PerDevices; anything else as it is."""
+    if isinstance(value, values.PerDevice):
+        first = value.values[0]
+        is_sequence = isinstance(first, (list, tuple)) and any(map(tf.is_tensor, first))
+        if is_sequence or isinstance(first, Mapping):
+            return values.regroup(value.values, devices=value.devices)
+    return value
 
 
 def _as_tensor(value: Any) -> Any:

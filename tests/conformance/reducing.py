@@ -149,6 +149,40 @@ class Reducing:
         found = bench.in_towers(strategy, lambda: core.get_tower_context().merge_call(merge))
         assert found == [5.0] * strategy.num_towers
 
+    @pytest.mark.parametrize("dtype", [tf.int32, tf.int64, tf.uint8])
+    def test_mean_of_integers_is_a_float(self, bench, strategy, dtype):
+        K = strategy.num_towers
+
+        def across():
+            x = core.PerDevice([tf.constant([1, i], dtype) for i in range(K)])
+            mean = strategy.reduce(MEAN, x, "/cpu:0")
+            assert mean.dtype.is_floating
+            return mean, strategy.reduce(MEAN, 3)
+
+        mean, plain = bench.across(strategy, across)
+        # Of 0, ..., K - 1 the mean is (K - 1) / 2.
+        np.testing.assert_allclose(mean, [1.0, (K - 1) / 2])
+        assert plain == 3
+
+    @pytest.mark.parametrize("aggregation", [SUM, MEAN])
+    def test_nests_are_reduced_leaf_by_leaf(self, bench, strategy, aggregation):
+        K = strategy.num_towers
+        expected = K * (K + 1) / 2 if aggregation == SUM else (K + 1) / 2
+
+        def across():
+            x = one_to_k(strategy)
+            of_nests = core.PerDevice([{"c": part} for part in x.values])
+            nests = [{"a": x, "b": (x, [0])}, of_nests]
+            (first, second), alone = (
+                strategy.batch_reduce(aggregation, [(nest, "/cpu:3") for nest in nests]),
+                strategy.reduce(aggregation, (x,)),
+            )
+            assert isinstance(first["b"], tuple)
+            assert first["a"].device.upper().endswith("CPU:3")
+            return [first["a"], *first["b"][:1], second["c"], strategy.unwrap(alone[0])[0]]
+
+        assert bench.across(strategy, across) == [expected] * 4
+
     def test_integers_are_summed(self, bench, strategy):
         K = strategy.num_towers
 
