@@ -371,6 +371,31 @@ def test_a_metric_may_be_its_variable_and_a_mean(towers):
     assert found == 4.0
 
 
+@pytest.mark.parametrize("towers", [1, 3])
+def test_a_metric_that_names_no_aggregation_adds_up(towers):
+    def model(features, labels, mode):
+        del labels
+        count = tf1.get_variable(
+            "count",
+            initializer=0.0,
+            trainable=False,
+            collections=[tf1.GraphKeys.LOCAL_VARIABLES],
+            synchronization=tf.VariableSynchronization.ON_READ,
+        )
+        update = count.assign_add(tf.cast(tf.size(tf.unique(features["x"]).y), tf.float32))
+        loss = tf.reduce_mean(features["x"])
+        return estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops={"count": (count, update)})
+
+    def features():
+        return {"x": tf1.placeholder_with_default([1.0, 2.0, 3.0, 4.0, 5.0], [None])}
+
+    spec, graph = built(model, "eval", features, devices=towers)
+    value, update = spec.eval_metric_ops["count"]
+    # Five values that are all different, and so in every tower's part; two batches.
+    _, _, found = run(graph, update, update, value)
+    assert found == 10.0
+
+
 class LoneDescent(tf1.train.Optimizer):
     """Assigns by itself, as optimizers that are older than distribution do."""
 

@@ -20,8 +20,11 @@ def is_tower_local(kwargs: dict) -> bool:
     Args:
         kwargs: What the variable creator was given.
     """
-    if kwargs.get("synchronization") == _ON_READ:
-        return True
+    return kwargs.get("synchronization") == _ON_READ or _is_listed_local(kwargs)
+
+
+def _is_listed_local(kwargs: dict) -> bool:
+    """Whether a variable is asked to be a local one, as those of metrics are."""
     return any(key in _LOCAL for key in kwargs.get("collections") or ())
 
 
@@ -35,7 +38,7 @@ def make_tower_local(strategy: Any, next_creator: Callable, kwargs: dict, places
         places: The towers' devices.
     """
     aggregation = _aggregation(kwargs)
-    is_assumed = aggregation == variables.NONE and kwargs.get("synchronization") != _ON_READ
+    is_assumed = aggregation == variables.NONE and _is_listed_local(kwargs)
     if is_assumed:
         aggregation = variables.SUM  # a metric's variable that says nothing is a count
     kwargs["synchronization"] = _ON_READ

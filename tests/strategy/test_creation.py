@@ -37,9 +37,10 @@ def test_later_copies_have_the_towers_prefix(fresh_graph, mirrored):
     assert [m.name for m in u.members] == ["a/u:0", "tower_1/a/u:0"]
 
 
-def test_metric_variable_is_each_towers_own_and_sums(fresh_graph, mirrored):
+@pytest.mark.parametrize("synchronization", [tf.VariableSynchronization.AUTO, ON_READ])
+def test_metric_variable_is_each_towers_own_and_sums(fresh_graph, mirrored, synchronization):
     with mirrored.scope():
-        v = tf1.get_local_variable("v", [3])
+        v = tf1.get_local_variable("v", [3], synchronization=synchronization)
     assert isinstance(v, core.TowerLocalVariable)
     assert v.aggregation == SUM
     assert tf1.local_variables() == [v] or tf1.local_variables()[0] is v
