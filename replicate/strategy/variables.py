@@ -135,6 +135,10 @@ class TowerLocalVariable(DistributedVariable):
         if self._members[0]._in_graph_mode:
             self._element = self._members[0]._as_graph_element()
 
+    def get(self, device: str | None = None):
+        """Returns the copy on `device`, or of the running code; across towers, the aggregate."""
+        return self.read_across() if device is None and self._is_across() else super().get(device)
+
     def read_across(self) -> tf.Tensor:
         """Returns the aggregate of the copies.
 

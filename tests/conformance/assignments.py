@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
 from tests.conformance.variables import FIRST, MEAN, NONE, SUM, local, needs_two, tower_id
 
@@ -138,6 +139,24 @@ class Assignments:
         assert bench.value(v) == 6.0
         bench.across(strategy, lambda: v.assign_add(3.0))
         assert bench.value(v) == 9.0
+
+    def test_tower_local_get_gives_the_copy_or_the_aggregate(self, bench, strategy):
+        K = strategy.num_towers
+        if strategy.is_single_tower:
+            pytest.skip("A single tower's own variable is a plain one.")
+        with strategy.scope():
+            v = local(0.0)
+
+        def tower():
+            written = v.assign(core.get_tower_context().tower_id + 1.0, read_value=False)
+            assert v.get() is v.get(core.get_tower_context().device)
+            return written
+
+        bench.across(strategy, lambda: strategy.group(strategy.call_for_each_tower(tower)))
+        # The copies hold 1, ..., K.
+        assert bench.across(strategy, lambda: v.get()) == K * (K + 1) / 2
+        first = bench.across(strategy, lambda: v.get(strategy.worker_devices[0]))
+        assert first == 1.0
 
     def test_tower_local_sum_of_integers_keeps_the_remainder(self, bench, strategy):
         K = strategy.num_towers
