@@ -23,6 +23,8 @@ _SPELLING = re.compile(
     re.IGNORECASE,
 )
 
+_CANONICAL = re.compile(rf"/device:({'|'.join(_KNOWN_TYPES)}):(0|[1-9]\d*)")
+
 
 def canonicalize(device: str) -> str:
     """Returns the canonical spelling of a device.
@@ -51,6 +53,16 @@ def canonicalize(device: str) -> str:
             f"{device!r}. {_existing()}"
         )
     return f"{_process(found)}/device:{kind}:{int(found['index'])}"
+
+
+def canonical_or_same(device: str | None) -> str:
+    """Returns the canonical name of a device; what names no single one as it is."""
+    if device and _CANONICAL.fullmatch(device):
+        return device
+    try:
+        return canonicalize(device)
+    except errors.DeviceError:
+        return device or ""
 
 
 def _process(found: re.Match) -> str:

@@ -215,8 +215,8 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             i = thread.tower_id
             with bridge.in_tower(context.Mode(self, tower, share=share)), self._tower_device(i):
                 return make_fn()(
-                    *values.select_tower(i, tuple(args)),
-                    **values.select_tower(i, dict(kwargs or {})),
+                    *values.select_tower(i, tuple(args), self._worker_devices),
+                    **values.select_tower(i, dict(kwargs or {}), self._worker_devices),
                 )
 
         bodies = [body] * self.num_towers

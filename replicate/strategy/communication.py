@@ -6,7 +6,7 @@ from typing import Any
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import all_reduce, reductions
-from replicate.strategy import bridge, context, conversion, creation, values, variables
+from replicate.strategy import bridge, context, conversion, values, variables
 
 # Tensors of up to this size share a transfer: a transfer costs more than its bytes.
 PACK_BYTES = 1 << 16
@@ -151,7 +151,7 @@ class Communication:
         container = values.container_of(destination)
         if container is not None:
             return container.devices
-        return (creation.canonical_or_same(getattr(destination, "device", None)),)
+        return (device_names.canonical_or_same(getattr(destination, "device", None)),)
 
     def unwrap(self, value: Any) -> list:
         """Returns the list of the values per device: one item for a plain value."""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from replicate import devices as device_names
-from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
 from replicate.strategy import context, copies, variables
@@ -75,7 +74,7 @@ def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: S
             return next_creator(**kwargs)
     members, collections = _members(next_creator, kwargs, places, same_start=True)
     devices = [
-        place or canonical_or_same(member.device)
+        place or device_names.canonical_or_same(member.device)
         for place, member in zip(places, members, strict=True)
     ]
     made = variables.MirroredVariable(strategy, members, devices, aggregation)
@@ -101,14 +100,6 @@ def without_partitioners(warn: Callable[[str], None]) -> Iterator[None]:
         current, custom_getter=getter, use_resource=True, auxiliary_name_scope=False
     ):
         yield
-
-
-def canonical_or_same(device: str | None) -> str:
-    """Returns the canonical name of a device; what names no single one as it is."""
-    try:
-        return device_names.canonicalize(device)
-    except errors.DeviceError:
-        return device or ""
 
 
 def add_to_collections(variable: Any, kwargs: dict) -> None:

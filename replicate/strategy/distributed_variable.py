@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from replicate import devices as device_names
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import checkpoint, context, conversion, trace_type, values
@@ -89,8 +90,9 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
         """Returns the copy on `device`; without one, the copy of the running code."""
         if device is None:
             return self._member()
-        if device in self._devices:
-            return self._members[self._devices.index(device)]
+        place = device_names.canonical_or_same(device)
+        if place in self._devices:
+            return self._members[self._devices.index(place)]
         raise ValueError(
             f"Variable {self.name} has no copy on {device!r}; its copies are on {self._devices}."
         )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from replicate import devices as device_names
 from replicate import errors
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
@@ -20,10 +21,18 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
     """
 
     def __init__(self, values: Sequence | Mapping, devices: Sequence[str] | None = None):
-        if isinstance(values, Mapping):
+        is_mapping = isinstance(values, Mapping)
+        if is_mapping:
             devices, values = tuple(values.keys()), tuple(values.values())
         self._values = tuple(values)
-        self._devices = tuple(devices) if devices is not None else None
+        self._devices = None
+        if devices is not None:
+            self._devices = tuple(map(device_names.canonical_or_same, devices))
+        if is_mapping and len(set(self._devices)) < len(self._devices):
+            raise ValueError(
+                f"A {type(self).__name__} has one value for each device; got {list(devices)}, of "
+                "which some are the same. Name each device once."
+            )
         if not self._values:
             raise ValueError(f"{type(self).__name__} needs at least one value, got none.")
         if self._devices is not None and len(self._devices) != len(self._values):
@@ -62,8 +71,9 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
         )
 
     def _position(self, device: str) -> int:
-        if self._devices is not None and device in self._devices:
-            return self._devices.index(device)
+        place = device_names.canonical_or_same(device)
+        if self._devices is not None and place in self._devices:
+            return self._devices.index(place)
         if len(self._values) == 1:
             return 0
         raise ValueError(
@@ -239,12 +249,18 @@ def map_nest(fn: Callable, nest: Any) -> Any:
     return fn(nest)
 
 
-def select_tower(tower_id: int, nest: Any) -> Any:
+def select_tower(tower_id: int, nest: Any, devices: Sequence[str] = ()) -> Any:
     """Gives tower `tower_id` its part: the inverse of `regroup`.
 
     A value with a single member serves every tower, and a mirrored one with fewer members
     than there are towers the rest by its first. Distributed variables stay whole: in a
     tower they behave as that tower's own.
+
+    Args:
+        tower_id: Which tower.
+        nest: Values for all towers.
+        devices: The K towers' devices. A value that names all of them is read by its devices,
+            any other by the order of its members.
 
     Raises:
         ValueError: If a PerDevice holds nothing for the tower.
@@ -254,6 +270,8 @@ def select_tower(tower_id: int, nest: Any) -> Any:
         if not isinstance(value, DistributedValues):
             return value
         held = value.values
+        if devices and set(devices) <= set(value.devices or ()):
+            return value.get(devices[tower_id])
         if tower_id < len(held):
             return held[tower_id]
         if len(held) == 1 or isinstance(value, Mirrored):

@@ -298,6 +298,24 @@ class Reducing:
         assert bench.copies(v) == [3.0] * self.num_copies
         assert bench.value(own) == K * (K + 1) / 2
 
+    def test_values_are_found_by_their_devices_however_spelt(self, bench, strategy):
+        def spelt(devices):
+            return {name.lower().replace("/device:", "/"): name for name in reversed(devices)}
+
+        with strategy.scope():
+            v = tf.Variable(1.0)
+
+        def across():
+            x = core.PerDevice(spelt(strategy.worker_devices))
+            found = strategy.call_for_each_tower(lambda x: x, x)
+            assert strategy.unwrap(found) == list(strategy.worker_devices)
+            places = [tf.DeviceSpec.from_string(copy.device) for copy in strategy.unwrap(v)]
+            places = [f"/device:CPU:{place.device_index}" for place in places]
+            copies = strategy.update(v, lambda copy, x: x, core.Mirrored(spelt(places)))
+            assert strategy.unwrap(copies) == places
+
+        bench.across(strategy, across)
+
     def test_update_merges_its_results(self, bench, strategy):
         one = object()
         with strategy.scope():

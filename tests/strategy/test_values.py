@@ -139,3 +139,23 @@ def test_kinds_and_devices_are_different_types_to_a_function():
     ]
     assert len(set(specs)) == 4
     assert values.PerDevice([x + 1.0])._type_spec == specs[0]
+
+
+SPELLINGS = ["/cpu:1", "CPU:1", "/device:CPU:1", "/job:localhost/replica:0/task:0/device:CPU:1"]
+
+
+@pytest.mark.parametrize("kind", [values.PerDevice, values.Mirrored])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_devices_are_the_same_in_every_spelling(kind, spelling):
+    held = kind({spelling: "one", "/cpu:0": "zero"})
+    assert held.devices == ("/device:CPU:1", "/device:CPU:0")
+    assert [held.get(device) for device in SPELLINGS] == ["one"] * 4
+    # Copy 0 of an update, and tower 0, are on CPU 0.
+    assert values.select_device("/device:CPU:0", 0, held) == "zero"
+    assert values.select_tower(0, held, DEVICES) == "zero"
+    assert kind(["zero", "one"], ["/cpu:0", spelling]).get("/CPU:1") == "one"
+
+
+def test_two_spellings_of_one_device_are_refused():
+    with pytest.raises(ValueError, match=r"one value for each device.*Name each device once"):
+        values.Mirrored({"/cpu:0": 1, "/device:CPU:0": 2})
