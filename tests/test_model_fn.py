@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from tensorflow.python.training import moving_averages
 
 from replicate import errors, estimator, model_fn
 from replicate import strategy as core
@@ -498,3 +499,24 @@ def test_an_estimator_may_be_used_inside_of_the_strategys_scope(strategy, tmp_pa
     assert made.get_variable_value("w") == 7.0
     assert (evaluated["loss"], evaluated["global_step"]) == (21.0, 1)
     assert predicted == [7.0, 14.0]
+
+
+@pytest.mark.parametrize("strategy", ["mirrored", "parameter_server", "one_device"])
+def test_a_moving_average_can_be_used_where_it_is_moved(strategy):
+    def model(features, labels, mode):
+        del labels
+        kept = tf1.get_variable("kept", initializer=8.0, trainable=False)
+        mean = tf.reduce_mean(features["x"])
+        moved = moving_averages.assign_moving_average(kept, mean, 0.75, zero_debias=False)
+        used = tf1.get_variable("used", initializer=0.0, trainable=False)
+        spec = linear_model_fn(features, None, mode)
+        return spec._replace(train_op=used.assign(tf.convert_to_tensor(moved) * 2.0).op)
+
+    def features():
+        return {"x": tf.constant([1.0, 2.0, 6.0])}
+
+    devices = TWO[:1] if strategy == "one_device" else TWO
+    spec, graph = built(model, "train", features, devices=devices, strategy=strategy)
+    _, found = run(graph, spec.train_op, lambda: {v.name: v for v in tf1.global_variables()})
+    # 0.75 * 8 + 0.25 * 3 = 6.75, of which the double is kept.
+    assert (found["kept:0"], found["used:0"]) == (6.75, 13.5)

@@ -124,8 +124,9 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
             fn: Takes a copy of the variable, and the arguments' copies.
             args: Mirrored or plain positional arguments.
             kwargs: Mirrored or plain keyword arguments.
-            group: Whether to give one operation (eager: the merged results) rather than
-                the list of the copies' results.
+            group: Whether to give the merged results, of which each runs the updates of all
+                copies, rather than the list of the copies' results. In a graph operations
+                become one operation, and what assignments gave one tensor.
         """
         kwargs = kwargs or {}
         mode = context.current()
@@ -145,7 +146,28 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
     def _finish(self, updated, group: bool):
         if not group:
             return list(self._strategy.unwrap(updated))
-        return updated if tf.executing_eagerly() else self._strategy.group(updated)
+        if tf.executing_eagerly():
+            return updated
+        parts = [part for part in tf.nest.flatten(self._strategy.unwrap(updated)) if _runs(part)]
+        if not any(map(_has_value, parts)):
+            return self._strategy.group(updated)
+        done = [getattr(part, "op", part) for part in parts]
+        return values.map_nest(lambda leaf: self._after(leaf, done), updated)
+
+    def _after(self, leaf: Any, done: Sequence) -> Any:
+        """Returns what all copies' updates gave, so that it runs all of them."""
+        copies = self._strategy.unwrap(leaf)
+        if not _runs(copies[0]):
+            return leaf
+        if not _has_value(copies[0]):
+            return self._strategy.group(leaf)
+        if isinstance(copies[0], tf.Variable):
+            copies = copies[:1]  # what an assignment gave is the new value, the same everywhere
+        read = []
+        for copy in copies:
+            with tf.device(copy.device), tf1.control_dependencies(done):
+                read.append(tf.nest.map_structure(tf.identity, copy, expand_composites=True))
+        return values.Mirrored(read, leaf.devices) if len(read) > 1 else read[0]
 
     def colocate_vars_with(self, colocate_with_variable):
         """Variables made inside live where this one lives."""
@@ -244,6 +266,16 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         del options
         parts = list(self._strategy.unwrap(value))
         return self._strategy.broadcast(tf.concat(parts, axis), destinations)
+
+
+def _has_value(value: Any) -> bool:
+    """Whether a graph's value is a tensor, of any kind, or a variable."""
+    return tf.is_tensor(value) or isinstance(value, (tf.Variable, tf.IndexedSlices))
+
+
+def _runs(value: Any) -> bool:
+    """Whether a value is of a graph, and does something when it is run."""
+    return _has_value(value) or isinstance(value, tf.Operation)
 
 
 @conversion.unconverted

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tensorflow.python.training import moving_averages
 
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
@@ -125,6 +126,42 @@ class Bridging:
         assert bench.copies(v) == [3.0] * self.num_copies
         if bench.mode == "eager":
             assert found == [6.0] * self.num_copies
+
+    @pytest.mark.parametrize("zero_debias", [False, True])
+    def test_moving_average_can_be_used(self, bench, strategy, zero_debias):
+        K = strategy.num_towers
+        with strategy.scope(), tf1.variable_scope("average", use_resource=True):
+            v = tf1.Variable(8.0, trainable=False)
+
+        def tower(x):
+            moved = moving_averages.assign_moving_average(v, x, 0.75, zero_debias=zero_debias)
+            return tf.convert_to_tensor(moved) * 2.0
+
+        if zero_debias and bench.mode != "graph":
+            pytest.skip("TensorFlow's bias correction makes variables by get_variable.")
+        found = bench.in_towers(strategy, tower, one_to_k(strategy))
+        # 0.75 * 8 + 0.25 * mean; unbiased, the first value is the mean alone.
+        mean = (K + 1) / 2
+        after = mean if zero_debias else 6.0 + 0.25 * mean
+        assert bench.copies(v) == [pytest.approx(after)] * self.num_copies
+        assert found == [pytest.approx(2.0 * after)] * K
+
+    def test_extended_update_gives_what_the_function_gives(self, bench, strategy):
+        with strategy.scope():
+            v = tf.Variable(2.0)
+
+        def fn(copy):
+            added = copy.assign_add(1.0)
+            with tf1.control_dependencies([added]):
+                return {"value": copy.read_value() * 10.0, "none": None}
+
+        def across():
+            found = strategy.extended.update(v, fn)
+            assert found["none"] is None
+            return strategy.unwrap(found["value"])[0]  # runs the updates of all copies
+
+        assert bench.across(strategy, across) == 30.0
+        assert bench.copies(v) == [3.0] * self.num_copies
 
     def test_extended_batch_reduces(self, bench, strategy):
         K = strategy.num_towers
