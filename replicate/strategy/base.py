@@ -255,7 +255,8 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         Raises:
             ValueError: If `dataset_fn` returned something else.
         """
-        self._require_mine("distribute_dataset")
+        if context.current() is not None:  # it makes no variable: no scope is needed
+            self._require_mine("distribute_dataset")
         dataset = dataset_fn()
         if not isinstance(dataset, tf.data.Dataset):
             raise ValueError(

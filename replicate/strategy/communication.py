@@ -207,9 +207,16 @@ def _as_nest(value: Any) -> Any:
 
 
 def _as_tensor(value: Any) -> Any:
-    if isinstance(value, (tf.IndexedSlices, tf.Tensor)):
-        return value
-    return tf.convert_to_tensor(value)
+    if isinstance(value, tf.IndexedSlices):
+        if all(map(tf.is_tensor, (value.values, value.indices))):
+            return value
+        shape = value.dense_shape
+        return tf.IndexedSlices(
+            tf.convert_to_tensor(value.values),
+            tf.convert_to_tensor(value.indices),
+            None if shape is None else tf.convert_to_tensor(shape),
+        )
+    return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
 
 def _pick(nest: Any, index: int, unwrap: Callable) -> Any:

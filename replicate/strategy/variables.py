@@ -92,12 +92,18 @@ class MirroredVariable(DistributedVariable):
 
     def aggregate(self, strategy, value):
         """Joins what K towers bring; a value that all share counts once per tower."""
+        if isinstance(value, values.PerDevice):
+            value = values.PerDevice(map(self._as_own, value.values), value.devices)
         if self._aggregation == FIRST:
             return self._first(strategy, value)
         if not isinstance(value, values.DistributedValues):
-            shared = tf.convert_to_tensor(value, dtype=self.dtype)
-            value = values.PerDevice([shared] * strategy.num_towers)
+            value = values.PerDevice([self._as_own(value)] * strategy.num_towers)
         return strategy.reduce(self._aggregation, value, destinations=self)
+
+    def _as_own(self, value):
+        """Returns a number, or an array, as a tensor of the variable's dtype."""
+        is_made = tf.is_tensor(value) or isinstance(value, tf.IndexedSlices)
+        return value if is_made or value is None else tf.convert_to_tensor(value, self.dtype)
 
     def _first(self, strategy, value):
         """Returns the first tower's value, once all towers have theirs.

@@ -140,6 +140,20 @@ class Assignments:
         bench.across(strategy, lambda: v.assign_add(3.0))
         assert bench.value(v) == 9.0
 
+    @pytest.mark.parametrize("aggregation", [SUM, MEAN, FIRST])
+    def test_towers_may_assign_numbers(self, bench, strategy, aggregation):
+        K = strategy.num_towers
+        with strategy.scope():
+            v = tf.Variable(5.0, aggregation=aggregation)
+
+        def tower():
+            return v.assign_add(tower_id() + 1)
+
+        bench.across(strategy, lambda: strategy.group(strategy.call_for_each_tower(tower)))
+        # Towers bring 1, ..., K.
+        brought = {SUM: K * (K + 1) / 2, MEAN: (K + 1) / 2, FIRST: 1.0}[aggregation]
+        assert bench.copies(v) == [5.0 + brought] * self.num_copies
+
     def test_tower_local_get_gives_the_copy_or_the_aggregate(self, bench, strategy):
         K = strategy.num_towers
         if strategy.is_single_tower:

@@ -77,6 +77,18 @@ class Reducing:
             expected[i % 3] = [c + scale * (i + 1) for c in expected[i % 3]]
         assert bench.across(strategy, across) == pytest.approx(np.array(expected))
 
+    def test_indexed_slices_may_hold_lists(self, bench, strategy):
+        K = strategy.num_towers
+        slices = [
+            tf.IndexedSlices(values=[[1.0, 2.0]], indices=[i], dense_shape=[K, 2]) for i in range(K)
+        ]
+
+        def across():
+            reduced = strategy.reduce(SUM, core.PerDevice(slices), "/cpu:0")
+            return tf.convert_to_tensor(reduced)
+
+        np.testing.assert_array_equal(bench.across(strategy, across), [[1.0, 2.0]] * K)
+
     def test_batch_reduce_gives_what_reduce_gives_one_by_one(self, bench, strategy):
         K = strategy.num_towers
 
@@ -96,6 +108,14 @@ class Reducing:
 
         total = K * (K + 1) / 2
         assert bench.across(strategy, across) == [total, 2 * total, 2 * total]
+
+    def test_dataset_needs_no_scope(self, bench, strategy):
+        if bench.mode == "graph":
+            pytest.skip("Only eager code loops over a dataset.")
+        K = strategy.num_towers
+        found = strategy.distribute_dataset(lambda: tf.data.Dataset.range(K).batch(1))
+        (element,) = list(found)
+        assert [part.numpy() for part in strategy.unwrap(element)] == [[i] for i in range(K)]
 
     def test_batch_reduce_of_nothing_is_nothing(self, strategy):
         with strategy.scope():
