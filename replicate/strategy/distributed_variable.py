@@ -14,12 +14,19 @@ import numpy as np
 from replicate import devices as device_names
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import checkpoint, context, conversion, trace_type, values
+from replicate.strategy import (
+    checkpoint,
+    context,
+    conversion,
+    sparse_writes,
+    trace_type,
+    values,
+)
 
-_ON_READ = tf.VariableSynchronization.ON_READ
 
-
-class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Tensor):
+class DistributedVariable(
+    checkpoint.Persistent, sparse_writes.SparseWrites, tf.Variable, tfc.core_types.Tensor
+):
     """One variable to the user, K copies underneath.
 
     Args:
@@ -233,7 +240,7 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
         if method.startswith("assign"):
             kwargs["read_value"] = read_value
         if mode is not None and mode.update_device in self._devices:
-            return getattr(self._member(), method)(value, **kwargs)
+            return sparse_writes.write(self._member(), method, value, kwargs)
         if self._tower() is not None:
             return self._write_in_tower(self._tower(), method, value, kwargs)
         return self._write_across(method, value, kwargs)
@@ -254,7 +261,7 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
         for member, part in zip(self._members, parts, strict=True):
             if part is not None:
                 with tf.device(member.device):
-                    written.append(getattr(member, method)(part, **kwargs))
+                    written.append(sparse_writes.write(member, method, part, kwargs))
         if tf1.executing_eagerly_outside_functions():
             return self if read_value else None
         written = [getattr(op, "op", op) for op in written]
@@ -305,16 +312,6 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
     def _should_act_as_resource_variable(self):
         """Present so that TensorFlow takes the resource paths."""
 
-    def _lazy_read(self, op):
-        is_shared = self.synchronization != _ON_READ and self._tower() is not None
-        if len(self._members) > 1 and (is_shared or self._is_across()):
-            raise RuntimeError(
-                f"An operation on the handle of {self.name} writes one copy of "
-                f"{len(self._members)}: got {op.name}. Use the variable's own scatter methods, or "
-                "strategy.update."
-            )
-        return self._member()._lazy_read(op)
-
     def __repr__(self) -> str:
         return (
             f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name} "
@@ -361,30 +358,7 @@ for _name in ("sparse_read", "gather_nd", "_read_variable_op", "_cached_value"):
     setattr(DistributedVariable, _name, _delegated(_name, of_first=False))
 
 
-def _scattered(name: str):
-    def scatter(self, sparse_delta, use_locking=False, name=None, method=name):
-        return self._write(method, sparse_delta, name=name, use_locking=use_locking)
-
-    scatter.__doc__ = f"Applies `{name}` with IndexedSlices to the copies; see `assign`."
-    scatter.__name__ = name
-    return scatter
-
-
-def _scattered_nd(name: str):
-    def scatter(self, indices, updates, name=None, method=name):
-        return self._write(method, indices, updates=updates, name=name)
-
-    scatter.__doc__ = f"Applies `{name}` to the copies; see `assign`."
-    scatter.__name__ = name
-    return scatter
-
-
-for _name in "add sub update max min mul div".split():
-    setattr(DistributedVariable, f"scatter_{_name}", _scattered(f"scatter_{_name}"))
-for _name in "add sub update max min".split():
-    setattr(DistributedVariable, f"scatter_nd_{_name}", _scattered_nd(f"scatter_nd_{_name}"))
-DistributedVariable.batch_scatter_update = _scattered("batch_scatter_update")
-
+conversion.unconverted(sparse_writes.SparseWrites)
 conversion.unconverted(DistributedVariable)
 
 tf.register_tensor_conversion_function(

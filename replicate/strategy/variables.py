@@ -6,7 +6,7 @@ value of its own in each, aggregated when it is read across towers.
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import context, values
+from replicate.strategy import context, sparse_writes, values
 from replicate.strategy.distributed_variable import DistributedVariable
 
 NONE = tf.VariableAggregation.NONE
@@ -69,7 +69,7 @@ class MirroredVariable(DistributedVariable):
         """Writes what one device writes, where the towers are the parts of one batch."""
         if not tower.can_meet and len(self._members) == 1:
             joiner.alone(self)
-            return getattr(self._member(), method)(value, **kwargs)
+            return sparse_writes.write(self._member(), method, value, kwargs)
         if method.startswith("assign"):
             # NOTE: a number may be one of the tower's rows; as a tensor it has a name to tell by.
             value = tf.convert_to_tensor(value, self.dtype)
@@ -204,7 +204,7 @@ class TowerLocalVariable(DistributedVariable):
         member = self._members[tower.tower_id if len(self._members) > 1 else 0]
         has_rows = tower.has_rows
         if has_rows is True:
-            return getattr(member, method)(value, **kwargs)
+            return sparse_writes.write(member, method, value, kwargs)
         if method == "assign":
             value = tf.where(has_rows, tf.convert_to_tensor(value, member.dtype), member.value())
             return member.assign(value, **kwargs)
@@ -215,7 +215,7 @@ class TowerLocalVariable(DistributedVariable):
             )
         tf.cond(
             tf.convert_to_tensor(has_rows),
-            lambda: tf.identity(getattr(member, method)(value, **kwargs)),
+            lambda: tf.identity(sparse_writes.write(member, method, value, kwargs)),
             lambda: member.read_value(),
         )
         return member

@@ -194,6 +194,34 @@ class Assignments:
         assert len(strategy.unwrap(v)) == strategy.num_towers
         assert not v.trainable
 
+    def test_slices_are_assigned_on_every_copy(self, bench, strategy):
+        with strategy.scope():
+            v = tf.Variable([1.0, 2.0, 3.0], aggregation=FIRST)
+        bench.across(strategy, lambda: v[1:2].assign([9.0]))
+        for copy in bench.copies(v):
+            assert copy.tolist() == [1.0, 9.0, 3.0]
+
+        def tower():
+            return v[0].assign(5.0 + tower_id())
+
+        bench.across(strategy, lambda: strategy.group(strategy.call_for_each_tower(tower)))
+        for copy in bench.copies(v):
+            assert copy.tolist() == [5.0, 9.0, 3.0]
+
+    def test_eager_scatter_functions_write_every_copy_or_none(self, bench, strategy):
+        if bench.mode != "eager":
+            pytest.skip("In a graph an operation is refused before it runs.")
+        with strategy.scope():
+            v = tf.Variable([1.0, 2.0], aggregation=FIRST)
+            tf1.scatter_update(v, [0], [9.0])
+            for copy in strategy.unwrap(v):
+                assert copy.numpy().tolist() == [9.0, 2.0]
+            if self.num_copies > 1:
+                with pytest.raises(RuntimeError, match=r"writes one copy of .*scatter methods"):
+                    strategy.call_for_each_tower(lambda: tf1.scatter_add(v, [0], [1.0]))
+                for copy in strategy.unwrap(v):
+                    assert copy.numpy().tolist() == [9.0, 2.0]
+
     def test_operation_on_the_handle_of_several_copies_is_refused(self, bench, strategy):
         if bench.mode != "graph":
             pytest.skip("tf.compat.v1.scatter_update belongs to graphs.")
