@@ -1,5 +1,7 @@
 """What an Estimator does around the model_fn: hooks, savers, warm starts, summaries."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -245,21 +247,96 @@ def test_a_saver_of_listed_variables_restores_all_copies(tmp_path, strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_saver_under_other_names_never_forgets_a_copy(strategy):
-    # TensorFlow's Saver asks a dict's variables for the tensor of one copy: that is refused,
-    # as it would restore the first copy alone. Variables with one copy may be renamed.
+@pytest.mark.parametrize("is_inside", [True, False], ids=["inside", "outside"])
+def test_a_saver_under_other_names_restores_all_copies(tmp_path, strategy, is_inside):
+    # The copies begin with w = [1, 2] and 4 in sum; doubled, they come back to what was saved.
+    savers = []
+
+    def renaming(features, labels, mode):
+        spec = counting(features, labels, mode)
+        savers.append(tf1.train.Saver({f"other/{v.op.name}": v for v in tf1.global_variables()}))
+        return spec
+
+    towers = model_fn.replicate_model_fn(renaming, momentum, 2, strategy=strategy)
+    with tf.Graph().as_default() as graph:
+        tf1.train.create_global_step()
+        towers({"x": tf.constant(X)}, tf.constant(Y), "eval")
+        named = {v.op.name: v for v in tf1.global_variables()}
+        if not is_inside:
+            savers[:] = [tf1.train.Saver({f"other/{name}": v for name, v in named.items()})]
+        doubled = [v.assign(v.read_value() * 2) for v in (named["w"], named["seen"])]
+        copies = [member.read_value() for member in getattr(named["w"], "members", [named["w"]])]
+        seen = [member.read_value() for member in named["seen"].members]
+        initializer = exactness.initializer_of_all()
+        with tf1.Session(graph=graph, config=exactness.session_config()) as session:
+            for i, saver in enumerate(savers):  # each tower's own
+                session.run(initializer)
+                path = saver.save(session, str(tmp_path / f"model{i}"))
+                total = session.run(named["seen"])
+                session.run(doubled)
+                saver.restore(session, path)
+                for copy in session.run(copies):
+                    np.testing.assert_array_equal(copy, [1.0, 2.0])
+                assert sum(session.run(seen)) == total
+                found = set(dict(tf.train.list_variables(path)))
+                assert found == {f"other/{name}" for name in named}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_variable_under_two_names_is_refused_as_on_one_device(strategy):
     towers = model_fn.replicate_model_fn(counting, momentum, 2, strategy=strategy)
     with tf.Graph().as_default():
         tf1.train.create_global_step()
         towers({"x": tf.constant(X)}, tf.constant(Y), "train")
-        named = {v.op.name: v for v in tf1.global_variables()}
-        with pytest.raises(TypeError, match="Not a variable"):
-            tf1.train.Saver({"renamed": named["seen"]})
-        if strategy == "mirrored":
-            with pytest.raises(TypeError, match="Not a variable"):
-                tf1.train.Saver({"renamed": named["w"]})
-        else:
-            tf1.train.Saver({"renamed": named["w"]})
+        (w,) = (v for v in tf1.global_variables() if v.op.name == "w")
+        with pytest.raises(ValueError, match="two names"):
+            tf1.train.Saver({"a": w, "b": w})
+
+
+def averaging(warm=None):
+    """A model that predicts from averages of its weights, and may start from a checkpoint's."""
+
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", initializer=[[1.0], [2.0], [3.0]])
+        average = tf1.train.ExponentialMovingAverage(0.5)
+        if mode == "infer":
+            saver = tf1.train.Saver(average.variables_to_restore([w]))
+            scaffold = tf1.train.Scaffold(saver=saver)
+            # Each row shows the weights of the tower that it was in.
+            shown = tf.ones_like(features["x"]) * tf.reshape(w, [1, 3])
+            return estimator.EstimatorSpec(mode, {"w": shown}, scaffold=scaffold)
+        loss = tf.reduce_mean(tf.square(features["x"] @ w - labels))
+        optimizer = tf1.train.GradientDescentOptimizer(0.1)
+        step = optimizer.minimize(loss, tf1.train.get_global_step())
+        with tf1.control_dependencies([step]):
+            averaged = average.apply([w])
+        scaffold = None
+        if warm:
+            saver = tf1.train.Saver({"w/ExponentialMovingAverage": w})
+            scaffold = tf1.train.Scaffold(
+                init_fn=lambda unused, session: saver.restore(session, warm)
+            )
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=averaged, scaffold=scaffold)
+
+    return model
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_averages_of_weights_are_restored_in_their_place_in_every_tower(tmp_path, strategy):
+    config = estimator.RunConfig(session_config=exactness.session_config())
+    one = estimator.Estimator(averaging(), str(tmp_path), config).train(input_fn, steps=3)
+    expected = one.get_variable_value("w/ExponentialMovingAverage")
+    assert abs(expected - one.get_variable_value("w")).max() > 0.01
+    replicated = model_fn.replicate_model_fn(averaging(), devices=2, strategy=strategy)
+    two = estimator.Estimator(replicated, str(tmp_path), config)
+    for row in itertools.islice(two.predict(input_fn), 5):
+        np.testing.assert_array_equal(row["w"], expected[:, 0])
+    # A run that starts from them goes on as one device does.
+    warm = averaging(one.latest_checkpoint())
+    alone = estimator.Estimator(warm, str(tmp_path / "one"), config).train(input_fn, steps=2)
+    replicated = model_fn.replicate_model_fn(warm, devices=2, strategy=strategy)
+    found = estimator.Estimator(replicated, str(tmp_path / "two"), config).train(input_fn, steps=2)
+    exactness.compare(variables_of(found), variables_of(alone))
 
 
 def summaries(directory):

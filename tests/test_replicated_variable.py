@@ -540,6 +540,19 @@ def test_saver_writes_one_copy_that_one_device_reads_and_back(tmp_path):
             assert [m.tolist() for m in sess.run(list(w.members))] == [[5.0, 6.0]] * 2
 
 
+def test_saver_under_another_name_restores_every_copy(tmp_path):
+    path = os.path.join(tmp_path, "model")
+    with tf.Graph().as_default(), replicated_variable.replicated_scope(K, CPUS):
+        w = tf1.get_variable("w", initializer=[1.0, 2.0])
+        saver = tf1.train.Saver({"other": w})
+        with graph_session() as sess:
+            saver.save(sess, path)
+            sess.run(w.assign([0.0, 0.0]))
+            saver.restore(sess, path)
+            assert [m.tolist() for m in sess.run(list(w.members))] == [[1.0, 2.0]] * 2
+    assert tf.train.list_variables(path) == [("other", [2])]
+
+
 def test_optimizer_outside_takes_it_and_its_slots_have_plain_names():
     with tf.Graph().as_default(), replicated_variable.replicated_scope(K, CPUS):
         w = tf1.get_variable("w", initializer=10.0)

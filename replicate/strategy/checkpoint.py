@@ -5,6 +5,9 @@ strategy restores under any other and under none. What each copy gets of a resto
 value is the variable's own rule: `DistributedVariable.spread`.
 """
 
+import copy
+from typing import Any
+
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 
@@ -52,6 +55,47 @@ def saveable(variable, name: str):
 
     made = tfc.saveable_object.SaveableObject(variable.read_across, [spec], name)
     made.restore = restore_variable
+    return made
+
+
+class Reference(tfc.ops.SymbolicTensor):
+    """The one value that a variable's copies stand for, through which all are written.
+
+    A Saver of a dict asks each of its variables for a tensor as a reference, and writes what
+    it restores to that tensor's variable, if it passes for one of version 1.
+    """
+
+    @property
+    def op(self) -> Any:
+        """The operation behind the value, which passes for one that holds a variable."""
+        return _Holder(super().op)
+
+    def assign(self, value: tf.Tensor, name: str | None = None) -> tf.Operation:
+        """Restores every copy; `tf.compat.v1.assign` ends here."""
+        del name  # the copies' operations are named after them
+        return restore(self.variable, tf.ensure_shape(value, self.variable.shape))
+
+
+class _Holder:
+    """An operation, which says of itself that it holds a variable."""
+
+    type = "VariableV2"
+
+    def __init__(self, operation: tf.Operation):
+        self._operation = operation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operation, name)
+
+
+def reference(variable: Any) -> Reference:
+    """Returns a tensor of a graph that stands for a distributed variable, also in a tower.
+
+    The graph keeps the tensor it has: this is another object, of the same operation.
+    """
+    made = copy.copy(variable.read_across())
+    made.__class__ = Reference
+    made.variable = variable
     return made
 
 

@@ -62,6 +62,7 @@ class DistributedVariable(
         self._devices = tuple(devices)
         self._aggregation = aggregation
         self._element = None
+        self._reference = None
         # NOTE: TensorFlow sets the next two where a variable starts from a checkpoint.
         self._initializer_op = None
         self._initial_value = None
@@ -174,21 +175,22 @@ class DistributedVariable(
 
     def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
         if as_ref:
-            raise ValueError(f"Variable {self.name} has no reference: it is distributed.")
-        value = self.value()
-        if self._members[0]._in_graph_mode and self._is_across() and len(self._members) > 1:
-            # NOTE: a Saver with a dict takes whatever reads a variable for the variable
-            # itself, and would restore the first copy alone. It refuses an identity.
-            value = tf.identity(value)
-        read = tf.convert_to_tensor(value, dtype=dtype, name=name)
+            return self._as_reference()
+        read = tf.convert_to_tensor(self.value(), dtype=dtype, name=name)
         if not self._is_across() and not tf.executing_eagerly():
             # NOTE: embedding_lookup converts what is no variable of TensorFlow's own kind, and
             # would copy the whole table; tf.gather asks a tensor for this name first.
             read.sparse_read = self._member().sparse_read
         return read
 
-    def __tf_tensor__(self, dtype=None, name=None):
-        return self._dense_var_to_tensor(dtype, name)
+    def _as_reference(self) -> tf.Tensor:
+        """Returns the tensor through which a Saver of a dict writes every copy."""
+        if not self._members[0]._in_graph_mode:
+            raise ValueError(f"Variable {self.name} has no reference: it is of no graph.")
+        if self._reference is None:  # one only: a Saver refuses the same one under two names
+            with _outermost():
+                self._reference = checkpoint.reference(self)
+        return self._reference
 
     def _as_graph_element(self):
         if not self._is_across():

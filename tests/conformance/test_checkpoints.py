@@ -151,11 +151,23 @@ def test_sharded_saver_restores_every_copy(name, tmp_path):
         assert_values(session.run(dict(made)))
 
 
-def test_saver_with_a_dict_does_not_restore_one_copy_of_several():
-    with tf.Graph().as_default(), MAKERS["mirrored"]().scope():
-        v = tf.Variable(1.0)
-        with pytest.raises(TypeError, match="Not a variable"):
-            tf1.train.Saver({"x": v})
+@pytest.mark.parametrize("outside", [False, True], ids=["in_scope", "outside"])
+@pytest.mark.parametrize("name", [*SEVERAL, "one_device"])
+def test_saver_under_other_names_restores_every_copy(name, outside, tmp_path):
+    with tf.Graph().as_default(), new_session() as session:
+        with scope_of(MAKERS[name]()):
+            made = make_variables()
+            renamed = {f"other/{key}": v for key, v in made.items()}
+            saver = None if outside else tf1.train.Saver(renamed)
+        saver = saver or tf1.train.Saver(renamed)
+        session.run([v.initializer for v in made.values()])
+        session.run([v.assign(VALUES[key]) for key, v in made.items()])
+        path = saver.save(session, str(tmp_path / "model"))
+        session.run([v.initializer for v in made.values()])
+        saver.restore(session, path)
+        assert_values(session.run(dict(made)))
+        assert_copies(made, lambda v: session.run(v.value()))
+    assert sorted(name for name, _ in tf.train.list_variables(path)) == sorted(renamed)
 
 
 @pytest.mark.parametrize("name", SEVERAL)
