@@ -149,6 +149,7 @@ GIVEN = _rows(
             "_gather_saveables_for_checkpoint": "tf.train.Checkpoint saves and restores by it",
             "_serialize_to_tensors": "tf.train.Checkpoint saves by it",
             "_restore_from_tensors": "tf.train.Checkpoint restores by it",
+            "_copy_trackable_to_cpu": "an asynchronous checkpoint saves the value of now by it",
             "_export_to_saved_model_graph": "a SavedModel maps a variable to a new one by it",
             "_write_object_proto": "a SavedModel describes a variable by it",
         },

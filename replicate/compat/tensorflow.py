@@ -186,7 +186,8 @@ resource_variable_ops = Door(
     "tensorflow.python.ops.resource_variable_ops",
     {
         "BaseResourceVariable": "a replicated variable as a TPU replica sees it",
-        "UninitializedVariable": "what a tf.function makes in a graph is listed as global alone",
+        "UninitializedVariable": "what a tf.function makes in a graph is listed as global alone; "
+        "holds a value until an asynchronous checkpoint is written",
         "variable_accessed": "tapes and functions note that a replicated variable was read",
     },
 )

@@ -149,5 +149,17 @@ class Persistent:
     def _serialize_to_tensors(self):
         return {tfc.trackable.VARIABLE_VALUE_KEY: self.read_across()}
 
+    def _copy_trackable_to_cpu(self, object_map):
+        if self not in object_map:
+            with tf.device("/device:CPU:0"):
+                object_map[self] = tfc.resource_variable_ops.UninitializedVariable(
+                    trainable=self.trainable,
+                    shape=self.shape,
+                    dtype=self.dtype,
+                    name=self._shared_name,
+                )
+        with tf.device("/device:CPU:0"):
+            object_map[self].assign(self.read_across(), read_value=False)
+
     def _restore_from_tensors(self, restored_tensors):
         return restore(self, restored_tensors[tfc.trackable.VARIABLE_VALUE_KEY])
