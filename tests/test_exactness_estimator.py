@@ -339,6 +339,56 @@ def test_averages_of_weights_are_restored_in_their_place_in_every_tower(tmp_path
     exactness.compare(variables_of(found), variables_of(alone))
 
 
+def tpu_style(features, labels, mode, params):
+    """A model as it is written for TPUs, which sees its rows through functions of the host."""
+    tpu = estimator.v1.tpu
+    w = tf1.get_variable("w", initializer=[[1.0], [2.0], [3.0]])
+    output = features["x"] @ w
+    predictions = {"y": output}
+    if mode == "infer":
+        exports = {"serving_default": estimator.export.PredictOutput(predictions)}
+        return tpu.TPUEstimatorSpec(mode, predictions, export_outputs=exports)
+    loss = tf.reduce_mean(tf.square(output - labels))
+    if mode == "eval":
+        measured = (lambda y: {"mean": tf1.metrics.mean(y)}, [output])
+        return tpu.TPUEstimatorSpec(mode, predictions, loss, eval_metrics=measured)
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    step = optimizer.minimize(loss, tf1.train.get_global_step())
+    return tpu.TPUEstimatorSpec(
+        mode,
+        loss=loss,
+        train_op=step,
+        scaffold_fn=tf1.train.Scaffold,
+        host_call=(lambda x: [tf.reduce_sum(x)], [output]),
+    )
+
+
+@pytest.mark.parametrize("kind", ["Estimator", "TPUEstimator"])
+def test_a_tpu_estimator_spec_is_taken_as_its_estimator_spec(tmp_path, kind):
+    def run(model, directory):
+        if kind == "Estimator":
+            config = estimator.RunConfig(session_config=exactness.session_config())
+            made = estimator.Estimator(model, str(directory), config, params={})
+        else:
+            tpu = estimator.v1.tpu
+            config = tpu.RunConfig(
+                model_dir=str(directory), session_config=exactness.session_config()
+            )
+            sizes = {"train_batch_size": 5, "eval_batch_size": 5, "predict_batch_size": 5}
+            made = tpu.TPUEstimator(model, config=config, params={}, use_tpu=False, **sizes)
+        made.train(lambda params: input_fn(), steps=2)
+        measured = made.evaluate(lambda params: input_fn(), steps=1)
+        rows = [row["y"] for row in made.predict(lambda params: input_fn())]
+        return {"metrics": measured, "rows": rows, "variables": variables_of(made)}
+
+    def alone(features, labels, mode, params):
+        return tpu_style(features, labels, mode, params).as_estimator_spec()
+
+    expected = run(alone, tmp_path / "one")
+    found = run(model_fn.replicate_model_fn(tpu_style, devices=2), tmp_path / "two")
+    exactness.compare(found, expected)
+
+
 def summaries(directory):
     """Returns tag -> how often it was written."""
     found = {}

@@ -84,6 +84,8 @@ class ModelCall:
                 "let the input_fn return features alone."
             )
         spec = self._model_fn(features=features, **given)
+        if hasattr(spec, "as_estimator_spec"):  # at once: its host calls are its class's
+            spec = spec.as_estimator_spec()
         if not hasattr(spec, "train_op") or not hasattr(spec, "export_outputs"):
             raise TypeError(
                 "A model_fn must return an EstimatorSpec; got "
