@@ -1,6 +1,7 @@
 """What an Estimator does around the model_fn: hooks, savers, warm starts, summaries."""
 
 import itertools
+import pathlib
 
 import numpy as np
 import pytest
@@ -387,6 +388,47 @@ def test_a_tpu_estimator_spec_is_taken_as_its_estimator_spec(tmp_path, kind):
     expected = run(alone, tmp_path / "one")
     found = run(model_fn.replicate_model_fn(tpu_style, devices=2), tmp_path / "two")
     exactness.compare(found, expected)
+
+
+def counted(features, labels, mode):
+    """A dense model beside which towers count their rows."""
+    seen = tf1.get_variable(
+        "seen",
+        initializer=0.0,
+        trainable=False,
+        aggregation=tf.VariableAggregation.SUM,
+        synchronization=tf.VariableSynchronization.ON_READ,
+    )
+    metrics = {"seen": tf1.metrics.mean(seen.read_value())}
+    spec = dense(features, labels, mode)
+    if mode == "train":
+        rows = tf.cast(tf.shape(features["x"])[0], tf.float32)
+        return spec._replace(train_op=tf.group(spec.train_op, seen.assign_add(rows)))
+    return spec._replace(eval_metric_ops={**spec.eval_metric_ops, **metrics})
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("model", [dense, counted])
+def test_a_model_in_training_is_evaluated_in_memory(tmp_path, strategy, model):
+    def evaluated(trained):
+        hook = estimator.experimental.InMemoryEvaluatorHook(trained, input_fn, every_n_iter=1)
+        trained.train(input_fn, hooks=[hook], steps=3)
+        return metrics_written(trained.model_dir + "/eval")
+
+    expected = evaluated(single(model, tmp_path / "one"))
+    assert len(expected["loss"]) == 5  # at the start, after each of the three steps, at the end
+    exactness.compare(evaluated(made(model, tmp_path / "two", strategy)), expected)
+
+
+def metrics_written(directory):
+    """Returns tag -> the numbers that were written, in their order."""
+    found = {}
+    for path in sorted(pathlib.Path(directory).glob("events.*")):
+        for event in tf1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                if value.HasField("simple_value"):
+                    found.setdefault(value.tag, []).append(value.simple_value)
+    return found
 
 
 def summaries(directory):

@@ -98,8 +98,8 @@ def make_exportable(
     scaffold = spec.scaffold
     if isinstance(scaffold.saver, tf.train.Checkpoint):
         return spec  # it writes no MetaGraphDef
-    if spec.mode == types.TRAIN and not _is_fed(features):
-        return spec  # it is trained: the Estimator's own Saver writes its checkpoints
+    if spec.mode != types.PREDICT and not _is_fed(features):
+        return spec  # it is trained or evaluated: it has what it has on one device
     saver = PortableSaver(graph, worker_devices, scaffold.saver, config)
     if spec.mode == types.PREDICT:
         spec = spec._replace(train_op=None)
