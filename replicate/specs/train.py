@@ -22,7 +22,8 @@ def merge_train(towers: Sequence[Any], joining: context.Joiner, update_ops: str)
     updates = [update for tower in running for update in tower.update_ops]
     if first.train_op is None and update_ops == "first":
         updates = []  # a model_fn with an optimizer of its own has said what runs
-    runs = list(dict.fromkeys([first.train_op or first.spec.train_op, *updates]))
+    step = first.spec.train_op if first.train_op is None else first.train_op
+    runs = list(dict.fromkeys([step, *updates]))
     train_op = runs[0] if len(runs) == 1 else tf1.group(*runs, name="train")
     loss = first.spec.loss
     if len(towers) > 1:

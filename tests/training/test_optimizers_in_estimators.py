@@ -177,11 +177,73 @@ def weight_after_synchronous_step(model):
             return session.run(w)
 
 
+def sync_optimizer_fn_model(strategy):
+    """The model whose SyncReplicasOptimizer is given as `optimizer_fn`."""
+    optimizer = tf1.train.SyncReplicasOptimizer(
+        tf1.train.MomentumOptimizer(0.1, 0.9), replicas_to_aggregate=1
+    )
+
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", initializer=tf.constant([[0.3], [-0.2], [0.1]]))
+        loss = tf.reduce_mean(tf.square(features["x"] @ w - labels))
+        hook = optimizer.make_session_run_hook(is_chief=True)
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=tf.no_op(), training_hooks=[hook])
+
+    return replicate.replicate_model_fn(model, lambda: optimizer, 2, strategy=strategy)
+
+
+SYNCHRONOUS = {
+    "wrapped": lambda strategy: runs.replicated(
+        functools.partial(sync_model_fn, replicate.TowerOptimizer), 2, strategy
+    ),
+    "unchanged": lambda strategy: runs.replicated(
+        functools.partial(sync_model_fn, lambda o: o), 2, strategy
+    ),
+    "optimizer_fn": sync_optimizer_fn_model,
+}
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.filterwarnings("ignore:To construct input pipelines")
+@pytest.mark.parametrize("kind", SYNCHRONOUS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_sync_replicas_optimizer_with_its_hook(strategy):
+def test_sync_replicas_optimizer_with_its_hook(strategy, kind):
     one = weight_after_synchronous_step(functools.partial(sync_model_fn, lambda o: o))
-    model = functools.partial(sync_model_fn, replicate.TowerOptimizer)
-    found = weight_after_synchronous_step(runs.replicated(model, 2, strategy))
+    found = weight_after_synchronous_step(SYNCHRONOUS[kind](strategy))
     np.testing.assert_allclose(found, one, rtol=1e-5)
+
+
+class Announcing(tf1.train.GradientDescentOptimizer):
+    """An optimizer whose step is a tensor."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        step = super().apply_gradients(grads_and_vars, global_step, name)
+        with tf1.control_dependencies([step]):
+            return tf.constant(1.0, name="applied")
+
+
+def announcing_model_fn(features, labels, mode):
+    w = tf1.get_variable("w", initializer=tf.constant([[0.3], [-0.2], [0.1]]))
+    loss = tf.reduce_mean(tf.square(features["x"] @ w - labels))
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=tf.no_op())
+
+
+@pytest.mark.parametrize("num_towers", [1, 2])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_step_may_be_a_tensor(strategy, num_towers):
+    # The first step, by hand: the gradient of the mean of squares is 2 x^T (x w - y) / B.
+    x, y = runs.BATCHES[0]["x"], runs.BATCHES[0]["y"]
+    w = np.float32([[0.3], [-0.2], [0.1]])
+    expected = w - 0.1 * 2 * x.T @ (x @ w - y) / len(x)
+    model = replicate.replicate_model_fn(
+        announcing_model_fn, lambda: Announcing(0.1), num_towers, strategy=strategy
+    )
+    with tf.Graph().as_default():
+        step = tf1.train.create_global_step()
+        spec = model({"x": tf.constant(x)}, tf.constant(y), "train")
+        weights = tf1.trainable_variables()[0]
+        with tf1.train.MonitoredTrainingSession() as session:
+            session.run(spec.train_op)
+            assert session.run(step) == 1
+            found = session.run(weights)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
