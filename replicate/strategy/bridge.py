@@ -20,7 +20,7 @@ _AGGREGATIONS = {
     tf.distribute.ReduceOp.MEAN: tf.VariableAggregation.MEAN,
 }
 
-_SCOPE = "replicate_all_reduce/"  # of what reduces over towers: no name of the model's is taken
+SCOPE = "replicate_reduce/"  # of what reduces over towers: no name of the model's is taken
 
 
 def aggregation_of(reduce_op: Any) -> tf.VariableAggregation:
@@ -335,7 +335,7 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
             pairs = [(column, column) for column in columns]
             return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
 
-        with tf1.name_scope(_SCOPE):
+        with tf1.name_scope(SCOPE):
             parts = self._weighted(tensors) if is_mean else tensors
             return self.merge_call(across, args=tuple(parts))
 

@@ -56,7 +56,8 @@ class Communication:
         leaves: list = []
         for nest, place in nests:
             values.map_nest(lambda leaf, place=place: leaves.append((leaf, place)), nest)
-        reduced = iter(self._reduce_leaves(aggregation, leaves))
+        with tf1.name_scope(bridge.SCOPE):
+            reduced = iter(self._reduce_leaves(aggregation, leaves))
         return [values.map_nest(lambda leaf: next(reduced), nest) for nest, _ in nests]
 
     def _reduce_leaves(self, aggregation, pairs: list) -> list:
