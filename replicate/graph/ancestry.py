@@ -1,9 +1,10 @@
 """Which operations lie behind others in a graph, and which lie before them."""
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
+from replicate.graph import functions
 
 _WRITES = (
     "Assign",
@@ -12,6 +13,7 @@ _WRITES = (
     "ResourceSparseApply",
     "ResourceStridedSliceAssign",
 )
+_PASSING = ("Enter", "Identity", "Switch")
 
 
 def executed_by(fetches: Sequence[Any]) -> set[tf.Operation]:
@@ -112,7 +114,32 @@ class Descent:
 
 
 def writes(variable: tf.Variable) -> list[tf.Operation]:
-    """Returns the operations that change a resource variable; none of any other kind."""
+    """Returns the operations that change a resource variable; none of any other kind.
+
+    Of a branch, a loop or a function that changes it, the operation that calls it is returned.
+    """
     handle = getattr(variable, "handle", None)
-    users = [] if handle is None else handle.consumers()
-    return [op for op in users if op.type.startswith(_WRITES)]
+    return [] if handle is None else list(_writing(handle))
+
+
+def _writing(handle: tf.Tensor) -> Iterator[tf.Operation]:
+    for op in handle.consumers():
+        if op.type.startswith(_WRITES):
+            yield op
+        elif op.type in _PASSING:
+            for tensor in op.outputs:
+                yield from _writing(tensor)
+        elif functions.is_call(op) and any(map(_writes_inside, _inside(op, handle))):
+            yield op
+
+
+def _inside(op: tf.Operation, handle: tf.Tensor) -> Iterator[tf.Tensor]:
+    """Yields what a handle is called inside of the functions that an operation calls."""
+    for body in functions.bodies(op) or ():
+        for own, given in zip(body.inputs, body.arguments, strict=True):
+            if given is handle:
+                yield own
+
+
+def _writes_inside(handle: tf.Tensor) -> bool:
+    return next(_writing(handle), None) is not None

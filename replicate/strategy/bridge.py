@@ -7,37 +7,12 @@ through `DistributionStrategy` alone. No name of TensorFlow is replaced.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import reductions
-from replicate.strategy import context, conversion, values
-
-_AGGREGATIONS = {
-    tf.distribute.ReduceOp.SUM: tf.VariableAggregation.SUM,
-    tf.distribute.ReduceOp.MEAN: tf.VariableAggregation.MEAN,
-}
-
-SCOPE = "replicate_reduce/"  # of what reduces over towers: no name of the model's is taken
-
-
-def aggregation_of(reduce_op: Any) -> tf.VariableAggregation:
-    """Returns the aggregation for a `tf.distribute.ReduceOp`, its name, or an aggregation.
-
-    Raises:
-        ValueError: If it is neither a sum nor a mean.
-    """
-    if isinstance(reduce_op, str):
-        reduce_op = getattr(tf.distribute.ReduceOp, reduce_op.upper(), reduce_op)
-    found = _AGGREGATIONS.get(reduce_op, reduce_op)
-    if found not in _AGGREGATIONS.values():
-        raise ValueError(
-            f"A reduction is SUM or MEAN; got {reduce_op!r}. Pass tf.VariableAggregation.SUM or "
-            ".MEAN (in strategy.extended: tf.distribute.ReduceOp, or its name)."
-        )
-    return found
+from replicate.strategy import context, conversion, replica_context, values
 
 
 @conversion.unconverted
@@ -110,7 +85,8 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         a loss does, is one device's.
         """
         del options
-        aggregation, pairs = aggregation_of(reduce_op), list(value_destination_pairs)
+        aggregation = replica_context.aggregation_of(reduce_op)
+        pairs = list(value_destination_pairs)
         share = context.current().share
         if aggregation == tf.VariableAggregation.MEAN and share is not None:
             return [share.joiner.mean(self._strategy, *pair) for pair in pairs]
@@ -259,7 +235,7 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         return True
 
     def _reduce(self, reduce_op, value):
-        reduced = self._strategy.reduce(aggregation_of(reduce_op), value)
+        reduced = self._strategy.reduce(replica_context.aggregation_of(reduce_op), value)
         return self._strategy.unwrap(reduced)[0]
 
     def _gather_to_implementation(self, value, destinations, axis, options):
@@ -276,81 +252,6 @@ def _has_value(value: Any) -> bool:
 def _runs(value: Any) -> bool:
     """Whether a value is of a graph, and does something when it is run."""
     return _has_value(value) or isinstance(value, tf.Operation)
-
-
-@conversion.unconverted
-class BridgeReplicaContext(tf.distribute.ReplicaContext):
-    """What `tf.distribute.get_replica_context()` returns in a tower of ours.
-
-    Args:
-        bridge: The `BridgeStrategy`.
-        tower: The `TowerContext` that does the work.
-    """
-
-    def __init__(self, bridge: BridgeStrategy, tower: Any):
-        super().__init__(bridge, tower.tower_id)
-        self._tower = tower
-
-    def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
-        share = context.current().share
-        if share is not None:
-            merge_fn, args = share.joiner.wrap(merge_fn, args)
-        return self._tower.merge_for_tensorflow(merge_fn, args, kwargs)
-
-    def all_reduce(self, reduce_op, value, options=None):
-        """Reduces over all towers; a mean is that of the rows of the batch.
-
-        NOTE: in a graph TensorFlow's own looks for the variables behind the result, finds
-        those of the other towers, and refuses them.
-        """
-        flat = tf.nest.flatten(value)
-        if tf.executing_eagerly() or any(isinstance(v, tf.IndexedSlices) for v in flat):
-            return super().all_reduce(reduce_op, value, options)
-        flat = [tf.convert_to_tensor(v) for v in flat]
-        is_mean = aggregation_of(reduce_op) == tf.VariableAggregation.MEAN
-        reduced = [tf.stop_gradient(v) for v in self._summed(flat, is_mean)]
-
-        @tf.custom_gradient
-        def linked(*tensors):
-            def gradient(*gradients):
-                # NOTE: every tower's loss depends on what this one gave to the sum.
-                found = self._summed(gradients, False)
-                return [*(self._weighted(found) if is_mean else found), *[None] * len(reduced)]
-
-            return [tf.identity(tensor) for tensor in tensors[len(flat) :]], gradient
-
-        found = linked(*flat, *reduced)
-        share = context.current().share
-        for tensor in found if share is not None else ():
-            share.joiner.note(self._tower.tower_id, tensor)
-        return tf.nest.pack_sequence_as(value, found)
-
-    def _weighted(self, tensors: Sequence[tf.Tensor]) -> list:
-        return [reductions.scaled(tensor, self._tower.weight, None) for tensor in tensors]
-
-    def _summed(self, tensors: Sequence, is_mean: bool) -> list:
-        """Sums each of this tower's tensors, or its part of a mean, with the other towers'."""
-
-        def across(strategy, *columns):
-            pairs = [(column, column) for column in columns]
-            return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
-
-        with tf1.name_scope(SCOPE):
-            parts = self._weighted(tensors) if is_mean else tensors
-            return self.merge_call(across, args=tuple(parts))
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The device of this tower."""
-        return (self._tower.device,)
-
-
-@conversion.unconverted
-class StraightReplicaContext(tf.distribute.ReplicaContext):
-    """Stands for a replica where the code runs across towers already."""
-
-    def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
-        return conversion.as_here(merge_fn)(self.strategy, *args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -373,7 +274,7 @@ def told_inside(strategy: Any) -> contextlib.AbstractContextManager:
     """
     bridge = strategy.extended.container
     mode = tfc.distribute_lib._CrossReplicaThreadMode(bridge)
-    mode.replica_context = StraightReplicaContext(bridge, 0)
+    mode.replica_context = replica_context.StraightReplicaContext(bridge, 0)
     return pushed(mode)
 
 
@@ -386,7 +287,7 @@ def is_told(graph: tf.Graph, strategy: Any) -> bool:
 @contextlib.contextmanager
 def in_tower(mode: context.Mode):
     """Enters a tower's mode, ours and TensorFlow's."""
-    replica = BridgeReplicaContext(mode.strategy.extended.container, mode.tower)
+    replica = replica_context.BridgeReplicaContext(mode.strategy.extended.container, mode.tower)
     with context.entered(mode), replica:
         yield
 

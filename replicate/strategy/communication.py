@@ -6,7 +6,7 @@ from typing import Any
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import all_reduce, reductions
-from replicate.strategy import bridge, context, conversion, values, variables
+from replicate.strategy import context, conversion, replica_context, values, variables
 
 # Tensors of up to this size share a transfer: a transfer costs more than its bytes.
 PACK_BYTES = 1 << 16
@@ -51,12 +51,12 @@ class Communication:
             N reduced values.
         """
         self._require_cross_tower("batch_reduce")
-        aggregation = bridge.aggregation_of(aggregation)
+        aggregation = replica_context.aggregation_of(aggregation)
         nests = [(_as_nest(value), place) for value, place in value_destination_pairs]
         leaves: list = []
         for nest, place in nests:
             values.map_nest(lambda leaf, place=place: leaves.append((leaf, place)), nest)
-        with tf1.name_scope(bridge.SCOPE):
+        with tf1.name_scope(replica_context.SCOPE):
             reduced = iter(self._reduce_leaves(aggregation, leaves))
         return [values.map_nest(lambda leaf: next(reduced), nest) for nest, _ in nests]
 

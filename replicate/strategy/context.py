@@ -43,9 +43,6 @@ class Joiner(Protocol):
             itself.
         """
 
-    def alone(self, variable: Any) -> None:
-        """Takes note that a tower writes a variable where it cannot meet the others."""
-
     def note(self, tower_id: int, tensor: Any) -> None:
         """Takes note of a tensor of a tower that has the same value in all of them."""
 

@@ -67,8 +67,7 @@ class MirroredVariable(DistributedVariable):
 
     def _write_joined(self, tower, joiner, method, value, kwargs):
         """Writes what one device writes, where the towers are the parts of one batch."""
-        if not tower.can_meet and len(self._members) == 1:
-            joiner.alone(self)
+        if not tower.can_meet and len(self._members) == 1:  # see `training/writes`
             return sparse_writes.write(self._member(), method, value, kwargs)
         if method.startswith("assign"):
             # NOTE: a number may be one of the tower's rows; as a tensor it has a name to tell by.

@@ -25,11 +25,6 @@ _UNKNOWN = (
     "TowerContext.set_loss_weight. replicate.verify compares the model with one device."
 )
 _TAPED = "it was derived past tf.gradients, as a GradientTape does, and so are gradients after it"
-_ALONE = (
-    "%s is assigned inside of tf.cond, a loop or a function, where towers cannot meet: what is "
-    "made of rows there is one tower's own. Assign it outside; replicate.verify compares the model "
-    "with one device."
-)
 _MEETING = (
     "Rows meet other rows, or may, in %s, which reads %s%s, before %s is made of them: as in batch "
     "normalisation and in losses that compare the rows of a batch. Each tower sees its own rows "
@@ -125,12 +120,6 @@ class Joining:
     def get_loss_reduction(self) -> str | None:
         """See `context.Joiner`."""
         return self._declared
-
-    def alone(self, variable: Any) -> None:
-        """See `context.Joiner`."""
-        if variable.name not in self._warned:
-            self._warned.add(variable.name)
-            _log.warning(_ALONE, variable.name)
 
     def note(self, tower_id: int, tensor: Any) -> None:
         """See `context.Joiner`."""

@@ -84,6 +84,54 @@ def test_a_tower_may_not_write_by_itself_what_all_share(write):
         exactness.run(towers, [batch()])
 
 
+def in_a_branch(write):
+    def inside(x, variable):
+        often = tf1.placeholder_with_default(True, [])
+        return [tf.cond(often, lambda: write(x, variable), lambda: tf.identity(0.0))]
+
+    return inside
+
+
+def in_a_function(write):
+    return lambda x, variable: [tf.function(lambda: write(x, variable), autograph=False)()]
+
+
+def in_a_loop(write):
+    def inside(x, variable):
+        return tf.while_loop(lambda i: i < 1.0, lambda i: i + 1.0 + 0.0 * write(x, variable), [0.0])
+
+    return inside
+
+
+def keep_the_mean(x, variable):
+    with tf1.control_dependencies([variable.assign(tf.reduce_mean(x), read_value=False)]):
+        return tf.identity(1.0)
+
+
+def count(x, variable):
+    with tf1.control_dependencies([variable.assign_add(1.0, read_value=False)]):
+        return tf.identity(1.0)
+
+
+INSIDE = pytest.mark.parametrize("inside", [in_a_branch, in_a_function, in_a_loop])
+
+
+@INSIDE
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_rows_may_not_be_written_where_towers_cannot_meet(inside, when):
+    write = inside(keep_the_mean)
+    model = stepping(write) if when == "before" else stepping(nothing, write)
+    with pytest.raises(errors.TowerMismatchError, match=r"tower \d uses kept:0 by itself"):
+        exactness.run(model_fn.replicate_model_fn(model, None, 3), [batch()])
+
+
+@INSIDE
+def test_a_count_of_steps_may_be_written_there(inside):
+    model = stepping(nothing, inside(count))
+    found = exactness.require_one_device(model, [batch(), batch(5), batch(2)], devices=3)
+    assert found.variables[-1]["kept:0"] == 4.0  # three steps after 1
+
+
 @pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
 def test_gradients_that_a_model_accumulates_are_whole(strategy):
     def model(features, labels, mode):
