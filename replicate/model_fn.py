@@ -260,7 +260,7 @@ def _join(join, mode, built, creations, options: _Options) -> Any:
         return _with_statistics(spec, built, creations.all(), join.whole.rows, update_ops)
     if len(built) == 1:
         return built[0].spec
-    join.look(built[0].spec.predictions)
+    join.notices.given(built[0].spec.predictions)
     if mode == types.EVAL:
         metrics = [list((tower.spec.eval_metric_ops or {}).values()) for tower in built]
         writes.refuse_lone(creations, join, tf.nest.flatten(metrics))

@@ -18,6 +18,7 @@ NUMBER = "number"  # a number of rows enters each row
 COUNT = "count"  # it enters each row's whole numbers or truths
 PLACE = "place"  # where a row lies in its tower
 GROUPS = "groups"  # rows that have been put together by what is in them
+WIDTH = "width"  # a length that a tower's own rows make
 ITEM = "item"  # a row that a loop takes out of a tensor
 LAYOUT = "layout"  # where a sparse or ragged tensor of the batch has its values
 
@@ -25,7 +26,7 @@ _SHAPES = ("Rank", "Shape", "ShapeN", "Size")
 _PLACES = ("LinSpace", "Range", "Where")
 _GROUPING = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 QUIET = (ITEM, LAYOUT)
-_HARD = (MEETS, HIDDEN, NUMBER, COUNT)
+_HARD = (MEETS, HIDDEN, NUMBER, COUNT, WIDTH)
 
 
 class Meeting(NamedTuple):
@@ -144,7 +145,7 @@ class Looker:
         if op.type in _SHAPES:
             return [frozenset()] * number
         if op.type in _PLACES:
-            return [every | {Meeting(op, op.outputs[0].ref(), PLACE)}] * number
+            return [every | {self._places(op)}] * number
         if op.type == "Const":
             kept = frozenset()
             if not row_wise.has_entries_alike(op.outputs[0]):
@@ -164,9 +165,17 @@ class Looker:
         if _is_of_layout(op, axes, before):
             return [every] * number
         found = self._entering(op, rule, axes) if any(after) else set()
-        if any(after) and any(axes):
+        is_long = any(meeting.kind == WIDTH for meeting in every)  # which is said already
+        if any(after) and any(axes) and not is_long:
             found |= _met(op, rule, axes, after)
         return [self._passed(op, rule, axes, before) | found] * number
+
+    def _places(self, op: tf.Operation) -> Meeting:
+        """Returns that places go into each row; or a length that other rows make."""
+        for tensor in op.inputs if op.type == "Range" else ():
+            if self.view.entering(op, tensor) == MEETS:
+                return Meeting(op, tensor.ref(), WIDTH)
+        return Meeting(op, op.outputs[0].ref(), PLACE)
 
     def _grouped(self, op: tf.Operation, before: list) -> list[frozenset]:
         every = frozenset().union(*before)

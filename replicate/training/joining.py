@@ -4,38 +4,16 @@ It knows what is the whole batch's already, makes whole what is not, and stands 
 call that an optimizer, a moving average or an assignment of a model makes.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
-from replicate.graph import ancestry, reductions, tails, whole
+from replicate.graph import ancestry, reductions, whole
 from replicate.strategy import values, variables
-from replicate.training import gradients, step
-
-_log = logging.getLogger("replicate")
+from replicate.training import gradients, notices, step
 
 _READS = ("VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableV2")
-
-
-_UNKNOWN = (
-    "How %s was reduced from the rows of the batch cannot be seen: %s (%s). It is taken %s. "
-    "If that is wrong, say loss_reduction='sum', or tell by what it was divided, with "
-    "TowerContext.set_loss_weight. replicate.verify compares the model with one device."
-)
-_TAPED = "it was derived past tf.gradients, as a GradientTape does, and so are gradients after it"
-_MEETING = (
-    "Rows meet other rows, or may, in %s, which reads %s%s, before %s is made of them: as in batch "
-    "normalisation and in losses that compare the rows of a batch. Each tower sees its own rows "
-    "alone, and the result is not that of one device. For batch normalisation over the whole batch "
-    "use tf.keras.layers.BatchNormalization(synchronized=True). replicate.verify shows by how much "
-    "the model differs."
-)
-
-
-def _more(meetings: Sequence[Any]) -> str:
-    return f" (and in {len(meetings) - 1} more)" if len(meetings) > 1 else ""
 
 
 class Joining:
@@ -59,57 +37,21 @@ class Joining:
     ):
         self._declared = declared
         self._mode = mode
-        self._warned: set[str] = set()
-        self._told: set[str] = set()
-        self._met: set = set()
-        self._is_taped = False
-        self.whole = whole.Whole(rows, partner, self._warn)
+        self.notices = notices.Notices()
+        self.whole = whole.Whole(rows, partner, self.notices.unknown)
+        self.notices.whole = self.whole
         self.gradients = gradients.Gradients(
-            self.whole, declared, gradient_step.is_accumulated, self._derived
+            self.whole, declared, gradient_step.is_accumulated, self.notices.derived
         )
         self.step = gradient_step.of(self)
         self._columns: list[list] = []
         self._noted_by = [0] * len(rows.devices)
 
-    def _warn(self, tensor: tf.Tensor, reason: str) -> None:
-        if tensor.name not in self._warned and self.whole.unknown_weights is None:
-            self._warned.add(tensor.name)
-            taken = "for a mean over rows" if tensor.dtype.is_floating else "from the first tower"
-            _log.warning(_UNKNOWN, tensor.name, reason, tensor.op.type, taken)
-
     def loss(self, losses: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the whole batch's loss, of K losses of shape []."""
         value = self.whole.value(losses, self._declared)
-        self._derived(losses[0], self.whole.copied(losses, self._declared)[0])
+        self.notices.derived(losses[0], self.whole.copied(losses, self._declared)[0])
         return value
-
-    def _derived(self, tensor: tf.Tensor, tail: tails.Tail) -> None:
-        """Says once how a loss was seen to be reduced, and where its rows meet."""
-        if tensor.name in self._told:
-            return
-        self._told.add(tensor.name)
-        parts = [f"{part.kind} ({part.column[0].op.name})" for part in tail.reductions]
-        _log.info("%s is made of its rows by: %s.", tensor.name, ", ".join(parts) or "nothing")
-        self._look([part.column[0] for part in tail.reductions], tensor)
-
-    def look(self, predictions: Any) -> None:
-        """Says where rows meet before they are given out as the first tower's predictions."""
-        for tensor in tf.nest.flatten(predictions, expand_composites=True):
-            if isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating:
-                self._look([tensor], tensor)
-
-    def _look(self, behind: Sequence[tf.Tensor], tensor: tf.Tensor) -> None:
-        if self.whole.is_lone:
-            return  # the first tower's rows are all there are
-        met = {
-            meeting.op: meeting
-            for part in behind
-            for meeting in self.whole.meetings.before(part, is_number=False)
-        }
-        new = [meeting for op, meeting in met.items() if op not in self._met]
-        self._met.update(met)
-        if new:
-            _log.warning(_MEETING, new[0].name, new[0].tensor.name, _more(new), tensor.name)
 
     # What a `Joiner` does.
 
@@ -219,7 +161,7 @@ class Joining:
         if isinstance(value, values.DistributedValues):
             column = [tf.convert_to_tensor(part, variable.dtype) for part in value.values]
             self._require_no_rows(variable, column[0])
-            self._look([part.column[0] for part in self.whole.tail(column).reductions], column[0])
+            self.notices.reduced(column[0], self.whole.tail(column))
             found = self._made_whole(column, is_assumed=method != "assign")
             if found is None:
                 return None
@@ -316,8 +258,6 @@ class Joining:
         if self._declared == "sum":
             found = values.PerDevice(column, self.whole.rows.devices)
             return strategy.reduce(variables.SUM, found, variable)
-        if not self._is_taped:
-            first = column[0].values if isinstance(column[0], tf.IndexedSlices) else column[0]
-            self._warn(first, _TAPED)
-        self._is_taped = True
+        first = column[0].values if isinstance(column[0], tf.IndexedSlices) else column[0]
+        self.notices.taped(first)
         return self.weighted(strategy, column, variable)

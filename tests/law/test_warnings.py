@@ -104,7 +104,16 @@ def accumulated_rows(f, y, v):
     return tf.reduce_mean(tf.square(hidden - y["y"]))
 
 
+def own_widths(f, y, v):
+    """A mask as wide as the longest of a tower's own rows."""
+    lengths = tf.cast(tf.reduce_sum(f["is_token"], 1), tf.int32)
+    with tf.name_scope("odd"):
+        mask = tf.sequence_mask(lengths, dtype=double)
+    return tf.reduce_mean(mask) * tf.reduce_sum(v.b)
+
+
 LOUD = [
+    own_widths,
     the_hardest_row,
     a_branch,
     a_function,
@@ -160,6 +169,16 @@ def test_a_tapes_gradient_is_taken_as_a_mean_with_a_warning(strategy, caplog):
     (text,) = warned(caplog)
     assert "replicate.verify" in text
     assert "gradient" in text
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_a_mask_without_a_length_is_told_to_name_it(is_static, caplog):
+    towers = model_fn.replicate_model_fn(training(own_widths), running.momentum, 3)
+    with caplog.at_level(logging.WARNING, "replicate"):
+        exactness.run(towers, running.batches(7), is_static=is_static)
+    (text,) = warned(caplog)
+    assert "odd/SequenceMask/Range" in text
+    assert "maxlen" in text
 
 
 # What a person says of what cannot be seen.
