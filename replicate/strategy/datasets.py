@@ -2,12 +2,13 @@
 
 The dataset is read once, in order: of K successive batches each tower gets one. At the
 end, where fewer than K are left, the towers without a batch get zero rows and nothing is
-dropped.
+dropped. A dataset of scalars has no rows to be without: its end must be even.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from replicate import errors
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import batches
@@ -159,19 +160,48 @@ class EagerIterator:
     get_next = __next__
 
 
+_SCALARS = (
+    "At the end of a dataset a tower without a batch gets zero rows, and a scalar has no rows: "
+    "the dataset's elements do not divide by the number of towers, and hold scalars ({}). Call "
+    "batch() on the dataset before it is distributed, or repeat() it."
+)
+
+
 def _nothing_like(first: Any) -> Any:
-    """Returns zero rows like the first tower's batch; 0 for what has no rows at all."""
-    empty = batches.take_rows(first, 0)
-    return tf.nest.map_structure(lambda x: tf.zeros_like(x) if x.shape.rank == 0 else x, empty)
+    """Returns zero rows like the first tower's batch.
+
+    Raises:
+        BatchError: If something in it has no rows.
+    """
+    if scalars := _scalars(first):
+        raise errors.BatchError(_SCALARS.format(scalars))
+    return batches.take_rows(first, 0)
+
+
+def _scalars(first: Any) -> str:
+    """Returns the scalars among the leaves as text; none where all have rows."""
+    leaves = tf.nest.flatten(first)
+    return ", ".join(f"part {i}" for i, leaf in enumerate(leaves) if leaf.shape.rank == 0)
 
 
 def _batch_or_none(optional: Any, first: Any) -> Any:
     """Returns a tower's batch, or zero rows like the first tower's."""
     spec = tf.nest.map_structure(tf.type_spec_from_value, first)
+    with tf1.control_dependencies(tf.nest.flatten(first, expand_composites=True)):
+        has_value = tf.identity(optional.has_value())  # the end of all comes before this one
     chosen = tf.cond(
-        optional.has_value(),
+        has_value,
         lambda: tf.nest.flatten(optional.get_value(), expand_composites=True),
-        lambda: tf.nest.flatten(_nothing_like(first), expand_composites=True),
+        lambda: _flat_nothing_like(first),
     )
     chosen = chosen if isinstance(chosen, (list, tuple)) else [chosen]
     return tf.nest.pack_sequence_as(spec, list(chosen), expand_composites=True)
+
+
+def _flat_nothing_like(first: Any) -> list:
+    """Returns the tensors of zero rows; scalars are refused when this runs."""
+    leaves = tf.nest.flatten(first, expand_composites=True)
+    if not (scalars := _scalars(first)):
+        return tf.nest.flatten(_nothing_like(first), expand_composites=True)
+    with tf1.control_dependencies([tf1.Assert(False, [_SCALARS.format(scalars)])]):
+        return [tf.identity(leaf) for leaf in leaves]

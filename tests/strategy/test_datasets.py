@@ -1,0 +1,54 @@
+"""The end of a dataset that towers share."""
+
+import pytest
+
+from replicate import errors
+from replicate import strategy as core
+from replicate.compat.tensorflow import tf, tf1
+
+TWO = ["/cpu:0", "/cpu:1"]
+TEXT = r"a scalar has no rows.*Call\s+batch\(\)"
+
+
+def scalars(count):
+    return lambda: tf.data.Dataset.range(count)
+
+
+def test_scalars_that_divide_are_given_out():
+    strategy = core.MirroredStrategy(TWO)
+    found = [strategy.unwrap(element) for element in strategy.distribute_dataset(scalars(4))]
+    assert [[part.numpy() for part in parts] for parts in found] == [[0, 1], [2, 3]]
+
+
+def test_no_scalar_is_made_up_at_an_uneven_end():
+    iterator = iter(core.MirroredStrategy(TWO).distribute_dataset(scalars(3)))
+    next(iterator)
+    with pytest.raises(errors.BatchError, match=TEXT):
+        next(iterator)
+
+
+# TensorFlow's own iterator over several devices asks a dataset for its options.
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
+@pytest.mark.parametrize("kind", ["one_shot", "initializable"])
+@pytest.mark.parametrize("count", [3, 4])
+def test_no_scalar_is_made_up_in_a_graph(session, kind, count):
+    strategy = core.MirroredStrategy(TWO)
+    dataset = strategy.distribute_dataset(scalars(count))
+    iterator = getattr(dataset, f"make_{kind}_iterator")()
+    element = strategy.unwrap(iterator.get_next())
+    if kind == "initializable":
+        session.run(iterator.initializer)
+    assert session.run(element) == [0, 1]
+    if count == 4:
+        assert session.run(element) == [2, 3]
+    refused = tf.errors.InvalidArgumentError if count == 3 else tf.errors.OutOfRangeError
+    with pytest.raises(refused, match=TEXT if count == 3 else None):
+        session.run(element)
+
+
+def test_batches_end_in_zero_rows(session):
+    strategy = core.MirroredStrategy(TWO)
+    dataset = strategy.distribute_dataset(lambda: tf.data.Dataset.range(3).batch(1))
+    element = strategy.unwrap(tf1.data.make_one_shot_iterator(dataset).get_next())
+    session.run(element)
+    assert [part.tolist() for part in session.run(element)] == [[2], []]
