@@ -275,6 +275,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
                 "A variable cannot be made from a proto under a distribution strategy: got the "
                 f"proto of {kwargs['variable_def'].variable_name!r}. Import it outside the scope."
             )
+        creation.require_known(kwargs)
         kwargs["use_resource"] = True
         mode = context.current()
         creations = getattr(mode.tower, "creations", None)
@@ -361,5 +362,14 @@ class DistributionStrategy(communication.Communication, updates.Updates):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(worker_devices={list(self._worker_devices)})"
 
+    def __copy__(self):
+        return self
+
     def __deepcopy__(self, memo):
         return self
+
+    def __reduce__(self):
+        raise TypeError(
+            f"A strategy cannot be pickled: {self!r} belongs to the devices and the variables of "
+            "this process. Make it anew where it is needed, from the names of its devices."
+        )

@@ -88,7 +88,13 @@ class Communication:
 
     def _places_of(self, destination: Any, value: Any) -> tuple:
         if destination is not None:
-            return tuple(dict.fromkeys(self.destinations_of(destination)))
+            places = tuple(dict.fromkeys(self.destinations_of(destination)))
+            if not places:
+                raise ValueError(
+                    f"A value needs a device to go to; got destinations={destination!r}. Name a "
+                    "device or a variable, or leave destinations out."
+                )
+            return places
         return tuple(self._reduce_destinations(value))
 
     def _reduce_destinations(self, value: Any) -> Sequence[str]:

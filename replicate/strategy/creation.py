@@ -13,6 +13,33 @@ _LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
 _ON_READ = tf.VariableSynchronization.ON_READ
 
 
+def require_known(kwargs: dict) -> None:
+    """Refuses a synchronization or aggregation that is none.
+
+    Args:
+        kwargs: What the variable creator was given.
+
+    Raises:
+        ValueError: Names the variable, and what it may have.
+    """
+    name, found = kwargs.get("name"), kwargs.get("synchronization")
+    kinds = [kind for kind in tf.VariableSynchronization if kind.name != "NONE"]
+    if found is not None and found not in kinds:
+        raise ValueError(
+            "Copies of a variable are synchronized ON_WRITE, ON_READ or as is best (AUTO): "
+            f"variable {name!r} has synchronization={found!r}. Leave it out, or pass one of "
+            "tf.VariableSynchronization."
+        )
+    found = kwargs.get("aggregation")
+    kinds = [*tf.VariableAggregation, *tf1.VariableAggregation]
+    if found is not None and found not in kinds:
+        raise ValueError(
+            "What towers bring is aggregated by SUM, MEAN, ONLY_FIRST_REPLICA or not at all "
+            f"(NONE): variable {name!r} has aggregation={found!r}. Pass one of "
+            "tf.VariableAggregation."
+        )
+
+
 def is_tower_local(kwargs: dict) -> bool:
     """Whether a variable is each tower's own by nature.
 

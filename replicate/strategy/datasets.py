@@ -146,6 +146,11 @@ class EagerIterator:
         return self
 
     def __next__(self) -> Any:
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                "Only eager code can ask for the next element of a distributed dataset; this "
+                "builds a graph, or a tf.function. Call next() outside, and pass the element in."
+            )
         optionals = self._inner.get_next_as_optional()
         if not optionals[0].has_value():
             raise StopIteration

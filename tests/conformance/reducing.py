@@ -117,6 +117,15 @@ class Reducing:
         (element,) = list(found)
         assert [part.numpy() for part in strategy.unwrap(element)] == [[i] for i in range(K)]
 
+    def test_values_need_somewhere_to_go(self, strategy):
+        with strategy.scope():
+            for call in (
+                lambda: strategy.reduce(SUM, one_to_k(strategy), []),
+                lambda: strategy.broadcast(1.0, []),
+            ):
+                with pytest.raises(ValueError, match="needs a device to go to"):
+                    call()
+
     def test_batch_reduce_of_nothing_is_nothing(self, strategy):
         with strategy.scope():
             assert strategy.batch_reduce(SUM, []) == []

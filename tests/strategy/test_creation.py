@@ -1,5 +1,8 @@
 """Copies of a variable, made on their devices."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -78,6 +81,42 @@ def test_eager_variables_are_placed_as_in_a_graph():
     with strategy.scope():
         made = [tf.Variable(1.0) for _ in range(4)]
     assert [v.device[-1] for v in made] == ["0", "1", "0", "1"]
+
+
+@pytest.mark.parametrize("placement", ["round_robin", "balanced"])
+def test_each_graph_is_placed_as_if_it_were_the_first(placement):
+    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement=placement)
+    for _ in range(2):
+        with tf.Graph().as_default(), strategy.scope():
+            made = [tf1.get_variable(f"v{i}", [3]) for i in range(3)]
+        assert [v.device[-1] for v in made] == ["0", "1", "0"]
+
+
+def test_eager_variables_are_balanced_by_bytes():
+    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="balanced")
+    starts = [tf.zeros([8]), tf.zeros([2]), [0.0, 0.0], tf.zeros([2]), tf.zeros([4])]
+    with strategy.scope():
+        made = [tf.Variable(start) for start in starts]
+    # Floats on each device: 8|0, 8|2, 8|4, 8|6, 8|10.
+    assert [v.device[-1] for v in made] == ["0", "1", "1", "1", "1"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"synchronization": tf.VariableSynchronization.NONE}, "synchronized ON_WRITE, ON_READ"),
+        ({"aggregation": "sum"}, "aggregated by SUM.*'w' has aggregation='sum'"),
+    ],
+)
+def test_words_that_say_nothing_are_refused(mirrored, asked, text):
+    with mirrored.scope(), pytest.raises(ValueError, match=text):
+        tf.Variable(1.0, name="w", **asked)
+
+
+def test_strategy_is_copied_as_itself_and_not_pickled(mirrored):
+    assert copy.copy(mirrored) is mirrored is copy.deepcopy(mirrored)
+    with pytest.raises(TypeError, match="strategy cannot be pickled"):
+        pickle.dumps(mirrored)
 
 
 def test_device_that_the_user_names_is_not_overruled(fresh_graph):

@@ -46,6 +46,12 @@ def test_no_scalar_is_made_up_in_a_graph(session, kind, count):
         session.run(element)
 
 
+def test_next_element_belongs_to_eager_code():
+    iterator = iter(core.MirroredStrategy(TWO).distribute_dataset(scalars(4)))
+    with pytest.raises(RuntimeError, match=r"Only eager code.*Call next\(\) outside"):
+        tf.function(lambda: next(iterator).values)()
+
+
 def test_batches_end_in_zero_rows(session):
     strategy = core.MirroredStrategy(TWO)
     dataset = strategy.distribute_dataset(lambda: tf.data.Dataset.range(3).batch(1))

@@ -1,9 +1,14 @@
 """`LocalParameterServerStrategy`: one copy of each variable, which all towers read."""
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from replicate import devices as device_names
 from replicate import errors
+from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
 from replicate.strategy import base
@@ -30,7 +35,7 @@ class LocalParameterServerStrategy(base.DistributionStrategy):
         workers = device_names.resolve(devices)
         super().__init__(workers, _parameter_devices(workers, parameter_device, placement))
         self._placement_name = placement
-        self._chooser = _chooser(placement, self._parameter_devices)
+        self._chooser = PerGraph(lambda: _chooser(placement, self._parameter_devices))
 
     def _tower_device(self, tower_id: int):
         return self._devices_of(self._worker_devices[tower_id])
@@ -47,10 +52,37 @@ class LocalParameterServerStrategy(base.DistributionStrategy):
     def _places(self, kwargs):
         if not tf1.executing_eagerly_outside_functions():
             return ("",)  # the device functions know, and know what the user named
-        return (self._chooser(kwargs.get("shape"), kwargs.get("dtype")),)
+        value = kwargs.get("initial_value")
+        shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
+        if shape is None and value is not None and not callable(value):
+            shape = value.shape if hasattr(value, "shape") else np.shape(value)
+        return (self._chooser(shape, getattr(value, "dtype", None) if dtype is None else dtype),)
 
     def _reduce_destinations(self, value):
         return self._parameter_devices[:1]
+
+
+class PerGraph:
+    """Chooses for each graph as if it were the first; eager variables are one row of their own.
+
+    Args:
+        make: Makes a chooser; see `graph.placement`.
+    """
+
+    def __init__(self, make: Callable[[], placement.Chooser]):
+        self._make = make
+        self._choosers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._eager = make()
+
+    def __call__(self, shape: Any, dtype: Any) -> str:
+        """Returns the canonical device of the next variable."""
+        if tf1.executing_eagerly_outside_functions():
+            return self._eager(shape, dtype)
+        with tfc.ops.init_scope():
+            graph = tf1.get_default_graph()
+        if graph not in self._choosers:
+            self._choosers[graph] = self._make()
+        return self._choosers[graph](shape, dtype)
 
 
 def _parameter_devices(workers: Sequence[str], named: str | None, placement_name: str) -> tuple:
