@@ -431,6 +431,29 @@ def metrics_written(directory):
     return found
 
 
+KERAS_SESSION = {
+    "get_session": lambda layer, x: tf1.keras.backend.get_session(),
+    "set_weights": lambda layer, x: layer.set_weights([np.ones([3, 1])]),
+    "MeanTensor": lambda layer, x: tf.keras.metrics.MeanTensor().update_state(x[0]),
+}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("asks", KERAS_SESSION)
+def test_a_model_may_ask_for_the_session_of_keras(tmp_path, asks, devices):
+    def model(features, labels, mode):
+        layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer=exactness.start)
+        output = layer(features["x"])
+        KERAS_SESSION[asks](layer, features["x"])
+        loss = None if labels is None else tf.reduce_mean(tf.square(output - labels))
+        return exactness.spec_of(mode, loss, {"y": output})
+
+    for strategy in STRATEGIES:
+        exactness.require_one_device(
+            model, [({"x": X}, Y)], "train", momentum, devices=devices, strategy=strategy
+        )
+
+
 def summaries(directory):
     """Returns tag -> how often it was written."""
     found = {}

@@ -7,11 +7,13 @@ stood there before is put back, also after an exception.
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf1
 
 # Given TensorFlow's function and a call's arguments, returns the gradients.
 Taker = Callable[..., list]
@@ -59,7 +61,35 @@ def _leave() -> None:
 def _dispatching(own: Callable) -> Callable:
     def take(*args: Any, **kwargs: Any) -> list:
         taker = _mine.takers[-1] if _mine.takers else None
-        return own(*args, **kwargs) if taker is None else taker(own, *args, **kwargs)
+        if taker is None:
+            return own(*args, **kwargs)
+        lock = tf1.get_default_graph()._mutation_lock()
+        with _left(lock):
+            return taker(_inside(lock, own), *args, **kwargs)
 
     take.__wrapped__ = own
     return take
+
+
+@contextlib.contextmanager
+def _left(lock: Any) -> Iterator[None]:
+    """Lets others change and run the graph while a taker waits for them.
+
+    TensorFlow holds the lock while it takes gradients, and no session runs then.
+    """
+    lock.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        lock.__enter__()
+
+
+def _inside(lock: Any, own: Callable) -> Callable:
+    """Returns TensorFlow's function, which holds the lock again while it runs."""
+
+    @functools.wraps(own)
+    def locked(*args: Any, **kwargs: Any) -> list:
+        with lock:
+            return own(*args, **kwargs)
+
+    return locked

@@ -51,6 +51,7 @@ TAKEN = _rows(
             "_colocation_stack": "a tower's thread inherits the colocations",
             "_distribution_strategy_stack": "where tf.distribute keeps its own mode",
             "_get_control_flow_context": "a merge call inside tf.cond or tf.while_loop is refused",
+            "_mutation_lock": "a tower that waits for others lets them run sessions of the graph",
             "_last_loss_reduction": "tf.losses notes there whether the last loss is a sum",
             "_names_in_use": "the model on the whole batch has the names of the first tower",
             "_get_function": "rows are looked at inside of functions that operations call",
@@ -152,6 +153,10 @@ GIVEN = _rows(
             "_copy_trackable_to_cpu": "an asynchronous checkpoint saves the value of now by it",
             "_export_to_saved_model_graph": "a SavedModel maps a variable to a new one by it",
             "_write_object_proto": "a SavedModel describes a variable by it",
+        },
+        "variable that tf.keras has set": {
+            "_assign_placeholder": "what it feeds to set a variable of a graph",
+            "_assign_op": "what it runs to set a variable of a graph",
         },
         "mirrored variable": {
             "_get_on_device_or_primary": "optimizers ask a slot for the copy in use",

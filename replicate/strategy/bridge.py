@@ -221,8 +221,8 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
     def _group(self, value, name=None):
         return self._strategy.group(value, name=name)
 
-    def _configure(self, session_config=None, **cluster):
-        del cluster
+    def _configure(self, session_config=None, cluster_spec=None, task_type=None, task_id=None):
+        del cluster_spec, task_type, task_id  # the strategy knows its own
         self._strategy.configure(session_config)
 
     def _get_local_replica_id(self, replica_id_in_sync_group):

@@ -149,6 +149,26 @@ class Persistent:
     def _serialize_to_tensors(self):
         return {tfc.trackable.VARIABLE_VALUE_KEY: self.read_across()}
 
+    @property
+    def _assign_placeholder(self):
+        return self._fed()[0]
+
+    @property
+    def _assign_op(self):
+        return self._fed()[1]
+
+    def _fed(self):
+        """Returns a placeholder, and what sets every copy to it: for Keras, one for all towers."""
+        if not self._members[0]._in_graph_mode:
+            raise AttributeError(f"Variable {self.name} is of no graph, and is not fed.")
+        made = self.__dict__.get("_feeding")
+        if made is None:
+            with tf1.control_dependencies(None), tf1.name_scope(None):
+                shape = None if self.shape.rank is None else [None] * self.shape.rank
+                placeholder = tf1.placeholder(self.dtype, shape)
+                made = self._feeding = (placeholder, restore(self, placeholder))
+        return made
+
     def _copy_trackable_to_cpu(self, object_map):
         if self not in object_map:
             with tf.device("/device:CPU:0"):

@@ -65,7 +65,7 @@ def test_a_taker_is_given_all_that_was_asked(fresh_graph, xy):
     with gradients.taken_by(remember):
         tf.gradients(y, [x], grad_ys=[y], name="mine", stop_gradients=[y])
     ((function, args, kwargs),) = given
-    assert function is own
+    assert function.__wrapped__ is own
     assert args[0] is y
     assert args[1] == [x]
     assert args[2] == [y]
@@ -277,3 +277,16 @@ def test_control_flow_asks_in_graphs_of_its_own(session, make):
     assert ys[0].graph is session.graph
     assert all(y.graph is not session.graph for y in ys[1:])
     assert session.run(taken) == 6.0
+
+
+def test_sessions_run_while_a_taker_waits(xy, session):
+    # TensorFlow forbids sessions while it takes gradients; a tower that waits takes none.
+    three = tf.constant(3.0)
+
+    def waiting(own, ys, xs, *args, **kwargs):
+        assert in_thread(lambda: session.run(three)) == 3.0
+        return own(ys, xs, *args, **kwargs)
+
+    with gradients.taken_by(waiting):
+        found = take(xy)
+    assert session.run(found) == 6.0

@@ -4,6 +4,7 @@ import ast
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from replicate import estimator
@@ -56,11 +57,19 @@ def run_config():
     return estimator.RunConfig(train_distribute=tf.distribute.MirroredStrategy(["/cpu:0"]))
 
 
+def variable_that_keras_sets():
+    with tf.Graph().as_default():
+        variable = resource_variable()
+        tf1.keras.backend.set_value(variable, np.zeros(variable.shape))
+        return variable
+
+
 MAKERS = {
     "graph": tf1.get_default_graph,
     "stack of a graph": lambda: tf1.get_default_graph()._colocation_stack,
     "operation": lambda: tf.constant(1.0).op,
     "resource variable": resource_variable,
+    "variable that tf.keras has set": variable_that_keras_sets,
     "mirrored variable": mirrored_variable,
     "copy of a mirrored variable": copy_of_a_mirrored_variable,
     "store of variables": lambda: tfc.variable_scope._VariableStore(),
