@@ -165,7 +165,8 @@ def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
     # NOTE: in a scope of its own, so that no name of the model's variables is taken.
     with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
         batch = batches.split_batch(features, labels, strategy.num_towers)
-    with keras.loss_reductions(towers.keras_reduction):
+    reductions = keras.loss_reductions(towers.keras_reduction)
+    with reductions, keras.output_names(towers.is_of_one_batch):
         return _build_on(strategy, call, batch, (features, labels), factory, options)
 
 

@@ -431,6 +431,29 @@ def metrics_written(directory):
     return found
 
 
+@pytest.mark.filterwarnings("ignore:`tf.keras.backend.set_learning_phase` is deprecated")
+@pytest.mark.filterwarnings("ignore:`Model.state_updates` will be removed")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_outputs_of_a_converted_model_keep_their_names(tmp_path, devices):
+    inputs = tf.keras.Input([3], name="x")
+    outputs = [tf.keras.layers.Dense(1, name=name)(inputs) for name in ("out_1", "out_2")]
+    model = tf.keras.Model(inputs, outputs)
+    model.compile("sgd", "mse")
+    config = estimator.RunConfig(session_config=exactness.session_config())
+    assert estimator.Estimator  # model_to_estimator needs what it adds
+    one = tf.keras.estimator.model_to_estimator(model, model_dir=str(tmp_path), config=config)
+    replicated = model_fn.replicate_model_fn(one.model_fn, devices=devices)
+    several = estimator.Estimator(replicated, str(tmp_path), config)
+
+    def batches():
+        return input_fn().map(lambda features, label: (features, (label, label)))
+
+    several.train(batches, steps=1)
+    expected, found = list(one.predict(batches)), list(several.predict(batches))
+    assert set(expected[0]) == {"out_1", "out_2"}
+    exactness.compare(found, expected)
+
+
 KERAS_SESSION = {
     "get_session": lambda layer, x: tf1.keras.backend.get_session(),
     "set_weights": lambda layer, x: layer.set_weights([np.ones([3, 1])]),

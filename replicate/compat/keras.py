@@ -1,11 +1,14 @@
-"""Keras losses where a strategy is in charge.
+"""Keras losses and models where a strategy is in charge.
 
 A Keras loss that averages over its rows refuses to do so in a replica, because an average
 of averages is not the whole batch's. A `Reducer` may know better; while it is in charge,
-losses ask it first. What stood there before is put back, also after an exception.
+losses ask it first. What `model_to_estimator` returns cuts the numbers off its outputs' names
+where there is a strategy; to a tower of one batch there is none. What stood there before is
+put back, also after an exception.
 """
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +22,9 @@ _METHOD = "_get_reduction"  # of `tf.keras.losses.Loss`, which its `__call__` as
 _lock = threading.Lock()
 _reducers: list[Reducer] = []
 _keras_own: list[Callable] = []
+
+_CONVERTER = "tensorflow_estimator.python.estimator.keras_lib"  # holds model_to_estimator
+_askers: list[Callable[[], bool]] = []
 
 
 @contextlib.contextmanager
@@ -47,3 +53,47 @@ def _reduction(loss: Any) -> Any:
         if decided is not None:
             return decided
     return _keras_own[0](loss)
+
+
+class _View:
+    """A module, but for some of its names.
+
+    Args:
+        module: The module.
+        **names: What there is in place of its own.
+    """
+
+    def __init__(self, module: Any, **names: Any):
+        self._module = module
+        vars(self).update(names)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _has_strategy() -> bool:
+    return not any(ask() for ask in list(_askers)) and tf.distribute.has_strategy()
+
+
+@contextlib.contextmanager
+def output_names(is_one_device: Callable[[], bool]) -> Iterator[None]:
+    """Lets models of `model_to_estimator` name their outputs as on one device.
+
+    Args:
+        is_one_device: Whether the running code is to see no strategy.
+    """
+    converter = sys.modules.get(_CONVERTER)
+    if converter is None:  # nobody has converted a model
+        yield
+        return
+    with _lock:
+        if not _askers:
+            converter.tf = _View(tf, distribute=_View(tf.distribute, has_strategy=_has_strategy))
+        _askers.append(is_one_device)
+    try:
+        yield
+    finally:
+        with _lock:
+            _askers.remove(is_one_device)
+            if not _askers:
+                converter.tf = tf

@@ -170,10 +170,15 @@ def build(
     return towers
 
 
+def is_of_one_batch() -> bool:
+    """Whether the running code is a tower's whose rows are a part of one batch."""
+    mode = context.current()
+    return mode is not None and mode.tower is not None and mode.tower.is_of_one_batch
+
+
 def keras_reduction(reduction: Any) -> Any:
     """Lets a Keras loss average over its tower's rows: towers are the parts of one batch."""
-    mode = context.current()
-    if mode is None or mode.tower is None or not mode.tower.is_of_one_batch:
+    if not is_of_one_batch():
         return None
     if reduction == tf.keras.losses.Reduction.AUTO:
         reduction = tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE

@@ -1,5 +1,6 @@
 """Keras losses ask our reducer while it is in charge, and nobody afterwards."""
 
+import sys
 import threading
 import types
 
@@ -74,3 +75,22 @@ def test_losses_that_do_not_ask_are_left_alone(monkeypatch):
     with keras.loss_reductions(lambda reduction: "ours"):
         assert not hasattr(Loss, keras._METHOD)
     assert not hasattr(Loss, keras._METHOD)
+
+
+def test_a_converter_of_models_sees_no_strategy_where_there_is_to_be_none(monkeypatch):
+    converter = types.ModuleType(keras._CONVERTER)
+    converter.tf = tf
+    monkeypatch.setitem(sys.modules, keras._CONVERTER, converter)
+    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+        with keras.output_names(lambda: True):
+            with keras.output_names(lambda: False):
+                assert not converter.tf.distribute.has_strategy()
+                assert converter.tf.distribute.get_strategy is tf.distribute.get_strategy
+                assert converter.tf.keras is tf.keras
+            assert not converter.tf.distribute.has_strategy()
+        assert converter.tf is tf
+        with keras.output_names(lambda: False):
+            assert converter.tf.distribute.has_strategy()
+        with pytest.raises(ZeroDivisionError), keras.output_names(lambda: True):
+            raise ZeroDivisionError
+    assert converter.tf is tf
