@@ -6,9 +6,10 @@ where they name another process.
 
 import functools
 import logging
+import math
 import numbers
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicate import errors
@@ -153,6 +154,48 @@ def _warn_of_missing(missing: tuple[str, ...]) -> None:
         ", ".join(missing),
         _existing(),
     )
+
+
+def look_in_session(devices: Sequence[str], session_config: Any) -> None:
+    """Says where a session will not show the devices that a graph is built for.
+
+    Args:
+        devices: Canonical names.
+        session_config: The ConfigProto of the session, in this process.
+
+    Raises:
+        DeviceError: If the session would refuse the graph; else they are warned of, once.
+    """
+    shown = session_config.device_count
+    local = [device for device in devices if device.startswith("/device:")]
+    hidden = [device for device in local if _index(device) >= _shown(device, shown)]
+    if not hidden:
+        return
+    came = (
+        f"{', '.join(hidden)} are named, and the session shows "
+        f"{_shown(hidden[0], shown)} of their type"
+    )
+    advice = "RunConfig(session_config=tf.compat.v1.ConfigProto(device_count={'CPU': K}))"
+    if not session_config.allow_soft_placement:
+        raise errors.DeviceError(
+            f"A session must show the devices of all towers: {came}. Give {advice}."
+        )
+    _warn_of_hidden(came, advice)
+
+
+@functools.cache
+def _warn_of_hidden(came: str, advice: str) -> None:
+    _log.warning("%s; towers share what there is. Give %s.", came, advice)
+
+
+def _index(device: str) -> int:
+    return int(device.rpartition(":")[2])
+
+
+def _shown(device: str, counts: Mapping[str, int]) -> float:
+    """Returns how many devices of its type a session shows: one CPU where nothing is said."""
+    kind = device.split(":")[-2]
+    return counts[kind] if kind in counts else 1 if kind == "CPU" else math.inf
 
 
 def _listed(devices: Any) -> list:

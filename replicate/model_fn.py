@@ -10,7 +10,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import saver
 from replicate.graph import batches, whole
 from replicate.specs import evaluate, predict, summaries, train
-from replicate.strategy import base, context, sharing, values, variables
+from replicate.strategy import base, context, default, sharing, values, variables
 from replicate.strategy.policies import mirrored, one_device, parameter_server
 from replicate.training import joining, optimizer, statistics, step, towers, whole_batch, writes
 
@@ -120,7 +120,11 @@ class _Options(NamedTuple):
 
 def _replicate(options: _Options, features, labels, mode, params, config) -> Any:
     """Builds the spec that the Estimator sees."""
+    _refuse_other_strategies()
     chosen = _strategy(options.strategy, options.devices)
+    if getattr(config, "session_config", None) is not None and not config.master:
+        used = dict.fromkeys([*chosen.worker_devices, *chosen.parameter_devices])
+        device_names.look_in_session(list(used), config.session_config)
     call = towers.ModelCall(options.model_fn, mode, params, config)
     factory = None
     if options.optimizer_fn is not None and mode == types.TRAIN:
@@ -130,6 +134,16 @@ def _replicate(options: _Options, features, labels, mode, params, config) -> Any
         spec = _build(chosen, call, features, labels, factory, options)
     towers_to_place = () if context.is_one_tower() else chosen.worker_devices
     return saver.make_exportable(spec, before, (features, labels), towers_to_place, config)
+
+
+def _refuse_other_strategies() -> None:
+    """Refuses to build towers inside the replicas of a strategy that is not ours."""
+    if tf.distribute.has_strategy() and not default.has_distribution_strategy():
+        raise ValueError(
+            "replicate_model_fn takes a model to many devices, and no other strategy does: the "
+            f"model_fn was called under {type(tf.distribute.get_strategy()).__name__}. Leave out "
+            "train_distribute and eval_distribute of RunConfig, or replicate_model_fn."
+        )
 
 
 def _require_one_of(name: str, value: Any, allowed: tuple) -> None:

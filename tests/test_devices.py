@@ -201,3 +201,36 @@ def test_cpus_are_made_and_nothing_is_started(run_python):
     assert first == "('/device:CPU:0',) ('/device:CPU:0', '/device:CPU:1', '/device:CPU:2')"
     assert second == "('/device:CPU:0', '/device:CPU:1', '/device:CPU:2') /device:CPU:3"
     assert third == str([f"/device:CPU:{i}" for i in range(4)])
+
+
+def session_config(counts, soft):
+    return tf1.ConfigProto(device_count=counts, allow_soft_placement=soft)
+
+
+TWO = ("/device:CPU:0", "/device:CPU:1")
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_a_session_that_shows_the_devices_is_passed_in_silence(caplog, soft):
+    devices.look_in_session(TWO, session_config({"CPU": 2}, soft))
+    devices.look_in_session(("/device:CPU:0", "/device:GPU:3"), session_config({}, soft))
+    devices.look_in_session(("/job:worker/device:CPU:7",), session_config({"CPU": 2}, soft))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("counts", [{}, {"CPU": 1}, {"GPU": 4}])
+def test_a_session_that_would_refuse_the_towers_is_refused_before(counts):
+    # A ConfigProto that says nothing shows one CPU.
+    with pytest.raises(errors.DeviceError, match="CPU:1 are named, and the session shows 1 of"):
+        devices.look_in_session(TWO, session_config(counts, soft=False))
+    with pytest.raises(errors.DeviceError, match="GPU:0 are named, and the session shows 0 of"):
+        devices.look_in_session(("/device:GPU:0",), session_config({"GPU": 0}, soft=False))
+
+
+def test_a_session_in_which_towers_share_a_device_is_warned_of_once(caplog):
+    five = [f"/device:CPU:{i}" for i in range(5)]
+    for _ in range(2):
+        devices.look_in_session(five, session_config({"CPU": 3}, soft=True))
+    (record,) = caplog.records
+    assert "/device:CPU:3, /device:CPU:4 are named, and the session shows 3" in record.getMessage()
+    assert "device_count" in record.getMessage()

@@ -477,6 +477,26 @@ def test_a_model_may_ask_for_the_session_of_keras(tmp_path, asks, devices):
         )
 
 
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options")
+def test_another_strategy_and_ours_are_refused_together(tmp_path):
+    towers = model_fn.replicate_model_fn(dense, momentum, 2)
+    other = tf.distribute.OneDeviceStrategy("/cpu:0")
+    config = estimator.RunConfig(train_distribute=other, eval_distribute=other)
+    trained = estimator.Estimator(towers, str(tmp_path), config)
+    with pytest.raises(ValueError, match="Leave out train_distribute and eval_distribute"):
+        trained.train(input_fn, steps=1)
+    made(dense, tmp_path).train(input_fn, steps=1)
+    with pytest.raises(ValueError, match="under OneDeviceStrategy"):
+        trained.evaluate(input_fn)
+
+
+def test_a_session_without_the_towers_devices_is_refused_where_the_model_is_built(tmp_path):
+    config = estimator.RunConfig(session_config=tf1.ConfigProto(device_count={"CPU": 1}))
+    towers = model_fn.replicate_model_fn(dense, momentum, 2)
+    with pytest.raises(ValueError, match="device_count"):
+        estimator.Estimator(towers, str(tmp_path), config).train(input_fn, steps=1)
+
+
 def summaries(directory):
     """Returns tag -> how often it was written."""
     found = {}
