@@ -74,8 +74,10 @@ def install() -> None:
     """Sets `tf.estimator` where TensorFlow lacks it: old code runs as it is.
 
     That is `tf.estimator`, `tf.compat.v1.estimator` and `tf.compat.v2.estimator`, also as
-    modules to import from. What TensorFlow has itself stays. A second call changes nothing.
+    modules to import from. So are the private names that much code of Estimators imports.
+    What TensorFlow has itself stays. A second call changes nothing.
     """
+    _room("old_names").add_missing()
     tf = _room("tensorflow").tf
     estimators = _room("estimator")
     for name, parent, load in (
