@@ -43,7 +43,6 @@ CONFIG = """
 model_fn: slope_model:slope
 optimizer: {name: GradientDescent, learning_rate: 0.1}
 devices: [/cpu:0, /cpu:1]
-loss_reduction: mean
 train:
   steps: 10
   save_checkpoints_steps: 2

@@ -54,7 +54,6 @@ CONFIG = """
 model_fn: line_model:line
 optimizer: {name: GradientDescent, learning_rate: 0.1}
 devices: [/cpu:0, /cpu:1]
-loss_reduction: mean
 train:
   steps: 4
   save_checkpoints_steps: 2

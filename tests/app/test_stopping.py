@@ -40,7 +40,6 @@ CONFIG = """
 model_fn: slow_model:model
 optimizer: {name: GradientDescent, learning_rate: 1e-3}
 devices: {cpu: 2}
-loss_reduction: mean
 model_dir: out
 train:
   steps: 1000000

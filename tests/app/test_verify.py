@@ -26,7 +26,6 @@ CONFIG = """
 model_fn: verified_model:line
 optimizer: {name: Momentum, learning_rate: 0.1, momentum: 0.9}
 devices: [/cpu:0, /cpu:1]
-loss_reduction: mean
 train:
   steps: 4
   input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 4}
