@@ -203,7 +203,15 @@ class Looker:
             found = [again.state(end) for end in again.view.ends]
             found = [_kept(op, state, n) for n, state in enumerate(found)]
         known = frozenset().union(*before)
-        return [_within(op, state, known) for state in found]
+        choice = self._choosing(op) if any(after) else frozenset()
+        return [_within(op, state, known) | choice for state in found]
+
+    def _choosing(self, op: tf.Operation) -> frozenset:
+        """Returns that what chooses a branch is not the same in each tower."""
+        if not functions.is_branch(op):
+            return frozenset()
+        kind = self.view.entering(op, op.inputs[0])
+        return frozenset() if kind is None else frozenset([Meeting(op, op.inputs[0].ref(), kind)])
 
     def _entering(self, op: tf.Operation, rule: row_wise.Rule, axes: list) -> set:
         """Returns what an operation reads beside rows that is not the same in each tower."""

@@ -115,6 +115,10 @@ MEET = {
     "a function of rows": (lambda x: centred(x), "Sub"),
     "a function in a function": (lambda x: around(centred, x), "Sub"),
     "a branch": (lambda x: tf.cond(yes(), lambda: centred(x), lambda: x), "Sub"),
+    "a choice of rows": (
+        lambda x: tf.cond(tf.reduce_mean(x) > 0.5, lambda: x * 2.0, lambda: x),
+        "StatelessIf",
+    ),
     "a loop": (looped(lambda x: x - tf.reduce_mean(x, 0)), "Sub"),
     "a loop that sees it later": (turning, "Sub"),
 }
