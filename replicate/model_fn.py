@@ -275,10 +275,14 @@ def _join(join, mode, built, creations, options: _Options) -> Any:
         return _with_statistics(spec, built, creations.all(), join.whole.rows, update_ops)
     if len(built) == 1:
         return built[0].spec
-    join.notices.given(built[0].spec.predictions)
+    first = built[0].spec
+    join.notices.given(first.predictions)
+    for output in (first.export_outputs or {}).values():
+        join.notices.given(list(vars(output).values()))
     if mode == types.EVAL:
         metrics = [list((tower.spec.eval_metric_ops or {}).values()) for tower in built]
-        writes.refuse_lone(creations, join, tf.nest.flatten(metrics))
+        losses = [tower.spec.loss for tower in built]
+        writes.refuse_lone(creations, join, _given_out(built) + tf.nest.flatten([metrics, losses]))
         metric_variables = [
             variable
             for variable in creations.all()
@@ -286,7 +290,14 @@ def _join(join, mode, built, creations, options: _Options) -> Any:
             and towers.is_metric_variable(variable)
         ]
         return evaluate.merge_evaluate(built, join, metric_variables)
+    writes.refuse_lone(creations, join, _given_out(built))
     return predict.merge_predict(built, join.whole)
+
+
+def _given_out(built: Sequence[towers.Tower]) -> list[tf.Tensor]:
+    """Returns what all towers predict."""
+    leaves = tf.nest.flatten([tower.spec.predictions for tower in built], expand_composites=True)
+    return [leaf for leaf in leaves if tf.is_tensor(leaf)]
 
 
 def _with_statistics(spec: Any, built: list, made: list, rows: whole.Rows, update_ops: str) -> Any:

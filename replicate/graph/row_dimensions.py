@@ -12,7 +12,7 @@ from collections.abc import Container, Sequence
 from typing import Protocol
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import functions, shape_probes
+from replicate.graph import ancestry, functions, shape_probes
 
 _log = logging.getLogger("replicate")
 
@@ -111,6 +111,12 @@ class Dimensions(Protocol):
     def called(self, op: tf.Operation) -> "list[Called] | None":
         """Returns the functions that an operation calls; None: they cannot be looked into."""
 
+    def whole(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        """Returns the tensor in the same function of the whole batch, where that is static."""
+
+    def is_folded(self, tensor: tf.Tensor) -> bool:
+        """Whether a number of rows has been folded into what a tensor is made of."""
+
 
 Called = tuple[functions.Body, Dimensions]
 
@@ -136,6 +142,20 @@ class _Compared:
     def __init__(self, whole: functions.Body):
         graphs = [tensor.graph for tensor in (*whole.outputs, *whole.inputs)]
         self._graph = graphs[0] if graphs else None
+
+    def whole(self, tensor: tf.Tensor) -> tf.Tensor | None:
+        try:
+            return self._graph.get_tensor_by_name(tensor.name)
+        except (KeyError, ValueError):
+            return None
+
+    def is_folded(self, tensor: tf.Tensor) -> bool:
+        for op in ancestry.made_from([tensor]):
+            if op.type == "Const":
+                other = self.whole(op.outputs[0])
+                if other is None or not _is_same(op.outputs[0], other):
+                    return True
+        return False
 
     def axes(self, tensor: tf.Tensor) -> tuple[int, ...]:
         try:
@@ -172,6 +192,12 @@ class _Probed:
     def __init__(self, scratches: Sequence):
         self._scratches = scratches
 
+    def whole(self, tensor: tf.Tensor) -> None:
+        return None
+
+    def is_folded(self, tensor: tf.Tensor) -> bool:
+        return False
+
     def axes(self, tensor: tf.Tensor) -> tuple[int, ...]:
         try:
             return _differing(*(probe.copy(tensor, own).shape for probe, own in self._scratches))
@@ -190,14 +216,22 @@ def _unknown(tensor: tf.Tensor) -> list[int] | None:
     return [i for i, size in enumerate(tensor.shape.as_list()) if size is None]
 
 
+def _is_same(tensor: tf.Tensor, other: tf.Tensor) -> bool:
+    if other.op.type != "Const":
+        return False
+    return tensor.op.get_attr("value") == other.op.get_attr("value")
+
+
 def sliced(op: tf.Operation, items: list) -> list | None:
     """Returns what a slice of one dimension takes of a list; None where only a run tells."""
     bounds = [tf.get_static_value(tensor) for tensor in op.inputs[1:]]
     if any(bound is None or len(bound) != 1 for bound in bounds):
         return None
     begin, end, step = (int(bound[0]) for bound in bounds)
+    if op.get_attr("new_axis_mask") or op.get_attr("ellipsis_mask"):
+        return None
     if op.get_attr("shrink_axis_mask"):
-        return [items[begin]]
+        return [items[begin]] if -len(items) <= begin < len(items) else None
     begin = None if op.get_attr("begin_mask") else begin
     end = None if op.get_attr("end_mask") else end
     return items[begin:end:step]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import functions, row_wise
+from replicate.graph import functions, row_places, row_wise
 
 MEETS = "meets"  # rows meet rows
 HIDDEN = "hidden"  # nobody knows whether they do
@@ -69,6 +69,9 @@ class View(Protocol):
     def start(self, tensor: tf.Tensor) -> frozenset | None:
         """Returns what is known of a tensor from the start; None: look behind it."""
 
+    def constant(self, tensor: tf.Tensor) -> str | None:
+        """Returns how a constant that has rows, as a static batch makes it, meets them."""
+
     def entering(self, op: tf.Operation, tensor: tf.Tensor) -> str | None:
         """Returns how a tensor without rows would meet them in an operation; None: it may."""
 
@@ -87,6 +90,14 @@ class Looker:
         """Returns the meetings that the rows of a tensor are made from."""
         self._settle(tensor)
         return self._state(tensor)
+
+    def reduced(self, op: tf.Operation) -> frozenset[Meeting]:
+        """Returns the meetings that a reduction of rows is made from, in its own products too."""
+        found = frozenset().union(*map(self.state, op.inputs))
+        rule = row_wise.rule_of(op)
+        if rule is None:
+            return found
+        return found | self._entering(op, rule, self._axes(op, is_certain=True)[0])
 
     def _state(self, tensor: tf.Tensor) -> frozenset:
         known = self.view.start(tensor)
@@ -146,11 +157,12 @@ class Looker:
             return [frozenset()] * number
         if op.type in _PLACES:
             return [every | {self._places(op)}] * number
+        if not row_places.keeps_places(op):
+            before = [_displaced(op, state) for state in before]
+            every = frozenset().union(*before)
         if op.type == "Const":
-            kept = frozenset()
-            if not row_wise.has_entries_alike(op.outputs[0]):
-                kept = frozenset([Meeting(op, op.outputs[0].ref(), PLACE)])
-            return [kept]
+            kind = self.view.constant(op.outputs[0])
+            return [frozenset([Meeting(op, op.outputs[0].ref(), kind)] if kind else ())]
         if op.type in _GROUPING:
             return self._grouped(op, before)
         if functions.is_call(op):
@@ -162,9 +174,13 @@ class Looker:
             if not any(axes) or not any(after):
                 return [every] * number
             return [every | {Meeting(op, op.outputs[0].ref(), HIDDEN)}] * number
+        if op.type == "RaggedTensorToTensor" and not row_places.names_widths(op):
+            return [every | {Meeting(op, op.outputs[0].ref(), WIDTH)}]
         if _is_of_layout(op, axes, before):
             return [every] * number
-        found = self._entering(op, rule, axes) if any(after) else set()
+        items = [any(meeting.kind == ITEM for meeting in state) for state in before]
+        is_of_rows = any(after) or any(items)
+        found = self._entering(op, rule, axes, items) if is_of_rows else set()
         is_long = any(meeting.kind == WIDTH for meeting in every)  # which is said already
         if any(after) and any(axes) and not is_long:
             found |= _met(op, rule, axes, after)
@@ -175,6 +191,8 @@ class Looker:
         for tensor in op.inputs if op.type == "Range" else ():
             if self.view.entering(op, tensor) == MEETS:
                 return Meeting(op, tensor.ref(), WIDTH)
+        if op.type == "Range" and not row_places.counts_up(op):
+            return Meeting(op, op.outputs[0].ref(), MEETS)
         return Meeting(op, op.outputs[0].ref(), PLACE)
 
     def _grouped(self, op: tf.Operation, before: list) -> list[frozenset]:
@@ -183,7 +201,8 @@ class Looker:
             return [every] * len(op.outputs)
         groups = every | {Meeting(op, op.outputs[0].ref(), GROUPS)}
         places = every | {Meeting(op, op.outputs[0].ref(), PLACE)}
-        return [groups, places, *[groups] * (len(op.outputs) - 2)]
+        counts = every | {Meeting(op, op.outputs[0].ref(), MEETS)}
+        return [groups, places, *[counts] * (len(op.outputs) - 2)]
 
     def _called(self, op: tf.Operation, axes: list, after: list, before: list) -> list[frozenset]:
         """Looks into the functions that an operation calls, with what is known of its inputs."""
@@ -213,14 +232,17 @@ class Looker:
         kind = self.view.entering(op, op.inputs[0])
         return frozenset() if kind is None else frozenset([Meeting(op, op.inputs[0].ref(), kind)])
 
-    def _entering(self, op: tf.Operation, rule: row_wise.Rule, axes: list) -> set:
+    def _entering(
+        self, op: tf.Operation, rule: row_wise.Rule, axes: list, items: Sequence[bool] = ()
+    ) -> set:
         """Returns what an operation reads beside rows that is not the same in each tower."""
         found = set()
         operands = range(len(op.inputs)) if rule.operands is None else rule.operands
         if op.type == "Tile" and axes[0]:
             operands = (1,)  # as many times as there are rows, each row meets each
         for n in operands:
-            if n < len(op.inputs) and not axes[n]:
+            is_item = n < len(items) and items[n]
+            if n < len(op.inputs) and not axes[n] and not is_item:
                 kind = self.view.entering(op, op.inputs[n])
                 if kind == NUMBER and not op.inputs[n].dtype.is_floating:
                     kind = COUNT
@@ -232,7 +254,7 @@ class Looker:
         """Returns what is known of the inputs that holds for the outputs as well."""
         if not rule.indices:
             return frozenset().union(*before)
-        is_picked = row_wise.is_picked_by_values(op, rule, axes)
+        is_picked = row_places.is_picked_by_values(op, rule, axes)
         said = frozenset().union(*(before[n] for n in rule.indices if n < len(before)))
         places = {meeting for meeting in said if meeting.kind in (PLACE, LAYOUT)}
         others = [state for n, state in enumerate(before) if n not in rule.indices]
@@ -242,9 +264,18 @@ class Looker:
         if not is_picked:
             return every | said
         grouped = {m for m in every if m.kind == GROUPS and any(m.op is p.op for p in places)}
-        if not places:
+        of_rows = [place for place in places if place.op.type not in _GROUPING]
+        if not grouped and not of_rows:
             said = said | {Meeting(op, op.inputs[rule.indices[0]].ref(), MEETS)}
         return (every - grouped) | (said - places)
+
+
+def _displaced(op: tf.Operation, state: frozenset) -> frozenset:
+    """Returns what is known of an input where places become others, as by a shift or a limit."""
+    places = {m for m in state if m.kind == PLACE and m.op.type not in _GROUPING}
+    if not places or any(meeting.kind == LAYOUT for meeting in state):
+        return state
+    return (state - places) | {Meeting(op, op.outputs[0].ref(), MEETS)}
 
 
 def _contained(op: tf.Operation, axes: list, every: frozenset) -> frozenset:
@@ -287,7 +318,7 @@ def _is_of_layout(op: tf.Operation, axes: list, before: list) -> bool:
 
 def _met(op: tf.Operation, rule: row_wise.Rule, axes: list, after: list) -> set:
     """Returns whether an operation lets rows meet along the dimensions that are rows."""
-    is_free = op.type in ("Reshape", "Tile") or row_wise.lays_out(op)
+    is_free = op.type in ("Reshape", "Tile") or row_places.lays_out(op)
     is_more = not is_free and max(map(len, after)) > max(map(len, axes))
     if is_more or not rule.is_apart(op, axes):
         return {Meeting(op, op.outputs[0].ref(), MEETS)}

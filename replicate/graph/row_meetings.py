@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import ancestry, functions, row_dimensions, row_flow
+from replicate.graph import ancestry, functions, row_dimensions, row_flow, row_places
 
 _SHAPES = ("OnesLike", "Rank", "Shape", "ShapeN", "Size", "ZerosLike")
 
@@ -28,12 +28,12 @@ class Meetings:
         self._looker = row_flow.Looker(self._view)
 
     def clear(self, tensors: Iterable[Any]) -> None:
-        """Takes note of what is made from whole values alone, before which nobody need look.
-
-        Args:
-            tensors: Rows' parts of a whole value, or whole values; nobody has asked about them.
-        """
+        """Takes note of values that are the whole batch's, of which nobody has asked yet."""
         self._view.cleared.update(tensor.op for tensor in tensors if tf.is_tensor(tensor))
+
+    def part(self, tensors: Iterable[tf.Tensor]) -> None:
+        """Takes note of rows' parts of a whole value, behind which nobody need look."""
+        self._view.parts.update(tensor.op for tensor in tensors)
 
     def before(self, tensor: tf.Tensor, is_number: bool) -> list[row_flow.Meeting]:
         """Returns the meetings that a tensor of the first tower is made from.
@@ -43,8 +43,8 @@ class Meetings:
             is_number: Whether those with numbers of rows are asked for, or all others.
         """
         has_rows = bool(self._view.axes(tensor, is_certain=True))
-        asked = [tensor] if has_rows else tensor.op.inputs
-        found = frozenset().union(*(self._looker.state(part) for part in asked))
+        state, reduced = self._looker.state, self._looker.reduced
+        found = state(tensor) if has_rows else reduced(tensor.op)
         return sorted(
             (m for m in found if m.is_number == is_number and m.kind not in row_flow.QUIET),
             key=lambda meeting: meeting.name,
@@ -53,6 +53,16 @@ class Meetings:
 
 def _is_seen(tensor: tf.Tensor) -> bool:
     return tensor.dtype not in (tf.variant, tf.resource)
+
+
+def _kind_of_constant(tensor: tf.Tensor, whole: tf.Tensor | None) -> str | None:
+    """Returns how a constant of rows meets them: by the rows' places, or by their number."""
+    entries = row_places.entries(tensor)
+    if len(entries) > 1:
+        return row_flow.PLACE
+    if whole is None or whole.op.type != "Const" or entries == row_places.entries(whole):
+        return None
+    return row_flow.NUMBER
 
 
 class _Shapes:
@@ -96,6 +106,7 @@ class _OfTower:
         self._layout = {tensor.ref() for tensor in joining.rows.layout}
         places = {tensor.op for tensor in (*joining.rows.layout, *joining.rows.shapes)}
         self.cleared: set[tf.Operation] = set()
+        self.parts: set[tf.Operation] = set()
         laid_out = [op for op in sources if op not in places]
         self._by_value = ancestry.Descent(laid_out, _Shapes(self.cleared))
         self._by_number = ancestry.Descent(laid_out, _LengthsOfNoRows(self.axes, self.cleared))
@@ -111,11 +122,18 @@ class _OfTower:
         op = tensor.op
         if op in self._sources or op in self._whole.ends or op in self.cleared:
             return frozenset()
+        if op in self.parts:
+            return frozenset()
         if tensor.op in self._whole.varying or self._whole.axes(tensor):
             return None
         return frozenset()
 
+    def constant(self, tensor: tf.Tensor) -> str | None:
+        return _kind_of_constant(tensor, self._whole.source_of(tensor))
+
     def entering(self, op: tf.Operation, tensor: tf.Tensor) -> str | None:
+        if tensor.op.type == "LoopCond":
+            return None
         if tensor.op not in self._whole.varying:
             return None if self._whole.is_whole(tensor) else row_flow.NUMBER
         if tensor.op in self._by_value:
@@ -183,9 +201,14 @@ class _OfBody:
             return self._given[tensor.ref()][1]
         return None if tensor.op in self._varying else frozenset()
 
+    def constant(self, tensor: tf.Tensor) -> str | None:
+        return _kind_of_constant(tensor, self._dimensions.whole(tensor))
+
     def entering(self, op: tf.Operation, tensor: tf.Tensor) -> str | None:
-        if tensor.dtype in (tf.variant, tf.resource) or tensor.op not in self._varying:
+        if tensor.dtype in (tf.variant, tf.resource):
             return None
+        if tensor.op not in self._varying:
+            return row_flow.NUMBER if self._dimensions.is_folded(tensor) else None
         if tensor.op in self._by_value:
             return row_flow.MEETS
         return row_flow.NUMBER if tensor.op in self._by_number else None

@@ -51,6 +51,7 @@ _KINDS = {
     "ShapeN": "shape",
     "Size": "size",
 }
+LENGTHS = ("Shape", "ShapeN", "Size")
 _LOOKING = ("CheckNumerics", "CheckNumericsV2", "Print")  # stateful, and a copy may look as well
 _OPAQUE = frozenset(
     {
@@ -72,6 +73,8 @@ _OPAQUE = frozenset(
 
 def is_opaque(op: tf.Operation) -> bool:
     """Whether nobody can copy an operation and know that the copy does what it does."""
+    if "_gradient_op_type" in op.node_def.attr:
+        return True  # its gradient may look at tensors of the tower by itself
     return op.type in _OPAQUE or (op.op_def.is_stateful and op.type not in _LOOKING)
 
 

@@ -6,7 +6,7 @@ rule is not known to keep them apart.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
 
 def rule_of(op: tf.Operation) -> Rule | None:
     """Returns how an operation treats rows; None: nobody knows."""
-    return _RULES.get(op.type)
+    return RULES.get(op.type)
 
 
 def is_container(op: tf.Operation) -> bool:
@@ -97,8 +97,18 @@ def _joined(op: tf.Operation, axes: Sequence[tuple]) -> bool:
 
 
 def _padded(op: tf.Operation, axes: Sequence[tuple]) -> bool:
-    widths = tf.get_static_value(op.inputs[1])
-    return widths is not None and not any(np.any(widths[axis]) for axis in axes[0])
+    return all(_has_no_width(op.inputs[1], axis) for axis in axes[0])
+
+
+def _has_no_width(widths: tf.Tensor, axis: int) -> bool:
+    """Whether a padding adds nothing along a dimension."""
+    known = tf.get_static_value(widths)
+    if known is not None:
+        return not np.any(known[axis])
+    if widths.op.type != "Pack":
+        return False
+    known = tf.get_static_value(widths.op.inputs[axis])
+    return known is not None and not np.any(known)
 
 
 def _sliced(op: tf.Operation, axes: Sequence[tuple]) -> bool:
@@ -131,11 +141,35 @@ def _entries(op: tf.Operation) -> list | None:
 
 
 def _cut(op: tf.Operation, axes: Sequence[tuple]) -> bool:
-    begin, size = (tf.get_static_value(tensor) for tensor in op.inputs[1:])
-    if begin is None or size is None:
+    tensor, begin, size = op.inputs
+    lengths = tensor.shape.as_list()
+    for axis in axes[0]:
+        first, taken = _entry(begin, axis), _entry(size, axis)
+        is_all = taken is not None and taken in (-1, lengths[axis])
+        if first != 0 or not (is_all or _is_length(size, axis)):
+            return False
+    return True
+
+
+def _entry(vector: tf.Tensor, number: int) -> int | None:
+    """Returns an entry of a vector that is made of numbers, where it is known."""
+    if vector.op.type == "Pack":
+        known = tf.get_static_value(vector.op.inputs[number])
+        return None if known is None else int(known)
+    known = tf.get_static_value(vector)
+    return None if known is None else int(known[number])
+
+
+def _is_length(vector: tf.Tensor, axis: int) -> bool:
+    """Whether an entry of a vector is how long a tensor is along a dimension of rows."""
+    if vector.op.type != "Pack":
         return False
-    lengths = op.inputs[0].shape.as_list()
-    return all(begin[axis] == 0 and size[axis] in (-1, lengths[axis]) for axis in axes[0])
+    found = vector.op.inputs[axis].op
+    if found.type != "StridedSlice" or found.inputs[0].op.type != "Shape":
+        return False
+    begin = tf.get_static_value(found.inputs[1])
+    is_one = bool(found.get_attr("shrink_axis_mask")) and begin is not None
+    return is_one and int(begin[0]) == axis == 0
 
 
 def _contracted(op: tf.Operation, axes: Sequence[tuple]) -> bool:
@@ -188,7 +222,8 @@ Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan At
 BesselI0e BesselI1 BesselI1e Betainc BiasAdd BiasAddV1 Bitcast BitwiseAnd BitwiseOr BitwiseXor
 Bucketize Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue Complex ComplexAbs Conj Cos Cosh
 Dawsn Digamma Div DivNoNan Elu EluGrad EnsureShape Enter Equal Erf Erfc Erfinv Exit Exp Expint
-Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars Floor FloorDiv FloorMod FresnelCos FresnelSin
+Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel
+Floor FloorDiv FloorMod FresnelCos FresnelSin
 Greater GreaterEqual GuaranteeConst Identity IdentityN Igamma IgammaGradA Igammac Imag Inv InvGrad
 Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual Lgamma Log Log1p
 LogicalAnd LogicalNot LogicalOr LoopCond Maximum Merge Minimum Mod Mul MulNoNan Ndtri Neg
@@ -202,9 +237,9 @@ StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumbe
 Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta
 """
 # The first input alone is an operand: the others are shapes, permutations, numbers.
-_OF_ONE = """
+OF_ONE = """
 BroadcastTo DecodeBase64 DecodeJSONExample DecodeRaw DynamicPartition EncodeBase64 ExpandDims
-OneHot Print RandomGamma Reshape Squeeze Substr Switch Tile Transpose UnicodeTranscode
+BatchToSpaceND Print Reshape SpaceToBatchND Squeeze Substr Tile Transpose UnicodeTranscode
 """
 # Without operands, the rows are made.
 _MADE = """
@@ -244,7 +279,7 @@ SelfAdjointEigV2 LogMatrixDeterminant Svd TridiagonalSolve
 """
 _REDUCTIONS = "All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod ReduceJoin Sum"
 # What says where values lie goes in with them.
-_OF_PLACES = """
+OF_PLACES = """
 RaggedGather RaggedRange RaggedTensorToSparse RaggedTensorToTensor SparseAdd SparseConcat
 SparseCross SparseCrossHashed SparseCrossV2 SparseDenseCwiseAdd SparseDenseCwiseDiv
 SparseDenseCwiseMul SparseFillEmptyRows SparseReorder SparseReshape SparseSlice SparseSoftmax
@@ -256,9 +291,9 @@ def _named(names: str, operands: tuple | None, is_apart: Callable) -> dict[str, 
     return dict.fromkeys(names.split(), Rule(operands, is_apart))
 
 
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     **_named(_ELEMENTWISE, None, _always),
-    **_named(_OF_ONE, (0,), _always),
+    **_named(OF_ONE, (0,), _always),
     **_named(_MADE, (), _always),
     **_named(_OF_ITEMS, None, _first),
     **_named(_OF_ITEMS_BACK, (1, 2), _first),
@@ -267,7 +302,12 @@ _RULES: dict[str, Rule] = {
     **_named(_ALONG_LAST_TWO, None, _before_last(2)),
     **_named(_REDUCTIONS, (0,), _along(1)),
     **_named("Cumprod Cumsum CumulativeLogsumexp ReverseV2", (0,), _along(1)),
-    **_named("Roll SplitV", (0,), _along(2)),
+    **_named("SplitV", (0,), _along(2)),
+    **_named("HistogramFixedWidth", (0, 1), _always),
+    **_named("Roll", (0, 1), _along(2)),
+    **_named("OneHot", (0, 2, 3), _always),
+    **_named("RandomGamma Switch", (0, 1), _always),
+    **_named("DenseBincount LowerBound UpperBound", (0,), _first),
     **_named("Split", (1,), _along(0, data=1)),
     **_named("ReverseSequence", (0,), _reversed_along),
     **_named("Unpack", (0,), _unpacked),
@@ -280,7 +320,7 @@ _RULES: dict[str, Rule] = {
     **_named("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3", (0,), _normalised),
     **_named("Fill LookupTableFind LookupTableFindV2", (1,), _always),
     **_named("StridedSliceGrad", (4,), _always),
-    **dict.fromkeys(_OF_PLACES.split(), Rule((), _always, tuple(range(8)))),
+    **dict.fromkeys(OF_PLACES.split(), Rule((), _always, tuple(range(8)))),
     **dict.fromkeys(("SparseReduceMax", "SparseReduceSum"), Rule((), _summed_up, tuple(range(8)))),
     **dict.fromkeys(("Gather", "GatherV2", "GatherNd"), Rule((0, 1), _picked, (1,), 0)),
     **dict.fromkeys(("ResourceGather", "ResourceGatherNd"), Rule((1,), _always)),
@@ -300,34 +340,3 @@ _RULES: dict[str, Rule] = {
         Rule((0, 1, 2), _picked, (1, 2), 1),
     ),
 }
-
-
-def is_picked_by_values(op: tf.Operation, rule: Rule, axes: Sequence[tuple]) -> bool:
-    """Whether an operation may pick rows, or put them together, by what its indices say."""
-    if rule.rows_of is None or not axes[rule.rows_of]:
-        return False
-    rows = axes[rule.rows_of]
-    if op.type == "GatherV2":
-        axis = tf.get_static_value(op.inputs[2])
-        rank = op.inputs[0].shape.rank
-        is_known = axis is not None and rank is not None
-        return not is_known or int(axis) % rank in rows
-    if op.type == "GatherNd":
-        depth, batch = op.inputs[1].shape[-1], op.get_attr("batch_dims") if _has_dims(op) else 0
-        return depth is None or any(batch <= axis < batch + depth for axis in rows)
-    return True
-
-
-def lays_out(op: tf.Operation) -> bool:
-    """Whether an operation is of sparse or ragged tensors, whose layout goes in and out."""
-    return op.type in _OF_PLACES.split()
-
-
-def _has_dims(op: tf.Operation) -> bool:
-    return "batch_dims" in {attr.name for attr in op.op_def.attr}
-
-
-def has_entries_alike(tensor: tf.Tensor) -> Any:
-    """Whether all entries of a constant are one number, as of ones in each row."""
-    value = tf.make_ndarray(tensor.op.get_attr("value"))
-    return value.size == 0 or bool(np.all(value == value.reshape(-1)[0]))

@@ -96,8 +96,9 @@ class Probe:
         if op.type == "TensorListStack":
             known = self._stacked(op.inputs[0], scratch)
         if made.shape.rank and known.rank:
-            known = known.as_list() + [None] * made.shape.rank
-            made.set_shape(known[: made.shape.rank])
+            rest = known.as_list() + [None] * made.shape.rank
+            sizes = zip(made.shape.as_list(), rest, strict=False)
+            made.set_shape([other if own is None else own for own, other in sizes])
 
     def _stacked(self, tensor: tf.Tensor, scratch: Scratch) -> tf.TensorShape:
         """Returns the shape of what a list holds, through loops back to where it was made."""

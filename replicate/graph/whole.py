@@ -97,6 +97,7 @@ class Whole:
         self._dimensions = row_dimensions.RowDimensions(
             rows.given[0], self.varying, rows.shapes, bool(rows.layout)
         )
+        self._layout = {tensor.ref() for tensor in rows.layout}
         self.meetings = row_meetings.Meetings(self)
 
     # What is whole already.
@@ -253,6 +254,8 @@ class Whole:
         The kind is None where something is before them.
         """
         op = column[0].op
+        if op.type in row_reductions.LENGTHS and any(t.ref() in self._layout for t in op.inputs):
+            return tails.UNKNOWN, f"{op.name} counts where values lie, not rows"
         for is_certain in (False, True):  # most often the first answer is enough, and costs less
             axes = [
                 self.row_dimensions(tensor, other, is_certain)

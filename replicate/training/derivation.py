@@ -245,7 +245,7 @@ class Derivation:
             own = [_added(list(parts)) for parts in zip(*self._parts[n], strict=True)]
             if not self._is_weight(x[0]):
                 results[n] = self._of_rows(n, own)
-                self._whole.meetings.clear(each for each in own[:1] if each is not None)
+                self._whole.meetings.part(each for each in own[:1] if each is not None)
             elif own:
                 own[0] = self._with_direct(n, own[0])
                 pairs[n] = (values.PerDevice(own, self._whole.rows.devices), _place(x))

@@ -161,7 +161,6 @@ class Joining:
         if isinstance(value, values.DistributedValues):
             column = [tf.convert_to_tensor(part, variable.dtype) for part in value.values]
             self._require_no_rows(variable, column[0])
-            self.notices.reduced(column[0], self.whole.tail(column))
             found = self._made_whole(column, is_assumed=method != "assign")
             if found is None:
                 return None
@@ -201,6 +200,7 @@ class Joining:
             return None
         if not is_assumed and self.whole.tail(column).unknown:
             return None
+        self.notices.reduced(column[0], self.whole.tail(column))
         found = self.whole.value(column)
         self.whole.note([found] * len(column))
         return found

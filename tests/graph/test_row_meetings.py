@@ -59,6 +59,16 @@ def turning(x):
     return tf.while_loop(lambda i, *_: i < 3, step, [0, x, x * 2.0])[1]
 
 
+def of_each_key(x):
+    found, places = tf.unique(keys(x))
+    return tf.math.unsorted_segment_sum(x, places, tf.size(found))
+
+
+def often(x):
+    _, places, counts = tf.unique_with_counts(keys(x))
+    return x / tf.cast(tf.gather(counts, places), x.dtype)[:, None]
+
+
 def unique_keys(x):
     """As sparse embeddings look up each key once, whatever rows have it."""
     found, places = tf.unique(keys(x))
@@ -111,6 +121,34 @@ MEET = {
     "rows summed up in a loop": (
         lambda x: tf.scan(lambda last, row: last + row, x),
         "TensorListFromTensor",
+    ),
+    "the row before": (
+        lambda x: tf.gather(x, tf.maximum(tf.range(tf.shape(x)[0]) - 1, 0)),
+        "Sub",
+    ),
+    "a range backwards": (
+        lambda x: x * tf.gather(x, tf.range(tf.shape(x)[0] - 1, -1, -1)),
+        "Range",
+    ),
+    "pairs of rows": (
+        lambda x: tf.math.segment_mean(x, tf.range(tf.shape(x)[0]) // 2),
+        "FloorDiv",
+    ),
+    "sums of each key": (of_each_key, "UnsortedSegmentSum"),
+    "how often each key is there": (often, "UniqueWithCounts"),
+    "a mean in a loop over rows": (
+        lambda x: tf.map_fn(lambda row: row - tf.reduce_mean(x), x),
+        "Sub",
+    ),
+    "a choice of branches": (
+        lambda x: tf.switch_case(
+            tf.cast(tf.reduce_sum(x), tf.int32) % 2, [lambda: x * 2.0, lambda: x]
+        ),
+        "StatelessCase",
+    ),
+    "noise by a mean of rows": (
+        lambda x: x * tf.one_hot(keys(x), 3, tf.reduce_mean(x), 0.0, dtype=x.dtype),
+        "OneHot",
     ),
     "a function of rows": (lambda x: centred(x), "Sub"),
     "a function in a function": (lambda x: around(centred, x), "Sub"),
@@ -168,7 +206,7 @@ APART = {
     "a function in a function": lambda x: around(scaled, x),
     "branches": lambda x: tf.cond(yes(), lambda: scaled(x), lambda: -x),
     "a loop": lambda x: looped(lambda rows: rows * 0.5 + tf.nn.softmax(rows))(x),
-    "each row in a loop": lambda x: tf.map_fn(lambda row: row / tf.reduce_sum(row), x),
+    "each row in a loop": lambda x: tf.map_fn(tf.nn.l2_normalize, x),
     "keys looked up": lambda x: x * tf.nn.embedding_lookup(tf.eye(3, dtype=x.dtype), keys(x)),
     "keys looked up once each": unique_keys,
     "rows stacked": lambda x: tf.unstack(tf.stack([x, x * 2.0], 1), axis=1)[0],
@@ -343,8 +381,43 @@ def test_nobody_looks_before_what_was_cleared(fresh_graph):
         return tf.reduce_sum(made[-1] * 2.0)
 
     towers = by_hand.Towers(make)
-    towers.whole.meetings.clear(made[:1])
+    towers.whole.meetings.part(made[:1])
     assert towers.whole.meetings.before(towers.column[0], is_number=False) == []
+
+
+def test_a_statistic_of_a_part_is_a_towers_own(fresh_graph):
+    """As the norm of a gradient by rows, by which adversarial training divides."""
+    made = []
+
+    def make(x):
+        made.append(x - tf.reduce_mean(x))
+        return tf.reduce_sum(made[-1] / tf.norm(made[-1]))
+
+    towers = by_hand.Towers(make)
+    towers.whole.meetings.part(made[:1])
+    met = towers.whole.meetings.before(towers.column[0], is_number=False)
+    assert [meeting.op.type for meeting in met] == ["RealDiv"]
+
+
+def test_a_folded_number_in_a_constant_of_each_row_is_found(fresh_graph):
+    def make(x):
+        return x * np.full([x.shape[0], 1], 1.0 / x.shape[0])
+
+    (found,) = meetings(make, is_number=True, is_static=True)
+    assert found[1] == "Const"
+
+
+def test_a_folded_number_in_a_function_is_found(fresh_graph):
+    def make(x):
+        return tf.function(lambda rows: rows / x.shape[0], autograph=False)(x)
+
+    assert types(meetings(make, is_number=True, is_static=True)) == ["RealDiv"]
+
+
+def test_what_a_sum_of_products_reads_beside_rows_is_looked_at(fresh_graph):
+    towers = by_hand.Towers(lambda x: tf.einsum("bi,i->", x, tf.reduce_mean(x, 0)))
+    (met,) = towers.whole.meetings.before(towers.column[0], is_number=False)
+    assert (met.op.type, met.tensor.op.type) == ("Einsum", "Mean")
 
 
 def test_integers_may_meet(fresh_graph):

@@ -186,7 +186,7 @@ def ragged_embedding(x):
 
 
 def ragged_made_dense(x):
-    return dense(x.to_tensor())
+    return dense(x.to_tensor(shape=[None, 5, 4]))
 
 
 def convolutions(x):

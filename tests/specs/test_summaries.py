@@ -61,3 +61,24 @@ def test_scalar_summaries_are_the_whole_batchs(strategy, mode, is_static):
     assert found.pop("first") == 3  # of 7 rows the first of three towers has 3
     assert expected.pop("first") == 7
     exactness.compare(found, expected, 1e-6, 1e-7)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_summaries_of_tensorflow_2_are_written_once(fresh_graph, tmp_path, devices):
+    """They need TensorBoard, which TensorFlow itself has brought up to 2.20 alone."""
+
+    def writing(features, labels, mode):
+        w = tf1.get_variable("w", [3, 1], tf.float64, exactness.start)
+        loss = tf.reduce_mean(tf.square(tf.matmul(features, w) - labels))
+        writer = tf.summary.create_file_writer(str(tmp_path))
+        with writer.as_default():
+            tf.summary.scalar("loss", loss, step=0)
+        return exactness.spec_of(mode, loss)
+
+    tf1.train.create_global_step()
+    step = model_fn.replicate_model_fn(
+        writing, lambda: tf1.train.GradientDescentOptimizer(0.1), devices
+    )
+    step(tf.constant(X), tf.constant(Y), "train")
+    (written,) = tf1.summary.all_v2_summary_ops()
+    assert written.op.type == "WriteSummary" if hasattr(written, "op") else written.type
