@@ -81,6 +81,7 @@ TAKEN = _rows(
         },
         "store of variables": {
             "_vars": "each tower begins with the variables that there were before all towers",
+            "_partitioned_vars": "each tower reuses the partitioned variables of its own",
         },
         "store of variable scopes": {
             "current_scope": "a tower's thread inherits the scope",

@@ -61,6 +61,7 @@ class Views:
         ]
         self._before = self._noted()
         self._variables_before = dict(self._store()._vars)
+        self._partitioned_before = dict(self._store()._partitioned_vars)
         self._views = [self._copy_of_before(i) for i in range(len(prefixes))]
         self._shown = 0
         self._operations: list[set] = [set() for _ in prefixes]
@@ -113,6 +114,7 @@ class Views:
         if tower_id > 0:
             store = variable_scope._VariableStore()
             store._vars = dict(self._variables_before)
+            store._partitioned_vars = dict(self._partitioned_before)
             view[variable_scope._VARSTORE_KEY] = [store]
         return view
 

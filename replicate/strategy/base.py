@@ -47,7 +47,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
     def __init__(self, worker_devices: Sequence[str], parameter_devices: Sequence[str]):
         self._worker_devices = tuple(worker_devices)
         self._parameter_devices = tuple(parameter_devices)
-        self._warned_of_partitioner = False
+        self.warns_of_partitioners = True  # once
         self._settled = functions.Settled()
         self._traced = functions.Traced()
         self._extended = bridge.BridgeStrategy(self).extended
@@ -144,8 +144,8 @@ class DistributionStrategy(communication.Communication, updates.Updates):
                 yield
 
     def _warn_of_partitioner(self, name: str) -> None:
-        if not self._warned_of_partitioner:
-            self._warned_of_partitioner = True
+        if self.warns_of_partitioners:
+            self.warns_of_partitioners = False
             _log.warning(
                 "Partitioned variables are turned off under a distribution strategy: "
                 "variable %s, and any other, is made whole.",
@@ -317,7 +317,9 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             kwargs["colocate_with"] = v
             return next_creator(**kwargs)
 
-        with tf.variable_creator_scope(beside):
+        is_distributed = isinstance(v, variables.DistributedVariable)
+        slots = v.making_slots() if is_distributed else contextlib.nullcontext()
+        with slots, tf.variable_creator_scope(beside):
             yield
 
     def read_var(self, v: Any) -> Any:

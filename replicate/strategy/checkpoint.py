@@ -5,7 +5,9 @@ strategy restores under any other and under none. What each copy gets of a resto
 value is the variable's own rule: `DistributedVariable.spread`.
 """
 
+import contextlib
 import copy
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicate.compat import tensorflow as tfc
@@ -99,8 +101,53 @@ def reference(variable: Any) -> Reference:
     return made
 
 
+class PartOfCopies(tf.Variable.SaveSliceInfo):
+    """Which part several copies are of a variable, true for what makes slots alone.
+
+    NOTE: a Saver that finds a part restores its handle, which is the first copy's. Where it finds
+    none, it asks the variable, which restores all.
+
+    Args:
+        part: The part as TensorFlow tells it.
+        is_seen: Whether slots are being made.
+    """
+
+    def __init__(self, part: tf.Variable.SaveSliceInfo, is_seen: Callable[[], bool]):
+        super().__init__(part.full_name, part.full_shape, part.var_offset, part.var_shape)
+        self._is_seen = is_seen
+
+    def __bool__(self) -> bool:
+        return self._is_seen()
+
+
 class Persistent:
     """How a distributed variable is saved, restored and exported; and how it is not."""
+
+    _slice = None  # which part it is of a variable that a partitioner has made
+    _makes_slots = False
+
+    def _get_save_slice_info(self):
+        return self._slice
+
+    @property
+    def _save_slice_info(self):
+        return self._slice
+
+    def _set_save_slice_info(self, save_slice_info):
+        for member in self._members:
+            member._set_save_slice_info(save_slice_info)
+        if len(self._members) > 1:
+            save_slice_info = PartOfCopies(save_slice_info, lambda: self._makes_slots)
+        self._slice = save_slice_info
+
+    @contextlib.contextmanager
+    def making_slots(self) -> Iterator[None]:
+        """Shows which part it is to what makes variables beside it."""
+        before, self._makes_slots = self._makes_slots, True
+        try:
+            yield
+        finally:
+            self._makes_slots = before
 
     def to_proto(self, export_scope=None):
         """Returns the first copy's VariableDef: one variable under the plain name."""
@@ -141,7 +188,10 @@ class Persistent:
         self._members[0]._write_object_proto(proto, options)
 
     def _gather_saveables_for_checkpoint(self):
-        def factory(name=self._shared_name):
+        # NOTE: a Saver of version 1 takes the name from here, one of objects gives its own.
+        name_of_all = self._shared_name if self._slice is None else self._slice.full_name
+
+        def factory(name=name_of_all):
             return saveable(self, name)
 
         return {tfc.trackable.VARIABLE_VALUE_KEY: factory}

@@ -113,12 +113,17 @@ def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: S
 def without_partitioners(warn: Callable[[str], None]) -> Iterator[None]:
     """Makes every variable a whole one, and a resource.
 
+    Where towers are one device, a partitioner that makes a single part stays: variable and
+    slots then have the names of one device.
+
     Args:
         warn: Takes the name of a variable whose partitioner was dropped.
     """
 
     def getter(getter, *args, **kwargs):  # TensorFlow passes it by this name
-        if kwargs.pop("partitioner", None) is not None:
+        partitioner = kwargs.get("partitioner")
+        if partitioner is not None and not _leaves_whole(partitioner, kwargs):
+            del kwargs["partitioner"]
             warn(kwargs.get("name", args[0] if args else "?"))
         return getter(*args, **kwargs)
 
@@ -127,6 +132,21 @@ def without_partitioners(warn: Callable[[str], None]) -> Iterator[None]:
         current, custom_getter=getter, use_resource=True, auxiliary_name_scope=False
     ):
         yield
+
+
+def _leaves_whole(partitioner: Callable, kwargs: dict) -> bool:
+    """Whether a partitioner makes one part of a variable, which is one of a model's."""
+    mode = context.current()
+    if mode is None or mode.tower is None or not mode.tower.is_of_one_batch:
+        return False
+    start, shape = kwargs.get("initializer"), kwargs.get("shape")
+    shape = tf.TensorShape(getattr(start, "shape", None) if shape is None else shape)
+    if shape.rank == 0:
+        return True  # TensorFlow asks no partitioner
+    if not shape.is_fully_defined():
+        return False
+    parts = partitioner(shape=shape, dtype=tf.as_dtype(kwargs.get("dtype") or tf.float32))
+    return all(count == 1 for count in parts)
 
 
 def add_to_collections(variable: Any, kwargs: dict) -> None:

@@ -351,12 +351,16 @@ for _name in (
     "_unique_id",
     "_handle_name",
     "_trainable",
-    "_save_slice_info",
-    "_get_save_slice_info",
     "_get_xla_sharding",
 ):
     setattr(DistributedVariable, _name, _delegated(_name, of_first=True))
-for _name in ("sparse_read", "gather_nd", "_read_variable_op", "_cached_value"):
+for _name in (
+    "sparse_read",
+    "gather_nd",
+    "read_value_no_copy",
+    "_read_variable_op",
+    "_cached_value",
+):
     setattr(DistributedVariable, _name, _delegated(_name, of_first=False))
 
 

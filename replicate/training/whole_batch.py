@@ -96,6 +96,7 @@ class WholeBatch:
 
     def _build(self) -> None:
         strategy = self._strategy()
+        strategy.warns_of_partitioners = False  # the towers' strategy says so
         tower = _OneOfMany(strategy, self._num_towers)
         try:
             with self._graph.as_default(), strategy.scope():

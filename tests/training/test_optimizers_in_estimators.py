@@ -35,11 +35,13 @@ def canned(name, model_dir):
     )
     config = estimator.RunConfig(model_dir=str(model_dir), tf_random_seed=3)
     options = {"n_classes": 3, "config": config}
+    version, _, name = name.rpartition(".")
+    room = estimator.v1 if version else estimator
     if name == "LinearClassifier":
-        return estimator.LinearClassifier([numeric, category], **options)
+        return room.LinearClassifier([numeric, category], **options)
     if name == "DNNClassifier":
-        return estimator.DNNClassifier([4], [numeric, embedded], **options)
-    return estimator.DNNLinearCombinedClassifier(
+        return room.DNNClassifier([4], [numeric, embedded], **options)
+    return room.DNNLinearCombinedClassifier(
         linear_feature_columns=[numeric, category],
         dnn_feature_columns=[numeric, embedded],
         dnn_hidden_units=[4],
@@ -87,6 +89,40 @@ def test_canned_estimator_goes_on_where_one_device_stopped_and_back(
     back = canned(name, model_dir)
     back.train(input_fn, max_steps=4)
     assert back.get_variable_value("global_step") == 4
+
+
+# Those of version 1 have partitioners, which one device leaves with one part.
+@pytest.mark.parametrize(
+    ("num_towers", "strategy"), [(1, None), (2, "parameter_server"), (3, "mirrored")]
+)
+@pytest.mark.parametrize(
+    "name", ["v1.LinearClassifier", "v1.DNNClassifier", "v1.DNNLinearCombinedClassifier"]
+)
+def test_partitioned_canned_estimator_goes_on_where_one_device_stopped_and_back(
+    one_device, tmp_path, name, strategy, num_towers
+):
+    test_canned_estimator_goes_on_where_one_device_stopped_and_back(
+        one_device, tmp_path, name, strategy, num_towers
+    )
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+@pytest.mark.parametrize("name", ["v1.LinearClassifier", "v1.DNNClassifier"])
+def test_one_device_goes_on_exactly_where_towers_of_a_partitioned_one_stopped(
+    one_device, tmp_path, name, strategy
+):
+    started, _ = one_device(name)
+    base = canned(name, shutil.copytree(started, tmp_path / "model"))
+    model_fn = replicate.replicate_model_fn(base.model_fn, devices=2, strategy=strategy)
+    estimator.Estimator(model_fn, config=base.config).train(input_fn, max_steps=2)
+    back = canned(name, tmp_path / "model")
+    back.train(lambda: input_fn().skip(1), max_steps=3)
+    one = canned(name, shutil.copytree(started, tmp_path / "one"))
+    one.train(input_fn, max_steps=2)
+    one.train(lambda: input_fn().skip(1), max_steps=3)
+    for key, value in weights(one).items():
+        found = back.get_variable_value(key)
+        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6, err_msg=key)
 
 
 def resnet_model_fn(features, labels, mode):
