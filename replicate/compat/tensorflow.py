@@ -126,7 +126,10 @@ saveable_object = Door(
 
 trackable = Door(
     "tensorflow.python.trackable.base",
-    {"VARIABLE_VALUE_KEY": "the name of a variable's value in tf.train.Checkpoint"},
+    {
+        "VARIABLE_VALUE_KEY": "the name of a variable's value in tf.train.Checkpoint",
+        "Trackable": "optimizers, layers and models are put back as they were",
+    },
 )
 
 autograph = Door(

@@ -2,6 +2,11 @@
 
 import functools
 
+import numpy as np
+import pytest
+
+from replicate import estimator, model_fn
+from replicate.compat.tensorflow import tf, tf1
 from replicate.training import outside
 
 KEPT = {"calls": 0}
@@ -47,3 +52,72 @@ def test_objects_are_put_back():
             of(model)()
             assert model.seen == ["a layer"]
         assert (model.layer, model.seen) == (None, [])
+
+
+def test_what_a_tracked_object_holds_is_put_back_with_it():
+    inner, outer = tf.Module(), tf.Module()
+    outer.inner, outer.list = inner, [inner]
+    optimizer = tf1.train.SyncReplicasOptimizer(tf1.train.AdamOptimizer(), 1)
+    seen = (outer, optimizer)
+
+    def call():
+        inner.step, seen[1]._opt._beta1 = 1, None
+        seen[1]._accumulator_list.append("an accumulator")
+
+    with outside.untouched(call):
+        call()
+        assert (inner.step, optimizer._accumulator_list) == (1, ["an accumulator"])
+    assert not hasattr(inner, "step")
+    assert optimizer._accumulator_list == []
+    assert optimizer._opt._beta1 == 0.9
+
+
+def test_a_list_that_nobody_changed_is_not_touched():
+    layer = tf.Module()
+    layer.list = [1.0, 2.0]
+    with outside.untouched(lambda: layer):
+        pass
+    assert not layer.list._non_append_mutation
+
+
+OPTIMIZERS = {
+    "SyncReplicas": lambda: tf1.train.SyncReplicasOptimizer(
+        tf1.train.GradientDescentOptimizer(0.1), 1, 1
+    ),
+    "tf_keras Adam": lambda: tf.keras.optimizers.legacy.Adam(0.1),
+    "Adam": lambda: tf1.train.AdamOptimizer(0.1),
+}
+X = np.arange(16, dtype=np.float32).reshape(8, 2) / 10
+
+
+def trained(make, num_towers):
+    """The weights after three steps on static batches, by an optimizer made outside."""
+    optimizer = make()
+
+    def model(features, mode):
+        w = tf1.get_variable("w", [2, 1], initializer=tf1.ones_initializer())
+        loss = tf.reduce_mean((features @ w) ** 2)
+        step, hooks = tf1.train.get_or_create_global_step(), []
+        if isinstance(optimizer, tf1.train.Optimizer):
+            train_op = optimizer.minimize(loss, step)
+        else:
+            train_op = tf.group(optimizer.get_updates(loss, [w]), step.assign_add(1))
+        if isinstance(optimizer, tf1.train.SyncReplicasOptimizer):
+            hooks = [optimizer.make_session_run_hook(True, num_tokens=0)]
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=hooks)
+
+    def input_fn():
+        return tf1.data.Dataset.from_tensors(X).repeat()
+
+    if num_towers:
+        model = model_fn.replicate_model_fn(model, devices=num_towers)
+    many = estimator.Estimator(model)
+    many.train(input_fn, steps=3)
+    return many.get_variable_value("w")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_an_optimizer_made_outside_trains_on_static_batches(name):
+    one = trained(OPTIMIZERS[name], None)
+    np.testing.assert_allclose(trained(OPTIMIZERS[name], 2), one, rtol=1e-5)
