@@ -95,6 +95,10 @@ TAKEN = _rows(
         },
         "function": {
             "python_function": "the towers of a tf.function are traced inside of one function",
+            "_autograph": "the function of all towers has the options of the one given",
+            "_experimental_autograph_options": "one of these options",
+            "_jit_compile": "one of these options",
+            "_reduce_retracing": "one of these options",
         },
         "replicate context of a TPU": {
             "get_replicated_var_handle": "the resource that stands for all replicas' copies",

@@ -231,14 +231,14 @@ class DistributionStrategy(communication.Communication, updates.Updates):
 
         Args:
             fn: The function, which may be a `tf.function`: it is then traced once with all
-                towers inside.
+                towers inside, and as its own options say.
             args: Positional arguments; distributed ones are unwrapped.
             kwargs: Keyword arguments, likewise.
         """
         with self.scope():
             if functions.is_traced(fn):
-                traced = self._traced.in_towers(fn, self.call_for_each_tower)
-                return traced(tuple(args), dict(kwargs or {}))
+                call = self.call_for_each_tower
+                return self._traced.run(fn, call, tuple(args), dict(kwargs or {}))
             return self.call_for_each_tower(fn, *args, **(kwargs or {}))
 
     def distribute_dataset(self, dataset_fn: Callable) -> datasets.PerDeviceDataset:

@@ -1,10 +1,12 @@
 """What a strategy remembers of the functions that it runs in its towers."""
 
+import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicate.compat.tensorflow import tf
+from replicate.strategy import values
 
 
 class Settled:
@@ -56,18 +58,51 @@ class Traced:
     def __init__(self):
         self._made: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
-    def in_towers(self, fn: Any, call_for_each_tower: Callable) -> Callable:
-        """Returns a `tf.function` of the towers' arguments and keyword arguments.
+    def run(self, fn: Any, call_for_each_tower: Callable, args: tuple, kwargs: dict) -> Any:
+        """Runs a `tf.function` in all towers, traced as its own options say.
 
         Args:
             fn: A `tf.function`.
             call_for_each_tower: Runs a Python function once per tower.
+            args: Positional arguments; distributed ones are for the towers.
+            kwargs: Keyword arguments, likewise.
         """
-        if fn not in self._made:
-            inner = fn.python_function
+        signature = None
+        if fn.input_signature is not None:
+            bound = inspect.signature(fn.python_function).bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
+            specs = fn.input_signature[: len(args)]  # what is not given has a default
+            signature = (_signed(specs, args), {})
+        made = self._made.setdefault(fn, {})
+        key = None if signature is None else tuple(tf.nest.flatten(signature))
+        if key not in made:
+            made[key] = _all_towers(fn, call_for_each_tower, signature)
+        return made[key](args, kwargs)
 
-            def all_towers(args, kwargs):
-                return call_for_each_tower(inner, *args, **kwargs)
 
-            self._made[fn] = tf.function(all_towers)
-        return self._made[fn]
+def _all_towers(fn: Any, call_for_each_tower: Callable, signature: tuple | None) -> Callable:
+    """Returns a `tf.function` of the towers' arguments, with the options of `fn`."""
+    inner = fn.python_function
+
+    def all_towers(args, kwargs):
+        return call_for_each_tower(inner, *args, **kwargs)
+
+    return tf.function(
+        all_towers,
+        input_signature=signature,
+        autograph=fn._autograph,
+        jit_compile=fn._jit_compile,
+        reduce_retracing=fn._reduce_retracing,
+        experimental_autograph_options=fn._experimental_autograph_options,
+    )
+
+
+def _signed(spec: Any, value: Any) -> Any:
+    """Returns the specs of arguments of which some have a value for each tower."""
+    if isinstance(value, values.DistributedValues):
+        return value.spec_of([spec] * len(value.values))
+    if isinstance(spec, Mapping):
+        return {key: _signed(part, value[key]) for key, part in spec.items()}
+    if isinstance(spec, (list, tuple)):
+        return tuple(map(_signed, spec, value))
+    return spec

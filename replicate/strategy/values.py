@@ -83,7 +83,10 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
 
     @property
     def _type_spec(self) -> tf.TypeSpec:
-        specs = tuple(tf.type_spec_from_value(value) for value in self._values)
+        return self.spec_of([tf.type_spec_from_value(value) for value in self._values])
+
+    def spec_of(self, specs: Sequence) -> "ValuesSpec":
+        """Returns the type of values on the same devices, given the K types of these."""
         spec = MirroredSpec if isinstance(self, Mirrored) else PerDeviceSpec
         return spec(specs, self._devices)
 

@@ -81,3 +81,63 @@ def test_keras_model_that_builds_itself_in_eager_towers_is_one_devices(keras):
         found = weights_after(keras, 3, lambda step: strategy.run(step, (shards,)))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def shapes_traced(**options):
+    """Runs a function of vectors in two towers, of other lengths each time.
+
+    Returns:
+        The shapes that the function saw while it was traced, tower by tower.
+    """
+    strategy, seen = core.MirroredStrategy(["/cpu:0", "/cpu:1"]), []
+
+    @tf.function(**options)
+    def double(x, scale=2.0):
+        seen.append(x.shape.as_list())
+        return scale * x
+
+    for length in (2, 3, 4):
+        x = tf.ones([length])
+        shards = core.PerDevice([x, 3.0 * x], strategy.worker_devices)
+        for given in ((shards,), {}), ((), {"x": shards}):
+            found = strategy.unwrap(strategy.run(double, *given))
+            assert [part.numpy().tolist() for part in found] == [[2.0] * length, [6.0] * length]
+    return seen
+
+
+def test_a_function_in_towers_has_its_own_signature():
+    # Traced once, in each of two towers.
+    signature = [tf.TensorSpec([None], name="x")]
+    assert shapes_traced(input_signature=signature) == [[None], [None]]
+
+
+def test_a_function_in_towers_is_traced_anew_as_it_says():
+    # By position and by name, for the first length; for the second with any length.
+    assert shapes_traced(reduce_retracing=True) == [[2]] * 4 + [[None]] * 4
+    assert shapes_traced() == [[n] for n in (2, 3, 4) for _ in range(4)]
+
+
+def test_a_method_in_towers_has_its_own_signature():
+    strategy, seen = core.MirroredStrategy(["/cpu:0", "/cpu:1"]), []
+
+    class Adder:
+        @tf.function(input_signature=[{"x": tf.TensorSpec([None])}, tf.TensorSpec([])])
+        def add(self, features, y):
+            seen.append(features["x"].shape.as_list())
+            return features["x"] + y
+
+    adder = Adder()
+    for length in (1, 2):
+        shards = core.PerDevice([tf.ones([length]), tf.zeros([length])], strategy.worker_devices)
+        found = strategy.unwrap(strategy.run(adder.add, ({"x": shards}, 2)))
+        assert [part.numpy().tolist() for part in found] == [[3.0] * length, [2.0] * length]
+    assert seen == [[None], [None]]
+
+
+def test_what_does_not_fit_a_functions_signature_is_refused_as_on_one_device():
+    strategy = core.MirroredStrategy(["/cpu:0", "/cpu:1"])
+    double = tf.function(lambda x: 2.0 * x, input_signature=[tf.TensorSpec([2])])
+    shards = core.PerDevice([tf.ones([3]), tf.ones([3])], strategy.worker_devices)
+    for run, x in ((double, tf.ones([3])), (lambda x: strategy.run(double, (x,)), shards)):
+        with pytest.raises((TypeError, ValueError)):
+            run(x)
