@@ -1,0 +1,184 @@
+"""Kinds of public models, unchanged, between one device and towers, checkpoints included.
+
+Each model is run once on one device and once on each choice of towers; what is asked of them
+shares these runs.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from replicate import estimator, model_fn
+from replicate.compat.tensorflow import tf1
+from tests import exactness
+from tests.models import deepfm
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*:DeprecationWarning"),
+]
+
+TOLERANCE = (1e-4, 1e-5)  # in float32
+STEPS, MORE = 3, 4
+
+
+class Public(NamedTuple):
+    """A model.
+
+    Attributes:
+        model_fn: The model_fn; of a canned estimator, what makes the estimator of a config.
+        input_fn: Its batches, which do not divide.
+        params: The params, or None.
+        is_canned: Whether `model_fn` makes an estimator.
+        is_soft: Whether operations may be put elsewhere than where they belong, as an
+            Estimator has it where nothing is said.
+    """
+
+    model_fn: Callable
+    input_fn: Callable
+    params: dict | None = None
+    is_canned: bool = False
+    is_soft: bool = False
+
+
+MODELS = {
+    "deepfm": Public(deepfm.model_fn, deepfm.input_fn, {"l2": 0.01}),
+}
+RUNS = [
+    ("deepfm", "parameter_server", 3),
+]
+
+
+def on(strategy, num_towers) -> dict:
+    return {"strategy": strategy, "devices": num_towers}
+
+
+class Losses(tf1.train.SessionRunHook):
+    """Keeps the loss of each step, as the Estimator shows it."""
+
+    def __init__(self):
+        self.seen = []
+
+    def before_run(self, run_context):
+        loss = tf1.get_collection(tf1.GraphKeys.LOSSES)[-1]
+        return tf1.train.SessionRunArgs(loss)
+
+    def after_run(self, run_context, run_values):
+        self.seen.append(run_values.results)
+
+
+class Outcome(NamedTuple):
+    """What came out of `STEPS` steps.
+
+    Attributes:
+        directory: Where the checkpoint is.
+        found: Losses, variables (slots as well), metrics and predictions.
+        texts: What the package warned of.
+    """
+
+    directory: Any
+    found: dict
+    texts: list
+
+
+class Texts(logging.Handler):
+    """Keeps what the package warns of."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.seen = []
+
+    def emit(self, record):
+        self.seen.append(record.getMessage())
+
+
+def made(public: Public, directory, towers: dict | None = None) -> Any:
+    """Returns the estimator of a model, on one device or on towers."""
+    session_config = exactness.session_config()
+    session_config.allow_soft_placement = public.is_soft
+    options = {"tf_random_seed": 1, "session_config": session_config}
+    params = public.params and {**public.params}
+    config = estimator.RunConfig(str(directory), **options)
+    single = public.model_fn(config).model_fn if public.is_canned else public.model_fn
+    if towers is None:
+        return estimator.Estimator(single, config=config, params=params)
+    replicated = model_fn.replicate_model_fn(single, **towers)
+    return estimator.Estimator(replicated, config=config, params=params)
+
+
+def variables_of(run) -> dict:
+    return {name: run.get_variable_value(name) for name in run.get_variable_names()}
+
+
+def outcome(public: Public, directory, towers: dict | None = None) -> Outcome:
+    """Trains, evaluates and predicts."""
+    texts, losses = Texts(), Losses()
+    logging.getLogger("replicate").addHandler(texts)
+    try:
+        run = made(public, directory, towers)
+        run.train(public.input_fn, hooks=[losses], max_steps=STEPS)
+        found = {
+            "losses": losses.seen,
+            "variables": variables_of(run),
+            "metrics": run.evaluate(public.input_fn),
+            "predictions": list(run.predict(public.input_fn)),
+        }
+    finally:
+        logging.getLogger("replicate").removeHandler(texts)
+    return Outcome(directory, found, texts.seen)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Returns a function from a model's name and towers to their outcome, made once."""
+    known = {}
+
+    def of(name, towers=None):
+        key = (name, *(towers or {}).values())
+        if key not in known:
+            known[key] = outcome(MODELS[name], tmp_path_factory.mktemp("run"), towers)
+        return known[key]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def continued(outcomes, tmp_path_factory):
+    """Returns a function that goes on from a checkpoint, on one device or on towers."""
+    known = {}
+
+    def of(name, begun=None, towers=None):
+        key = (name, *(begun or {}).values(), None, *(towers or {}).values())
+        if key not in known:
+            directory = tmp_path_factory.mktemp("more") / "copy"
+            shutil.copytree(outcomes(name, begun).directory, directory)
+            run = made(MODELS[name], directory, towers)
+            run.train(MODELS[name].input_fn, max_steps=MORE)
+            known[key] = variables_of(run)
+        return known[key]
+
+    return of
+
+
+@pytest.mark.parametrize(("name", "strategy", "num_towers"), RUNS)
+def test_towers_train_evaluate_and_predict_as_one_device(name, strategy, num_towers, outcomes):
+    found, expected = outcomes(name, on(strategy, num_towers)), outcomes(name)
+    exactness.compare(found.found, expected.found, *TOLERANCE)
+
+
+@pytest.mark.parametrize(("name", "strategy", "num_towers"), RUNS)
+def test_nothing_is_said_of_a_model_whose_rows_do_not_meet(name, strategy, num_towers, outcomes):
+    assert not outcomes(name, on(strategy, num_towers)).texts
+
+
+@pytest.mark.parametrize(("name", "strategy", "num_towers"), RUNS)
+def test_checkpoints_go_both_ways(name, strategy, num_towers, continued):
+    towers = on(strategy, num_towers)
+    expected = continued(name)
+    with exactness.named("one device goes on from towers"):
+        exactness.compare(continued(name, begun=towers), expected, *TOLERANCE)
+    with exactness.named("towers go on from one device"):
+        exactness.compare(continued(name, towers=towers), expected, *TOLERANCE)
