@@ -14,7 +14,7 @@ import pytest
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf1
 from tests import exactness
-from tests.models import deepfm
+from tests.models import crf, deepfm
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning"),
@@ -46,9 +46,11 @@ class Public(NamedTuple):
 
 MODELS = {
     "deepfm": Public(deepfm.model_fn, deepfm.input_fn, {"l2": 0.01}),
+    "crf": Public(crf.model_fn, crf.input_fn, is_soft=True),
 }
 RUNS = [
     ("deepfm", "parameter_server", 3),
+    ("crf", "mirrored", 2),
 ]
 
 
