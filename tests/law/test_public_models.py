@@ -14,7 +14,7 @@ import pytest
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf1
 from tests import exactness
-from tests.models import crf, deepfm, gan
+from tests.models import crf, deepfm, gan, resnet
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning"),
@@ -48,11 +48,13 @@ MODELS = {
     "deepfm": Public(deepfm.model_fn, deepfm.input_fn, {"l2": 0.01}),
     "crf": Public(crf.model_fn, crf.input_fn, is_soft=True),
     "gan": Public(gan.model_fn, gan.input_fn),
+    "resnet": Public(resnet.model_fn, resnet.input_fn),
 }
 RUNS = [
     ("deepfm", "parameter_server", 3),
     ("crf", "mirrored", 2),
     ("gan", "mirrored", 3),
+    ("resnet", "mirrored", 2),
 ]
 
 
