@@ -125,7 +125,7 @@ def _replicate(options: _Options, features, labels, mode, params, config) -> Any
     if getattr(config, "session_config", None) is not None and not config.master:
         used = dict.fromkeys([*chosen.worker_devices, *chosen.parameter_devices])
         device_names.look_in_session(list(used), config.session_config)
-    call = towers.ModelCall(options.model_fn, mode, params, config)
+    call = towers.ModelCall(options.model_fn, mode, params, config, predict.merge_predictions)
     factory = None
     if options.optimizer_fn is not None and mode == types.TRAIN:
         factory = optimizer.OptimizerFactory(options.optimizer_fn, params)

@@ -11,7 +11,7 @@ from replicate import errors
 from replicate.compat import gradients as gradient_calls
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry
-from replicate.strategy import base, context, default, sharing
+from replicate.strategy import base, context, default, sharing, values
 from replicate.training import optimizer as optimizers
 from replicate.training.joining import Joining
 
@@ -48,10 +48,12 @@ class ModelCall:
         mode: The mode key.
         params: Copied for each call where it can be copied.
         config: Likewise.
+        join: Makes one nest of K, which a `graph.whole.Whole` joins; with a name for errors.
     """
 
-    def __init__(self, model_fn: Callable, mode: str, params: Any, config: Any):
+    def __init__(self, model_fn: Callable, mode: str, params: Any, config: Any, join: Callable):
         self._model_fn = model_fn
+        self._join = join
         self.mode = mode
         self._params = params
         self._config = config
@@ -85,7 +87,7 @@ class ModelCall:
             )
         spec = self._model_fn(features=features, **given)
         if hasattr(spec, "as_estimator_spec"):  # at once: its host calls are its class's
-            spec = spec.as_estimator_spec()
+            spec = self._with_joined_host_call(spec).as_estimator_spec()
         if not hasattr(spec, "train_op") or not hasattr(spec, "export_outputs"):
             raise TypeError(
                 "A model_fn must return an EstimatorSpec; got "
@@ -93,6 +95,22 @@ class ModelCall:
                 "EstimatorSpec(mode, ...)."
             )
         return spec
+
+    def _with_joined_host_call(self, spec: Any) -> Any:
+        """Gives a host call what one device gives it: all rows, and numbers of all rows."""
+        share = context.current().share
+        has_host_call = getattr(spec, "host_call", None) is not None
+        if not has_host_call or share is None or len(share.weights) == 1:
+            return spec
+        fn, tensors = spec.host_call
+
+        def across(strategy, merged):
+            nests = [values.select_tower(i, merged) for i in range(strategy.num_towers)]
+            return self._join(nests, share.joiner.whole, "host_call")
+
+        joined = default.get_tower_context().merge_call(across, tensors)
+        fields = {**spec._asdict(), "host_call": (fn, joined)}
+        return type(spec)(**fields)
 
 
 def argument_names(model_fn: Callable) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from replicate import estimator, model_fn
-from replicate.compat.tensorflow import tf1
+from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.models import crf, deepfm, gan, resnet
+from tests.models import crf, deepfm, gan, resnet, tpu
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning"),
@@ -49,12 +49,14 @@ MODELS = {
     "crf": Public(crf.model_fn, crf.input_fn, is_soft=True),
     "gan": Public(gan.model_fn, gan.input_fn),
     "resnet": Public(resnet.model_fn, resnet.input_fn),
+    "tpu": Public(tpu.model_fn, tpu.input_fn, {"batch_size": 7}),
 }
 RUNS = [
     ("deepfm", "parameter_server", 3),
     ("crf", "mirrored", 2),
     ("gan", "mirrored", 3),
     ("resnet", "mirrored", 2),
+    ("tpu", "parameter_server", 4),
 ]
 
 
@@ -83,11 +85,13 @@ class Outcome(NamedTuple):
         directory: Where the checkpoint is.
         found: Losses, variables (slots as well), metrics and predictions.
         texts: What the package warned of.
+        host: What a host call wrote: triples of step, tag and number.
     """
 
     directory: Any
     found: dict
     texts: list
+    host: list
 
 
 class Texts(logging.Handler):
@@ -107,6 +111,15 @@ def made(public: Public, directory, towers: dict | None = None) -> Any:
     session_config.allow_soft_placement = public.is_soft
     options = {"tf_random_seed": 1, "session_config": session_config}
     params = public.params and {**public.params}
+    if public.model_fn is tpu.model_fn:
+        params["host_dir"] = str(directory / "host")
+    if public.model_fn is tpu.model_fn and towers is None:
+        config = estimator.v1.tpu.RunConfig(model_dir=str(directory), **options)
+        size = params.pop("batch_size")
+        sizes = dict.fromkeys(["train_batch_size", "eval_batch_size", "predict_batch_size"], size)
+        return estimator.v1.tpu.TPUEstimator(
+            tpu.model_fn, config=config, params=params, use_tpu=False, **sizes
+        )
     config = estimator.RunConfig(str(directory), **options)
     single = public.model_fn(config).model_fn if public.is_canned else public.model_fn
     if towers is None:
@@ -117,6 +130,19 @@ def made(public: Public, directory, towers: dict | None = None) -> Any:
 
 def variables_of(run) -> dict:
     return {name: run.get_variable_value(name) for name in run.get_variable_names()}
+
+
+def written_by_host(directory) -> list:
+    """Returns what a host call wrote: triples of step, tag and number, in their order."""
+    files = sorted(directory.glob("host/*"))
+    found = []
+    for file in files:
+        for event in tf1.train.summary_iterator(str(file)):
+            found += [
+                (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
+                for value in event.summary.value
+            ]
+    return sorted(found)
 
 
 def outcome(public: Public, directory, towers: dict | None = None) -> Outcome:
@@ -134,7 +160,7 @@ def outcome(public: Public, directory, towers: dict | None = None) -> Outcome:
         }
     finally:
         logging.getLogger("replicate").removeHandler(texts)
-    return Outcome(directory, found, texts.seen)
+    return Outcome(directory, found, texts.seen, written_by_host(directory))
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +201,18 @@ def test_towers_train_evaluate_and_predict_as_one_device(name, strategy, num_tow
     exactness.compare(found.found, expected.found, *TOLERANCE)
 
 
-@pytest.mark.parametrize(("name", "strategy", "num_towers"), RUNS)
+# Models whose rows do not meet, of which is said all the same that they may.
+FALSE_ALARMS = {
+    "tpu": "recall_at_k reduces over the dimensions of a tensor of unknown rank (Range of Rank)",
+}
+
+
+def excused(run):
+    reason = FALSE_ALARMS.get(run[0])
+    return pytest.param(*run, marks=[pytest.mark.xfail(strict=True, reason=reason)] * bool(reason))
+
+
+@pytest.mark.parametrize(("name", "strategy", "num_towers"), [excused(run) for run in RUNS])
 def test_nothing_is_said_of_a_model_whose_rows_do_not_meet(name, strategy, num_towers, outcomes):
     assert not outcomes(name, on(strategy, num_towers)).texts
 
@@ -188,3 +225,11 @@ def test_checkpoints_go_both_ways(name, strategy, num_towers, continued):
         exactness.compare(continued(name, begun=towers), expected, *TOLERANCE)
     with exactness.named("towers go on from one device"):
         exactness.compare(continued(name, towers=towers), expected, *TOLERANCE)
+
+
+def test_a_host_call_writes_the_whole_batchs_numbers_once_a_step(outcomes):
+    expected = outcomes("tpu").host
+    assert [written[:2] for written in expected] == [
+        (step, tag) for step in range(STEPS) for tag in ("host/loss", "host/rate")
+    ]
+    exactness.compare(outcomes("tpu", on("parameter_server", 4)).host, expected, *TOLERANCE)
