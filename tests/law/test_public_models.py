@@ -14,7 +14,7 @@ import pytest
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.models import crf, deepfm, gan, resnet, tpu
+from tests.models import crf, deepfm, gan, resnet, tpu, wide_and_deep
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning"),
@@ -50,6 +50,9 @@ MODELS = {
     "gan": Public(gan.model_fn, gan.input_fn),
     "resnet": Public(resnet.model_fn, resnet.input_fn),
     "tpu": Public(tpu.model_fn, tpu.input_fn, {"batch_size": 7}),
+    "wide and deep": Public(
+        wide_and_deep.classifier, wide_and_deep.input_fn, is_canned=True, is_soft=True
+    ),
 }
 RUNS = [
     ("deepfm", "parameter_server", 3),
@@ -57,6 +60,7 @@ RUNS = [
     ("gan", "mirrored", 3),
     ("resnet", "mirrored", 2),
     ("tpu", "parameter_server", 4),
+    ("wide and deep", "round_robin", 2),
 ]
 
 
@@ -204,6 +208,7 @@ def test_towers_train_evaluate_and_predict_as_one_device(name, strategy, num_tow
 # Models whose rows do not meet, of which is said all the same that they may.
 FALSE_ALARMS = {
     "tpu": "recall_at_k reduces over the dimensions of a tensor of unknown rank (Range of Rank)",
+    "wide and deep": "a crossed column's sparse tensor drops what is no id (SparseCross, Where)",
 }
 
 
