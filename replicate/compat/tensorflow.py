@@ -93,6 +93,11 @@ variable_scope = Door(
     },
 )
 
+record = Door(
+    "tensorflow.python.eager.record",
+    {"should_record_backprop": "whether a tower's tape watches what a merge call is given"},
+)
+
 eager_context = Door(
     "tensorflow.python.eager.context",
     {

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
-from replicate.strategy import context, conversion, lockstep, sharing
+from replicate.strategy import context, conversion, lockstep, sharing, values
 
 
 @conversion.unconverted
@@ -143,7 +144,39 @@ class LockstepContext(TowerContext):
         return self._thread.refusal() is None
 
     def _merge_call(self, fn, args, kwargs, run):
-        return self._thread.sleep(lockstep.MergeRequest(fn, args, kwargs, run))
+        answer = self._thread.sleep(lockstep.MergeRequest(fn, args, kwargs, run))
+        if self._share is not None or self.is_single_tower:
+            return answer
+        return _without_gradient(answer, (args, kwargs))
+
+
+def _without_gradient(answer: Any, given: Any) -> Any:
+    """Lets a tape refuse to derive what a merge call returned by what a tower gave to it.
+
+    NOTE: a tape belongs to one thread. The merge function runs in the first tower's, and to the
+    other towers' tapes, in silence, what it returns would depend on nothing.
+    """
+    leaves = tf.nest.flatten(given, expand_composites=True)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
+    if not tfc.record.should_record_backprop(tensors):
+        return answer
+
+    def refused(*gradients):
+        raise RuntimeError(
+            "A tape cannot take the gradient of what a merge call returned: it sees the "
+            f"operations of its own tower, and was asked by {len(tensors)} tensor(s) that the "
+            "tower passed to the call. Use tf.distribute.get_replica_context().all_reduce, "
+            "which has a gradient, or tf.gradients in a graph."
+        )
+
+    def cut(leaf):
+        if isinstance(leaf, tf.IndexedSlices):
+            return tf.IndexedSlices(cut(leaf.values), leaf.indices, leaf.dense_shape)
+        if not isinstance(leaf, tf.Tensor) or any(leaf is tensor for tensor in tensors):
+            return leaf
+        return tf.custom_gradient(lambda *unused: (tf.identity(leaf), refused))(*tensors)
+
+    return values.map_nest(cut, answer)
 
 
 def require_current(tower: TowerContext) -> None:

@@ -271,6 +271,31 @@ class Towers:
         found = bench.in_towers(strategy, lambda: core.get_tower_context().merge_call(merge))
         assert found == [10.0 * i for i in range(strategy.num_towers)]
 
+    @pytest.mark.parametrize("is_derived", [True, False])
+    def test_tape_refuses_to_derive_what_a_merge_call_returned(self, bench, strategy, is_derived):
+        def merge(merging, x):
+            return merging.reduce(tf.VariableAggregation.MEAN, x, merging.worker_devices)
+
+        def tower():
+            x = tf.constant(tower_id() + 2.0)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                mean = core.get_tower_context().merge_call(merge, x * x)
+                loss = mean + x * x if is_derived else x * x
+            return tape.gradient(loss, x), mean
+
+        K = strategy.num_towers
+        if is_derived and K > 1:
+            with pytest.raises(RuntimeError, match=r"A tape cannot take the gradient.*all_reduce"):
+                bench.in_towers(strategy, tower)
+            return
+        # d/dx x^2 = 2 x, and with one tower the mean is x^2 as well.
+        expected = [(2.0 * (i + 2.0)) * (2.0 if is_derived else 1.0) for i in range(K)]
+        mean = sum((i + 2.0) ** 2 for i in range(K)) / K
+        assert bench.in_towers(strategy, tower) == [
+            (gradient, pytest.approx(mean)) for gradient in expected
+        ]
+
     def test_towers_with_different_numbers_of_merge_calls_are_refused(self, bench, strategy):
         needs_two(strategy)
 
