@@ -64,6 +64,43 @@ def test_checkpoints_go_both_ways(tmp_path, strategy):
     exactness.compare(found.evaluate(input_fn), expected.evaluate(input_fn))
 
 
+class Resetting(tf1.train.SessionRunHook):
+    """Runs an operation by itself ahead of each step."""
+
+    def __init__(self, op):
+        self._op = op
+
+    def before_run(self, run_context):
+        run_context.session.run(self._op)
+
+
+def resetting(features, labels, mode):
+    """A model that counts its rows, in each batch anew."""
+    spec = dense(features, labels, mode)
+    seen = tf1.get_variable(
+        "seen",
+        initializer=0.0,
+        trainable=False,
+        collections=[tf1.GraphKeys.LOCAL_VARIABLES],
+    )
+    rows = tf.cast(tf.shape(features["x"])[0], tf.float32)
+    return spec._replace(
+        eval_metric_ops={**spec.eval_metric_ops, "seen": (seen, seen.assign_add(rows))},
+        evaluation_hooks=[Resetting(seen.assign(0.0))],
+    )
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_hook_that_resets_a_variable_reads_no_batch(tmp_path, strategy):
+    def batches():
+        return tf.data.Dataset.from_tensor_slices(({"x": X}, Y)).batch(2)
+
+    expected = single(resetting, tmp_path).train(input_fn, steps=1).evaluate(batches, steps=3)
+    found = made(resetting, tmp_path, strategy).evaluate(batches, steps=3)
+    assert found["seen"] == 1.0  # of 5 rows, by twos, the last batch has one
+    exactness.compare(found, expected)
+
+
 class Counting(tf1.train.SessionRunHook):
     def __init__(self):
         self.begun = self.runs = self.ended = 0
