@@ -106,7 +106,18 @@ class PerDevice(DistributedValues):
 
 
 class Mirrored(DistributedValues):
-    """The same value on each device (localities M, V(v) and N)."""
+    """The same value on each device (localities M, V(v) and N).
+
+    As a tensor it is the current tower's or device's value, and across towers the first.
+    """
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        mode, value = context.current(), self._values[0]
+        if mode is not None and mode.update_device is not None:
+            value = select_device(mode.update_device, 0, self)
+        elif mode is not None and mode.tower is not None:
+            value = select_tower(mode.tower.tower_id, self)
+        return tf.convert_to_tensor(value, dtype, name=name)
 
 
 class ValuesSpec(tf.TypeSpec):

@@ -48,6 +48,33 @@ class Reducing:
         for copies in bench.across(strategy, across):
             assert set(copies) == {expected}
 
+    def test_reduce_leaves_a_value_where_it_is(self, bench, strategy):
+        K = strategy.num_towers
+
+        def across():
+            copies = strategy.unwrap(strategy.reduce(SUM, one_to_k(strategy)))
+            for copy, place in zip(copies, strategy.worker_devices, strict=True):
+                assert _same_place(copy.device, place)
+            return copies
+
+        assert bench.across(strategy, across) == [K * (K + 1) / 2] * K
+
+    def test_what_is_reduced_is_a_tensor_and_can_be_assigned(self, bench, strategy):
+        K = strategy.num_towers
+        with strategy.scope():
+            v = tf.Variable(0.0)
+
+        def across():
+            reduced = strategy.reduce(SUM, one_to_k(strategy))
+            written = v.assign(reduced)
+            doubled = 2.0 * tf.convert_to_tensor(reduced)
+            inside = strategy.call_for_each_tower(lambda: tf.identity(tf.add(reduced, 1.0)))
+            return [tf.convert_to_tensor(written), doubled, strategy.unwrap(inside)]
+
+        total = K * (K + 1) / 2
+        assert bench.across(strategy, across) == [total, 2.0 * total, [total + 1.0] * K]
+        assert bench.copies(v) == [total] * self.num_copies
+
     def test_reduce_onto_a_variable_gives_a_copy_per_device_of_it(self, bench, strategy):
         K = strategy.num_towers
         with strategy.scope():

@@ -58,9 +58,6 @@ class LocalParameterServerStrategy(base.DistributionStrategy):
             shape = value.shape if hasattr(value, "shape") else np.shape(value)
         return (self._chooser(shape, getattr(value, "dtype", None) if dtype is None else dtype),)
 
-    def _reduce_destinations(self, value):
-        return self._parameter_devices[:1]
-
 
 class PerGraph:
     """Chooses for each graph as if it were the first; eager variables are one row of their own.
