@@ -109,8 +109,8 @@ class ModelCall:
             return self._join(nests, share.joiner.whole, "host_call")
 
         joined = default.get_tower_context().merge_call(across, tensors)
-        fields = {**spec._asdict(), "host_call": (fn, joined)}
-        return type(spec)(**fields)
+        fields = {name: getattr(spec, name) for name in spec._fields}
+        return type(spec)(**{**fields, "host_call": (fn, joined)})
 
 
 def argument_names(model_fn: Callable) -> tuple[str, ...]:
