@@ -27,6 +27,7 @@ VARIABLE_TYPES = frozenset(
         "VariableV2",
     }
 )
+_WITH_VARIABLES = ("Assign", "ReadVariableOp", "Resource", "VarIsInitializedOp", "VariableShape")
 _ASSUMED_DIMENSION = 1024  # bytes of a variable whose shape is not known yet are a guess
 
 
@@ -103,7 +104,8 @@ def device_function(chooser: Chooser, worker_device: str) -> Callable:
 
     Args:
         chooser: Decides where variables live.
-        worker_device: Canonical device of every other operation.
+        worker_device: Canonical device of every other operation, but for those that read or
+            write a variable by its handle.
     """
 
     def choose(op: tf.Operation) -> str:
@@ -111,10 +113,21 @@ def device_function(chooser: Chooser, worker_device: str) -> Callable:
             is_placed = tf.DeviceSpec.from_string(op.device or "").device_type is not None
             default = worker_device if is_placed else chooser(*_shape_and_dtype(op))
         else:
-            default = worker_device
+            default = _device_of_handle(op) or worker_device
         return merged(default, op.device)
 
     return choose
+
+
+def _device_of_handle(op: tf.Operation) -> str | None:
+    """Returns the device of the variable that an operation reads or writes.
+
+    NOTE: TensorFlow puts it there in any case, and refuses another device that it cannot change.
+    """
+    if not op.type.startswith(_WITH_VARIABLES) or not op.inputs:
+        return None
+    handle = op.inputs[0].op
+    return handle.device if handle.type == "VarHandleOp" else None
 
 
 def _shape_and_dtype(op: tf.Operation) -> tuple:

@@ -137,11 +137,22 @@ class DistributedVariable(
 
     def value(self) -> tf.Tensor:
         """Returns the copy's value in a tower or update, the aggregate across towers."""
-        return self.read_across() if self._is_across() else self._member().value()
+        if self._is_across():
+            return self.read_across()
+        return _read_beside(self._member()) if self._is_in_function() else self._member().value()
 
     def read_value(self) -> tf.Tensor:
         """Returns `value()`, read now rather than from a cache."""
-        return self.read_across() if self._is_across() else self._member().read_value()
+        if self._is_across():
+            return self.read_across()
+        if self._is_in_function():
+            return tf.identity(_read_beside(self._member()))
+        return self._member().read_value()
+
+    def _is_in_function(self) -> bool:
+        """Whether the running code builds a function, or a branch or body, of the graph."""
+        graph = tf1.get_default_graph()
+        return self._members[0]._in_graph_mode and getattr(graph, "building_function", False)
 
     def numpy(self):
         """Returns `value()` as an array; eager only."""
@@ -328,6 +339,18 @@ def _outermost():
     lifted = tfc.ops.init_scope() if in_graph else contextlib.nullcontext()
     with lifted, tf1.control_dependencies(None), tf1.name_scope(None), tf1.device(None):
         yield
+
+
+def _read_beside(member: Any) -> tf.Tensor:
+    """Reads a copy in a function, on its device.
+
+    NOTE: what has no device in a function, as TensorFlow's reads, is given the caller's where it
+    is inlined, and what reads it in a condition cannot be placed: a tower's device is another.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tf1.get_default_graph().colocate_with(None, ignore_existing=True))
+        stack.enter_context(tf.device(member.handle.device))
+        return member._read_variable_op()
 
 
 def _delegated(name: str, of_first: bool):

@@ -1,0 +1,101 @@
+"""Variables on a parameter device, in sessions that move no operation."""
+
+import numpy as np
+import pytest
+
+from replicate import strategy as core
+from replicate.compat.tensorflow import tf, tf1
+
+DEVICES = ["/cpu:1", "/cpu:2"]
+W = np.array([[1.0], [0.0], [3.0], [0.0]], np.float32)
+
+
+def in_two_conditions(w, x):
+    return tf.cond(x > 0, lambda: tf.nn.zero_fraction(w) + tf.reduce_sum(w), lambda: 0.0)
+
+
+def between_two_conditions(w, x):
+    def outer():
+        read = w.read_value()
+        return tf.cond(x > 1, lambda: 0.0, lambda: tf.reduce_sum(read * read))
+
+    return tf.cond(x > 0, outer, lambda: 0.0)
+
+
+def in_a_loop_in_a_condition(w, x):
+    def body(i, total):
+        return i + 1, total + tf.cond(x > 0, lambda: tf.reduce_sum(w * w), lambda: 0.0)
+
+    def loop():
+        return tf.while_loop(lambda i, total: i < 2, body, [0, 0.0])[1]
+
+    return tf.cond(x > 0, loop, lambda: 0.0)
+
+
+def in_a_switch(w, x):
+    return tf.switch_case(tf.cast(x, tf.int32), [lambda: 0.0, lambda: tf.nn.zero_fraction(w)])
+
+
+def some_rows(w, x):
+    return tf.reduce_sum(tf.gather(w, [0, 2, 2]) ** 2) * x
+
+
+def looked_up(w, x):
+    return tf.reduce_sum(tf.nn.embedding_lookup(w, [0, 2, 2]) ** 2) * x
+
+
+def read_now(w, x):
+    return tf.reduce_sum(w.read_value() ** 2) * x
+
+
+MODELS = [
+    in_two_conditions,
+    between_two_conditions,
+    in_a_loop_in_a_condition,
+    in_a_switch,
+    some_rows,
+    looked_up,
+    read_now,
+]
+
+
+def value_and_gradient(model):
+    w = tf1.get_variable("w", initializer=W, use_resource=True)
+    value = model(w, tf1.placeholder_with_default(1.0, []))
+    return value, tf.convert_to_tensor(tf1.gradients(value + tf.reduce_sum(w), w)[0])
+
+
+@pytest.mark.filterwarnings("ignore:Converting sparse IndexedSlices:UserWarning")
+@pytest.mark.parametrize("model", MODELS)
+def test_towers_read_variables_wherever_they_are(session, model):
+    """The variable has an aggregation, and so is a mirrored one of one copy, as in a batch."""
+    with tf.Graph().as_default(), tf1.Session() as one:
+        expected = value_and_gradient(model)
+        one.run(tf1.global_variables_initializer())
+        expected = one.run(expected)
+
+    def tower():
+        with tf1.variable_scope("", reuse=tf1.AUTO_REUSE):
+            mean = tf.VariableAggregation.MEAN
+            tf1.get_variable("w", initializer=W, aggregation=mean)
+            return value_and_gradient(model)
+
+    strategy = core.LocalParameterServerStrategy(DEVICES, "/cpu:0")
+    with strategy.scope():
+        towers = strategy.run_towers(lambda: tower)
+    session.run(tf1.global_variables_initializer())
+    for found in session.run(towers):
+        np.testing.assert_allclose(found[0], expected[0])
+        np.testing.assert_allclose(found[1], expected[1])
+
+
+def test_reads_of_some_rows_are_with_the_variable(fresh_graph):
+    def tower():
+        w = tf1.get_variable("w", initializer=W)
+        return tf.gather(w, [0]), tf.gather_nd(w, [[0]]), w.read_value() + 0.0
+
+    with core.LocalParameterServerStrategy(DEVICES, "/cpu:0").scope() as strategy:
+        strategy.run_towers(lambda: tower)
+    kinds = ("ResourceGather", "ResourceGatherNd", "ReadVariableOp")
+    places = {op.device for op in fresh_graph.get_operations() if op.type in kinds}
+    assert places <= {"", "/device:CPU:0"}
