@@ -155,6 +155,8 @@ class Looker:
         every = frozenset().union(*before)
         if op.type in _SHAPES:
             return [frozenset()] * number
+        if op.type == "Range" and not any(self.view.entering(op, part) for part in op.inputs):
+            return [every]  # of what is no row, as dimensions
         if op.type in _PLACES:
             return [every | {self._places(op)}] * number
         if not row_places.keeps_places(op):
@@ -177,7 +179,8 @@ class Looker:
         if op.type == "RaggedTensorToTensor" and not row_places.names_widths(op):
             return [every | {Meeting(op, op.outputs[0].ref(), WIDTH)}]
         if _is_of_layout(op, axes, before):
-            return [every] * number
+            layout = frozenset(meeting for meeting in every if meeting.kind == LAYOUT)
+            return [self._passed(op, rule, axes, before) | layout] * number
         items = [any(meeting.kind == ITEM for meeting in state) for state in before]
         is_of_rows = any(after) or any(items)
         found = self._entering(op, rule, axes, items) if is_of_rows else set()

@@ -283,6 +283,7 @@ OF_PLACES = """
 RaggedGather RaggedRange RaggedTensorToSparse RaggedTensorToTensor SparseAdd SparseConcat
 SparseCross SparseCrossHashed SparseCrossV2 SparseDenseCwiseAdd SparseDenseCwiseDiv
 SparseDenseCwiseMul SparseFillEmptyRows SparseReorder SparseReshape SparseSlice SparseSoftmax
+SetSize DenseToSparseSetOperation SparseToSparseSetOperation
 SparseTensorDenseAdd SparseTensorDenseMatMul SparseToDense StringSplit StringSplitV2 StringNGrams
 """
 

@@ -205,19 +205,7 @@ def test_towers_train_evaluate_and_predict_as_one_device(name, strategy, num_tow
     exactness.compare(found.found, expected.found, *TOLERANCE)
 
 
-# Models whose rows do not meet, of which is said all the same that they may.
-FALSE_ALARMS = {
-    "tpu": "recall_at_k reduces over the dimensions of a tensor of unknown rank (Range of Rank)",
-    "wide and deep": "a crossed column's sparse tensor drops what is no id (SparseCross, Where)",
-}
-
-
-def excused(run):
-    reason = FALSE_ALARMS.get(run[0])
-    return pytest.param(*run, marks=[pytest.mark.xfail(strict=True, reason=reason)] * bool(reason))
-
-
-@pytest.mark.parametrize(("name", "strategy", "num_towers"), [excused(run) for run in RUNS])
+@pytest.mark.parametrize(("name", "strategy", "num_towers"), RUNS)
 def test_nothing_is_said_of_a_model_whose_rows_do_not_meet(name, strategy, num_towers, outcomes):
     assert not outcomes(name, on(strategy, num_towers)).texts
 
