@@ -81,43 +81,46 @@ def test_a_list_that_nobody_changed_is_not_touched():
 
 
 OPTIMIZERS = {
-    "SyncReplicas": lambda: tf1.train.SyncReplicasOptimizer(
-        tf1.train.GradientDescentOptimizer(0.1), 1, 1
-    ),
     "tf_keras Adam": lambda: tf.keras.optimizers.legacy.Adam(0.1),
     "Adam": lambda: tf1.train.AdamOptimizer(0.1),
 }
 X = np.arange(16, dtype=np.float32).reshape(8, 2) / 10
 
 
-def trained(make, num_towers):
-    """The weights after three steps on static batches, by an optimizer made outside."""
-    optimizer = make()
+def closing_over(optimizer):
+    """A model_fn that uses an optimizer which it has not made."""
 
     def model(features, mode):
         w = tf1.get_variable("w", [2, 1], initializer=tf1.ones_initializer())
         loss = tf.reduce_mean((features @ w) ** 2)
-        step, hooks = tf1.train.get_or_create_global_step(), []
+        step = tf1.train.get_or_create_global_step()
         if isinstance(optimizer, tf1.train.Optimizer):
             train_op = optimizer.minimize(loss, step)
         else:
             train_op = tf.group(optimizer.get_updates(loss, [w]), step.assign_add(1))
-        if isinstance(optimizer, tf1.train.SyncReplicasOptimizer):
-            hooks = [optimizer.make_session_run_hook(True, num_tokens=0)]
-        return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op, training_hooks=hooks)
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
 
-    def input_fn():
-        return tf1.data.Dataset.from_tensors(X).repeat()
+    return model
 
-    if num_towers:
-        model = model_fn.replicate_model_fn(model, devices=num_towers)
+
+def trained(model):
+    """The weights after three steps on static batches."""
     many = estimator.Estimator(model)
-    many.train(input_fn, steps=3)
+    many.train(lambda: tf1.data.Dataset.from_tensors(X).repeat(), steps=3)
     return many.get_variable_value("w")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_an_optimizer_made_outside_trains_on_static_batches(name):
-    one = trained(OPTIMIZERS[name], None)
-    np.testing.assert_allclose(trained(OPTIMIZERS[name], 2), one, rtol=1e-5)
+    one = trained(closing_over(OPTIMIZERS[name]()))
+    model = model_fn.replicate_model_fn(closing_over(OPTIMIZERS[name]()), devices=2)
+    np.testing.assert_allclose(trained(model), one, rtol=1e-5)
+
+
+def test_accumulators_of_an_optimizer_made_outside_are_of_one_graph(fresh_graph):
+    """Trained, its queue would hold up the end of the session, on one device as well."""
+    optimizer = tf1.train.SyncReplicasOptimizer(tf1.train.GradientDescentOptimizer(0.1), 1, 1)
+    tf1.train.create_global_step()
+    model = model_fn.replicate_model_fn(closing_over(optimizer), devices=2)
+    assert model(tf.constant(X), None, "train").train_op.graph is fresh_graph
