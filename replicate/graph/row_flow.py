@@ -155,8 +155,8 @@ class Looker:
         every = frozenset().union(*before)
         if op.type in _SHAPES:
             return [frozenset()] * number
-        if op.type == "Range" and not any(self.view.entering(op, part) for part in op.inputs):
-            return [every]  # of what is no row, as dimensions
+        if op.type == "Range" and op.inputs[1].op.type == "Rank":
+            return [every]  # of dimensions
         if op.type in _PLACES:
             return [every | {self._places(op)}] * number
         if not row_places.keeps_places(op):
