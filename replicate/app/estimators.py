@@ -155,6 +155,7 @@ def _run_config(settings: config.Config) -> Any:
         intra_op_parallelism_threads=run.intra_op_parallelism_threads or 0,
         inter_op_parallelism_threads=run.inter_op_parallelism_threads or 0,
     )
+    session_config.device_count["CPU"] = len(devices.local_devices("CPU"))
     session_config.gpu_options.allow_growth = run.gpu_allow_growth
     if run.per_process_gpu_memory_fraction:
         session_config.gpu_options.per_process_gpu_memory_fraction = (

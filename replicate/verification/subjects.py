@@ -46,8 +46,10 @@ def session_config(config: Any) -> tf1.ConfigProto:
 def run_config(config: Any, model_dir: str) -> Any:
     """Returns the config for model_fns, with a model_dir in which they may write."""
     if config is None:
-        return estimator.RunConfig(model_dir=model_dir)
-    return config.replace(model_dir=model_dir) if hasattr(config, "replace") else config
+        return estimator.RunConfig(model_dir=model_dir, session_config=session_config(None))
+    if not hasattr(config, "replace"):
+        return config
+    return config.replace(model_dir=model_dir, session_config=session_config(config))
 
 
 def plain(
