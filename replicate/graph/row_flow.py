@@ -94,10 +94,10 @@ class Looker:
     def reduced(self, op: tf.Operation) -> frozenset[Meeting]:
         """Returns the meetings that a reduction of rows is made from, in its own products too."""
         found = frozenset().union(*map(self.state, op.inputs))
-        rule = row_wise.rule_of(op)
-        if rule is None:
+        rule, axes = row_wise.rule_of(op), self._axes(op, is_certain=True)[0]
+        if rule is None or not any(axes):
             return found
-        return found | self._entering(op, rule, self._axes(op, is_certain=True)[0])
+        return found | self._entering(op, rule, axes)
 
     def _state(self, tensor: tf.Tensor) -> frozenset:
         known = self.view.start(tensor)
