@@ -180,12 +180,13 @@ def look_in_session(devices: Sequence[str], session_config: Any) -> None:
         raise errors.DeviceError(
             f"A session must show the devices of all towers: {came}. Give {advice}."
         )
-    _warn_of_hidden(came, advice)
+    # What nobody has said is told quietly: towers may well share the one CPU there is.
+    _say_of_hidden(came, advice, logging.WARNING if "CPU" in shown else logging.INFO)
 
 
 @functools.cache
-def _warn_of_hidden(came: str, advice: str) -> None:
-    _log.warning("%s; towers share what there is. Give %s.", came, advice)
+def _say_of_hidden(came: str, advice: str, level: int) -> None:
+    _log.log(level, "%s; towers share what there is. Give %s.", came, advice)
 
 
 def _index(device: str) -> int:
