@@ -65,6 +65,7 @@ TAKEN = _rows(
             "_get_control_flow_context": "what runs under a condition is not changed",
         },
         "resource variable": {
+            "_cached_value": "a copy that is read once, as for a loop, is not read again",
             "_read_variable_op": "a copy is read in a function, on a device that is named",
             "_in_graph_mode": "copies in a graph are fetched and found by their operations",
             "_as_graph_element": "a session fetches a distributed variable by its first copy",

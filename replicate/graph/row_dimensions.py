@@ -158,10 +158,10 @@ class _Compared:
         return False
 
     def axes(self, tensor: tf.Tensor) -> tuple[int, ...]:
-        try:
-            return _differing(tensor.shape, self._graph.get_tensor_by_name(tensor.name).shape)
-        except (KeyError, ValueError):
+        other = self.whole(tensor)
+        if other is None:
             return tuple(range(tensor.shape.rank or 0))
+        return _differing(tensor.shape, other.shape)
 
     def called(self, op: tf.Operation) -> list[Called] | None:
         try:

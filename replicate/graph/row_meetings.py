@@ -96,10 +96,37 @@ class _LengthsOfNoRows:
         return taken is not None and not any(axis in rows for axis in taken)
 
 
-class _OfTower:
+class _Graph:
+    """What the tower's graph has in common with the functions that it calls; see `View`.
+
+    Args:
+        dimensions: Tells which functions operations call, with the dimensions that are rows.
+        varying: Tells what is made from the batch.
+    """
+
+    def __init__(self, dimensions: Any, varying: Container[tf.Operation]):
+        self._dimensions = dimensions
+        self._varying = varying
+
+    def _made_from(self, tensor: tf.Tensor) -> str | None:
+        """Returns whether a tensor is made from values of rows, or from their number."""
+        if tensor.op in self._by_value:
+            return row_flow.MEETS
+        return row_flow.NUMBER if tensor.op in self._by_number else None
+
+    def called(self, op: tf.Operation, states: Sequence[frozenset]) -> list[row_flow.Looker] | None:
+        found = self._dimensions.called(op)
+        if found is None:
+            return None
+        changing = [tensor.op in self._varying for tensor in op.inputs]
+        return _lookers(self, op, found, changing, states)
+
+
+class _OfTower(_Graph):
     """The first tower's graph; see `View`."""
 
     def __init__(self, joining: Any):
+        super().__init__(joining, joining.varying)
         self._whole = joining
         sources = [tensor.op for tensor in joining.rows.given[0]]
         self._sources = set(sources)
@@ -120,11 +147,10 @@ class _OfTower:
         if tensor.ref() in self._layout:
             return frozenset([row_flow.Meeting(tensor.op, tensor.ref(), row_flow.LAYOUT)])
         op = tensor.op
-        if op in self._sources or op in self._whole.ends or op in self.cleared:
+        known = (self._sources, self._whole.ends, self.cleared, self.parts)
+        if any(op in operations for operations in known):
             return frozenset()
-        if op in self.parts:
-            return frozenset()
-        if tensor.op in self._whole.varying or self._whole.axes(tensor):
+        if op in self._whole.varying or self._whole.axes(tensor):
             return None
         return frozenset()
 
@@ -136,16 +162,7 @@ class _OfTower:
             return None
         if tensor.op not in self._whole.varying:
             return None if self._whole.is_whole(tensor) else row_flow.NUMBER
-        if tensor.op in self._by_value:
-            return row_flow.MEETS
-        return row_flow.NUMBER if tensor.op in self._by_number else None
-
-    def called(self, op: tf.Operation, states: Sequence[frozenset]) -> list[row_flow.Looker] | None:
-        dimensions = self._whole.called(op)
-        if dimensions is None:
-            return None
-        changing = [tensor.op in self._whole.varying for tensor in op.inputs]
-        return _lookers(self, op, dimensions, changing, states)
+        return self._made_from(tensor)
 
 
 def _lookers(
@@ -161,7 +178,7 @@ def _lookers(
     return made
 
 
-class _OfBody:
+class _OfBody(_Graph):
     """A function that a tower calls; see `View`.
 
     Args:
@@ -173,13 +190,12 @@ class _OfBody:
 
     def __init__(self, body: functions.Body, dimensions: Any, arguments: list[tuple]):
         self.ends = body.outputs
-        self._dimensions = dimensions
         self._given = {
             tensor.ref(): (changes, state, kind)
             for tensor, (changes, state, kind) in zip(body.inputs, arguments, strict=True)
         }
         sources = [tensor.op for tensor in body.inputs if self._given[tensor.ref()][0]]
-        self._varying = ancestry.Descent(sources)
+        super().__init__(dimensions, ancestry.Descent(sources))
         meeting = [t.op for t in body.inputs if self._is_value(t)]
         self._by_value = ancestry.Descent(meeting, _Shapes())
         meeting += [t.op for t in body.inputs if self._given[t.ref()][2] == row_flow.NUMBER]
@@ -205,17 +221,8 @@ class _OfBody:
         return _kind_of_constant(tensor, self._dimensions.whole(tensor))
 
     def entering(self, op: tf.Operation, tensor: tf.Tensor) -> str | None:
-        if tensor.dtype in (tf.variant, tf.resource):
+        if not _is_seen(tensor):
             return None
         if tensor.op not in self._varying:
             return row_flow.NUMBER if self._dimensions.is_folded(tensor) else None
-        if tensor.op in self._by_value:
-            return row_flow.MEETS
-        return row_flow.NUMBER if tensor.op in self._by_number else None
-
-    def called(self, op: tf.Operation, states: Sequence[frozenset]) -> list[row_flow.Looker] | None:
-        dimensions = self._dimensions.called(op)
-        if dimensions is None:
-            return None
-        changing = [tensor.op in self._varying for tensor in op.inputs]
-        return _lookers(self, op, dimensions, changing, states)
+        return self._made_from(tensor)

@@ -24,7 +24,7 @@ def is_picked_by_values(op: tf.Operation, rule: row_wise.Rule, axes: Sequence[tu
 
 def lays_out(op: tf.Operation) -> bool:
     """Whether an operation is of sparse or ragged tensors, whose layout goes in and out."""
-    return op.type in row_wise.OF_PLACES.split()
+    return op.type in row_wise.OF_PLACES
 
 
 def _has_dims(op: tf.Operation) -> bool:
@@ -63,6 +63,6 @@ def keeps_places(op: tf.Operation) -> bool:
     They may be stretched and shifted, as offsets into all tokens of all rows are, or name what
     is no row; what limits them, turns them around or takes one from the other names other rows.
     """
-    if op.type in _KEEPING or op.type not in row_wise.RULES or op.type in row_wise.OF_ONE.split():
+    if op.type in _KEEPING or op.type not in row_wise.RULES or op.type in row_wise.OF_ONE:
         return True
     return bool(row_wise.RULES[op.type].indices)

@@ -20,7 +20,7 @@ class Rule(NamedTuple):
         operands: Which inputs are operands; None: all of them.
         is_apart: From the operation and the dimensions of each input that are rows to whether
             rows stay apart.
-        indices: Which inputs say where values lie.
+        indices: Which inputs say where values lie: by places of the rows alone, rows stay apart.
         rows_of: Which input they index, where rows of it may be picked; None: none.
     """
 
@@ -213,10 +213,6 @@ def _summed_up(op: tf.Operation, axes: Sequence[tuple]) -> bool:
     return not any(int(axis) % rank == 0 for axis in np.reshape(named, [-1]))
 
 
-def _picked(op: tf.Operation, axes: Sequence[tuple]) -> bool:
-    return True  # by places of the rows alone: see `Rule.indices`
-
-
 _ELEMENTWISE = """
 Abs Acos Acosh Add AddN AddV2 Angle ApproximateEqual AsString Asin Asinh Atan Atan2 Atanh BesselI0
 BesselI0e BesselI1 BesselI1e Betainc BiasAdd BiasAddV1 Bitcast BitwiseAnd BitwiseOr BitwiseXor
@@ -237,10 +233,12 @@ StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumbe
 Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy ZerosLike Zeta
 """
 # The first input alone is an operand: the others are shapes, permutations, numbers.
-OF_ONE = """
-BroadcastTo DecodeBase64 DecodeJSONExample DecodeRaw DynamicPartition EncodeBase64 ExpandDims
-BatchToSpaceND Print Reshape SpaceToBatchND Squeeze Substr Tile Transpose UnicodeTranscode
-"""
+OF_ONE = frozenset(
+    """
+    BroadcastTo DecodeBase64 DecodeJSONExample DecodeRaw DynamicPartition EncodeBase64 ExpandDims
+    BatchToSpaceND Print Reshape SpaceToBatchND Squeeze Substr Tile Transpose UnicodeTranscode
+    """.split()
+)
 # Without operands, the rows are made.
 _MADE = """
 Empty ParameterizedTruncatedNormal RandomPoissonV2 RandomStandardNormal RandomUniform
@@ -279,13 +277,16 @@ SelfAdjointEigV2 LogMatrixDeterminant Svd TridiagonalSolve
 """
 _REDUCTIONS = "All Any ArgMax ArgMin EuclideanNorm Max Mean Min Prod ReduceJoin Sum"
 # What says where values lie goes in with them.
-OF_PLACES = """
-RaggedGather RaggedRange RaggedTensorToSparse RaggedTensorToTensor SparseAdd SparseConcat
-SparseCross SparseCrossHashed SparseCrossV2 SparseDenseCwiseAdd SparseDenseCwiseDiv
-SparseDenseCwiseMul SparseFillEmptyRows SparseReorder SparseReshape SparseSlice SparseSoftmax
-SetSize DenseToSparseSetOperation SparseToSparseSetOperation
-SparseTensorDenseAdd SparseTensorDenseMatMul SparseToDense StringSplit StringSplitV2 StringNGrams
-"""
+OF_PLACES = frozenset(
+    """
+    RaggedGather RaggedRange RaggedTensorToSparse RaggedTensorToTensor SparseAdd SparseConcat
+    SparseCross SparseCrossHashed SparseCrossV2 SparseDenseCwiseAdd SparseDenseCwiseDiv
+    SparseDenseCwiseMul SparseFillEmptyRows SparseReorder SparseReshape SparseSlice SparseSoftmax
+    SetSize DenseToSparseSetOperation SparseToSparseSetOperation
+    SparseTensorDenseAdd SparseTensorDenseMatMul SparseToDense StringNGrams StringSplit
+    StringSplitV2
+    """.split()
+)
 
 
 def _named(names: str, operands: tuple | None, is_apart: Callable) -> dict[str, Rule]:
@@ -294,7 +295,7 @@ def _named(names: str, operands: tuple | None, is_apart: Callable) -> dict[str, 
 
 RULES: dict[str, Rule] = {
     **_named(_ELEMENTWISE, None, _always),
-    **_named(OF_ONE, (0,), _always),
+    **dict.fromkeys(OF_ONE, Rule((0,), _always)),
     **_named(_MADE, (), _always),
     **_named(_OF_ITEMS, None, _first),
     **_named(_OF_ITEMS_BACK, (1, 2), _first),
@@ -321,23 +322,23 @@ RULES: dict[str, Rule] = {
     **_named("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3", (0,), _normalised),
     **_named("Fill LookupTableFind LookupTableFindV2", (1,), _always),
     **_named("StridedSliceGrad", (4,), _always),
-    **dict.fromkeys(OF_PLACES.split(), Rule((), _always, tuple(range(8)))),
+    **dict.fromkeys(OF_PLACES, Rule((), _always, tuple(range(8)))),
     **dict.fromkeys(("SparseReduceMax", "SparseReduceSum"), Rule((), _summed_up, tuple(range(8)))),
-    **dict.fromkeys(("Gather", "GatherV2", "GatherNd"), Rule((0, 1), _picked, (1,), 0)),
+    **dict.fromkeys(("Gather", "GatherV2", "GatherNd"), Rule((0, 1), _always, (1,), 0)),
     **dict.fromkeys(("ResourceGather", "ResourceGatherNd"), Rule((1,), _always)),
-    "ScatterNd": Rule((0, 1), _picked, (0,), 1),
+    "ScatterNd": Rule((0, 1), _always, (0,), 1),
     **dict.fromkeys(
         ("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub"),
-        Rule((0, 1, 2), _picked, (1,), 2),
+        Rule((0, 1, 2), _always, (1,), 2),
     ),
     **dict.fromkeys(
         [f"Segment{k}{v}" for k in ("Max", "Min", "Prod", "Sum") for v in ("", "V2")]
         + ["SegmentMean"]
         + [f"UnsortedSegment{k}" for k in ("Join", "Max", "Min", "Prod", "Sum")],
-        Rule((0, 1), _picked, (1,), 0),
+        Rule((0, 1), _always, (1,), 0),
     ),
     **dict.fromkeys(
         [f"SparseSegment{k}{n}" for k in ("Mean", "SqrtN", "Sum") for n in ("", "WithNumSegments")],
-        Rule((0, 1, 2), _picked, (1, 2), 1),
+        Rule((0, 1, 2), _always, (1, 2), 1),
     ),
 }

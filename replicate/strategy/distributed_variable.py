@@ -150,9 +150,10 @@ class DistributedVariable(
         return self._member().read_value()
 
     def _is_in_function(self) -> bool:
-        """Whether the running code builds a function, or a branch or body, of the graph."""
-        graph = tf1.get_default_graph()
-        return self._members[0]._in_graph_mode and getattr(graph, "building_function", False)
+        """Whether a function, or a branch or body, is built that reads the variable anew."""
+        first, graph = self._members[0], tf1.get_default_graph()
+        is_read = first._in_graph_mode and first._cached_value is None
+        return is_read and getattr(graph, "building_function", False)
 
     def numpy(self):
         """Returns `value()` as an array; eager only."""

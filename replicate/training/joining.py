@@ -200,8 +200,8 @@ class Joining:
             return None
         if not is_assumed and self.whole.tail(column).unknown:
             return None
-        self.notices.reduced(column[0], self.whole.tail(column))
         found = self.whole.value(column)
+        self.notices.reduced(column[0], self.whole.copied(column)[0])
         self.whole.note([found] * len(column))
         return found
 
