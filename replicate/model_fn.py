@@ -1,5 +1,6 @@
 """`replicate_model_fn`: one model_fn, run once per device, joined into one."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,9 +11,11 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import saver
 from replicate.graph import batches, whole
 from replicate.specs import evaluate, predict, summaries, train
-from replicate.strategy import base, context, default, sharing, values, variables
+from replicate.strategy import base, cloning, context, default, sharing, values, variables
 from replicate.strategy.policies import mirrored, one_device, parameter_server
 from replicate.training import joining, optimizer, statistics, step, towers, whole_batch, writes
+
+_log = logging.getLogger("replicate")
 
 STRATEGIES = {
     "mirrored": mirrored.MirroredStrategy,
@@ -60,7 +63,9 @@ def replicate_model_fn(
             accumulation; None: any.
         update_ops: Whose `UPDATE_OPS` run: the `"first"` tower's, `"all"` towers', or all
             with their moving averages averaged over rows, `"mean"`.
-        tower_building: `"call"` runs the model_fn once per tower; `"auto"` may choose.
+        tower_building: `"call"` runs the model_fn once per tower; `"clone"` runs it once, and
+            copies its operations, gradients included, to the other towers' devices; `"auto"`
+            does so where all towers provably build the same. Both give the same numbers.
 
     Returns:
         A model_fn with the parameters `(features, labels, mode, params=None, config=None)`.
@@ -113,7 +118,7 @@ class _Options(NamedTuple):
             )
         towers.argument_names(self.model_fn)
         _require_one_of("update_ops", self.update_ops, train.UPDATE_OPS)
-        _require_one_of("tower_building", self.tower_building, ("auto", "call"))
+        _require_one_of("tower_building", self.tower_building, ("auto", "call", "clone"))
         if isinstance(self.strategy, str):
             _require_one_of("strategy", self.strategy, tuple(STRATEGIES))
 
@@ -190,6 +195,7 @@ def _build_on(strategy, call, batch, given, factory, options: _Options) -> Any:
     join.step.is_silent = factory is not None
     share = context.Share(tuple(batch.weights), tuple(batch.has_rows), join)
     creations = sharing.Creations(strategy.num_towers)
+    copier = _cloning(strategy, batch, share, options)
     with context.entered(context.current()._replace(share=share)):
         built = towers.build(
             strategy,
@@ -199,14 +205,35 @@ def _build_on(strategy, call, batch, given, factory, options: _Options) -> Any:
             factory,
             creations,
             join,
+            copier,
+            options.update_ops,
         )
         spec = _join(join, call.mode, built, creations, options)
         if len(built) > 1:
             scope = tf.get_current_name_scope()
             plain = f"{scope}/" if scope else ""
             later = [f"{plain}tower_{i}/" for i in range(1, len(built))]
-            summaries.make_whole(join.whole, [plain, *later])
+            copies = join.whole.copies()
+            find = summaries.by_name([plain, *later]) if copies is None else copies.column
+            summaries.make_whole(join.whole, find)
         return spec
+
+
+def _cloning(strategy, batch, share, options: _Options) -> cloning.Cloning | None:
+    """Returns what copies later towers from the first one, where all may build the same."""
+    if strategy.num_towers == 1 or options.tower_building == "call":
+        return None
+    is_required = options.tower_building == "clone"
+    nests = list(zip(batch.features, batch.labels, strict=True))
+    if not is_required and isinstance(batch.total, int) and len(set(batch.row_counts)) > 1:
+        _log.info(
+            "The model is called for each of %d towers: they have %s rows, which a static batch "
+            "writes into their graphs.",
+            strategy.num_towers,
+            ", ".join(map(str, batch.row_counts)),
+        )
+        return None
+    return cloning.Cloning(strategy.worker_devices, nests, share, is_required)
 
 
 def _joining(strategy, call, batch, given, options: _Options) -> joining.Joining:

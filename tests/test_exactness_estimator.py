@@ -30,9 +30,13 @@ def dense(features, labels, mode, **fields):
     return exactness.spec_of(mode, loss, {"y": output}, eval_metric_ops=metrics, **fields)
 
 
-def made(model, directory, strategy="parameter_server", devices=2, **options):
+def made(
+    model, directory, strategy="parameter_server", devices=2, tower_building="auto", **options
+):
     """An Estimator of the replicated model."""
-    towers = model_fn.replicate_model_fn(model, momentum, devices, strategy=strategy)
+    towers = model_fn.replicate_model_fn(
+        model, momentum, devices, strategy=strategy, tower_building=tower_building
+    )
     config = estimator.RunConfig(
         tf_random_seed=1, save_summary_steps=1, session_config=exactness.session_config()
     )
@@ -136,7 +140,7 @@ def test_hooks_of_every_kind_run_once_per_step(tmp_path):
             fields = {"prediction_hooks": [hooks["prediction"]]}
         return dense(features, labels, mode, **fields)
 
-    run = made(model, tmp_path)
+    run = made(model, tmp_path, tower_building="call")
     outside = [Counting() for _ in range(3)]
     run.train(input_fn, hooks=[outside[0]], steps=3)
     assert [hook.counts for hook in made_by_tower["training"]] == [(1, 3, 1), (0, 0, 0)]

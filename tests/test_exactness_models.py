@@ -213,7 +213,7 @@ def test_params_that_cannot_be_copied_are_shared():
         return squared(mode, dense(features), labels)
 
     params = {"lock": threading.Lock()}
-    towers = model_fn.replicate_model_fn(model, descend, 2)
+    towers = model_fn.replicate_model_fn(model, descend, 2, tower_building="call")
     exactness.run(towers, [batch(4)], params=params)
     assert all(item["lock"] is params["lock"] for item in seen)
     assert len(seen) == 2

@@ -213,7 +213,7 @@ def test_a_tower_with_a_variable_of_its_own_is_refused():
     with pytest.raises(
         errors.TowerMismatchError, match=r"tower 1 created v2x .*tower 0 created v1x"
     ):
-        built(model, optimizer_fn=descend, devices=TWO)
+        built(model, optimizer_fn=descend, devices=TWO, tower_building="call")
 
 
 def test_a_tower_that_leaves_out_a_variable_is_refused():
@@ -229,7 +229,7 @@ def test_a_tower_that_leaves_out_a_variable_is_refused():
     for mode, text in (("train", "tower 1 has 1 xs.*only_once"), ("infer", "did not create only_")):
         calls.clear()
         with pytest.raises(errors.TowerMismatchError, match=text):
-            built(model, mode, optimizer_fn=descend, devices=TWO)
+            built(model, mode, optimizer_fn=descend, devices=TWO, tower_building="call")
 
 
 def test_model_fn_gets_only_the_arguments_it_names():
@@ -240,7 +240,9 @@ def test_model_fn_gets_only_the_arguments_it_names():
         seen.append(sorted(params))
         return linear_model_fn(features, None, mode)
 
-    replicated = model_fn.replicate_model_fn(model, lambda params: descend(), TWO)
+    replicated = model_fn.replicate_model_fn(
+        model, lambda params: descend(), TWO, tower_building="call"
+    )
     params = {"rate": 1.0}
     with tf.Graph().as_default():
         tf1.train.create_global_step()
@@ -283,7 +285,7 @@ def test_specs_that_differ_between_towers_are_refused():
         return spec._replace(predictions={key: spec.predictions["y"]})
 
     with pytest.raises(errors.TowerMismatchError, match=r"tower 1 returned the keys \['y2'\]"):
-        built(model, "infer", devices=TWO)
+        built(model, "infer", devices=TWO, tower_building="call")
 
 
 def test_a_layer_kept_outside_of_the_model_fn_has_one_copy_in_all_towers():

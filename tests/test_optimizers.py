@@ -132,7 +132,7 @@ def test_slots_are_at_hand_in_every_tower(strategy):
         seen.append((optimizer.get_slot(w, "m"), optimizer.variables(), optimizer.get_slot_names()))
         return step
 
-    runs.train(runs.replicated(trains_with(train_op), 2, strategy), 1)
+    runs.train(runs.replicated(trains_with(train_op), 2, strategy, tower_building="call"), 1)
     assert seen[0][0] is seen[1][0]
     assert seen[0][0].name == "model/w/Adam:0"
     names = ["beta1_power:0", "beta2_power:0", "model/e/Adam:0", "model/e/Adam_1:0"]

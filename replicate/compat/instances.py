@@ -54,6 +54,10 @@ TAKEN = _rows(
             "_mutation_lock": "a tower that waits for others lets them run sessions of the graph",
             "_last_loss_reduction": "tf.losses notes there whether the last loss is a sum",
             "_names_in_use": "the model on the whole batch has the names of the first tower",
+            "_c_graph": "copies of operations are imported into it",
+            "_add_new_tf_operations": "copies of operations are imported into it",
+            "_get_operation_by_tf_operation": "copies of operations are imported into it",
+            "_functions": "copies of functions are listed with those that a graph has",
             "_get_function": "rows are looked at inside of functions that operations call",
             "building_function": "variables of a function that a graph calls are lifted out of it",
         },
@@ -62,7 +66,15 @@ TAKEN = _rows(
             "peek_objs": "copies of a variable leave a colocation only where one is in force",
         },
         "operation": {
+            "_id": "tells what a tower has made from what was made across towers",
+            "_c_op": "a copy may wait for an operation that has no outputs",
+            "_set_attr": "what a gradient changes in an operation is changed in its copies",
+            "_add_outputs": "what a gradient changes in an operation is changed in its copies",
+            "_add_while_inputs": "what a gradient changes in a loop is changed in its copies",
             "_get_control_flow_context": "what runs under a condition is not changed",
+        },
+        "tensor": {
+            "_as_tf_output": "copies of operations read it",
         },
         "resource variable": {
             "_cached_value": "a copy that is read once, as for a loop, is not read again",

@@ -72,6 +72,38 @@ ops = Door(
     },
 )
 
+_IMPORTS = "copies of thousands of operations are made at once; see compat/importing"
+
+session_api = Door(
+    "tensorflow.python.client.pywrap_tf_session",
+    dict.fromkeys(
+        [
+            "TF_DeleteBuffer",
+            "TF_DeleteImportGraphDefOptions",
+            "TF_DeleteImportGraphDefResults",
+            "TF_GraphImportGraphDefWithResults",
+            "TF_ImportGraphDefOptionsAddInputMapping",
+            "TF_ImportGraphDefOptionsAddReturnOperation",
+            "TF_ImportGraphDefOptionsRemapControlDependency",
+            "TF_ImportGraphDefOptionsSetPrefix",
+            "TF_ImportGraphDefResultsReturnOperations",
+            "TF_NewBufferFromString",
+            "TF_NewImportGraphDefOptions",
+        ],
+        _IMPORTS,
+    ),
+)
+
+random_seed = Door(
+    "tensorflow.python.framework.random_seed",
+    {"_graph_to_seed_dict": "tells seeds that a graph has counted from those that a model fixed"},
+)
+
+op_def_registry = Door(
+    "tensorflow.python.framework.op_def_registry",
+    {"get": "whether operations of a type hold a state"},
+)
+
 graph_class = Door(
     "tensorflow.python.framework.ops:Graph",
     {

@@ -19,6 +19,7 @@ import numpy as np
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import (
     ancestry,
+    columns,
     copying,
     reductions,
     row_dimensions,
@@ -91,6 +92,7 @@ class Whole:
         self._differing: dict[Any, bool] = {}
         self.is_lone = len(rows.devices) > 1 and all(has is False for has in rows.has_rows[1:])
         self.unknown_weights: Sequence[Any] | None = None
+        self.cloning: Any = None  # where the model is called once
         sources = [tensor.op for tensor in rows.given[0]]
         self.varying = ancestry.Descent(sources, self.ends)
         self.dependent = ancestry.Descent(sources)
@@ -113,10 +115,13 @@ class Whole:
                 function; `"sum"` where it is the sum of `parts`.
             parts: K tensors of which the towers' rows are in.
         """
-        self.ends.update(tensor.op for tensor in column)
+        made = columns.made(column)
+        self.ends.update(tensor.op for tensor in made)
         self.dependent.add(column[0].op)
-        for tensor in column:
-            self._known[tensor.ref()] = tails.Reduction(kind, tuple(parts or column), column[0])
+        for tensor in made:
+            self._known[tensor.ref()] = tails.Reduction(
+                kind, columns.of(parts or column), column[0]
+            )
         if parts:
             self._joined[parts[0].ref(), kind] = Joined(column[0], None)
 
@@ -166,6 +171,28 @@ class Whole:
     def source_of(self, tensor: tf.Tensor) -> tf.Tensor | None:
         """Returns the tensor from which tails are copied: with a dynamic batch, itself."""
         return tensor if self._partner is None else self._partner(tensor)
+
+    # From each tower.
+
+    def copies(self) -> Any:
+        """Returns what copies later towers, a `cloning.Cloning`; None: all towers run."""
+        return None if self.cloning is None or self.cloning.is_given_up else self.cloning
+
+    def for_each(self, make: Callable, *columns_of: Sequence[Any]) -> Sequence[tf.Tensor]:
+        """Makes a tensor in each tower, on its device.
+
+        Args:
+            make: Makes it of each column's value of the tower.
+            *columns_of: Sequences of K tensors or numbers.
+        """
+        copies, devices = self.copies(), self.rows.devices
+        if copies is not None:
+            return copies.for_each(make, devices[0], SCOPE, columns_of)
+        made = []
+        for device, *parts in zip(devices, *columns_of, strict=True):
+            with reductions.alone_on(device, SCOPE):
+                made.append(make(*parts))
+        return made
 
     # From towers to the whole.
 

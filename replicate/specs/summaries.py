@@ -4,7 +4,7 @@ Later towers make no summaries. What one of them has in place of the number that
 tower shows is found by the name that both have on one device.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
@@ -13,27 +13,27 @@ from replicate.graph import copying, whole
 _TYPE = "ScalarSummary"
 
 
-def make_whole(joining: whole.Whole, prefixes: Sequence[str]) -> None:
+def make_whole(joining: whole.Whole, find: Callable[[tf.Tensor], Sequence]) -> None:
     """Puts summaries of whole values in place of the first tower's, in their collections.
 
     Args:
         joining: Joins what the towers made of their rows.
-        prefixes: What the names of the K towers' operations begin with.
+        find: From a tensor of the first tower to the K towers' tensors, or None, in its place.
     """
     graph = tf1.get_default_graph()
     for key in graph.get_all_collection_keys():
         held = graph.get_collection_ref(key)
-        held[:] = [_whole(item, joining, prefixes) for item in held]
+        held[:] = [_whole(item, joining, find) for item in held]
 
 
-def _whole(item: Any, joining: whole.Whole, prefixes: Sequence[str]) -> Any:
+def _whole(item: Any, joining: whole.Whole, find: Callable) -> Any:
     """Returns a summary of the whole value of what a summary shows; anything else as it is."""
     if not isinstance(item, tf.Tensor) or item.op.type != _TYPE or joining.is_lone:
         return item
     shown = item.op.inputs[1]
     if joining.is_whole(shown) or joining.has_rows(shown) is not False:
         return item
-    column = [_twin(shown, prefixes[0], prefix) for prefix in prefixes]
+    column = list(find(shown))
     if any(twin is None or twin.shape != shown.shape for twin in column):
         return item
     if joining.tail(column).unknown:  # what a summary shows is not worth a guess
@@ -42,6 +42,15 @@ def _whole(item: Any, joining: whole.Whole, prefixes: Sequence[str]) -> Any:
     with tf.device("/device:CPU:0"):
         copies = copying.copied([item.op], {shown.ref(): value}, f"{whole.SCOPE}summary")
     return copies[item.ref()]
+
+
+def by_name(prefixes: Sequence[str]) -> Callable[[tf.Tensor], Sequence]:
+    """Returns what finds the K towers' tensors by the name that they have on one device.
+
+    Args:
+        prefixes: What the names of the K towers' operations begin with.
+    """
+    return lambda shown: [_twin(shown, prefixes[0], prefix) for prefix in prefixes]
 
 
 def _twin(tensor: tf.Tensor, plain: str, prefix: str) -> tf.Tensor | None:

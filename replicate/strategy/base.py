@@ -27,6 +27,7 @@ from replicate.strategy import (
     values,
     variables,
 )
+from replicate.strategy import cloning as clones
 from replicate.strategy import tower as towers
 
 _log = logging.getLogger("replicate")
@@ -101,7 +102,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             )
         if mode is not None and mode.tower is not None:
             raise RuntimeError(
-                f"scope() is entered across towers, but this is tower {mode.tower.tower_id}. "
+                f"scope() is entered across towers, but this is tower {mode.tower.index}. "
                 "A tower is in the scope already; use merge_call to leave it."
             )
         with contextlib.ExitStack() as stack:
@@ -196,6 +197,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         concurrent: bool = False,
         every_collection: bool = False,
         creations: sharing.Creations | None = None,
+        cloning: clones.Cloning | None = None,
     ) -> list:
         """Runs a function once per tower and returns the K results, not merged.
 
@@ -206,21 +208,27 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             concurrent: Whether eager towers may run at the same time between merge calls.
             every_collection: Whether each tower sees graph collections of its own.
             creations: The log of the towers' variables; None for a new one.
+            cloning: Copies the later towers, if that can be done: then there is one result.
         """
         share = context.current().share
         creations = creations or sharing.Creations(self.num_towers)
 
         def body(thread):
-            tower = towers.LockstepContext(self, thread, creations, share)
             i = thread.tower_id
-            with bridge.in_tower(context.Mode(self, tower, share=share)), self._tower_device(i):
+            tower = towers.LockstepContext(self, thread, creations, share)
+            watched = contextlib.nullcontext()
+            if cloning is not None and i == 0:
+                tower = towers.ClonedContext(self, thread, creations, share, cloning)
+                watched = tf1.device(cloning.device_function)
+            mode = context.Mode(self, tower, share=share)
+            with bridge.in_tower(mode), self._tower_device(i), watched:
                 return make_fn()(
                     *values.select_tower(i, tuple(args), self._worker_devices),
                     **values.select_tower(i, dict(kwargs or {}), self._worker_devices),
                 )
 
         bodies = [body] * self.num_towers
-        return lockstep.run(bodies, creations, concurrent, every_collection)
+        return lockstep.run(bodies, creations, concurrent, every_collection, cloning)
 
     def _tower_device(self, tower_id: int):
         """Enters the device of a tower's operations."""
@@ -282,9 +290,9 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         if creations is None or mode.strategy is not self:
             return self._make_variable(next_creator, kwargs)
         request = sharing.request_of(kwargs)
-        if mode.tower.tower_id == 0:
+        if mode.tower.index == 0:
             return creations.make(request, lambda: self._make_variable(next_creator, kwargs))
-        variable = creations.find(mode.tower.tower_id, request)
+        variable = creations.find(mode.tower.index, request)
         creation.add_to_collections(variable, kwargs)
         return variable
 
@@ -357,7 +365,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         if mode.tower is not None:
             raise RuntimeError(
                 f"{method}() sees all towers at once, but was called in tower "
-                f"{mode.tower.tower_id}. Call it through "
+                f"{mode.tower.index}. Call it through "
                 "get_tower_context().merge_call(lambda strategy, ...: ...)."
             )
 

@@ -1,7 +1,6 @@
 """K towers, one awake at a time, meeting at each merge call.
 
-Each tower runs in a thread of its own, because name scopes, variable scopes, devices,
-control dependencies and gradient tapes are kept per thread. One tower is awake at a time
+Each tower runs in a thread of its own; see `tower_thread`. One tower is awake at a time
 and the order is always the same, so that a run is repeatable and code that all towers share
 is never in the middle of something. Eager towers run at the same time between merge calls
 where whoever starts them says so.
@@ -12,192 +11,13 @@ those in which one device would have called it.
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from replicate import errors
 from replicate.compat import tensorflow as tfc
-from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
-from replicate.strategy import sharing, values
-
-
-class MergeRequest(NamedTuple):
-    """What a sleeping tower waits for.
-
-    Attributes:
-        fn: The function to run across towers.
-        args: Its positional arguments, this tower's.
-        kwargs: Its keyword arguments, this tower's.
-        run: Runs `fn(*merged args, **merged kwargs)` as across towers.
-    """
-
-    fn: Callable
-    args: tuple
-    kwargs: dict
-    run: Callable
-
-
-class _Stop(BaseException):
-    """Unwinds a sleeping tower after another one failed."""
-
-
-class Inheritance:
-    """The caller's thread-local surroundings, to be entered by the towers' threads."""
-
-    def __init__(self):
-        self.graph = tf1.get_default_graph()
-        self.eager = tf.executing_eagerly()
-        with tfc.ops.init_scope():
-            self._outer_graph = tf1.get_default_graph()
-            self._outer_eager = tf.executing_eagerly()
-        self._policy = tfc.eager_context.context().device_policy
-        graph = self.graph
-        if not self.eager:
-            tfc.graph_class.switch_to_thread_local(graph)
-        self.name_scope = graph.get_name_scope()
-        self._creators = list(graph._variable_creator_stack)
-        self._controls = list(graph._control_dependencies_stack)
-        self._devices = graph._device_function_stack.copy()
-        self._colocations = graph._colocation_stack.copy()
-        self._scopes = tfc.variable_scope.get_variable_scope_store()
-        self._scope = self._scopes.current_scope
-        self._scope_counts = dict(self._scopes.variable_scopes_count)
-        self._summaries = dict(vars(tfc.summary_ops._summary_state))
-
-    @contextlib.contextmanager
-    def entered(self, tower_id: int):
-        """Enters the surroundings in a tower's thread; tower i > 0 gets a name prefix."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_in_graph(self._outer_graph, self._outer_eager))
-            stack.enter_context(_in_graph(self.graph, self.eager))
-            stack.enter_context(tfc.eager_context.device_policy(self._policy))
-            self._restore_stacks()
-            summaries = vars(tfc.summary_ops._summary_state)
-            summaries.update(self._summaries)
-            summaries["is_recording_distribution_strategy"] = tower_id == 0
-            if prefix := self.prefix(tower_id):
-                stack.enter_context(tf1.name_scope(prefix))
-            yield
-
-    def prefix(self, tower_id: int) -> str:
-        """Returns what the names of a tower's operations begin with."""
-        prefix = f"{self.name_scope}/" if self.name_scope else ""
-        return f"{prefix}tower_{tower_id}/" if tower_id > 0 else prefix
-
-    def _restore_stacks(self) -> None:
-        graph = self.graph
-        graph._variable_creator_stack = list(self._creators)
-        graph._control_dependencies_stack = list(self._controls)
-        graph._device_function_stack = self._devices.copy()
-        graph._colocation_stack = self._colocations.copy()
-        store = tfc.variable_scope.get_variable_scope_store()
-        store.current_scope = self._scope
-        store.variable_scopes_count = dict(self._scope_counts)
-
-    def take_back(self, counts: dict) -> None:
-        """Gives the caller the first tower's counters of variable scopes."""
-        self._scopes.variable_scopes_count = counts
-
-
-@contextlib.contextmanager
-def _in_graph(graph: tf.Graph, eager: bool):
-    with graph.as_default():
-        if eager:
-            with tfc.eager_context.eager_mode():
-                yield
-        else:
-            yield
-
-
-_IN_A_MODEL_FN = (
-    "In a model_fn: call minimize and apply_gradients outside of them; to apply the gradients of "
-    "several batches at once, give replicate_model_fn accumulate_steps."
-)
-
-
-class _Tower(threading.Thread):
-    """One tower's thread, which sleeps unless `wake` says otherwise."""
-
-    def __init__(self, tower_id: int, body: Callable, inheritance: Inheritance):
-        super().__init__(name=f"tower_{tower_id}", daemon=True)
-        self.tower_id = tower_id
-        self.request: MergeRequest | None = None
-        self.result: Any = None
-        self.failure: BaseException | None = None
-        self.done = False
-        self.scope_counts: dict = {}
-        self._body = body
-        self._inheritance = inheritance
-        self._awake = threading.Semaphore(0)
-        self._asleep = threading.Semaphore(0)
-        self._order: Callable | None = None
-        self._answer: Any = None
-        self._stopping = False
-
-    def run(self):
-        self._awake.acquire()
-        try:
-            if self._order is not _stop:
-                with self._inheritance.entered(self.tower_id):
-                    self.result = self._body(self)
-                    store = tfc.variable_scope.get_variable_scope_store()
-                    self.scope_counts = store.variable_scopes_count
-        except _Stop:
-            pass
-        except BaseException as failure:  # noqa: BLE001 - it is raised again by the caller
-            self.failure = failure
-        finally:
-            self.done = True
-            self._asleep.release()
-
-    def wake(self, order: Callable | None = None, answer: Any = None) -> None:
-        """Lets the tower go on, or first carry out `order` in its thread."""
-        self._order, self._answer = order, answer
-        self._stopping = order is _stop
-        self._awake.release()
-
-    def wait(self) -> None:
-        """Waits until the tower sleeps or has ended."""
-        self._asleep.acquire()
-
-    def sleep(self, request: MergeRequest) -> Any:
-        """Called by the tower: waits for the others, and returns its part of the merge."""
-        if self._stopping:
-            raise _Stop
-        refusal = self.refusal()
-        if refusal is not None:
-            raise RuntimeError(refusal)
-        self.request = request
-        while True:
-            self._asleep.release()
-            self._awake.acquire()
-            if self._order is None:
-                self.request = None
-                return self._answer
-            self._order()
-
-    def refusal(self) -> str | None:
-        """Returns why the running code cannot meet the other towers; None: it can."""
-        inner = self._inheritance
-        if tf1.get_default_graph() is not inner.graph or tf.executing_eagerly() != inner.eager:
-            return (
-                "A merge call must be made in the graph that called call_for_each_tower: tower "
-                f"{self.tower_id} made one inside a tf.function, tf.cond, tf.while_loop or "
-                "another graph. Put call_for_each_tower (or strategy.run) inside the "
-                f"tf.function, or move the merge call out. {_IN_A_MODEL_FN}"
-            )
-        if not inner.eager and inner.graph._get_control_flow_context() is not None:
-            return (
-                f"A merge call inside tf.cond or tf.while_loop cannot meet the other towers: tower "
-                f"{self.tower_id} made one. Move it out of the control flow. {_IN_A_MODEL_FN}"
-            )
-        return None
-
-
-def _stop():
-    raise _Stop
+from replicate.strategy import sharing, tower_thread, values
 
 
 def run(
@@ -205,6 +25,7 @@ def run(
     creations: sharing.Creations,
     concurrent: bool,
     every_collection: bool,
+    cloning: Any = None,
 ) -> list:
     """Runs K bodies in K threads, in lockstep, and returns their K results.
 
@@ -213,31 +34,37 @@ def run(
         creations: The log of the variables that they make.
         concurrent: Whether eager towers may run at the same time.
         every_collection: Whether each tower sees collections of its own.
+        cloning: Copies what the first tower builds, a `cloning.Cloning`: only that one runs,
+            and only its result is returned; None, or where it cannot: all run.
 
     Raises:
         TowerMismatchError: If the towers do not make the same merge calls.
         Exception: What a tower raised, with the tower's number in its notes.
     """
-    inheritance = Inheritance()
-    towers = [_Tower(i, body, inheritance) for i, body in enumerate(bodies)]
+    inheritance = tower_thread.Inheritance()
+    towers = [tower_thread.TowerThread(i, body, inheritance) for i, body in enumerate(bodies)]
     views = None
     if not inheritance.eager:
         prefixes = [inheritance.prefix(tower.tower_id) for tower in towers]
         views = isolation.Views(inheritance.graph, prefixes, every_collection, creations.unasked)
     creations.watch(views)
-    for tower in towers:
-        tower.start()
+    if cloning is not None:
+        cloning.start([inheritance.prefix(tower.tower_id) for tower in towers])
     try:
-        _walk(towers, creations, views, concurrent and inheritance.eager and not _is_seeded())
+        concurrent = concurrent and inheritance.eager and not _is_seeded()
+        ran = _walk(towers, creations, views, concurrent, cloning)
     finally:
         for tower in towers:
             if tower.is_alive() and not tower.done:
-                tower.wake(_stop)
-            tower.join()
+                tower.wake(tower_thread.stop)
+            if tower.ident is not None:
+                tower.join()
         if views is not None:
             views.close()
+        if cloning is not None:
+            cloning.finish()
     inheritance.take_back(towers[0].scope_counts)
-    return [tower.result for tower in towers]
+    return [tower.result for tower in ran]
 
 
 def _is_seeded() -> bool:
@@ -245,26 +72,62 @@ def _is_seeded() -> bool:
     return tfc.eager_context.global_seed() is not None
 
 
-def _walk(towers: list, creations: sharing.Creations, views, concurrent: bool) -> None:
-    """Alternates between letting all towers run and running what they wait for."""
-    answers: list = [None] * len(towers)
-    merges = 0
+def _walk(towers: list, creations: sharing.Creations, views, concurrent: bool, cloning) -> list:
+    """Alternates between letting all towers run and running what they wait for.
+
+    Returns:
+        The towers that have run.
+    """
+    running = towers if cloning is None else towers[:1]
+    answers: list = [None] * len(running)
+    met: list[_Met] = []
     while True:
-        _let_run(towers, answers, creations, views, concurrent)
+        _let_run(running, answers, creations, views, concurrent)
+        _raise_failure(running)
+        if cloning is not None and cloning.gives_up():
+            running, cloning = towers, None
+            _catch_up(towers[1:], met, creations, views)
+        if all(tower.done for tower in running):
+            return running
+        _require_same_merge(running, len(met))
+        result = _merge(running, views, cloning)
+        met.append(_Met(running[0].request, result))
+        answers = [values.select_tower(tower.tower_id, result) for tower in running]
+
+
+class _Met(NamedTuple):
+    """A merge call of the past, as the tower has it that made it.
+
+    Attributes:
+        request: What the first tower asked for.
+        result: What the towers were given.
+    """
+
+    request: tower_thread.MergeRequest
+    result: Any
+    tower_id: int = 0
+    done: bool = False
+
+
+def _catch_up(towers: list, met: Sequence[_Met], creations: sharing.Creations, views) -> None:
+    """Lets towers run that were copied so far: they are given what their copies were given."""
+    answers: list = [None] * len(towers)
+    for number, past in enumerate([*met, None]):
+        _let_run(towers, answers, creations, views, False)
         _raise_failure(towers)
-        if all(tower.done for tower in towers):
-            return
-        _require_same_merge(towers, merges)
-        merges += 1
-        answers = _merge(towers, views)
+        if past is not None:
+            _require_same_merge([past, *towers], number)
+            answers = [values.select_tower(tower.tower_id, past.result) for tower in towers]
 
 
 def _let_run(towers: list, answers: list, creations, views, concurrent: bool) -> None:
     """Lets each tower run to its next merge call or end."""
-    creations.pause_first(False)
+    creations.pause_first(towers[0].tower_id > 0)
     for tower, answer in zip(towers, answers, strict=True):
         if views is not None:
             views.show(tower.tower_id)
+        if tower.ident is None:
+            tower.start()
         tower.wake(answer=answer)
         if not concurrent:
             tower.wait()
@@ -278,8 +141,8 @@ def _let_run(towers: list, answers: list, creations, views, concurrent: bool) ->
             tower.wait()
 
 
-def _merge(towers: list, views) -> list:
-    """Runs the merge function in the first tower's thread; returns K answers."""
+def _merge(towers: list, views, cloning) -> Any:
+    """Runs the merge function in the first tower's thread; returns what it returned."""
     if views is not None:
         views.show(0)
     requests = [tower.request for tower in towers]
@@ -287,9 +150,11 @@ def _merge(towers: list, views) -> list:
 
     def order():
         try:
-            args = values.regroup([request.args for request in requests])
-            kwargs = values.regroup([request.kwargs for request in requests])
-            outcome["result"] = requests[0].run(requests[0].fn, args, kwargs)
+            args, kwargs = _brought(requests, cloning)
+            with contextlib.nullcontext() if cloning is None else cloning.across():
+                outcome["result"] = requests[0].run(requests[0].fn, args, kwargs)
+                if cloning is not None:
+                    cloning.note(outcome["result"])
         except BaseException as failure:  # noqa: BLE001 - it is raised again by the caller
             outcome["failure"] = failure
 
@@ -297,7 +162,15 @@ def _merge(towers: list, views) -> list:
     towers[0].wait()
     if "failure" in outcome:
         raise outcome["failure"]
-    return [values.select_tower(tower.tower_id, outcome["result"]) for tower in towers]
+    return outcome["result"]
+
+
+def _brought(requests: list, cloning) -> tuple[Sequence, dict]:
+    """Returns what all towers bring to a merge call, each argument as one value."""
+    if cloning is not None:
+        return cloning.lift(requests[0].args), cloning.lift(requests[0].kwargs)
+    args = values.regroup([request.args for request in requests])
+    return args, values.regroup([request.kwargs for request in requests])
 
 
 def _raise_failure(towers: list) -> None:

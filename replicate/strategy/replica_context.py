@@ -1,5 +1,6 @@
 """A tower as TensorFlow's own code sees it: a replica context, and the words of its reductions."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
     """
 
     def __init__(self, bridge: tf1.distribute.Strategy, tower: Any):
-        super().__init__(bridge, tower.tower_id)
+        super().__init__(bridge, tower.index)
         self._tower = tower
 
     def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
@@ -76,7 +77,7 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         found = linked(*flat, *reduced)
         share = context.current().share
         for tensor in found if share is not None else ():
-            share.joiner.note(self._tower.tower_id, tensor)
+            share.joiner.note(self._tower.index, tensor)
         return tf.nest.pack_sequence_as(value, found)
 
     def _weighted(self, tensors: Sequence[tf.Tensor]) -> list:
@@ -92,6 +93,15 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         with tf1.name_scope(SCOPE):
             parts = self._weighted(tensors) if is_mean else tensors
             return self.merge_call(across, args=tuple(parts))
+
+    @property
+    def replica_id_in_sync_group(self):
+        """The number of this tower.
+
+        NOTE: TensorFlow asks to write summaries once; that is no model which asks.
+        """
+        asker = inspect.currentframe().f_back.f_globals.get("__name__", "")
+        return self._tower.index if asker.startswith("tensorflow.") else self._tower.tower_id
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -81,6 +81,7 @@ class Creations:
         self._first_paused = True  # until towers run
         self._changed = threading.Condition()
         self._views: isolation.Views | None = None
+        self.cloning: Any = None  # what copies later towers, if it does
 
     def watch(self, views: isolation.Views | None) -> None:
         """Takes note of what the towers make in a graph; None: they run eagerly."""
@@ -88,6 +89,8 @@ class Creations:
 
     def operations(self, tower_id: int) -> set[tf.Operation]:
         """Returns what a tower has made in the graph; what merge calls make is the first one's."""
+        if self.cloning is not None and tower_id > 0:
+            return self.cloning.operations(tower_id)
         return set() if self._views is None else self._views.operations(tower_id)
 
     def make(self, request: Request, create: Callable[[], Any]) -> Any:

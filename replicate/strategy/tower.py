@@ -5,7 +5,7 @@ from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
-from replicate.strategy import context, conversion, lockstep, sharing, values
+from replicate.strategy import context, conversion, sharing, tower_thread, values
 
 
 @conversion.unconverted
@@ -63,6 +63,11 @@ class TowerContext:
     @property
     def tower_id(self) -> int:
         """Which tower this is, from 0 to `num_towers - 1`."""
+        return self._tower_id
+
+    @property
+    def index(self) -> int:
+        """The same, for whoever does not tell towers apart by it: see `ClonedContext`."""
         return self._tower_id
 
     @property
@@ -144,10 +149,43 @@ class LockstepContext(TowerContext):
         return self._thread.refusal() is None
 
     def _merge_call(self, fn, args, kwargs, run):
-        answer = self._thread.sleep(lockstep.MergeRequest(fn, args, kwargs, run))
+        answer = self._thread.sleep(tower_thread.MergeRequest(fn, args, kwargs, run))
         if self._share is not None or self.is_single_tower:
             return answer
         return _without_gradient(answer, (args, kwargs))
+
+
+class ClonedContext(LockstepContext):
+    """The tower that runs where the others are copied from it.
+
+    Args:
+        strategy: The strategy.
+        thread: The tower's thread.
+        creations: The log of the variables that it makes.
+        share: The towers' parts of the batch.
+        cloning: Copies the others: a `cloning.Cloning`.
+    """
+
+    def __init__(self, strategy, thread: Any, creations: sharing.Creations, share, cloning: Any):
+        super().__init__(strategy, thread, creations, share)
+        self._cloning = cloning
+
+    @property
+    def tower_id(self) -> int:
+        """See base class; a model that asks is called for each tower."""
+        self._cloning.ask("the number of its tower")
+        return self.index
+
+    @property
+    def device(self) -> str:
+        """See base class; a model that asks is called for each tower."""
+        self._cloning.ask("the device of its tower")
+        return super().device
+
+    @property
+    def has_rows(self) -> Any:
+        """See base class; a tensor where it does not hold in all towers."""
+        return self._cloning.share.has_rows[0]
 
 
 def _without_gradient(answer: Any, given: Any) -> Any:
@@ -194,9 +232,9 @@ def require_current(tower: TowerContext) -> None:
     elif running is None:
         found = f"none: this is cross-tower context of {mode.strategy!r}"
     else:
-        found = f"tower {running.tower_id} of {running.distribution_strategy!r}"
+        found = f"tower {running.index} of {running.distribution_strategy!r}"
     raise RuntimeError(
-        f"A tower context serves only while its tower runs: used tower {tower.tower_id} of "
+        f"A tower context serves only while its tower runs: used tower {tower.index} of "
         f"{tower.distribution_strategy!r}, but the current tower context is {found}. Ask "
         "get_tower_context() where you need it."
     )

@@ -7,6 +7,7 @@ from replicate import devices as device_names
 from replicate import errors
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
+from replicate.graph import columns
 from replicate.strategy import context
 
 
@@ -24,7 +25,7 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
         is_mapping = isinstance(values, Mapping)
         if is_mapping:
             devices, values = tuple(values.keys()), tuple(values.values())
-        self._values = tuple(values)
+        self._values = columns.of(values)
         self._devices = None
         if devices is not None:
             self._devices = tuple(map(device_names.canonical_or_same, devices))
@@ -33,7 +34,7 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
                 f"A {type(self).__name__} has one value for each device; got {list(devices)}, of "
                 "which some are the same. Name each device once."
             )
-        if not self._values:
+        if not len(self._values):
             raise ValueError(f"{type(self).__name__} needs at least one value, got none.")
         if self._devices is not None and len(self._devices) != len(self._values):
             raise ValueError(
@@ -64,7 +65,7 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
         if mode is not None and mode.update_device is not None:
             return self._values[self._position(mode.update_device)]
         if mode is not None and mode.tower is not None:
-            return select_tower(mode.tower.tower_id, self)
+            return select_tower(mode.tower.index, self)
         raise ValueError(
             f"A {type(self).__name__} has one value per device: {self!r} was read outside of "
             "towers and updates. Use strategy.unwrap(value), or get(device)."
@@ -116,7 +117,7 @@ class Mirrored(DistributedValues):
         if mode is not None and mode.update_device is not None:
             value = select_device(mode.update_device, 0, self)
         elif mode is not None and mode.tower is not None:
-            value = select_tower(mode.tower.tower_id, self)
+            value = select_tower(mode.tower.index, self)
         return tf.convert_to_tensor(value, dtype, name=name)
 
 

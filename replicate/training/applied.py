@@ -5,11 +5,11 @@ from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
-from replicate.graph import reductions
-from replicate.strategy import values
+from replicate.graph import columns, reductions
+from replicate.strategy import cloning, values
 
 
-class TowerGradients:
+class TowerGradients(cloning.Carried):
     """One tower's gradients, on their way to the other towers'.
 
     Args:
@@ -21,6 +21,13 @@ class TowerGradients:
         self.optimizer = optimizer
         self.pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         self.skipped = [variable for gradient, variable in pairs if gradient is None]
+
+    def mapped(self, fn):
+        """See base class."""
+        made = TowerGradients(self.optimizer, [])
+        made.pairs = [(fn(gradient), variable) for gradient, variable in self.pairs]
+        made.skipped = self.skipped
+        return made
 
     @property
     def trained(self) -> list:
@@ -44,7 +51,7 @@ def joined(towers: Sequence[TowerGradients], devices: Sequence[str]) -> list[tup
             towers' optimizers differ.
     """
     first = towers[0]
-    for i, tower in enumerate(towers):
+    for i, tower in enumerate(columns.made(towers)):
         _require_same_kind(i, tower, first)
         _require_same_variables(i, tower, first)
     if not first.pairs:
@@ -55,9 +62,9 @@ def joined(towers: Sequence[TowerGradients], devices: Sequence[str]) -> list[tup
         )
     if len(towers) == 1:
         return list(first.pairs)
-    rows = zip(*[tower.pairs for tower in towers], strict=True)
     return [
-        (values.PerDevice([gradient for gradient, _ in row], devices), row[0][1]) for row in rows
+        (values.PerDevice(columns.map_all(lambda t, n=n: t.pairs[n][0], towers), devices), variable)
+        for n, (_, variable) in enumerate(first.pairs)
     ]
 
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import ancestry, reductions, row_reductions, tails, whole
-from replicate.strategy import values, variables
+from replicate.graph import ancestry, columns, reductions, row_reductions, tails, whole
+from replicate.strategy import cloning, values, variables
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class Asked(cloning.Carried):
     """The gradients that one tower asks for; see `tf.gradients`.
 
     Attributes:
@@ -33,9 +33,14 @@ class Asked:
     options: dict
     own: Callable
 
+    def mapped(self, fn):
+        """See base class."""
+        found = {name: fn(getattr(self, name)) for name in ("ys", "xs", "grad_ys")}
+        return dataclasses.replace(self, **found)
+
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class Request(cloning.Carried):
     """What one tower is to derive by itself.
 
     Attributes:
@@ -48,12 +53,20 @@ class Request:
     grad_ys: list
     through: list
 
+    def mapped(self, fn):
+        """See base class."""
+        return Request(fn(self.ys), fn(self.grad_ys), fn(self.through))
+
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Found(cloning.Carried):
     """What one tower derived: by each of its xs, then by each of what it goes through."""
 
     gradients: list
+
+    def mapped(self, fn):
+        """See base class."""
+        return Found(fn(self.gradients))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,13 +196,10 @@ class Derivation:
         is_constant = not tf.is_tensor(gradient) or ancestry.is_constant(gradient)
         self._is_sum &= part.kind == "sum" and is_constant
         factors = self._whole.joined(part).factors or [1.0] * len(self._towers)
-        given = []
-        for tensor, factor, device in zip(
-            part.column, factors, self._whole.rows.devices, strict=True
-        ):
-            with reductions.alone_on(device, whole.SCOPE):
-                given.append(_product(gradient, factor, tensor))
-        self._whole.meetings.clear(given)
+        given = self._whole.for_each(
+            lambda tensor, factor: _product(gradient, factor, tensor), part.column, factors
+        )
+        self._whole.meetings.clear(columns.made(given))
         self._columns.append((part.column, given))
 
     def _reached(self, ys: Sequence[tf.Tensor]) -> list[Given]:

@@ -71,7 +71,8 @@ class Joining:
             self._columns.append([])
         self._columns[number].append(tensor)
         if tower_id == 0:
-            self.whole.note(self._columns[number])
+            copies = self.whole.copies()
+            self.whole.note(self._columns[number] if copies is None else copies.column(tensor))
 
     def set_loss_weights(self, denominators: Sequence[Any]) -> None:
         """See `context.Joiner`."""
@@ -250,6 +251,8 @@ class Joining:
         for name, value in first.items():
             if isinstance(value, tf.Tensor) and not self.whole.is_whole(value):
                 column = [tower.get(name) for tower in towers]
+                if self.whole.copies() is not None:
+                    column = list(self.whole.copies().column(value))
                 if all(isinstance(part, tf.Tensor) for part in column):
                     found = self._made_whole(column)
                     first[name] = value if found is None else found

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import columns
 from replicate.strategy import default, values, variables
 from replicate.training import accumulation, applied, merged
 
@@ -94,11 +95,11 @@ class GradientStep:
     def _apply(self, apply, strategy, brought, global_step=None, name=None) -> Any:
         """The step of a `tf.compat.v1.train.Optimizer`."""
         owner = getattr(strategy, "owner", strategy)
-        towers = owner.unwrap(brought)
+        towers = _brought(brought)
         pairs = applied.joined(towers, owner.worker_devices)
         optimizer, trained = towers[0].optimizer, towers[0].trained
         if self._joining is not None:
-            self._joining.make_whole([vars(tower.optimizer) for tower in towers])
+            self._joining.make_whole([vars(tower.optimizer) for tower in columns.made(towers)])
         reduced = self._reduced(owner, pairs)
 
         def update(found, step):
@@ -120,7 +121,7 @@ class GradientStep:
                 global_step,
                 not self._is_sum(pairs),
             )
-        for tower in towers[1:]:
+        for tower in columns.made(towers)[1:]:
             # NOTE: what one tower's optimizer made serves all: get_slot, variables().
             vars(tower.optimizer).update(vars(optimizer))
         return updated
@@ -150,7 +151,7 @@ class GradientStep:
 
     def _sum_keras(self, strategy, brought) -> list:
         owner = strategy.owner
-        pairs = applied.joined(owner.unwrap(brought), owner.worker_devices)
+        pairs = applied.joined(_brought(brought), owner.worker_devices)
         return self._reduced(owner, pairs)
 
     def _reduced(self, strategy: Any, pairs: Sequence[tuple]) -> list:
@@ -167,6 +168,11 @@ class GradientStep:
         if self._joining is None:
             return default.get_loss_reduction() == variables.SUM
         return self._joining.is_sum([values.select_tower(0, gradient) for gradient, _ in pairs])
+
+
+def _brought(brought: Any) -> Sequence:
+    """Returns what the towers brought: one thing of each of them."""
+    return brought.values if isinstance(brought, values.PerDevice) else [brought]
 
 
 def _nothing(*args, **kwargs) -> tf.Operation:

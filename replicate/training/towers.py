@@ -12,6 +12,8 @@ from replicate.compat import gradients as gradient_calls
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry
 from replicate.strategy import base, context, default, sharing, values
+from replicate.strategy import cloning as clones
+from replicate.training import copied_towers
 from replicate.training import optimizer as optimizers
 from replicate.training.joining import Joining
 
@@ -148,6 +150,8 @@ def build(
     factory: optimizers.OptimizerFactory | None,
     creations: sharing.Creations,
     joining: Joining,
+    cloning: clones.Cloning | None = None,
+    update_ops: str = "first",
 ) -> list[Tower]:
     """Builds the model once per tower; gradients and optimizers let the towers meet.
 
@@ -159,6 +163,8 @@ def build(
         factory: Makes the optimizer in mode TRAIN; None where the model_fn has its own.
         creations: The log of the towers' variables.
         joining: Joins what the towers bring.
+        cloning: Copies the later towers; None: the model is called for each.
+        update_ops: Whose update operations run; see `specs.train`.
 
     Returns:
         K towers.
@@ -177,13 +183,23 @@ def build(
             made = joining.gradients.made_since()
             if factory is not None:
                 train_op = optimizers.minimize(factory.get(), spec.loss)
-        _log.info("Built tower %d of %d on %s.", tower.tower_id, tower.num_towers, tower.device)
+        device = strategy.worker_devices[tower.index]
+        _log.info("Built tower %d of %d on %s.", tower.index, tower.num_towers, device)
         own = tuple(update for update in updates if id(update) not in before)
-        return Tower(tower.tower_id, tower.device, spec, train_op, own, made)
+        return Tower(tower.index, device, spec, train_op, own, made)
 
+    joining.whole.cloning = creations.cloning = cloning
     towers = strategy.run_towers(
-        lambda: tower_fn, (features, labels), every_collection=True, creations=creations
+        lambda: tower_fn,
+        (features, labels),
+        every_collection=True,
+        creations=creations,
+        cloning=cloning,
     )
+    if len(towers) < strategy.num_towers:
+        devices = strategy.worker_devices
+        return [*towers, *copied_towers.of(towers[0], call.mode, devices, cloning, update_ops)]
+    joining.whole.cloning = creations.cloning = None
     _require_same_variables(towers, creations)
     return towers
 

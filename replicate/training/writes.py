@@ -42,7 +42,8 @@ def refuse_lone(
     shared = {id(variable): variable for variable in [*creations.all(), *tf1.global_variables()]}
     for variable in shared.values():
         for op in _uses(variable, executed, spared):
-            tower_id = next((i for i, made in later.items() if op in made), None)
+            users = {op, *_readers(op, executed)}
+            tower_id = next((i for i, made in later.items() if not users.isdisjoint(made)), None)
             if tower_id is None and op not in spared and not join.whole.is_lone:
                 tower_id = 0 if op in join.whole.varying else None
             if tower_id is not None:
@@ -59,6 +60,12 @@ def _uses(variable: Any, executed: set, spared: set) -> Iterator[tf.Operation]:
                 yield write
             elif write in executed:
                 yield from (op for op in member.handle.consumers() if op in executed)
+
+
+def _readers(op: tf.Operation, executed: set) -> Iterator[tf.Operation]:
+    """Yields what uses a variable's value, which towers that are copies read once for all."""
+    if op.type == "ReadVariableOp":
+        yield from (user for user in op.outputs[0].consumers() if user in executed)
 
 
 def _refusal(variable: Any, op: tf.Operation, tower_id: int) -> errors.TowerMismatchError:

@@ -68,6 +68,7 @@ MAKERS = {
     "graph": tf1.get_default_graph,
     "stack of a graph": lambda: tf1.get_default_graph()._colocation_stack,
     "operation": lambda: tf.constant(1.0).op,
+    "tensor": lambda: tf.constant(1.0),
     "resource variable": resource_variable,
     "variable that tf.keras has set": variable_that_keras_sets,
     "mirrored variable": mirrored_variable,

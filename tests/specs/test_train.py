@@ -337,7 +337,7 @@ def test_a_tower_counts_one_replica():
         return exactness.spec_of(mode, loss * replicas())
 
     model = exactness.stepping(model, descend)
-    exactness.require_one_device(model, [batch(7)] * 2, devices=3)
+    exactness.require_one_device(model, [batch(7)] * 2, devices=3, tower_building="call")
     assert seen == [(1, 1), *[(1, 3)] * 3]
 
 

@@ -10,14 +10,14 @@ import pytest
 
 import replicate
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import lockstep, sharing
+from replicate.strategy import lockstep, sharing, tower_thread
 
 
 def merge(threads_run):
     """A body that merges once and returns its part."""
 
     def body(tower):
-        request = lockstep.MergeRequest(
+        request = tower_thread.MergeRequest(
             threads_run, (tower.tower_id,), {}, lambda fn, args, kwargs: fn(*args)
         )
         return tower.sleep(request)

@@ -349,7 +349,7 @@ def test_gradients_of_slices_and_by_ragged_rows(fresh_graph, session):
     ragged = tf.ragged.constant([[1.0], [], [2.0, 3.0], [4.0], []], dtype=tf.float64)
     spread = tf1.placeholder_with_default(ragged.row_splits, [None])
     ragged = tf.RaggedTensor.from_row_splits(ragged.values, spread, validate=False)
-    towers = model_fn.replicate_model_fn(model, None, 2)
+    towers = model_fn.replicate_model_fn(model, None, 2, tower_building="call")
     towers(ragged, tf1.placeholder_with_default(Y, [None]), "train")
     w = tf1.global_variables()[1]
     session.run(tf1.global_variables_initializer())

@@ -27,9 +27,10 @@ class OneDeviceStrategy(base.DistributionStrategy):
         concurrent=False,
         every_collection=False,
         creations=None,
+        cloning=None,
     ):
         """See base class."""
-        del concurrent, every_collection, creations
+        del concurrent, every_collection, creations, cloning
         share = context.current().share
         tower = towers.TowerContext(self, 0, share)
         mode = context.Mode(self, tower, share=share)

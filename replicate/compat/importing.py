@@ -1,0 +1,75 @@
+"""Adds definitions of operations to the current graph, as they are written.
+
+`tf.import_graph_def` asks the device functions in force for each operation, in Python, and
+parses each device anew; of thousands of copies that is most of the time. What is imported
+here has its devices written down already.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf, tf1
+
+
+def add(
+    graph_def: Any,
+    prefix: str,
+    inputs: Mapping[str, tf.Tensor],
+    waits: Mapping[str, tf.Operation],
+    wanted: Sequence[str],
+) -> list[tf.Operation]:
+    """Adds the nodes of a graph, with devices and attributes as they are.
+
+    Args:
+        graph_def: Nodes, and functions that they call.
+        prefix: What the new names begin with, without a slash at the end. They must be new.
+        inputs: What is read in place of the output of a node that is not there.
+        waits: What is waited for in place of a node that is not there.
+        wanted: Names of the nodes whose operations are returned.
+    """
+    door, graph = tfc.session_api, tf1.get_default_graph()
+    options = door.TF_NewImportGraphDefOptions()
+    try:
+        door.TF_ImportGraphDefOptionsSetPrefix(options, prefix)
+        for name, tensor in inputs.items():
+            output = tensor._as_tf_output()
+            door.TF_ImportGraphDefOptionsAddInputMapping(options, name, 0, output)
+        for name, op in waits.items():
+            door.TF_ImportGraphDefOptionsRemapControlDependency(options, name, op._c_op)
+        for name in wanted:
+            door.TF_ImportGraphDefOptionsAddReturnOperation(options, name)
+        # NOTE: a session of the graph may be running in another thread.
+        with graph._mutation_lock(), tf1.control_dependencies(None):
+            results = _imported(graph, graph_def, options)
+            graph._add_new_tf_operations(compute_devices=False)
+        made: Iterable = door.TF_ImportGraphDefResultsReturnOperations(results)
+        found = [graph._get_operation_by_tf_operation(op) for op in made]
+        door.TF_DeleteImportGraphDefResults(results)
+    finally:
+        door.TF_DeleteImportGraphDefOptions(options)
+    return found
+
+
+def _imported(graph: tf.Graph, graph_def: Any, options: Any) -> Any:
+    door = tfc.session_api
+    serialized = door.TF_NewBufferFromString(graph_def.SerializeToString())
+    try:
+        with graph._c_graph.get() as c_graph:
+            return door.TF_GraphImportGraphDefWithResults(c_graph, serialized, options)
+    finally:
+        door.TF_DeleteBuffer(serialized)
+
+
+def add_functions(functions: Sequence[Any]) -> None:
+    """Adds functions to the current graph.
+
+    Args:
+        functions: What has a `name`, a `definition` and the `graph` that it was made from.
+    """
+    if functions:
+        graph, graph_def = tf1.get_default_graph(), tf1.GraphDef()
+        graph_def.versions.CopyFrom(graph.graph_def_versions)
+        graph_def.library.function.extend(function.definition for function in functions)
+        add(graph_def, "", {}, {}, [])
+        graph._functions.update((function.name, function) for function in functions)

@@ -1,0 +1,167 @@
+"""What of a model's state each tower has, all towers share, or cannot be copied.
+
+Operations without a state are copied as they are. Random operations draw for each tower by a
+seed of its own, unless the model fixed one. Variables, tables and placeholders are shared.
+What holds another state, as a queue or an iterator does, is made once where the model is
+called once, and each call would have its own: such a model is called for each tower.
+"""
+
+from typing import Any
+
+from replicate import errors
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf
+from replicate.graph import copied_functions
+
+# Operations with a state that are copied: each tower's acts on what it is given.
+_COPIED = (
+    "Assert",
+    "Assign",
+    "If",
+    "Case",
+    "While",
+    "StatefulPartitionedCall",
+    "Print",
+    "PyFunc",
+    "ReadVariableOp",
+    "ResourceApply",
+    "ResourceGather",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+    "Stack",
+    "TensorArray",
+    "VarIsInitializedOp",
+    "VariableShape",
+)
+# Operations that TensorFlow does not call stateful, though they write.
+_WRITING = ("InitializeTable", "LookupTableImport", "LookupTableInsert", "LookupTableRemove")
+_STEP = 1 << 20  # between the seeds of two towers
+
+
+def refusal(reason: str) -> errors.TowerMismatchError:
+    """Returns what is raised where a tower cannot be copied.
+
+    Args:
+        reason: Why it cannot.
+    """
+    return errors.TowerMismatchError(
+        "Towers can be copied from the first one where all build the same and hold no state of "
+        f"their own: {reason}. Let the model be called for each tower: tower_building='call'."
+    )
+
+
+class State:
+    """Tells what becomes of an operation where towers are copied.
+
+    Args:
+        graph: The graph that is copied within.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
+        self._types: dict[str, str | None] = {}
+        self._counted: dict[int, int] = {}
+
+    # Seeds.
+
+    def count_seeds(self) -> None:
+        """Notes from now on which seeds the graph counts: the model has fixed the others."""
+        seeds = tfc.random_seed._graph_to_seed_dict
+        seeds[self._graph] = _Counted(seeds.get(self._graph, 0), self._note_seed)
+
+    def count_no_more(self) -> None:
+        """Ends what `count_seeds` began."""
+        seeds = tfc.random_seed._graph_to_seed_dict
+        seeds[self._graph] = int(seeds[self._graph])
+
+    def _note_seed(self, seed: int) -> None:
+        self._counted[seed] = self._graph.version
+
+    def _is_fixed(self, op: tf.Operation, seed: int, second: int) -> bool:
+        """Whether a model has fixed a seed: the graph has not counted it just before."""
+        if self._graph.seed != seed or second not in self._counted:
+            return True
+        return not 0 <= op._id - 2 - self._counted[second] < 16
+
+    # What becomes of an operation.
+
+    def is_shared(self, op: tf.Operation) -> bool:
+        """Whether all towers use one operation: it is fed, or makes a resource."""
+        if op.type == "Placeholder":
+            return True
+        if op.type == "PlaceholderWithDefault":
+            return op.inputs[0].op.type == "Const"
+        is_made = bool(op.outputs) and all(t.dtype == tf.resource for t in op.outputs)
+        is_passed = op.type.startswith(("TensorArray", "Stack"))
+        return is_made and not op.inputs and not is_passed
+
+    def is_once(self, op: tf.Operation) -> bool:
+        """Whether an operation runs for the first tower alone, as a summary does."""
+        return "Summary" in op.type
+
+    def require_copied(self, op: tf.Operation) -> None:
+        """Refuses an operation that cannot be copied.
+
+        Raises:
+            TowerMismatchError: Names the operation, and the way out.
+        """
+        reason = self.reason_against(op)
+        if reason is not None:
+            raise refusal(reason)
+
+    def reason_against(self, op: tf.Operation) -> str | None:
+        """Returns why an operation cannot be copied; None: it can."""
+        if op.type == "EagerPyFunc" and not any(t.dtype.is_floating for t in op.outputs):
+            return None
+        reason = self._reason_against_type(op.type)
+        if reason is not None:
+            return f"{op.name} {reason}"
+        for definition in copied_functions.called(self._graph, op):
+            for node in definition.node_def:
+                reason = self._reason_against_type(node.op)
+                if reason is not None:
+                    return f"{node.name} in {op.name} {reason}"
+        return None
+
+    def _reason_against_type(self, kind: str) -> str | None:
+        if kind not in self._types:
+            self._types[kind] = _reason_against(kind)
+        return self._types[kind]
+
+    def change(self, i: int, op: tf.Operation, node: Any) -> None:
+        """Gives the copy of tower i a seed of its own, and loops of its own."""
+        if "frame_name" in node.attr:
+            node.attr["frame_name"].s = f"tower_{i}/".encode() + node.attr["frame_name"].s
+        if "seed2" in node.attr and "seed" in node.attr:
+            seed, second = node.attr["seed"].i, node.attr["seed2"].i
+            if (seed, second) != (0, 0) and not self._is_fixed(op, seed, second):
+                node.attr["seed2"].i = (second + i * _STEP) % (1 << 31)
+
+
+def _reason_against(kind: str) -> str | None:
+    if kind.startswith(_WRITING):
+        return f"({kind}) writes what all towers share"
+    definition = tfc.op_def_registry.get(kind)
+    if definition is None:
+        return None  # a function of the graph
+    if any(argument.is_ref for argument in definition.input_arg):
+        return f"({kind}) writes to a reference"
+    if not definition.is_stateful or kind.startswith(_COPIED) or "Summary" in kind:
+        return None
+    is_random = {"seed", "seed2"} <= {attr.name for attr in definition.attr}
+    return None if is_random else f"({kind}) holds a state"
+
+
+class _Counted(int):
+    """The number of a graph's next seed, which tells when it is taken."""
+
+    def __new__(cls, value, note):
+        """Makes the number; `note` is called with each one that is taken."""
+        made = super().__new__(cls, value)
+        made.note = note
+        return made
+
+    def __add__(self, other):
+        self.note(int(self))
+        return _Counted(int(self) + other, self.note)

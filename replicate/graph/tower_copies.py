@@ -1,0 +1,294 @@
+"""What later towers would build of what the first one has built, copied when it is asked for.
+
+The model is called once, as the first tower. What a later tower has in place of a tensor of
+the first one is found by a walk back from it: what the towers were given (shards, values
+joined across towers) is each tower's own, what was made before the towers or across them is
+everybody's, and the operations in between are copied, all towers' at once. Nothing is copied
+that nobody asks for: what comes after a value that is the whole batch's is built once.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from replicate.compat import importing
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import copied_functions, copied_state, functions, placement
+
+_COLOCATION = "_class"
+_BESIDE = b"loc:@"
+_READ = "ReadVariableOp"
+
+
+class TowerCopies:
+    """The later towers' copies of what the first tower builds in the current graph.
+
+    Args:
+        devices: The K towers' devices.
+        prefixes: What the K towers' names begin with.
+        resource_of: From a later tower's number and the first one's handle of a variable to
+            the later one's.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str],
+        prefixes: Sequence[str],
+        resource_of: Callable[[int, tf.Tensor], tf.Tensor],
+    ):
+        self._graph = tf1.get_default_graph()
+        self._devices = devices
+        self._prefixes = prefixes
+        self._resource_of = resource_of
+        self._later = range(1, len(devices))
+        self._spans: list[list[int]] = []
+        self._looked_at = self._graph.version
+        self._copies: list[dict] = [{} for _ in devices]
+        self._given: list[dict] = [{} for _ in devices]
+        self._calls: dict[tf.Operation, tuple[int, int]] = {}
+        self._placed: dict[tf.Operation, str] = {}
+        self.state = copied_state.State(self._graph)
+        self._functions = copied_functions.Functions(self._graph, devices, self._placed)
+
+    # What is the first tower's own.
+
+    def device_function(self, op: tf.Operation) -> str:
+        """Notes that an operation has the tower's device, but for what the user named."""
+        self._placed[op] = op.device
+        return op.device
+
+    def begin(self) -> None:
+        """Notes that the first tower runs from now on."""
+        self._spans.append([self._graph.version, -1])
+
+    def end(self) -> None:
+        """Notes that the first tower runs no longer."""
+        self._spans[-1][1] = self._graph.version
+
+    def is_own(self, op: tf.Operation) -> bool:
+        """Whether the first tower has made an operation, by itself."""
+        if op.graph is not self._graph:
+            return False
+        number = op._id - 2  # the graph's version when it was made
+        return any(first <= number and (last < 0 or number < last) for first, last in self._spans)
+
+    def reason_against(self) -> str | None:
+        """Returns why what the first tower has made since cannot be copied; None: it can."""
+        looked_at, self._looked_at = self._looked_at, self._graph.version
+        for op in self._graph.get_operations()[looked_at:]:
+            if self.is_own(op) and not self._is_shared(op):
+                reason = self.state.reason_against(op)
+                if reason is not None:
+                    return reason
+        return None
+
+    # What towers were given.
+
+    def give(self, column: Sequence[tf.Tensor]) -> None:
+        """Takes note of K tensors, one for each tower, made before the towers or across them."""
+        first = column[0].ref()
+        for i in self._later:
+            self._given[i][first] = column[i]
+
+    # What later towers have.
+
+    def operations(self, tower_id: int) -> set[tf.Operation]:
+        """Returns the copies that a later tower has."""
+        return set(self._copies[tower_id].values())
+
+    def has(self, op: tf.Operation) -> bool:
+        """Whether an operation of the first tower has been copied."""
+        return op in self._copies[-1]
+
+    def of(self, wanted: Iterable[Any]) -> list[list]:
+        """Returns what the later towers have in place of the first one's.
+
+        Args:
+            wanted: N tensors and operations of the first tower.
+
+        Returns:
+            K - 1 lists of N. What is not the first tower's own is everybody's.
+
+        Raises:
+            ValueError: If something behind them holds a state of which there is one.
+        """
+        wanted = list(wanted)
+        asked = [w for w in wanted if isinstance(w, tf.Operation) or not self._is_given(w)]
+        self._grow()
+        self._copy(self._needed([getattr(each, "op", each) for each in asked]))
+        return [[self._twin(i, each) for each in wanted] for i in self._later]
+
+    def differs(self, each: Any) -> bool:
+        """Whether later towers have something else in place of the first one's."""
+        if isinstance(each, tf.Tensor):
+            if self._is_given(each):
+                return True
+            if each.op.type == "VarHandleOp":
+                return self._resource_of(1, each) is not each
+            each = each.op
+        return self.is_own(each) and not self._is_shared(each)
+
+    def _is_given(self, tensor: tf.Tensor) -> bool:
+        return tensor.ref() in self._given[-1]
+
+    def _twin(self, i: int, each: Any) -> Any:
+        if isinstance(each, tf.Operation):
+            return self._copies[i].get(each, each)
+        given = self._given[i].get(each.ref())
+        if given is not None:
+            return given
+        if each.op.type == "VarHandleOp":
+            return self._resource_of(i, each)
+        copy = self._copies[i].get(each.op)
+        return each if copy is None else copy.outputs[each.value_index]
+
+    def _is_shared(self, op: tf.Operation) -> bool:
+        """Whether all towers use one operation: a variable, or what is read of it at once."""
+        if op.type == _READ and not op.control_inputs:
+            handle = op.inputs[0]
+            return handle.op.type == "VarHandleOp" and self._resource_of(1, handle) is handle
+        return self.state.is_shared(op)
+
+    def _needed(self, waiting: list[tf.Operation]) -> list[tf.Operation]:
+        """Returns what is to be copied for operations, each once."""
+        copied = self._copies[-1]
+        found: dict[tf.Operation, None] = {}
+        while waiting:
+            op = waiting.pop()
+            if op in found or op in copied or not self.is_own(op) or self._is_shared(op):
+                continue
+            self.state.require_copied(op)
+            found[op] = None
+            waiting.extend(tensor.op for tensor in op.inputs if not self._is_given(tensor))
+            waiting.extend(before for before in op.control_inputs if not self.state.is_once(before))
+        return sorted(found, key=lambda op: op._id)
+
+    # Copying.
+
+    def _copy(self, operations: list[tf.Operation]) -> None:
+        if operations:
+            names = {op: self._name(op) for op in operations}
+            batch = _Batch(names, self._is_given, self.state.is_once)
+            for i in self._later:
+                self._import(i, batch)
+        calls = [op for op in operations if functions.is_call(op)]
+        self._calls.update((op, (len(op.inputs), len(op.outputs))) for op in calls)
+
+    def _name(self, op: tf.Operation) -> str:
+        """Returns what the names of all copies end with: a new name behind each prefix."""
+        name = op.name.removeprefix(self._prefixes[0])
+        used = self._graph._names_in_use
+        while any(f"{prefix}{name}".lower() in used for prefix in self._prefixes[1:]):
+            name += "_copy"
+        return name
+
+    def _import(self, i: int, batch: "_Batch") -> None:
+        """Makes the copies of tower i."""
+        graph_def = tf1.GraphDef()
+        graph_def.versions.CopyFrom(self._graph.graph_def_versions)
+        graph_def.node.extend(batch.nodes)
+        for op, node in zip(batch.operations, graph_def.node, strict=True):
+            node.device = self._device(i, op)
+            self.state.change(i, op, node)
+            for attr in node.attr.values():
+                self._functions.change(i, attr)
+        self._functions.add()
+        made = importing.add(
+            graph_def,
+            self._prefixes[i].removesuffix("/"),
+            {name: self._twin(i, tensor) for name, tensor in batch.inputs.items()},
+            {name: self._twin(i, op) for name, op in batch.waits.items()},
+            [node.name for node in batch.nodes],
+        )
+        self._copies[i].update(zip(batch.operations, made, strict=True))
+
+    def _device(self, i: int, op: tf.Operation) -> str:
+        """Returns the device of tower i's copy: its own, but for what the user named."""
+        for beside in self._beside(op):
+            if beside.type == "VarHandleOp":
+                return self._resource_of(i, beside.outputs[0]).device
+            if beside in self._placed:
+                op = beside
+                break
+        if op not in self._placed:
+            return op.device
+        return placement.merged(self._devices[i], self._placed[op])
+
+    def _beside(self, op: tf.Operation) -> list[tf.Operation]:
+        """Returns the operations on whose device one was put."""
+        try:
+            names = op.get_attr(_COLOCATION)
+        except ValueError:
+            return []
+        names = [name.removeprefix(_BESIDE).decode() for name in names if name.startswith(_BESIDE)]
+        return [self._graph.get_operation_by_name(name) for name in names if name != op.name]
+
+    # NOTE: where TensorFlow derives a branch, a loop or a function, it changes the operation
+    # that calls it in place, so that it gives out what its gradient needs.
+
+    def _grow(self) -> None:
+        """Changes copies as what they are copied from has been changed."""
+        for op, (read, given) in list(self._calls.items()):
+            if len(op.outputs) > given:
+                new = list(op.inputs)[read:]
+                self._copy(self._needed([t.op for t in new if not self._is_given(t)]))
+                for i in self._later:
+                    self._grow_copy(i, op, new, list(op.outputs)[given:])
+                self._calls[op] = (len(op.inputs), len(op.outputs))
+
+    def _grow_copy(self, i: int, op: tf.Operation, read: list, given: list) -> None:
+        copy, node = self._copies[i][op], op.node_def
+        for attr in node.attr.values():
+            self._functions.change(i, attr)
+        self._functions.add()
+        for name, attr in node.attr.items():
+            if name not in (_COLOCATION, "_output_shapes"):
+                copy._set_attr(name, attr)
+        if read:
+            copy._add_while_inputs([self._twin(i, tensor) for tensor in read])
+        copy._add_outputs([t.dtype for t in given], [t.shape for t in given])
+
+
+class _Batch:
+    """Definitions of operations that are copied together, the same for all towers.
+
+    Args:
+        names: The first tower's operations, and the names that all copies end with.
+        is_given: Whether a tensor is read that each tower was given.
+        is_once: Whether an operation runs once, whoever waits for it.
+    """
+
+    def __init__(self, names: dict, is_given: Callable, is_once: Callable):
+        self.operations = list(names)
+        self.inputs: dict[str, tf.Tensor] = {}
+        self.waits: dict[str, tf.Operation] = {}
+        self._is_given = is_given
+        self._is_once = is_once
+        self._names = names
+        self._known: dict = {}
+        self.nodes = [self._node(op) for op in names]
+
+    def _node(self, op: tf.Operation) -> Any:
+        node = op.node_def  # a new one each time
+        node.name = self._names[op]
+        if _COLOCATION in node.attr:
+            del node.attr[_COLOCATION]
+        del node.input[:]
+        node.input.extend(self._read(tensor) for tensor in op.inputs)
+        node.input.extend(self._waited(o) for o in op.control_inputs if not self._is_once(o))
+        return node
+
+    def _read(self, tensor: tf.Tensor) -> str:
+        if tensor.op in self._names and not self._is_given(tensor):
+            return f"{self._names[tensor.op]}:{tensor.value_index}"
+        if tensor.ref() not in self._known:
+            self._known[tensor.ref()] = f"given.{len(self._known)}"
+            self.inputs[self._known[tensor.ref()]] = tensor
+        return self._known[tensor.ref()]
+
+    def _waited(self, op: tf.Operation) -> str:
+        if op in self._names:
+            return f"^{self._names[op]}"
+        if op not in self._known:
+            self._known[op] = f"before.{len(self._known)}"
+            self.waits[self._known[op]] = op
+        return f"^{self._known[op]}"
