@@ -1,5 +1,6 @@
 """What went wrong, as text for the person who ran the command."""
 
+import re
 import traceback
 from pathlib import Path
 
@@ -10,6 +11,14 @@ __all__ = ["explain", "first_lines", "located"]
 _NOT_THE_USERS = ("site-packages", "<frozen")
 _LISTINGS = ("Traceback", "Original stack trace", "Detected at node")
 _MAX_LINES = 3
+_SURROUNDS = (  # what TensorFlow puts around a message
+    re.compile(r"^Graph execution error:\s*"),
+    re.compile(r"^\d+ root error\(s\) found\.\s*"),
+    re.compile(r"^\(0\) [A-Z_]+: "),
+    re.compile(r"^Error in user-defined function passed to \S+ transformation with iterator: "),
+    re.compile(r"^Iterator::\S+: "),
+    re.compile(r"^Name: <unknown>, "),
+)
 
 
 def explain(error: BaseException) -> str:
@@ -32,11 +41,17 @@ def first_lines(error: BaseException) -> str:
         lines = lines[nodes[-1] + 1 :]
     kept = []
     for line in lines:
-        if line.startswith(_LISTINGS):
+        if line.startswith(_LISTINGS) or line.strip().startswith("(1) "):
             break
-        if line.strip() and "[[{{node" not in line:
+        if line.strip() and not line.strip().startswith("[["):
             kept.append(line.strip())
-    return " ".join(kept[:_MAX_LINES])
+    return _without_surrounds(" ".join(kept[:_MAX_LINES]))
+
+
+def _without_surrounds(text: str) -> str:
+    for surround in _SURROUNDS:
+        text = surround.sub("", text)
+    return text
 
 
 def _users_line(error: BaseException) -> str:

@@ -18,7 +18,7 @@ from replicate import errors
 from replicate.app import functions, input_config, tables
 from replicate.compat.tensorflow import tf
 
-__all__ = ["element_of", "input_fn", "is_batched"]
+__all__ = ["element_of", "input_fn", "is_batched", "record_files"]
 
 _STREAM_BUFFER = 10_000  # rows a stream is shuffled over where the config only says true
 _HIDES_ITS_INPUT = ("FlatMap", "Interleave", "GroupBy", "Window")
@@ -45,7 +45,7 @@ def input_fn(
         data = tables.read_npz(source, key)
         return lambda: _finish(_of_arrays(*data, source), source, batched=True)
     if isinstance(source, input_config.Tfrecord):
-        paths = _record_files(source, key)
+        paths = record_files(source, key)
         return lambda: _of_records(source, paths)
     fn = functions.load(source.function, f"{key}.function")
     offered = {"mode": mode, "params": dict(params), "batch_size": source.batch_size}
@@ -105,7 +105,12 @@ def _of_arrays(features: Any, label: Any, source: input_config.Input) -> tf.data
     return indices.map(gather)
 
 
-def _record_files(source: input_config.Tfrecord, key: str) -> list[str]:
+def record_files(source: input_config.Tfrecord, key: str) -> list[str]:
+    """Returns the TFRecord files of an input, patterns made out.
+
+    Raises:
+        RunError: If there is none by a name or pattern.
+    """
     paths = []
     for pattern in source.file:
         is_remote = "://" in pattern

@@ -1,6 +1,7 @@
 """How long work shows where it is: a bar on a terminal, plain lines elsewhere."""
 
 import logging
+import math
 import time
 import warnings
 from collections import deque
@@ -13,7 +14,7 @@ from replicate import errors
 from replicate.app import interrupts
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["Display", "EvaluationHook", "Task", "TrainingHook", "calm_logging"]
+__all__ = ["Display", "EvaluationHook", "LossHook", "Task", "TrainingHook", "calm_logging"]
 
 _MAX_IDLE_RUNS = 1000  # a loss scale that is too high may take some to come down
 _REMEMBERED = 50  # updates over which the speed is taken
@@ -210,6 +211,32 @@ class TrainingHook(tf1.train.SessionRunHook):
     def end(self, session: Any) -> None:
         """See base class."""
         self._task.update(int(session.run(self._step)))
+
+
+class LossHook(tf1.train.SessionRunHook):
+    """Ends a training whose loss is no number, and says at which step.
+
+    It goes to `Estimator.train`, whose hooks run before TensorFlow's own look at the loss.
+
+    Attributes:
+        loss: The reduced loss; whoever builds the model sets it.
+    """
+
+    def __init__(self) -> None:
+        self.loss: tf.Tensor | None = None
+
+    def before_run(self, run_context: Any) -> tf1.train.SessionRunArgs:
+        """See base class."""
+        return tf1.train.SessionRunArgs(self.loss)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """See base class."""
+        if math.isnan(run_values.results):
+            step = run_context.session.run(tf1.train.get_global_step())
+            raise errors.RunError(
+                f"the loss must stay a number, but became NaN at step {step}. Lower the learning "
+                "rate, set clip_global_norm, or look for bad values in train.input."
+            )
 
 
 class EvaluationHook(tf1.train.SessionRunHook):

@@ -1,6 +1,5 @@
 """The commands that run a model: one function each, from a checked config."""
 
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -12,11 +11,10 @@ from replicate.app import (
     estimators,
     exported,
     exports,
-    failures,
-    input_config,
     inputs,
     interrupts,
     progress,
+    reading,
     report,
 )
 from replicate.compat.tensorflow import tf, tf1
@@ -119,7 +117,7 @@ def predict(
         rows = estimators.build(settings, keys=keys).predict(input_fn, predict_keys=keys)
     with display:
         task = display.task("predict", None, every=10_000, unit="rows")
-        with _naming_data(settings, "predict"):
+        with reading.naming(settings, "predict"):
             for count, row in enumerate(rows, start=1):
                 yield row if isinstance(row, dict) else {"prediction": row}
                 task.update(count)
@@ -144,7 +142,7 @@ def verify(settings: config.Config, display: progress.Display) -> verification.V
     with display:
         task = display.task("verify", None, every=1, unit="rounds")
         try:
-            with _naming_data(settings, "train"):
+            with reading.naming(settings, "train"):
                 return verification.verify(
                     described.model_fn,
                     input_fn,
@@ -172,6 +170,7 @@ class _Training:
         self._settings = settings
         self._display = display
         self._stop = stop
+        self._losses = progress.LossHook()
         self._estimator = estimators.build(settings, self._watch)
         self._input = _input(settings, "train")
         self._eval_input = _input(settings, "eval") if settings.eval is not None else None
@@ -188,9 +187,12 @@ class _Training:
         listeners = []
         if self._settings.eval is not None and self._settings.eval.every_steps:
             listeners.append(_Evaluations(self._settings, lambda: self._evaluate(is_final=False)))
-        with _naming_data(self._settings, "train"):
+        with reading.naming(self._settings, "train"):
             self._estimator.train(
-                self._input, max_steps=self._settings.train.steps, saving_listeners=listeners
+                self._input,
+                hooks=[self._losses],
+                max_steps=self._settings.train.steps,
+                saving_listeners=listeners,
             )
         self._task.finish()
         return checkpoints.step_of(self._settings.model_dir) or 0
@@ -223,6 +225,7 @@ class _Training:
                 self._display.say(f"exported {name}: {path}")
 
     def _watch(self, loss: tf.Tensor) -> progress.TrainingHook:
+        self._losses.loss = loss
         return progress.TrainingHook(self._task, loss, self._stop)
 
 
@@ -257,7 +260,7 @@ def _evaluate(
     task = display.task("evaluate", settings.eval.steps, every=1000)
     try:
         hook = progress.EvaluationHook(task, stop)
-        with _naming_data(settings, "eval"):
+        with reading.naming(settings, "eval"):
             found = made.evaluate(input_fn, steps=settings.eval.steps, hooks=[hook])
         if not hook.done:
             raise errors.RunError("eval.input: must have rows, has none. Check its files.")
@@ -286,27 +289,3 @@ def _input(settings: config.Config, section: str) -> Callable[[], tf.data.Datase
     }
     source = getattr(settings, section).input
     return inputs.input_fn(source, f"{section}.input", modes[section], settings.params)
-
-
-@contextlib.contextmanager
-def _naming_data(settings: config.Config, section: str) -> Iterator[None]:
-    """Says which input it was, where reading it fails while a session runs."""
-    try:
-        with checkpoints.naming(settings.model_dir):
-            yield
-    except tf1.train.NanLossDuringTrainingError as e:
-        raise errors.RunError(
-            "the loss must stay a number, but became NaN. Lower the learning rate, set "
-            "clip_global_norm, or look for bad values in train.input."
-        ) from e
-    except tf.errors.OpError as e:
-        is_reading = e.op is not None and e.op.type.startswith("Iterator")
-        if not is_reading and not isinstance(e, tf.errors.DataLossError):
-            raise
-        source = getattr(settings, section).input
-        named = source.function if isinstance(source, input_config.Function) else source.file
-        named = ", ".join(named) if isinstance(named, tuple) else named
-        raise errors.RunError(
-            f"{section}.input: {named}: must be readable as the config says: "
-            f"{failures.first_lines(e)}"
-        ) from e

@@ -201,7 +201,13 @@ def test_an_input_that_ends_early_is_told(folder, capsys):
         ("train", ["eval.input.label=z"], "eval.input: "),
         ("train", ["params.broken=true"], "IndexError: a fault of the user's"),
         ("train", ["train.input=line_model:failing_input"], "row 1 is bad"),
-        ("train", ["optimizer.learning_rate=1e30"], "the loss must stay a number"),
+        # After step 1 w is 1e30 * 15; its square is infinite, its gradient 7.5 * 1.5e31 is not.
+        # After step 2 w is -inf, after step 3 -inf + inf: the loss of step 4 is the first NaN.
+        (
+            "train",
+            ["optimizer.learning_rate=1e30"],
+            "the loss must stay a number, but became NaN at step 4",
+        ),
         ("train", ["devices=[/cpu:99]"], "it has no /device:CPU:99, it has /device:CPU:0"),
         ("train", ["devices={gpu: 77}"], "it has no /device:GPU:0"),
         ("train", ["eval.metric_reductions={big: max}"], "Name one of average/total"),
@@ -230,6 +236,56 @@ def test_a_torn_record_names_the_input(trained, capsys):
     assert run(trained, "evaluate", "--set", source) == 1
     assert "eval.input: " in (shown := capsys.readouterr().err)
     assert "torn.tfrecord: must be readable as the config says" in shown
+
+
+def example(**features):
+    """Returns a tf.train.Example of lists of floats, or of whole numbers."""
+    fields = {}
+    for name, values in features.items():
+        if isinstance(values[0], int):
+            fields[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+        else:
+            fields[name] = tf.train.Feature(float_list=tf.train.FloatList(value=values))
+    return tf.train.Example(features=tf.train.Features(feature=fields)).SerializeToString()
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    ("bad", "fault"),
+    [
+        (example(x=[1.0]), "must have the feature y, which has no default; it has x. Correct"),
+        (
+            example(x=[1.0, 2.0], y=[1.0]),
+            "x must have as many values as its shape [] has, 1, got 2. Correct the record, or "
+            "features.x.",
+        ),
+        (example(x=[1], y=[1.0]), "x must be float32, got int64. Correct"),
+        (b"\xff\xff", "must be a tf.train.Example, is something else"),
+    ],
+)
+def test_a_record_that_does_not_fit_is_named(trained, tmp_path, capsys, command, bad, fault):
+    path = tmp_path / "bad.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for record in (example(x=[1.0], y=[2.0]), bad):
+            writer.write(record)
+    section = "train" if command == "train" else "eval"
+    source = (
+        f"{section}.input={{kind: tfrecord, file: {path}, label: y, batch_size: 2, "
+        "features: {x: {dtype: float32}, y: {dtype: float32}}}"
+    )
+    model_dir = torn(trained, tmp_path, "none", b"")
+    given = ["--set", source, "--set", "train.steps=9"]
+    assert run(trained, command, *given, model_dir=model_dir) == 1
+    assert f"{section}.input: {path}: record 2: {fault}" in capsys.readouterr().err
+
+
+def test_a_fault_in_an_input_function_names_it_without_tensorflows_words(folder, capsys):
+    given = ["--set", "train.input=line_model:failing_input"]
+    assert run(folder, "train", *given, model_dir="failed_input") == 1
+    shown = capsys.readouterr().err
+    assert "train.input: line_model:failing_input: must be readable as the config says: " in shown
+    assert "row 1 is bad" in shown
+    assert "root error" not in shown
 
 
 def torn(trained, tmp_path, pattern, content):
