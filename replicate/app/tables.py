@@ -116,11 +116,23 @@ def _cut(array: np.ndarray, source: input_config.Npz, names: tuple[str, ...], ke
         )
     dtype = next((source.dtypes[name] for name in names if name in source.dtypes), None)
     try:
-        return rows if dtype is None else rows.astype(str if dtype == "string" else dtype)
+        return _converted(rows, dtype)
     except (ValueError, TypeError) as e:
         raise errors.RunError(
-            f"{key}.dtypes: {names[0]} cannot be converted to {dtype}: {e}. Correct dtypes."
+            f"{key}.dtypes: {source.file}: {names[0]} cannot be converted to {dtype or 'tensors'}: "
+            f"{e}. Correct dtypes, or the file."
         ) from e
+
+
+def _converted(rows: np.ndarray, dtype: str | None) -> np.ndarray:
+    """Returns rows of a dtype, None: their own; text as UTF-8, as TensorFlow has it."""
+    if dtype == "string" and rows.dtype.kind != "S":
+        rows = rows.astype(str)
+    elif dtype not in (None, "string"):
+        rows = rows.astype(dtype)
+    if rows.dtype.kind not in "biufcSU":
+        raise TypeError(f"it holds {rows.dtype}, neither numbers nor text")
+    return np.char.encode(rows, "utf-8") if rows.dtype.kind == "U" else rows
 
 
 def _missing(path: str, key: str) -> errors.RunError:

@@ -134,6 +134,20 @@ def test_npz_rows_are_cut_and_converted(archive):
     assert (label.tolist(), label.dtype) == ([4, 5], np.int32)
 
 
+def test_npz_text_of_any_language_is_utf8(tmp_path):
+    path = tmp_path / "t.npz"
+    np.savez(path, word=np.array(["größe", "λ", ""]), raw=np.array(["λ".encode(), b"\xff", b"c"]))
+    features, _ = npz(str(path), dtypes={"raw": "string"})
+    assert features["word"].tolist() == ["größe".encode(), "λ".encode(), b""]
+    assert features["raw"].tolist() == ["λ".encode(), b"\xff", b"c"]
+    np.savez(path, word=np.array(["a", "\ud800"]))  # half of a character
+    with pytest.raises(errors.RunError, match=r"eval.input.dtypes: .*t.npz: word cannot be conv"):
+        npz(str(path))
+    np.savez(path, day=np.array(["2026-01-01"], dtype="datetime64[D]"))
+    with pytest.raises(errors.RunError, match=r"day cannot be converted to tensors: it holds date"):
+        npz(str(path))
+
+
 @pytest.mark.parametrize(
     ("keys", "fault"),
     [
