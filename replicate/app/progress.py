@@ -1,5 +1,6 @@
 """How long work shows where it is: a bar on a terminal, plain lines elsewhere."""
 
+import contextlib
 import logging
 import math
 import time
@@ -9,14 +10,16 @@ from typing import Any
 
 from rich import console as rich_console
 from rich import progress as rich_progress
+from rich import text as rich_text
 
 from replicate import errors
-from replicate.app import interrupts
+from replicate.app import interrupts, screen
 from replicate.compat.tensorflow import tf, tf1
 
 __all__ = ["Display", "EvaluationHook", "LossHook", "Task", "TrainingHook", "calm_logging"]
 
 _MAX_IDLE_RUNS = 1000  # a loss scale that is too high may take some to come down
+_NO_NEWS = ("is deprecated and will be removed", "It seems that global step")
 _REMEMBERED = 50  # updates over which the speed is taken
 
 
@@ -31,23 +34,36 @@ class Display:
     def __init__(self, quiet: bool = False, console: rich_console.Console | None = None):
         self.quiet = quiet
         self._console = console or rich_console.Console(stderr=True, highlight=False)
+        self._is_own = console is None
         self._bars: rich_progress.Progress | None = None
+        self._leave = contextlib.ExitStack()
 
     def __enter__(self) -> "Display":
-        if not self.quiet and self._console.is_terminal:
-            self._bars = rich_progress.Progress(
-                rich_progress.TextColumn("{task.description}"),
-                rich_progress.BarColumn(),
-                rich_progress.TextColumn("{task.fields[count]}  {task.fields[note]}"),
-                console=self._console,
-            )
-            self._bars.start()
+        if self.quiet or not self._console.is_terminal:
+            return self
+        numbers = screen.terminals() if self._is_own else []
+        if 2 in numbers:
+            self._leave.callback(setattr, self, "_console", self._console)
+            capture = self._leave.enter_context(screen.Capture(numbers, self._show_line))
+            self._console = rich_console.Console(file=capture.terminal, highlight=False)
+        self._bars = rich_progress.Progress(
+            rich_progress.TextColumn("{task.description}"),
+            rich_progress.BarColumn(bar_width=None),
+            rich_progress.TextColumn("{task.fields[count]}  {task.fields[note]}"),
+            console=self._console,
+            expand=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._leave.enter_context(self._bars)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
+        self._leave.close()
+        self._bars = None
+
+    def _show_line(self, line: str) -> None:
+        self._console.print(rich_text.Text.from_ansi(line), soft_wrap=True)
 
     def say(self, text: str) -> None:
         """Shows a remark, above the bars."""
@@ -147,7 +163,11 @@ class Task:
 
 
 def calm_logging(quiet: bool) -> None:
-    """Keeps TensorFlow's notes on its old API off the screen; with quiet, its warnings too."""
+    """Keeps TensorFlow's notes on its old API off the screen; with quiet, its warnings too.
+
+    Nor does it tell of a global step that stood still: it reads that while the step is being
+    made, and `TrainingHook` knows better.
+    """
     logger = tf.get_logger()
     logger.addFilter(_is_news)
     warnings.filterwarnings("ignore", r"`tf\.layers\.\w+` is deprecated", UserWarning)
@@ -156,7 +176,8 @@ def calm_logging(quiet: bool) -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    return "is deprecated and will be removed" not in record.getMessage()
+    text = record.getMessage()
+    return not any(words in text for words in _NO_NEWS)
 
 
 def _clock(seconds: float) -> str:
