@@ -13,6 +13,7 @@ from replicate.app import (
     exports,
     inputs,
     interrupts,
+    locks,
     progress,
     reading,
     report,
@@ -46,8 +47,14 @@ def train(settings: config.Config, display: progress.Display) -> Trained:
 
     Raises:
         Interrupted: If a signal came; a checkpoint is saved.
+        RunError: If another process trains in the same directory.
     """
     directories.make(settings.model_dir, "model_dir")
+    with locks.training(settings.model_dir):
+        return _train(settings, display)
+
+
+def _train(settings: config.Config, display: progress.Display) -> Trained:
     start = checkpoints.step_of(settings.model_dir) or 0
     is_trained = start >= settings.train.steps
     if is_trained and _is_over(settings, start):

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -136,6 +137,25 @@ def test_a_terminated_training_saves_and_a_second_signal_does_not_wait(folder):
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
+
+
+def test_two_trainings_do_not_share_a_directory(folder):
+    with training(folder) as first:
+        wait_for(lambda: saved_step(folder) >= 20, first)
+        with training(folder) as second:
+            text = second.communicate(timeout=PATIENCE)[1]
+        assert second.returncode == 1
+        host = socket.gethostname()
+        assert "model_dir: out must have one training at a time; process" in text
+        assert f"process {first.pid} on {host}, since 20" in text
+        with training(folder, "--model-dir", "elsewhere", "--set", "train.steps=1") as third:
+            third.communicate(timeout=PATIENCE)
+        assert third.returncode == 0
+        first.kill()  # the lock dies with its process
+        first.wait()
+    with training(folder, "--set", "train.steps=1") as fourth:
+        text = fourth.communicate(timeout=PATIENCE)[1]
+    assert fourth.returncode == 0, text
 
 
 def read_until(process, words):
