@@ -8,7 +8,9 @@ from replicate import devices, errors, estimator, model_fn
 from replicate.app import checkpoints, config, failures, functions, metrics, optimizers, predictions
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["Described", "build", "describe"]
+__all__ = ["Described", "build", "describe", "towers_of"]
+
+_MAX_LISTED = 4  # devices
 
 
 def build(
@@ -71,6 +73,24 @@ def describe(settings: config.Config) -> Described:
         dict(settings.params),
         _run_config(settings),
     )
+
+
+def towers_of(settings: config.Config) -> str:
+    """Returns how many towers there are, where, and who keeps the variables, for people.
+
+    Raises:
+        DeviceError: If this machine lacks a device.
+    """
+    names = devices.resolve(_devices(settings.devices), warn_of_missing=False)
+    if settings.strategy == "one_device":
+        names = names[:1]
+    shown = [name.replace("/device:", "") for name in names]
+    if len(shown) > _MAX_LISTED:
+        shown = [*shown[:2], "...", shown[-1]]
+    if len(names) == 1:
+        return f"1 tower on {shown[0]}"
+    strategy = settings.strategy or "parameter_server"
+    return f"{len(names)} towers on {', '.join(shown)} ({strategy})"
 
 
 def _options(settings: config.Config) -> dict[str, Any]:

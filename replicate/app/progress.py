@@ -16,7 +16,7 @@ from replicate import errors
 from replicate.app import interrupts, screen
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["Display", "EvaluationHook", "LossHook", "Task", "TrainingHook", "calm_logging"]
+__all__ = ["Display", "EvaluationHook", "LossHook", "Task", "TrainingHook", "calm_logging", "clock"]
 
 _MAX_IDLE_RUNS = 1000  # a loss scale that is too high may take some to come down
 _NO_NEWS = ("is deprecated and will be removed", "It seems that global step")
@@ -158,7 +158,7 @@ class Task:
             speed = (last - first) / max(last_time - first_time, 1e-9)
             parts.append(f"{speed:.1f} {self._unit}/s")
             if self._total is not None and speed > 0:
-                parts.append(f"{_clock((self._total - done) / speed)} left")
+                parts.append(f"{clock((self._total - done) / speed)} left")
         return "  ".join(parts)
 
 
@@ -180,7 +180,8 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not any(words in text for words in _NO_NEWS)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Returns a time as 0:07, 12:30 or 3:00:00."""
     minutes, rest = divmod(max(int(seconds), 0), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

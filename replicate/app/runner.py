@@ -1,5 +1,6 @@
 """The commands that run a model: one function each, from a checked config."""
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -60,11 +61,9 @@ def _train(settings: config.Config, display: progress.Display) -> Trained:
     if is_trained and _is_over(settings, start):
         display.say(f"{settings.model_dir} is at step {start} already; nothing left to do.")
         return Trained(start, False, None, None)
-    if is_trained:
-        display.say(f"{settings.model_dir} is at step {start} already; doing what follows it.")
-    elif start:
-        display.say(f"continuing from step {start} in {settings.model_dir}")
-    found, path, is_over = None, None, False
+    display.say(f"{settings.name}: {estimators.towers_of(settings)}")
+    display.say(_start_text(settings, start))
+    found, path, is_over, began = None, None, False, time.monotonic()
     with interrupts.StopRequest() as stop, display:
         run = _Training(settings, display, stop, start)
         try:
@@ -81,7 +80,18 @@ def _train(settings: config.Config, display: progress.Display) -> Trained:
         raise interrupts.Interrupted(_stopped_text(settings, step))
     if step < settings.train.steps:
         display.say(f"train.input came to its end at step {step} of {settings.train.steps}.")
+    took = progress.clock(time.monotonic() - began)
+    display.say(f"done at step {step} in {took}; checkpoints and summaries: {settings.model_dir}")
     return Trained(step, True, found, path)
+
+
+def _start_text(settings: config.Config, start: int) -> str:
+    end = settings.train.steps
+    if start >= end:
+        return f"{settings.model_dir} is at step {start} already; doing what follows it."
+    if start:
+        return f"continuing from step {start} in {settings.model_dir}, to step {end}"
+    return f"training from step 0 to {end}, in {settings.model_dir}"
 
 
 def _is_over(settings: config.Config, step: int) -> bool:
@@ -97,6 +107,11 @@ def evaluate(settings: config.Config, display: progress.Display) -> dict[str, An
         Metrics by name, with `loss` and `global_step`.
     """
     checkpoints.require(settings.model_dir)
+    step = checkpoints.step_of(settings.model_dir)
+    display.say(
+        f"{settings.name}: evaluating {settings.model_dir} at step {step}, "
+        f"{estimators.towers_of(settings)}"
+    )
     made = estimators.build(settings)
     input_fn = _input(settings, "eval")
     with display:

@@ -1,6 +1,7 @@
 """The commands on a model small enough to know the answers by hand."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -116,6 +117,21 @@ def test_a_finished_training_does_nothing_more(trained, capsys):
     assert run(trained, "train") == 0
     assert "is at step 4 already; nothing left to do" in capsys.readouterr().err
     assert sorted(path.name for path in (trained / "trained").iterdir()) == before
+
+
+def test_a_training_says_what_runs_and_what_it_came_to(folder, capsys):
+    assert run(folder, "train", "--set", "train.save_checkpoints_steps=3", model_dir="told") == 0
+    shown = capsys.readouterr()
+    first, second, *_, last = shown.err.splitlines()
+    assert first == "line: 2 towers on CPU:0, CPU:1 (parameter_server)"
+    assert second == f"training from step 0 to 4, in {folder / 'told'}"
+    assert re.fullmatch(r"done at step 4 in 0:\d\d; checkpoints and summaries: .*told", last)
+    assert "line at step 4" in shown.out
+    alone = ["--set", "devices=[/cpu:1]", "--set", "train.steps=5", "--set", "eval=null"]
+    assert run(folder, "train", *alone, model_dir="told") == 0
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == "line: 1 tower on CPU:1"
+    assert shown[1] == f"continuing from step 4 in {folder / 'told'}, to step 5"
 
 
 def test_a_training_that_was_killed_before_its_end_makes_up_for_it(folder, capsys):
