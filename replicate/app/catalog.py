@@ -11,6 +11,7 @@ __all__ = [
     "DTYPES",
     "METRIC_REDUCTIONS",
     "OPTIMIZERS",
+    "OTHER_NAMES",
     "OUTPUT_ENDINGS",
     "REQUIRED",
     "SCHEDULES",
@@ -118,3 +119,44 @@ DTYPES: Final = (
 METRIC_REDUCTIONS: Final = ("sum", "mean", "max", "min", "first")
 
 OUTPUT_ENDINGS: Final = (".jsonl", ".json", ".csv", ".npz")
+
+# What others call it, in small letters -> what it may be here.
+OTHER_NAMES: Final = MappingProxyType(
+    {
+        "path": ("file",),
+        "paths": ("file",),
+        "files": ("file",),
+        "filename": ("file",),
+        "type": ("kind", "dtype"),
+        "format": ("kind",),
+        "batch": ("batch_size",),
+        "lr": ("learning_rate",),
+        "rate": ("learning_rate",),
+        "max_steps": ("steps",),
+        "target": ("label",),
+        "labels": ("label",),
+        "sep": ("delimiter",),
+        "separator": ("delimiter",),
+        "model": ("model_fn",),
+        "sgd": ("GradientDescent",),
+        "gradient_descent": ("GradientDescent",),
+        "nesterov": ("Momentum", "use_nesterov"),
+        "int": ("int32", "int64"),
+        "integer": ("int32", "int64"),
+        "long": ("int64",),
+        "float": ("float32", "float64"),
+        "number": ("float32", "float64"),
+        "double": ("float64", "float32"),
+        "half": ("float16",),
+        "str": ("string",),
+        "text": ("string",),
+        "bytes": ("string",),
+        "object": ("string",),
+        "boolean": ("bool",),
+        "gzip": ("GZIP",),
+        "gz": ("GZIP",),
+        "ps": ("parameter_server",),
+        "avg": ("mean",),
+        "average": ("mean",),
+    }
+)

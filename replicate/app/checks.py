@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from replicate.app import documents
+from replicate.app import catalog, documents
 
 __all__ = [
     "Reader",
@@ -86,7 +86,14 @@ class Reader:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Returns the known word most like this one, or None where none is like it."""
+    """Returns the known word most like this one, or meant by it; None where none is.
+
+    Where several may be meant: `int32 or int64`.
+    """
+    known = list(known)
+    meant = [name for name in catalog.OTHER_NAMES.get(word.lower(), ()) if name in known]
+    if meant and word not in known:
+        return " or ".join(meant)
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
@@ -99,16 +106,17 @@ def key(check: Check, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"check": check})
 
 
-def section(cls: type) -> Check:
+def section(cls: type, rule: str = "a mapping of keys to values") -> Check:
     """Returns a check that reads a mapping into a dataclass of `key` fields.
 
-    A method `faults(self)` of the class may yield `(key, rule)` for rules between keys.
+    The rule is told where there is no mapping. A method `faults(self)` of the class may yield
+    `(key, rule)` for rules between keys.
     """
     fields = {f.name: f for f in dataclasses.fields(cls) if "check" in f.metadata}
 
     def read(reader: Reader, path: KeyPath, value: Any) -> Any:
         if not isinstance(value, dict):
-            reader.expected(path, "a mapping of keys to values", value)
+            reader.expected(path, rule, value)
             return None
         before = len(reader.faults)
         for name in value:
@@ -125,8 +133,8 @@ def section(cls: type) -> Check:
         if len(reader.faults) > before:
             return None
         result = cls(**made)
-        for name, rule in getattr(result, "faults", tuple)():
-            reader.fault((*path, name), rule)
+        for name, broken in getattr(result, "faults", tuple)():
+            reader.fault((*path, name), broken)
         return result
 
     return read
@@ -257,12 +265,12 @@ def listing(check: Check, minimum: int = 0) -> Check:
     return read
 
 
-def mapping(check: Check, minimum: int = 0) -> Check:
+def mapping(check: Check, minimum: int = 0, rule: str = "a mapping of keys to values") -> Check:
     """Returns a check for a mapping, each of whose values passes `check`."""
 
     def read(reader: Reader, path: KeyPath, value: Any) -> Any:
         if not isinstance(value, dict):
-            reader.expected(path, "a mapping of keys to values", value)
+            reader.expected(path, rule, value)
             return None
         if len(value) < minimum:
             reader.expected(path, f"a mapping of at least {minimum} keys", value)

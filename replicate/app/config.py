@@ -175,7 +175,8 @@ def _arguments(reader, path, value, table, kind):
             check = _argument_check(argument, default)
             arguments[argument] = check(reader, (*path, argument), value[argument])
         elif default is catalog.REQUIRED:
-            reader.fault(path, f"{kind} {name} needs the key {argument}. Add it.")
+            example = f"{{name: {name}, {argument}: ...}}"
+            reader.fault(path, f"{kind} {name} needs the key {argument}. Add it: {example}")
         else:
             arguments[argument] = default
     return (name, arguments) if len(reader.faults) == before else None
@@ -196,9 +197,17 @@ def _argument_check(argument: str, default: Any) -> checks.Check:
 
 
 def _optimizer(reader: checks.Reader, path: checks.KeyPath, value: Any) -> Any:
-    """Takes a function's name, or `name` and arguments of an optimizer."""
-    if not isinstance(value, dict):
+    """Takes a function's name, an optimizer's name, or its `name` and arguments."""
+    if isinstance(value, str) and ":" in value:
         return checks.function(reader, path, value)
+    if isinstance(value, str) and value in catalog.OPTIMIZERS:
+        value = {"name": value}
+    if not isinstance(value, dict):
+        near = checks.nearest(str(value), catalog.OPTIMIZERS)
+        then = f"Did you mean {{name: {near}, ...}}?" if near else ""
+        rule = "{name: Adam, ...}, or a function's name as package.module:function"
+        reader.expected(path, rule, value, then)
+        return None
     rate = value.get("learning_rate")
     schedule = None
     if isinstance(rate, dict):
@@ -227,9 +236,11 @@ def _schedule(reader: checks.Reader, path: checks.KeyPath, value: dict[str, Any]
 
 
 def _devices(reader: checks.Reader, path: checks.KeyPath, value: Any) -> Any:
-    """Takes auto, a list of devices, {gpu: n} or {cpu: n}."""
+    """Takes auto, a list of devices, how many, {gpu: n} or {cpu: n}."""
     if value == "auto":
         return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return checks.whole(1)(reader, path, value)
     if isinstance(value, list):
         names = checks.listing(checks.device_name, 1)(reader, path, value)
         known = [checks.device_id(name) for name in value]
@@ -239,7 +250,7 @@ def _devices(reader: checks.Reader, path: checks.KeyPath, value: Any) -> Any:
         return names
     if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("gpu", "cpu"):
         return checks.mapping(checks.whole(1))(reader, path, value)
-    reader.expected(path, "auto, a list of devices, {gpu: n} or {cpu: n}", value)
+    reader.expected(path, "auto, a list of devices, how many, {gpu: n} or {cpu: n}", value)
     return None
 
 
@@ -261,7 +272,8 @@ class Config:
         optimizer: By name with arguments, or a function that returns one; null: the
             model_fn's own train_op is used.
         params: What model_fn gets as `params`.
-        devices: auto, a list of names, {gpu: n}, or {cpu: n} for n logical CPU devices.
+        devices: auto, a list of names, how many (GPUs, or CPU devices where there is no GPU),
+            {gpu: n}, or {cpu: n} for n logical CPU devices.
         strategy: Where variables live and how they are updated; null: parameter_server.
         loss_reduction: sum or mean, whatever the model says; null: as the model reduces its rows.
         accumulate_steps: Batches whose gradients are added before an update.
@@ -283,7 +295,7 @@ class Config:
     model_fn: str = checks.key(checks.function)
     optimizer: Optimizer | str | None = checks.key(checks.optional(_optimizer), None)
     params: dict[str, Any] = checks.key(checks.mapping(checks.anything), dict)
-    devices: str | tuple[str, ...] | dict[str, int] = checks.key(_devices, "auto")
+    devices: str | int | tuple[str, ...] | dict[str, int] = checks.key(_devices, "auto")
     strategy: str | None = checks.key(checks.optional(checks.one_of(*catalog.STRATEGIES)), None)
     loss_reduction: str | None = checks.key(checks.optional(checks.one_of("sum", "mean")), None)
     accumulate_steps: int = checks.key(checks.whole(1), 1)

@@ -144,7 +144,7 @@ def _naming_labels(labels: Any, mode: str) -> Iterator[None]:
         ) from e
 
 
-def _devices(wanted: str | tuple[str, ...] | Mapping[str, int]) -> list[str] | None:
+def _devices(wanted: str | int | tuple[str, ...] | Mapping[str, int]) -> list[str] | None:
     """Returns canonical names of devices that exist; None where TensorFlow is to choose.
 
     Raises:
@@ -152,6 +152,14 @@ def _devices(wanted: str | tuple[str, ...] | Mapping[str, int]) -> list[str] | N
     """
     if wanted == "auto":
         return None
+    if isinstance(wanted, int):
+        have = devices.local_devices("GPU") or devices.local_devices("CPU")
+        if wanted > len(have):
+            raise errors.DeviceError(
+                f"devices: must be at most as many as this machine has, got {wanted}; it has "
+                f"{', '.join(have)}. Use devices: {{cpu: {wanted}}} for logical CPU devices."
+            )
+        return list(have[:wanted])
     if isinstance(wanted, Mapping):
         if "cpu" in wanted:
             return list(devices.make_logical_cpus(wanted["cpu"]))

@@ -121,7 +121,14 @@ class Export:
     after_training: bool = checks.key(checks.boolean, True)
     exporters: tuple[Exporter, ...] = checks.key(checks.listing(checks.one_kind(_EXPORTERS)), ())
     inputs: dict[str, ServingInput] | None = checks.key(
-        checks.optional(checks.mapping(checks.section(ServingInput), 1)), None
+        checks.optional(
+            checks.mapping(
+                checks.section(ServingInput, "a mapping such as {dtype: float32, shape: [8]}"),
+                1,
+                "a mapping of features to what is fed, as {age: {dtype: float32}}",
+            )
+        ),
+        None,
     )
 
     def faults(self):

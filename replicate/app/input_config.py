@@ -78,7 +78,11 @@ class Csv(Input):
 
     KIND: ClassVar[str] = "csv"
     file: tuple[str, ...] = checks.key(_FILES)
-    columns: dict[str, str] = checks.key(checks.mapping(checks.one_of(*catalog.DTYPES), 1))
+    columns: dict[str, str] = checks.key(
+        checks.mapping(
+            checks.one_of(*catalog.DTYPES), 1, "a mapping of columns to dtypes, as {age: float32}"
+        )
+    )
     label: str | None = checks.key(checks.optional(checks.text), None)
     defaults: dict[str, Any] = checks.key(checks.mapping(checks.anything), dict)
     header: bool = checks.key(checks.boolean, True)
@@ -161,7 +165,13 @@ class Tfrecord(Input):
 
     KIND: ClassVar[str] = "tfrecord"
     file: tuple[str, ...] = checks.key(_FILES)
-    features: dict[str, Feature] = checks.key(checks.mapping(checks.section(Feature), 1))
+    features: dict[str, Feature] = checks.key(
+        checks.mapping(
+            checks.section(Feature, "a mapping that says how it is read, as {dtype: float32}"),
+            1,
+            "a mapping of features to how they are read, as {age: {dtype: float32}}",
+        )
+    )
     label: str | None = checks.key(checks.optional(checks.text), None)
     compression: str = checks.key(checks.one_of("none", "GZIP", "ZLIB"), "none")
 

@@ -90,7 +90,29 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("optimizer={name: Adam, beta3: 1}", "optimizer.beta3: is no key that is known here"),
         ("optimizer={name: Adam, learning_rate: fast}", "must be a number of at least 0"),
         ("optimizer={learning_rate: 1}", "the key name is required"),
-        ("optimizer=Adam", "optimizer: must be a function's name"),
+        ("optimizer=Adamm", "or a function's name as package.module:function, got 'Adamm'. Did y"),
+        ("optimizer=sgd", "Did you mean {name: GradientDescent, ...}?"),
+        ("optimizer=Adagrad", "Adagrad needs the key learning_rate. Add it: {name: Adagrad, learn"),
+        ("optimizer={name: SGD, learning_rate: 1}", "got 'SGD'. Did you mean GradientDescent?"),
+        ("optimizer={name: Adam, lr: 1}", "Did you mean learning_rate?"),
+        ("train.input={kind: npz, file: x, path: y}", "Did you mean file?"),
+        ("train.input={kind: csv, file: x, columns: [age]}", "columns to dtypes, as {age: float"),
+        ("train.input={kind: csv, file: x, columns: {a: int}}", "Did you mean int32 or int64?"),
+        ("train.input={kind: csv, file: x, columns: {a: double}}", "Did you mean float64 or"),
+        (
+            "train.input={kind: tfrecord, file: x, features: {a: {dtype: double}}}",
+            "got 'double'. Did you mean float32?",
+        ),
+        (
+            "train.input={kind: tfrecord, file: x, features: {a: float32}}",
+            "features.a: must be a mapping that says how it is read, as {dtype: float32}, got 'fl",
+        ),
+        (
+            "train.input={kind: tfrecord, file: x, features: [a]}",
+            "features: must be a mapping of features to how they are read, as {age: {dtype: float",
+        ),
+        ("devices=0", "devices: must be a whole number of at least 1"),
+        ("devices=true", "devices: must be auto, a list of devices, how many"),
         ("optimizer={name: Adam, learning_rate: {name: cosine}}", "Did you mean cosine_decay?"),
         (
             "optimizer={name: Adam, learning_rate: {name: cosine_decay, learning_rate: 1}}",
@@ -209,6 +231,18 @@ def test_what_python_itself_would_refuse_is_named_by_its_line(tmp_path, line, fa
     assert found.startswith(f"c.yaml:4: {fault}")
 
 
+def test_an_optimizer_without_needs_may_be_a_bare_name(tmp_path):
+    read = load(tmp_path, SMALL, "optimizer=Adam")
+    assert read == load(tmp_path, SMALL, "optimizer={name: Adam}")
+    assert read.optimizer.arguments["learning_rate"] == 0.001
+
+
+def test_devices_may_be_a_number(tmp_path):
+    read = load(tmp_path, SMALL, "devices=2")
+    assert read.devices == 2
+    assert load(tmp_path, config.to_yaml(read)) == read
+
+
 def test_checkpoints_go_by_steps_or_by_seconds(tmp_path):
     faults = faults_of(
         tmp_path, SMALL, "train.save_checkpoints_steps=1", "train.save_checkpoints_secs=1"
@@ -260,7 +294,7 @@ configs = st.fixed_dictionaries(
     {
         "model_fn": st.just("a.b:c"),
         "params": st.dictionaries(st.text(min_size=1, max_size=5), plain_values, max_size=4),
-        "devices": st.sampled_from(["auto", ["/gpu:0", "CPU:1"], {"gpu": 4}, {"cpu": 2}]),
+        "devices": st.sampled_from(["auto", ["/gpu:0", "CPU:1"], {"gpu": 4}, {"cpu": 2}, 3]),
         "loss_reduction": st.sampled_from([None, "sum", "mean"]),
         "strategy": st.sampled_from([None, *catalog.STRATEGIES]),
         "accumulate_steps": st.integers(1, 9),

@@ -225,6 +225,7 @@ def test_an_input_that_ends_early_is_told(folder, capsys):
             "the loss must stay a number, but became NaN at step 4",
         ),
         ("train", ["devices=[/cpu:99]"], "it has no /device:CPU:99, it has /device:CPU:0"),
+        ("train", ["devices=99"], "must be at most as many as this machine has, got 99; it has"),
         ("train", ["devices={gpu: 77}"], "it has no /device:GPU:0"),
         ("train", ["eval.metric_reductions={big: max}"], "Name one of average/total"),
     ],
