@@ -66,12 +66,12 @@ class Reader:
     def __init__(self, document: documents.Document, folder: Path):
         self._document = document
         self.folder = folder
-        self.faults: list[str] = []
+        self.faults: list[tuple[str, str]] = []  # place and text
 
     def fault(self, path: KeyPath, rule: str) -> None:
         """Notes that a rule is broken at `path`; one line of text."""
         key_text = f"{documents.dotted(path)}: " if path else ""
-        self.faults.append(f"{self._document.place(path)}: {key_text}{rule}")
+        self.faults.append((self._document.place(path), f"{key_text}{rule}"))
 
     def expected(self, path: KeyPath, rule: str, value: Any, then: str = "") -> None:
         """Notes that a value is not what the rule says; returns None for the caller."""

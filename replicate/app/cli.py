@@ -137,7 +137,7 @@ def _start(
     for path in options.configs:
         try:
             settings = config.load(path, options.assignments, options.model_dir)
-            _need_section(settings, path, name)
+            _need_section(settings, path, name, options.assignments)
             options.settings.append(settings)
         except errors.ConfigError as e:
             faults.append(str(e))
@@ -150,12 +150,16 @@ def _start(
         return run(options)
 
 
-def _need_section(settings: config.Config, path: str, command: str) -> None:
+def _need_section(
+    settings: config.Config, path: str, command: str, assignments: Sequence[str]
+) -> None:
     needed = {"train": "train", "verify": "train", "evaluate": "eval", "predict": "predict"}
     section = needed.get(command)
     if section is not None and getattr(settings, section) is None:
+        took = [text for text in assignments if text.partition("=")[0].strip() == section]
+        place = f"--set {took[-1]}" if took else f"{path}:1"
         raise errors.ConfigError(
-            f"{path}:1: {section}: this section is required for `replicate {command}`. Add it."
+            f"{place}: {section}: this section is required for `replicate {command}`. Add it."
         )
 
 

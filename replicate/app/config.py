@@ -6,7 +6,7 @@ Every key is a field of a dataclass below, with its check and its default beside
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +321,7 @@ class Config:
                 yield "export", f"must have no {kind} exporter without an eval section. Add one."
 
 
-def load(path: str, assignments: Iterable[str] = (), model_dir: str | None = None) -> Config:
+def load(path: str, assignments: Sequence[str] = (), model_dir: str | None = None) -> Config:
     """Reads a config file.
 
     Args:
@@ -332,6 +332,16 @@ def load(path: str, assignments: Iterable[str] = (), model_dir: str | None = Non
     Raises:
         ConfigError: If anything is wrong; one line for each fault, with file, line and key.
     """
+    made, faults = _checked(path, assignments, model_dir)
+    if faults:
+        raise errors.ConfigError("\n".join(_blamed(faults, path, assignments)))
+    return dataclasses.replace(made, folder=str(Path(path).absolute().parent))
+
+
+def _checked(
+    path: str, assignments: Sequence[str], model_dir: str | None
+) -> tuple[Config | None, list[tuple[str, str]]]:
+    """Reads and checks; returns the config, and for each fault its place and its text."""
     document = documents.read(path)
     documents.override(document, assignments)
     if model_dir is not None:
@@ -339,13 +349,24 @@ def load(path: str, assignments: Iterable[str] = (), model_dir: str | None = Non
         document.places[("model_dir",)] = "--model-dir"
     name = document.data.setdefault("name", Path(path).stem)
     document.data.setdefault("model_dir", os.path.join("runs", str(name)))
-    folder = Path(path).absolute().parent
-    reader = checks.Reader(document, folder)
+    reader = checks.Reader(document, Path(path).absolute().parent)
     made = checks.section(Config)(reader, (), document.data)
-    faults = document.faults + reader.faults
-    if faults:
-        raise errors.ConfigError("\n".join(faults))
-    return dataclasses.replace(made, folder=str(folder))
+    return made, [("", fault) for fault in document.faults] + reader.faults
+
+
+def _blamed(faults: list[tuple[str, str]], path: str, assignments: Sequence[str]) -> Iterator[str]:
+    """Yields faults as lines; one that came with an assignment has that for its place.
+
+    A key that `--set` makes wanted stands in no line of the file.
+    """
+    texts = [{text for _, text in faults}]
+    for count in reversed(range(len(assignments))):
+        texts.insert(0, {text for _, text in _checked(path, assignments[:count], None)[1]})
+    for place, text in faults:
+        came = [i for i in range(len(assignments)) if text not in texts[i] and text in texts[i + 1]]
+        if came and not place.startswith("--"):
+            place = f"--set {assignments[came[-1]]}"
+        yield f"{place}: {text}" if place else text
 
 
 def to_yaml(config: Config) -> str:

@@ -25,10 +25,10 @@ DIGITS = str(TOP / "configs" / "digits.yaml")
         (["train", "none.yaml"], "none.yaml: a config file must exist"),
         (["train", DIGITS, "--set", "train.steps"], "must be key=value"),
         (["train", DIGITS, "--set", "train.stepz=3"], "Did you mean steps?"),
-        (["train", DIGITS, "--set", "train=null"], "train: this section is required"),
+        (["train", DIGITS, "--set", "train=null"], "--set train=null: train: this section"),
         (
             ["evaluate", DIGITS, "--set", "eval=null", "--set", "export=null"],
-            "eval: this section is required",
+            "--set eval=null: eval: this section is required",
         ),
         (["check", "none.yaml", "none_either.yaml"], "none_either.yaml: a config file must exist"),
     ],

@@ -231,6 +231,27 @@ def test_what_python_itself_would_refuse_is_named_by_its_line(tmp_path, line, fa
     assert found.startswith(f"c.yaml:4: {fault}")
 
 
+@pytest.mark.parametrize(
+    ("assignments", "fault"),
+    [
+        (["seed=1", "optimizer.name=Momentum"], "1: optimizer: the optimizer Momentum needs the"),
+        (["train.input.kind=csv", "seed=1"], "0: train.input: the key columns is required here"),
+        (["optimizer=null", "eval.input.repeat=true"], "1: eval.steps: must be set"),
+    ],
+)
+def test_a_fault_that_an_assignment_brings_is_not_blamed_on_the_file(tmp_path, assignments, fault):
+    text = SMALL + (
+        "optimizer: {name: Adam, learning_rate: 1}\n"
+        "eval: {input: {kind: npz, file: d.npz}}\n"
+        "model_fm: a:b\n"
+    )
+    found = faults_of(tmp_path, text, *assignments)
+    assert len(found) == 2
+    number, _, rule = fault.partition(": ")
+    assert any(one.startswith(f"--set {assignments[int(number)]}: {rule}") for one in found)
+    assert any(one.startswith("c.yaml:6: model_fm: is no key") for one in found)
+
+
 def test_an_optimizer_without_needs_may_be_a_bare_name(tmp_path):
     read = load(tmp_path, SMALL, "optimizer=Adam")
     assert read == load(tmp_path, SMALL, "optimizer={name: Adam}")
