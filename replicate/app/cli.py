@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(e, _BAD_USAGE)
     except KeyboardInterrupt as e:
         text = str(e) if isinstance(e, interrupts.Interrupted) else ""
-        print(text or "interrupted", file=sys.stderr)
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            print(text or "interrupted", file=sys.stderr)
         return interrupts.INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -233,7 +234,7 @@ def _print_export(report: Any, path: str) -> None:
 def _with_tensorflow(quiet: bool) -> tuple[Any, Any, Any]:
     """Imports the rooms that need TensorFlow, quietly; returns runner, report, a display."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    with _native_stderr_held():
+    with interrupts.at_once(), _native_stderr_held():
         from replicate.app import progress, report, runner
     progress.calm_logging(quiet)
     return runner, report, progress.Display(quiet)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in training: finish the step, save a checkpoint, then stop."""
+"""Ctrl-C, SIGTERM, a closed terminal: in training, finish the step, save, then stop."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-__all__ = ["INTERRUPTED", "Interrupted", "StopRequest", "terminable"]
+__all__ = ["INTERRUPTED", "Interrupted", "StopRequest", "at_once", "terminable"]
 
 INTERRUPTED = 130  # the exit code, as shells have it
 
@@ -18,20 +18,52 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """While entered, Ctrl-C ends the process without a word more than that it did.
+
+    For imports: they take seconds, nothing is half-written by them, and libraries make of an
+    exception in their midst whatever they like.
+    """
+    with contextlib.ExitStack() as leave:
+        shown = os.dup(2)  # whatever stderr leads to meanwhile
+        leave.callback(os.close, shown)
+
+        def end(number: int, frame: FrameType | None) -> None:
+            with contextlib.suppress(OSError):
+                os.write(shown, b"interrupted\n")
+            os._exit(INTERRUPTED)
+
+        for number in _heeded():
+            leave.callback(signal.signal, number, signal.signal(number, end))
+        yield
+
+
+@contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """While entered, SIGTERM is Ctrl-C: what is half-written is removed on the way out."""
-    if threading.current_thread() is not threading.main_thread():
+    """While entered, other signals are Ctrl-C: what is half-written is removed on the way out."""
+    with contextlib.ExitStack() as leave:
+        for number in _heeded():
+            if number != signal.SIGINT:
+                leave.callback(signal.signal, number, signal.signal(number, _interrupt))
         yield
-        return
-    before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise Interrupted("terminated")
+    raise Interrupted("terminated" if number == signal.SIGTERM else "the terminal was closed")
+
+
+def _heeded() -> list[signal.Signals]:
+    """Returns the signals that ask this process to stop; none of them outside the main thread.
+
+    A closed terminal is not for whoever ignores that, as nohup has it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    found = [signal.SIGINT, signal.SIGTERM]
+    closed = getattr(signal, "SIGHUP", None)  # Windows has none
+    if closed is not None and signal.getsignal(closed) is not signal.SIG_IGN:
+        found.append(closed)
+    return found
 
 
 class StopRequest:
@@ -44,14 +76,14 @@ class StopRequest:
         requested: Whether a signal came.
     """
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
     def __init__(self) -> None:
         self.requested = False
+        self._signals: list[signal.Signals] = []
         self._leave = contextlib.ExitStack()
 
     def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is not threading.main_thread():
+        self._signals = _heeded()
+        if not self._signals:
             return self
         heard, told = os.pipe()
         os.set_blocking(told, False)
@@ -60,7 +92,7 @@ class StopRequest:
         self._leave.callback(listener.join)
         self._leave.callback(os.close, told)
         self._leave.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(told))
-        for number in self._SIGNALS:
+        for number in self._signals:
             self._leave.callback(signal.signal, number, signal.signal(number, _do_nothing))
         return self
 
@@ -71,15 +103,16 @@ class StopRequest:
         """Reads the numbers of the signals that come, until the other end is closed."""
         with open(heard, "rb", buffering=0) as numbers:
             while number := numbers.read(1):
-                if number[0] not in self._SIGNALS:
+                if number[0] not in self._signals:
                     continue
                 if self.requested:
                     os._exit(INTERRUPTED)
                 self.requested = True
-                sys.stderr.write(
-                    "stopping after this step; once more stops at once, without saving\n"
-                )
-                sys.stderr.flush()
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    sys.stderr.write(
+                        "stopping after this step; once more stops at once, without saving\n"
+                    )
+                    sys.stderr.flush()
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:

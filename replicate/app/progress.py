@@ -63,12 +63,14 @@ class Display:
         self._bars = None
 
     def _show_line(self, line: str) -> None:
-        self._console.print(rich_text.Text.from_ansi(line), soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self._console.print(rich_text.Text.from_ansi(line), soft_wrap=True)
 
     def say(self, text: str) -> None:
-        """Shows a remark, above the bars."""
+        """Shows a remark, above the bars; that nobody hears it any more ends no work."""
         if not self.quiet:
-            self._console.print(text, markup=False, soft_wrap=True)
+            with contextlib.suppress(OSError):
+                self._console.print(text, markup=False, soft_wrap=True)
 
     def task(
         self,

@@ -31,6 +31,21 @@ def terminals() -> list[int]:
     return found
 
 
+class _Terminal(io.TextIOWrapper):
+    """A terminal that may be closed meanwhile: that ends no work."""
+
+    def write(self, text: str) -> int:
+        """See base class."""
+        with contextlib.suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """See base class."""
+        with contextlib.suppress(OSError):
+            super().flush()
+
+
 class Capture:
     """While entered, what comes to some file descriptors is handed on in whole lines.
 
@@ -104,7 +119,9 @@ def _put_back(saved: int, number: int) -> None:
 
 def _like_stderr(number: int) -> TextIO:
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-    return open(number, "w", encoding=encoding, errors="replace", buffering=1)
+    return _Terminal(
+        io.FileIO(number, "w"), encoding=encoding, errors="replace", write_through=True
+    )
 
 
 @contextlib.contextmanager

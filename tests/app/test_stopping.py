@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import pty
 import re
 import signal
 import socket
@@ -137,6 +138,88 @@ def test_a_terminated_training_saves_and_a_second_signal_does_not_wait(folder):
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
+
+
+ON_TERMINAL = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # to be told when it is closed
+from replicate.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_a_closed_terminal_ends_a_training_with_a_checkpoint(folder):
+    ours, theirs = pty.openpty()
+    os.set_blocking(ours, False)
+    seldom = ["--set", "train.save_checkpoints_steps=500000"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", ON_TERMINAL, "train", "slow.yaml", *seldom],
+        cwd=folder,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(),
+    )
+    os.close(theirs)
+    shown = []
+
+    def is_at_work():
+        with contextlib.suppress(BlockingIOError, OSError):
+            shown.append(os.read(ours, 65536).decode(errors="replace"))
+        return re.search(r" [1-9]\d/1000000", "".join(shown))
+
+    end = time.monotonic() + PATIENCE
+    while not is_at_work() and time.monotonic() < end:
+        time.sleep(0.02)
+    os.close(ours)
+    try:
+        assert process.wait(timeout=PATIENCE) == 130, "".join(shown)
+    finally:
+        process.kill()
+        process.wait()
+    assert saved_step(folder) >= 10
+
+
+def test_who_ignores_a_closed_terminal_is_not_ended_by_it(folder):
+    command = f"trap '' HUP; exec {sys.executable} -m replicate train slow.yaml"
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", command],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    try:
+        wait_for(lambda: saved_step(folder) >= 20, process)
+        process.send_signal(signal.SIGHUP)
+        reached = saved_step(folder)
+        wait_for(lambda: saved_step(folder) >= reached + 40, process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.1, 0.5, 1.0, 2.0])
+def test_ctrl_c_at_the_start_prints_no_traceback(folder, seconds):
+    code = (
+        "import os, signal, sys, threading\n"
+        "from replicate.__main__ import main\n"
+        f"stop = threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT))\n"
+        "stop.daemon = True\n"
+        "stop.start()\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", "slow.yaml", "--quiet"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
 
 
 def test_two_trainings_do_not_share_a_directory(folder):
