@@ -65,10 +65,11 @@ class Input:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Csv(Input):
-    """Comma-separated text, UTF-8; features are a dict of columns.
+    """Comma-separated text, UTF-8, also compressed with gzip; features are a dict of columns.
 
     Attributes:
-        file: One path, or several, read one after the other.
+        file: One path, or several, read one after the other; `*` and `?` stand for any
+            characters.
         columns: The columns to read, each with its dtype.
         label: The column that is the label; null where there is none.
         defaults: For a column, the value that stands for an empty cell.

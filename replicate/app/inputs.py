@@ -10,12 +10,11 @@ A dataset of a user's function may or may not be batched already. Unless the con
 4. Else it is a single example, and the app batches it.
 """
 
-import glob
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicate import errors
-from replicate.app import functions, input_config, tables
+from replicate.app import files, functions, input_config, tables
 from replicate.compat.tensorflow import tf
 
 __all__ = ["element_of", "input_fn", "is_batched", "record_files"]
@@ -109,19 +108,34 @@ def record_files(source: input_config.Tfrecord, key: str) -> list[str]:
     """Returns the TFRecord files of an input, patterns made out.
 
     Raises:
-        RunError: If there is none by a name or pattern.
+        RunError: If there is none by a name or pattern, or it is of another kind.
     """
     paths = []
-    for pattern in source.file:
-        is_remote = "://" in pattern
-        found = tf.io.gfile.glob(pattern) if is_remote else sorted(glob.glob(pattern))
-        if not found:
-            raise errors.RunError(
-                f"{key}: {pattern}: a file must exist by this name or pattern, there is none. "
-                "Check the path; a relative one is looked up from the config's folder."
-            )
+    for name in source.file:
+        if "://" in name:
+            paths += tf.io.gfile.glob(name) or files.expanded([name], key)
+            continue
+        found = files.expanded([name], key)
+        for path in found:
+            _refuse_other_form(path, source.compression, key)
         paths += found
     return paths
+
+
+def _refuse_other_form(path: str, compression: str, key: str) -> None:
+    is_gzip = files.kind_of(path) == "gzip"
+    if compression == "none" and is_gzip:
+        raise errors.RunError(
+            f"{key}: {path}: must be without compression, as {key}.compression says, but is "
+            "compressed with gzip. Set compression: GZIP."
+        )
+    if compression == "GZIP" and not is_gzip and files.kind_of(path):
+        raise errors.RunError(
+            f"{key}: {path}: must be compressed with gzip, as {key}.compression says, but is "
+            "not. Set compression: none."
+        )
+    if compression == "none":
+        files.refuse_other_kind(path, "tfrecord", key)
 
 
 def _of_records(source: input_config.Tfrecord, paths: list[str]) -> tf.data.Dataset:

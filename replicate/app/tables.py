@@ -1,15 +1,16 @@
 """Data files that fit in memory: CSV and npz files become arrays, bad rows become texts."""
 
 import csv
+import gzip
 import io
+import zlib
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from replicate import errors
-from replicate.app import checks, input_config
+from replicate.app import checks, files, input_config
 
 __all__ = ["read_csv", "read_npz"]
 
@@ -26,7 +27,7 @@ def read_csv(source: input_config.Csv, key: str) -> tuple[dict[str, np.ndarray],
         RunError: If a file or a row of it is bad; names the file and its line.
     """
     values: dict[str, list[Any]] = {name: [] for name in source.columns}
-    for path in source.file:
+    for path in files.expanded(source.file, key):
         for place, row in _rows(path, source, key):
             for name, cell in row.items():
                 values[name].append(_value_of(cell, name, place, source))
@@ -83,11 +84,15 @@ def _load_npz(path: str, key: str) -> dict[str, np.ndarray]:
                 raise ValueError("it is a single array")
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError:
-        raise _missing(path, key) from None
+        raise files.missing(path, key) from None
     except Exception as e:  # of zip, zlib, tokenize, struct ...: damage may raise anything
-        reason = str(e).rstrip(".") or type(e).__name__
+        if files.kind_of(path) != "text":  # a word about pickles would be in the way
+            reason = str(e).rstrip(".") or type(e).__name__
+            then = "Write it with numpy.savez."
+        else:
+            reason, then = "it is text", "Set kind: csv if it is a table."
         raise errors.RunError(
-            f"{key}: {path}: must be a readable npz file: {reason}. Write it with numpy.savez."
+            f"{key}: {path}: must be a readable npz file: {reason}. {then}"
         ) from e
 
 
@@ -135,13 +140,6 @@ def _converted(rows: np.ndarray, dtype: str | None) -> np.ndarray:
     return np.char.encode(rows, "utf-8") if rows.dtype.kind == "U" else rows
 
 
-def _missing(path: str, key: str) -> errors.RunError:
-    return errors.RunError(
-        f"{key}: {path}: the file must exist, but does not. Check the path; a relative one "
-        "is looked up from the config's folder."
-    )
-
-
 def _rows(path: str, source: input_config.Csv, key: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields (file and line, column -> cell) for each row of a file."""
     reader = csv.reader(
@@ -173,21 +171,29 @@ def _rows(path: str, source: input_config.Csv, key: str) -> Iterator[tuple[str, 
 
 
 def _text(path: str, key: str) -> str:
-    try:
-        data = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise _missing(path, key) from None
-    except OSError as e:
-        raise errors.RunError(
-            f"{key}: {path}: must be a readable file: {e.strerror}. Check the path."
-        ) from e
+    data = _content(path, key)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as e:
+        files.refuse_other_kind(path, "text", key)
         line = data[: e.start].count(b"\n") + 1
         raise errors.RunError(
             f"{key}: {path}:{line}: must be UTF-8 text, got the byte {data[e.start]:#x}. "
             "Save the file as UTF-8."
+        ) from e
+
+
+def _content(path: str, key: str) -> bytes:
+    """Returns a file's bytes; of one that is compressed with gzip, what is in it."""
+    try:
+        with (gzip.open if files.kind_of(path) == "gzip" else open)(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise files.missing(path, key) from None
+    except (OSError, EOFError, zlib.error) as e:
+        reason = getattr(e, "strerror", None) or str(e).rstrip(".")
+        raise errors.RunError(
+            f"{key}: {path}: must be a readable file: {reason}. Check the path, and the file."
         ) from e
 
 

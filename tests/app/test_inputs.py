@@ -1,5 +1,6 @@
 """Inputs of every kind become datasets of batches."""
 
+import re
 import sys
 import types
 
@@ -131,6 +132,26 @@ def test_tfrecord_files_must_exist(tmp_path):
         file=(str(tmp_path / "*.none"),), features={"x": input_config.Feature(dtype="int64")}
     )
     with pytest.raises(errors.RunError, match=r"eval.input: .*none: a file must exist"):
+        inputs.input_fn(source, "eval.input", "eval", {})
+
+
+@pytest.mark.parametrize(
+    ("content", "compression", "fault"),
+    [
+        (b"\x1f\x8b\x08", "none", "compressed with gzip. Set compression: GZIP."),
+        (b"x,y\n", "GZIP", "but is not. Set compression: none."),
+        (b"x,y\n", "none", "must be tfrecord, but is text. Set kind: csv if it is a table."),
+        (b"PK\x03\x04", "none", "must be tfrecord, but is an npz file. Set kind: npz."),
+    ],
+)
+def test_records_of_another_form_are_named(tmp_path, content, compression, fault):
+    (tmp_path / "r").write_bytes(content)
+    source = input_config.Tfrecord(
+        file=(str(tmp_path / "r"),),
+        features={"x": input_config.Feature(dtype="int64")},
+        compression=compression,
+    )
+    with pytest.raises(errors.RunError, match=re.escape(fault)):
         inputs.input_fn(source, "eval.input", "eval", {})
 
 

@@ -1,5 +1,7 @@
 """Files that fit in memory become arrays; a bad row is named by file and line."""
 
+import gzip
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,30 @@ def test_files_are_read_one_after_the_other(tmp_path):
     paths = (str(tmp_path / "a.csv"), str(tmp_path / "b.csv"))
     source = input_config.Csv(file=paths, columns={"x": "int64"})
     assert tables.read_csv(source, "k")[0]["x"].tolist() == [1, 2]
+
+
+def test_patterns_and_gzip_are_read(tmp_path):
+    for name, row in (("b.csv.gz", "2"), ("a.csv.gz", "1")):
+        (tmp_path / name).write_bytes(gzip.compress(f"x\n{row}\n".encode()))
+    source = input_config.Csv(file=(str(tmp_path / "*.gz"),), columns={"x": "int64"})
+    assert tables.read_csv(source, "k")[0]["x"].tolist() == [1, 2]
+    none = csv_input(tmp_path / "*.none")
+    with pytest.raises(errors.RunError, match=r"a file must exist by this name or pattern"):
+        tables.read_csv(none, "k")
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"x\n1\n")[:-4])
+    with pytest.raises(errors.RunError, match=r"a.csv.gz: must be a readable file: Compressed"):
+        tables.read_csv(source, "k")
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"x\nz\n"))
+    with pytest.raises(errors.RunError, match=r"a.csv.gz:2: x must be int64, got 'z'"):
+        tables.read_csv(source, "k")
+
+
+def test_a_file_of_another_kind_is_named(tmp_path, archive):
+    (tmp_path / "t.csv").write_text("x\n1\n")
+    with pytest.raises(errors.RunError, match=r"it is text. Set kind: csv if it is a table."):
+        npz(str(tmp_path / "t.csv"))
+    with pytest.raises(errors.RunError, match=r"must be text, but is an npz file. Set kind: npz."):
+        tables.read_csv(csv_input(archive), "k")
 
 
 def test_an_empty_cell_takes_its_default(tmp_path):

@@ -1,0 +1,80 @@
+"""Data files that a config names: patterns made out, and what a file is by its first bytes."""
+
+import glob
+import os
+from collections.abc import Iterable
+
+from replicate import errors
+
+__all__ = ["absent", "expanded", "kind_of", "missing", "refuse_other_kind"]
+
+_ADVICE = {
+    "gzip": "is compressed with gzip. Decompress it first",
+    "npz": "is an npz file. Set kind: npz",
+    "npy": "is a single NumPy array. Write it with numpy.savez, and set kind: npz",
+    "tfrecord": "is a TFRecord file. Set kind: tfrecord",
+    "text": "is text. Set kind: csv if it is a table",
+}
+
+
+def expanded(names: Iterable[str], key: str) -> list[str]:
+    """Returns the files that names and patterns stand for, each pattern's in their order.
+
+    Raises:
+        RunError: If there is none by a name or pattern.
+    """
+    paths = []
+    for name in names:
+        found = _matching(name)
+        if not found:
+            raise missing(name, key)
+        paths += found
+    return paths
+
+
+def absent(names: Iterable[str]) -> list[str]:
+    """Returns the names and patterns of this machine that nothing is found by."""
+    return [name for name in names if "://" not in name and not _matching(name)]
+
+
+def missing(name: str, key: str) -> errors.RunError:
+    """Returns the fault of a name or pattern that nothing is found by."""
+    if glob.has_magic(name):
+        rule = "a file must exist by this name or pattern, there is none"
+    else:
+        rule = "the file must exist, but does not"
+    return errors.RunError(
+        f"{key}: {name}: {rule}. Check the path; a relative one is looked up from the "
+        "config's folder."
+    )
+
+
+def _matching(name: str) -> list[str]:
+    return [name] if os.path.lexists(name) else sorted(glob.glob(name, recursive=True))
+
+
+def kind_of(path: str) -> str:
+    """Returns what a file is: gzip, npz, npy, tfrecord, text; empty where that is not known."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(1024)
+    except OSError:
+        return ""
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip"
+    if head.startswith(b"PK\x03\x04"):
+        return "npz"
+    if head.startswith(b"\x93NUMPY"):
+        return "npy"
+    if len(head) > 12 and head[4:8] == bytes(4) and head[:4] != bytes(4):
+        return "tfrecord"  # a length of 8 bytes comes first
+    if head and not any(byte < 9 for byte in head):
+        return "text"
+    return ""
+
+
+def refuse_other_kind(path: str, wanted: str, key: str) -> None:
+    """Raises a RunError where a file is plainly of another kind than the config says."""
+    kind = kind_of(path)
+    if kind in _ADVICE and kind != wanted:
+        raise errors.RunError(f"{key}: {path}: must be {wanted}, but {_ADVICE[kind]}.")
