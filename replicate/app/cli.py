@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from replicate import errors
-from replicate.app import catalog, config, failures, functions, interrupts
+from replicate.app import (
+    catalog,
+    config,
+    failures,
+    files,
+    functions,
+    input_config,
+    interrupts,
+    texts,
+)
 
 __all__ = ["main"]
 
@@ -30,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(arguments)
     except SystemExit as e:
         return int(e.code or 0)
+    texts.spell_out(sys.stdout, sys.stderr)
     try:
         with interrupts.terminable():
             code = options.run(options)
@@ -42,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):  # the terminal may be gone
             print(text or "interrupted", file=sys.stderr)
         return interrupts.INTERRUPTED
-    except BrokenPipeError:
+    except BrokenPipeError:  # who reads stdout has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return _FAILED
+        return _RAN
     except Exception as e:  # noqa: BLE001 - the last door: a text, not a traceback
         return _fail(e, _FAILED)
 
@@ -165,9 +175,16 @@ def _need_section(
 
 
 def _check(options: argparse.Namespace) -> None:
-    if not options.quiet:
-        for path in options.configs:
-            print(f"{path}: ok")
+    """Warns of data that is not there: it may come later, or be on another machine."""
+    if options.quiet:
+        return
+    for path, settings in zip(options.configs, options.settings, strict=True):
+        for section in ("train", "eval", "predict"):
+            source = getattr(getattr(settings, section), "input", None)
+            for name in files.absent(input_config.files_of(source)):
+                warning = f"{section}.input.file: warning: there is no {name} yet"
+                print(f"{path}: {warning}", file=sys.stderr)
+        print(f"{path}: ok")
 
 
 def _train(options: argparse.Namespace) -> None:

@@ -5,7 +5,17 @@ from typing import Any, ClassVar
 
 from replicate.app import catalog, checks
 
-__all__ = ["KINDS", "Csv", "Feature", "Function", "Input", "Npz", "Tfrecord", "input_of"]
+__all__ = [
+    "KINDS",
+    "Csv",
+    "Feature",
+    "Function",
+    "Input",
+    "Npz",
+    "Tfrecord",
+    "files_of",
+    "input_of",
+]
 
 _FILES = checks.either(
     {
@@ -197,6 +207,12 @@ class Function(Input):
 
 
 KINDS = {cls.KIND: cls for cls in (Csv, Npz, Tfrecord, Function)}
+
+
+def files_of(source: Input) -> tuple[str, ...]:
+    """Returns the files and patterns that an input names; none for a function."""
+    named = getattr(source, "file", ())
+    return (named,) if isinstance(named, str) else named
 
 
 def input_of(training: bool) -> checks.Check:

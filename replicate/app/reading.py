@@ -56,6 +56,6 @@ def _record_fault(settings: config.Config, section: str) -> str | None:
 
 def _fault(settings: config.Config, section: str, error: tf.errors.OpError) -> str:
     source = getattr(settings, section).input
-    named = source.function if isinstance(source, input_config.Function) else source.file
-    named = ", ".join(named) if isinstance(named, tuple) else named
+    is_function = isinstance(source, input_config.Function)
+    named = source.function if is_function else ", ".join(input_config.files_of(source))
     return f"{named}: must be readable as the config says: {failures.first_lines(error)}"

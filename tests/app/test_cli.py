@@ -1,5 +1,6 @@
 """The command line: usage, exit codes, and no TensorFlow where none is needed."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -48,6 +49,47 @@ def test_check_says_which_configs_are_right(capsys, tmp_path):
     bad.write_text("model_fn: x\ntrain: {}\n")
     assert cli.main(["check", DIGITS, str(bad)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 3  # model_fn, train.input, train.steps
+
+
+def test_check_warns_of_data_that_is_not_there(capsys, tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "model_fn: a:b\n"
+        "train: {steps: 1, input: {kind: csv, file: [c.yaml, none*.csv], columns: {x: int32}}}\n"
+    )
+    assert cli.main(["check", str(path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{path}: ok\n"
+    assert shown.err == (
+        f"{path}: train.input.file: warning: there is no {tmp_path / 'none*.csv'} yet\n"
+    )
+
+
+def test_who_has_seen_enough_ends_nothing_badly():
+    ours, theirs = os.pipe()
+    os.close(ours)  # as `head` does
+    done = subprocess.run(
+        [sys.executable, "-m", "replicate", "train", DIGITS, "--print-config"],
+        cwd=TOP,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_what_a_stream_cannot_show_is_spelt_out(tmp_path):
+    (tmp_path / "größe😀.yaml").write_text("model_fn: a:b\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "replicate", "check", "größe😀.yaml", "--quiet", "--print-config"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(TOP), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith(rb"name: gr\u00f6\u00dfe\ud83d\ude00")
 
 
 def test_print_config_shows_all_defaults_and_runs_nothing(capsys, tmp_path):
