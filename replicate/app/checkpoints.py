@@ -1,6 +1,7 @@
 """The checkpoints of a run: which step they are at, and whether they are this model's."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 
@@ -8,8 +9,17 @@ from replicate import errors
 from replicate.app import failures
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["is_finished", "naming", "note_finished", "require", "require_shapes", "step_of"]
+__all__ = [
+    "is_finished",
+    "naming",
+    "naming_full_disk",
+    "note_finished",
+    "require",
+    "require_shapes",
+    "step_of",
+]
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_DIFFERENCES = 3
 _FINISHED = "finished"  # the file with the step whose evaluation and export are done
 
@@ -82,6 +92,31 @@ def naming(model_dir: str) -> Iterator[None]:
         if not missing:
             raise _unreadable(model_dir, path, error) from e
         raise _of_another_model(path, [f"it has no {name}" for name in missing]) from e
+
+
+@contextlib.contextmanager
+def naming_full_disk(model_dir: str) -> Iterator[None]:
+    """Says what is saved, where work fails because the disk is full."""
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as e:
+        number = e.errno if isinstance(e, OSError) else None
+        text = failures.first_lines(e)
+        if number not in _FULL and not any(os.strerror(one) in text for one in _FULL):
+            raise
+        raise errors.RunError(
+            f"model_dir: {model_dir} must have room for checkpoints and summaries, but the disk "
+            f"is full: {text.rstrip('.')}. {_saved(model_dir)} Make room, or keep less "
+            "(train.keep_checkpoint_max), and give the same command again."
+        ) from e
+
+
+def _saved(model_dir: str) -> str:
+    try:
+        step = step_of(model_dir)
+    except errors.RunError:
+        step = None
+    return "Nothing is saved yet." if step is None else f"Step {step} is saved."
 
 
 def require_shapes(model_dir: str, graph: tf.Graph) -> None:

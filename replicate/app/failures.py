@@ -9,7 +9,7 @@ from replicate import errors
 __all__ = ["explain", "first_lines", "located"]
 
 _NOT_THE_USERS = ("site-packages", "<frozen")
-_LISTINGS = ("Traceback", "Original stack trace", "Detected at node")
+_LISTINGS = ("Traceback", "Original stack trace", "Detected at node", "Hint: ")
 _MAX_LINES = 3
 _SURROUNDS = (  # what TensorFlow puts around a message
     re.compile(r"^Graph execution error:\s*"),

@@ -51,7 +51,7 @@ def train(settings: config.Config, display: progress.Display) -> Trained:
         RunError: If another process trains in the same directory.
     """
     directories.make(settings.model_dir, "model_dir")
-    with locks.training(settings.model_dir):
+    with checkpoints.naming_full_disk(settings.model_dir), locks.training(settings.model_dir):
         return _train(settings, display)
 
 
@@ -114,7 +114,7 @@ def evaluate(settings: config.Config, display: progress.Display) -> dict[str, An
     )
     made = estimators.build(settings)
     input_fn = _input(settings, "eval")
-    with display:
+    with checkpoints.naming_full_disk(settings.model_dir), display:
         return _evaluate(made, input_fn, settings, display, None)
 
 

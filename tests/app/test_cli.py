@@ -165,3 +165,5 @@ def test_tensorflows_listings_are_left_out():
         "  File ...\nNode: 'x'\nBad shape\n\t [[{{node x}}]]\n\nOriginal stack trace for 'x':"
     )
     assert failures.first_lines(error) == "Bad shape"
+    error = RuntimeError("No space left\n\t [[node]]\nHint: If you want to see a list of tensors")
+    assert failures.first_lines(error) == "No space left"

@@ -239,6 +239,29 @@ def test_a_failed_run_is_exit_code_1_and_a_text(folder, capsys, command, options
     assert "Traceback" not in shown
 
 
+FULL = tf.errors.ResourceExhaustedError(None, None, "out/model.ckpt-3; No space left on device")
+
+
+@pytest.mark.parametrize("reason", [OSError(28, "No space left on device"), FULL])
+@pytest.mark.parametrize(("saved", "text"), [(2, "Step 2 is saved."), (None, "Nothing is saved")])
+def test_a_full_disk_is_told_with_what_is_saved(
+    folder, tmp_path, capsys, monkeypatch, reason, saved, text
+):
+    save = tf.compat.v1.train.Saver.save
+
+    def save_until_full(self, session, path, global_step=None, **options):
+        if global_step is not None and int(global_step) > (saved or -1):
+            raise reason
+        return save(self, session, path, global_step=global_step, **options)
+
+    monkeypatch.setattr(tf.compat.v1.train.Saver, "save", save_until_full)
+    assert run(folder, "train", "--set", "train.steps=9", model_dir=tmp_path / "out") == 1
+    shown = capsys.readouterr().err
+    assert f"model_dir: {tmp_path / 'out'} must have room for checkpoints and summaries" in shown
+    assert "No space left on device. " + text in shown
+    assert "Traceback" not in shown
+
+
 def test_a_model_dir_that_is_a_file_is_refused(folder, capsys):
     assert run(folder, "train", model_dir="d.npz") == 1
     assert "must be a directory that can be written" in capsys.readouterr().err
