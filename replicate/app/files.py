@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from replicate import errors
 
-__all__ = ["absent", "expanded", "kind_of", "missing", "refuse_other_kind"]
+__all__ = ["absent", "expanded", "kind_of", "missing", "refuse_other_kind", "size"]
 
 _ADVICE = {
     "gzip": "is compressed with gzip. Decompress it first",
@@ -51,6 +51,14 @@ def missing(name: str, key: str) -> errors.RunError:
 
 def _matching(name: str) -> list[str]:
     return [name] if os.path.lexists(name) else sorted(glob.glob(name, recursive=True))
+
+
+def size(path: str) -> int:
+    """Returns a file's bytes; 0 where it cannot be told."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
 
 
 def kind_of(path: str) -> str:

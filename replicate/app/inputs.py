@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicate import errors
-from replicate.app import files, functions, input_config, tables
+from replicate.app import csv_tables, files, functions, input_config, tables
 from replicate.compat.tensorflow import tf
 
 __all__ = ["element_of", "input_fn", "is_batched", "record_files"]
@@ -38,7 +38,9 @@ def input_fn(
         RunError: If a file is bad or missing, or a function cannot be found.
     """
     if isinstance(source, input_config.Csv):
-        data = tables.read_csv(source, key)
+        if not csv_tables.fits_in_memory(source, key):
+            return _stream(source, key)
+        data = csv_tables.read_csv(source, key)
         return lambda: _finish(_of_arrays(*data, source), source, batched=True)
     if isinstance(source, input_config.Npz):
         data = tables.read_npz(source, key)
@@ -102,6 +104,30 @@ def _of_arrays(features: Any, label: Any, source: input_config.Input) -> tf.data
         return tf.nest.pack_sequence_as((features, label), taken)
 
     return indices.map(gather)
+
+
+def _stream(source: input_config.Csv, key: str) -> Callable[[], tf.data.Dataset]:
+    """Returns an input_fn that holds some of the rows at a time."""
+    first = next(csv_tables.pieces(source, key))  # a bad header is found now
+    dtypes = {
+        name: tf.string if column.dtype == object else tf.as_dtype(column.dtype)
+        for name, column in first.items()
+    }
+    shapes = {name: tf.TensorSpec([None], dtype) for name, dtype in dtypes.items()}
+
+    def part(columns: dict[str, tf.Tensor]) -> Any:
+        features, label = csv_tables.label_of(dict(columns), source)
+        return features if label is None else (features, label)
+
+    def make() -> tf.data.Dataset:
+        rows = tf.data.Dataset.from_generator(
+            lambda: csv_tables.pieces(source, key), output_signature=shapes
+        ).unbatch()
+        if source.shuffle:
+            rows = rows.shuffle(_STREAM_BUFFER if source.shuffle is True else source.shuffle)
+        return _finish(_repeated(rows, source).map(part), source, batched=False)
+
+    return make
 
 
 def record_files(source: input_config.Tfrecord, key: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Data that cannot be read while a session runs: which input, file and record it was."""
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 from replicate import errors
@@ -9,6 +10,7 @@ from replicate.compat.tensorflow import tf
 
 __all__ = ["naming"]
 
+_OURS = re.compile(r"\bRunError: (.*)")
 _READING = ("with iterator: Iterator::", "[[IteratorGetNext]]", "{{node IteratorGetNext}}")
 
 
@@ -55,6 +57,9 @@ def _record_fault(settings: config.Config, section: str) -> str | None:
 
 
 def _fault(settings: config.Config, section: str, error: tf.errors.OpError) -> str:
+    ours = _OURS.search(failures.first_lines(error))
+    if ours is not None:  # of a stream of ours, through TensorFlow
+        return ours[1].removeprefix(f"{section}.input: ")
     source = getattr(settings, section).input
     is_function = isinstance(source, input_config.Function)
     named = source.function if is_function else ", ".join(input_config.files_of(source))

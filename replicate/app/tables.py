@@ -1,10 +1,6 @@
-"""Data files that fit in memory: CSV and npz files become arrays, bad rows become texts."""
+"""npz files become features and a label."""
 
-import csv
-import gzip
-import io
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,30 +8,7 @@ import numpy as np
 from replicate import errors
 from replicate.app import checks, files, input_config
 
-__all__ = ["read_csv", "read_npz"]
-
-_TRUTH = {"true": True, "false": False, "1": True, "0": False}
-
-
-def read_csv(source: input_config.Csv, key: str) -> tuple[dict[str, np.ndarray], Any]:
-    """Reads CSV files.
-
-    Returns:
-        Features as a dict of arrays of shape [rows], and the label's array or None.
-
-    Raises:
-        RunError: If a file or a row of it is bad; names the file and its line.
-    """
-    values: dict[str, list[Any]] = {name: [] for name in source.columns}
-    for path in files.expanded(source.file, key):
-        for place, row in _rows(path, source, key):
-            for name, cell in row.items():
-                values[name].append(_value_of(cell, name, place, source))
-    if not any(values.values()):
-        raise errors.RunError(f"{key}: {', '.join(source.file)}: must have rows, has none.")
-    arrays = {name: _array(cells, source.columns[name]) for name, cells in values.items()}
-    label = arrays.pop(source.label) if source.label is not None else None
-    return arrays, label
+__all__ = ["read_npz"]
 
 
 def read_npz(source: input_config.Npz, key: str) -> tuple[Any, Any]:
@@ -138,112 +111,3 @@ def _converted(rows: np.ndarray, dtype: str | None) -> np.ndarray:
     if rows.dtype.kind not in "biufcSU":
         raise TypeError(f"it holds {rows.dtype}, neither numbers nor text")
     return np.char.encode(rows, "utf-8") if rows.dtype.kind == "U" else rows
-
-
-def _rows(path: str, source: input_config.Csv, key: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yields (file and line, column -> cell) for each row of a file."""
-    reader = csv.reader(
-        io.StringIO(_text(path, key), newline=""), delimiter=source.delimiter, strict=True
-    )
-    names = None if source.header else list(source.columns)
-    line = 1
-    while True:
-        place = f"{path}:{line}"
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as e:
-            raise errors.RunError(f"{key}: {place}: must be CSV: {e}. Correct the row.") from e
-        line = reader.line_num + 1
-        if not cells:
-            continue
-        if names is None:
-            names = _header(cells, source, f"{key}: {place}")
-            continue
-        if len(cells) != len(names):
-            raise errors.RunError(
-                f"{key}: {place}: must have {len(names)} cells like the "
-                f"{'header' if source.header else 'columns'}, got {len(cells)}. Correct the row."
-            )
-        row = dict(zip(names, cells, strict=True))
-        yield f"{key}: {place}", {name: row[name] for name in source.columns}
-
-
-def _text(path: str, key: str) -> str:
-    data = _content(path, key)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        files.refuse_other_kind(path, "text", key)
-        line = data[: e.start].count(b"\n") + 1
-        raise errors.RunError(
-            f"{key}: {path}:{line}: must be UTF-8 text, got the byte {data[e.start]:#x}. "
-            "Save the file as UTF-8."
-        ) from e
-
-
-def _content(path: str, key: str) -> bytes:
-    """Returns a file's bytes; of one that is compressed with gzip, what is in it."""
-    try:
-        with (gzip.open if files.kind_of(path) == "gzip" else open)(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        raise files.missing(path, key) from None
-    except (OSError, EOFError, zlib.error) as e:
-        reason = getattr(e, "strerror", None) or str(e).rstrip(".")
-        raise errors.RunError(
-            f"{key}: {path}: must be a readable file: {reason}. Check the path, and the file."
-        ) from e
-
-
-def _header(cells: list[str], source: input_config.Csv, place: str) -> list[str]:
-    names = [cell.strip() for cell in cells]
-    for name in source.columns:
-        if names.count(name) != 1:
-            near = checks.nearest(name, names)
-            then = f"Did you mean {near}?" if near else "Correct columns, or set header: false."
-            raise errors.RunError(
-                f"{place}: the header must have the column {name!r} once, "
-                f"got {', '.join(names)}. {then}"
-            )
-    return names
-
-
-def _value_of(cell: str, name: str, place: str, source: input_config.Csv) -> Any:
-    dtype = source.columns[name]
-    text = cell if dtype == "string" else cell.strip()
-    if not text and name in source.defaults:
-        text = str(source.defaults[name])
-    elif not text and dtype != "string":
-        raise errors.RunError(
-            f"{place}: {name} must be {dtype}, got an empty cell. "
-            f"Fill it in, or give {name} a value in defaults."
-        )
-    try:
-        return _convert(text, dtype)
-    except (ValueError, KeyError, OverflowError):
-        raise errors.RunError(
-            f"{place}: {name} must be {dtype}, got {text!r}. Correct the cell, or columns."
-        ) from None
-
-
-def _convert(text: str, dtype: str) -> Any:
-    if dtype == "string":
-        return text
-    if dtype == "bool":
-        return _TRUTH[text.lower()]
-    if "_" in text:
-        raise ValueError(text)
-    if dtype.startswith("float"):
-        return float(text)
-    value, limits = int(text), np.iinfo(dtype)
-    if not limits.min <= value <= limits.max:
-        raise OverflowError(text)
-    return value
-
-
-def _array(cells: list[Any], dtype: str) -> np.ndarray:
-    if dtype == "string":
-        return np.array([cell.encode() for cell in cells], dtype=object)
-    return np.array(cells, dtype=dtype)

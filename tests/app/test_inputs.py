@@ -1,5 +1,6 @@
 """Inputs of every kind become datasets of batches."""
 
+import dataclasses
 import re
 import sys
 import types
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from replicate import errors
-from replicate.app import input_config, inputs
+from replicate.app import csv_tables, input_config, inputs
 from replicate.compat.tensorflow import tf, tf1
 
 
@@ -84,6 +85,26 @@ def test_csv_is_batched(tmp_path):
     assert features["x"].tolist() == [1, 2]
     assert features["s"].tolist() == [b"a", b"b"]
     assert labels.tolist() == [0, 1]
+
+
+def test_csv_that_does_not_fit_in_memory_is_a_stream(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_tables, "_MAX_IN_MEMORY", 10)
+    monkeypatch.setattr(csv_tables, "read_csv", None)
+    path = tmp_path / "d.csv"
+    path.write_text("x,s,y\n1,a,0\n2,b,1\n3,c,0\n")
+    source = input_config.Csv(
+        file=(str(path),),
+        columns={"x": "float32", "s": "string", "y": "int32"},
+        label="y",
+        batch_size=2,
+        repeat=2,
+    )
+    found = batches_of(source)
+    assert [labels.tolist() for _, labels in found] == [[0, 1], [0, 0], [1, 0]]
+    assert found[1][0]["s"].tolist() == [b"c", b"a"]
+    shuffled = batches_of(dataclasses.replace(source, shuffle=True, repeat=False))
+    rows = sorted((x, y) for one, labels in shuffled for x, y in zip(one["x"], labels, strict=True))
+    assert rows == [(1, 0), (2, 1), (3, 0)]
 
 
 @pytest.fixture(name="records")
