@@ -1,0 +1,1 @@
+"""What `scripts/benchmark.py` is made of: models, subjects, one measurement, tables."""

@@ -1,0 +1,83 @@
+"""How subjects and measures are named; nothing here imports TensorFlow."""
+
+from typing import NamedTuple
+
+KINDS = ("one", "ours", "mirrored", "central", "loop", "limit", "bound")
+MODELS = ("mlp", "cnn", "deep", "embedding", "bert")
+BUILDINGS = ("call", "clone", "auto")
+STRATEGIES = ("parameter_server", "round_robin", "balanced", "mirrored")
+BESIDE = "@beside"
+
+
+class Measure(NamedTuple):
+    """One thing that is measured.
+
+    Attributes:
+        title: With its unit.
+        decimals: How many are shown.
+        is_better_high: Whether more is better.
+    """
+
+    title: str
+    decimals: int
+    is_better_high: bool = False
+
+
+MEASURES = {
+    "build": Measure("building the training graph, seconds", 2),
+    "first": Measure("from the start of building to the end of the first step, seconds", 2),
+    "steps": Measure("steps per second", 1, True),
+    "nodes": Measure("nodes of the training graph, session set-up included", 0),
+    "memory": Measure("peak memory of the process, MB", 0),
+    "growth": Measure("peak memory that the steps after the first add, MB", 1),
+    "checkpoint": Measure("saving a checkpoint, seconds", 3),
+    "predict": Measure("rows predicted per second", 0, True),
+    "export": Measure("exporting a SavedModel, seconds", 2),
+}
+
+
+class Subject(NamedTuple):
+    """Who is measured.
+
+    Attributes:
+        text: As it was written, e.g. `ours:call:mirrored:own`.
+        kind: One of `KINDS`.
+        tower_building: Of ours; None: the default.
+        strategy: Of ours.
+        has_own_optimizer: Of ours: whether the model_fn uses its own optimizer, or
+            `optimizer_fn` is given.
+        is_beside: Whether it runs from the other checkout.
+    """
+
+    text: str
+    kind: str
+    tower_building: str | None = None
+    strategy: str = "parameter_server"
+    has_own_optimizer: bool = False
+    is_beside: bool = False
+
+
+def parse(text: str) -> Subject:
+    """Reads a subject.
+
+    Raises:
+        ValueError: If there is none of that name, or an option that it does not have.
+    """
+    kind, *options = text.removesuffix(BESIDE).split(":")
+    if kind not in KINDS or (options and kind != "ours"):
+        raise ValueError(
+            f"A subject is one of {', '.join(KINDS)}, and only ours has options, as in "
+            f"ours:call:mirrored:own; got {text!r}."
+        )
+    subject = Subject(text, kind, is_beside=text.endswith(BESIDE))
+    for option in options:
+        if option in BUILDINGS:
+            subject = subject._replace(tower_building=option)
+        elif option in STRATEGIES:
+            subject = subject._replace(strategy=option)
+        elif option in ("own", "fn"):
+            subject = subject._replace(has_own_optimizer=option == "own")
+        else:
+            allowed = ", ".join((*BUILDINGS, *STRATEGIES, "own", "fn"))
+            raise ValueError(f"The options of ours are {allowed}; got {option!r} in {text!r}.")
+    return subject

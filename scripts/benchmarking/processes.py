@@ -1,0 +1,94 @@
+"""A fresh process for each measurement, cheaply: forked from one that only has imported."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import traceback
+
+SCRIPT = pathlib.Path(__file__).parent.parent / "benchmark.py"
+
+
+class Worker:
+    """A process that has imported TensorFlow and replicate, and forks for each request.
+
+    Args:
+        python: The interpreter.
+        root: The checkout whose `replicate` is measured.
+    """
+
+    def __init__(self, python: str, root: pathlib.Path):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(root),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the worker
+        self._process = subprocess.Popen(
+            [python, str(SCRIPT), "worker"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self.versions = self._answer()
+
+    def ask(self, request: dict) -> dict:
+        """Returns the measurements, or `{"error": text}`."""
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """Lets the process end."""
+        self._process.stdin.close()
+        self._process.wait()
+        self._errors.close()
+
+    def _answer(self) -> dict:
+        line = self._process.stdout.readline()
+        if line:
+            return json.loads(line)
+        self._errors.seek(0)
+        raise SystemExit(f"The measuring process ended:\n{self._errors.read()[-4000:]}")
+
+
+def work() -> None:
+    """The worker's side: a line of JSON in, a line of JSON out."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what TensorFlow and models print is no answer
+    from benchmarking import harness
+    from replicate import estimator
+    from replicate.compat.tensorflow import tf
+
+    found = {"tensorflow": tf.__version__, "python": sys.version.split()[0]}
+    found["estimator"] = estimator.Estimator.__module__.partition(".")[0]
+    print(json.dumps(found), file=answers, flush=True)
+    for line in sys.stdin:
+        request = harness.Request(**json.loads(line))
+        print(_forked(lambda request=request: harness.measure(request)), file=answers, flush=True)
+
+
+def _forked(measure) -> str:
+    """Runs in a process of its own and returns what that writes."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        try:
+            answer = measure()
+        except BaseException as e:  # noqa: BLE001 - the process ends here whatever it was
+            last = traceback.extract_tb(e.__traceback__)[-1]
+            text = f"{type(e).__name__}: {e}"[:600]
+            answer = {"error": f"{text} ({pathlib.Path(last.filename).name}:{last.lineno})"}
+        with os.fdopen(writer, "w") as out:
+            out.write(json.dumps(answer))
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as written:
+        answer = written.read()
+    _, status = os.waitpid(child, 0)
+    return answer or json.dumps({"error": f"The process ended with status {status}."})
