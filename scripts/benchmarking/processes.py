@@ -1,8 +1,10 @@
 """A fresh process for each measurement, cheaply: forked from one that only has imported."""
 
+import contextlib
 import json
 import os
 import pathlib
+import platform
 import subprocess
 import sys
 import tempfile
@@ -25,7 +27,7 @@ class Worker:
             "PYTHONPATH": str(root),
             "TF_CPP_MIN_LOG_LEVEL": "3",
         }
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the worker
+        self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
             [python, str(SCRIPT), "worker"],
             env=environment,
@@ -54,6 +56,18 @@ class Worker:
             return json.loads(line)
         self._errors.seek(0)
         raise SystemExit(f"The measuring process ended:\n{self._errors.read()[-4000:]}")
+
+
+def machine() -> dict:
+    """Returns what the numbers depend on."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"processor": model, "cores": cores, "system": platform.system()}
 
 
 def work() -> None:

@@ -1,20 +1,30 @@
 """What one step is made of: nodes, transfers, time of kernels, the critical path."""
 
+import math
 from collections import Counter
 from typing import Any, NamedTuple
 
-from replicate.compat.tensorflow import tf1
+from replicate.compat.tensorflow import tf, tf1
 
 TRACED_STEPS = 7
+TYPES_SHOWN = 16
+BETWEEN, WITHIN = "waiting, from device to device", "waiting, on one device"
 SENDS, RECEIVES = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
 KINDS = {
-    "transfers": (*SENDS, *RECEIVES, "CollectiveReduceV2", "NcclAllReduce"),
+    "transfers": (*SENDS, *RECEIVES, "CollectiveReduceV2", "CollectiveReduceV3", "NcclAllReduce"),
     "arithmetic": (
         *("MatMul", "_FusedMatMul", "BatchMatMulV2", "BiasAdd", "BiasAddGrad", "Relu", "ReluGrad"),
         *("Conv2D", "_FusedConv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "Softmax"),
         *("SparseSoftmaxCrossEntropyWithLogits", "Tanh", "TanhGrad", "Square", "Rsqrt"),
-        *("RsqrtGrad", "SquaredDifference", "_MklMatMul", "_FusedBatchMatMulV2", "Transpose"),
-        *("Gather", "GatherV2", "ResourceGather"),
+        *(
+            "RsqrtGrad",
+            "SquaredDifference",
+            "_MklMatMul",
+            "_MklNativeFusedMatMul",
+            "_FusedBatchMatMulV2",
+            "Transpose",
+        ),
+        *("Gather", "GatherV2", "ResourceGather", "Mul", "Sum", "Mean", "AddV2", "Tile", "RealDiv"),
     ),
     "updates": ("ResourceApply", "ResourceSparseApply", "ResourceScatter", "Assign"),
     "reading variables": ("ReadVariableOp", "VarHandleOp", "_ReadVariablesOp"),
@@ -35,142 +45,160 @@ def kind_of(op: str) -> str:
 
 
 class Ran(NamedTuple):
-    """A node that ran: its type, its device, its inputs; microseconds within the step."""
+    """A node that ran.
+
+    Attributes:
+        op: Its type.
+        device: Short, as in `CPU:0`.
+        inputs: The nodes that it waits for, on whatever device.
+        begun: When its kernel began, in milliseconds of the step.
+        ended: When that ended.
+    """
 
     op: str
     device: str
     inputs: tuple[str, ...]
-    scheduled: float
     begun: float
     ended: float
-    size: int
 
 
 def profile(session: Any, fetches: list) -> dict:
     """Traces some steps and returns the summary of the one of median length.
 
-    NOTE: tracing itself costs about a microsecond a node, so a traced step is longer.
+    NOTE: tracing costs about a microsecond a node, so a traced step is longer than others.
     """
-    options = tf1.RunOptions(
-        trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True
-    )
+    options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True)
     traced = []
     for _ in range(TRACED_STEPS):
         metadata = tf1.RunMetadata()
         session.run(fetches, options=options, run_metadata=metadata)
-        ran = _ran(metadata)
-        traced.append((max(r.ended for r in ran.values()), metadata, ran))
-    traced.sort(key=lambda step: step[0])
-    _, metadata, ran = traced[len(traced) // 2]
-    return {**_graph_summary(metadata), **_time_summary(ran)}
+        traced.append(_Step(metadata))
+    traced.sort(key=lambda step: step.wall)
+    return traced[len(traced) // 2].summary()
+
+
+class _Step:
+    """One traced step.
+
+    Attributes:
+        wall: Milliseconds from its first kernel's begin to its last one's end.
+    """
+
+    def __init__(self, metadata: Any):
+        self._nodes = {node.name: node for part in metadata.partition_graphs for node in part.node}
+        sends = [node for node in self._nodes.values() if node.op in SENDS]
+        self._sends = [n for n in sends if n.attr["send_device"].s != n.attr["recv_device"].s]
+        self._sender = {node.attr["tensor_name"].s: node for node in sends}
+        stats = {
+            node.node_name: (_short(device.device), node)
+            for device in metadata.step_stats.dev_stats
+            for node in device.node_stats
+            if node.node_name in self._nodes
+        }
+        self._sizes = {
+            (name, output.slot): _bytes(output.tensor_description)
+            for name, (_, node) in stats.items()
+            for output in node.output
+        }
+        zero = min(node.all_start_nanos for _, node in stats.values())
+        self._ran = {
+            name: Ran(
+                self._nodes[name].op,
+                device,
+                tuple(self._source(text) for text in self._nodes[name].input),
+                (node.all_start_nanos + node.op_start_rel_nanos - zero) / 1e6,
+                (node.all_start_nanos + node.op_end_rel_nanos - zero) / 1e6,
+            )
+            for name, (device, node) in stats.items()
+        }
+        self.wall = max(ran.ended for ran in self._ran.values())
+
+    def _source(self, text: str) -> str:
+        """Returns the node behind an input, beyond a transfer where there is one.
+
+        NOTE: TensorFlow's trace leaves transfers between CPUs out.
+        """
+        node = self._nodes.get(_name(text))
+        if node is not None and node.op in RECEIVES:
+            sender = self._sender.get(node.attr["tensor_name"].s)
+            return _name(sender.input[0]) if sender is not None else ""
+        return _name(text)
+
+    def summary(self) -> dict:
+        """Returns what the step is made of, in numbers and mappings of numbers."""
+        kinds, kernels, devices = Counter(), Counter(), Counter()
+        for node in self._nodes.values():
+            kinds[kind_of(node.op)] += 1
+        for ran in self._ran.values():
+            kernels[kind_of(ran.op)] += ran.ended - ran.begun
+            devices[ran.device] += ran.ended - ran.begun
+        types = Counter(node.op for node in self._nodes.values())
+        return {
+            "nodes": len(self._nodes),
+            "transfers": len(self._sends),
+            "of these, control edges": sum(map(self._is_control, self._sends)),
+            "kB sent": sum(map(self._sent_bytes, self._sends)) / 1e3,
+            "wall ms": self.wall,
+            "ms in which no kernel runs": self.wall - self._busy(),
+            "kernels, ms": sum(kernels.values()),
+            "nodes by kind": dict(kinds),
+            "nodes by type": dict(types.most_common(TYPES_SHOWN)),
+            "kernels by kind, ms": dict(kernels),
+            "kernels by device, ms": dict(sorted(devices.items())),
+            **self._critical_path(),
+        }
+
+    def _is_control(self, send: Any) -> bool:
+        """Whether a transfer only says that something is done: an empty constant travels."""
+        source = self._nodes.get(_name(send.input[0]))
+        return source is not None and source.op == "Const" and bool(source.input)
+
+    def _sent_bytes(self, send: Any) -> int:
+        name, _, slot = send.input[0].partition(":")
+        return self._sizes.get((name, int(slot or 0)), 0)
+
+    def _busy(self) -> float:
+        """Returns in how many milliseconds at least one kernel runs."""
+        busy, until = 0.0, 0.0
+        for ran in sorted(self._ran.values(), key=lambda ran: ran.begun):
+            busy += max(0.0, ran.ended - max(until, ran.begun))
+            until = max(until, ran.ended)
+        return busy
+
+    def _critical_path(self) -> dict:
+        """Walks back from the node that ends last, each time to the input that ended last."""
+        name: str | None = max(self._ran, key=lambda name: self._ran[name].ended)
+        kinds, length = Counter(), 0
+        waits = Counter({BETWEEN: 0.0, WITHIN: 0.0})
+        crossed = 0
+        while name is not None:
+            ran = self._ran[name]
+            length += 1
+            kinds[kind_of(ran.op)] += ran.ended - ran.begun
+            # An input of zero length may end in the same nanosecond: never back to itself.
+            inputs = [i for i in ran.inputs if i in self._ran and self._ran[i].begun < ran.begun]
+            name = max(inputs, key=lambda name: self._ran[name].ended, default=None)
+            if name is not None:
+                before = self._ran[name]
+                crossed += before.device != ran.device
+                where = WITHIN if before.device == ran.device else BETWEEN
+                waits[where] += max(0.0, ran.begun - before.ended)
+        return {
+            "critical path, nodes": length,
+            "critical path, changes of device": crossed,
+            "critical path, ms": {**kinds, **waits},
+        }
+
+
+def _name(text: str) -> str:
+    return text.lstrip("^").partition(":")[0]
 
 
 def _short(device: str) -> str:
     return device.rpartition("device:")[2]
 
 
-def _graph_summary(metadata: Any) -> dict:
-    """Counts the nodes of what is left after the graph was optimized and cut by device."""
-    nodes = [node for graph in metadata.partition_graphs for node in graph.node]
-    types = Counter(node.op for node in nodes)
-    kinds = Counter()
-    for op, count in types.items():
-        kinds[kind_of(op)] += count
-    sends = [node for node in nodes if node.op in SENDS]
-    between = [
-        node
-        for node in sends
-        if node.attr["send_device"].s != node.attr["recv_device"].s
-    ]
-    controls = sum(1 for node in between if node.name.startswith("edge_") and "^" in node.name)
-    return {
-        "nodes": len(nodes),
-        "node kinds": dict(kinds),
-        "node types": dict(types.most_common(16)),
-        "transfers": len(between),
-        "control transfers": controls,
-    }
-
-
-def _ran(metadata: Any) -> dict[str, Ran]:
-    """Reads which node ran when; microseconds since the first."""
-    nodes = {
-        node.name: (node, _short(node.device))
-        for graph in metadata.partition_graphs
-        for node in graph.node
-    }
-    sent = {
-        node.attr["tensor_name"].s: node.name for node, _ in nodes.values() if node.op in SENDS
-    }
-    ran = {}
-    for device in metadata.step_stats.dev_stats:
-        for stats in device.node_stats:
-            if stats.node_name not in nodes:
-                continue
-            node, place = nodes[stats.node_name]
-            inputs = [name.lstrip("^").partition(":")[0] for name in node.input]
-            if node.op in RECEIVES:
-                inputs.append(sent.get(node.attr["tensor_name"].s, ""))
-            start = stats.all_start_micros
-            ran[node.name] = Ran(
-                node.op,
-                place,
-                tuple(inputs),
-                start,
-                start + stats.op_start_rel_micros,
-                start + stats.op_end_rel_micros,
-                sum(
-                    output.tensor_description.allocation_description.requested_bytes
-                    for output in stats.output
-                ),
-            )
-    first = min(r.scheduled for r in ran.values())
-    return {
-        name: r._replace(scheduled=r.scheduled - first, begun=r.begun - first, ended=r.ended - first)
-        for name, r in ran.items()
-    }
-
-
-def _time_summary(ran: dict[str, Ran]) -> dict:
-    kernels, by_device, bytes_received = Counter(), Counter(), 0
-    for r in ran.values():
-        if r.op in RECEIVES:
-            bytes_received += r.size
-            continue  # it waits for its sender: no work
-        kernels[kind_of(r.op)] += r.ended - r.begun
-        by_device[r.device] += r.ended - r.begun
-    path = _critical_path(ran)
-    return {
-        "nodes run": len(ran),
-        "bytes received": bytes_received,
-        "wall ms": max(r.ended for r in ran.values()) / 1000,
-        "kernel ms": {kind: time / 1000 for kind, time in kernels.items()},
-        "device ms": {device: time / 1000 for device, time in sorted(by_device.items())},
-        **path,
-    }
-
-
-def _critical_path(ran: dict[str, Ran]) -> dict:
-    """Walks back from the last node to end, each time to the input that ended last."""
-    name = max(ran, key=lambda name: ran[name].ended)
-    kinds, length, waiting, transfers = Counter(), 0, 0.0, 0
-    while name is not None:
-        r = ran[name]
-        length += 1
-        before = [i for i in r.inputs if i in ran and ran[i].ended <= r.ended]
-        last = max(before, key=lambda i: ran[i].ended, default=None)
-        ready = ran[last].ended if last is not None else 0.0
-        if r.op in RECEIVES:
-            transfers += 1
-            kinds["transfers"] += max(0.0, r.ended - max(ready, r.begun))
-            waiting += max(0.0, min(r.ended, r.begun) - ready)
-        else:
-            kinds[kind_of(r.op)] += r.ended - max(r.begun, ready)
-            waiting += max(0.0, r.begun - ready)
-        name = last
-    return {
-        "path nodes": length,
-        "path transfers": transfers,
-        "path ms": {kind: time / 1000 for kind, time in kinds.items()},
-        "path waiting ms": waiting / 1000,
-    }
+def _bytes(description: Any) -> int:
+    """Returns how many bytes a tensor has; of a dtype that only numbers its kind, none."""
+    size = tf.dtypes.as_dtype(description.dtype).size if description.dtype else 0
+    return max(size, 0) * math.prod(dim.size for dim in description.shape.dim)

@@ -182,6 +182,17 @@ def _bound(model: models.Model, features: Any, labels: Any, devices: Sequence[st
     """K towers and one update, of the first tower; the others' gradients go nowhere."""
     (optimizer, loss, pairs), *others = _alone(model, devices)
     with tf.device(devices[0]):
-        update = optimizer.apply_gradients(pairs, tf1.train.get_global_step())
-    gradients = [gradient for _, _, pairs in others for gradient, _ in pairs]
-    return loss, tf.group(update, *tf.nest.flatten(gradients, expand_composites=True))
+        steps = [optimizer.apply_gradients(pairs, tf1.train.get_global_step())]
+    for i, (device, (_, _, others_pairs)) in enumerate(zip(devices[1:], others, strict=True)):
+        with tf.device(device):
+            # NOTE: what nothing uses is pruned, control edges from it too. So one variable
+            # keeps that the gradients are there; taking them in copies nothing.
+            gradients = tf.nest.flatten(
+                [gradient for gradient, _ in others_pairs], expand_composites=True
+            )
+            taken = tf.raw_ops.OptionalFromValue(components=gradients)
+            sink = tf1.get_variable(
+                f"sink_{i}", [], tf.bool, tf1.initializers.zeros(), trainable=False
+            )
+            steps.append(sink.assign(tf.raw_ops.OptionalHasValue(optional=taken)).op)
+    return loss, tf.group(*steps)
