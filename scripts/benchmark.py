@@ -44,11 +44,8 @@ def main() -> None:
     command = commands.add_parser("show", help="tables of what --json wrote")
     command.add_argument("files", nargs="+", metavar="FILE")
     command.add_argument("--plot", metavar="FILE")
-    commands.add_parser("worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.command == "worker":
-        processes.work()
-    elif options.command == "show":
+    if options.command == "show":
         _show(options)
     else:
         _measure(options, parser)
@@ -140,4 +137,7 @@ def _print(command: str, results: rounds.Results, machine: dict) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == [processes.WORK]:
+        processes.work()
+    else:
+        main()

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import traceback
 
+WORK = "--work-for-a-benchmark"  # what the script is called with to be a worker
 SCRIPT = pathlib.Path(__file__).parent.parent / "benchmark.py"
 
 
@@ -29,7 +30,7 @@ class Worker:
         }
         self._errors = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(
-            [python, str(SCRIPT), "worker"],
+            [python, str(SCRIPT), WORK],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,0 +1,155 @@
+"""`scripts/benchmark.py`: what it counts is there, and what it works out is right."""
+
+import argparse
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from replicate.compat.tensorflow import tf
+
+SCRIPTS = pathlib.Path(__file__).parent.parent / "scripts"
+HAS_PEERS = tf.__version__.startswith("2.15.")  # later ones have no Estimator to distribute
+QUICK = ("--rounds", "1", "--seconds", "0.05", "--cpu")
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """Imports a room of the benchmark."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return lambda name: importlib.import_module(f"benchmarking.{name}")
+
+
+def benchmark(*arguments):
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "benchmark.py"), *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+def read(file):
+    rows = json.loads(file.read_text())["results"]
+    return {(row["model"], row["subject"]): row["rounds"][0] for row in rows}
+
+
+def test_every_subject_is_measured(tmp_path):
+    subjects = "one,ours:call:own,ours:mirrored,mirrored,central,loop,limit,bound"
+    file = tmp_path / "results.json"
+    choice = ("--models", "mlp", "--towers", "2", "--subjects", subjects)
+    done = benchmark("all", *choice, *QUICK, "--json", str(file))
+    found = {subject: result for (_, subject), result in read(file).items()}
+    for subject, result in found.items():
+        if subject in ("mirrored", "central") and not HAS_PEERS:
+            assert "error" in result
+            assert f"mlp 2 {subject}: " in done.stderr
+            continue
+        assert {"build", "first", "steps", "nodes", "memory", "checkpoint"} <= set(result), result
+        assert all(value > 0 for name, value in result.items() if name != "growth")
+    assert {"predict", "export"} <= set(found["one"]) & set(found["ours:call:own"])
+    assert found["one"]["nodes"] < found["loop"]["nodes"]
+    assert "steps per second (more is better)" in done.stdout
+    assert benchmark("show", str(file)).stdout.startswith("TensorFlow ")
+
+
+def test_every_model_is_built_by_towers_that_share_names(tmp_path):
+    file = tmp_path / "results.json"
+    choice = ("--models", "cnn,deep,embedding,bert", "--towers", "2", "--subjects", "loop")
+    benchmark("build", *choice, *QUICK, "--json", str(file))
+    assert ["error" in result for result in read(file).values()] == [False] * 4
+
+
+def test_a_profile_counts_transfers(tmp_path):
+    file = tmp_path / "results.json"
+    choice = ("--models", "mlp", "--towers", "2", "--subjects", "loop,limit")
+    done = benchmark("profile", *choice, *QUICK, "--json", str(file))
+    loop, limit = (result["profile"] for result in read(file).values())
+    # To the second tower: 3 kernels, 3 biases, features, labels; back: 6 gradients, the loss.
+    assert loop["transfers"] - loop["of these, control edges"] >= 6 + 2 + 6 + 1
+    # Of the whole step one thing travels: that the second tower is done.
+    assert limit["transfers"] - limit["of these, control edges"] == 0
+    # Each way 784 * 256 + 256 * 256 + 256 * 10 + 2 * 256 + 10 floats of 4 bytes.
+    assert loop["kB sent"] > 2 * 4 * 269_322 / 1000
+    assert "critical path, ms" in done.stdout
+
+
+def test_a_ratio_is_the_median_of_pairs(room):
+    rounds = room("rounds")
+    left, right = rounds.Case("mlp", 2, "ours"), rounds.Case("mlp", 2, "loop")
+    results = {
+        left: [{"steps": 10.0}, {"steps": 40.0}, {"steps": 90.0}],
+        right: [{"steps": 10.0}, {"steps": 20.0}, {"steps": 30.0}],
+    }
+    # 1, 2 and 3 within the rounds; the medians' own ratio would be 40 / 20 too.
+    assert rounds.ratio(results, left, right, "steps") == 2.0
+    results[right][1] = {"error": "no memory"}
+    assert rounds.ratio(results, left, right, "steps") == 2.0  # of 1 and 3
+    results[right] = results[right][:1]
+    assert rounds.ratio(results, left, right, "steps") == 1.0
+    assert rounds.ratio(results, left, right, "build") is None
+
+
+def test_subjects_are_read(room):
+    names = room("names")
+    subject = names.parse("ours:clone:mirrored:own@beside")
+    assert subject[1:] == ("ours", "clone", "mirrored", True, True)
+    with pytest.raises(ValueError, match=r"options of ours are call, clone, auto.*got 'later'"):
+        names.parse("ours:later")
+    with pytest.raises(ValueError, match="only ours has options"):
+        names.parse("loop:call")
+
+
+def test_goals_are_measured_and_judged(room):
+    goals, rounds = room("goals"), room("rounds")
+    cases = goals.cases()
+    assert cases[rounds.Case("deep", 32, "ours")] == {"build"}
+    assert cases[rounds.Case("deep", 8, "mirrored")] == {"build", "first", "steps"}
+    assert rounds.Case("cnn", 8, "mirrored") not in cases
+    results = {
+        rounds.Case("deep", 8, "ours"): [{"build": 2.0, "steps": 12.0}],
+        rounds.Case("deep", 8, "one"): [{"build": 1.0}],
+        rounds.Case("deep", 8, "loop"): [{"steps": 10.0}],
+    }
+    lines = [line.split() for line in goals.table(results).splitlines()]
+    assert [
+        "build",
+        "ours",
+        "/",
+        "one",
+        "deep",
+        "8",
+        "2.00",
+        "1.00",
+        "2.00",
+        "≤",
+        "1.60",
+        "no",
+    ] in (lines)
+    steps = ["steps", "ours", "/", "loop", "deep", "8", "12.0", "10.0", "1.20", "≥"]
+    assert [*steps, "0.95", "yes"] in lines
+    assert [*steps, "1.30", "no"] in lines
+
+
+def test_a_plot_is_drawn_or_its_lack_is_told(room, tmp_path):
+    tables, rounds = room("tables"), room("rounds")
+    results = {rounds.Case("mlp", 2, "ours"): [{"steps": 10.0}]}
+    file = tmp_path / "steps.png"
+    try:
+        importlib.import_module("matplotlib")
+    except ModuleNotFoundError:
+        with pytest.raises(SystemExit, match=r"A plot needs matplotlib.*leave out --plot"):
+            tables.plot(results, ["steps"], str(file))
+    else:
+        tables.plot(results, ["steps"], str(file))
+        assert file.stat().st_size > 0
+
+
+def test_an_unknown_model_is_named(room):
+    script = importlib.import_module("benchmark")
+    with pytest.raises(argparse.ArgumentTypeError, match="'mpl' is none of mlp, cnn"):
+        script._models("mpl")
