@@ -12,7 +12,7 @@ import pytest
 from replicate.compat.tensorflow import tf
 
 SCRIPTS = pathlib.Path(__file__).parent.parent / "scripts"
-HAS_PEERS = tf.__version__.startswith("2.15.")  # later ones have no Estimator to distribute
+PEERS = ("mirrored", "central")  # measured on TensorFlow 2.15; told where another one refuses
 QUICK = ("--rounds", "1", "--seconds", "0.05", "--cpu")
 
 
@@ -45,8 +45,7 @@ def test_every_subject_is_measured(tmp_path):
     done = benchmark("all", *choice, *QUICK, "--json", str(file))
     found = {subject: result for (_, subject), result in read(file).items()}
     for subject, result in found.items():
-        if subject in ("mirrored", "central") and not HAS_PEERS:
-            assert "error" in result
+        if subject in PEERS and not tf.__version__.startswith("2.15.") and "error" in result:
             assert f"mlp 2 {subject}: " in done.stderr
             continue
         assert {"build", "first", "steps", "nodes", "memory", "checkpoint"} <= set(result), result
