@@ -51,7 +51,7 @@ def measure(request: Request) -> dict:
     model = models.MODELS[request.model]
     subject = names.parse(request.subject)
     with _folder() as folder:
-        _Run(subject, models.WARM, devices, request, folder / "warm").train(())
+        _Run(subject, models.WARM, devices[:2], request, folder).train(())
     with _folder() as folder:
         run = _Run(subject, model, devices, request, folder)
         run.train(request.measures)
@@ -133,9 +133,12 @@ class _Run:
     def _input(self) -> Any:
         if not self._has_dataset:
             return tuple(subjects.resident(*self._model.data()))
-        features, labels = self._model.data()
-        whole = tf.data.Dataset.from_tensors((features[: self._rows], labels[: self._rows]))
-        return whole.repeat()
+        # A strategy's replicas take one batch after the other: each gets rows of its own.
+        batches = [
+            array[: len(array) // self._rows * self._rows].reshape(-1, self._rows, *array.shape[1:])
+            for array in self._model.data()
+        ]
+        return tf.data.Dataset.from_tensor_slices(tuple(batches)).repeat()
 
     def _note_begin(self, *args: Any, **kwargs: Any) -> Any:
         """The Estimator's call of its model_fn, once per replica of a strategy."""
