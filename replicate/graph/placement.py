@@ -28,6 +28,7 @@ VARIABLE_TYPES = frozenset(
     }
 )
 _WITH_VARIABLES = ("Assign", "ReadVariableOp", "Resource", "VarIsInitializedOp", "VariableShape")
+_LOOPS = ("StatelessWhile", "While")
 _ASSUMED_DIMENSION = 1024  # bytes of a variable whose shape is not known yet are a guess
 
 
@@ -113,21 +114,43 @@ def device_function(chooser: Chooser, worker_device: str) -> Callable:
             is_placed = tf.DeviceSpec.from_string(op.device or "").device_type is not None
             default = worker_device if is_placed else chooser(*_shape_and_dtype(op))
         else:
-            default = _device_of_handle(op) or worker_device
+            variable = _variable_of(op)
+            default = (variable and variable.device) or worker_device
         return merged(default, op.device)
 
     return choose
 
 
-def _device_of_handle(op: tf.Operation) -> str | None:
-    """Returns the device of the variable that an operation reads or writes.
+def _variable_of(op: tf.Operation) -> tf.Operation | None:
+    """Returns what made the variable that an operation reads or writes.
 
     NOTE: TensorFlow puts it there in any case, and refuses another device that it cannot change.
     """
     if not op.type.startswith(_WITH_VARIABLES) or not op.inputs:
         return None
-    handle = op.inputs[0].op
-    return handle.device if handle.type == "VarHandleOp" else None
+    handle = op.inputs[0]
+    while handle.op.type in _LOOPS:  # a loop gives back what it was given
+        handle = handle.op.inputs[handle.value_index]
+    return handle.op if handle.op.type == "VarHandleOp" else None
+
+
+def keep_beside_variables(graph: tf.Graph) -> None:
+    """Lets operations on variables be where these are, whatever else they were put beside.
+
+    NOTE: the gradient of a loop asks for the shapes of the variables that the loop reads, and
+    puts that beside the loop. A device function is asked before, and has no say.
+    """
+    for op in graph.get_operations():
+        variable = _variable_of(op)
+        if variable is None or not variable.device:
+            continue
+        if set(op.colocation_groups()) - {_group(op), _group(variable)}:
+            op._clear_attr("_class")
+            op._set_device(variable.device)
+
+
+def _group(op: tf.Operation) -> bytes:
+    return f"loc:@{op.name}".encode()
 
 
 def _shape_and_dtype(op: tf.Operation) -> tuple:

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import context, conversion, replica_context, values
@@ -288,7 +289,26 @@ def is_told(graph: tf.Graph, strategy: Any) -> bool:
 def in_tower(mode: context.Mode):
     """Enters a tower's mode, ours and TensorFlow's."""
     replica = replica_context.BridgeReplicaContext(mode.strategy.extended.container, mode.tower)
-    with context.entered(mode), replica:
+    with context.entered(mode), replica, _functions_named(mode.tower.tower_id):
+        yield
+
+
+@contextlib.contextmanager
+def _functions_named(tower_id: int):
+    """Names what tower i > 0 makes in functions of its graph as it names all else.
+
+    NOTE: a loop's gradient is colocated with operations of the loop's body, by their bare names
+    once both are inlined, so that towers which name them alike would have to share a device.
+    """
+
+    @contextlib.contextmanager
+    def around(graph):
+        is_new = getattr(graph, "building_function", False) and not graph.get_name_scope()
+        with graph.name_scope(f"tower_{tower_id}/") if is_new else contextlib.nullcontext():
+            yield
+
+    is_in_graph = tower_id > 0 and not tf1.executing_eagerly_outside_functions()
+    with graphs.entered_with(around) if is_in_graph else contextlib.nullcontext():
         yield
 
 

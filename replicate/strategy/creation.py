@@ -7,7 +7,7 @@ from typing import Any
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
-from replicate.strategy import context, copies, variables
+from replicate.strategy import context, copies, reads, variables
 
 _LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
 _ON_READ = tf.VariableSynchronization.ON_READ
@@ -98,7 +98,7 @@ def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: S
     needs_towers = aggregation != variables.NONE or is_split
     if len(places) == 1 and (strategy.is_single_tower or not needs_towers):
         with tf.device(places[0]):
-            return next_creator(**kwargs)
+            return reads.keep_beside(next_creator(**kwargs))
     members, collections = _members(next_creator, kwargs, places, same_start=True)
     devices = [
         place or device_names.canonical_or_same(member.device)

@@ -4,7 +4,6 @@ To TensorFlow each is one resource variable: in a tower or an update it is the c
 the tower or device, across towers it is what all copies together stand for.
 """
 
-import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from replicate.strategy import (
     checkpoint,
     context,
     conversion,
+    reads,
     sparse_writes,
     trace_type,
     values,
@@ -139,21 +139,17 @@ class DistributedVariable(
         """Returns the copy's value in a tower or update, the aggregate across towers."""
         if self._is_across():
             return self.read_across()
-        return _read_beside(self._member()) if self._is_in_function() else self._member().value()
+        member = self._member()
+        return reads.beside(member) if reads.is_in_function(member) else member.value()
 
     def read_value(self) -> tf.Tensor:
         """Returns `value()`, read now rather than from a cache."""
         if self._is_across():
             return self.read_across()
-        if self._is_in_function():
-            return tf.identity(_read_beside(self._member()))
-        return self._member().read_value()
-
-    def _is_in_function(self) -> bool:
-        """Whether a function, or a branch or body, is built that reads the variable anew."""
-        first, graph = self._members[0], tf1.get_default_graph()
-        is_read = first._in_graph_mode and first._cached_value is None
-        return is_read and getattr(graph, "building_function", False)
+        member = self._member()
+        if reads.is_in_function(member):
+            return tf.identity(reads.beside(member))
+        return member.read_value()
 
     def numpy(self):
         """Returns `value()` as an array; eager only."""
@@ -175,7 +171,7 @@ class DistributedVariable(
     def initializer(self):
         """One operation that initializes every copy."""
         if self._initializer_op is None:
-            with _outermost():
+            with reads.outermost():
                 self._initializer_op = tf1.group(*[m.initializer for m in self._members])
         return self._initializer_op
 
@@ -200,7 +196,7 @@ class DistributedVariable(
         if not self._members[0]._in_graph_mode:
             raise ValueError(f"Variable {self.name} has no reference: it is of no graph.")
         if self._reference is None:  # one only: a Saver refuses the same one under two names
-            with _outermost():
+            with reads.outermost():
                 self._reference = checkpoint.reference(self)
         return self._reference
 
@@ -208,7 +204,7 @@ class DistributedVariable(
         if not self._is_across():
             return self._member()._as_graph_element()
         if self._element is None:
-            with _outermost():
+            with reads.outermost():
                 self._element = self._make_element()
         return self._element
 
@@ -331,27 +327,6 @@ class DistributedVariable(
             f"<{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name} "
             f"copies={len(self._members)}>"
         )
-
-
-@contextlib.contextmanager
-def _outermost():
-    """Leaves the scopes, and the function, in which a variable happens to be used."""
-    in_graph = not tf1.executing_eagerly_outside_functions()
-    lifted = tfc.ops.init_scope() if in_graph else contextlib.nullcontext()
-    with lifted, tf1.control_dependencies(None), tf1.name_scope(None), tf1.device(None):
-        yield
-
-
-def _read_beside(member: Any) -> tf.Tensor:
-    """Reads a copy in a function, on its device.
-
-    NOTE: what has no device in a function, as TensorFlow's reads, is given the caller's where it
-    is inlined, and what reads it in a condition cannot be placed: a tower's device is another.
-    """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(tf1.get_default_graph().colocate_with(None, ignore_existing=True))
-        stack.enter_context(tf.device(member.handle.device))
-        return member._read_variable_op()
 
 
 def _delegated(name: str, of_first: bool):

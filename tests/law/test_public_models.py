@@ -33,26 +33,21 @@ class Public(NamedTuple):
         input_fn: Its batches, which do not divide.
         params: The params, or None.
         is_canned: Whether `model_fn` makes an estimator.
-        is_soft: Whether operations may be put elsewhere than where they belong, as an
-            Estimator has it where nothing is said.
     """
 
     model_fn: Callable
     input_fn: Callable
     params: dict | None = None
     is_canned: bool = False
-    is_soft: bool = False
 
 
 MODELS = {
     "deepfm": Public(deepfm.model_fn, deepfm.input_fn, {"l2": 0.01}),
-    "crf": Public(crf.model_fn, crf.input_fn, is_soft=True),
+    "crf": Public(crf.model_fn, crf.input_fn),
     "gan": Public(gan.model_fn, gan.input_fn),
     "resnet": Public(resnet.model_fn, resnet.input_fn),
     "tpu": Public(tpu.model_fn, tpu.input_fn, {"batch_size": 7}),
-    "wide and deep": Public(
-        wide_and_deep.classifier, wide_and_deep.input_fn, is_canned=True, is_soft=True
-    ),
+    "wide and deep": Public(wide_and_deep.classifier, wide_and_deep.input_fn, is_canned=True),
 }
 RUNS = [
     ("deepfm", "parameter_server", 3),
@@ -112,7 +107,7 @@ class Texts(logging.Handler):
 def made(public: Public, directory, towers: dict | None = None) -> Any:
     """Returns the estimator of a model, on one device or on towers."""
     session_config = exactness.session_config()
-    session_config.allow_soft_placement = public.is_soft
+    session_config.allow_soft_placement = False
     options = {"tf_random_seed": 1, "session_config": session_config}
     params = public.params and {**public.params}
     if public.model_fn is tpu.model_fn:

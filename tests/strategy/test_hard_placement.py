@@ -48,7 +48,18 @@ def read_now(w, x):
     return tf.reduce_sum(w.read_value() ** 2) * x
 
 
+def scanned(w, x):
+    """A linear chain, forward, of as many rows as x says."""
+
+    def body(alphas, found):
+        return tf.reduce_logsumexp(alphas[:, :, None] + w[None] * [1.0, 2.0, 3.0, 4.0], 1) + found
+
+    words = tf.ones([3, tf.cast(x, tf.int32) + 1, 4]) * x
+    return tf.reduce_sum(tf.scan(body, words[1:], initializer=words[0])[-1])
+
+
 MODELS = [
+    scanned,
     in_two_conditions,
     between_two_conditions,
     in_a_loop_in_a_condition,
@@ -65,10 +76,20 @@ def value_and_gradient(model):
     return value, tf.convert_to_tensor(tf1.gradients(value + tf.reduce_sum(w), w)[0])
 
 
+STRATEGIES = {
+    "elsewhere": lambda: core.LocalParameterServerStrategy(DEVICES, "/cpu:0"),
+    "with a tower": lambda: core.LocalParameterServerStrategy(DEVICES, "/cpu:1"),
+    "mirrored": lambda: core.MirroredStrategy(DEVICES),
+}
+# With an aggregation a variable is a mirrored one of one copy, as in a batch; else a plain one.
+AGGREGATIONS = [tf.VariableAggregation.MEAN, tf.VariableAggregation.NONE]
+
+
 @pytest.mark.filterwarnings("ignore:Converting sparse IndexedSlices:UserWarning")
+@pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda found: found.name)
+@pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)
 @pytest.mark.parametrize("model", MODELS)
-def test_towers_read_variables_wherever_they_are(session, model):
-    """The variable has an aggregation, and so is a mirrored one of one copy, as in a batch."""
+def test_towers_read_variables_wherever_they_are(session, model, make, aggregation):
     with tf.Graph().as_default(), tf1.Session() as one:
         expected = value_and_gradient(model)
         one.run(tf1.global_variables_initializer())
@@ -76,12 +97,10 @@ def test_towers_read_variables_wherever_they_are(session, model):
 
     def tower():
         with tf1.variable_scope("", reuse=tf1.AUTO_REUSE):
-            mean = tf.VariableAggregation.MEAN
-            tf1.get_variable("w", initializer=W, aggregation=mean)
+            tf1.get_variable("w", initializer=W, aggregation=aggregation)
             return value_and_gradient(model)
 
-    strategy = core.LocalParameterServerStrategy(DEVICES, "/cpu:0")
-    with strategy.scope():
+    with make().scope() as strategy:
         towers = strategy.run_towers(lambda: tower)
     session.run(tf1.global_variables_initializer())
     for found in session.run(towers):
