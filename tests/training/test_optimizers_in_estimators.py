@@ -249,6 +249,78 @@ def test_sync_replicas_optimizer_with_its_hook(strategy, kind):
     np.testing.assert_allclose(found, one, rtol=1e-5)
 
 
+# Without tokens to begin with, a step waits for the update that its own gradient makes, so that
+# no gradient is taken of older weights.
+HOOK = {"is_chief": True, "num_tokens": 0}
+
+
+def synchronous():
+    return tf1.train.SyncReplicasOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), 1, 1)
+
+
+def waiting_spec(features, labels, mode, optimizer, minimize):
+    hook = optimizer.make_session_run_hook(**HOOK)
+    w = tf1.get_variable("w", initializer=tf.constant([[0.3], [-0.2], [0.1]]))
+    loss = tf.reduce_mean(tf.square(features @ w - labels))
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=minimize(loss), training_hooks=[hook])
+
+
+def waiting_model_fn(features, labels, mode):
+    """A model with SyncReplicasOptimizer inside."""
+    optimizer, step = synchronous(), tf1.train.get_or_create_global_step()
+    return waiting_spec(
+        features, labels, mode, optimizer, lambda loss: optimizer.minimize(loss, step)
+    )
+
+
+def waiting_inside(**towers):
+    return replicate.replicate_model_fn(waiting_model_fn, **towers)
+
+
+def waiting_elsewhere(**towers):
+    """The model with the hook of an optimizer that is given as `optimizer_fn`."""
+    optimizer = synchronous()
+
+    def model(features, labels, mode):
+        return waiting_spec(features, labels, mode, optimizer, lambda loss: tf.no_op())
+
+    return replicate.replicate_model_fn(model, lambda: optimizer, **towers)
+
+
+def weights_after_three_waits(model_fn, directory):
+    """A queue that nobody fills ends the test, and at the end of training its thread."""
+    session = tf1.ConfigProto(device_count={"CPU": 8}, operation_timeout_in_ms=3000)
+    config = estimator.RunConfig(str(directory), session_config=session)
+    trained = estimator.Estimator(model_fn, config=config)
+    batch = (runs.BATCHES[0]["x"], runs.BATCHES[0]["y"])
+    trained.train(lambda: tf.data.Dataset.from_tensors(batch).repeat(), max_steps=3)
+    return weights(trained)
+
+
+@pytest.fixture(scope="module")
+def waits_on_one_device(tmp_path_factory):
+    return weights_after_three_waits(waiting_model_fn, tmp_path_factory.mktemp("waits"))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    ("make", "num_towers", "strategy"),
+    [
+        (waiting_inside, 1, None),
+        (waiting_inside, 2, "mirrored"),
+        (waiting_elsewhere, 2, "parameter_server"),
+    ],
+)
+def test_sync_replicas_optimizer_trains_in_an_estimator(
+    make, num_towers, strategy, waits_on_one_device, tmp_path
+):
+    found = weights_after_three_waits(make(devices=num_towers, strategy=strategy), tmp_path)
+    assert sorted(found) == sorted(waits_on_one_device)
+    assert found["global_step"] == 3
+    for name, value in waits_on_one_device.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+
+
 class Announcing(tf1.train.GradientDescentOptimizer):
     """An optimizer whose step is a tensor."""
 
