@@ -92,13 +92,41 @@ def test_each_graph_is_placed_as_if_it_were_the_first(placement):
         assert [v.device[-1] for v in made] == ["0", "1", "0"]
 
 
-def test_eager_variables_are_balanced_by_bytes():
+@pytest.mark.parametrize("is_called", [False, True])
+def test_eager_variables_are_balanced_by_bytes(is_called):
     strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="balanced")
     starts = [tf.zeros([8]), tf.zeros([2]), [0.0, 0.0], tf.zeros([2]), tf.zeros([4])]
     with strategy.scope():
-        made = [tf.Variable(start) for start in starts]
+        made = [tf.Variable((lambda s=start: s) if is_called else start) for start in starts]
     # Floats on each device: 8|0, 8|2, 8|4, 8|6, 8|10.
     assert [v.device[-1] for v in made] == ["0", "1", "1", "1", "1"]
+
+
+def test_an_initial_value_that_is_called_is_called_once():
+    calls = []
+
+    def start():
+        calls.append("a call")
+        return [1.0, 2.0]
+
+    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="balanced")
+    with strategy.scope():
+        assert tf.Variable(start).numpy().tolist() == [1.0, 2.0]
+    assert calls == ["a call"]
+
+
+def test_a_balanced_variable_may_be_made_in_a_function():
+    strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="balanced")
+    made = []
+
+    @tf.function
+    def read():
+        if not made:
+            made.append(tf.Variable(lambda: [1.0, 2.0]))
+        return made[0] + 0.0
+
+    with strategy.scope():
+        assert read().numpy().tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(

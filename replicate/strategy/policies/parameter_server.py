@@ -60,11 +60,26 @@ class LocalParameterServerStrategy(base.DistributionStrategy):
     def _places(self, kwargs):
         if not tf1.executing_eagerly_outside_functions():
             return ("",)  # the device functions know, and know what the user named
+        if self._placement_name == "balanced":
+            kwargs["initial_value"] = _start(kwargs)
         value = kwargs.get("initial_value")
         shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
         if shape is None and value is not None and not callable(value):
             shape = value.shape if hasattr(value, "shape") else np.shape(value)
         return (self._chooser(shape, getattr(value, "dtype", None) if dtype is None else dtype),)
+
+
+def _start(kwargs: dict) -> Any:
+    """Returns an eager variable's initial value, made where that alone tells its bytes.
+
+    NOTE: in a function it may be none yet, and of a checkpoint it is made for a shape.
+    """
+    value = kwargs.get("initial_value")
+    is_told = kwargs.get("shape") is not None and kwargs.get("dtype") is not None
+    is_of_checkpoint = hasattr(value, "checkpoint_position")
+    if not callable(value) or is_told or is_of_checkpoint or not tf.executing_eagerly():
+        return value
+    return value()
 
 
 class PerGraph:
