@@ -319,6 +319,12 @@ class DistributedVariable(
         del tracing_context
         return trace_type.VariableTraceType(self)
 
+    def __tf_experimental_restore_capture__(self, concrete_function, internal_capture):
+        # A function of a SavedModel that is loaded in a scope reads this variable: at each
+        # call TensorFlow asks for its handle, which is that of the copy of who calls.
+        concrete_function.graph.replace_capture(self, internal_capture)
+        return self
+
     def _should_act_as_resource_variable(self):
         """Present so that TensorFlow takes the resource paths."""
 

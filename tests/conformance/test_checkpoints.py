@@ -202,3 +202,34 @@ def test_saved_model_holds_one_variable_for_all_copies(name, tmp_path):
     loaded = tf.saved_model.load(str(tmp_path))
     assert loaded(2.0).numpy().tolist() == [3.0, 5.0]
     assert_values({key: v.numpy() for key, v in loaded.made.items()})
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_saved_model_that_is_loaded_in_a_scope_has_the_scopes_variables(name, tmp_path):
+    class Scale(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = tf.Variable([2.0, 3.0])
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
+        def __call__(self, x):
+            return self.w * x
+
+    tf.saved_model.save(Scale(), str(tmp_path))
+    def gradient():
+        with tf.GradientTape() as tape:
+            read = loaded(5.0)
+        return tape.gradient(read, loaded.w)
+
+    strategy = MAKERS[name]()
+    with scope_of(strategy):
+        loaded = tf.saved_model.load(str(tmp_path))
+        towers = strategy.unwrap(strategy.call_for_each_tower(lambda: loaded(2.0)))
+        derived = strategy.unwrap(strategy.call_for_each_tower(gradient))
+        loaded.w.assign([1.0, 0.5])
+        after = strategy.unwrap(strategy.call_for_each_tower(lambda: loaded(2.0)))
+    # 2 * [2, 3], and 2 * [1, 0.5] once every copy has been written.
+    assert [value.numpy().tolist() for value in towers] == [[4.0, 6.0]] * len(towers)
+    assert [value.numpy().tolist() for value in derived] == [[5.0, 5.0]] * len(derived)
+    assert [value.numpy().tolist() for value in after] == [[2.0, 1.0]] * len(after)
+    assert loaded(1.0).numpy().tolist() == [1.0, 0.5]
