@@ -216,6 +216,7 @@ def test_saved_model_that_is_loaded_in_a_scope_has_the_scopes_variables(name, tm
             return self.w * x
 
     tf.saved_model.save(Scale(), str(tmp_path))
+
     def gradient():
         with tf.GradientTape() as tape:
             read = loaded(5.0)
