@@ -36,6 +36,7 @@ _COPIED = (
 )
 # Operations that TensorFlow does not call stateful, though they write.
 _WRITING = ("InitializeTable", "LookupTableImport", "LookupTableInsert", "LookupTableRemove")
+_READING = ("ReadVariableOp", "ResourceGather", "VarIsInitializedOp", "VariableShape")
 _STEP = 1 << 20  # between the seeds of two towers
 
 
@@ -61,6 +62,7 @@ class State:
     def __init__(self, graph: tf.Graph):
         self._graph = graph
         self._types: dict[str, str | None] = {}
+        self._effects: dict[str, bool] = {}
         self._counted: dict[int, int] = {}
 
     # Seeds.
@@ -99,6 +101,16 @@ class State:
     def is_once(self, op: tf.Operation) -> bool:
         """Whether an operation runs for the first tower alone, as a summary does."""
         return "Summary" in op.type
+
+    def is_effect(self, op: tf.Operation) -> bool:
+        """Whether it matters to others when, or that, an operation runs."""
+        if op.type.startswith(_READING):
+            return False
+        if op.type not in self._effects:
+            definition = tfc.op_def_registry.get(op.type)
+            is_stateful = definition is None or definition.is_stateful
+            self._effects[op.type] = is_stateful and not _is_random(definition)
+        return self._effects[op.type]
 
     def require_copied(self, op: tf.Operation) -> None:
         """Refuses an operation that cannot be copied.
@@ -149,8 +161,11 @@ def _reason_against(kind: str) -> str | None:
         return f"({kind}) writes to a reference"
     if not definition.is_stateful or kind.startswith(_COPIED) or "Summary" in kind:
         return None
-    is_random = {"seed", "seed2"} <= {attr.name for attr in definition.attr}
-    return None if is_random else f"({kind}) holds a state"
+    return None if _is_random(definition) else f"({kind}) holds a state"
+
+
+def _is_random(definition: Any) -> bool:
+    return definition is not None and {"seed", "seed2"} <= {a.name for a in definition.attr}
 
 
 class _Counted(int):

@@ -14,6 +14,9 @@ class Packing:
         rows: K x N dense tensors; a column has one shape and dtype.
         pack_bytes: A tensor of up to this many bytes shares its transfer with others of its
             dtype; 0: none does. A tensor whose shape only a run tells travels alone.
+
+    Attributes:
+        packs: The numbers of the columns that share a transfer: one list for each.
     """
 
     def __init__(self, rows: Sequence[Sequence[Any]], pack_bytes: int):
@@ -23,8 +26,8 @@ class Packing:
         for n, column in enumerate(columns):
             if self._is_small(n, column[0].dtype, pack_bytes):
                 sharing.setdefault(column[0].dtype, []).append(n)
-        self._packs = [members for members in sharing.values() if len(members) > 1]
-        packed = {n for members in self._packs for n in members}
+        self.packs = [members for members in sharing.values() if len(members) > 1]
+        packed = {n for members in self.packs for n in members}
         self._alone = [n for n in range(len(columns)) if n not in packed]
 
     def _is_small(self, n: int, dtype: tf.DType, pack_bytes: int) -> bool:
@@ -36,7 +39,7 @@ class Packing:
         """Returns M <= N tensors that hold a row's N, packed on the row's device."""
         packed = [row[n] for n in self._alone]
         with reductions.on(device):
-            for members in self._packs:
+            for members in self.packs:
                 packed.append(tf.concat([tf.reshape(row[n], [-1]) for n in members], 0))
         return packed
 
@@ -45,12 +48,19 @@ class Packing:
         row: list = [None] * len(self._shapes)
         for n, tensor in zip(self._alone, packed[: len(self._alone)], strict=True):
             row[n] = tensor
-        with reductions.on(device):
-            for members, flat in zip(self._packs, packed[len(self._alone) :], strict=True):
-                sizes = [self._shapes[n].num_elements() for n in members]
-                for n, part in zip(members, tf.split(flat, sizes), strict=True):
-                    row[n] = tf.reshape(part, self._shapes[n])
+        for members, flat in zip(self.packs, packed[len(self._alone) :], strict=True):
+            for n, part in zip(members, self.cut(members, flat, device), strict=True):
+                row[n] = part
         return row
+
+    def cut(self, members: Sequence[int], flat: Any, device: str | None) -> list:
+        """Returns the tensors of one pack again, on a device."""
+        sizes = [self._shapes[n].num_elements() for n in members]
+        with reductions.on(device):
+            shapes = {tuple(self._shapes[n].as_list()): None for n in members}
+            shapes = {shape: tf.constant(shape, tf.int32) for shape in shapes}
+            parts = zip(members, tf.split(flat, sizes), strict=True)
+            return [tf.reshape(part, shapes[tuple(self._shapes[n])]) for n, part in parts]
 
 
 def _static_shape(column: Sequence[tf.Tensor]) -> tf.TensorShape:

@@ -12,7 +12,13 @@ from typing import Any
 
 from replicate.compat import importing
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import copied_functions, copied_state, functions, placement
+from replicate.graph import (
+    copied_functions,
+    copied_state,
+    functions,
+    placement,
+    shared_reads,
+)
 
 _COLOCATION = "_class"
 _BESIDE = b"loc:@"
@@ -45,6 +51,10 @@ class TowerCopies:
         self._copies: list[dict] = [{} for _ in devices]
         self._given: list[dict] = [{} for _ in devices]
         self._calls: dict[tf.Operation, tuple[int, int]] = {}
+        self._reads = shared_reads.SharedReads(devices)
+        self._has_effects = False  # whether it matters when, or that, a copy runs
+        self._is_calm = False  # whether what is copied now waits for nothing
+        self._passed: set[tf.Operation] = set()
         self._placed: dict[tf.Operation, str] = {}
         self.state = copied_state.State(self._graph)
         self._functions = copied_functions.Functions(self._graph, devices, self._placed)
@@ -114,7 +124,7 @@ class TowerCopies:
         wanted = list(wanted)
         asked = [w for w in wanted if isinstance(w, tf.Operation) or not self._is_given(w)]
         self._grow()
-        self._copy(self._needed([getattr(each, "op", each) for each in asked]))
+        self._copy(self._needed(asked))
         return [[self._twin(i, each) for each in wanted] for i in self._later]
 
     def differs(self, each: Any) -> bool:
@@ -133,6 +143,7 @@ class TowerCopies:
     def _twin(self, i: int, each: Any) -> Any:
         if isinstance(each, tf.Operation):
             return self._copies[i].get(each, each)
+        each = self._resolved(each)
         given = self._given[i].get(each.ref())
         if given is not None:
             return given
@@ -148,26 +159,54 @@ class TowerCopies:
             return handle.op.type == "VarHandleOp" and self._resource_of(1, handle) is handle
         return self.state.is_shared(op)
 
-    def _needed(self, waiting: list[tf.Operation]) -> list[tf.Operation]:
-        """Returns what is to be copied for operations, each once."""
+    def _needed(self, asked: Sequence[Any]) -> list[tf.Operation]:
+        """Returns what is to be copied for tensors and operations, each once."""
+        self._is_calm = False
+        found = self._behind(asked)
+        self._has_effects = self._has_effects or any(map(self.state.is_effect, found))
+        if not self._has_effects:
+            # NOTE: TensorFlow lets the gradients of one operation wait for each other, by two
+            # identities for each: a third of all operations, and the devices schedule each.
+            kept = {each for each in asked if isinstance(each, tf.Operation)}
+            idle = {op for op in found if op.type == "Identity"}
+            self._passed.update(idle - kept)
+            self._is_calm = True
+            found = self._behind(asked)
+        return sorted(found, key=lambda op: op._id)
+
+    def _behind(self, waiting: Iterable[Any]) -> dict[tf.Operation, None]:
         copied = self._copies[-1]
         found: dict[tf.Operation, None] = {}
+        seen = set()
+        waiting = [getattr(each, "op", each) for each in waiting]
         while waiting:
             op = waiting.pop()
-            if op in found or op in copied or not self.is_own(op) or self._is_shared(op):
+            if op in seen or op in copied or not self.is_own(op) or self._is_shared(op):
                 continue
-            self.state.require_copied(op)
-            found[op] = None
+            seen.add(op)
+            if op not in self._passed:
+                self.state.require_copied(op)
+                found[op] = None
             waiting.extend(tensor.op for tensor in op.inputs if not self._is_given(tensor))
-            waiting.extend(before for before in op.control_inputs if not self.state.is_once(before))
-        return sorted(found, key=lambda op: op._id)
+            waiting.extend(filter(self._is_waited_for, op.control_inputs))
+        return found
+
+    def _is_waited_for(self, op: tf.Operation) -> bool:
+        return not self._is_calm and not self.state.is_once(op)
+
+    def _resolved(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the tensor itself behind identities that are left out."""
+        while tensor.op in self._passed and not self._is_given(tensor):
+            tensor = tensor.op.inputs[0]
+        return tensor
 
     # Copying.
 
     def _copy(self, operations: list[tf.Operation]) -> None:
         if operations:
             names = {op: self._name(op) for op in operations}
-            batch = _Batch(names, self._is_given, self.state.is_once)
+            batch = _Batch(names, self._resolved, self._is_given, self._is_waited_for)
+            self._reads.send([t for t in batch.inputs.values() if t.op.type == _READ])
             for i in self._later:
                 self._import(i, batch)
         calls = [op for op in operations if functions.is_call(op)]
@@ -195,7 +234,7 @@ class TowerCopies:
         made = importing.add(
             graph_def,
             self._prefixes[i].removesuffix("/"),
-            {name: self._twin(i, tensor) for name, tensor in batch.inputs.items()},
+            {n: self._reads.received(i, self._twin(i, t)) for n, t in batch.inputs.items()},
             {name: self._twin(i, op) for name, op in batch.waits.items()},
             [node.name for node in batch.nodes],
         )
@@ -230,7 +269,7 @@ class TowerCopies:
         for op, (read, given) in list(self._calls.items()):
             if len(op.outputs) > given:
                 new = list(op.inputs)[read:]
-                self._copy(self._needed([t.op for t in new if not self._is_given(t)]))
+                self._copy(self._needed([t for t in new if not self._is_given(t)]))
                 for i in self._later:
                     self._grow_copy(i, op, new, list(op.outputs)[given:])
                 self._calls[op] = (len(op.inputs), len(op.outputs))
@@ -253,16 +292,18 @@ class _Batch:
 
     Args:
         names: The first tower's operations, and the names that all copies end with.
+        resolve: From a tensor to the one that is read in its place.
         is_given: Whether a tensor is read that each tower was given.
-        is_once: Whether an operation runs once, whoever waits for it.
+        is_waited_for: Whether a copy waits for an operation that its original waits for.
     """
 
-    def __init__(self, names: dict, is_given: Callable, is_once: Callable):
+    def __init__(self, names: dict, resolve: Callable, is_given: Callable, is_waited_for: Callable):
         self.operations = list(names)
         self.inputs: dict[str, tf.Tensor] = {}
         self.waits: dict[str, tf.Operation] = {}
+        self._resolve = resolve
         self._is_given = is_given
-        self._is_once = is_once
+        self._is_waited_for = is_waited_for
         self._names = names
         self._known: dict = {}
         self.nodes = [self._node(op) for op in names]
@@ -274,10 +315,11 @@ class _Batch:
             del node.attr[_COLOCATION]
         del node.input[:]
         node.input.extend(self._read(tensor) for tensor in op.inputs)
-        node.input.extend(self._waited(o) for o in op.control_inputs if not self._is_once(o))
+        node.input.extend(map(self._waited, filter(self._is_waited_for, op.control_inputs)))
         return node
 
     def _read(self, tensor: tf.Tensor) -> str:
+        tensor = self._resolve(tensor)
         if tensor.op in self._names and not self._is_given(tensor):
             return f"{self._names[tensor.op]}:{tensor.value_index}"
         if tensor.ref() not in self._known:

@@ -31,6 +31,8 @@ def restore(variable, tensor):
                 assigned.append(member.assign(tf.identity(part), read_value=False))
             elif not tf.executing_eagerly():
                 assigned.append(_initialize_if_needed(member))
+    if len(assigned) == 1:
+        return assigned[0]
     return None if tf.executing_eagerly() else tf1.group(*assigned)
 
 

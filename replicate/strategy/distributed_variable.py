@@ -165,6 +165,8 @@ class DistributedVariable(
 
     def is_initialized(self, name: str | None = None) -> tf.Tensor:
         """Returns whether every copy has a value: a bool of shape []."""
+        if len(self._members) == 1:
+            return self._members[0].is_initialized(name)
         return tf.reduce_all([m.is_initialized() for m in self._members], name=name)
 
     @property

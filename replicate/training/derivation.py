@@ -12,7 +12,8 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import ancestry, columns, reductions, row_reductions, tails, whole
-from replicate.strategy import cloning, values, variables
+from replicate.strategy import cloning, values
+from replicate.training import packed_reduction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +263,7 @@ class Derivation:
             elif self._direct[n]:
                 total = _added(self._direct[n])
                 results[n] = self._strategy.broadcast(total, _place(x))
-        reduced = self._strategy.batch_reduce(variables.SUM, list(pairs.values()))
+        reduced = packed_reduction.batch_sum(self._whole, self._strategy, list(pairs.values()))
         for n, found in zip(pairs, reduced, strict=True):
             results[n] = self._finished(n, found)
         for n, found in enumerate(results):

@@ -302,6 +302,7 @@ def example(**features):
         (example(x=[1], y=[1.0]), "x must be float32, got int64. Correct"),
         (b"\xff\xff", "must be a tf.train.Example, is something else"),
     ],
+    ids=["lacks a feature", "is too long", "is of another type", "is no example"],
 )
 def test_a_record_that_does_not_fit_is_named(trained, tmp_path, capsys, command, bad, fault):
     path = tmp_path / "bad.tfrecord"
