@@ -368,3 +368,24 @@ def test_towers_are_one_device(family):
         require_exact(draw)
 
     check()
+
+
+@pytest.mark.parametrize("num_towers", [2, 3, 5])
+def test_rows_may_be_counted_by_a_constant_in_some_towers(num_towers):
+    """Of a ragged tensor of one row TensorFlow counts when it runs what it folds of more."""
+    drawn = Draw(
+        network=next(iter(FAMILIES["dense"])),
+        sizes=[5, 5],
+        is_static=True,
+        num_towers=num_towers,
+        strategy="mirrored",
+        feature_nest="ragged",
+        label_nest="list",
+        loss="SUM_OVER_BATCH_SIZE",
+        tail=next(iter(TAILS)),
+        penalty=next(iter(PENALTIES)),
+        way=next(iter(WAYS)),
+        optimizer=next(iter(OPTIMIZERS)),
+        modes=("train",),
+    )
+    require_exact(drawn)

@@ -119,22 +119,39 @@ class Walk:
             if not is_whole and not joining.differs(first, source):
                 self.tail.inputs[source.ref()] = first
                 return None
-        elif any(not _is_alike(tensor, source) for tensor in column):
-            self._end(UNKNOWN, column, source, "towers build different graphs there")
+        if any(not _is_alike(tensor, source) for tensor in column):
+            self._end_unlike(column, source)
             return None
-        elif self._declared:
-            if first.op.type not in _ADDITIONS:
-                self._end(UNKNOWN if self._declared == "mean" else "sum", column, source)
-                return None
-        else:
-            kind, reason = joining.kind_of(column, source)
-            if kind in ("sum", "mean"):
-                kind, reason = self._joinable(kind, first)
+        if first.op in joining.varying:
+            kind, reason = self._kind_of(column, source)
             if kind is not None:
                 self._end(kind, column, source, reason if kind == UNKNOWN else "")
                 return None
         others = zip(*[tensor.op.inputs for tensor in column], strict=True)
         return iter(list(zip(others, source.op.inputs, strict=True)))
+
+    def _kind_of(self, column: tuple, source: tf.Tensor) -> tuple:
+        """Returns the kind of the row reduction that K tensors are, or None; and a reason."""
+        first = column[0]
+        if self._declared:
+            is_addition = first.op.type in _ADDITIONS
+            return None if is_addition else (UNKNOWN if self._declared == "mean" else "sum"), ""
+        kind, reason = self._whole.kind_of(column, source)
+        return self._joinable(kind, first) if kind in ("sum", "mean") else (kind, reason)
+
+    def _end_unlike(self, column: tuple, source: tf.Tensor) -> None:
+        """Ends the walk where a tower's graph is another one than the source's.
+
+        NOTE: TensorFlow folds a number of rows into a constant where it knows them, of a ragged
+        tensor in some towers only. What is a constant in the source is the whole batch's.
+        """
+        kinds = {tensor.op.type for tensor in column}
+        if source.op.type == "Const":
+            self._keep(column, source)
+        elif source.op.type == "Size" and kinds <= {"Const", "Size"}:
+            self._end("size", column, source)
+        else:
+            self._end(UNKNOWN, column, source, "towers build different graphs there")
 
     def _joinable(self, kind: str, first: tf.Tensor) -> tuple:
         """Returns the kind of a reduction of rows that numbers of a tower's rows do not enter."""
