@@ -36,7 +36,22 @@ _COPIED = (
 )
 # Operations that TensorFlow does not call stateful, though they write.
 _WRITING = ("InitializeTable", "LookupTableImport", "LookupTableInsert", "LookupTableRemove")
-_READING = ("ReadVariableOp", "ResourceGather", "VarIsInitializedOp", "VariableShape")
+# Operations with a state whose running alone changes nothing for others, or that run anyway.
+_PASSIVE = (
+    "FIFOQueue",
+    "Iterator",
+    "OneShotIterator",
+    "PaddingFIFOQueue",
+    "QueueDequeue",
+    "RandomShuffleQueue",
+    "ReadVariableOp",
+    "ResourceGather",
+    "VarHandleOp",
+    "VarIsInitializedOp",
+    "VariableShape",
+)
+# In control flow of version 1, waits and identities say what is alive, and in which iteration.
+_FLOW = ("Enter", "Exit", "LoopCond", "Merge", "NextIteration", "Switch")
 _STEP = 1 << 20  # between the seeds of two towers
 
 
@@ -62,7 +77,6 @@ class State:
     def __init__(self, graph: tf.Graph):
         self._graph = graph
         self._types: dict[str, str | None] = {}
-        self._effects: dict[str, bool] = {}
         self._counted: dict[int, int] = {}
 
     # Seeds.
@@ -101,16 +115,6 @@ class State:
     def is_once(self, op: tf.Operation) -> bool:
         """Whether an operation runs for the first tower alone, as a summary does."""
         return "Summary" in op.type
-
-    def is_effect(self, op: tf.Operation) -> bool:
-        """Whether it matters to others when, or that, an operation runs."""
-        if op.type.startswith(_READING):
-            return False
-        if op.type not in self._effects:
-            definition = tfc.op_def_registry.get(op.type)
-            is_stateful = definition is None or definition.is_stateful
-            self._effects[op.type] = is_stateful and not _is_random(definition)
-        return self._effects[op.type]
 
     def require_copied(self, op: tf.Operation) -> None:
         """Refuses an operation that cannot be copied.
@@ -166,6 +170,49 @@ def _reason_against(kind: str) -> str | None:
 
 def _is_random(definition: Any) -> bool:
     return definition is not None and {"seed", "seed2"} <= {a.name for a in definition.attr}
+
+
+class Waits:
+    """Tells for which operations it matters that others wait for them.
+
+    It does where something with an effect lies behind, through values or other waits: an
+    assignment, an assertion, a call of Python.
+    """
+
+    def __init__(self):
+        self._known: dict[tf.Operation, bool] = {}
+        self._types: dict[str, bool] = {}
+
+    def end(self, op: tf.Operation) -> None:
+        """Lets nobody look behind an operation: it runs in any case, as what towers are given."""
+        self._known.setdefault(op, False)
+
+    def matters(self, op: tf.Operation) -> bool:
+        """Whether it matters when, or that, an operation runs."""
+        waiting = [] if op in self._known else [op]
+        while waiting:
+            last = waiting[-1]
+            if last not in self._known:
+                self._known[last] = self._is_effect(last)  # loops pass operations that are
+                if not self._known[last]:
+                    waiting.extend(o for o in _before(last) if o not in self._known)
+                    continue
+            waiting.pop()
+            self._known[last] |= any(self._known.get(o, False) for o in _before(last))
+        return self._known[op]
+
+    def _is_effect(self, op: tf.Operation) -> bool:
+        if op.type not in self._types:
+            definition = tfc.op_def_registry.get(op.type)
+            is_stateful = definition is None or definition.is_stateful
+            is_passive = op.type.startswith(_PASSIVE) or _is_random(definition)
+            is_flow = op.type.removeprefix("Ref") in _FLOW
+            self._types[op.type] = is_flow or (is_stateful and not is_passive)
+        return self._types[op.type]
+
+
+def _before(op: tf.Operation) -> list[tf.Operation]:
+    return [*(tensor.op for tensor in op.inputs), *op.control_inputs]
 
 
 class _Counted(int):

@@ -52,8 +52,7 @@ class TowerCopies:
         self._given: list[dict] = [{} for _ in devices]
         self._calls: dict[tf.Operation, tuple[int, int]] = {}
         self._reads = shared_reads.SharedReads(devices)
-        self._has_effects = False  # whether it matters when, or that, a copy runs
-        self._is_calm = False  # whether what is copied now waits for nothing
+        self._waits = copied_state.Waits()
         self._passed: set[tf.Operation] = set()
         self._placed: dict[tf.Operation, str] = {}
         self.state = copied_state.State(self._graph)
@@ -95,6 +94,7 @@ class TowerCopies:
 
     def give(self, column: Sequence[tf.Tensor]) -> None:
         """Takes note of K tensors, one for each tower, made before the towers or across them."""
+        self._waits.end(column[0].op)
         first = column[0].ref()
         for i in self._later:
             self._given[i][first] = column[i]
@@ -161,38 +161,31 @@ class TowerCopies:
 
     def _needed(self, asked: Sequence[Any]) -> list[tf.Operation]:
         """Returns what is to be copied for tensors and operations, each once."""
-        self._is_calm = False
-        found = self._behind(asked)
-        self._has_effects = self._has_effects or any(map(self.state.is_effect, found))
-        if not self._has_effects:
-            # NOTE: TensorFlow lets the gradients of one operation wait for each other, by two
-            # identities for each: a third of all operations, and the devices schedule each.
-            kept = {each for each in asked if isinstance(each, tf.Operation)}
-            idle = {op for op in found if op.type == "Identity"}
-            self._passed.update(idle - kept)
-            self._is_calm = True
-            found = self._behind(asked)
-        return sorted(found, key=lambda op: op._id)
-
-    def _behind(self, waiting: Iterable[Any]) -> dict[tf.Operation, None]:
+        waiting = [getattr(each, "op", each) for each in asked]
+        kept = {each for each in asked if isinstance(each, tf.Operation)}
         copied = self._copies[-1]
         found: dict[tf.Operation, None] = {}
-        seen = set()
-        waiting = [getattr(each, "op", each) for each in waiting]
         while waiting:
             op = waiting.pop()
-            if op in seen or op in copied or not self.is_own(op) or self._is_shared(op):
+            if op in found or op in copied or not self.is_own(op) or self._is_shared(op):
                 continue
-            seen.add(op)
-            if op not in self._passed:
-                self.state.require_copied(op)
-                found[op] = None
+            if op in self._passed and op not in kept:
+                waiting.extend(tensor.op for tensor in op.inputs if not self._is_given(tensor))
+                continue
+            # NOTE: TensorFlow lets the gradients of one operation wait for each other, by two
+            # identities for each: a third of all operations, and the devices schedule each.
+            if op.type == "Identity" and op not in kept and not self._waits.matters(op):
+                self._passed.add(op)
+                waiting.append(op)
+                continue
+            self.state.require_copied(op)
+            found[op] = None
             waiting.extend(tensor.op for tensor in op.inputs if not self._is_given(tensor))
             waiting.extend(filter(self._is_waited_for, op.control_inputs))
-        return found
+        return sorted(found, key=lambda op: op._id)
 
     def _is_waited_for(self, op: tf.Operation) -> bool:
-        return not self._is_calm and not self.state.is_once(op)
+        return self._waits.matters(op) and not self.state.is_once(op)
 
     def _resolved(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor itself behind identities that are left out."""

@@ -89,7 +89,8 @@ def _walk(towers: list, creations: sharing.Creations, views, concurrent: bool, c
             _catch_up(towers[1:], met, creations, views)
         if all(tower.done for tower in running):
             return running
-        _require_same_merge(running, len(met))
+        with _own_exceptions_first(running):
+            _require_same_merge(running, len(met))
         result = _merge(running, views, cloning)
         met.append(_Met(running[0].request, result))
         answers = [values.select_tower(tower.tower_id, result) for tower in running]
@@ -182,6 +183,19 @@ def _raise_failure(towers: list) -> None:
                     raise failure
             finally:
                 del failure  # its traceback holds this frame: do not close the circle
+
+
+@contextlib.contextmanager
+def _own_exceptions_first(towers: list) -> Iterator[None]:
+    """Raises a tower's own exception in place of a mismatch to which its `finally` has led."""
+    try:
+        yield
+    except errors.TowerMismatchError:
+        for tower in towers:
+            if tower.handled is not None:
+                with noted(tower.tower_id, len(towers)):
+                    raise tower.handled from None
+        raise
 
 
 def _require_same_merge(towers: list, merges: int) -> None:

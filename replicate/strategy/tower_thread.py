@@ -5,6 +5,7 @@ thread: so each tower has one of its own, which begins with the caller's.
 """
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -116,6 +117,7 @@ class TowerThread(threading.Thread):
         self.request: MergeRequest | None = None
         self.result: Any = None
         self.failure: BaseException | None = None
+        self.handled: BaseException | None = None  # in whose `finally` or `except` it sleeps
         self.done = False
         self.scope_counts: dict = {}
         self._body = body
@@ -161,11 +163,12 @@ class TowerThread(threading.Thread):
         if refusal is not None:
             raise RuntimeError(refusal)
         self.request = request
+        self.handled = sys.exc_info()[1]
         while True:
             self._asleep.release()
             self._awake.acquire()
             if self._order is None:
-                self.request = None
+                self.request = self.handled = None
                 return self._answer
             self._order()
 

@@ -48,6 +48,25 @@ def test_merge_runs_in_the_first_towers_thread():
     assert names == ["tower_0"]
 
 
+def test_a_towers_own_exception_wins_over_the_mismatch_that_its_finally_causes():
+    def meet(tower, fn):
+        return tower.sleep(
+            tower_thread.MergeRequest(fn, (), {}, lambda fn, args, kwargs: fn(*args))
+        )
+
+    def body(tower):
+        try:
+            if tower.tower_id == 1:
+                raise KeyError("the tower's own")
+            meet(tower, lambda: "the model's")
+        finally:
+            meet(tower, lambda: "clean up")
+
+    with pytest.raises(KeyError, match="the tower's own") as raised:
+        run([body] * 2)
+    assert raised.value.__notes__ == ["raised in tower 1 of 2"]
+
+
 def test_towers_that_do_not_run_at_the_same_time_keep_their_order():
     order = []
 
