@@ -19,6 +19,8 @@ _COPIED = (
     "Assign",
     "If",
     "Case",
+    "LookupTableFind",
+    "LookupTableSize",
     "While",
     "StatefulPartitionedCall",
     "Print",
@@ -35,11 +37,14 @@ _COPIED = (
     "VariableShape",
 )
 # Operations that TensorFlow does not call stateful, though they write.
-_WRITING = ("InitializeTable", "LookupTableImport", "LookupTableInsert", "LookupTableRemove")
+_FILLING = ("InitializeTable", "LookupTableImport")
+_WRITING = (*_FILLING, "LookupTableInsert", "LookupTableRemove")
 # Operations with a state whose running alone changes nothing for others, or that run anyway.
 _PASSIVE = (
     "FIFOQueue",
     "Iterator",
+    "LookupTableFind",
+    "LookupTableSize",
     "OneShotIterator",
     "PaddingFIFOQueue",
     "QueueDequeue",
@@ -130,6 +135,8 @@ class State:
         """Returns why an operation cannot be copied; None: it can."""
         if op.type == "EagerPyFunc" and not any(t.dtype.is_floating for t in op.outputs):
             return None
+        if op.type.startswith(_FILLING) and _is_of_constants(op):
+            return None  # the one table is filled once, before the first step
         reason = self._reason_against_type(op.type)
         if reason is not None:
             return f"{op.name} {reason}"
@@ -166,6 +173,11 @@ def _reason_against(kind: str) -> str | None:
     if not definition.is_stateful or kind.startswith(_COPIED) or "Summary" in kind:
         return None
     return None if _is_random(definition) else f"({kind}) holds a state"
+
+
+def _is_of_constants(op: tf.Operation) -> bool:
+    """Whether an operation is given nothing but resources and constants."""
+    return all(t.dtype == tf.resource or tf.get_static_value(t) is not None for t in op.inputs)
 
 
 def _is_random(definition: Any) -> bool:
