@@ -9,7 +9,7 @@ from replicate import types
 from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import saver
-from replicate.graph import batches, whole
+from replicate.graph import batches, copied_state, whole
 from replicate.specs import evaluate, predict, summaries, train
 from replicate.strategy import base, cloning, context, default, sharing, values, variables
 from replicate.strategy.policies import mirrored, one_device, parameter_server
@@ -225,13 +225,12 @@ def _cloning(strategy, batch, share, options: _Options) -> cloning.Cloning | Non
         return None
     is_required = options.tower_building == "clone"
     nests = list(zip(batch.features, batch.labels, strict=True))
-    if not is_required and isinstance(batch.total, int) and len(set(batch.row_counts)) > 1:
-        _log.info(
-            "The model is called for each of %d towers: they have %s rows, which a static batch "
-            "writes into their graphs.",
-            strategy.num_towers,
-            ", ".join(map(str, batch.row_counts)),
-        )
+    if isinstance(batch.total, int) and len(set(batch.row_counts)) > 1:
+        counts = ", ".join(map(str, batch.row_counts))
+        reason = f"they have {counts} rows, which a static batch writes into their graphs"
+        if is_required:
+            raise copied_state.refusal(reason)
+        _log.info("The model is called for each of %d towers: %s.", strategy.num_towers, reason)
         return None
     return cloning.Cloning(strategy.worker_devices, nests, share, is_required)
 

@@ -28,6 +28,7 @@ VARIABLE_TYPES = frozenset(
     }
 )
 _WITH_VARIABLES = ("Assign", "ReadVariableOp", "Resource", "VarIsInitializedOp", "VariableShape")
+_PASSING = ("Enter", "Identity", "Switch")  # into control flow of version 1
 _LOOPS = ("StatelessWhile", "While")
 _ASSUMED_DIMENSION = 1024  # bytes of a variable whose shape is not known yet are a guess
 
@@ -129,8 +130,9 @@ def _variable_of(op: tf.Operation) -> tf.Operation | None:
     if not op.type.startswith(_WITH_VARIABLES) or not op.inputs:
         return None
     handle = op.inputs[0]
-    while handle.op.type in _LOOPS:  # a loop gives back what it was given
-        handle = handle.op.inputs[handle.value_index]
+    while handle.op.type in (*_LOOPS, *_PASSING):  # a loop gives back what it was given
+        is_loop = handle.op.type in _LOOPS
+        handle = handle.op.inputs[handle.value_index if is_loop else 0]
     return handle.op if handle.op.type == "VarHandleOp" else None
 
 
@@ -141,11 +143,22 @@ def keep_beside_variables(graph: tf.Graph) -> None:
     puts that beside the loop. A device function is asked before, and has no say.
     """
     for op in graph.get_operations():
+        if op.type == "StackV2":  # where a loop of version 1 keeps what it has read
+            _put_beside(op)
         variable = _variable_of(op)
         if variable is None or not variable.device:
             continue
         if set(op.colocation_groups()) - {_group(op), _group(variable)}:
             op._clear_attr("_class")
+            op._set_device(variable.device)
+
+
+def _put_beside(op: tf.Operation) -> None:
+    """Puts an operation on the device of the variable that it was put beside, if it was."""
+    for group in set(op.colocation_groups()) - {_group(op)}:
+        read = op.graph.get_operation_by_name(group.decode().removeprefix("loc:@"))
+        variable = _variable_of(read)
+        if variable is not None and variable.device:
             op._set_device(variable.device)
 
 

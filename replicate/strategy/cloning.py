@@ -101,8 +101,6 @@ class Cloning:
             self._refuse(reason)
             self.is_given_up = True
             _log.info("The model is called for each of %d towers: %s.", self._number, reason)
-        elif not self._is_begun:
-            _log.info("The model is called once, and copied for %d more towers.", self._number - 1)
         return self.is_given_up
 
     @contextlib.contextmanager

@@ -197,6 +197,7 @@ def build(
         cloning=cloning,
     )
     if len(towers) < strategy.num_towers:
+        _log.info("The model is called once, and copied for %d more.", strategy.num_towers - 1)
         devices = strategy.worker_devices
         return [*towers, *copied_towers.of(towers[0], call.mode, devices, cloning, update_ops)]
     joining.whole.cloning = creations.cloning = None
