@@ -60,7 +60,7 @@ class Packing:
             shapes = {tuple(self._shapes[n].as_list()): None for n in members}
             shapes = {shape: tf.constant(shape, tf.int32) for shape in shapes}
             parts = zip(members, tf.split(flat, sizes), strict=True)
-            return [tf.reshape(part, shapes[tuple(self._shapes[n])]) for n, part in parts]
+            return [tf.reshape(part, shapes[tuple(self._shapes[n].as_list())]) for n, part in parts]
 
 
 def _static_shape(column: Sequence[tf.Tensor]) -> tf.TensorShape:

@@ -189,20 +189,15 @@ def build(
         return Tower(tower.index, device, spec, train_op, own, made)
 
     joining.whole.cloning = creations.cloning = cloning
-    towers = strategy.run_towers(
-        lambda: tower_fn,
-        (features, labels),
-        every_collection=True,
-        creations=creations,
-        cloning=cloning,
-    )
-    if len(towers) < strategy.num_towers:
-        _log.info("The model is called once, and copied for %d more.", strategy.num_towers - 1)
-        devices = strategy.worker_devices
-        return [*towers, *copied_towers.of(towers[0], call.mode, devices, cloning, update_ops)]
-    joining.whole.cloning = creations.cloning = None
-    _require_same_variables(towers, creations)
-    return towers
+    given = (features, labels)
+    towers = strategy.run_towers(lambda: tower_fn, given, None, False, True, creations, cloning)
+    if len(towers) == strategy.num_towers:
+        joining.whole.cloning = creations.cloning = None
+        _require_same_variables(towers, creations)
+        return towers
+    _log.info("The model is called once, and copied for %d more.", strategy.num_towers - 1)
+    devices = strategy.worker_devices
+    return [*towers, *copied_towers.of(towers[0], call.mode, devices, cloning, update_ops)]
 
 
 def is_of_one_batch() -> bool:
