@@ -30,16 +30,21 @@ def raw():
     return estimator.export.ServingInputReceiver(features, features)
 
 
-@pytest.fixture(scope="module", params=["parameter_server", "mirrored"])
+_BUILT = [("parameter_server", "auto"), ("mirrored", "auto"), ("parameter_server", "call")]
+
+
+@pytest.fixture(scope="module", params=_BUILT, ids="-".join)
 def merged(request, tmp_path_factory):
     """A model of four towers on CPU:2 to CPU:5, and the same as one tower."""
+    strategy, tower_building = request.param
     home = tmp_path_factory.mktemp("serving")
     devices = [f"/cpu:{i}" for i in range(2, 6)]
     replicated = model_fn.replicate_model_fn(
         doubling,
         lambda: tf1.train.GradientDescentOptimizer(0.0),
         devices,
-        strategy=request.param,
+        strategy=strategy,
+        tower_building=tower_building,
     )
     made = estimator.Estimator(replicated, model_dir=str(home / "model"), params={})
     features = {"left": [1.0, 2.0], "right": [0.0, 0.0]}
