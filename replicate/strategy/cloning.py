@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import columns, copied_state, reductions, tower_copies
+from replicate.graph import columns, copied_state, placement, reductions, tower_copies
 from replicate.strategy import context, values
 
 _log = logging.getLogger("replicate")
@@ -254,7 +254,7 @@ def _is_of_graph(value: Any) -> bool:
 
 def _is_written(variable: tf.Variable) -> bool:
     """Whether a variable is what an assignment has returned, to be read after it."""
-    return variable.op.type != "VarHandleOp"
+    return variable.op.type not in placement.VARIABLE_TYPES
 
 
 def _map_tensors(fn: Callable, value: Any) -> Any:

@@ -195,7 +195,7 @@ def build(
         joining.whole.cloning = creations.cloning = None
         _require_same_variables(towers, creations)
         return towers
-    _log.info("The model is called once, and copied for %d more.", strategy.num_towers - 1)
+    _log.info("The model is called once, and copied for %d more towers.", strategy.num_towers - 1)
     devices = strategy.worker_devices
     return [*towers, *copied_towers.of(towers[0], call.mode, devices, cloning, update_ops)]
 

@@ -267,10 +267,7 @@ def test_what_cannot_be_copied_is_called_for_each_tower(model, reason, strategy,
 
 
 @uncopied
-def test_one_line_says_how_often_the_model_is_called(request, model, reason, caplog):
-    if model in (asking_last, asking_in_between, merging_numbers):
-        late = "what is found out after a merge call is said in a second line"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=late))
+def test_one_line_says_how_often_the_model_is_called(model, reason, caplog):
     caplog.set_level(logging.INFO, "replicate")
     towers = model_fn.replicate_model_fn(model, devices=TOWERS)
     exactness.run(towers, batches(7))
@@ -302,7 +299,6 @@ def test_numbers_of_rows_that_differ_in_static_shapes_are_called_for(strategy, c
     assert line.startswith("The model is called for each of 3 towers: they have 3, 2, 2 rows")
 
 
-@pytest.mark.xfail(strict=True, reason="TensorFlow's importer finds it, not we")
 def test_clone_refuses_numbers_of_rows_that_differ_in_static_shapes():
     towers = model_fn.replicate_model_fn(plain, devices=TOWERS, tower_building="clone")
     with pytest.raises(errors.TowerMismatchError, match=r"rows.*tower_building='call'"):

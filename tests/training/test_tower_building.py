@@ -316,10 +316,7 @@ def require_one_device(name, mode, way, strategy):
 @both_strategies
 @both_ways
 @pytest.mark.parametrize("name", sorted(NETWORKS))
-def test_both_ways_are_one_device(request, name, way, strategy, mode):
-    if (name, way, strategy, mode) == ("loop_of_version_1", "call", "parameter_server", "train"):
-        reason = "the accumulator of a variable read in a loop is put beside the variable"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+def test_both_ways_are_one_device(name, way, strategy, mode):
     require_one_device(name, mode, way, strategy)
 
 
