@@ -102,7 +102,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             )
         if mode is not None and mode.tower is not None:
             raise RuntimeError(
-                f"scope() is entered across towers, but this is tower {mode.tower.index}. "
+                f"scope() is entered across towers, but this is tower {mode.tower.position}. "
                 "A tower is in the scope already; use merge_call to leave it."
             )
         with contextlib.ExitStack() as stack:
@@ -290,9 +290,9 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         if creations is None or mode.strategy is not self:
             return self._make_variable(next_creator, kwargs)
         request = sharing.request_of(kwargs)
-        if mode.tower.index == 0:
+        if mode.tower.position == 0:
             return creations.make(request, lambda: self._make_variable(next_creator, kwargs))
-        variable = creations.find(mode.tower.index, request)
+        variable = creations.find(mode.tower.position, request)
         creation.add_to_collections(variable, kwargs)
         return variable
 
@@ -365,7 +365,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         if mode.tower is not None:
             raise RuntimeError(
                 f"{method}() sees all towers at once, but was called in tower "
-                f"{mode.tower.index}. Call it through "
+                f"{mode.tower.position}. Call it through "
                 "get_tower_context().merge_call(lambda strategy, ...: ...)."
             )
 

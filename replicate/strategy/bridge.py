@@ -289,7 +289,7 @@ def is_told(graph: tf.Graph, strategy: Any) -> bool:
 def in_tower(mode: context.Mode):
     """Enters a tower's mode, ours and TensorFlow's."""
     replica = replica_context.BridgeReplicaContext(mode.strategy.extended.container, mode.tower)
-    with context.entered(mode), replica, _functions_named(mode.tower.index):
+    with context.entered(mode), replica, _functions_named(mode.tower.position):
         yield
 
 

@@ -81,9 +81,14 @@ class Cloning:
 
     def ask(self, what: str) -> None:
         """Notes that the model asked for what differs between towers, and is no tensor."""
-        self._refuse(f"the model asks for {what}")
+        self.refuse(f"the model asks for {what}")
 
-    def _refuse(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
+        """Notes that the later towers cannot be copied from now on.
+
+        Raises:
+            TowerMismatchError: If they must be.
+        """
         if self.is_required:
             raise copied_state.refusal(reason)
         self._reason = self._reason or reason
@@ -98,7 +103,7 @@ class Cloning:
             return True
         reason = self._reason or self._copies.reason_against()
         if reason is not None:
-            self._refuse(reason)
+            self.refuse(reason)
             self.is_given_up = True
             _log.info("The model is called for each of %d towers: %s.", self._number, reason)
         return self.is_given_up
@@ -204,7 +209,7 @@ class Cloning:
         if isinstance(column[0], tf.Tensor):
             self._copies.give(column)
         elif any(each is not column[0] and each != column[0] for each in column[1:]):
-            self._refuse(f"a merge call gives towers different values, as {column[:2]!r}")
+            self.refuse(f"a merge call gives towers different values, as {column[:2]!r}")
 
     def operations(self, tower_id: int) -> set[tf.Operation]:
         """Returns what has been copied for a later tower."""

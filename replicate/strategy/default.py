@@ -164,7 +164,7 @@ class UpdateContext:
         mode = context.current() or context.Mode(_default)
         if mode.tower is not None:
             raise RuntimeError(
-                f"An update runs across towers, but this is tower {mode.tower.index}. Use "
+                f"An update runs across towers, but this is tower {mode.tower.position}. Use "
                 "get_tower_context().merge_call and strategy.update."
             )
         self._entered.enter_context(context.entered(mode._replace(update_device=self._device)))

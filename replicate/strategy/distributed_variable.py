@@ -118,7 +118,7 @@ class DistributedVariable(
             return self._members[self._devices.index(mode.update_device)]
         tower = self._tower()
         if tower is not None and len(self._members) > 1:
-            return self._members[tower.index]
+            return self._members[tower.position]
         return self._members[0]
 
     def _get_on_device_or_primary(self):

@@ -43,7 +43,7 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
     """
 
     def __init__(self, bridge: tf1.distribute.Strategy, tower: Any):
-        super().__init__(bridge, tower.index)
+        super().__init__(bridge, tower.position)
         self._tower = tower
 
     def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
@@ -77,7 +77,7 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         found = linked(*flat, *reduced)
         share = context.current().share
         for tensor in found if share is not None else ():
-            share.joiner.note(self._tower.index, tensor)
+            share.joiner.note(self._tower.position, tensor)
         return tf.nest.pack_sequence_as(value, found)
 
     def _weighted(self, tensors: Sequence[tf.Tensor]) -> list:
@@ -101,7 +101,7 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         NOTE: TensorFlow asks to write summaries once; that is no model which asks.
         """
         asker = inspect.currentframe().f_back.f_globals.get("__name__", "")
-        return self._tower.index if asker.startswith("tensorflow.") else self._tower.tower_id
+        return self._tower.position if asker.startswith("tensorflow.") else self._tower.tower_id
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
 from replicate.strategy import context, conversion, sharing, tower_thread, values
 
+_KNOWN = ("replicate", "tensorflow", "tensorflow_estimator", "tf_keras", "keras")
+
 
 @conversion.unconverted
 class TowerContext:
@@ -66,7 +68,7 @@ class TowerContext:
         return self._tower_id
 
     @property
-    def index(self) -> int:
+    def position(self) -> int:
         """The same, for whoever does not tell towers apart by it: see `ClonedContext`."""
         return self._tower_id
 
@@ -170,11 +172,16 @@ class ClonedContext(LockstepContext):
         super().__init__(strategy, thread, creations, share)
         self._cloning = cloning
 
+    def _merge_call(self, fn, args, kwargs, run):
+        if not _is_known(fn):
+            self._cloning.refuse("the model makes a merge call of its own")
+        return super()._merge_call(fn, args, kwargs, run)
+
     @property
     def tower_id(self) -> int:
         """See base class; a model that asks is called for each tower."""
         self._cloning.ask("the number of its tower")
-        return self.index
+        return self.position
 
     @property
     def device(self) -> str:
@@ -186,6 +193,13 @@ class ClonedContext(LockstepContext):
     def has_rows(self) -> Any:
         """See base class; a tensor where it does not hold in all towers."""
         return self._cloning.share.has_rows[0]
+
+
+def _is_known(fn: Callable) -> bool:
+    """Whether the function of a merge call is this package's, or TensorFlow's."""
+    while hasattr(fn, "func") or hasattr(fn, "__wrapped__"):
+        fn = getattr(fn, "func", None) or fn.__wrapped__
+    return (getattr(fn, "__module__", None) or "").split(".")[0] in _KNOWN
 
 
 def _without_gradient(answer: Any, given: Any) -> Any:
@@ -232,9 +246,9 @@ def require_current(tower: TowerContext) -> None:
     elif running is None:
         found = f"none: this is cross-tower context of {mode.strategy!r}"
     else:
-        found = f"tower {running.index} of {running.distribution_strategy!r}"
+        found = f"tower {running.position} of {running.distribution_strategy!r}"
     raise RuntimeError(
-        f"A tower context serves only while its tower runs: used tower {tower.index} of "
+        f"A tower context serves only while its tower runs: used tower {tower.position} of "
         f"{tower.distribution_strategy!r}, but the current tower context is {found}. Ask "
         "get_tower_context() where you need it."
     )

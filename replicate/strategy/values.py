@@ -65,7 +65,7 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
         if mode is not None and mode.update_device is not None:
             return self._values[self._position(mode.update_device)]
         if mode is not None and mode.tower is not None:
-            return select_tower(mode.tower.index, self)
+            return select_tower(mode.tower.position, self)
         raise ValueError(
             f"A {type(self).__name__} has one value per device: {self!r} was read outside of "
             "towers and updates. Use strategy.unwrap(value), or get(device)."
@@ -117,7 +117,7 @@ class Mirrored(DistributedValues):
         if mode is not None and mode.update_device is not None:
             value = select_device(mode.update_device, 0, self)
         elif mode is not None and mode.tower is not None:
-            value = select_tower(mode.tower.index, self)
+            value = select_tower(mode.tower.position, self)
         return tf.convert_to_tensor(value, dtype, name=name)
 
 

@@ -48,7 +48,7 @@ class MirroredVariable(DistributedVariable):
         if self._aggregation == NONE:
             raise ValueError(
                 "A mirrored variable that a tower assigns needs an aggregation: "
-                f"{self.name} has none, in tower {tower.index}. Give it "
+                f"{self.name} has none, in tower {tower.position}. Give it "
                 "aggregation=tf.VariableAggregation.SUM, MEAN or ONLY_FIRST_REPLICA when it is "
                 "made, or assign in merge_call."
             )
@@ -56,7 +56,7 @@ class MirroredVariable(DistributedVariable):
         if self._aggregation != FIRST and method not in _MERGEABLE:
             raise ValueError(
                 f"Towers' calls of {method} cannot be joined into one: variable {self.name} has "
-                f"aggregation={self._aggregation.name}, in tower {tower.index}. Use one of "
+                f"aggregation={self._aggregation.name}, in tower {tower.position}. Use one of "
                 f"{', '.join(_MERGEABLE)}, ONLY_FIRST_REPLICA, or merge_call."
             )
 
@@ -200,7 +200,7 @@ class TowerLocalVariable(DistributedVariable):
         return self._write_own(tower, method, value, kwargs) if written is None else written
 
     def _write_own(self, tower, method, value, kwargs):
-        member = self._members[tower.index if len(self._members) > 1 else 0]
+        member = self._members[tower.position if len(self._members) > 1 else 0]
         has_rows = tower.has_rows
         if has_rows is True:
             return sparse_writes.write(member, method, value, kwargs)

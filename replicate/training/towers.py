@@ -183,10 +183,10 @@ def build(
             made = joining.gradients.made_since()
             if factory is not None:
                 train_op = optimizers.minimize(factory.get(), spec.loss)
-        device = strategy.worker_devices[tower.index]
-        _log.info("Built tower %d of %d on %s.", tower.index, tower.num_towers, device)
+        device = strategy.worker_devices[tower.position]
+        _log.info("Built tower %d of %d on %s.", tower.position, tower.num_towers, device)
         own = tuple(update for update in updates if id(update) not in before)
-        return Tower(tower.index, device, spec, train_op, own, made)
+        return Tower(tower.position, device, spec, train_op, own, made)
 
     joining.whole.cloning = creations.cloning = cloning
     given = (features, labels)

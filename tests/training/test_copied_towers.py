@@ -239,7 +239,7 @@ UNCOPIED = {
     asking_in_between: "asks for the number of its tower",
     reading_data: "holds a state",
     calling_python: "(EagerPyFunc) holds a state",
-    merging_numbers: "a merge call gives towers different values",
+    merging_numbers: "a merge call of its own",
 }
 uncopied = pytest.mark.parametrize(
     ("model", "reason"), UNCOPIED.items(), ids=[model.__name__ for model in UNCOPIED]
@@ -328,11 +328,41 @@ def doubling(features, labels, mode):
 
 
 @both_strategies
-def test_a_merge_call_of_the_models_own_that_gives_tensors_is_copied(strategy, caplog):
+def test_a_model_with_merge_calls_of_its_own_is_called_for_each_tower(strategy, caplog):
     caplog.set_level(logging.INFO, "replicate")
     counted = Counted(merging_tensors)
     exactness.require_one_device(
         counted, batches(7, 2, 1), reference=doubling, devices=TOWERS, strategy=strategy
     )
-    assert counted.calls == 1
-    assert said(caplog) == ["The model is called once, and copied for 2 more towers."]
+    assert counted.calls == 3
+    (line,) = said(caplog)
+    assert line.endswith("the model makes a merge call of its own.")
+
+
+def summing(features, labels, mode):
+    """A sum over towers that the model derives: 2 w sum(x) where there is one of them."""
+    w = tf1.get_variable("w", [WIDTH, 1], initializer=exactness.start)
+    hidden = tf.matmul(features, w)
+    tower = replicate.get_tower_context()
+    total = tf.reduce_sum(hidden)
+    if tower.num_towers > 1:
+        total = tower.merge_call(lambda strategy, x: strategy.reduce(SUM, x), total)
+    return stepping(hidden + 0.1 * total, labels, mode)
+
+
+SUM = tf.VariableAggregation.SUM
+
+
+@both_strategies
+def test_gradients_through_a_merge_call_of_the_models_own_are_the_same_both_ways(strategy):
+    found = [
+        exactness.run(
+            model_fn.replicate_model_fn(
+                summing, devices=TOWERS, strategy=strategy, tower_building=way
+            ),
+            batches(7, 6),
+        )
+        for way in ("call", "auto")
+    ]
+    for name, value in found[0].variables[-1].items():
+        np.testing.assert_allclose(value, found[1].variables[-1][name], 1e-5)
