@@ -1,8 +1,9 @@
 """The law of exactness: K towers are one device, for whatever a model_fn is made of.
 
-Each test draws a batch, K, a strategy, nests, a network of its family, a loss, what becomes
-of it, a penalty, a way to take gradients and an optimizer; nobody says what kind of a loss it
-is. `EXACTNESS_DRAWS=5000 pytest tests/test_exactness.py` draws that many in all.
+Each test draws a batch, K, a strategy, how towers are built, nests, a network of its family,
+a loss, what becomes of it, a penalty, a way to take gradients and an optimizer; nobody says
+what kind of a loss it is. `EXACTNESS_DRAWS=5000 pytest tests/test_exactness.py` draws that many
+in all.
 """
 
 import collections
@@ -256,6 +257,7 @@ class Draw(NamedTuple):
     way: str
     optimizer: str
     modes: tuple
+    tower_building: str
 
     def model(self, features, labels, mode):
         """The model_fn: a network, a loss, metrics."""
@@ -293,7 +295,11 @@ class Draw(NamedTuple):
 
     def replicated(self):
         """The model_fn for towers."""
-        options = {"devices": self.num_towers, "strategy": self.strategy}
+        options = {
+            "devices": self.num_towers,
+            "strategy": self.strategy,
+            "tower_building": self.tower_building,
+        }
         if self.way == "optimizer_fn":
             optimizer_fn = OPTIMIZERS[self.optimizer]
             return model_fn.replicate_model_fn(self.model, optimizer_fn, **options)
@@ -336,6 +342,7 @@ def draws(draw, family):
         way=one_of(WAYS),
         optimizer=one_of(OPTIMIZERS),
         modes=one_of((("train",), ("train", "eval"), ("infer",))),
+        tower_building=one_of(("auto", "call")),
     )
 
 
