@@ -212,8 +212,9 @@ def _build_on(strategy, call, batch, given, factory, options: _Options) -> Any:
         if len(built) > 1:
             scope = tf.get_current_name_scope()
             plain = f"{scope}/" if scope else ""
-            later = [f"{plain}tower_{i}/" for i in range(1, len(built))]
             copies = join.whole.copies()
+            behind = sharing.AGAIN if copier is not None and copier.is_late else ""
+            later = [f"{plain}tower_{i}/{behind}" for i in range(1, len(built))]
             find = summaries.by_name([plain, *later]) if copies is None else copies.column
             summaries.make_whole(join.whole, find)
         return spec

@@ -20,7 +20,8 @@ class Prefix:
 
     Args:
         graph: The graph.
-        prefix: What names of this tower begin with, such as `outer/tower_1/`.
+        prefix: What names of this tower begin with, such as `outer/tower_1/`; may be changed
+            before the tower runs.
         plain: What they begin with on one device, such as `outer/`; may be empty.
         operations: Returns what the tower has made so far. NOTE: a model may well have a
             scope of its own that is called `tower_1`.
@@ -37,7 +38,7 @@ class Prefix:
         unasked: Callable[[], Sequence[tuple]] = tuple,
     ):
         self._graph = graph
-        self._prefix = prefix
+        self.prefix = prefix
         self._plain = plain
         self._operations = operations
         self._unasked = unasked
@@ -78,7 +79,7 @@ class Prefix:
         if not name.startswith(self._plain):
             return None
         try:
-            found = find(self._prefix + name.removeprefix(self._plain), *args, **kwargs)
+            found = find(self.prefix + name.removeprefix(self._plain), *args, **kwargs)
         except (KeyError, ValueError):
             return None
         return found if getattr(found, "op", found) in self._operations() else None
@@ -149,6 +150,6 @@ class Prefix:
 
     def _plain_name(self, item: Any) -> str:
         """Returns the name that a tensor or operation has on one device; a variable's own."""
-        if isinstance(item, (tf.Tensor, tf.Operation)) and item.name.startswith(self._prefix):
-            return self._plain + item.name.removeprefix(self._prefix)
+        if isinstance(item, (tf.Tensor, tf.Operation)) and item.name.startswith(self.prefix):
+            return self._plain + item.name.removeprefix(self.prefix)
         return item.name

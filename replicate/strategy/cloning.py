@@ -93,6 +93,11 @@ class Cloning:
             raise copied_state.refusal(reason)
         self._reason = self._reason or reason
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the other towers run after all, though some of them has been copied."""
+        return self.is_given_up and self._is_begun
+
     def gives_up(self) -> bool:
         """Whether the other towers have to run: what the first one did cannot be copied.
 

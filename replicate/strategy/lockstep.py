@@ -52,7 +52,7 @@ def run(
         cloning.start([inheritance.prefix(tower.tower_id) for tower in towers])
     try:
         concurrent = concurrent and inheritance.eager and not _is_seeded()
-        ran = _walk(towers, creations, views, concurrent, cloning)
+        ran = _walk(towers, creations, views, concurrent, cloning, inheritance)
     finally:
         for tower in towers:
             if tower.is_alive() and not tower.done:
@@ -72,7 +72,9 @@ def _is_seeded() -> bool:
     return tfc.eager_context.global_seed() is not None
 
 
-def _walk(towers: list, creations: sharing.Creations, views, concurrent: bool, cloning) -> list:
+def _walk(
+    towers: list, creations: sharing.Creations, views, concurrent: bool, cloning, inheritance
+) -> list:
     """Alternates between letting all towers run and running what they wait for.
 
     Returns:
@@ -86,6 +88,9 @@ def _walk(towers: list, creations: sharing.Creations, views, concurrent: bool, c
         _raise_failure(running)
         if cloning is not None and cloning.gives_up():
             running, cloning = towers, None
+            if met:  # copies have the names that the towers would make
+                inheritance.behind = sharing.AGAIN
+                views.rename([inheritance.prefix(tower.tower_id) for tower in towers])
             _catch_up(towers[1:], met, creations, views)
         if all(tower.done for tower in running):
             return running

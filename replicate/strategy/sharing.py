@@ -17,7 +17,8 @@ from replicate.graph import isolation
 from replicate.strategy import creation
 
 # What a tower's own prefix, and numbers that TensorFlow adds, make of a name.
-_PREFIX = re.compile(r"(^|/)tower_\d+/")
+AGAIN = "again/"  # behind the prefix of a tower of which there are copies
+_PREFIX = re.compile(rf"(^|/)tower_\d+/({AGAIN})?")
 _NUMBERED = re.compile(r"_\d+(?=/|$)")
 
 

@@ -366,3 +366,19 @@ def test_gradients_through_a_merge_call_of_the_models_own_are_the_same_both_ways
     ]
     for name, value in found[0].variables[-1].items():
         np.testing.assert_allclose(value, found[1].variables[-1][name], 1e-5)
+
+
+@both_strategies
+def test_a_tower_that_runs_late_makes_the_variables_that_the_first_one_made(strategy):
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", [WIDTH, 1], initializer=exactness.start)
+        output = tf.matmul(features, w)
+        loss = tf.reduce_mean(tf.square(output - labels))
+        gradient = tf.gradients(loss, w)[0]
+        metrics = {"output": tf1.metrics.mean(output)}
+        assert replicate.get_tower_context().tower_id >= 0
+        metrics["loss"] = tf1.metrics.mean(loss)
+        metrics["norm"] = tf1.metrics.mean(tf.norm(gradient))
+        return exactness.spec_of(mode, loss, eval_metric_ops=metrics)
+
+    exactness.require_one_device(model, batches(7, 5), "eval", devices=TOWERS, strategy=strategy)
