@@ -160,6 +160,8 @@ def test_a_closed_terminal_ends_a_training_with_a_checkpoint(folder):
         stdout=theirs,
         stderr=theirs,
         env=environment(),
+        # NOTE: who runs the tests may ignore the signal, as nohup does, and hands that down.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
     os.close(theirs)
     shown = []
