@@ -44,6 +44,22 @@ class Run(NamedTuple):
     metrics: dict
 
 
+class Counted:
+    """A model_fn that knows how often it was called.
+
+    Args:
+        model: A model_fn of features, labels and mode.
+    """
+
+    def __init__(self, model):
+        self._model = model
+        self.calls = 0
+
+    def __call__(self, features, labels, mode):
+        self.calls += 1
+        return self._model(features, labels, mode)
+
+
 class Padded(np.ndarray):
     """Rows padded to the batch's longest: a dynamic graph knows no second dimension either."""
 

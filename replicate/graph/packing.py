@@ -40,7 +40,7 @@ class Packing:
         packed = [row[n] for n in self._alone]
         with reductions.on(device):
             for members in self.packs:
-                packed.append(tf.concat([tf.reshape(row[n], [-1]) for n in members], 0))
+                packed.append(end_to_end(*(row[n] for n in members)))
         return packed
 
     def unpack(self, packed: Sequence[Any], device: str | None) -> list:
@@ -61,6 +61,12 @@ class Packing:
             shapes = {shape: tf.constant(shape, tf.int32) for shape in shapes}
             parts = zip(members, tf.split(flat, sizes), strict=True)
             return [tf.reshape(part, shapes[tuple(self._shapes[n].as_list())]) for n, part in parts]
+
+
+def end_to_end(*tensors: tf.Tensor) -> tf.Tensor:
+    """Returns tensors of one dtype, flat, one after the other."""
+    flat = tf.constant([-1])
+    return tf.concat([tf.reshape(tensor, flat) for tensor in tensors], 0)
 
 
 def _static_shape(column: Sequence[tf.Tensor]) -> tf.TensorShape:

@@ -195,7 +195,7 @@ class Cloning:
 
     def note(self, result: Any) -> None:
         """Takes note of what each tower is given of what a merge function returned."""
-        _walk(result, self._note)
+        values.map_nest(self._note, result)
 
     def _note(self, value: Any) -> None:
         if not isinstance(value, values.DistributedValues):
@@ -298,10 +298,6 @@ def _leaves(value: Any) -> list:
 
     values.map_nest(leaf, value)
     return found
-
-
-def _walk(nest: Any, fn: Callable) -> None:
-    values.map_nest(lambda leaf: fn(leaf), nest)
 
 
 def _resource_of(i: int, handle: tf.Tensor) -> tf.Tensor:

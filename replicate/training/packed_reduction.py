@@ -34,7 +34,8 @@ def batch_sum(joining: whole.Whole, strategy: Any, pairs: Sequence[tuple]) -> li
         rows = list(zip(*[pairs[n][0].values for n in members], strict=True))
         plan = packing.Packing(rows, PACK_BYTES)
         for pack in plan.packs:
-            flat = joining.for_each(_end_to_end, *[pairs[members[n]][0].values for n in pack])
+            parts = [pairs[members[n]][0].values for n in pack]
+            flat = joining.for_each(packing.end_to_end, *parts)
             plans.append((plan, [members[n] for n in pack], pack, place))
             asked.append((values.PerDevice(list(flat), joining.rows.devices), list(place)))
     together = {n for _, members, _, _ in plans for n in members}
@@ -47,11 +48,6 @@ def batch_sum(joining: whole.Whole, strategy: Any, pairs: Sequence[tuple]) -> li
         for n, part in zip(members, _cut(plan, pack, found, place), strict=True):
             results[n] = part
     return results
-
-
-def _end_to_end(*tensors: tf.Tensor) -> tf.Tensor:
-    flat = tf.constant([-1])
-    return tf.concat([tf.reshape(tensor, flat) for tensor in tensors], 0)
 
 
 def _cut(plan: packing.Packing, pack: Sequence[int], found: Any, place: Sequence[str]) -> list:

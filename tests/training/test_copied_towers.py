@@ -42,22 +42,6 @@ def stepping(output, labels, mode):
     return exactness.spec_of(mode, loss, output, train_op=step)
 
 
-class Counted:
-    """A model_fn that knows how often it was called.
-
-    Args:
-        model: A model_fn of features, labels and mode.
-    """
-
-    def __init__(self, model):
-        self._model = model
-        self.calls = 0
-
-    def __call__(self, features, labels, mode):
-        self.calls += 1
-        return self._model(features, labels, mode)
-
-
 # Summaries.
 
 
@@ -257,7 +241,7 @@ def said(caplog):
 def test_what_cannot_be_copied_is_called_for_each_tower(model, reason, strategy, caplog):
     caplog.set_level(logging.INFO, "replicate")
     single = exactness.run(model, batches(7, 2, 1))
-    counted = Counted(model)
+    counted = exactness.Counted(model)
     towers = model_fn.replicate_model_fn(counted, devices=TOWERS, strategy=strategy)
     exactness.compare(exactness.run(towers, batches(7, 2, 1)), single)
     assert counted.calls == TOWERS
@@ -330,7 +314,7 @@ def doubling(features, labels, mode):
 @both_strategies
 def test_a_model_with_merge_calls_of_its_own_is_called_for_each_tower(strategy, caplog):
     caplog.set_level(logging.INFO, "replicate")
-    counted = Counted(merging_tensors)
+    counted = exactness.Counted(merging_tensors)
     exactness.require_one_device(
         counted, batches(7, 2, 1), reference=doubling, devices=TOWERS, strategy=strategy
     )

@@ -282,24 +282,8 @@ def one_device(name, mode):
         return exactness.run(model, batches(mode != "infer"), mode)
 
 
-class Counted:
-    """A model_fn that knows how often it was called.
-
-    Args:
-        model: A model_fn of features, labels and mode.
-    """
-
-    def __init__(self, model):
-        self._model = model
-        self.calls = 0
-
-    def __call__(self, features, labels, mode):
-        self.calls += 1
-        return self._model(features, labels, mode)
-
-
 def require_one_device(name, mode, way, strategy):
-    model = Counted(OWN_STEPS.get(name) or of_network(name))
+    model = exactness.Counted(OWN_STEPS.get(name) or of_network(name))
     optimizer_fn = momentum if name in NETWORKS else None
     replicated = model_fn.replicate_model_fn(
         model, optimizer_fn, TOWERS, strategy=strategy, tower_building=way
