@@ -377,8 +377,9 @@ def test_towers_are_one_device(family):
     check()
 
 
+@pytest.mark.parametrize("tower_building", ["auto", "call"])
 @pytest.mark.parametrize("num_towers", [2, 3, 5])
-def test_rows_may_be_counted_by_a_constant_in_some_towers(num_towers):
+def test_rows_may_be_counted_by_a_constant_in_some_towers(num_towers, tower_building):
     """Of a ragged tensor of one row TensorFlow counts when it runs what it folds of more."""
     drawn = Draw(
         network=next(iter(FAMILIES["dense"])),
@@ -394,5 +395,6 @@ def test_rows_may_be_counted_by_a_constant_in_some_towers(num_towers):
         way=next(iter(WAYS)),
         optimizer=next(iter(OPTIMIZERS)),
         modes=("train",),
+        tower_building=tower_building,
     )
     require_exact(drawn)
