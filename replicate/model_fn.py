@@ -1,7 +1,9 @@
 """`replicate_model_fn`: one model_fn, run once per device, joined into one."""
 
+import contextlib
+import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from replicate import devices as device_names
@@ -135,10 +137,26 @@ def _replicate(options: _Options, features, labels, mode, params, config) -> Any
     if options.optimizer_fn is not None and mode == types.TRAIN:
         factory = optimizer.OptimizerFactory(options.optimizer_fn, params)
     before = saver.operation_names()
-    with chosen.scope():
+    with chosen.scope(), _without_collector():
         spec = _build(chosen, call, features, labels, factory, options)
     towers_to_place = () if context.is_one_tower() else chosen.worker_devices
     return saver.make_exportable(spec, before, (features, labels), towers_to_place, config)
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Lets Python look for no garbage in circles.
+
+    A graph only grows while it is built. Yet by its growth each object of it would be looked at
+    again and again: a tenth of the time that eight towers take.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _refuse_other_strategies() -> None:

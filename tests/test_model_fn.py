@@ -1,6 +1,8 @@
 """`replicate_model_fn` from outside: what a user of an Estimator relies on."""
 
+import contextlib
 import functools
+import gc
 
 import numpy as np
 import pytest
@@ -522,3 +524,25 @@ def test_a_moving_average_can_be_used_where_it_is_moved(strategy):
     _, found = run(graph, spec.train_op, lambda: {v.name: v for v in tf1.global_variables()})
     # 0.75 * 8 + 0.25 * 3 = 6.75, of which the double is kept.
     assert (found["kept:0"], found["used:0"]) == (6.75, 13.5)
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_garbage_is_not_looked_for_while_towers_are_built(was_enabled, fails):
+    seen = []
+
+    def model(features, labels, mode):
+        seen.append(gc.isenabled())
+        if fails:
+            raise ValueError("no model")
+        return linear_model_fn(features, labels, mode)
+
+    gc.collect()
+    gc.enable() if was_enabled else gc.disable()
+    try:
+        with pytest.raises(ValueError) if fails else contextlib.nullcontext():
+            built(model, "infer", devices=TWO)
+        assert gc.isenabled() == was_enabled
+    finally:
+        gc.enable()
+    assert not any(seen)

@@ -5,7 +5,7 @@ parses each device anew; of thousands of copies that is most of the time. What i
 here has its devices written down already.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicate.compat import tensorflow as tfc
@@ -17,8 +17,7 @@ def add(
     prefix: str,
     inputs: Mapping[str, tf.Tensor],
     waits: Mapping[str, tf.Operation],
-    wanted: Sequence[str],
-) -> list[tf.Operation]:
+) -> dict[str, tf.Operation]:
     """Adds the nodes of a graph, with devices and attributes as they are.
 
     Args:
@@ -26,7 +25,9 @@ def add(
         prefix: What the new names begin with, without a slash at the end. They must be new.
         inputs: What is read in place of the output of a node that is not there.
         waits: What is waited for in place of a node that is not there.
-        wanted: Names of the nodes whose operations are returned.
+
+    Returns:
+        The new operations by their names, which begin with the prefix.
     """
     door, graph = tfc.session_api, tf1.get_default_graph()
     options = door.TF_NewImportGraphDefOptions()
@@ -37,18 +38,17 @@ def add(
             door.TF_ImportGraphDefOptionsAddInputMapping(options, name, 0, output)
         for name, op in waits.items():
             door.TF_ImportGraphDefOptionsRemapControlDependency(options, name, op._c_op)
-        for name in wanted:
-            door.TF_ImportGraphDefOptionsAddReturnOperation(options, name)
         # NOTE: a session of the graph may be running in another thread.
         with graph._mutation_lock(), tf1.control_dependencies(None):
-            results = _imported(graph, graph_def, options)
-            graph._add_new_tf_operations(compute_devices=False)
-        made: Iterable = door.TF_ImportGraphDefResultsReturnOperations(results)
-        found = [graph._get_operation_by_tf_operation(op) for op in made]
-        door.TF_DeleteImportGraphDefResults(results)
+            door.TF_DeleteImportGraphDefResults(_imported(graph, graph_def, options))
+            # Only the making: there are no waits and no control flow around it to be added.
+            made = [
+                graph._create_op_from_tf_operation(op, compute_device=False)
+                for op in graph.new_operations()
+            ]
     finally:
         door.TF_DeleteImportGraphDefOptions(options)
-    return found
+    return {op.name: op for op in made}
 
 
 def _imported(graph: tf.Graph, graph_def: Any, options: Any) -> Any:
@@ -71,5 +71,5 @@ def add_functions(functions: Sequence[Any]) -> None:
         graph, graph_def = tf1.get_default_graph(), tf1.GraphDef()
         graph_def.versions.CopyFrom(graph.graph_def_versions)
         graph_def.library.function.extend(function.definition for function in functions)
-        add(graph_def, "", {}, {}, [])
+        add(graph_def, "", {}, {})
         graph._functions.update((function.name, function) for function in functions)

@@ -19,7 +19,7 @@ _NUMBERED = re.compile(r"_\d+$")  # what TensorFlow adds to names that arguments
 def called(graph: tf.Graph, op: tf.Operation) -> Iterator[Any]:
     """Yields the definitions of all functions that an operation calls, and those these call."""
     known: set[str] = set()
-    waiting = [name for attr in _attributes(op) for name in _names(attr)]
+    waiting = [name for attr in op.node_def.attr.values() for name in _names(attr)]
     while waiting:
         name = waiting.pop()
         function = None if name in known else graph._get_function(name)
@@ -132,11 +132,8 @@ def _definition(function: Any) -> Any:
     return getattr(function, "cached_definition", None) or function.definition
 
 
-def _attributes(op: tf.Operation) -> list:
-    return list(op.node_def.attr.values()) if _may_call(op) else []
-
-
-def _may_call(op: tf.Operation) -> bool:
+def may_call(op: tf.Operation) -> bool:
+    """Whether operations of a type have attributes that name functions."""
     return any(attr.type in ("func", "list(func)") for attr in op.op_def.attr)
 
 

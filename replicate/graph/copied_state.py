@@ -85,6 +85,7 @@ class State:
     def __init__(self, graph: tf.Graph):
         self._graph = graph
         self._types: dict[str, str | None] = {}
+        self._differing: dict[str, bool] = {}
         self._counted: dict[int, int] = {}
 
     # Seeds.
@@ -143,6 +144,8 @@ class State:
         reason = self._reason_against_type(op.type)
         if reason is not None:
             return f"{op.name} {reason}"
+        if not self.may_differ(op):
+            return None
         for definition in copied_functions.called(self._graph, op):
             for node in definition.node_def:
                 reason = self._reason_against_type(node.op)
@@ -154,6 +157,14 @@ class State:
         if kind not in self._types:
             self._types[kind] = _reason_against(kind)
         return self._types[kind]
+
+    def may_differ(self, op: tf.Operation) -> bool:
+        """Whether the towers' definitions of an operation may differ by more than devices."""
+        if op.type not in self._differing:
+            names = {attr.name for attr in op.op_def.attr}
+            differs = not names.isdisjoint(("frame_name", "seed2"))
+            self._differing[op.type] = differs or copied_functions.may_call(op)
+        return self._differing[op.type]
 
     def change(self, i: int, op: tf.Operation, node: Any) -> None:
         """Gives the copy of tower i a seed of its own, and loops of its own."""

@@ -60,13 +60,17 @@ class Packing:
             shapes = {tuple(self._shapes[n].as_list()): None for n in members}
             shapes = {shape: tf.constant(shape, tf.int32) for shape in shapes}
             parts = zip(members, tf.split(flat, sizes), strict=True)
-            return [tf.reshape(part, shapes[tuple(self._shapes[n].as_list())]) for n, part in parts]
+            return [
+                part if len(shape) == 1 else tf.reshape(part, shapes[shape])
+                for shape, part in ((tuple(self._shapes[n].as_list()), part) for n, part in parts)
+            ]
 
 
 def end_to_end(*tensors: tf.Tensor) -> tf.Tensor:
     """Returns tensors of one dtype, flat, one after the other."""
     flat = tf.constant([-1])
-    return tf.concat([tf.reshape(tensor, flat) for tensor in tensors], 0)
+    vectors = [t if t.shape.rank == 1 else tf.reshape(t, flat) for t in tensors]
+    return tf.concat(vectors, 0)
 
 
 def _static_shape(column: Sequence[tf.Tensor]) -> tf.TensorShape:

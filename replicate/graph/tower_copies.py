@@ -7,8 +7,9 @@ everybody's, and the operations in between are copied, all towers' at once. Noth
 that nobody asks for: what comes after a value that is the whole batch's is built once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from replicate.compat import importing
 from replicate.compat.tensorflow import tf, tf1
@@ -46,7 +47,7 @@ class TowerCopies:
         self._prefixes = prefixes
         self._resource_of = resource_of
         self._later = range(1, len(devices))
-        self._spans: list[list[int]] = []
+        self._edges: list[int] = []  # where the first tower's spans begin and end, by turns
         self._looked_at = self._graph.version
         self._copies: list[dict] = [{} for _ in devices]
         self._given: list[dict] = [{} for _ in devices]
@@ -55,6 +56,8 @@ class TowerCopies:
         self._waits = copied_state.Waits()
         self._passed: set[tf.Operation] = set()
         self._placed: dict[tf.Operation, str] = {}
+        self._places: dict[tf.Operation, Any] = {}
+        self._merged: dict[tuple[int, _Place], str] = {}
         self.state = copied_state.State(self._graph)
         self._functions = copied_functions.Functions(self._graph, devices, self._placed)
 
@@ -67,18 +70,18 @@ class TowerCopies:
 
     def begin(self) -> None:
         """Notes that the first tower runs from now on."""
-        self._spans.append([self._graph.version, -1])
+        self._edges.append(self._graph.version)
 
     def end(self) -> None:
         """Notes that the first tower runs no longer."""
-        self._spans[-1][1] = self._graph.version
+        self._edges.append(self._graph.version)
 
     def is_own(self, op: tf.Operation) -> bool:
         """Whether the first tower has made an operation, by itself."""
         if op.graph is not self._graph:
             return False
-        number = op._id - 2  # the graph's version when it was made
-        return any(first <= number and (last < 0 or number < last) for first, last in self._spans)
+        made_at = op._id - 2  # the graph's version then
+        return bisect.bisect_right(self._edges, made_at) % 2 == 1
 
     def reason_against(self) -> str | None:
         """Returns why what the first tower has made since cannot be copied; None: it can."""
@@ -198,7 +201,14 @@ class TowerCopies:
     def _copy(self, operations: list[tf.Operation]) -> None:
         if operations:
             names = {op: self._name(op) for op in operations}
-            batch = _Batch(names, self._resolved, self._is_given, self._is_waited_for)
+            batch = _Batch(
+                names,
+                self._graph.graph_def_versions,
+                self._resolved,
+                self._is_given,
+                self._is_waited_for,
+                self.state.may_differ,
+            )
             self._reads.send([t for t in batch.inputs.values() if t.op.type == _READ])
             for i in self._later:
                 self._import(i, batch)
@@ -215,35 +225,46 @@ class TowerCopies:
 
     def _import(self, i: int, batch: "_Batch") -> None:
         """Makes the copies of tower i."""
-        graph_def = tf1.GraphDef()
-        graph_def.versions.CopyFrom(self._graph.graph_def_versions)
-        graph_def.node.extend(batch.nodes)
-        for op, node in zip(batch.operations, graph_def.node, strict=True):
+        for op, node in batch.nodes():
             node.device = self._device(i, op)
-            self.state.change(i, op, node)
-            for attr in node.attr.values():
-                self._functions.change(i, attr)
+            if op in batch.special:
+                self.state.change(i, op, node)
+                for attr in node.attr.values():
+                    self._functions.change(i, attr)
         self._functions.add()
         made = importing.add(
-            graph_def,
+            batch.graph_def,
             self._prefixes[i].removesuffix("/"),
             {n: self._reads.received(i, self._twin(i, t)) for n, t in batch.inputs.items()},
             {name: self._twin(i, op) for name, op in batch.waits.items()},
-            [node.name for node in batch.nodes],
         )
-        self._copies[i].update(zip(batch.operations, made, strict=True))
+        copies, prefix = self._copies[i], self._prefixes[i]
+        for op, name in batch.names.items():
+            copies[op] = made[f"{prefix}{name}"]
 
     def _device(self, i: int, op: tf.Operation) -> str:
         """Returns the device of tower i's copy: its own, but for what the user named."""
+        if op not in self._places:
+            self._places[op] = self._place(op)
+        place = self._places[op]
+        if isinstance(place, tf.Tensor):
+            return self._resource_of(i, place).device
+        if (i, place) not in self._merged:
+            self._merged[i, place] = (
+                placement.merged(self._devices[i], place.named) if place.is_tower else place.named
+            )
+        return self._merged[i, place]
+
+    def _place(self, op: tf.Operation) -> Any:
+        """Returns where copies are: beside a handle's variable, or a `_Place`."""
         for beside in self._beside(op):
             if beside.type == "VarHandleOp":
-                return self._resource_of(i, beside.outputs[0]).device
+                return beside.outputs[0]
             if beside in self._placed:
                 op = beside
                 break
-        if op not in self._placed:
-            return op.device
-        return placement.merged(self._devices[i], self._placed[op])
+        is_tower = op in self._placed
+        return _Place(is_tower, self._placed[op] if is_tower else op.device)
 
     def _beside(self, op: tf.Operation) -> list[tf.Operation]:
         """Returns the operations on whose device one was put."""
@@ -280,49 +301,88 @@ class TowerCopies:
         copy._add_outputs([t.dtype for t in given], [t.shape for t in given])
 
 
+class _Place(NamedTuple):
+    """Where copies of an operation are.
+
+    Attributes:
+        is_tower: Whether each is on its tower's device, but for what the user named.
+        named: What the user named; or the device itself.
+    """
+
+    is_tower: bool
+    named: str
+
+
 class _Batch:
     """Definitions of operations that are copied together, the same for all towers.
 
     Args:
         names: The first tower's operations, and the names that all copies end with.
+        versions: Of the graph's definitions.
         resolve: From a tensor to the one that is read in its place.
         is_given: Whether a tensor is read that each tower was given.
         is_waited_for: Whether a copy waits for an operation that its original waits for.
+        may_differ: Whether the towers' definitions may differ by more than devices.
+
+    Attributes:
+        graph_def: The definitions, as the tower that is copied last has them.
+        special: Those operations whose definitions differ between towers by more than devices.
+        inputs: By names in the definitions, tensors that are read.
+        waits: By names in the definitions, operations that are waited for.
     """
 
-    def __init__(self, names: dict, resolve: Callable, is_given: Callable, is_waited_for: Callable):
-        self.operations = list(names)
+    def __init__(
+        self,
+        names: dict[tf.Operation, str],
+        versions: Any,
+        resolve: Callable,
+        is_given: Callable,
+        is_waited_for: Callable,
+        may_differ: Callable,
+    ):
+        self.names = names
         self.inputs: dict[str, tf.Tensor] = {}
         self.waits: dict[str, tf.Operation] = {}
         self._resolve = resolve
         self._is_given = is_given
         self._is_waited_for = is_waited_for
-        self._names = names
         self._known: dict = {}
-        self.nodes = [self._node(op) for op in names]
+        self.graph_def = tf1.GraphDef()
+        self.graph_def.versions.CopyFrom(versions)
+        self.special: dict[tf.Operation, Any] = {}
+        for op in names:
+            self._define(op, may_differ(op))
 
-    def _node(self, op: tf.Operation) -> Any:
+    def _define(self, op: tf.Operation, may_differ: bool) -> None:
         node = op.node_def  # a new one each time
-        node.name = self._names[op]
-        if _COLOCATION in node.attr:
-            del node.attr[_COLOCATION]
+        node.name = self.names[op]
+        node.attr.pop(_COLOCATION, None)
         del node.input[:]
         node.input.extend(self._read(tensor) for tensor in op.inputs)
         node.input.extend(map(self._waited, filter(self._is_waited_for, op.control_inputs)))
-        return node
+        if may_differ:
+            self.special[op] = node
+        self.graph_def.node.append(node)
+
+    def nodes(self) -> Iterator[tuple[tf.Operation, Any]]:
+        """Yields operations and their definitions, to be changed for a tower."""
+        for op, node in zip(self.names, self.graph_def.node, strict=True):
+            if op in self.special:
+                node.CopyFrom(self.special[op])
+            yield op, node
 
     def _read(self, tensor: tf.Tensor) -> str:
         tensor = self._resolve(tensor)
-        if tensor.op in self._names and not self._is_given(tensor):
-            return f"{self._names[tensor.op]}:{tensor.value_index}"
+        if tensor.op in self.names and not self._is_given(tensor):
+            return f"{self.names[tensor.op]}:{tensor.value_index}"
         if tensor.ref() not in self._known:
             self._known[tensor.ref()] = f"given.{len(self._known)}"
             self.inputs[self._known[tensor.ref()]] = tensor
         return self._known[tensor.ref()]
 
     def _waited(self, op: tf.Operation) -> str:
-        if op in self._names:
-            return f"^{self._names[op]}"
+        if op in self.names:
+            return f"^{self.names[op]}"
         if op not in self._known:
             self._known[op] = f"before.{len(self._known)}"
             self.waits[self._known[op]] = op
