@@ -1,9 +1,8 @@
-"""Reads values against rules and collects every fault, instead of stopping at the first.
+"""The types that values of a config have: what each takes, and the rule it tells otherwise.
 
-A check is a function `(reader, path, value) -> value`: it returns the value as the
-config is to hold it, or notes a fault and returns None. `section` makes a check from a
-frozen dataclass whose fields carry their checks, so that a section's keys, defaults and
-rules stand in one place.
+pydantic reads the values. What stands here is what it cannot say by itself: numbers as YAML
+writes them, paths relative to the config's folder, unions that go by a value's type, and
+rules between keys. `expected` and `fault` are the texts that `faults` shows as they are.
 """
 
 import dataclasses
@@ -11,78 +10,111 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Union
 
-from replicate.app import catalog, documents
+import pydantic
+import pydantic_core
+
+from replicate.app import catalog
 
 __all__ = [
-    "Reader",
-    "anything",
-    "boolean",
-    "device_id",
-    "device_name",
+    "TAG",
+    "Anything",
+    "Boolean",
+    "Character",
+    "Function",
+    "PathText",
+    "Reading",
+    "Section",
+    "Text",
+    "choice",
     "either",
-    "function",
-    "is_path",
-    "key",
+    "expected",
+    "fault",
     "listing",
-    "mapping",
+    "must_be",
     "nearest",
     "number",
     "one_kind",
     "one_of",
-    "optional",
-    "path_text",
-    "section",
-    "text",
-    "text_of_one",
+    "path_of",
+    "refuse",
     "whole",
     "word_or_function",
 ]
 
-KeyPath = documents.KeyPath
-Check = Callable[["Reader", KeyPath, Any], Any]
-
-_FUNCTION = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-_DEVICE = re.compile(
-    r"(/job:(?P<job>\w+))?(/replica:(?P<replica>\d{1,9}))?(/task:(?P<task>\d{1,9}))?"
-    r"(/device:|/?)(?P<kind>[A-Za-z]+):(?P<index>\d{1,9})",
-    re.ASCII,
-)
+_FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 _MAX_WHOLE = 2**63 - 1
-_DEVICE_TYPES = ("CPU", "GPU", "TPU")
+TAG = "\0"  # begins the parts of an error's place that are no keys, but members of a union
 
 
-class Reader:
-    """The faults found in one document.
+@dataclasses.dataclass
+class Reading:
+    """What is known while a document is read; pydantic hands it to every check.
 
-    Args:
-        document: What is read; tells where a key stands.
+    Attributes:
         folder: What relative paths are relative to.
+        readers: For each mapping that was read, by its id: it, and the section that read it.
     """
 
-    def __init__(self, document: documents.Document, folder: Path):
-        self._document = document
-        self.folder = folder
-        self.faults: list[tuple[str, str]] = []  # place and text
+    folder: Path
+    readers: dict[int, tuple[Any, type["Section"]]] = dataclasses.field(default_factory=dict)
 
-    def fault(self, path: KeyPath, rule: str) -> None:
-        """Notes that a rule is broken at `path`; one line of text."""
-        key_text = f"{documents.dotted(path)}: " if path else ""
-        self.faults.append((self._document.place(path), f"{key_text}{rule}"))
+    def reader_of(self, mapping: Any) -> type["Section"]:
+        """Returns the section that has read a mapping."""
+        return self.readers.get(id(mapping), (mapping, Section))[1]
 
-    def expected(self, path: KeyPath, rule: str, value: Any, then: str = "") -> None:
-        """Notes that a value is not what the rule says; returns None for the caller."""
-        self.fault(path, f"must be {rule}, got {value!r}.{' ' + then if then else ''}")
 
-    def unknown(self, path: KeyPath, known: Iterable[str]) -> None:
-        """Notes a key that nobody knows, with the nearest one that somebody does."""
-        known = list(known)
-        near = nearest(str(path[-1]), known)
-        then = f"Did you mean {near}?" if near else f"Known here: {', '.join(sorted(known))}."
-        self.fault(path, f"is no key that is known here. {then}")
+class Section(pydantic.BaseModel):
+    """A mapping of known keys. Values do not change once they are read."""
+
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", defer_build=True, protected_namespaces=()
+    )
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _note_reader(cls, data: Any, info: pydantic.ValidationInfo) -> Any:
+        if isinstance(info.context, Reading):
+            info.context.readers[id(data)] = (data, cls)
+        return data
+
+    @pydantic.model_validator(mode="after")
+    def _keep_rules(self) -> "Section":
+        broken = [(name, self.__dict__[name], fault(rule)) for name, rule in self.faults()]
+        if broken:
+            refuse(*(((name,), value, error) for name, value, error in broken))
+        return self
+
+    @classmethod
+    def missing_text(cls, name: str) -> str:
+        """Returns what is said where a key is required and not there."""
+        return f"the key {name} is required here. Add it."
+
+    def faults(self) -> Iterable[tuple[str, str]]:
+        """Yields (key, rule) for rules between keys that are broken."""
+        return ()
+
+
+def expected(rule: str, then: str = "") -> pydantic_core.PydanticCustomError:
+    """Returns the error that a value is not what the rule says, and what to do then."""
+    return pydantic_core.PydanticCustomError("expected", "{rule}", {"rule": rule, "then": then})
+
+
+def fault(text: str) -> pydantic_core.PydanticCustomError:
+    """Returns the error of a rule that is broken, in a text of its own."""
+    return pydantic_core.PydanticCustomError("fault", "{rule}", {"rule": text})
+
+
+def refuse(*faults: tuple[tuple[str | int, ...], Any, pydantic_core.PydanticCustomError]) -> None:
+    """Raises several faults at once: each with the path below here, the value and the error."""
+    details = [
+        pydantic_core.InitErrorDetails(type=error, loc=path, input=value)
+        for path, value, error in faults
+    ]
+    raise pydantic_core.ValidationError.from_exception_data("config", details)
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -99,135 +131,122 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return by_lower[found[0]] if found else None
 
 
-def key(check: Check, default: Any = dataclasses.MISSING) -> Any:
-    """Returns a dataclass field with its check; without default the key is required."""
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata={"check": check})
-    return dataclasses.field(default=default, metadata={"check": check})
+def one_of(names: Sequence[str], value: Any) -> pydantic_core.PydanticCustomError:
+    """Returns the error of a value that is none of a few words."""
+    near = nearest(str(value), names)
+    return expected(f"one of {', '.join(names)}", f"Did you mean {near}?" if near else "")
 
 
-def section(cls: type, rule: str = "a mapping of keys to values") -> Check:
-    """Returns a check that reads a mapping into a dataclass of `key` fields.
+def must_be(kind: type, rule: str) -> pydantic.BeforeValidator:
+    """Returns what refuses a value of another type, with a rule that says more than pydantic's."""
 
-    The rule is told where there is no mapping. A method `faults(self)` of the class may yield
-    `(key, rule)` for rules between keys.
-    """
-    fields = {f.name: f for f in dataclasses.fields(cls) if "check" in f.metadata}
-
-    def read(reader: Reader, path: KeyPath, value: Any) -> Any:
-        if not isinstance(value, dict):
-            reader.expected(path, rule, value)
-            return None
-        before = len(reader.faults)
-        for name in value:
-            if name not in fields:
-                reader.unknown((*path, name), fields)
-        for name, field in fields.items():
-            if _is_required(field) and name not in value:
-                reader.fault(path, f"the key {name} is required here. Add it.")
-        made = {
-            name: field.metadata["check"](reader, (*path, name), value[name])
-            for name, field in fields.items()
-            if name in value
-        }
-        if len(reader.faults) > before:
-            return None
-        result = cls(**made)
-        for name, broken in getattr(result, "faults", tuple)():
-            reader.fault((*path, name), broken)
-        return result
-
-    return read
-
-
-def one_kind(classes: Mapping[str, type], or_else: str = "") -> Check:
-    """Returns a check that reads a mapping into the dataclass that its key `kind` names.
-
-    Args:
-        classes: Kind -> dataclass of `key` fields.
-        or_else: What else the caller takes, for the fault's text.
-    """
-
-    def read(reader: Reader, path: KeyPath, value: Any) -> Any:
-        if not isinstance(value, dict):
-            reader.expected(path, f"a mapping with its kind{or_else}", value)
-            return None
-        if "kind" not in value:
-            kinds = ", ".join(classes)
-            reader.fault(path, f"the key kind is required here: one of {kinds}. Add it.")
-            return None
-        before = len(reader.faults)
-        kind = one_of(*classes)(reader, (*path, "kind"), value["kind"])
-        if len(reader.faults) > before:
-            return None
-        rest = {name: one for name, one in value.items() if name != "kind"}
-        return section(classes[kind])(reader, path, rest)
-
-    return read
-
-
-def _is_required(field: dataclasses.Field) -> bool:
-    missing = dataclasses.MISSING
-    return field.default is missing and field.default_factory is missing
-
-
-def optional(check: Check) -> Check:
-    """Returns a check that lets null through."""
-    return lambda reader, path, value: None if value is None else check(reader, path, value)
-
-
-def anything(reader: Reader, path: KeyPath, value: Any) -> Any:
-    """Takes any plain value as it is."""
-    return value
-
-
-def boolean(reader: Reader, path: KeyPath, value: Any) -> Any:
-    """Takes true or false."""
-    if not isinstance(value, bool):
-        reader.expected(path, "true or false", value)
-    return value
-
-
-def text(reader: Reader, path: KeyPath, value: Any) -> Any:
-    """Takes a text that is not empty."""
-    if not isinstance(value, str) or not value.strip():
-        reader.expected(path, "a text", value, "Put it in quotes if it looks like a number.")
-    return value
-
-
-def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> Check:
-    """Returns a check for whole numbers that TensorFlow can hold; 1e3 is one."""
-    rule = "a whole number" + ("" if minimum is None else f" of at least {minimum}")
-
-    def read(reader: Reader, path: KeyPath, value: Any) -> Any:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        wrong = isinstance(value, bool) or not isinstance(value, int)
-        if wrong or (minimum is not None and value < minimum):
-            reader.expected(path, rule, value)
-        elif abs(value) > maximum:
-            reader.expected(path, f"{rule} and at most {maximum}", value)
+    def read(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise expected(rule)
         return value
 
-    return read
+    return pydantic.BeforeValidator(read)
 
 
-def number(minimum: float | None = None, *, above: float | None = None) -> Check:
-    """Returns a check for finite numbers, at least `minimum` or truly above `above`."""
+def _plain(value: Any) -> Any:
+    """Returns a value without what `documents` notes on texts."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, str) or not value.strip():
+        raise expected("a text", "Put it in quotes if it looks like a number.")
+    return value
+
+
+def _character(value: Any) -> Any:
+    if not isinstance(value, str) or len(value) != 1:
+        raise expected("a single character in quotes")
+    return value
+
+
+def _function(value: Any) -> Any:
+    if not isinstance(value, str) or not re.match(_FUNCTION, value):
+        raise expected("a function's name as package.module:function")
+    return value
+
+
+def path_of(value: str, folder: Path | str | None) -> str:
+    """Returns a path; a relative one is put below the folder it is relative to, if any.
+
+    Raises:
+        PydanticCustomError: If it cannot be a path.
+    """
+    if "\0" in value:
+        raise expected("a path without the character 0", "Remove it.")
+    if "://" in value or folder is None:
+        return value
+    try:
+        return os.path.abspath(Path(folder, Path(value).expanduser()))
+    except RuntimeError:
+        rule = "a path in a home folder that is known"
+        raise expected(rule, "Write the path without ~.") from None
+
+
+def _path(value: Any, info: pydantic.ValidationInfo) -> Any:
+    if not isinstance(value, str) or not value:
+        raise expected("a path")
+    folder = info.context.folder if isinstance(info.context, Reading) else None
+    return path_of(value, folder)
+
+
+Anything = Annotated[Any, pydantic.AfterValidator(_plain)]
+Boolean = Annotated[bool, pydantic.Strict()]
+Text = Annotated[str, pydantic.Field(min_length=1), pydantic.BeforeValidator(_text)]
+Character = Annotated[
+    str, pydantic.Field(min_length=1, max_length=1), pydantic.BeforeValidator(_character)
+]
+# Whether it exists is known when it is used.
+Function = Annotated[
+    str,
+    pydantic.BeforeValidator(_function),
+    pydantic.WithJsonSchema({"type": "string", "pattern": _FUNCTION}),
+]
+PathText = Annotated[str, pydantic.Field(min_length=1), pydantic.BeforeValidator(_path)]
+
+
+def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> Any:
+    """Returns the type of whole numbers that TensorFlow can hold; 1e3 is one."""
+    rule = "a whole number" + ("" if minimum is None else f" of at least {minimum}")
+
+    def read(value: Any) -> int:
+        number = int(value) if isinstance(value, float) and value.is_integer() else value
+        wrong = isinstance(number, bool) or not isinstance(number, int)
+        if wrong or (minimum is not None and number < minimum):
+            raise expected(rule)
+        if abs(number) > maximum:
+            raise expected(f"{rule} and at most {maximum}")
+        return number
+
+    bounds = pydantic.Field(ge=minimum, le=maximum if maximum < _MAX_WHOLE else None)
+    return Annotated[int, bounds, pydantic.BeforeValidator(read)]
+
+
+def number(minimum: float | None = None, *, above: float | None = None) -> Any:
+    """Returns the type of finite numbers, at least `minimum` or truly above `above`."""
     rule = "a number"
     rule += "" if minimum is None else f" of at least {minimum:g}"
     rule += "" if above is None else f" above {above:g}"
 
-    def read(reader: Reader, path: KeyPath, value: Any) -> Any:
+    def read(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            reader.expected(path, rule, value)
-        elif not _is_finite(value):
-            reader.expected(path, "a finite number", value)
-        elif (minimum is not None and value < minimum) or (above is not None and value <= above):
-            reader.expected(path, rule, value)
+            raise expected(rule)
+        if not _is_finite(value):
+            raise expected("a finite number")
+        if (minimum is not None and value < minimum) or (above is not None and value <= above):
+            raise expected(rule)
         return value
 
-    return read
+    return Annotated[float, pydantic.Field(ge=minimum, gt=above), pydantic.BeforeValidator(read)]
 
 
 def _is_finite(value: int | float) -> bool:
@@ -238,119 +257,81 @@ def _is_finite(value: int | float) -> bool:
         return False
 
 
-def one_of(*names: str) -> Check:
-    """Returns a check for one of a few words."""
+def listing(kind: Any, minimum: int = 0) -> Any:
+    """Returns the type of lists of one kind of value; they become tuples."""
+    return Annotated[tuple[kind, ...], pydantic.Field(min_length=minimum or None)]
 
-    def read(reader: Reader, path: KeyPath, value: Any) -> Any:
-        if not isinstance(value, str) or value not in names:
-            near = nearest(str(value), names)
-            then = f"Did you mean {near}?" if near else ""
-            reader.expected(path, f"one of {', '.join(names)}", value, then)
+
+def choice(tag_of: Callable[[Any], str | None], kinds: Mapping[str, Any], rule: str) -> Any:
+    """Returns the type of values that are of one of several types.
+
+    Args:
+        tag_of: Tells which one a value is to be; None: none of them.
+        kinds: Tag -> type.
+        rule: What is told of a value without a tag.
+    """
+    members = tuple(Annotated[kind, pydantic.Tag(TAG + tag)] for tag, kind in kinds.items())
+
+    def check(value: Any) -> Any:
+        if tag_of(value) is None:
+            raise expected(rule)
         return value
 
-    return read
+    return Annotated[
+        Union[members],  # noqa: UP007 - as many as there are
+        pydantic.Discriminator(lambda value: TAG + tag_of(value)),
+        pydantic.BeforeValidator(check),
+    ]
 
 
-def listing(check: Check, minimum: int = 0) -> Check:
-    """Returns a check for a list, each of whose values passes `check`; gives a tuple."""
+def either(by_type: Mapping[type, Any], rule: str) -> Any:
+    """Returns the type of values that go by their Python type, e.g. a text or a list of texts."""
+    names = {bool: "bool", int: "int", float: "int", str: "str", list: "list", tuple: "list"}
+    kinds = {kind.__name__: member for kind, member in by_type.items()}
 
-    def read(reader: Reader, path: KeyPath, value: Any) -> Any:
-        if not isinstance(value, list):
-            reader.expected(path, "a list", value)
-            return None
-        if len(value) < minimum:
-            reader.expected(path, f"a list of at least {minimum} values", value)
-        return tuple(check(reader, (*path, i), one) for i, one in enumerate(value))
+    def tag_of(value: Any) -> str | None:
+        types = (name for kind, name in names.items() if isinstance(value, kind))
+        name = "dict" if isinstance(value, dict) else next(types, None)
+        return name if name in kinds else None
 
-    return read
+    return choice(tag_of, kinds, rule)
 
 
-def mapping(check: Check, minimum: int = 0, rule: str = "a mapping of keys to values") -> Check:
-    """Returns a check for a mapping, each of whose values passes `check`."""
+def one_kind(*classes: type[Section], or_else: str = "") -> Any:
+    """Returns the type of mappings that the section reads which their key `kind` names.
 
-    def read(reader: Reader, path: KeyPath, value: Any) -> Any:
+    Args:
+        *classes: Sections with a key `kind` of their own.
+        or_else: What else the caller takes, for the fault's text.
+    """
+    kinds = {cls.model_fields["kind"].default: cls for cls in classes}
+
+    def check(value: Any) -> Any:
+        if isinstance(value, classes):
+            return value
         if not isinstance(value, dict):
-            reader.expected(path, rule, value)
-            return None
-        if len(value) < minimum:
-            reader.expected(path, f"a mapping of at least {minimum} keys", value)
-        return {name: check(reader, (*path, name), one) for name, one in value.items()}
-
-    return read
-
-
-def either(by_type: Mapping[type, Check], rule: str) -> Check:
-    """Returns a check that goes by the value's type, e.g. a text or a list of texts."""
-
-    def read(reader: Reader, path: KeyPath, value: Any) -> Any:
-        check = by_type.get(type(value))
-        if check is None:
-            reader.expected(path, rule, value)
-            return None
-        return check(reader, path, value)
-
-    return read
-
-
-def word_or_function(*names: str) -> Check:
-    """Returns a check for one of a few words, or a function's name."""
-    word = one_of(*names, "package.module:function")
-
-    def read(reader: Reader, path: KeyPath, value: Any) -> Any:
-        has_colon = isinstance(value, str) and ":" in value
-        return (function if has_colon else word)(reader, path, value)
-
-    return read
-
-
-def text_of_one(reader: Reader, path: KeyPath, value: Any) -> Any:
-    """Takes a single character."""
-    if not isinstance(value, str) or len(value) != 1:
-        reader.expected(path, "a single character in quotes", value)
-    return value
-
-
-def function(reader: Reader, path: KeyPath, value: Any) -> Any:
-    """Takes `package.module:function`; whether it exists is known when it is used."""
-    if not isinstance(value, str) or not _FUNCTION.match(value):
-        reader.expected(path, "a function's name as package.module:function", value)
-    return value
-
-
-def path_text(reader: Reader, path: KeyPath, value: Any) -> Any:
-    """Takes a path; a relative one is put below the config's folder."""
-    if not isinstance(value, str) or not value:
-        reader.expected(path, "a path", value)
-        return None
-    if not is_path(reader, path, value) or "://" in value:
+            raise expected(f"a mapping with its kind{or_else}")
+        if "kind" not in value:
+            raise fault(f"the key kind is required here: one of {', '.join(kinds)}. Add it.")
+        kind = value["kind"]
+        if not isinstance(kind, str) or kind not in kinds:
+            refuse((("kind",), kind, one_of(list(kinds), kind)))
         return value
-    try:
-        return os.path.abspath(Path(reader.folder, Path(value).expanduser()))
-    except RuntimeError:
-        rule = "a path in a home folder that is known"
-        reader.expected(path, rule, value, "Write the path without ~.")
-        return None
+
+    def tag_of(value: Any) -> str:
+        return value["kind"] if isinstance(value, dict) else value.kind
+
+    return Annotated[choice(tag_of, kinds, ""), pydantic.BeforeValidator(check)]
 
 
-def is_path(reader: Reader, path: KeyPath, value: str) -> bool:
-    """Tells whether a text can be a path; notes the fault where it cannot."""
-    is_one = "\0" not in value
-    if not is_one:
-        reader.expected(path, "a path without the character 0", value, "Remove it.")
-    return is_one
+def word_or_function(*names: str) -> Any:
+    """Returns the type of a few words, or a function's name."""
 
+    def read(value: Any) -> Any:
+        if isinstance(value, str) and ":" in value:
+            return _function(value)
+        if not isinstance(value, str) or value not in names:
+            raise one_of([*names, "package.module:function"], value)
+        return value
 
-def device_name(reader: Reader, path: KeyPath, value: Any) -> Any:
-    """Takes a device in any usual spelling; whether it exists is known when it is used."""
-    if device_id(value) is None:
-        reader.expected(path, "a device such as /gpu:0, GPU:0 or /device:CPU:1", value)
-    return value
-
-
-def device_id(value: Any) -> tuple[str, int, int, str, int] | None:
-    """Returns what is the same for all spellings of a device; None where it is none."""
-    match = _DEVICE.fullmatch(value) if isinstance(value, str) else None
-    if match is None or match["kind"].upper() not in _DEVICE_TYPES:
-        return None
-    replica, task, index = (int(match[part] or 0) for part in ("replica", "task", "index"))
-    return match["job"] or "localhost", replica, task, match["kind"].upper(), index
+    return Annotated[str, pydantic.BeforeValidator(read)]

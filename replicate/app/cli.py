@@ -1,4 +1,7 @@
-"""`replicate` on the command line; imports TensorFlow only for commands that run a model."""
+"""`replicate` on the command line; imports TensorFlow only for commands that run a model.
+
+Help needs no config either: what reads one is imported when there is one to read.
+"""
 
 import argparse
 import contextlib
@@ -10,16 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from replicate import errors
-from replicate.app import (
-    catalog,
-    config,
-    failures,
-    files,
-    functions,
-    input_config,
-    interrupts,
-    texts,
-)
+from replicate.app import catalog, failures, interrupts, texts
 
 __all__ = ["main"]
 
@@ -143,6 +137,8 @@ def _start(
     Returns:
         The command's exit code; None: it ran.
     """
+    from replicate.app import config, functions
+
     options.settings = []
     faults = []
     for path in options.configs:
@@ -161,9 +157,7 @@ def _start(
         return run(options)
 
 
-def _need_section(
-    settings: config.Config, path: str, command: str, assignments: Sequence[str]
-) -> None:
+def _need_section(settings: Any, path: str, command: str, assignments: Sequence[str]) -> None:
     needed = {"train": "train", "verify": "train", "evaluate": "eval", "predict": "predict"}
     section = needed.get(command)
     if section is not None and getattr(settings, section) is None:
@@ -176,6 +170,8 @@ def _need_section(
 
 def _check(options: argparse.Namespace) -> None:
     """Warns of data that is not there: it may come later, or be on another machine."""
+    from replicate.app import files, input_config
+
     if options.quiet:
         return
     for path, settings in zip(options.configs, options.settings, strict=True):

@@ -103,7 +103,7 @@ def _options(settings: config.Config) -> dict[str, Any]:
         "update_ops",
         "tower_building",
     )
-    fields = config.Config.__dataclass_fields__
+    fields = config.Config.model_fields
     given = {name: getattr(settings, name) for name in names}
     return {name: one for name, one in given.items() if one != fields[name].default}
 

@@ -3,6 +3,7 @@
 import os
 import pathlib
 
+import pydantic
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -52,6 +53,13 @@ def test_paths_are_relative_to_the_config_and_model_dir_is_not(tmp_path):
     assert read.train.input.file == str(tmp_path / "d.npz")
     assert read.model_dir == "out"
     assert load(tmp_path, SMALL, model_dir="other").model_dir == "other"
+
+
+def test_what_was_read_does_not_change(tmp_path):
+    read = load(tmp_path, SMALL)
+    for section, key in [(read, "seed"), (read.train, "steps"), (read.train.input, "file")]:
+        with pytest.raises(pydantic.ValidationError, match="frozen"):
+            setattr(section, key, 3)
 
 
 def test_all_faults_are_reported_at_once(tmp_path):

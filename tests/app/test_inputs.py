@@ -1,6 +1,5 @@
 """Inputs of every kind become datasets of batches."""
 
-import dataclasses
 import re
 import sys
 import types
@@ -102,7 +101,7 @@ def test_csv_that_does_not_fit_in_memory_is_a_stream(tmp_path, monkeypatch):
     found = batches_of(source)
     assert [labels.tolist() for _, labels in found] == [[0, 1], [0, 0], [1, 0]]
     assert found[1][0]["s"].tolist() == [b"c", b"a"]
-    shuffled = batches_of(dataclasses.replace(source, shuffle=True, repeat=False))
+    shuffled = batches_of(source.model_copy(update={"shuffle": True, "repeat": False}))
     rows = sorted((x, y) for one, labels in shuffled for x, y in zip(one["x"], labels, strict=True))
     assert rows == [(1, 0), (2, 1), (3, 0)]
 
