@@ -24,7 +24,9 @@ __all__ = [
     "Anything",
     "Boolean",
     "Character",
+    "FUNCTION_FORM",
     "Function",
+    "OrText",
     "PathText",
     "Reading",
     "Section",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+FUNCTION_FORM = {"pattern": rf"{_FUNCTION}|\$\{{"}  # or a variable
 _MAX_WHOLE = 2**63 - 1
 TAG = "\0"  # begins the parts of an error's place that are no keys, but members of a union
 
@@ -74,6 +77,19 @@ class Section(pydantic.BaseModel):
         frozen=True, extra="forbid", defer_build=True, protected_namespaces=()
     )
 
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        """See base class; tells what a config needs, which is not what this class needs."""
+        made = handler(core_schema)
+        own = handler.resolve_ref_schema(made)
+        keys = own.get("properties", {})
+        named = [name for name in ("kind", "name") if "const" in keys.get(name, ())]
+        required = [name for name in own.get("required", ()) if name not in cls.filled_in()]
+        own.pop("required", None)
+        if named + required:
+            own["required"] = named + required
+        return made
+
     @pydantic.model_validator(mode="before")
     @classmethod
     def _note_reader(cls, data: Any, info: pydantic.ValidationInfo) -> Any:
@@ -87,6 +103,11 @@ class Section(pydantic.BaseModel):
         if broken:
             refuse(*(((name,), value, error) for name, value, error in broken))
         return self
+
+    @classmethod
+    def filled_in(cls) -> Mapping[str, str]:
+        """Returns what stands for required keys that a file may lack, in words."""
+        return {}
 
     @classmethod
     def missing_text(cls, name: str) -> str:
@@ -209,7 +230,7 @@ Character = Annotated[
 Function = Annotated[
     str,
     pydantic.BeforeValidator(_function),
-    pydantic.WithJsonSchema({"type": "string", "pattern": _FUNCTION}),
+    pydantic.WithJsonSchema({"type": "string", **FUNCTION_FORM}),
 ]
 PathText = Annotated[str, pydantic.Field(min_length=1), pydantic.BeforeValidator(_path)]
 
@@ -322,6 +343,17 @@ def one_kind(*classes: type[Section], or_else: str = "") -> Any:
         return value["kind"] if isinstance(value, dict) else value.kind
 
     return Annotated[choice(tag_of, kinds, ""), pydantic.BeforeValidator(check)]
+
+
+class OrText:
+    """Says in a JSON Schema that a value may also be a text of some form."""
+
+    def __init__(self, form: Mapping[str, Any]):
+        self._form = form
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        """See pydantic."""
+        return {"anyOf": [{"type": "string", **self._form}, handler(core_schema)]}
 
 
 def word_or_function(*names: str) -> Any:

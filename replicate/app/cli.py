@@ -90,8 +90,27 @@ def _parser() -> argparse.ArgumentParser:
     _add(commands, "export", _export, "write a SavedModel, print its path and signatures")
     verifying = _add(commands, "verify", _verify, "compare the towers with one device")
     verifying.add_argument("--json", action="store_true", help="print what was found as JSON")
-    _add(commands, "check", _check, "validate configs, without importing TensorFlow", many=True)
+    checking = _add(
+        commands, "check", _check, "validate configs, without importing TensorFlow", many=True
+    )
+    checking.add_argument(
+        "--schema",
+        action=_PrintSchema,
+        nargs=0,
+        help="print the JSON Schema of configs, and stop",
+    )
     return parser
+
+
+class _PrintSchema(argparse.Action):
+    """Prints the JSON Schema and ends, as `--help` does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """See base class."""
+        from replicate.app import schema
+
+        print(schema.text(), end="")
+        parser.exit()
 
 
 def _add(
@@ -151,10 +170,16 @@ def _start(
     if faults:
         raise errors.ConfigError("\n".join(faults))
     if options.print_config:
-        print("---\n".join(config.to_yaml(settings) for settings in options.settings), end="")
+        print("---\n".join(_with_defaults(settings) for settings in options.settings), end="")
         return None
     with functions.importable(options.settings[0].folder):
         return run(options)
+
+
+def _with_defaults(settings: Any) -> str:
+    from replicate.app import config, schema
+
+    return schema.line() + config.to_yaml(settings)
 
 
 def _need_section(settings: Any, path: str, command: str, assignments: Sequence[str]) -> None:

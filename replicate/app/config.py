@@ -38,7 +38,7 @@ class Config(checks.Section):
     """A whole config."""
 
     name: checks.Text = Field(
-        description="What the run is called. Default: the file's name without its ending."
+        description="What the run is called; else as the file without its ending."
     )
     model_fn: checks.Function = Field(
         description="The Estimator model_fn, as `package.module:function`."
@@ -48,9 +48,7 @@ class Config(checks.Section):
         description="By name with arguments, or a function that returns one; null: the "
         "model_fn's own train_op is used.",
     )
-    params: dict[str, checks.Anything] = Field(
-        default_factory=dict, description="What model_fn gets as `params`."
-    )
+    params: dict[str, checks.Anything] = Field({}, description="What model_fn gets as `params`.")
     devices: device_config.Devices = Field(
         "auto",
         description="auto, a list of names, how many (GPUs, or CPU devices where there is no "
@@ -81,8 +79,7 @@ class Config(checks.Section):
         None, description="Of every random operation; null: another one in each run."
     )
     model_dir: Annotated[checks.Text, pydantic.AfterValidator(_model_dir)] = Field(
-        description="Checkpoints and summaries; relative to the working directory. Default: "
-        "`runs/<name>`."
+        description="Where checkpoints and summaries are; relative to the working directory."
     )
     train: train_config.Train | None = Field(None, description="How to train.")
     eval: train_config.Eval | None = Field(None, description="How to evaluate.")
@@ -92,6 +89,11 @@ class Config(checks.Section):
         default_factory=device_config.Run, description="Settings of the session."
     )
     _folder: str = pydantic.PrivateAttr("")
+
+    @classmethod
+    def filled_in(cls) -> dict[str, str]:
+        """See base class."""
+        return {"name": "the file's name", "model_dir": "runs/<name>"}
 
     @property
     def folder(self) -> str:

@@ -88,7 +88,7 @@ class Export(checks.Section):
     )
     as_text: checks.Boolean = Field(False, description="Whether to write graphs as text.")
     assets_extra: dict[Annotated[str, pydantic.AfterValidator(_asset)], checks.PathText] = Field(
-        default_factory=dict,
+        {},
         description="Path below `assets.extra` in the export, and the file to copy there.",
     )
     after_training: checks.Boolean = Field(

@@ -98,7 +98,7 @@ class Csv(Input):
         None, description="The column that is the label; null where there is none."
     )
     defaults: dict[str, checks.Anything] = Field(
-        default_factory=dict,
+        {},
         description="For a column, the value that stands for an empty cell.",
     )
     header: checks.Boolean = Field(
@@ -133,7 +133,7 @@ class Npz(Input):
         description="[start, stop]: only these rows, e.g. to hold a test split out.",
     )
     dtypes: dict[str, _Dtype] = Field(
-        default_factory=dict,
+        {},
         description="For a feature or array, the dtype to convert it to.",
     )
 
@@ -215,6 +215,7 @@ def _spelt_out(value: Any) -> Any:
 _Any = Annotated[
     checks.one_kind(Csv, Npz, Tfrecord, Function, or_else=", or package.module:function"),
     pydantic.BeforeValidator(_spelt_out),
+    checks.OrText(checks.FUNCTION_FORM),
 ]
 TrainingInput = Annotated[_Any, pydantic.AfterValidator(lambda one: one.for_training(True))]
 OtherInput = Annotated[_Any, pydantic.AfterValidator(lambda one: one.for_training(False))]

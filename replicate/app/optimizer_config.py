@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
+from pydantic_core import core_schema as core_schema_of
 
 from replicate.app import catalog, checks
 
@@ -88,6 +89,25 @@ def _rate(value: Any, info: pydantic.ValidationInfo) -> Any:
     return value
 
 
+class _OneOf:
+    """Says in a JSON Schema that a value has the keys of one of several rows of `catalog`."""
+
+    def __init__(self, table: Mapping[str, Any], base: type[_Arguments]):
+        self._table = table
+        self._base = base
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        """See pydantic."""
+        found = []
+        for name in self._table:
+            section = _section(name, self._base)
+            section.model_rebuild()
+            # As a definition, so that each one stands in the schema once.
+            own = core_schema_of.definitions_schema(section.__pydantic_core_schema__, [])
+            found.append(handler(own))
+        return {"oneOf": found}
+
+
 _TYPES = {
     "boundaries": checks.listing(checks.whole(0), 1),
     "decay_steps": checks.whole(1),
@@ -97,7 +117,12 @@ _TYPES = {
 }
 _Rate = checks.choice(
     lambda value: "schedule" if isinstance(value, Schedule) else "number",
-    {"schedule": pydantic.InstanceOf[Schedule], "number": _TYPES["learning_rate"]},
+    {
+        "number": _TYPES["learning_rate"],
+        "schedule": Annotated[
+            pydantic.InstanceOf[Schedule], _OneOf(catalog.SCHEDULES, _ScheduleArguments)
+        ],
+    },
     "",
 )
 
@@ -114,14 +139,15 @@ def _section(name: str, base: type[_Arguments]) -> type[_Arguments]:
     """Makes the section that reads one optimizer's, or schedule's, arguments."""
     is_optimizer = base is _OptimizerArguments
     fields: dict[str, Any] = {"name": (Literal[name], name)}
-    for argument, default in (catalog.OPTIMIZERS if is_optimizer else catalog.SCHEDULES)[
-        name
-    ].items():
+    table = catalog.OPTIMIZERS if is_optimizer else catalog.SCHEDULES
+    for argument, default in table[name].items():
         kind = _type_of(argument, default)
         if is_optimizer and argument == "learning_rate":
             kind = Annotated[_Rate, pydantic.BeforeValidator(_rate)]
         fields[argument] = (kind, ... if default is catalog.REQUIRED else default)
-    return pydantic.create_model(name, __base__=base, **fields)
+    made = pydantic.create_model(name, __base__=base, **fields)
+    made.__doc__ = f"`tf.compat.v1.train.{name}{'Optimizer' if is_optimizer else ''}`."
+    return made
 
 
 def _read(
@@ -155,13 +181,24 @@ def _optimizer(value: Any, info: pydantic.ValidationInfo) -> Any:
     return _read(value, info, catalog.OPTIMIZERS, _OptimizerArguments, Optimizer)
 
 
+def _is_ready(row: Mapping[str, Any]) -> bool:
+    """Tells whether an optimizer needs no arguments."""
+    return catalog.REQUIRED not in row.values()
+
+
 OptimizerOrFunction = Annotated[
     checks.choice(
         lambda value: "function" if isinstance(value, str) else "optimizer",
-        {"function": checks.Function, "optimizer": pydantic.InstanceOf[Optimizer]},
+        {
+            "function": checks.Function,
+            "optimizer": Annotated[
+                pydantic.InstanceOf[Optimizer], _OneOf(catalog.OPTIMIZERS, _OptimizerArguments)
+            ],
+        },
         "",
     ),
     pydantic.BeforeValidator(_optimizer),
+    checks.OrText({"enum": [name for name, row in catalog.OPTIMIZERS.items() if _is_ready(row)]}),
 ]
 
 

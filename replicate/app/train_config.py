@@ -50,7 +50,7 @@ class Eval(checks.Section):
         "when training is over.",
     )
     metric_reductions: dict[str, checks.word_or_function(*catalog.METRIC_REDUCTIONS)] = Field(
-        default_factory=dict,
+        {},
         description="For a metric that does not add up over towers (a running maximum), by a "
         "part of its variables' names between slashes: sum, mean, max, min, first, or the name "
         "of a function of the list of the towers' tensors.",

@@ -1,0 +1,20 @@
+#!/usr/bin/env python3
+"""Writes what is derived from the config's model: its JSON Schema."""
+
+import sys
+from pathlib import Path
+
+sys.path[0] += "/.."  # the checkout, so that it also runs without being installed
+
+
+def main() -> None:
+    """Writes the files, each where it belongs."""
+    from replicate.app import schema
+
+    for file, text in {schema.FILE: schema.text()}.items():
+        Path(file).write_text(text, encoding="utf-8")
+        print(file)
+
+
+if __name__ == "__main__":
+    main()

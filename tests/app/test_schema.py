@@ -1,0 +1,174 @@
+"""The JSON Schema says what `load` takes."""
+
+import json
+import pathlib
+import re
+import urllib.request
+
+import pytest
+import yaml
+
+from replicate.app import catalog, cli, config, documents, schema
+
+CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
+RICH = """
+name: rich
+model_fn: a.b:c
+optimizer: {name: Momentum, momentum: 0.9, learning_rate: {name: piecewise_constant,
+  boundaries: [3, 9], values: [0.3, 0.2, 1e-3]}}
+params: {layers: [64, 32], rates: {a: 1e-3}, name: null}
+devices: [/gpu:0, 'CPU:1']
+clip_global_norm: 1
+train: {steps: 1e3, input: {kind: csv, file: [a.csv, b.csv], columns: {x: float32, y: int64},
+  label: y, defaults: {x: 0}, shuffle: 100, repeat: true}}
+eval: {input: {kind: npz, file: a.npz, features: {x: y}, rows: [null, 3]},
+  metric_reductions: {m: max, n: 'a.b:c'}}
+predict: {input: 'a.b:rows', keys: [p]}
+export: {inputs: {x: {dtype: float32, shape: [null, 3]}}, assets_extra: {v.txt: v.txt},
+  exporters: [{kind: final}, {kind: best, metric: auc, higher_is_better: true}]}
+run: {per_process_gpu_memory_fraction: 0.5}
+"""
+TFRECORD = """
+model_fn: a:b
+optimizer: Adam
+devices: {cpu: 2}
+train: {steps: 1, input: {kind: tfrecord, file: '*.r', features: {x: {dtype: int64, shape: [3]}}}}
+"""
+TYPES = {
+    "array": list,
+    "boolean": bool,
+    "null": type(None),
+    "number": int | float,
+    "object": dict,
+    "string": str,
+}
+
+
+def is_of(type_name, value):
+    """Whether a value is of a JSON type."""
+    if type_name == "integer":
+        return is_of("number", value) and float(value).is_integer()
+    is_truth = isinstance(value, bool)
+    return isinstance(value, TYPES[type_name]) and (not is_truth or type_name == "boolean")
+
+
+def rules_of(root, part):
+    """Yields (keyword's test) of one part of a schema; only what our schema uses is known."""
+    known = {
+        "$ref": lambda v, to: fits(root, root["$defs"][to.rpartition("/")[2]], v),
+        "additionalProperties": lambda v, one: (
+            not isinstance(v, dict)
+            or all(one and fits(root, one, v[k]) for k in v.keys() - part.get("properties", {}))
+        ),
+        "anyOf": lambda v, parts: any(fits(root, one, v) for one in parts),
+        "const": lambda v, one: v == one,
+        "enum": lambda v, names: v in names,
+        "exclusiveMinimum": lambda v, low: not is_of("number", v) or v > low,
+        "items": lambda v, one: not isinstance(v, list) or all(fits(root, one, x) for x in v),
+        "maximum": lambda v, high: not is_of("number", v) or v <= high,
+        "maxLength": lambda v, count: not isinstance(v, str) or len(v) <= count,
+        "minimum": lambda v, low: not is_of("number", v) or v >= low,
+        "minItems": lambda v, count: not isinstance(v, list) or len(v) >= count,
+        "minLength": lambda v, count: not isinstance(v, str) or len(v) >= count,
+        "minProperties": lambda v, count: not isinstance(v, dict) or len(v) >= count,
+        "oneOf": lambda v, parts: sum(fits(root, one, v) for one in parts) == 1,
+        "pattern": lambda v, form: not isinstance(v, str) or re.search(form, v),
+        "properties": lambda v, keys: (
+            not isinstance(v, dict) or all(fits(root, keys[k], v[k]) for k in keys.keys() & v)
+        ),
+        "propertyNames": lambda v, one: (
+            not isinstance(v, dict) or all(fits(root, one, k) for k in v)
+        ),
+        "required": lambda v, names: not isinstance(v, dict) or set(names) <= v.keys(),
+        "type": lambda v, name: is_of(name, v),
+    }
+    for keyword, said in part.items():
+        if keyword not in ("$defs", "$schema", "default", "description", "title"):
+            yield lambda v, keyword=keyword, said=said: known[keyword](v, said)
+
+
+def fits(root, part, value):
+    """Whether a value is what a part of a schema says."""
+    return part is True or all(rule(value) for rule in rules_of(root, part))
+
+
+def is_taken(text):
+    """Whether a config's text is what the schema says."""
+    whole = schema.schema()
+    return fits(whole, whole, documents.parse(text, "c.yaml").data)
+
+
+def test_the_file_is_what_the_model_gives():
+    written = json.loads(schema.FILE.read_text(encoding="utf-8"))
+    assert written == schema.schema(), "scripts/configuration.py writes it again"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_the_schema_takes_each_config_and_its_first_line_leads_there(path):
+    text = path.read_text(encoding="utf-8")
+    assert is_taken(text)
+    named = re.match(r"# yaml-language-server: \$schema=(\S+)\n", text)
+    assert (path.parent / named[1]).resolve() == schema.FILE
+    assert schema.line(path.parent) == named[0]
+
+
+def test_the_schema_takes_what_check_takes(tmp_path):
+    for text in (RICH, TFRECORD):
+        assert is_taken(text)
+        (tmp_path / "c.yaml").write_text(text)
+        assert is_taken(config.to_yaml(config.load(str(tmp_path / "c.yaml"))))
+
+
+@pytest.mark.parametrize("name", catalog.OPTIMIZERS)
+def test_the_schema_knows_the_arguments_of_every_optimizer(name):
+    needed = {key: 1 for key, one in catalog.OPTIMIZERS[name].items() if one is catalog.REQUIRED}
+    told = {"model_fn": "a:b", "optimizer": {"name": name, **needed}}
+    assert is_taken(yaml.safe_dump(told))
+    told["optimizer"]["beta9"] = 1
+    assert not is_taken(yaml.safe_dump(told))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "modelfn: a:b",
+        "model_fn: a",
+        "{model_fn: 'a:b', stratgy: mirrored}",
+        "{model_fn: 'a:b', strategy: miror}",
+        "{model_fn: 'a:b', seed: x}",
+        "{model_fn: 'a:b', accumulate_steps: 0}",
+        "{model_fn: 'a:b', devices: {tpu: 1}}",
+        "{model_fn: 'a:b', optimizer: Momentum}",
+        "{model_fn: 'a:b', train: {input: 'a:b'}}",
+        "{model_fn: 'a:b', predict: {input: {file: a.npz}}}",
+        "{model_fn: 'a:b', predict: {input: {kind: npz, file: a.npz, columns: {a: int32}}}}",
+        "{model_fn: 'a:b', predict: {input: {kind: csv, file: a, columns: {a: int}}}}",
+        "{model_fn: 'a:b', export: {exporters: [{kind: bets}]}}",
+    ],
+)
+def test_the_schema_refuses_what_check_refuses(wrong):
+    assert not is_taken(wrong)
+
+
+def test_every_key_is_described():
+    def undescribed(part, path):
+        for name, key in part.get("properties", {}).items():
+            is_argument = path[0] in catalog.OPTIMIZERS or path[0] in catalog.SCHEDULES
+            if "description" not in key and not is_argument:
+                yield (*path, name)
+
+    whole = schema.schema()
+    parts = {"config": whole, **whole["$defs"]}
+    assert [key for name, part in parts.items() for key in undescribed(part, (name,))] == []
+
+
+def test_check_prints_the_schema(capsys):
+    assert cli.main(["check", "--schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == schema.schema()
+
+
+def test_what_print_config_writes_leads_to_the_schema(capsys):
+    assert cli.main(["check", str(CONFIGS[0]), "--print-config"]) == 0
+    place = re.match(r"# yaml-language-server: \$schema=(\S+)\n", capsys.readouterr().out)[1]
+    with urllib.request.urlopen(place) as file:
+        assert json.load(file) == schema.schema()
