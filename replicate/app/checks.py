@@ -105,6 +105,11 @@ class Section(pydantic.BaseModel):
         return self
 
     @classmethod
+    def known_keys(cls) -> tuple[str, ...]:
+        """Returns the keys that may stand here."""
+        return tuple(cls.model_fields)
+
+    @classmethod
     def filled_in(cls) -> Mapping[str, str]:
         """Returns what stands for required keys that a file may lack, in words."""
         return {}
@@ -217,7 +222,7 @@ def _path(value: Any, info: pydantic.ValidationInfo) -> Any:
     if not isinstance(value, str) or not value:
         raise expected("a path")
     folder = info.context.folder if isinstance(info.context, Reading) else None
-    return path_of(value, folder)
+    return path_of(value, getattr(value, "folder", folder))
 
 
 Anything = Annotated[Any, pydantic.AfterValidator(_plain)]

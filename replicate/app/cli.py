@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from replicate import errors
-from replicate.app import catalog, failures, interrupts, texts
+from replicate.app import assignments, catalog, failures, interrupts, texts
 
 __all__ = ["main"]
 
@@ -30,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 the run failed; 2 bad usage or config; 130 interrupted.
     """
     try:
-        options = _parser().parse_args(arguments)
+        given = sys.argv[1:] if arguments is None else arguments
+        options = _parser().parse_args(assignments.spelt_out(given, _keys))
+    except errors.ConfigError as e:
+        return _fail(e, _BAD_USAGE)
     except SystemExit as e:
         return int(e.code or 0)
     texts.spell_out(sys.stdout, sys.stderr)
@@ -51,6 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _RAN
     except Exception as e:  # noqa: BLE001 - the last door: a text, not a traceback
         return _fail(e, _FAILED)
+
+
+def _keys() -> Sequence[str]:
+    """Returns the keys of a config that are options by themselves."""
+    from replicate.app import config
+
+    return tuple(config.Config.model_fields)
 
 
 def _fail(error: Exception, code: int) -> int:
@@ -129,7 +139,7 @@ def _add(
         action="append",
         default=[],
         dest="assignments",
-        help="override a key, e.g. train.steps=1e3; may be repeated",
+        help="override a key, e.g. train.steps=1e3; may be repeated. --train.steps 1e3 is the same",
     )
     parser.add_argument("--model-dir", metavar="DIR", help="override the key model_dir")
     parser.add_argument(
@@ -182,12 +192,15 @@ def _with_defaults(settings: Any) -> str:
     return schema.line() + config.to_yaml(settings)
 
 
-def _need_section(settings: Any, path: str, command: str, assignments: Sequence[str]) -> None:
+def _need_section(settings: Any, path: str, command: str, given: Sequence[str]) -> None:
+    from replicate.app import documents
+
     needed = {"train": "train", "verify": "train", "evaluate": "eval", "predict": "predict"}
     section = needed.get(command)
     if section is not None and getattr(settings, section) is None:
-        took = [text for text in assignments if text.partition("=")[0].strip() == section]
-        place = f"--set {took[-1]}" if took else f"{path}:1"
+        keys = [text.removeprefix("--").partition("=")[0].strip() for text in given]
+        took = [text for key, text in zip(keys, given, strict=True) if key == section]
+        place = documents.source_of(took[-1]) if took else f"{path}:1"
         raise errors.ConfigError(
             f"{place}: {section}: this section is required for `replicate {command}`. Add it."
         )

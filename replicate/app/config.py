@@ -15,6 +15,7 @@ from pydantic import Field
 
 from replicate import errors
 from replicate.app import (
+    bases,
     catalog,
     checks,
     device_config,
@@ -91,6 +92,11 @@ class Config(checks.Section):
     _folder: str = pydantic.PrivateAttr("")
 
     @classmethod
+    def known_keys(cls) -> tuple[str, ...]:
+        """See base class; one key is for `bases`."""
+        return (bases.KEY, *super().known_keys())
+
+    @classmethod
     def filled_in(cls) -> dict[str, str]:
         """See base class."""
         return {"name": "the file's name", "model_dir": "runs/<name>"}
@@ -117,7 +123,8 @@ def load(path: str, assignments: Sequence[str] = (), model_dir: str | None = Non
 
     Args:
         path: The file.
-        assignments: `a.b=value` texts that override keys, in order.
+        assignments: `a.b=value` texts that override keys, in order; one that stood for itself
+            on the command line begins with `--`.
         model_dir: Overrides the key model_dir.
 
     Raises:
@@ -134,8 +141,9 @@ def _checked(
     path: str, assignments: Sequence[str], model_dir: str | None
 ) -> tuple[Config | None, list[tuple[str, str]]]:
     """Reads and checks; returns the config, and for each fault its place and its text."""
-    document = documents.read(path)
+    document = bases.read(path)
     documents.override(document, assignments)
+    bases.refuse(document)
     if model_dir is not None:
         document.data["model_dir"] = model_dir
         document.places[("model_dir",)] = "--model-dir"
@@ -160,7 +168,7 @@ def _blamed(broken: list[tuple[str, str]], path: str, assignments: Sequence[str]
     for place, text in broken:
         came = [i for i in range(len(assignments)) if text not in texts[i] and text in texts[i + 1]]
         if came and not place.startswith("--"):
-            place = f"--set {assignments[came[-1]]}"
+            place = documents.source_of(assignments[came[-1]])
         yield f"{place}: {text}" if place else text
 
 

@@ -3,7 +3,8 @@
 A document is read in one pass over YAML's node tree, so that the line of every key is
 known, a key written twice is found, and nothing but plain data can come out. The types
 are those of PyYAML's safe loader with three differences: `1e-3` is a number, `1:30` is
-text (not 90), and so is a date.
+text (not 90), and so is a date. Values may name environment variables, see `variables`;
+what comes from there is one value, typed as if it stood in the file.
 """
 
 import dataclasses
@@ -15,8 +16,9 @@ from typing import Any
 import yaml
 
 from replicate import errors
+from replicate.app import variables
 
-__all__ = ["Document", "dotted", "dump", "override", "parse", "read"]
+__all__ = ["Document", "Text", "dotted", "dump", "override", "parse", "read", "source_of"]
 
 KeyPath = tuple[str | int, ...]
 
@@ -29,6 +31,9 @@ _NUMBER = r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
 _WHOLE = r"""^(?:[-+]?0b[0-1_]+|[-+]?0[0-7_]+|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x[0-9a-fA-F_]+)$"""
 _MAX_VALUES = 100_000  # aliases of aliases must not make a short file endless
 _MAX_DEPTH = 64  # far from where Python's own limit would end a walk
+_MAX_BYTES = 2**24  # of a file; a device may have no end
+_MAX_FILLED = 2**20  # characters, of all values with variables: they multiply as aliases do
+_STRING = "tag:yaml.org,2002:str"
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,6 +60,12 @@ for _class in (_Loader, _Dumper):
     )
 
 
+class Text(str):
+    """A text of a file that others extend: a path in it is relative to that file's folder."""
+
+    folder: Path
+
+
 @dataclasses.dataclass
 class Document:
     """A mapping read from YAML.
@@ -64,12 +75,16 @@ class Document:
         data: The plain values.
         places: Where each key stands, e.g. `("train", "steps")` -> `digits.yaml:12`.
         faults: What was wrong with the YAML itself, as finished lines of text.
+        unread: Where a fault stands in place of a value.
+        folder: What paths in texts are relative to; None: not noted.
     """
 
     source: str
     data: dict[str, Any] = dataclasses.field(default_factory=dict)
     places: dict[KeyPath, str] = dataclasses.field(default_factory=dict)
     faults: list[str] = dataclasses.field(default_factory=list)
+    unread: set[KeyPath] = dataclasses.field(default_factory=set)
+    folder: Path | None = None
 
     def place(self, path: KeyPath) -> str:
         """Returns where a key stands, or else the nearest key around it."""
@@ -86,14 +101,24 @@ def dotted(path: Iterable[str | int]) -> str:
     return text
 
 
-def read(path: Path | str) -> Document:
+def read(path: Path | str, folder: Path | None = None) -> Document:
     """Reads a config file.
+
+    Args:
+        path: The file.
+        folder: What paths in its texts are relative to; None: left to who reads them.
 
     Raises:
         ConfigError: If the file cannot be read or is no YAML mapping; names file and line.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        with open(path, "rb") as file:
+            written = file.read(_MAX_BYTES + 1)
+        if len(written) > _MAX_BYTES:
+            raise errors.ConfigError(
+                f"{path}: a config file has at most {_MAX_BYTES} bytes. Check the path."
+            )
+        text = written.decode("utf-8-sig")
     except FileNotFoundError:
         raise errors.ConfigError(
             f"{path}: a config file must exist, but there is none by this name. "
@@ -107,16 +132,16 @@ def read(path: Path | str) -> Document:
         raise errors.ConfigError(
             f"{path}: a config file must be readable: {e.strerror}. Check the path."
         ) from e
-    return parse(text, str(path))
+    return parse(text, str(path), folder)
 
 
-def parse(text: str, source: str) -> Document:
-    """Reads a config from text.
+def parse(text: str, source: str, folder: Path | None = None) -> Document:
+    """Reads a config from text; see `read`.
 
     Raises:
         ConfigError: If the text is no YAML mapping.
     """
-    document = Document(source)
+    document = Document(source, folder=folder)
     value = _Walk(document, f"{source}:{{line}}").run(text)
     if value is None and not document.faults:
         value = {}
@@ -130,28 +155,46 @@ def parse(text: str, source: str) -> Document:
     return document
 
 
+def source_of(assignment: str) -> str:
+    """Returns an assignment as it stood on the command line: `--set a.b=c` or `--a.b=c`."""
+    return assignment if assignment.startswith("--") else f"--set {assignment}"
+
+
 def override(document: Document, assignments: Iterable[str]) -> None:
-    """Sets keys from `--set a.b=value` texts, typed as in the file.
+    """Sets keys from `a.b=value` texts, typed as in the file.
 
     Raises:
         ConfigError: If a text has no `=`, is no YAML, or goes through a value that has no keys.
     """
     for text in assignments:
-        key, equals, written = text.partition("=")
+        key, equals, written = text.removeprefix("--").partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
             raise errors.ConfigError(
-                f"--set {text}: must be key=value, with dots between the parts of the key. "
+                f"{source_of(text)}: must be key=value, with dots between the parts of the key. "
                 "Write e.g. --set train.steps=1000."
             )
-        _assign(document, path, written, f"--set {text}")
+        _assign(document, path, written, source_of(text))
 
 
 def dump(data: Mapping[str, Any]) -> str:
     """Returns YAML that `parse` reads back as equal data, keys in the order given."""
     return yaml.dump(
-        dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
+        _escaped(data),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=False,
     )
+
+
+def _escaped(value: Any) -> Any:
+    """Returns plain values in which no text is taken for a variable."""
+    if isinstance(value, Mapping):
+        return {name: _escaped(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_escaped(one) for one in value]
+    return variables.escaped(value) if isinstance(value, str) else value
 
 
 def _assign(document: Document, path: tuple[str, ...], written: str, source: str) -> None:
@@ -194,6 +237,7 @@ class _Walk:
         self._place = place
         self._open: list[yaml.Node] = []
         self._count = 0
+        self._filled = 0
 
     def run(self, text: str) -> Any:
         """Returns the plain value of a YAML text; None where it has faults."""
@@ -205,7 +249,11 @@ class _Walk:
         except yaml.YAMLError as e:
             mark = getattr(e, "problem_mark", None) or getattr(e, "context_mark", None)
             what = getattr(e, "problem", None) or str(e).splitlines()[0]
-            self._fault(mark, f"must be valid YAML: {what}. Check quotes, colons, indentation.")
+            then = "Check quotes, colons, indentation."
+            lines = text.splitlines()[mark.line : mark.line + 1] if mark is not None else []
+            if any(variables.MARK in line for line in lines):
+                then = "Write ${...} in a line of its own: braces around it break it."
+            self._fault(mark, f"must be valid YAML: {what}. {then}")
             raise errors.ConfigError("\n".join(self._document.faults)) from e
         except RecursionError:
             self._refuse_depth(loader.get_mark(), ())
@@ -249,17 +297,49 @@ class _Walk:
 
     def _scalar(self, loader: _Loader, node: yaml.ScalarNode, path: KeyPath) -> Any:
         try:
+            if variables.MARK in node.value:
+                node = self._with_variables(loader, node)
             value = loader.construct_object(node)
             str(value)  # Python refuses to write out a whole number of thousands of digits
-            return value
+        except variables.UnfilledError as e:
+            self._refuse(node, path, str(e))
+            return None
+        except errors.ConfigError:  # which is a ValueError
+            raise
         except (ValueError, KeyError):
             kind = node.tag.rpartition(":")[2]
-            self._fault(
-                node.start_mark,
-                f"{dotted(path)}: must be a value of the type {kind}, got {node.value!r}. "
+            self._refuse(
+                node,
+                path,
+                f"must be a value of the type {kind}, got {node.value!r}. "
                 "Correct it, or put it in quotes.",
             )
             return None
+        if isinstance(value, str) and self._document.folder is not None:
+            value = Text(value)
+            value.folder = self._document.folder
+        return value
+
+    def _refuse(self, node: yaml.Node, path: KeyPath, text: str) -> None:
+        """Notes a fault in place of a value."""
+        self._document.unread.add(path)
+        self._fault(node.start_mark, f"{dotted(path)}: {text}" if path else text)
+
+    def _with_variables(self, loader: _Loader, node: yaml.ScalarNode) -> yaml.ScalarNode:
+        """Returns a node with variables filled in; what is not in quotes gets its type then."""
+        text = variables.filled(node.value)
+        self._filled += len(text)
+        if self._filled > _MAX_FILLED:
+            self._fault(
+                node.start_mark,
+                f"must be finite: values with variables have more than {_MAX_FILLED} characters.",
+            )
+            raise errors.ConfigError("\n".join(self._document.faults))
+        tag = node.tag
+        if tag == _STRING and node.style is None:
+            tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+        tag = tag if tag in _PLAIN else _STRING
+        return yaml.ScalarNode(tag, text, node.start_mark, node.end_mark, node.style)
 
     def _sequence(self, loader: _Loader, node: yaml.SequenceNode, path: KeyPath) -> list[Any]:
         values = []

@@ -48,6 +48,8 @@ def found(
     details = [_Detail(one) for one in error.errors(include_url=False)]
     lines = []
     for detail in _sorted(details):
+        if any(detail.path[:end] in document.unread for end in range(1, len(detail.path) + 1)):
+            continue  # its fault is noted already
         path, text = _told(detail, document.data, reading)
         key = f"{documents.dotted(path)}: " if path else ""
         lines.append((document.place(path), f"{key}{text}"))
@@ -103,7 +105,7 @@ def _unknown(path: tuple[str | int, ...], data: Any, reading: checks.Reading) ->
     """Returns what is said of a key that nobody knows, with the nearest one that somebody does."""
     for part in path[:-1]:
         data = data[part]
-    known = list(reading.reader_of(data).model_fields)
+    known = reading.reader_of(data).known_keys()
     near = checks.nearest(str(path[-1]), known)
     then = f"Did you mean {near}?" if near else f"Known here: {', '.join(sorted(known))}."
     return f"is no key that is known here. {then}"

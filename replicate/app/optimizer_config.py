@@ -164,7 +164,7 @@ def _read(
     if not isinstance(name, str) or name not in table:
         checks.refuse((("name",), name, checks.one_of(list(table), name)))
     read = _section(name, base).model_validate(value, context=info.context)
-    return made(name, read.arguments())
+    return made(str(name), read.arguments())
 
 
 def _optimizer(value: Any, info: pydantic.ValidationInfo) -> Any:

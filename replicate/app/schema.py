@@ -6,11 +6,25 @@ from typing import Any
 
 from pydantic import json_schema
 
-from replicate.app import config
+from replicate.app import bases, config
 
 __all__ = ["FILE", "line", "schema", "text"]
 
 FILE = Path(__file__).with_name("config.schema.json")
+
+
+_EXTENDS = {
+    "type": "string",
+    "minLength": 1,
+    "description": "A config that this one begins with, relative to this file: mappings are "
+    "merged, all else is replaced.",
+}
+_VARIABLE = {
+    "type": "string",
+    "pattern": r"\$\{",
+    "description": "A value with environment variables: ${NAME} or ${NAME:default}.",
+}
+_DATA = ("const", "default", "propertyNames")  # no schemas, or not of values
 
 
 class _Generator(json_schema.GenerateJsonSchema):
@@ -36,9 +50,33 @@ class _Generator(json_schema.GenerateJsonSchema):
 
 def schema() -> dict[str, Any]:
     """Returns the schema, draft 2020-12."""
-    made = config.Config.model_json_schema(schema_generator=_Generator)
-    about = {"$schema": json_schema.GenerateJsonSchema.schema_dialect, "title": "replicate config"}
-    return about | made
+    made = _with_variables(config.Config.model_json_schema(schema_generator=_Generator))
+    sections = made.pop("$defs")
+    extends = {bases.KEY: _EXTENDS}
+    keys = {name: {"description": one["description"]} for name, one in made["properties"].items()}
+    return {
+        "$schema": json_schema.GenerateJsonSchema.schema_dialect,
+        "title": "replicate config",
+        "type": "object",
+        # What a base may have is not required here.
+        "if": {"required": [bases.KEY]},
+        "then": {"properties": extends | keys, "additionalProperties": False},
+        "else": {"$ref": "#/$defs/Config"},
+        "$defs": {"Config": made, **sections, "Variable": _VARIABLE},
+    }
+
+
+def _with_variables(part: Any) -> Any:
+    """Returns a part of a schema in which a variable may stand for what is no text."""
+    if isinstance(part, list):
+        return [_with_variables(one) for one in part]
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") in ("boolean", "integer", "number") or "enum" in part:
+        about = {name: part[name] for name in ("default", "description") if name in part}
+        rules = {name: one for name, one in part.items() if name not in about}
+        return about | {"anyOf": [rules, {"$ref": "#/$defs/Variable"}]}
+    return {name: one if name in _DATA else _with_variables(one) for name, one in part.items()}
 
 
 def text() -> str:

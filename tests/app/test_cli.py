@@ -31,6 +31,14 @@ DIGITS = str(TOP / "configs" / "digits.yaml")
             ["evaluate", DIGITS, "--set", "eval=null", "--set", "export=null"],
             "--set eval=null: eval: this section is required",
         ),
+        (["train", DIGITS, "--train.stepz=3"], "--train.stepz=3: train.stepz: is no key that is k"),
+        (["train", DIGITS, "--train.stepz", "3"], "Did you mean steps?"),
+        (["train", DIGITS, "--trian.steps=3"], "--trian.steps=3: trian: is no key that is known"),
+        (["train", DIGITS, "--train.steps", "x"], "--train.steps=x: train.steps: must be a whole"),
+        (["train", DIGITS, "--train.steps"], "--train.steps: must have a value. Write e.g. --tr"),
+        (["train", DIGITS, "--train.steps", "--quiet"], "--train.steps: must have a value"),
+        (["train", DIGITS, "--train..steps=3"], "--train..steps=3: must be key=value"),
+        (["train", DIGITS, "--train=null"], "--train=null: train: this section is required"),
         (["check", "none.yaml", "none_either.yaml"], "none_either.yaml: a config file must exist"),
     ],
 )
@@ -101,6 +109,21 @@ def test_print_config_shows_all_defaults_and_runs_nothing(capsys, tmp_path):
     path.write_text(printed)
     expected = config.load(DIGITS, ["train.steps=1000"], model_dir="elsewhere")
     assert config.load(str(path)) == expected
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--train.steps", "10", "--seed=-3"],
+        ["--train.steps=1e1", "--seed", "-3"],
+        ["--set", "train.steps=9", "--set", "seed=-3", "--train.steps=10"],
+        ["--train.steps=9", "--set=train.steps=10", "--seed=1", "--seed=-3"],
+    ],
+)
+def test_keys_are_options_and_the_last_one_counts(capsys, options):
+    assert cli.main(["train", *options, DIGITS, "--print-config"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["train"]["steps"], printed["seed"]) == (10, -3)
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,18 @@ import urllib.request
 import pytest
 import yaml
 
-from replicate.app import catalog, cli, config, documents, schema
+from replicate.app import catalog, cli, config, schema
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
 RICH = """
 name: rich
 model_fn: a.b:c
 optimizer: {name: Momentum, momentum: 0.9, learning_rate: {name: piecewise_constant,
-  boundaries: [3, 9], values: [0.3, 0.2, 1e-3]}}
-params: {layers: [64, 32], rates: {a: 1e-3}, name: null}
+  boundaries: [3, 9], values: [0.3, 0.2, 0.001]}}
+params: {layers: [64, 32], rates: {a: 0.001}, name: null}
 devices: [/gpu:0, 'CPU:1']
 clip_global_norm: 1
-train: {steps: 1e3, input: {kind: csv, file: [a.csv, b.csv], columns: {x: float32, y: int64},
+train: {steps: 1000.0, input: {kind: csv, file: [a.csv, b.csv], columns: {x: float32, y: int64},
   label: y, defaults: {x: 0}, shuffle: 100, repeat: true}}
 eval: {input: {kind: npz, file: a.npz, features: {x: y}, rows: [null, 3]},
   metric_reductions: {m: max, n: 'a.b:c'}}
@@ -33,6 +33,14 @@ model_fn: a:b
 optimizer: Adam
 devices: {cpu: 2}
 train: {steps: 1, input: {kind: tfrecord, file: '*.r', features: {x: {dtype: int64, shape: [3]}}}}
+"""
+SPARSE = """
+model_fn: ${FN:a:b}
+seed: ${SEED:3}
+strategy: ${STRATEGY:mirrored}
+train:
+  steps: ${STEPS:100}
+  input: {kind: npz, file: a.npz, features: x}
 """
 TYPES = {
     "array": list,
@@ -82,8 +90,11 @@ def rules_of(root, part):
         "required": lambda v, names: not isinstance(v, dict) or set(names) <= v.keys(),
         "type": lambda v, name: is_of(name, v),
     }
+    if "if" in part:
+        yield lambda v: fits(root, part["then" if fits(root, part["if"], v) else "else"], v)
+    said_elsewhere = ("$defs", "$schema", "default", "description", "title", "if", "then", "else")
     for keyword, said in part.items():
-        if keyword not in ("$defs", "$schema", "default", "description", "title"):
+        if keyword not in said_elsewhere:
             yield lambda v, keyword=keyword, said=said: known[keyword](v, said)
 
 
@@ -95,7 +106,7 @@ def fits(root, part, value):
 def is_taken(text):
     """Whether a config's text is what the schema says."""
     whole = schema.schema()
-    return fits(whole, whole, documents.parse(text, "c.yaml").data)
+    return fits(whole, whole, yaml.safe_load(text))
 
 
 def test_the_file_is_what_the_model_gives():
@@ -113,7 +124,7 @@ def test_the_schema_takes_each_config_and_its_first_line_leads_there(path):
 
 
 def test_the_schema_takes_what_check_takes(tmp_path):
-    for text in (RICH, TFRECORD):
+    for text in (RICH, TFRECORD, SPARSE):
         assert is_taken(text)
         (tmp_path / "c.yaml").write_text(text)
         assert is_taken(config.to_yaml(config.load(str(tmp_path / "c.yaml"))))
@@ -158,8 +169,13 @@ def test_every_key_is_described():
                 yield (*path, name)
 
     whole = schema.schema()
-    parts = {"config": whole, **whole["$defs"]}
-    assert [key for name, part in parts.items() for key in undescribed(part, (name,))] == []
+    parts = whole["$defs"].items()
+    assert [key for name, part in parts for key in undescribed(part, (name,))] == []
+
+
+def test_a_config_that_extends_another_may_lack_what_that_one_has():
+    assert is_taken("{extends: base.yaml, train: {input: {rows: [0, 3]}}}")
+    assert not is_taken("{extends: base.yaml, trian: {steps: 3}}")
 
 
 def test_check_prints_the_schema(capsys):
