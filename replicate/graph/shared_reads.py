@@ -1,8 +1,7 @@
-"""Variables that all towers read: once for all, and sent to each tower in one transfer.
+"""Tensors that go from one device to others in one transfer, as variables that all towers read.
 
-Between devices a transfer costs more than its bytes. What is read of the variables of one
-device is held by one optional, which goes to a tower as one tensor; between CPUs only
-pointers go, however large the variables are.
+Between devices a transfer costs more than its bytes. What goes from one device is held by one
+optional, which travels as one tensor; between CPUs only pointers go, however large it is.
 """
 
 from collections.abc import Sequence
@@ -35,25 +34,51 @@ class SharedReads:
             if read not in self._received[-1]:
                 by_device.setdefault(read.deref().device, []).append(read.deref())
         for device, tensors in by_device.items():
-            if len(tensors) > 1 and _CPU in device:
+            if len(tensors) > 1:
                 self._send(device, tensors)
 
     def _send(self, device: str, tensors: list) -> None:
         with tf1.control_dependencies(None), tf1.name_scope(SCOPE), tf1.device(None):
-            with tf.device(device):
-                together = tf.raw_ops.OptionalFromValue(components=tensors)
-            for i, target in enumerate(self._devices):
-                if i == 0 or target == device or _CPU not in target:
-                    continue
-                with tf.device(target):
-                    found = tf.raw_ops.OptionalGetValue(
-                        optional=together,
-                        output_types=[tensor.dtype for tensor in tensors],
-                        output_shapes=[tensor.shape for tensor in tensors],
-                    )
+            later = range(1, len(self._devices))
+            others = [i for i in later if may_share(device, self._devices[i])]
+            received = sent(tensors, device, [self._devices[i] for i in others])
+            for i, found in zip(others, received, strict=True):
                 pairs = zip(tensors, found, strict=True)
                 self._received[i].update((tensor.ref(), own) for tensor, own in pairs)
 
     def received(self, i: int, tensor: tf.Tensor) -> tf.Tensor:
         """Returns what tower i reads in place of a tensor; the same if it was not sent."""
         return self._received[i].get(tensor.ref(), tensor)
+
+
+def may_share(source: str, target: str) -> bool:
+    """Whether tensors go from one device to another in one transfer that copies nothing."""
+    return source != target and _CPU in source and _CPU in target
+
+
+def sent(tensors: Sequence[tf.Tensor], source: str, targets: Sequence[str]) -> list[list]:
+    """Sends N tensors from one CPU to M others, to each in one transfer.
+
+    Args:
+        tensors: Of any shapes and dtypes.
+        source: The canonical name of the device that they are on.
+        targets: M canonical names of devices, to which `may_share` holds.
+
+    Returns:
+        M lists of N.
+    """
+    if not targets:
+        return []
+    with tf.device(source):
+        together = tf.raw_ops.OptionalFromValue(components=list(tensors))
+    received = []
+    for target in targets:
+        with tf.device(target):
+            received.append(
+                tf.raw_ops.OptionalGetValue(
+                    optional=together,
+                    output_types=[tensor.dtype for tensor in tensors],
+                    output_shapes=[tensor.shape for tensor in tensors],
+                )
+            )
+    return received

@@ -76,6 +76,11 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         return self._parameter_devices
 
     @property
+    def copies_sums(self) -> bool:
+        """Whether a sum for several devices is made on one of them and copied to the others."""
+        return True
+
+    @property
     def worker_device_index(self) -> values.PerDevice:
         """Which tower computes on which device: in each tower, its number."""
         return values.PerDevice(range(self.num_towers), self._worker_devices)

@@ -45,6 +45,16 @@ def as_here(fn: Callable) -> Callable:
     return unconverted(call)
 
 
+def innermost(fn: Callable) -> Callable:
+    """Returns the function, or bound method, inside partials and wrappers."""
+    while True:
+        is_partial = hasattr(fn, "func") and hasattr(fn, "args")
+        inner = fn.func if is_partial else getattr(fn, "__wrapped__", None)
+        if inner is None or inner is fn:
+            return fn
+        fn = inner
+
+
 @contextlib.contextmanager
 def own_types() -> Iterator[None]:
     """Lets exceptions that pass keep their type through code that was converted."""

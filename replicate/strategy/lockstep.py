@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from replicate import errors
 from replicate.compat import tensorflow as tfc
 from replicate.graph import isolation
-from replicate.strategy import sharing, tower_thread, values
+from replicate.strategy import conversion, sharing, tower_thread, values
 
 
 def run(
@@ -225,15 +225,8 @@ def _require_same_merge(towers: list, merges: int) -> None:
 
 def code_of(fn: Callable) -> Any:
     """Returns what makes two functions the same, whichever tower made them."""
-    while True:
-        if hasattr(fn, "func") and hasattr(fn, "args"):  # functools.partial
-            fn = fn.func
-        elif hasattr(fn, "__wrapped__"):
-            fn = fn.__wrapped__
-        elif hasattr(fn, "__func__"):
-            fn = fn.__func__
-        else:
-            break
+    fn = conversion.innermost(fn)
+    fn = getattr(fn, "__func__", fn)
     if hasattr(fn, "__code__"):
         return fn.__code__
     return fn if isinstance(fn, type) or not callable(fn) else getattr(fn, "__qualname__", type(fn))

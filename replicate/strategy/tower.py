@@ -197,9 +197,8 @@ class ClonedContext(LockstepContext):
 
 def _is_known(fn: Callable) -> bool:
     """Whether the function of a merge call is this package's, or TensorFlow's."""
-    while hasattr(fn, "func") or hasattr(fn, "__wrapped__"):
-        fn = getattr(fn, "func", None) or fn.__wrapped__
-    return (getattr(fn, "__module__", None) or "").split(".")[0] in _KNOWN
+    module = getattr(conversion.innermost(fn), "__module__", None) or ""
+    return module.split(".")[0] in _KNOWN
 
 
 def _without_gradient(answer: Any, given: Any) -> Any:

@@ -5,10 +5,10 @@ masked and are added up as one; where they arrive they are cut again.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import packing, whole
+from replicate.graph import packing, shared_reads, whole
 from replicate.strategy import values, variables
 
 # A transfer costs about as much as copying this many bytes twice.
@@ -36,24 +36,50 @@ def batch_sum(joining: whole.Whole, strategy: Any, pairs: Sequence[tuple]) -> li
         for pack in plan.packs:
             parts = [pairs[members[n]][0].values for n in pack]
             flat = joining.for_each(packing.end_to_end, *parts)
-            plans.append((plan, [members[n] for n in pack], pack, place))
-            asked.append((values.PerDevice(list(flat), joining.rows.devices), list(place)))
-    together = {n for _, members, _, _ in plans for n in members}
+            cut = _Cut(plan, pack, place, _is_sent(strategy, place))
+            plans.append(([members[n] for n in pack], cut))
+            wanted = place[:1] if cut.is_sent else place
+            asked.append((values.PerDevice(list(flat), joining.rows.devices), list(wanted)))
+    together = {n for members, _ in plans for n in members}
     alone = [n for n in range(len(pairs)) if n not in together]
     reduced = strategy.batch_reduce(variables.SUM, [*asked, *[pairs[n] for n in alone]])
     results: list = [None] * len(pairs)
     for n, found in zip(alone, reduced[len(asked) :], strict=True):
         results[n] = found
-    for (plan, members, pack, place), found in zip(plans, reduced, strict=False):
-        for n, part in zip(members, _cut(plan, pack, found, place), strict=True):
+    for (members, cut), found in zip(plans, reduced, strict=False):
+        for n, part in zip(members, cut.parts(found), strict=True):
             results[n] = part
     return results
 
 
-def _cut(plan: packing.Packing, pack: Sequence[int], found: Any, place: Sequence[str]) -> list:
-    """Returns the parts of what was laid end to end, on each device of a place."""
-    copies = found.values if isinstance(found, values.DistributedValues) else (found,)
-    rows = [plan.cut(pack, copy, device) for copy, device in zip(copies, place, strict=True)]
-    if len(rows) == 1:
-        return rows[0]
-    return [values.Mirrored(column, place) for column in zip(*rows, strict=True)]
+def _is_sent(strategy: Any, place: Sequence[str]) -> bool:
+    """Whether a sum is made and cut on the first device of a place, and sent to the others."""
+    first, *others = place
+    return strategy.copies_sums and all(shared_reads.may_share(first, other) for other in others)
+
+
+class _Cut(NamedTuple):
+    """How a sum of what was laid end to end becomes its parts again.
+
+    Attributes:
+        plan: Knows the shapes.
+        pack: The numbers of the parts in the plan.
+        place: The devices that want them.
+        is_sent: See `_is_sent`.
+    """
+
+    plan: packing.Packing
+    pack: Sequence[int]
+    place: Sequence[str]
+    is_sent: bool
+
+    def parts(self, found: Any) -> list:
+        """Returns the parts, on each device of the place."""
+        copies = found.values if isinstance(found, values.DistributedValues) else (found,)
+        made = zip(copies, self.place, strict=not self.is_sent)
+        rows = [self.plan.cut(self.pack, copy, device) for copy, device in made]
+        if self.is_sent:
+            rows += shared_reads.sent(rows[0], self.place[0], self.place[1:])
+        if len(rows) == 1:
+            return rows[0]
+        return [values.Mirrored(column, self.place) for column in zip(*rows, strict=True)]

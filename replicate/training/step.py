@@ -12,7 +12,7 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import columns
-from replicate.strategy import default, values, variables
+from replicate.strategy import conversion, default, values, variables
 from replicate.training import accumulation, applied, merged
 
 # The functions that optimizers pass to a merge call: TensorFlow's own, then tf_keras'.
@@ -62,7 +62,7 @@ class GradientStep:
             merge_fn: What a tower passed to `tf.distribute`'s merge call.
             args: Its arguments, this tower's.
         """
-        function = _innermost(merge_fn)
+        function = conversion.innermost(merge_fn)
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
         if self.is_silent and name in (_APPLY, _KERAS_SUM):
             return (_as_given if name == _KERAS_SUM else _nothing), args
@@ -213,12 +213,3 @@ def _require_no_queues(optimizer: Any) -> None:
             "accumulate_steps and SyncReplicasOptimizer both gather gradients of several "
             "batches; got both. Leave out one of them."
         )
-
-
-def _innermost(fn: Callable) -> Callable:
-    """Returns the function inside partials and wrappers."""
-    while True:
-        inner = getattr(fn, "func", None) or getattr(fn, "__wrapped__", None)
-        if inner is None or inner is fn:
-            return fn
-        fn = inner
