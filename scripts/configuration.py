@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what is derived from the config's model: its JSON Schema."""
+"""Writes what is derived from the config's model: its JSON Schema, docs/configuration.md."""
 
 import sys
 from pathlib import Path
@@ -9,10 +9,11 @@ sys.path[0] += "/.."  # the checkout, so that it also runs without being install
 
 def main() -> None:
     """Writes the files, each where it belongs."""
-    from replicate.app import schema
+    from replicate.app import reference, schema
 
-    for file, text in {schema.FILE: schema.text()}.items():
-        Path(file).write_text(text, encoding="utf-8")
+    page = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
+    for file, text in {schema.FILE: schema.text(), page: reference.text()}.items():
+        file.write_text(text, encoding="utf-8")
         print(file)
 
 

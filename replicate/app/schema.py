@@ -8,12 +8,12 @@ from pydantic import json_schema
 
 from replicate.app import bases, config
 
-__all__ = ["FILE", "line", "schema", "text"]
+__all__ = ["EXTENDS", "FILE", "line", "schema", "sections", "text"]
 
 FILE = Path(__file__).with_name("config.schema.json")
 
 
-_EXTENDS = {
+EXTENDS = {
     "type": "string",
     "minLength": 1,
     "description": "A config that this one begins with, relative to this file: mappings are "
@@ -48,12 +48,18 @@ class _Generator(json_schema.GenerateJsonSchema):
         return made
 
 
+def sections() -> dict[str, Any]:
+    """Returns a schema for each section by its class's name, without variables and `extends`."""
+    made = config.Config.model_json_schema(schema_generator=_Generator)
+    return {config.Config.__name__: made, **made.pop("$defs")}
+
+
 def schema() -> dict[str, Any]:
     """Returns the schema, draft 2020-12."""
-    made = _with_variables(config.Config.model_json_schema(schema_generator=_Generator))
-    sections = made.pop("$defs")
-    extends = {bases.KEY: _EXTENDS}
-    keys = {name: {"description": one["description"]} for name, one in made["properties"].items()}
+    found = {name: _with_variables(one) for name, one in sections().items()}
+    extends = {bases.KEY: EXTENDS}
+    keys = found["Config"]["properties"]
+    keys = {name: {"description": one["description"]} for name, one in keys.items()}
     return {
         "$schema": json_schema.GenerateJsonSchema.schema_dialect,
         "title": "replicate config",
@@ -62,7 +68,7 @@ def schema() -> dict[str, Any]:
         "if": {"required": [bases.KEY]},
         "then": {"properties": extends | keys, "additionalProperties": False},
         "else": {"$ref": "#/$defs/Config"},
-        "$defs": {"Config": made, **sections, "Variable": _VARIABLE},
+        "$defs": {**found, "Variable": _VARIABLE},
     }
 
 
