@@ -35,6 +35,7 @@ __all__ = [
     "either",
     "expected",
     "fault",
+    "is_function",
     "listing",
     "must_be",
     "nearest",
@@ -195,8 +196,13 @@ def _character(value: Any) -> Any:
     return value
 
 
+def is_function(value: Any) -> bool:
+    """Tells whether a value is a function's name as `package.module:function`."""
+    return isinstance(value, str) and re.match(_FUNCTION, value) is not None
+
+
 def _function(value: Any) -> Any:
-    if not isinstance(value, str) or not re.match(_FUNCTION, value):
+    if not is_function(value):
         raise expected("a function's name as package.module:function")
     return value
 

@@ -18,6 +18,7 @@ from replicate.app import assignments, catalog, failures, interrupts, texts
 __all__ = ["main"]
 
 _RAN, _FAILED, _BAD_USAGE = 0, 1, 2
+_WITHOUT_CONFIG = ("init",)  # whose options are not a config's keys
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,8 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 the run failed; 2 bad usage or config; 130 interrupted.
     """
     try:
-        given = sys.argv[1:] if arguments is None else arguments
-        options = _parser().parse_args(assignments.spelt_out(given, _keys))
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        if given[:1] not in [[name] for name in _WITHOUT_CONFIG]:
+            given = assignments.spelt_out(given, _keys)
+        options = _parser().parse_args(given)
     except errors.ConfigError as e:
         return _fail(e, _BAD_USAGE)
     except SystemExit as e:
@@ -109,7 +112,35 @@ def _parser() -> argparse.ArgumentParser:
         nargs=0,
         help="print the JSON Schema of configs, and stop",
     )
+    _add_init(commands)
     return parser
+
+
+def _add_init(commands: Any) -> None:
+    """Adds the command that takes no config, but writes one."""
+    text = "write a config from a model_fn and a data file"
+    parser = commands.add_parser("init", help=text, description=text.capitalize() + ".")
+    parser.add_argument("model_fn", metavar="MODEL_FN", help="package.module:function")
+    parser.add_argument(
+        "data", metavar="DATA", help="a CSV, npz or TFRecord file, or package.module:function"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", default="config.yaml", help="the config; else config.yaml"
+    )
+    parser.add_argument("--label", metavar="NAME", help="the column, array or feature to learn")
+    parser.add_argument("--optimizer", metavar="NAME", help="e.g. Adam; else model_fn has its own")
+    parser.add_argument("--force", action="store_true", help="write over a config that is there")
+    parser.set_defaults(run=_init)
+
+
+def _init(options: argparse.Namespace) -> None:
+    from replicate.app import starter
+
+    written = starter.text(
+        options.model_fn, options.data, options.output, options.label, options.optimizer
+    )
+    starter.write(options.output, written, is_new=not options.force)
+    print(f"{options.output} is written; look through it, then: replicate train {options.output}")
 
 
 class _PrintSchema(argparse.Action):

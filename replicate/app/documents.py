@@ -177,14 +177,20 @@ def override(document: Document, assignments: Iterable[str]) -> None:
         _assign(document, path, written, source_of(text))
 
 
-def dump(data: Mapping[str, Any]) -> str:
-    """Returns YAML that `parse` reads back as equal data, keys in the order given."""
+def dump(data: Mapping[str, Any], flow: bool = False) -> str:
+    """Returns YAML that `parse` reads back as equal data, keys in the order given.
+
+    Args:
+        data: Plain values.
+        flow: Whether short lists and mappings stand in one line.
+    """
     return yaml.dump(
         _escaped(data),
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
-        default_flow_style=False,
+        default_flow_style=None if flow else False,
+        width=2**20 if flow else None,
     )
 
 

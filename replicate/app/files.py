@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from replicate import errors
 
-__all__ = ["absent", "expanded", "kind_of", "missing", "refuse_other_kind", "size"]
+__all__ = ["absent", "expanded", "kind_of", "kind_of_head", "missing", "refuse_other_kind", "size"]
 
 _ADVICE = {
     "gzip": "is compressed with gzip. Decompress it first",
@@ -68,6 +68,11 @@ def kind_of(path: str) -> str:
             head = file.read(1024)
     except OSError:
         return ""
+    return kind_of_head(head)
+
+
+def kind_of_head(head: bytes) -> str:
+    """Returns what a file is that begins with some bytes; see `kind_of`."""
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
     if head.startswith(b"PK\x03\x04"):

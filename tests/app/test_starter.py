@@ -1,0 +1,296 @@
+"""`replicate init`: what it writes passes `check`, and trains."""
+
+import gzip
+import json
+import os
+import pathlib
+import zlib
+
+import numpy as np
+import pytest
+import yaml
+
+from replicate import errors
+from replicate.app import cli, config, csv_samples, npz_samples, record_samples
+from replicate.compat.tensorflow import tf
+
+DIGITS = pathlib.Path(__file__).parents[2] / "replicate" / "examples" / "digits.npz"
+
+MODEL = """
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def line(features, labels, mode):
+    w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
+    y = w * features["x"]
+    loss = tf1.reduce_mean(tf1.square(y - tf1.cast(labels, tf1.float32)))
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
+"""
+
+
+def init(folder, *arguments):
+    """Runs `replicate init` for a config in a folder; returns the config's text."""
+    output = folder / "config.yaml"
+    assert cli.main(["init", *map(str, arguments), "--output", str(output)]) == 0
+    return output.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (
+            "age,name,height,ok,label\n1,a,1.5,true,0\n-2,b,2,FALSE,1\n",
+            {"columns": ["int64", "string", "float32", "bool", "int64"], "label": "label"},
+        ),
+        (
+            "a;b;Y\n1;,;2\n3;x;4\n",
+            {"columns": ["int64", "string", "int64"], "label": "Y", "delimiter": ";"},
+        ),
+        (
+            "a\tb\n1\t1e-3\n\t.5\n",
+            {"columns": ["int64", "float32"], "defaults": {"a": 0}, "delimiter": "\t"},
+        ),
+        ("1|2\n3|4\n", {"columns": ["int64", "int64"], "header": False, "delimiter": "|"}),
+        ('zip,"a ""b"", c"\n01234,1_0\n', {"columns": ["string", "string"]}),
+        ("a,b\n9999999999999999999,nan\n", {"columns": ["float32", "float32"]}),
+        ("\ufeffa\r\n1\r\n\r\n2\r\n", {"columns": ["int64"]}),
+        ("a,b\n", {"columns": ["string", "string"]}),
+    ],
+)
+@pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_a_csv_is_read_by_its_values(tmp_path, text, keys, compress):
+    path = tmp_path / "d.csv"
+    path.write_bytes(compress(text.encode()))
+    found = csv_samples.look(str(path), None)
+    told = {**found.keys, "columns": list(found.keys["columns"].values())}
+    expected = {"kind": "csv", "file": str(path), **keys}
+    assert told | ({"label": found.label} if found.label else {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "fault"),
+    [
+        (b"", "must have rows, has none"),
+        (b"a,b\n1\n", ":2: must have 2 cells like the first row, got 1"),
+        (b"a,a\n1,2\n", ""),
+        (b'a,b\n"1,2\n', "must be readable as CSV"),
+        (b"a,b\n\xff,2\n", "must be readable as CSV"),
+        (gzip.compress(b"a,b\n1,2\n" * 99)[:30], "must be readable as CSV"),
+    ],
+)
+def test_what_is_no_table_is_named(tmp_path, written, fault):
+    path = tmp_path / "d.csv"
+    path.write_bytes(written)
+    if fault:
+        with pytest.raises(errors.RunError, match=fault):
+            csv_samples.look(str(path), None)
+    else:  # a repeated name is no header
+        assert csv_samples.look(str(path), None).keys["header"] is False
+
+
+def test_an_npz_is_read_by_its_headers(tmp_path):
+    path = str(tmp_path / "d.npz")
+    arrays = {"image": np.zeros([20, 2, 3], np.uint8), "word": np.array(["a"] * 20)}
+    np.savez(path, scale=1.0, other=np.zeros(3), label=np.zeros(20), **arrays)
+    found = npz_samples.look(path, None)
+    # Sixteen of 20 rows are four fifths; what has no rows, or others, is left out.
+    assert found.keys == {
+        "kind": "npz",
+        "file": path,
+        "features": ["image", "word"],
+        "rows": [0, 16],
+    }
+    assert (found.label, found.other_keys) == ("label", {"rows": [16, 20]})
+    assert found.notes["features"] == "image: uint8 [2, 3], word: string"
+
+
+def test_arrays_for_evaluation_are_found_by_name(tmp_path):
+    path = str(tmp_path / "d.npz")
+    arrays = {name: np.zeros(3) for name in ("x_train", "y_train", "x_test", "y_test")}
+    np.savez_compressed(path, **arrays)
+    found = npz_samples.look(path, None)
+    assert (found.keys["features"], found.label) == ({"x": "x_train"}, "y_train")
+    assert found.other_keys == {"features": {"x": "x_test"}, "label": "y_test"}
+
+
+def test_damaged_archives_are_named(tmp_path):
+    path = tmp_path / "d.npz"
+    np.savez(path, a=np.array([{}], dtype=object))
+    with pytest.raises(errors.RunError, match="must have arrays of numbers or text"):
+        npz_samples.look(str(path), None)
+    np.savez(path, a=np.zeros(3))
+    whole = path.read_bytes()
+    for damaged in (whole[:99], whole.replace(b"descr", b"descx"), b"PK\x03\x04" + bytes(99)):
+        path.write_bytes(damaged)
+        with pytest.raises(errors.RunError, match="must be a readable npz file"):
+            npz_samples.look(str(path), None)
+
+
+def example(**values):
+    """Returns a serialized Example; bytes, floats or whole numbers by their first value."""
+    made = tf.train.Example()
+    for name, given in values.items():
+        feature = made.features.feature[name]
+        lists = {bytes: feature.bytes_list, float: feature.float_list, int: feature.int64_list}
+        lists[type(given[0])].value.extend(given)
+    return made.SerializeToString()
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
+def test_records_are_read_without_tensorflow(tmp_path, compression):
+    path = str(tmp_path / "train.tfrecord")
+    rows = [
+        example(x=[1.0, 2.0], y=[3], word=[b"a"], many=[1, 300, -1], rare=[b"x"]),
+        example(x=[0.5, -2.0], y=[-3], word=[b"bcd"], many=[2**40]),
+    ]
+    with tf.io.TFRecordWriter(path, compression) as file:
+        for row in rows:
+            file.write(row)
+    (tmp_path / "test.tfrecord").write_bytes(b"")
+    found = record_samples.look(path, None)
+    assert found.keys["features"] == {
+        "many": {"dtype": "int64", "kind": "sparse"},
+        "rare": {"dtype": "string", "kind": "sparse"},
+        "word": {"dtype": "string", "shape": []},
+        "x": {"dtype": "float32", "shape": [2]},
+        "y": {"dtype": "int64", "shape": []},
+    }
+    assert found.keys.get("compression", "") == compression
+    assert (found.label, found.other_keys) == ("y", {"file": str(tmp_path / "test.tfrecord")})
+
+
+def record(data):
+    """Returns data as a TFRecord, without its checksums."""
+    return len(data).to_bytes(8, "little") + bytes(4) + data + bytes(4)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        record(b"no example"),
+        record(b"\x0a\xff\x01"),
+        record(b"\x0a\x05\x0a\x03\x0a\x01"),
+        record(example_bytes := b"\xff" * 99),
+        record(example_bytes)[:50],
+        (2**60).to_bytes(8, "little") + bytes(99),
+        b"\x05" + bytes(7),
+        record(b""),
+        zlib.compress(record(b"text")),
+        zlib.compress(bytes(2**22))[:50],
+    ],
+)
+def test_what_is_no_example_is_named(tmp_path, written):
+    path = tmp_path / "d.tfrecord"
+    path.write_bytes(written)
+    with pytest.raises(errors.RunError, match=r"d.tfrecord: must (be|hold)"):
+        record_samples.look(str(path), None)
+
+
+def test_the_digits_train_from_what_is_written(tmp_path, capsys):
+    model = "replicate.examples.digits:model_fn"
+    text = init(tmp_path, model, DIGITS, "--optimizer", "Momentum")
+    read = config.load(str(tmp_path / "config.yaml"))
+    assert (read.train.input.file, read.train.input.label) == (str(DIGITS), "label")
+    assert (read.train.input.rows, read.eval.input.rows) == ((0, 1437), (1437, 1797))
+    assert text.startswith("# yaml-language-server: $schema=")
+    where = [str(tmp_path / "config.yaml"), "--model-dir", str(tmp_path / "run"), "--quiet"]
+    assert cli.main(["train", *where, "--train.steps=2", "--devices=[/cpu:0, /cpu:1]"]) == 0
+
+
+def test_a_table_trains_from_what_is_written(tmp_path, capsys, monkeypatch):
+    (tmp_path / "line_of_init.py").write_text(MODEL)
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "train.csv").write_text("x,y\n1.0,2\n,4\n3.0,6\n")
+    (tmp_path / "below" / "test.csv").write_text("x,y\n1.0,2\n")
+    monkeypatch.chdir(tmp_path)
+    written = ("line_of_init:line", "below/train.csv", "--optimizer", "GradientDescent")
+    data = yaml.safe_load(init(tmp_path, *written))
+    assert data["train"]["input"] == {
+        "kind": "csv",
+        "file": "below/train.csv",
+        "columns": {"x": "float32", "y": "int64"},
+        "defaults": {"x": 0.0},
+        "label": "y",
+        "batch_size": 32,
+    }
+    assert data["eval"]["input"]["file"] == "below/test.csv"
+    where = ["config.yaml", "--model-dir", "run", "--quiet", "--devices=[/cpu:0, /cpu:1]"]
+    assert cli.main(["train", *where, "--train.steps", "3"]) == 0
+    capsys.readouterr()
+    assert cli.main(["evaluate", *where, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["global_step"] == 3
+
+
+def test_records_pass_check_from_what_is_written(tmp_path):
+    path = tmp_path / "rows.tfrecord"
+    with tf.io.TFRecordWriter(str(path), "ZLIB") as file:
+        file.write(example(x=[1.0, 2.0], target=[3]))
+    data = yaml.safe_load(init(tmp_path, "a.b:c", path))
+    assert data["train"]["input"] == {
+        "kind": "tfrecord",
+        "file": "rows.tfrecord",
+        "features": {
+            "target": {"dtype": "int64", "shape": []},
+            "x": {"dtype": "float32", "shape": [2]},
+        },
+        "compression": "ZLIB",
+        "label": "target",
+        "batch_size": 32,
+    }
+
+
+def test_strange_names_are_written_so_that_they_read_back(tmp_path):
+    names = ["a: b", "#c", "${X}", "- d", "", "tab\there", "yes", "'", "ü 😀", "\x1bescape"]
+    path = tmp_path / "d.csv"
+    path.write_text(";".join(names).replace(";;", ";e;") + "\n" + ";".join("0" * 10) + "\n")
+    init(tmp_path, "a.b:c", path)
+    read = config.load(str(tmp_path / "config.yaml"))
+    assert list(read.train.input.columns) == [name or "e" for name in names]
+    init(tmp_path, "a.b:c", path, "--force", "--label", "#c", "--optimizer=Adam")
+    assert config.load(str(tmp_path / "config.yaml")).train.input.label == "#c"
+
+
+def test_a_function_is_data_too(tmp_path):
+    assert yaml.safe_load(init(tmp_path, "a.b:c", "a.b:rows"))["train"]["input"] == {
+        "kind": "function",
+        "function": "a.b:rows",
+        "batch_size": 32,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["model", "d.csv"], 2, "MODEL_FN: must be a function's name as package.module:function"),
+        (["a:b", "none.csv"], 1, "DATA: none.csv: must be a file of this machine"),
+        (["a:b", "."], 1, "DATA: .: must be a file of this machine"),
+        (["a:b", "d.bin"], 1, "DATA: d.bin: must be CSV, npz or TFRecord"),
+        (["a:b", "d.csv", "--label", "z"], 2, "--label z: must be in d.csv. It has x, y."),
+        (["a:b", "d.csv", "--label", "yy"], 2, "Did you mean y?"),
+        (["a:b", "d.csv", "--optimizer", "Adm"], 2, "got 'Adm'. Did you mean Adam?"),
+        (["a:b", "d.csv", "--output", "none/c.yaml"], 2, "none/c.yaml: must be a file that can"),
+        (["a:b", "d.csv", "--output", "d.bin"], 2, "d.bin: is there already. Name another file"),
+        (["a:b"], 2, "DATA"),
+        (["a:b", "d.npz"], 1, "d.npz: must have an array besides the label"),
+    ],
+)
+def test_what_cannot_be_written_leaves_nothing_behind(
+    tmp_path, monkeypatch, capsys, arguments, code, text
+):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("d.csv").write_text("x,y\n1,2\n")
+    pathlib.Path("d.bin").write_bytes(bytes(99))
+    np.savez("d.npz", label=np.zeros(3))
+    assert cli.main(["init", *arguments]) == code
+    assert text in capsys.readouterr().err
+    assert sorted(os.listdir()) == ["d.bin", "d.csv", "d.npz"]
+
+
+def test_init_imports_no_tensorflow(run_python, tmp_path):
+    run_python(
+        "import sys\n"
+        "from replicate.app import cli\n"
+        f"assert cli.main(['init', 'a:b', {str(DIGITS)!r}, '--output', "
+        f"{str(tmp_path / 'c.yaml')!r}]) == 0\n"
+        "assert 'tensorflow' not in sys.modules"
+    )
