@@ -10,6 +10,8 @@ __all__ = ["spelt_out"]
 def spelt_out(arguments: Iterable[str], keys: Callable[[], Collection[str]]) -> list[str]:
     """Returns arguments in which each option that is a config's key is a `--set` of it.
 
+    What stands before the command is none.
+
     Args:
         arguments: The arguments.
         keys: Gives the keys that may stand without a dot; asked when there is need to.
@@ -23,7 +25,8 @@ def spelt_out(arguments: Iterable[str], keys: Callable[[], Collection[str]]) -> 
         name, equals, value = given.removeprefix("--").partition("=")
         if given == "--":
             return [*made, given, *rest]
-        if not given.startswith("--") or not _is_key(name, keys):
+        has_command = any(not one.startswith("-") for one in made)
+        if not given.startswith("--") or not has_command or not _is_key(name, keys):
             made.append(given)
             continue
         if not equals:

@@ -163,8 +163,9 @@ def _read(
         raise checks.fault(f"the key name is required here: one of {', '.join(table)}. Add it.")
     if not isinstance(name, str) or name not in table:
         checks.refuse((("name",), name, checks.one_of(list(table), name)))
+    name = str(name)  # without what `documents` notes on texts
     read = _section(name, base).model_validate(value, context=info.context)
-    return made(str(name), read.arguments())
+    return made(name, read.arguments())
 
 
 def _optimizer(value: Any, info: pydantic.ValidationInfo) -> Any:

@@ -38,6 +38,7 @@ DIGITS = str(TOP / "configs" / "digits.yaml")
         (["train", DIGITS, "--train.steps"], "--train.steps: must have a value. Write e.g. --tr"),
         (["train", DIGITS, "--train.steps", "--quiet"], "--train.steps: must have a value"),
         (["train", DIGITS, "--train..steps=3"], "--train..steps=3: must be key=value"),
+        (["--train.steps=3", "train", DIGITS], "unrecognized arguments: --train.steps=3"),
         (["train", DIGITS, "--train=null"], "--train=null: train: this section is required"),
         (["check", "none.yaml", "none_either.yaml"], "none_either.yaml: a config file must exist"),
     ],
