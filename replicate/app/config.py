@@ -72,9 +72,10 @@ class Config(checks.Section):
     update_ops: Literal["first", "mean", "all"] = Field(
         "first", description="Whose UPDATE_OPS run: first, mean, all."
     )
-    tower_building: Literal["auto", "call"] = Field(
+    tower_building: Literal["auto", "call", "clone"] = Field(
         "auto",
-        description="How towers are made: call runs the model_fn for each; auto may choose.",
+        description="How towers are made: call runs the model_fn for each; clone runs it once and "
+        "copies, or refuses; auto copies where that is provably the same.",
     )
     seed: checks.whole() | None = Field(
         None, description="Of every random operation; null: another one in each run."
