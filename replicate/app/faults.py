@@ -45,7 +45,7 @@ def found(
         document: What was read; tells where a key stands.
         reading: Which section has read which mapping.
     """
-    details = [_Detail(one) for one in error.errors(include_url=False)]
+    details = [_Detail(one, document.data) for one in error.errors(include_url=False)]
     lines = []
     for detail in _sorted(details):
         if any(detail.path[:end] in document.unread for end in range(1, len(detail.path) + 1)):
@@ -59,18 +59,30 @@ def found(
 class _Detail:
     """One error: its type, the path of its key, the value that came, and more to know."""
 
-    def __init__(self, detail: Any):
+    def __init__(self, detail: Any, data: Any):
         self.type: str = detail["type"]
         self.value = detail["input"]
         self.context = detail.get("ctx", {})
         self.message = detail["msg"]
-        path = tuple(part for part in detail["loc"] if not str(part).startswith(checks.TAG))
-        self.path = path[:-1] if path[-1:] == ("[key]",) else path
+        self.path = _path(detail["loc"], data)
 
     @property
     def rank(self) -> int:
         """Where it comes in its section."""
         return {"extra_forbidden": 0, "missing": 1}.get(self.type, 2)
+
+
+def _path(place: Sequence[str | int], data: Any) -> tuple[str | int, ...]:
+    """Returns the keys on the way to an error, without what pydantic puts between them."""
+    path = []
+    for part in place:
+        is_key = isinstance(data, dict) and part in data
+        if not is_key and (part == "[key]" or str(part).startswith(checks.TAG)):
+            continue  # a key that is wrong as such, or a member of a union
+        path.append(part)
+        has_it = is_key or (isinstance(data, list) and part in range(len(data)))
+        data = data[part] if has_it else None
+    return tuple(path)
 
 
 def _sorted(details: Sequence[_Detail]) -> list[_Detail]:

@@ -215,6 +215,11 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("name=3", "must be a text"),
         ("params=[]", "must be a mapping"),
         ("run={threads: 1}", "run.threads: is no key"),
+        ('run={"\\0csv": 1}', "run.\0csv: is no key"),
+        ('train.input={kind: npz, file: x, "\\0npz": 1}', "input.\0npz: is no key"),
+        ('train.input={kind: npz, file: x, "[key]": 1}', "input.[key]: is no key"),
+        ('export={assets_extra: {"[key]": 3}}', "assets_extra.[key]: must be a path, got 3"),
+        ('export={assets_extra: {"": a}}', "assets_extra.: must be named by a path"),
     ],
 )
 def test_a_broken_rule_is_named(tmp_path, assignment, fault):

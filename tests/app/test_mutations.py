@@ -38,7 +38,21 @@ run: {per_process_gpu_memory_fraction: 0.5}
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
 TEXTS = [RICH, *(path.read_text(encoding="utf-8") for path in CONFIGS)]
 
-WORDS = ["kind", "name", "steps", "input", "extends", "params", "csv", "best", "Adam", "<<", "x"]
+WORDS = [
+    "\0csv",
+    "[key]",
+    "kind",
+    "name",
+    "steps",
+    "input",
+    "extends",
+    "params",
+    "csv",
+    "best",
+    "Adam",
+    "<<",
+    "x",
+]
 KEYS = st.sampled_from(WORDS) | st.text(max_size=4)
 VALUES = st.sampled_from(
     [
