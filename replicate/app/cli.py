@@ -31,10 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 the run failed; 2 bad usage or config; 130 interrupted.
     """
     try:
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        if given[:1] not in [[name] for name in _WITHOUT_CONFIG]:
-            given = assignments.spelt_out(given, _keys)
-        options = _parser().parse_args(given)
+        with interrupts.at_once():  # it may import what knows the keys
+            options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
     except errors.ConfigError as e:
         return _fail(e, _BAD_USAGE)
     except SystemExit as e:
@@ -57,6 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _RAN
     except Exception as e:  # noqa: BLE001 - the last door: a text, not a traceback
         return _fail(e, _FAILED)
+
+
+def _parsed(arguments: list[str]) -> argparse.Namespace:
+    if arguments[:1] not in [[name] for name in _WITHOUT_CONFIG]:
+        arguments = assignments.spelt_out(arguments, _keys)
+    return _parser().parse_args(arguments)
 
 
 def _keys() -> Sequence[str]:
@@ -134,7 +138,8 @@ def _add_init(commands: Any) -> None:
 
 
 def _init(options: argparse.Namespace) -> None:
-    from replicate.app import starter
+    with interrupts.at_once():
+        from replicate.app import starter
 
     written = starter.text(
         options.model_fn, options.data, options.output, options.label, options.optimizer
@@ -197,7 +202,8 @@ def _start(
     Returns:
         The command's exit code; None: it ran.
     """
-    from replicate.app import config, functions
+    with interrupts.at_once():
+        from replicate.app import config, functions
 
     options.settings = []
     faults = []
