@@ -49,15 +49,19 @@ def _initialize_if_needed(member):
 
 def saveable(variable, name: str):
     """Returns what a `tf.compat.v1.train.Saver` writes for a distributed variable."""
-    spec = tfc.saveable_object.SaveSpec(
-        variable.read_across, "", name, dtype=variable.dtype, device=variable.members[0].device
-    )
+    first = variable.members[0]
+    # A graph has that tensor already, and each more costs all who start a session.
+    saved = variable.read_across if tf.executing_eagerly() else variable._as_graph_element
+    spec = tfc.saveable_object.SaveSpec(saved, "", name, dtype=variable.dtype, device=first.device)
 
     def restore_variable(restored_tensors, restored_shapes):
         del restored_shapes  # the variable knows its own
-        return restore(variable, tf.ensure_shape(restored_tensors[0], variable.shape))
+        (value,) = restored_tensors
+        if len(variable.members) > 1:  # a copy of its own refuses another shape
+            value = tf.ensure_shape(value, variable.shape)
+        return restore(variable, value)
 
-    made = tfc.saveable_object.SaveableObject(variable.read_across, [spec], name)
+    made = tfc.saveable_object.SaveableObject(saved, [spec], name)
     made.restore = restore_variable
     return made
 

@@ -173,8 +173,9 @@ class DistributedVariable(
     def initializer(self):
         """One operation that initializes every copy."""
         if self._initializer_op is None:
+            first, *others = [member.initializer for member in self._members]
             with reads.outermost():
-                self._initializer_op = tf1.group(*[m.initializer for m in self._members])
+                self._initializer_op = tf1.group(first, *others) if others else first
         return self._initializer_op
 
     @property
