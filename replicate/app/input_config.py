@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 _MAX_BATCH = 2**31 - 1
+_MAX_READS = 1024  # each one has a thread
 _MAX_BUFFER = 10**8  # rows; TensorFlow makes room for all of them at once
 
 _Dtype = Literal[catalog.DTYPES]
@@ -35,6 +36,7 @@ _Files = checks.either(
     },
     "a path or a list of paths",
 )
+_Cache = checks.either({bool: checks.Boolean, str: checks.PathText}, "true, false or a path")
 _Arrays = checks.either(
     {
         str: checks.Text,
@@ -66,7 +68,8 @@ class Input(checks.Section):
     shuffle: _Buffer | None = Field(
         None,
         description="true: over all rows in memory, or 10,000 rows of a stream; or over so many "
-        "rows. null: true for files in training, else false.",
+        "rows. null: true for files in training, else false. Several TFRecord files are shuffled "
+        "as well.",
     )
     repeat: _Times | None = Field(
         None,
@@ -105,6 +108,12 @@ class Csv(Input):
         True, description="Whether the first line has the names; else `columns` are all, in order."
     )
     delimiter: checks.Character = Field(",", description="What separates the cells.")
+    cache: _Cache = Field(
+        False,
+        description="Of more than 1 GiB, which is read as a stream (less is in memory anyhow): "
+        "true keeps the rows in memory while a run lasts; a folder's path keeps them there, for "
+        "later runs as well.",
+    )
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
@@ -186,6 +195,16 @@ class Tfrecord(Input):
     compression: Literal["none", "GZIP", "ZLIB"] = Field(
         "none", description="How the files are compressed."
     )
+    parallel_reads: checks.whole(1, _MAX_READS) = Field(
+        1,
+        description="How many files are read at a time. Above 1, records come from so many files "
+        "in turn, always in the same order where nothing is shuffled.",
+    )
+    cache: _Cache = Field(
+        False,
+        description="true: the records are kept in memory while a run lasts; a folder's path: they "
+        "are kept there, uncompressed, for later runs as well.",
+    )
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
@@ -204,6 +223,12 @@ class Function(Input):
         None,
         description="Whether its dataset is batched already; null: found out from its graph and "
         "its shapes.",
+    )
+    cache: _Cache = Field(
+        False,
+        description="true: what the function's dataset yields is kept in memory while a run lasts; "
+        "a folder's path: it is kept there, for later runs as well. Another file, other params or "
+        "another batch_size make another cache; code elsewhere that changes does not.",
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicate import errors
-from replicate.app import csv_tables, files, functions, input_config, tables
+from replicate.app import caching, csv_tables, files, functions, input_config, tables
 from replicate.compat.tensorflow import tf
 
 __all__ = ["element_of", "input_fn", "is_batched", "record_files"]
@@ -47,10 +47,12 @@ def input_fn(
         return lambda: _finish(_of_arrays(*data, source), source, batched=True)
     if isinstance(source, input_config.Tfrecord):
         paths = record_files(source, key)
-        return lambda: _of_records(source, paths)
+        place = caching.place_of(source, key, paths)
+        return lambda: _of_records(source, paths, place)
     fn = functions.load(source.function, f"{key}.function")
     offered = {"mode": mode, "params": dict(params), "batch_size": source.batch_size}
-    return lambda: _of_function(source, fn, offered, key)
+    place = caching.place_of(source, key, fn=fn, offered=offered)
+    return lambda: _of_function(source, fn, offered, key, place)
 
 
 def element_of(make: Callable[[], tf.data.Dataset]) -> Any:
@@ -109,6 +111,7 @@ def _of_arrays(features: Any, label: Any, source: input_config.Input) -> tf.data
 def _stream(source: input_config.Csv, key: str) -> Callable[[], tf.data.Dataset]:
     """Returns an input_fn that holds some of the rows at a time."""
     first = next(csv_tables.pieces(source, key))  # a bad header is found now
+    place = caching.place_of(source, key, files.expanded(source.file, key))
     dtypes = {
         name: tf.string if column.dtype == object else tf.as_dtype(column.dtype)
         for name, column in first.items()
@@ -123,6 +126,7 @@ def _stream(source: input_config.Csv, key: str) -> Callable[[], tf.data.Dataset]
         rows = tf.data.Dataset.from_generator(
             lambda: csv_tables.pieces(source, key), output_signature=shapes
         ).unbatch()
+        rows = caching.through(rows, place)
         if source.shuffle:
             rows = rows.shuffle(_STREAM_BUFFER if source.shuffle is True else source.shuffle)
         return _finish(_repeated(rows, source).map(part), source, batched=False)
@@ -164,9 +168,10 @@ def _refuse_other_form(path: str, compression: str, key: str) -> None:
         files.refuse_other_kind(path, "tfrecord", key)
 
 
-def _of_records(source: input_config.Tfrecord, paths: list[str]) -> tf.data.Dataset:
-    compression = "" if source.compression == "none" else source.compression
-    records = tf.data.TFRecordDataset(paths, compression_type=compression)
+def _of_records(
+    source: input_config.Tfrecord, paths: list[str], place: str | None
+) -> tf.data.Dataset:
+    records = caching.through(_records(source, paths), place)
     if source.shuffle:
         buffer = _STREAM_BUFFER if source.shuffle is True else int(source.shuffle)
         records = records.shuffle(buffer)
@@ -183,6 +188,23 @@ def _of_records(source: input_config.Tfrecord, paths: list[str]) -> tf.data.Data
     return _finish(batches, source, batched=True)
 
 
+def _records(source: input_config.Tfrecord, paths: list[str]) -> tf.data.Dataset:
+    """Returns the records of all files, whose order is shuffled where that of rows is."""
+    compression = "" if source.compression == "none" else source.compression
+    names = tf.data.Dataset.from_tensor_slices(paths)
+    if source.shuffle and len(paths) > 1:
+        names = names.shuffle(len(paths))
+    at_a_time = min(source.parallel_reads, len(paths))
+    if at_a_time == 1:
+        return tf.data.TFRecordDataset(names, compression)
+    return names.interleave(
+        lambda name: tf.data.TFRecordDataset(name, compression),
+        cycle_length=at_a_time,
+        num_parallel_calls=at_a_time,
+        deterministic=True,
+    )
+
+
 def _parsing(feature: input_config.Feature) -> Any:
     dtype = tf.as_dtype(feature.dtype)
     if feature.kind == "sparse":
@@ -193,7 +215,11 @@ def _parsing(feature: input_config.Feature) -> Any:
 
 
 def _of_function(
-    source: input_config.Function, fn: Callable[..., Any], offered: Mapping[str, Any], key: str
+    source: input_config.Function,
+    fn: Callable[..., Any],
+    offered: Mapping[str, Any],
+    key: str,
+    place: str | None,
 ) -> tf.data.Dataset:
     dataset = functions.call_with_named(fn, offered, f"{key}.function: {source.function}")
     if not isinstance(dataset, tf.data.Dataset):
@@ -204,6 +230,7 @@ def _of_function(
     batched = source.batched
     if batched is None:
         batched = is_batched(dataset, source.batch_size)
+    dataset = caching.through(dataset, place)
     if source.shuffle:
         dataset = dataset.shuffle(_STREAM_BUFFER if source.shuffle is True else int(source.shuffle))
     return _finish(_repeated(dataset, source), source, batched)

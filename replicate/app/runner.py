@@ -160,7 +160,7 @@ def verify(settings: config.Config, display: progress.Display) -> verification.V
         What was found; nothing is trained or written.
     """
     described = estimators.describe(settings)
-    input_fn = _input(settings, "train")
+    input_fn = _input(settings, "train", cached=False)  # of which some batches are read, often
     with display:
         task = display.task("verify", None, every=1, unit="rounds")
         try:
@@ -303,11 +303,15 @@ def _inputs_of(settings: config.Config) -> Callable[[str], Callable[[], tf.data.
     return lambda section: _input(settings, section)
 
 
-def _input(settings: config.Config, section: str) -> Callable[[], tf.data.Dataset]:
+def _input(
+    settings: config.Config, section: str, cached: bool = True
+) -> Callable[[], tf.data.Dataset]:
     modes = {
         "train": estimator.ModeKeys.TRAIN,
         "eval": estimator.ModeKeys.EVAL,
         "predict": estimator.ModeKeys.PREDICT,
     }
     source = getattr(settings, section).input
+    if not cached and hasattr(source, "cache"):
+        source = source.model_copy(update={"cache": False})
     return inputs.input_fn(source, f"{section}.input", modes[section], settings.params)
