@@ -94,7 +94,7 @@ def _cut(array: np.ndarray, source: input_config.Npz, names: tuple[str, ...], ke
         )
     dtype = next((source.dtypes[name] for name in names if name in source.dtypes), None)
     try:
-        return _converted(rows, dtype)
+        return _converted(rows, dtype, start or 0)
     except (ValueError, TypeError) as e:
         raise errors.RunError(
             f"{key}.dtypes: {source.file}: {names[0]} cannot be converted to {dtype or 'tensors'}: "
@@ -102,12 +102,53 @@ def _cut(array: np.ndarray, source: input_config.Npz, names: tuple[str, ...], ke
         ) from e
 
 
-def _converted(rows: np.ndarray, dtype: str | None) -> np.ndarray:
+def _converted(rows: np.ndarray, dtype: str | None, start: int) -> np.ndarray:
     """Returns rows of a dtype, None: their own; text as UTF-8, as TensorFlow has it."""
     if dtype == "string" and rows.dtype.kind != "S":
         rows = rows.astype(str)
     elif dtype not in (None, "string"):
-        rows = rows.astype(dtype)
+        rows = _cast(rows, dtype, start)
     if rows.dtype.kind not in "biufcSU":
         raise TypeError(f"it holds {rows.dtype}, neither numbers nor text")
     return np.char.encode(rows, "utf-8") if rows.dtype.kind == "U" else rows
+
+
+def _cast(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
+    """Returns rows as numbers of a dtype; raises where one is not the same number any more.
+
+    Args:
+        rows: [rows, ...], numbers or text.
+        dtype: The dtype.
+        start: Which row of the file the first one is.
+    """
+    if rows.dtype.kind in "SU":
+        try:
+            return rows.astype(dtype)
+        except ValueError:
+            raise ValueError(
+                _of_row(rows, [_is_refused(row, dtype) for row in rows], start)
+            ) from None
+    with np.errstate(all="ignore"):
+        made = rows.astype(dtype)
+        if rows.dtype.kind not in "biuf" or made.dtype.kind == "b":
+            return made
+        is_exact = made.dtype.kind in "iu"
+        changed = made != rows if is_exact else np.isfinite(rows) & ~np.isfinite(made)
+    if changed.any():
+        raise ValueError(_of_row(rows, changed.reshape(len(rows), -1).any(axis=1), start))
+    return made
+
+
+def _is_refused(row: np.ndarray, dtype: str) -> bool:
+    try:
+        row.astype(dtype)
+    except ValueError:
+        return True
+    return False
+
+
+def _of_row(rows: np.ndarray, is_bad: Any, start: int) -> str:
+    """Returns a text on the first bad row, which is counted as the key `rows` counts."""
+    place = int(np.argmax(is_bad))
+    shown = np.array2string(rows[place], threshold=6, separator=", ").replace("\n", "")
+    return f"row {start + place} (the first is 0) is {shown}"

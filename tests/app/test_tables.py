@@ -258,6 +258,34 @@ def test_bad_npz_inputs_are_named(archive, keys, fault):
     assert fault in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype", "fault"),
+    [
+        (np.int64([[1, 2], [3, 4], [5, 300]]), "uint8", "row 2 (the first is 0) is [  5, 300]"),
+        (np.int64([1, -1, 2]), "uint8", "row 1 (the first is 0) is -1"),
+        (np.float32([1, 2, 2.5]), "int32", "row 2 (the first is 0) is 2.5"),
+        (np.float32([1, np.nan, 2]), "int64", "row 1 (the first is 0) is nan"),
+        (np.float64([1, 2, 1e300]), "float32", "row 2 (the first is 0) is 1.e+300"),
+        (np.array(["1", "2", "x"]), "int32", "row 2 (the first is 0) is 'x'"),
+    ],
+)
+def test_a_row_that_its_dtype_cannot_hold_is_named(tmp_path, values, dtype, fault):
+    path = tmp_path / "d.npz"
+    np.savez(path, x=values)
+    for rows in (None, (1, None)):
+        with pytest.raises(errors.RunError) as caught:
+            npz(str(path), rows=rows, dtypes={"x": dtype})
+        assert f"{path}: x cannot be converted to {dtype}: {fault}. Correct" in str(caught.value)
+
+
+def test_numbers_that_their_dtype_holds_are_converted(tmp_path):
+    path = tmp_path / "d.npz"
+    np.savez(path, x=np.float64([0, 255, 7]), y=np.float64([np.inf, np.nan, 0.1]))
+    features, _ = npz(str(path), dtypes={"x": "uint8", "y": "float32"})
+    assert features["x"].tolist() == [0, 255, 7]
+    np.testing.assert_array_equal(features["y"], np.float32([np.inf, np.nan, 0.1]))
+
+
 def test_what_is_no_npz_file_is_refused(tmp_path):
     with pytest.raises(errors.RunError, match="the file must exist"):
         npz(str(tmp_path / "none.npz"))
