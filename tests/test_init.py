@@ -1,6 +1,7 @@
 """The root: public names, loaded on first use."""
 
 import importlib
+import inspect
 
 import pytest
 
@@ -21,6 +22,23 @@ def test_whole_strategy_room_is_public():
     strategy = importlib.import_module("replicate.strategy")
     assert {*strategy.__all__} <= {*replicate.__all__}
     assert all(getattr(strategy, name) is getattr(replicate, name) for name in strategy.__all__)
+
+
+def undocumented(value, name):
+    """Yields what of a public name the API reference would have nothing to say about."""
+    if not (inspect.getdoc(value) or "").strip():
+        yield name
+    if inspect.isclass(value) or inspect.ismodule(value):
+        for member in getattr(value, "__all__", None) or vars(value):
+            one = vars(value).get(member)
+            of_ours = getattr(one, "__module__", "replicate").startswith("replicate")
+            if not member.startswith("_") and callable(one) and of_ours and one is not value:
+                yield from undocumented(one, f"{name}.{member}")
+
+
+@pytest.mark.parametrize("name", [name for name in replicate.__all__ if name[0] != "_"])
+def test_public_names_and_their_members_are_described(name):
+    assert list(undocumented(getattr(replicate, name), name)) == []
 
 
 def test_other_names_are_attribute_errors():
