@@ -121,6 +121,10 @@ TAKEN = _rows(
         },
         "optimizer": {
             "_create_slots": "slots are made where no condition holds",
+            "_learning_rate": "the learning rate is shown, by whichever of both names it has",
+        },
+        "Adam": {
+            "_lr": "the learning rate is shown, by whichever of both names it has",
         },
         "loss-scale optimizer": {
             "_optimizer": "the slots are those of the optimizer inside",

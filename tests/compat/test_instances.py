@@ -80,6 +80,7 @@ MAKERS = {
     "function": lambda: tf.function(lambda: 1.0),
     "replicate context of a TPU": tpu_context,
     "optimizer": lambda: tf1.train.GradientDescentOptimizer(1.0),
+    "Adam": tf1.train.AdamOptimizer,
     "loss-scale optimizer": loss_scale_optimizer,
     "loss of tf.keras": lambda: tf.keras.losses.MeanSquaredError(),
     "optimizer of tf.keras": lambda: tf.keras.optimizers.SGD(),

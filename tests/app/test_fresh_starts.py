@@ -1,0 +1,98 @@
+"""What `replicate train --fresh` deletes, and what it leaves alone."""
+
+from replicate.app import fresh_starts, run_records
+
+WRITTEN = [
+    "checkpoint",
+    "model.ckpt-4.index",
+    "model.ckpt-4.data-00000-of-00001",
+    "model.ckpt-4.meta",
+    "graph.pbtxt",
+    "finished",
+    "events.out.tfevents.1700000000.host",
+    "eval/events.out.tfevents.1700000000.host",
+    "eval_checkpoint/events.out.tfevents.1700000000.host.v2",
+    "best/checkpoint",
+    "best/model.ckpt-2.index",
+    "best/model.ckpt-2.metrics.json",
+    "averaged/averaged.json",
+    "early_stopping.json",
+    "epochs.json",
+    ".metrics.json.123.tmp",
+    "export/1700000000/saved_model.pb",
+    "export/best/1700000001/saved_model.pbtxt",
+    "export/temp-12-0123abcd/1/saved_model.pb",
+]
+OTHERS = [
+    "notes.txt",
+    "model.py",
+    "model.ckpt-4.bak",
+    "model.ckpt-notes.index",
+    "checkpoint.zip",
+    "training.lock",
+    "events/1.txt",
+    "eval/README",
+    "evaluation/events.out.tfevents.1700000000.host",
+    "best/thesis.tex",
+    "export/1700000000.txt",
+    "export/2024/report.pdf",
+    "export/mine/1700000001/saved_model.pb",
+    "elsewhere/checkpoint",
+]
+FOLDERS = ["1700000000", "best/1700000001", "temp-12-0123abcd"]  # below export
+
+
+def files_in(folder):
+    return sorted(
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+    )
+
+
+def fill(folder, names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+
+
+def found_in(folder):
+    return fresh_starts.written_in(str(folder), str(folder / "export"), ["best", "latest"])
+
+
+def test_what_a_run_writes_is_deleted_and_nothing_else(tmp_path):
+    out = tmp_path / "out"
+    fill(out, WRITTEN + OTHERS)
+    run_records.write_config(str(out), "name: a\n", "/configs")
+    run_records.write_metrics(str(out), 4, None, "steps")
+    run_records.write_run(str(out), towers=["CPU:0"], strategy="mirrored", start=0, command=["x"])
+    found = found_in(out)
+    names = {path.removeprefix(f"{out}/") for path in found}
+    expected = {name for name in WRITTEN if not name.startswith("export/")}
+    expected |= {f"export/{name}" for name in FOLDERS}
+    assert names == expected | {"config.yaml", "metrics.json", "run.json"}
+    shown = fresh_starts.listed(str(out), found)
+    assert "  model.ckpt-4 (3 files)" in shown
+    assert "  export/best/1700000001" in shown
+    fresh_starts.delete(str(out), found)
+    assert files_in(out) == sorted(OTHERS)
+    assert not (out / "export" / "best").exists()
+    assert (out / "eval").exists()
+    assert found_in(out) == []
+
+
+def test_records_of_somebody_else_stay(tmp_path):
+    fill(tmp_path, ["config.yaml", "run.json", "metrics.json"])
+    assert found_in(tmp_path) == []
+
+
+def test_nobody_follows_a_link_out_of_the_directory(tmp_path):
+    fill(tmp_path, ["kept/checkpoint", "kept/1700000000/saved_model.pb", "out/checkpoint"])
+    for name in ("best", "export"):
+        (tmp_path / "out" / name).symlink_to(tmp_path / "kept")
+    (tmp_path / "linked").symlink_to(tmp_path / "out")
+    assert found_in(tmp_path / "linked") == [str(tmp_path / "linked" / "checkpoint")]
+
+
+def test_exports_elsewhere_stay(tmp_path):
+    fill(tmp_path, ["served/1700000000/saved_model.pb", "out/checkpoint"])
+    found = fresh_starts.written_in(str(tmp_path / "out"), str(tmp_path / "served"), [])
+    assert found == [str(tmp_path / "out" / "checkpoint")]
