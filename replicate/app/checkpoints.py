@@ -16,6 +16,7 @@ __all__ = [
     "note_finished",
     "require",
     "require_shapes",
+    "step_in",
     "step_of",
 ]
 
@@ -31,15 +32,22 @@ def step_of(model_dir: str) -> int | None:
         RunError: If it cannot be read.
     """
     path = _newest(model_dir)
-    if path is None:
-        return None
+    return None if path is None else step_in(path)
+
+
+def step_in(path: str) -> int | None:
+    """Returns the global step in a checkpoint; None where it has none.
+
+    Raises:
+        RunError: If it cannot be read.
+    """
     try:
         reader = tf.train.load_checkpoint(path)
         if not reader.has_tensor(tf1.GraphKeys.GLOBAL_STEP):
             return None
         return int(reader.get_tensor(tf1.GraphKeys.GLOBAL_STEP))
     except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as e:
-        raise _unreadable(model_dir, path, e) from e
+        raise _unreadable(os.path.dirname(path), path, e) from e
 
 
 def is_finished(model_dir: str, step: int) -> bool:
@@ -73,8 +81,13 @@ def require(model_dir: str) -> None:
 
 
 @contextlib.contextmanager
-def naming(model_dir: str) -> Iterator[None]:
-    """Says so where work fails because the checkpoint is torn, or another model's."""
+def naming(model_dir: str, chosen: str | None = None) -> Iterator[None]:
+    """Says so where work fails because the checkpoint is torn, or another model's.
+
+    Args:
+        model_dir: Where the run is.
+        chosen: The path of the checkpoint; None: the newest one.
+    """
     try:
         yield
     except (tf.errors.OpError, ValueError) as e:
@@ -87,7 +100,7 @@ def naming(model_dir: str) -> Iterator[None]:
         )
         if not is_restoring:
             raise
-        path = _newest(model_dir)
+        path = chosen or _newest(model_dir)
         missing = _missing(error.op.graph, path) if error.op is not None and path else []
         if not missing:
             raise _unreadable(model_dir, path, error) from e
@@ -119,12 +132,17 @@ def _saved(model_dir: str) -> str:
     return "Nothing is saved yet." if step is None else f"Step {step} is saved."
 
 
-def require_shapes(model_dir: str, graph: tf.Graph) -> None:
-    """Raises a RunError where the last checkpoint's variables do not fit those of a graph.
+def require_shapes(model_dir: str, graph: tf.Graph, chosen: str | None = None) -> None:
+    """Raises a RunError where a checkpoint's variables do not fit those of a graph.
 
     TensorFlow itself restores resource variables of any shape.
+
+    Args:
+        model_dir: Where the run is.
+        graph: The graph.
+        chosen: The path of the checkpoint; None: the newest one.
     """
-    path = _newest(model_dir)
+    path = chosen or _newest(model_dir)
     stored = _shapes(path) if path else {}
     wrong = [
         f"{name} has the shape {stored[name]} there, {shape} here"

@@ -30,13 +30,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0; 1 the run failed; 2 bad usage or config; 130 interrupted.
     """
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
         with interrupts.at_once():  # it may import what knows the keys
-            options = _parsed(list(sys.argv[1:] if arguments is None else arguments))
+            options = _parsed(given)
     except errors.ConfigError as e:
         return _fail(e, _BAD_USAGE)
     except SystemExit as e:
         return int(e.code or 0)
+    options.command_line = ["replicate", *given]
     texts.spell_out(sys.stdout, sys.stderr)
     try:
         with interrupts.terminable():
@@ -84,8 +86,19 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0; 1 the run failed; 2 bad usage or config; 130 interrupted.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    _add(commands, "train", _train, "train, from the last checkpoint if there is one")
+    training = _add(commands, "train", _train, "train, from the last checkpoint if there is one")
+    training.add_argument(
+        "--fresh",
+        action="store_true",
+        help="begin again: delete what runs wrote in model_dir; asks before",
+    )
+    training.add_argument("--yes", action="store_true", help="answer what --fresh asks with yes")
     evaluating = _add(commands, "evaluate", _evaluate, "print metrics as a table")
+    which = evaluating.add_mutually_exclusive_group()
+    _add_checkpoint(which)
+    which.add_argument(
+        "--all", action="store_true", help="each checkpoint in model_dir, a row for each"
+    )
     evaluating.add_argument("--json", action="store_true", help="print them as JSON")
     predicting = _add(commands, "predict", _predict, "write predictions")
     predicting.add_argument(
@@ -104,7 +117,22 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="which signature of --saved-model; else serving_default",
     )
-    _add(commands, "export", _export, "write a SavedModel, print its path and signatures")
+    _add_checkpoint(predicting)
+    exporting = _add(
+        commands, "export", _export, "write a SavedModel, print its path and signatures"
+    )
+    _add_checkpoint(exporting)
+    averaging = _add(commands, "average", _average, "write the mean of checkpoints as another one")
+    which = averaging.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--last", metavar="N", type=_count, help="how many of the newest in model_dir"
+    )
+    which.add_argument(
+        "--checkpoints", metavar="A,B", type=_listed, help="these: steps, paths, best"
+    )
+    averaging.add_argument(
+        "--output", metavar="DIR", help="where to write it; else averaged in model_dir"
+    )
     verifying = _add(commands, "verify", _verify, "compare the towers with one device")
     verifying.add_argument("--json", action="store_true", help="print what was found as JSON")
     checking = _add(
@@ -186,6 +214,29 @@ def _add(
     return parser
 
 
+def _add_checkpoint(parser: Any) -> None:
+    parser.add_argument(
+        "--checkpoint",
+        metavar="STEP|PATH|best",
+        help="this one in place of the newest; averaged: what `replicate average` wrote",
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _listed(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(
+            f"must be different checkpoints with commas between them, got {text!r}"
+        )
+    return names
+
+
 def _output(path: str) -> str:
     if Path(path).suffix.lower() not in catalog.OUTPUT_ENDINGS:
         raise argparse.ArgumentTypeError(
@@ -259,9 +310,10 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
+    may_delete = _asks_before(options)
     runner, report, display = _with_tensorflow(options.quiet)
     settings = options.settings[0]
-    done = runner.train(settings, display)
+    done = runner.train(settings, display, options.command_line, may_delete)
     if not done.is_new:
         return
     if done.metrics is not None:
@@ -270,10 +322,39 @@ def _train(options: argparse.Namespace) -> None:
         _print_export(report, done.path)
 
 
+def _asks_before(options: argparse.Namespace) -> Callable[[Sequence[str]], bool] | None:
+    """Returns what asks whether --fresh may delete; None where nothing is to be deleted."""
+    if not options.fresh:
+        if options.yes:
+            raise errors.ConfigError("--yes: must come with --fresh. Add it.")
+        return None
+    if options.yes:
+        return lambda lines: True
+    if not sys.stdin.isatty():
+        raise errors.ConfigError(
+            "--fresh: must be confirmed, and there is no terminal to ask on. Add --yes to delete "
+            f"what runs wrote in {options.settings[0].model_dir}."
+        )
+
+    def ask(lines: Sequence[str]) -> bool:
+        print(*lines, sep="\n", file=sys.stderr)
+        print("Delete it and begin again? [y/N] ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    return ask
+
+
 def _evaluate(options: argparse.Namespace) -> None:
     runner, report, display = _with_tensorflow(options.quiet)
     settings = options.settings[0]
-    metrics = runner.evaluate(settings, display)
+    if options.all:
+        found = runner.evaluate_all(settings, display)
+        if options.json:
+            report.print_all_metrics_json(found)
+        else:
+            report.print_all_metrics(found, settings.name)
+        return
+    metrics = runner.evaluate(settings, display, options.checkpoint)
     if options.json:
         report.print_metrics_json(metrics)
     else:
@@ -283,13 +364,17 @@ def _evaluate(options: argparse.Namespace) -> None:
 def _predict(options: argparse.Namespace) -> None:
     if options.signature is not None and options.saved_model is None:
         raise errors.ConfigError("--signature: must come with --saved-model. Add it.")
+    if options.checkpoint is not None and options.saved_model is not None:
+        raise errors.ConfigError(
+            "--checkpoint: must be alone, got --saved-model as well. Keep one."
+        )
     runner, _, display = _with_tensorflow(options.quiet)
     from replicate.app import exported, predictions
 
     source = None
     if options.saved_model is not None:
         source = exported.Source(options.saved_model, options.signature or "serving_default")
-    rows = runner.predict(options.settings[0], display, source)
+    rows = runner.predict(options.settings[0], display, source, options.checkpoint)
     if options.output is None:
         predictions.write_lines(rows, sys.stdout)
         return
@@ -299,7 +384,16 @@ def _predict(options: argparse.Namespace) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     runner, report, _ = _with_tensorflow(options.quiet)
-    _print_export(report, runner.export(options.settings[0]))
+    _print_export(report, runner.export(options.settings[0], options.checkpoint))
+
+
+def _average(options: argparse.Namespace) -> None:
+    runner, _, display = _with_tensorflow(options.quiet)
+    path, paths = runner.average(
+        options.settings[0], options.last, options.checkpoints or (), options.output
+    )
+    display.say(f"the mean of {len(paths)} checkpoints: {', '.join(paths)}")
+    print(path)
 
 
 def _verify(options: argparse.Namespace) -> int:

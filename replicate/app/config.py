@@ -117,6 +117,21 @@ class Config(checks.Section):
         for kind in [one.kind for one in exporters if one.kind != "final"]:
             if self.eval is None:
                 yield "export", f"must have no {kind} exporter without an eval section. Add one."
+        if self.train is not None:
+            yield from self._faults_of_training(self.train)
+
+    def _faults_of_training(self, training: train_config.Train) -> Iterator[tuple[str, str]]:
+        every = self.eval.every_steps if self.eval is not None else None
+        if training.early_stopping is not None and every is None:
+            yield "train", "must have no early_stopping without eval.every_steps. Set that."
+        if training.keep_best is not None and self.eval is None:
+            yield "train", "must have no keep_best without an eval section. Add one."
+        if training.mixed_precision and self.optimizer is None:
+            yield (
+                "train",
+                "must have no mixed_precision where model_fn has an optimizer of its own. Name "
+                "the optimizer in the config, or scale the loss in model_fn.",
+            )
 
 
 def load(path: str, assignments: Sequence[str] = (), model_dir: str | None = None) -> Config:

@@ -1,36 +1,55 @@
 """The Estimator that a config describes: replicated model_fn, devices, session settings."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicate import devices, errors, estimator, model_fn
-from replicate.app import checkpoints, config, failures, functions, metrics, optimizers, predictions
+from replicate.app import (
+    checkpoints,
+    config,
+    failures,
+    functions,
+    metrics,
+    mixed_precision,
+    optimizers,
+    predictions,
+)
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["Described", "build", "describe", "towers_of"]
+__all__ = ["Described", "build", "describe", "devices_of", "towers_of"]
 
 _MAX_LISTED = 4  # devices
 
 
 def build(
     settings: config.Config,
-    watch: Callable[[tf.Tensor], Any] | None = None,
+    watch: Callable[[tf.Tensor, Any], Sequence[Any]] | None = None,
     keys: Sequence[str] | None = None,
+    checkpoint: str | None = None,
+    note_optimizer: Callable[[Any], None] = lambda made: None,
 ) -> Any:
     """Returns the Estimator of a config.
 
     Args:
         settings: The config.
-        watch: Makes a training hook from the reduced loss.
+        watch: Makes training hooks from the reduced loss and the batch's features.
         keys: The predictions that are wanted, which the model must have; None: any.
+        checkpoint: The path of what will be restored; None: the newest checkpoint.
+        note_optimizer: Is called with each optimizer that the config's function makes.
     """
     described = describe(settings)
+    optimizer_fn = described.optimizer_fn
+    if optimizer_fn is not None:
+        optimizer_fn = _noted(optimizer_fn, note_optimizer)
     replicated = model_fn.replicate_model_fn(
-        described.model_fn, described.optimizer_fn, described.devices, **described.options
+        described.model_fn, optimizer_fn, described.devices, **described.options
     )
     return estimator.Estimator(
-        _inspected(replicated, watch, keys), params=described.params, config=described.config
+        _inspected(replicated, watch, keys, checkpoint),
+        params=described.params,
+        config=described.config,
     )
 
 
@@ -62,17 +81,35 @@ def describe(settings: config.Config) -> Described:
         RunError: If a function cannot be found.
     """
     chosen = _devices(settings.devices)  # before anything can start TensorFlow's runtime
+    optimizer_fn = optimizers.optimizer_fn(settings.optimizer)
+    run_config = _run_config(settings)
+    if settings.train is not None and settings.train.mixed_precision:
+        kind = mixed_precision.kind_for(devices_of(settings))
+        optimizer_fn = mixed_precision.scaled(optimizer_fn, kind)
+        mixed_precision.set_rewrite(run_config.session_config, kind)
     fn = functions.load(settings.model_fn, "model_fn")
     if settings.eval is not None:
         fn = metrics.with_reductions(fn, settings.eval.metric_reductions)
     return Described(
         fn,
-        optimizers.optimizer_fn(settings.optimizer),
+        optimizer_fn,
         chosen,
         _options(settings),
         dict(settings.params),
-        _run_config(settings),
+        run_config,
     )
+
+
+def devices_of(settings: config.Config) -> list[str]:
+    """Returns the device of each tower, as CPU:0; makes logical ones.
+
+    Raises:
+        DeviceError: If this machine lacks a device.
+    """
+    names = devices.resolve(_devices(settings.devices), warn_of_missing=False)
+    if settings.strategy == "one_device":
+        names = names[:1]
+    return [name.replace("/device:", "") for name in names]
 
 
 def towers_of(settings: config.Config) -> str:
@@ -81,10 +118,7 @@ def towers_of(settings: config.Config) -> str:
     Raises:
         DeviceError: If this machine lacks a device.
     """
-    names = devices.resolve(_devices(settings.devices), warn_of_missing=False)
-    if settings.strategy == "one_device":
-        names = names[:1]
-    shown = [name.replace("/device:", "") for name in names]
+    names = shown = devices_of(settings)
     if len(shown) > _MAX_LISTED:
         shown = [*shown[:2], "...", shown[-1]]
     if len(names) == 1:
@@ -108,19 +142,32 @@ def _options(settings: config.Config) -> dict[str, Any]:
     return {name: one for name, one in given.items() if one != fields[name].default}
 
 
+def _noted(optimizer_fn: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
+    """Returns an optimizer function that tells what it makes."""
+
+    @functools.wraps(optimizer_fn)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        made = optimizer_fn(*args, **kwargs)
+        note(made)
+        return made
+
+    return noted
+
+
 def _inspected(
     replicated: Callable[..., Any],
-    watch: Callable[[tf.Tensor], Any] | None,
+    watch: Callable[[tf.Tensor, Any], Sequence[Any]] | None,
     keys: Sequence[str] | None,
+    checkpoint: str | None,
 ) -> Any:
     """Returns a model_fn that also hooks the reduced loss and checks predictions' names."""
 
     def inspected(features, labels, mode, params, config):
         with _naming_labels(labels, mode):
             spec = replicated(features, labels, mode, params=params, config=config)
-        checkpoints.require_shapes(config.model_dir, tf1.get_default_graph())
+        checkpoints.require_shapes(config.model_dir, tf1.get_default_graph(), checkpoint)
         if mode == estimator.ModeKeys.TRAIN and watch is not None:
-            return spec._replace(training_hooks=(*spec.training_hooks, watch(spec.loss)))
+            return spec._replace(training_hooks=(*spec.training_hooks, *watch(spec.loss, features)))
         if mode == estimator.ModeKeys.PREDICT and isinstance(spec.predictions, Mapping):
             predictions.require_keys(keys, spec.predictions)
         return spec

@@ -1,6 +1,7 @@
 """SavedModels as a config wants them: on request, after evaluations, after training."""
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -9,7 +10,15 @@ from typing import Any
 import numpy as np
 
 from replicate import errors, estimator
-from replicate.app import checks, config, directories, export_config, inputs, predictions, serving
+from replicate.app import (
+    compared_metrics,
+    config,
+    directories,
+    export_config,
+    inputs,
+    predictions,
+    serving,
+)
 from replicate.compat.tensorflow import tf
 from replicate.exporting import export
 
@@ -45,11 +54,13 @@ class Exports:
         self._receiver_fn = serving.receiver_fn(described, spec)
         self._exporters = [self._exporter(one) for one in self._wanted.exporters]
 
-    def save(self) -> str:
-        """Exports the last checkpoint; returns the path."""
+    def save(self, checkpoint: str | None = None) -> str:
+        """Exports a checkpoint, None: the last one; returns the path."""
         saver = _Saver(self._made, self._wanted.towers, None)
         return os.fsdecode(
-            saver.export_saved_model(self._directory, self._receiver_fn, **self._options())
+            saver.export_saved_model(
+                self._directory, self._receiver_fn, checkpoint_path=checkpoint, **self._options()
+            )
         )
 
     def run_exporters(self, metrics: Mapping[str, Any] | None, is_final: bool) -> dict[str, str]:
@@ -174,7 +185,7 @@ class _Best(estimator.BestExporter):
         is_the_final_export: bool,
     ) -> bytes | None:
         """See base class."""
-        if np.isnan(self._value(eval_result)):
+        if math.isnan(self._value(eval_result)):
             return None
         if not all(self._is_better(known, eval_result) for known in _records(export_path)):
             return None
@@ -189,22 +200,12 @@ class _Best(estimator.BestExporter):
         if not isinstance(best, int | float | np.number):
             return True  # exported when another metric was compared
         current = self._value(current_eval_result)
-        return bool(current > best if self._wanted.higher_is_better else current < best)
+        return compared_metrics.is_better(current, best, self._wanted.higher_is_better)
 
-    def _value(self, metrics: Mapping[str, Any]) -> Any:
+    def _value(self, metrics: Mapping[str, Any]) -> float:
         """Returns the metric that is compared."""
-        key, name = f"export.exporters: {self.name}: metric", self._wanted.metric
-        if name not in metrics:
-            near = checks.nearest(name, metrics)
-            then = f"Did you mean {near}?" if near else f"Name one of {', '.join(sorted(metrics))}."
-            raise errors.RunError(f"{key}: the model must have this metric, got {name!r}. {then}")
-        value = np.asarray(metrics[name])
-        if value.ndim or value.dtype.kind not in "biuf":
-            raise errors.RunError(
-                f"{key}: must be a single number to be compared; {name} is of type {value.dtype} "
-                f"and shape {list(value.shape)}. Name another metric."
-            )
-        return value[()]
+        key = f"export.exporters: {self.name}: metric"
+        return compared_metrics.value_of(metrics, self._wanted.metric, key)
 
 
 def _records(directory: str) -> list[Mapping[str, Any]]:

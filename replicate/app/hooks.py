@@ -23,7 +23,7 @@ def made(names: Sequence[str], offered: Mapping[str, Any]) -> list[Any]:
     """
     hooks = []
     for index, name in enumerate(names):
-        key = f"train.hooks.{index}"
+        key = f"train.hooks[{index}]"
         fn = functions.load(name, key)
         returned = functions.call_with_named(fn, offered, f"{key}: {name}")
         several = list(returned) if isinstance(returned, list | tuple) else [returned]

@@ -1,12 +1,12 @@
 """The optimizer that a config describes, built inside the model's graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicate.app import config, functions
+from replicate.app import config, functions, train_summaries
 from replicate.compat.tensorflow import tf1
 
-__all__ = ["optimizer_fn"]
+__all__ = ["learning_rate", "optimizer_fn"]
 
 
 def optimizer_fn(described: config.Optimizer | str | None) -> Callable[..., Any] | None:
@@ -30,6 +30,23 @@ def optimizer_fn(described: config.Optimizer | str | None) -> Callable[..., Any]
         return getattr(tf1.train, f"{described.name}Optimizer")(**arguments)
 
     return make
+
+
+def learning_rate(described: config.Optimizer | str | None, made: Sequence[Any]) -> Any:
+    """Returns the learning rate as the global step has it: a number, a tensor, None: unknown.
+
+    Args:
+        described: The config's optimizer.
+        made: The optimizers that were made of it.
+    """
+    if isinstance(described, config.Optimizer):
+        rate = described.arguments["learning_rate"]
+        if not isinstance(rate, config.Schedule):
+            return rate
+        with tf1.name_scope("shown_learning_rate"):
+            return _scheduled(rate)
+    found = (train_summaries.rate_of(optimizer) for optimizer in made)
+    return next((rate for rate in found if rate is not None), None)
 
 
 def _scheduled(rate: config.Schedule) -> Any:

@@ -134,11 +134,15 @@ class Task:
 
     def update_of(self, done: int, total: int) -> None:
         """Shows that `done` of `total` units are done, where only the work tells how many."""
+        self.end_at(total)
+        self.update(done)
+
+    def end_at(self, total: int) -> None:
+        """Says where the task ends, where that was not known at its beginning."""
         if self._total != total:
             self._total = total
             if self._bars is not None:
                 self._bars.update(self._bar, total=total)
-        self.update(done)
 
     def pause(self) -> None:
         """Leaves the time until the next update out of the speed."""

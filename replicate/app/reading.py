@@ -15,15 +15,16 @@ _READING = ("with iterator: Iterator::", "[[IteratorGetNext]]", "{{node Iterator
 
 
 @contextlib.contextmanager
-def naming(settings: config.Config, section: str) -> Iterator[None]:
+def naming(settings: config.Config, section: str, checkpoint: str | None = None) -> Iterator[None]:
     """Says which input it was, where reading it fails while a session runs.
 
     Args:
         settings: The config.
         section: Whose input is read: train, eval or predict.
+        checkpoint: The path of what is restored; None: the newest checkpoint.
     """
     try:
-        with checkpoints.naming(settings.model_dir):
+        with checkpoints.naming(settings.model_dir, checkpoint):
             yield
     except tf.errors.OpError as e:
         if not _is_reading(e):

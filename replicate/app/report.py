@@ -1,6 +1,6 @@
 """Results for people, as tables on stdout, and for machines, as JSON."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich
@@ -11,6 +11,8 @@ from replicate import verification
 from replicate.app import predictions
 
 __all__ = [
+    "print_all_metrics",
+    "print_all_metrics_json",
     "print_metrics",
     "print_metrics_json",
     "print_signatures",
@@ -18,6 +20,9 @@ __all__ = [
     "print_verification_json",
     "summary_line",
 ]
+
+
+_STEP = "global_step"
 
 
 def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
@@ -33,6 +38,23 @@ def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
 def print_metrics_json(metrics: Mapping[str, Any]) -> None:
     """Prints metrics as one JSON object in one line."""
     print(predictions.json_line(dict(sorted(metrics.items()))))
+
+
+def print_all_metrics(found: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Prints the metrics of several checkpoints as a table, a row for each."""
+    names = sorted({name for metrics in found for name in metrics} - {_STEP})
+    table = rich_table.Table(title=rich_text.Text(title), title_justify="left")
+    for name in ("step", *names):
+        table.add_column(rich_text.Text(name), justify="right")
+    for metrics in found:
+        cells = [_number(metrics[name]) if name in metrics else "" for name in names]
+        table.add_row(str(metrics.get(_STEP, "")), *cells)
+    rich.print(table)
+
+
+def print_all_metrics_json(found: Sequence[Mapping[str, Any]]) -> None:
+    """Prints the metrics of several checkpoints as a JSON list of objects in one line."""
+    print(predictions.json_line([dict(sorted(metrics.items())) for metrics in found]))
 
 
 def print_verification(found: verification.Verification) -> None:
@@ -57,7 +79,7 @@ def print_signatures(path: str, signatures: Mapping[str, Mapping[str, Any]]) -> 
 
 def summary_line(metrics: Mapping[str, Any]) -> str:
     """Returns metrics in one line of text, without the step."""
-    names = [name for name in sorted(metrics) if name != "global_step"]
+    names = [name for name in sorted(metrics) if name != _STEP]
     return "  ".join(f"{name} {_number(metrics[name])}" for name in names)
 
 

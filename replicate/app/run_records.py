@@ -4,7 +4,6 @@ import datetime
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -94,7 +93,7 @@ def write_run(
         "strategy": strategy,
         "start_step": start,
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "command": shlex.join(command or sys.argv),
+        "command": shlex.join(command),
         "directory": os.getcwd(),
     }
     whole_files.write_json(os.path.join(model_dir, RUN), record)

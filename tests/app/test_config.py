@@ -82,9 +82,9 @@ def test_all_faults_are_reported_at_once(tmp_path):
         "c.yaml:4: devices[2]: must be a device that is not listed yet",
         "--set seed=yes: seed: must be a whole number",
         "c.yaml:6: train.stepz: is no key that is known here. Did you mean steps?",
-        "c.yaml:5: train: the key steps is required here. Add it.",
         "c.yaml:7: train.input.shufle: is no key that is known here. Did you mean shuffle?",
         "c.yaml:7: train.input.columns.a: must be one of " + ", ".join(catalog.DTYPES),
+        "c.yaml:5: train.steps: must be given, or epochs: how long to train. Add one of them.",
         "c.yaml:8: eval.input: the key file is required here. Add it.",
         "c.yaml:8: eval.steps: must be a whole number of at least 1",
     ]

@@ -1,0 +1,70 @@
+"""The input of a section of the config, as an Estimator takes it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from replicate import estimator
+from replicate.app import config, epochs, files, input_config, inputs
+from replicate.compat.tensorflow import tf
+
+__all__ = ["in_epochs", "input_fn", "input_fns"]
+
+_MODES = {
+    "train": estimator.ModeKeys.TRAIN,
+    "eval": estimator.ModeKeys.EVAL,
+    "predict": estimator.ModeKeys.PREDICT,
+}
+
+
+def input_fn(
+    settings: config.Config, section: str, cached: bool = True
+) -> Callable[[], tf.data.Dataset]:
+    """Returns the input_fn of a section: train, eval or predict.
+
+    Args:
+        settings: The config.
+        section: Its name.
+        cached: Whether rows may be kept, where the config says so.
+    """
+    source = getattr(settings, section).input
+    if not cached and hasattr(source, "cache"):
+        source = source.model_copy(update={"cache": False})
+    return _input_fn(source, settings, section)
+
+
+def input_fns(settings: config.Config) -> Callable[[str], Callable[[], tf.data.Dataset]]:
+    """Returns what gives the input_fn of each section."""
+    return lambda section: input_fn(settings, section)
+
+
+def in_epochs(settings: config.Config, start: int) -> epochs.Epochs | None:
+    """Returns the passes over the training data; None where the config does not count them.
+
+    Args:
+        settings: The config.
+        start: The step that the run begins at.
+    """
+    if settings.train.epochs is None:
+        return None
+    source = settings.train.input.model_copy(update={"repeat": False, "prefetch": 0})
+    one_pass = _input_fn(source, settings, "train")
+    return epochs.Epochs(
+        settings.model_dir,
+        settings.train.epochs,
+        one_pass,
+        start,
+        _description(source),
+        "train.input",
+    )
+
+
+def _input_fn(source: Any, settings: config.Config, section: str) -> Callable[[], tf.data.Dataset]:
+    return inputs.input_fn(source, f"{section}.input", _MODES[section], settings.params)
+
+
+def _description(source: input_config.Input) -> str:
+    """Returns what the number of batches depends on: the config's words, and sizes of files."""
+    named = [name for name in input_config.files_of(source) if "://" not in name]
+    sizes = [files.size(path) for path in files.expanded(named, "train.input")]
+    others = {"shuffle", "prefetch", "repeat", "cache", "parallel_reads"}
+    return f"{source.model_dump_json(exclude=others)} {sizes}"
