@@ -70,7 +70,7 @@ def _add_method(command: argparse.ArgumentParser, rounds_of_it: int) -> None:
     add("--dataset", action="store_true", help="batches from tf.data, not held by the devices")
     add("--cpu", action="store_true", help="leave GPUs alone")
     add("--json", metavar="FILE", help="written after each round")
-    add("--plot", metavar="FILE", help="needs matplotlib")
+    add("--plot", metavar="FILE", help="draw the medians as well")
 
 
 def _words(text: str) -> tuple[str, ...]:

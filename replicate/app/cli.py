@@ -5,6 +5,7 @@ Help needs no config either: what reads one is imported when there is one to rea
 
 import argparse
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -135,6 +136,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     verifying = _add(commands, "verify", _verify, "compare the towers with one device")
     verifying.add_argument("--json", action="store_true", help="print what was found as JSON")
+    describing = _add(commands, "describe", _describe, "print variables, devices and transfers")
+    describing.add_argument("--json", action="store_true", help="print them as JSON")
+    describing.add_argument("--png", metavar="FILE", type=_picture, help="draw them as well")
     checking = _add(
         commands, "check", _check, "validate configs, without importing TensorFlow", many=True
     )
@@ -245,6 +249,12 @@ def _output(path: str) -> str:
     return path
 
 
+def _picture(path: str) -> str:
+    if Path(path).suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"must end in .png, got {path!r}")
+    return path
+
+
 def _start(
     run: Callable[[argparse.Namespace], int | None], name: str, options: argparse.Namespace
 ) -> int | None:
@@ -283,7 +293,8 @@ def _with_defaults(settings: Any) -> str:
 def _need_section(settings: Any, path: str, command: str, given: Sequence[str]) -> None:
     from replicate.app import documents
 
-    needed = {"train": "train", "verify": "train", "evaluate": "eval", "predict": "predict"}
+    needed = {"describe": "train", "train": "train", "verify": "train"}
+    needed |= {"evaluate": "eval", "predict": "predict"}
     section = needed.get(command)
     if section is not None and getattr(settings, section) is None:
         keys = [text.removeprefix("--").partition("=")[0].strip() for text in given]
@@ -405,6 +416,23 @@ def _verify(options: argparse.Namespace) -> int:
     else:
         report.print_verification(found)
     return _RAN if found.holds else _FAILED
+
+
+def _describe(options: argparse.Namespace) -> None:
+    _, report, display = _with_tensorflow(options.quiet)
+    from replicate.app import description
+
+    found = description.describe(options.settings[0])
+    if options.png is not None:
+        from replicate.app import drawing
+
+        drawing.draw(found, options.png)
+    if options.json:
+        print(json.dumps(found.as_dict(), ensure_ascii=False))
+    else:
+        report.print_description(found)
+    if options.png is not None:
+        display.say(f"picture: {options.png}")
 
 
 def _print_export(report: Any, path: str) -> None:

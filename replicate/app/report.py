@@ -1,18 +1,21 @@
 """Results for people, as tables on stdout, and for machines, as JSON."""
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import rich
+from rich import console as rich_console
 from rich import table as rich_table
 from rich import text as rich_text
 
 from replicate import verification
-from replicate.app import predictions
+from replicate.app import description, predictions
 
 __all__ = [
     "print_all_metrics",
     "print_all_metrics_json",
+    "print_description",
     "print_metrics",
     "print_metrics_json",
     "print_signatures",
@@ -20,6 +23,9 @@ __all__ = [
     "print_verification_json",
     "summary_line",
 ]
+
+_MAX_LISTED = 4  # devices
+_WIDE = 1000  # columns, where no terminal says how many there are
 
 
 _STEP = "global_step"
@@ -65,6 +71,80 @@ def print_verification(found: verification.Verification) -> None:
 def print_verification_json(found: verification.Verification) -> None:
     """Prints what was compared as one JSON object in one line."""
     print(predictions.json_line(found.as_dict()))
+
+
+def print_description(found: description.Description) -> None:
+    """Prints a training's variables, devices, and what travels, as three tables."""
+    towers = sum(device.tower is not None for device in found.devices)
+    of_towers = f"{towers} tower{'s' if towers > 1 else ''} ({found.strategy})"
+    print(f"{found.name}: {of_towers}, batches of {found.batch_size} rows")
+    _print_table(
+        {"variable": False, "kind": False, "shape": False, "dtype": False, "bytes": True}
+        | {"device": False},
+        (
+            (one.name, one.kind, _shape(one.shape), one.dtype, _count(one.bytes), _places(one))
+            for one in found.variables
+        ),
+    )
+    _print_table(
+        {"device": False, "tower": True, "variables": True, "bytes": True}
+        | {"operations of a step": True},
+        (
+            (
+                description.short(one.name),
+                "" if one.tower is None else str(one.tower),
+                *map(_count, (one.variables, one.bytes, one.operations)),
+            )
+            for one in found.devices
+        ),
+    )
+    if found.transfers:
+        print("moved between devices in a step:")
+        _print_table(
+            {"from": False, "to": False, "tensors": True, "bytes": True, "of unknown size": True},
+            (
+                (
+                    description.short(one.source),
+                    description.short(one.target),
+                    *map(_count, (one.tensors, one.bytes, one.unsized)),
+                )
+                for one in found.transfers
+            ),
+        )
+
+
+def _print_table(columns: Mapping[str, bool], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table, as wide as it is; a terminal folds what is too long for it.
+
+    Args:
+        columns: Their names, and whether they hold numbers.
+        rows: A text for each column.
+    """
+    table = rich_table.Table()
+    for name, is_number in columns.items():
+        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(rich_text.Text, row))
+    rich_console.Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+def _shape(shape: Sequence[int | None] | None) -> str:
+    if shape is None:
+        return "?"
+    return "x".join("?" if size is None else str(size) for size in shape) or "scalar"
+
+
+def _count(count: int | None) -> str:
+    return "?" if count is None else f"{count:,}"
+
+
+def _places(variable: description.Variable) -> str:
+    names = [description.short(name) for name in variable.devices]
+    if len(names) == 1:
+        return names[0]
+    if len(names) > _MAX_LISTED:
+        names = [*names[:2], "...", names[-1]]
+    return f"{len(variable.devices)} copies: {', '.join(names)}"
 
 
 def print_signatures(path: str, signatures: Mapping[str, Mapping[str, Any]]) -> None:

@@ -148,7 +148,9 @@ def test_a_command_imports_only_what_it_needs(commands, heavy):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "predict", "export", "verify", "check"])
+@pytest.mark.parametrize(
+    "command", ["train", "evaluate", "predict", "export", "verify", "describe", "check"]
+)
 def test_scripts_are_the_commands(command, tmp_path):
     done = subprocess.run(
         [sys.executable, str(TOP / "scripts" / f"{command}.py"), "--help"],

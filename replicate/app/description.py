@@ -1,0 +1,185 @@
+"""What a config's training comes to: its variables, their devices, and the work of a step.
+
+The training graph is built as a training builds it, over a batch of the config's input, and
+measured. Nothing runs, and no checkpoint is looked at.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from replicate import estimator, model_fn
+from replicate.app import config, estimators, inputs, traffic
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import distributed_variable
+from replicate.verification import subjects
+
+__all__ = ["Description", "Device", "Variable", "describe", "short"]
+
+_BATCH = "IteratorGetNext"
+_KINDS = ("weight", "slot", "other", "local")
+
+
+class Variable(NamedTuple):
+    """One variable of the training graph.
+
+    Attributes:
+        name: As in checkpoints.
+        kind: weight; slot, which an optimizer keeps for a weight; other; or local, which is not
+            in checkpoints.
+        shape: None where not even its rank is known.
+        dtype: By name.
+        bytes: Of one copy; None where only a run can tell.
+        devices: Where its copies live, one or more.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int | None, ...] | None
+    dtype: str
+    bytes: int | None
+    devices: tuple[str, ...]
+
+
+class Device(NamedTuple):
+    """One device.
+
+    Attributes:
+        name: Canonical.
+        tower: The number of the tower that works there; None: none does.
+        variables: How many variables have a copy there.
+        bytes: Of these copies, as far as they are known.
+        operations: How many operations of a training step run there.
+    """
+
+    name: str
+    tower: int | None
+    variables: int
+    bytes: int
+    operations: int
+
+
+class Description(NamedTuple):
+    """A training, measured.
+
+    Attributes:
+        name: Of the config.
+        strategy: Who keeps the variables.
+        batch_size: Rows of the global batch, for which bytes are counted.
+        variables: Weights first, then slots, others and local ones.
+        devices: The towers', in their order, then all others that have something to do.
+        transfers: What travels between them in a step.
+    """
+
+    name: str
+    strategy: str
+    batch_size: int
+    variables: tuple[Variable, ...]
+    devices: tuple[Device, ...]
+    transfers: tuple[traffic.Transfer, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns what JSON can hold."""
+        told = self._asdict()
+        for field in ("variables", "devices", "transfers"):
+            told[field] = [one._asdict() for one in told[field]]
+        return told
+
+
+def short(device: str) -> str:
+    """Returns a canonical device name as people read it: CPU:0."""
+    return device.removeprefix("/").replace("device:", "")
+
+
+def describe(settings: config.Config) -> Description:
+    """Builds the training graph of a config and measures it.
+
+    Raises:
+        DeviceError: If this machine lacks a device.
+        RunError: If a function or a file is bad or missing.
+    """
+    described = estimators.describe(settings)
+    strategy = described.options.get("strategy")
+    workers = subjects.worker_devices(described.devices, strategy)
+    source = settings.train.input
+    make = inputs.input_fn(source, "train.input", estimator.ModeKeys.TRAIN, settings.params)
+    with tf.Graph().as_default() as graph:
+        tf1.set_random_seed(settings.seed)
+        tf1.train.create_global_step()
+        spec = _built(described, make)
+        variables = tuple(sorted(_variables(), key=lambda one: (_KINDS.index(one.kind), one.name)))
+    step = [spec.train_op, spec.loss]
+    batch = {op.name: source.batch_size for op in graph.get_operations() if op.type == _BATCH}
+    return Description(
+        settings.name,
+        "one_device" if len(workers) == 1 else strategy or "parameter_server",
+        source.batch_size,
+        variables,
+        tuple(_devices(step, variables, workers)),
+        tuple(traffic.transfers(step, batch)),
+    )
+
+
+def _built(described: estimators.Described, make: Callable[[], tf.data.Dataset]) -> Any:
+    """Builds a batch and the towers, as an Estimator does; returns the EstimatorSpec."""
+    with tf.device("/device:CPU:0"):
+        element = tf1.data.make_initializable_iterator(make()).get_next()
+    is_pair = isinstance(element, list | tuple) and len(element) == 2
+    features, labels = element if is_pair else (element, None)
+    replicated = model_fn.replicate_model_fn(
+        described.model_fn, described.optimizer_fn, described.devices, **described.options
+    )
+    mode, params = estimator.ModeKeys.TRAIN, described.params
+    return replicated(features, labels, mode, params=params, config=described.config)
+
+
+def _variables() -> Iterator[Variable]:
+    """Yields the variables of the default graph."""
+    weights = {_plain(variable) for variable in tf1.trainable_variables()}
+    for variable in tf1.global_variables():
+        yield _measured(variable, _kind(_plain(variable), weights))
+    for variable in tf1.local_variables():
+        yield _measured(variable, "local")
+
+
+def _plain(variable: tf.Variable) -> str:
+    return variable.name.partition(":")[0]
+
+
+def _kind(name: str, weights: set[str]) -> str:
+    """Tells weights from slots, whose names hold that of a weight, and from all else."""
+    if name in weights:
+        return "weight"
+    parts = name.split("/")
+    stretches = (
+        "/".join(parts[start:end])
+        for start in range(len(parts))
+        for end in range(start + 1, len(parts) + 1)
+    )
+    return "slot" if any(stretch in weights for stretch in stretches) else "other"
+
+
+def _measured(variable: tf.Variable, kind: str) -> Variable:
+    is_many = isinstance(variable, distributed_variable.DistributedVariable)
+    copies = variable.members if is_many else [variable]
+    handles = [getattr(copy, "handle", copy).op for copy in copies]
+    shape, dtype = variable.shape, variable.dtype.base_dtype
+    return Variable(
+        _plain(variable),
+        kind,
+        None if shape.rank is None else tuple(shape.as_list()),
+        dtype.name,
+        traffic.size_of(shape, dtype),
+        tuple(map(traffic.Places().of, handles)),
+    )
+
+
+def _devices(
+    step: Sequence[Any], variables: Sequence[Variable], workers: Sequence[str]
+) -> Iterator[Device]:
+    """Yields the towers' devices, then all others that hold or do something."""
+    operations = traffic.operations_by_device(step)
+    held = {name for variable in variables for name in variable.devices}
+    for name in (*workers, *sorted({*operations, *held} - set(workers))):
+        own = [variable.bytes or 0 for variable in variables if name in variable.devices]
+        tower = workers.index(name) if name in workers else None
+        yield Device(name, tower, len(own), sum(own), operations[name])

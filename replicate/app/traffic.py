@@ -1,0 +1,177 @@
+"""What a step of a graph does where: operations of each device, and tensors that travel.
+
+A tensor that is read on another device than it is made on travels there once, however many
+operations read it. What happens inside of functions, loops and branches counts with the
+operation that calls them; what TensorFlow itself improves of a graph comes after this.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from replicate import devices
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import ancestry, functions
+
+__all__ = ["Places", "Transfer", "operations_by_device", "size_of", "transfers"]
+
+_CPU = "/device:CPU:0"
+
+
+class Transfer(NamedTuple):
+    """What travels from one device to another in a step.
+
+    Attributes:
+        source: Where the tensors are made.
+        target: Where they are read.
+        tensors: How many there are.
+        bytes: Of those whose size is known.
+        unsized: How many have a size that only a run can tell.
+    """
+
+    source: str
+    target: str
+    tensors: int
+    bytes: int
+    unsized: int
+
+
+def _placed(device: str | None) -> str:
+    """Returns the whole name of a device that is named in part, or not at all.
+
+    Where nothing is named TensorFlow takes the first GPU, or the CPU where there is none.
+    """
+    found = devices.canonical_or_same(device)
+    named = tf.DeviceSpec.from_string(found)
+    if named.device_type and named.device_index is not None:
+        return found
+    first = (devices.local_devices("GPU") or (_CPU,))[0]
+    if named.device_type and named.device_type not in first:
+        first = f"/device:{named.device_type}:0"
+    whole = tf.DeviceSpec.from_string(first).make_merged_spec(named)
+    return devices.canonical_or_same(whole.to_string())
+
+
+def size_of(shape: tf.TensorShape, dtype: tf.DType) -> int | None:
+    """Returns how many bytes a tensor has; None where only a run can tell."""
+    count = shape.num_elements()
+    is_known = count is not None and dtype not in (tf.string, tf.variant, tf.resource)
+    return count * dtype.base_dtype.size if is_known else None
+
+
+def operations_by_device(step: Sequence[Any]) -> Counter[str]:
+    """Returns how many operations run on each device when `step` is run."""
+    places = Places()
+    return Counter(places.of(op) for op in ancestry.executed_by(step))
+
+
+def transfers(step: Sequence[Any], row_counts: Mapping[str, int]) -> list[Transfer]:
+    """Returns what travels between devices when `step` is run, by source and target.
+
+    Args:
+        step: Operations and tensors of one graph.
+        row_counts: For the operations that make the batch, by name, how many rows they make.
+    """
+    crossing = sorted(_crossing(step), key=lambda one: (one[0].name, one[1]))
+    sizes = _Sizes(row_counts)
+    found: dict[tuple[str, str], list[int | None]] = defaultdict(list)
+    places = Places()
+    for tensor, target in crossing:
+        found[places.of(tensor.op), target].append(sizes.of(tensor))
+    return [
+        Transfer(
+            *pair, len(each), sum(size or 0 for size in each), sum(size is None for size in each)
+        )
+        for pair, each in sorted(found.items())
+    ]
+
+
+class Places:
+    """Where operations of a graph run.
+
+    What works on a variable, an iterator or a table is where that is, whatever it was told; and
+    one that was not told is where the first that works on it was told to be.
+    """
+
+    def __init__(self):
+        self._known: dict[tf.Operation, str] = {}
+
+    def of(self, op: tf.Operation) -> str:
+        """Returns an operation's device."""
+        if op not in self._known:
+            self._known[op] = self._found(op)
+        return self._known[op]
+
+    def _found(self, op: tf.Operation) -> str:
+        resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
+        if resources and not functions.is_call(op):
+            return self.of(resources[0].op)
+        told = [op, *(user for tensor in op.outputs for user in _workers_on(tensor))]
+        return _placed(next((one.device for one in told if one.device), None))
+
+
+def _workers_on(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the operations that work on a resource."""
+    if tensor.dtype == tf.resource:
+        yield from (user for user in tensor.consumers() if not functions.is_call(user))
+
+
+def _crossing(step: Sequence[Any]) -> Iterator[tuple[tf.Tensor, str]]:
+    """Yields the tensors that are read on another device than they are made on, and on which."""
+    places = Places()
+    known = set()
+    for op in ancestry.executed_by(step):
+        target = places.of(op)
+        for tensor in op.inputs:
+            # NOTE: a resource is read where it is, whoever names it.
+            if tensor.dtype == tf.resource or places.of(tensor.op) == target:
+                continue
+            if (tensor.ref(), target) not in known:
+                known.add((tensor.ref(), target))
+                yield tensor, target
+
+
+class _Sizes:
+    """How many bytes tensors have when the batch has as many rows as the config says.
+
+    What a graph with a dynamic batch does not know of its shapes, TensorFlow infers in a copy
+    of it that is given a batch of known size.
+
+    Args:
+        row_counts: For the operations that make the batch, by name, how many rows they make.
+    """
+
+    def __init__(self, row_counts: Mapping[str, int]):
+        self._row_counts = row_counts
+        self._copy: tf.Graph | None = None
+
+    def of(self, tensor: tf.Tensor) -> int | None:
+        """Returns a tensor's bytes; None where only a run can tell."""
+        size = size_of(tensor.shape, tensor.dtype)
+        if size is not None or tensor.dtype in (tf.string, tf.variant):
+            return size
+        if self._copy is None:
+            self._copy = self._copied(tensor.graph)
+        try:
+            inferred = self._copy.get_tensor_by_name(tensor.name).shape
+            return size_of(tensor.shape.merge_with(inferred), tensor.dtype)
+        except (KeyError, ValueError):  # it is not there, or of another shape
+            return None
+
+    def _copied(self, graph: tf.Graph) -> tf.Graph:
+        """Returns a graph with the same names and a batch of known size; else an empty one."""
+        makers = [op for op in graph.get_operations() if op.name in self._row_counts]
+        with tf.Graph().as_default() as copy:
+            known = {tensor.name: self._known(tensor) for op in makers for tensor in op.outputs}
+            try:
+                tf1.import_graph_def(graph.as_graph_def(), known, name="")
+            except (ValueError, tf.errors.OpError):  # a batch of another size, as it turns out
+                return tf.Graph()
+        return copy
+
+    def _known(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns a tensor of the same kind with as many rows as the batch."""
+        shape = tensor.shape
+        if shape.rank and shape[0] is None:
+            shape = tf.TensorShape([self._row_counts[tensor.op.name]]).concatenate(shape[1:])
+        return tf1.placeholder(tensor.dtype, shape, name="replicate_known_rows")

@@ -1,0 +1,178 @@
+"""`replicate describe`: one dense layer on two towers, whose bytes are worked out by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from replicate.app import cli, config, description
+from replicate.app.traffic import Transfer
+from replicate.compat.tensorflow import tf1
+
+MODEL = '''
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def dense(features, labels, mode, params):
+    """y = x W + b, W of shape [3, 2]; loss is the mean square."""
+    y = tf1.layers.dense(features["x"], 2, name="dense")
+    loss = tf1.reduce_mean(tf1.square(y - labels))
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
+
+def bag(features, labels, mode, params):
+    """y sums what a table has for each word; a text may have any number of words."""
+    table = tf1.get_variable("table", [10, 2])
+    y = tf1.reduce_sum(tf1.gather(table, features["words"]), axis=1)
+    loss = tf1.reduce_mean(tf1.square(y - labels))
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
+
+def texts():
+    rows = tf.data.Dataset.range(1, 7).map(lambda n: (tf.zeros([n], tf.int64), tf.zeros([2])))
+    return rows.padded_batch(6).map(lambda words, y: ({"words": words}, y)).repeat()
+'''
+
+CONFIG = """
+model_fn: described_model:dense
+optimizer: {name: Momentum, learning_rate: 0.1, momentum: 0.9}
+devices: [/cpu:0, /cpu:1]
+train:
+  steps: 1
+  input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 6}
+"""
+
+FIRST, SECOND = "/device:CPU:0", "/device:CPU:1"
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory):
+    """Returns a folder with the model, its data and its config."""
+    folder = tmp_path_factory.mktemp("described")
+    (folder / "described_model.py").write_text(MODEL)
+    (folder / "dense.yaml").write_text(CONFIG)
+    np.savez(folder / "d.npz", x=np.zeros([6, 3], np.float32), y=np.zeros([6, 2], np.float32))
+    return folder
+
+
+@pytest.fixture(name="describe")
+def make_describe(folder, monkeypatch):
+    """Returns what describes the config; no session may be made meanwhile."""
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(tf1, "Session", None)
+
+    def run(*assignments):
+        settings = config.load(str(folder / "dense.yaml"), assignments, str(folder / "runs"))
+        found = description.describe(settings)
+        assert not (folder / "runs").exists()
+        return found
+
+    return run
+
+
+def test_variables_are_told_by_kind_size_and_device(describe):
+    found = describe()
+    assert [(one.name, one.kind, one.shape, one.dtype, one.bytes) for one in found.variables] == [
+        ("dense/bias", "weight", (2,), "float32", 8),
+        ("dense/kernel", "weight", (3, 2), "float32", 24),
+        ("dense/bias/Momentum", "slot", (2,), "float32", 8),
+        ("dense/kernel/Momentum", "slot", (3, 2), "float32", 24),
+        ("global_step", "other", (), "int64", 8),
+    ]
+    assert {one.devices for one in found.variables} == {(FIRST,)}
+    first, second = found.devices
+    assert (first.name, first.tower, first.variables, first.bytes) == (FIRST, 0, 5, 72)
+    assert (second.name, second.tower, second.variables, second.bytes) == (SECOND, 1, 0, 0)
+    # Batch, split, joins and the update are the first one's work; both have the model's.
+    assert first.operations > second.operations > 10
+
+
+def test_what_crosses_is_counted_once_for_each_device_that_reads_it(describe):
+    # To the second tower: its 3 rows of x (36 bytes) and of y (24), which both its forward and
+    # its backward pass read; W (24) and b (8); whether it has rows (1); and of the mean over all
+    # rows how many numbers the tower has, and how many there are (8 + 8).
+    # Back: the gradients of W and b, end to end (32), its loss (4), its count of numbers (8).
+    there, back = describe().transfers
+    assert there == Transfer(FIRST, SECOND, 7, 36 + 24 + 24 + 8 + 1 + 8 + 8, 0)
+    assert back == Transfer(SECOND, FIRST, 3, 32 + 4 + 8, 0)
+
+
+def test_mirrored_variables_have_copies_and_only_gradients_travel(describe):
+    found = describe("strategy=mirrored")
+    assert found.strategy == "mirrored"
+    weights_and_slots = [one for one in found.variables if one.kind in ("weight", "slot")]
+    assert len(weights_and_slots) == 4
+    assert {one.devices for one in weights_and_slots} == {(FIRST, SECOND)}
+    assert [one.bytes for one in found.devices] == [72, 64]  # the global step is with the first
+    # As above without W and b, but with the sum of the gradients (32) and Momentum's two numbers.
+    there, back = found.transfers
+    assert there == Transfer(FIRST, SECOND, 8, 36 + 24 + 1 + 8 + 8 + 32 + 4 + 4, 0)
+    assert back == Transfer(SECOND, FIRST, 3, 32 + 4 + 8, 0)
+
+
+def test_bytes_follow_the_batch_size_of_the_config(describe):
+    # 60 rows are 30 for the second tower: 27 more of each, of 12 + 8 bytes.
+    there, _ = describe("train.input.batch_size=60").transfers
+    assert there.bytes == 109 + 27 * (12 + 8)
+
+
+def test_one_device_moves_nothing(describe):
+    found = describe("devices=[/cpu:1]")
+    assert found.strategy == "one_device"
+    assert [one.name for one in found.devices if one.tower is not None] == [SECOND]
+
+
+def test_what_only_a_run_can_size_is_counted_apart(describe):
+    found = describe("model_fn=described_model:bag", "train.input=described_model:texts")
+    # The words are looked up where the table is. To the second tower: what was found for its
+    # texts and their words, which its backward pass counts, both as many as the longest text
+    # has; its 16 of 32 labels; 1 and 8 + 8 as above.
+    there = next(one for one in found.transfers if one.target == SECOND)
+    assert there == Transfer(FIRST, SECOND, 6, 16 * 8 + 1 + 8 + 8, 2)
+
+
+def test_the_command_prints_tables(folder, capsys, tmp_path):
+    path = tmp_path / "d.png"
+    where = ["--model-dir", str(folder / "runs")]
+    assert cli.main(["describe", str(folder / "dense.yaml"), *where, "--png", str(path)]) == 0
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert lines[0] == "dense: 2 towers (parameter_server), batches of 6 rows"
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
+    assert ["dense/kernel/Momentum", "slot", "3x2", "float32", "24", "CPU:0"] in cells
+    assert ["global_step", "other", "scalar", "int64", "8", "CPU:0"] in cells
+    assert ["CPU:1", "CPU:0", "3", "44", "0"] in cells
+    assert f"picture: {path}" in shown.err
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "runs").exists()
+
+
+def test_machines_get_one_document(folder, capsys):
+    assert cli.main(["describe", str(folder / "dense.yaml"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["batch_size"] == 6
+    assert found["devices"][0]["tower"] == 0
+    assert found["transfers"][1]["bytes"] == 44
+    assert found["variables"][0] == {
+        "name": "dense/bias",
+        "kind": "weight",
+        "shape": [2],
+        "dtype": "float32",
+        "bytes": 8,
+        "devices": [FIRST],
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["--png", "d.jpg"], 2, "must end in .png, got 'd.jpg'"),
+        (["--set", "train=null"], 2, "train: this section is required for `replicate describe`"),
+        (["--set", "devices=[/cpu:0, /cpu:99]"], 1, "has no /device:CPU:99"),
+        (["--set", "model_fn=described_model:dens"], 1, "Did you mean dense?"),
+        (["--png", "/none/d.png"], 1, "--png /none/d.png: must be a file that can be written"),
+    ],
+)
+def test_what_cannot_be_described_is_a_text(folder, capsys, arguments, code, text):
+    assert cli.main(["describe", str(folder / "dense.yaml"), *arguments]) == code
+    shown = capsys.readouterr()
+    assert text in shown.err
+    assert "Traceback" not in shown.err

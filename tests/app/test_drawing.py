@@ -1,0 +1,141 @@
+"""Pictures of descriptions: nothing is cut off, nothing lies over something else."""
+
+import itertools
+
+import pytest
+from matplotlib import text as matplotlib_text
+
+from replicate import errors
+from replicate.app import description, drawing, pictures, traffic
+
+NAME = "encoder/layer_{}/attention/self/query_projection/kernel/Adam"
+
+
+def described(device_count, variable_count, is_mirrored=False):
+    """Returns a description whose variables have 4 bytes, 8 bytes, 16 and so on, then again."""
+    workers = tuple(f"/device:GPU:{i}" for i in range(device_count))
+    kinds = itertools.cycle(["weight", "slot", "local"])
+    variables = [
+        description.Variable(
+            NAME.format(i),
+            next(kinds),
+            (2 ** (i % 20),),
+            "float32",
+            4 * 2 ** (i % 20),
+            workers if is_mirrored else (workers[i % device_count],),
+        )
+        for i in range(variable_count)
+    ]
+    variables.append(
+        description.Variable("global_step", "other", (), "int64", 8, ("/device:CPU:0",))
+    )
+    found = []
+    for i, name in enumerate((*workers, "/device:CPU:0")):
+        own = [one.bytes for one in variables if name in one.devices]
+        tower = i if i < device_count else None
+        found.append(description.Device(name, tower, len(own), sum(own), 12_345))
+    moved = [
+        traffic.Transfer(one.name, other.name, 123, 10**9, 45)
+        for one in found
+        for other in found
+        if one is not other
+    ]
+    title = "a name that is $long$ enough to be too long " * 4
+    return description.Description(
+        title, "round_robin", 64, tuple(variables), tuple(found), tuple(moved)
+    )
+
+
+@pytest.fixture(name="drawn")
+def make_drawn(monkeypatch, tmp_path):
+    """Returns what draws a description, and returns the picture."""
+    kept = []
+    save = pictures.save
+
+    def keep(made, path):
+        kept.append(made)
+        save(made, path)
+
+    monkeypatch.setattr(pictures, "save", keep)
+
+    def draw(found):
+        drawing.draw(found, str(tmp_path / "d.png"))
+        return kept[-1]
+
+    return draw
+
+
+def written(made):
+    """Returns the texts of a picture, and where each is."""
+    renderer = made.canvas.get_renderer()
+    texts = [
+        one
+        for one in made.findobj(matplotlib_text.Text)
+        if one.get_text() and one.get_visible() and one.axes is not None and one.axes.axison
+    ]
+    return [(one.get_text(), one.get_window_extent(renderer)) for one in texts]
+
+
+@pytest.mark.parametrize("is_mirrored", [False, True])
+@pytest.mark.parametrize("variable_count", [5, 150])
+@pytest.mark.parametrize("device_count", [2, 8])
+def test_all_that_is_written_can_be_read(drawn, device_count, variable_count, is_mirrored):
+    made = drawn(described(device_count, variable_count, is_mirrored))
+    found = written(made)
+    wide, high = made.canvas.get_width_height()
+    assert len(found) > 7 * device_count
+    for text, box in found:
+        assert 0 <= box.x0 < box.x1 <= wide, text
+        assert 0 <= box.y0 < box.y1 <= high, text
+    for (text, box), (other, beside) in itertools.combinations(found, 2):
+        assert not box.padded(-1).overlaps(beside.padded(-1)), (text, other)
+
+
+def test_small_variables_are_drawn_together(drawn):
+    # One device has 150 variables of 4 bytes ... 2 MiB; the smallest of each twenty are no
+    # thousandth of the largest.
+    texts = [text for text, _ in written(drawn(described(1, 150)))]
+    (more,) = [text for text in texts if text.endswith(" more")]
+    named = [text for text in texts if text.startswith("encoder")]
+    assert int(more.partition(" ")[0]) + len(named) == 150
+    assert len(named) > 10
+
+
+def test_a_device_without_variables_says_so(drawn):
+    found = described(2, 4)
+    alone = tuple(one._replace(devices=("/device:GPU:1",)) for one in found.variables)
+    assert "no variables" in [text for text, _ in written(drawn(found._replace(variables=alone)))]
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (10 * 2**20, "10 MiB"),
+        (123456789, "118 MiB"),
+        (3 * 2**40, "3 TiB"),
+    ],
+)
+def test_bytes_have_units(count, text):
+    assert pictures.in_bytes(count) == text
+
+
+@pytest.mark.parametrize("most", [0.5, 1, 7, 1000, 1100, 2**20, 10**9, 3 * 10**13])
+def test_ticks_are_few_and_within_what_is_drawn(most):
+    ticks = pictures.byte_ticks(most)
+    assert ticks[0] == 0
+    assert ticks[-1] <= most
+    assert len(ticks) <= 7
+    assert len(set(map(pictures.in_bytes, ticks))) == len(ticks)
+
+
+def test_a_picture_is_whole_or_not_there(tmp_path):
+    made = pictures.blank(1, 1)
+    with pytest.raises(errors.RunError, match="must be a file that can be written: No such file"):
+        pictures.save(made, str(tmp_path / "none" / "p.png"))
+    with pytest.raises(errors.RunError, match="it is a directory"):
+        pictures.save(made, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
