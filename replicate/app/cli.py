@@ -139,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     describing = _add(commands, "describe", _describe, "print variables, devices and transfers")
     describing.add_argument("--json", action="store_true", help="print them as JSON")
     describing.add_argument("--png", metavar="FILE", type=_picture, help="draw them as well")
+    _add_plot(commands)
     checking = _add(
         commands, "check", _check, "validate configs, without importing TensorFlow", many=True
     )
@@ -216,6 +217,15 @@ def _add(
     parser.add_argument("--quiet", action="store_true", help="no progress, only results")
     parser.set_defaults(run=lambda options: _start(run, name, options))
     return parser
+
+
+def _add_plot(commands: Any) -> None:
+    text = "draw learning curves of one or several runs"
+    parser = commands.add_parser("plot", help=text, description=text.capitalize() + ".")
+    parser.add_argument("model_dirs", metavar="MODEL_DIR", nargs="+", help="of a run")
+    parser.add_argument("--png", metavar="FILE", type=_picture, required=True, help="the picture")
+    parser.add_argument("--quiet", action="store_true", help="do not name the picture")
+    parser.set_defaults(run=_plot)
 
 
 def _add_checkpoint(parser: Any) -> None:
@@ -433,6 +443,17 @@ def _describe(options: argparse.Namespace) -> None:
         report.print_description(found)
     if options.png is not None:
         display.say(f"picture: {options.png}")
+
+
+def _plot(options: argparse.Namespace) -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # large files are read by TensorFlow
+    with interrupts.at_once(), _native_stderr_held():
+        from replicate.app import curves, plotting
+
+        runs = curves.read(options.model_dirs)
+    plotting.plot(runs, options.png)
+    if not options.quiet:
+        print(f"picture: {options.png}", file=sys.stderr)
 
 
 def _print_export(report: Any, path: str) -> None:

@@ -1,0 +1,206 @@
+"""Learning curves: what event files hold, whatever happened to the run that wrote them."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from matplotlib import text as matplotlib_text
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.summary.writer import event_file_writer, record_writer
+from tensorboard.util import tensor_util
+
+from replicate import errors
+from replicate.app import cli, curves, pictures
+
+TOP = pathlib.Path(__file__).parents[2]
+
+
+def write(folder, start, *points, name="vm", **more):
+    """Writes an event file that began at a time; points are (step, {tag: value})."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"events.out.tfevents.{start}.{name}"
+    with open(path, "wb") as file:
+        writer = record_writer.RecordWriter(file)
+        events = [event_pb2.Event(wall_time=start, file_version="brain.Event:2", **more)]
+        for step, numbers in points:
+            values = [summary_pb2.Summary.Value(tag=t, simple_value=v) for t, v in numbers.items()]
+            summary = summary_pb2.Summary(value=values)
+            events.append(event_pb2.Event(wall_time=start, step=step, summary=summary))
+        for event in events:
+            writer.write(event.SerializeToString())
+    return path
+
+
+def losses(*points):
+    return [(step, {"loss": value}) for step, value in points]
+
+
+def test_train_and_evaluations_are_told_apart(tmp_path):
+    write(tmp_path, 10, (1, {"loss": 2.0, "global_step/sec": 5.0}), (3, {"loss": 1.0}))
+    write(tmp_path / "eval", 11, (3, {"loss": 1.5, "accuracy": 0.5}))
+    write(tmp_path / "eval_test", 11, (3, {"accuracy": 0.25}))
+    (run,) = curves.read([str(tmp_path)])
+    assert run == curves.Run(
+        str(tmp_path),
+        {"loss": {1: 2.0, 3: 1.0}, "global_step/sec": {1: 5.0}},
+        {"eval": {"loss": {3: 1.5}, "accuracy": {3: 0.5}}, "eval_test": {"accuracy": {3: 0.25}}},
+    )
+
+
+def test_a_resumed_run_supersedes_what_was_given_up(tmp_path):
+    # Stopped at step 50 with a checkpoint of step 30: it goes on from there.
+    write(tmp_path, 200, *losses((31, 3.0), (41, 4.0)), name="a")
+    write(tmp_path, 100, *losses((10, 1.0), (30, 9.0), (35, 9.0), (50, 9.0)), name="b")
+    (run,) = curves.read([str(tmp_path)])
+    assert run.train["loss"] == {10: 1.0, 30: 9.0, 31: 3.0, 41: 4.0}
+
+
+def test_writers_of_other_tags_supersede_nothing(tmp_path):
+    write(tmp_path, 100, *losses((10, 1.0), (20, 2.0)))
+    write(tmp_path, 101, (1, {"learning_rate": 0.1}), (20, {"learning_rate": 0.01}))
+    (run,) = curves.read([str(tmp_path)])
+    assert run.train["loss"] == {10: 1.0, 20: 2.0}
+
+
+def test_an_evaluation_of_an_older_checkpoint_takes_nothing_back(tmp_path):
+    write(tmp_path / "eval", 100, *losses((100, 1.0), (200, 2.0), (300, 3.0)))
+    write(tmp_path / "eval", 200, *losses((200, 2.5)))
+    (run,) = curves.read([str(tmp_path)])
+    assert run.evals["eval"]["loss"] == {100: 1.0, 200: 2.5, 300: 3.0}
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize("lost", [1, 5, 14, 20])
+def test_a_last_record_that_is_cut_off_is_left_out(tmp_path, monkeypatch, lost, is_large):
+    path = write(tmp_path, 100, *losses((1, 1.0), (2, 2.0)))
+    path.write_bytes(path.read_bytes()[:-lost])
+    if is_large:  # then TensorFlow reads it
+        monkeypatch.setattr(curves, "_LARGE", 0)
+    (run,) = curves.read([str(tmp_path)])
+    assert run.train["loss"] == {1: 1.0}
+
+
+def test_what_is_torn_in_its_midst_ends_there(tmp_path):
+    path = write(tmp_path, 100, *losses((1, 1.0), (2, 2.0), (3, 3.0)))
+    content = bytearray(path.read_bytes())
+    size = len(content)
+    write(tmp_path, 100, *losses((1, 1.0), (2, 2.0)))
+    content[path.stat().st_size + 14] ^= 255  # in the third one's data, behind its head of 12
+    assert len(content) == size
+    path.write_bytes(content)
+    (run,) = curves.read([str(tmp_path)])
+    assert run.train["loss"] == {1: 1.0, 2: 2.0}
+
+
+def test_scalars_of_tensorflow_2_are_read_and_others_left_out(tmp_path):
+    with open(tmp_path / "events.out.tfevents.1.vm.v2", "wb") as file:
+        values = [
+            summary_pb2.Summary.Value(tag=tag, tensor=tensor_util.make_tensor_proto(value))
+            for tag, value in (("loss", 0.5), ("text", "words"), ("vector", [1.0, 2.0]))
+        ]
+        event = event_pb2.Event(step=7, summary=summary_pb2.Summary(value=values))
+        record_writer.RecordWriter(file).write(event.SerializeToString())
+    (run,) = curves.read([str(tmp_path)])
+    assert run.train == {"loss": {7: 0.5}}
+
+
+def test_what_tensorboards_own_writer_leaves_is_read(tmp_path):
+    writer = event_file_writer.EventFileWriter(str(tmp_path))
+    value = summary_pb2.Summary.Value(tag="loss", simple_value=0.25)
+    summary = summary_pb2.Summary(value=[value])
+    writer.add_event(event_pb2.Event(step=1, summary=summary))
+    writer.close()
+    (run,) = curves.read([str(tmp_path)])
+    assert run.train == {"loss": {1: 0.25}}
+
+
+def test_files_of_other_things_are_no_curves(tmp_path):
+    (tmp_path / "events.out.tfevents.1.vm").write_bytes(b"something else altogether")
+    (tmp_path / "events.out.tfevents.2.vm").write_bytes(b"")
+    (tmp_path / "evaluations.json").write_text("{}")
+    with pytest.raises(errors.RunError, match="must hold event files with numbers"):
+        curves.read([str(tmp_path)])
+
+
+@pytest.fixture(name="texts")
+def keep_texts(monkeypatch):
+    """Returns the texts of the last picture, in the order they were made."""
+    kept = []
+    save = pictures.save
+
+    def keep(made, path):
+        save(made, path)
+        drawn = made.get_tightbbox(made.canvas.get_renderer())
+        assert drawn.x0 >= 0
+        assert drawn.y0 >= 0
+        assert drawn.x1 <= made.get_figwidth()
+        assert drawn.y1 <= made.get_figheight()
+        kept[:] = [one.get_text() for one in made.findobj(matplotlib_text.Text)]
+
+    monkeypatch.setattr(pictures, "save", keep)
+    return kept
+
+
+def plot(*arguments):
+    return cli.main(["plot", *map(str, arguments)])
+
+
+def test_only_panels_with_data_are_drawn(tmp_path, capsys, texts):
+    first, second = tmp_path / "a", tmp_path / "b"
+    write(first, 1, (1, {"loss": 2.0, "global_step/sec": 5.0}), (900, {"loss": float("nan")}))
+    write(second, 1, (5, {"loss": 1e-3, "learning_rate": 0.1, "examples_per_second": 64.0}))
+    write(second / "eval", 1, (9, {"loss": 1.5, "accuracy": 0.5, "auc": float("nan")}))
+    path = tmp_path / "p.png"
+    assert plot(first, second, "--png", path) == 0
+    assert capsys.readouterr().err == f"picture: {path}\n"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    titles = ["loss", "accuracy", "learning rate", "examples per second"]
+    assert [text for text in texts if text in (*titles, "steps per second", "auc")] == titles
+    assert {str(first), str(second), "train", "eval"} <= set(texts)
+
+
+def test_many_runs_and_panels_have_room(tmp_path, texts):
+    names = [tmp_path / f"{'a name that goes on ' * 9}$run$ {n}" for n in range(11)]
+    numbers = {f"metric/{'of_very_many_words/' * 5}{n}": 1e-9 * n for n in range(20)}
+    for name in names:
+        write(name / "eval", 1, (10**9, numbers))
+    assert plot(*names, "--png", tmp_path / "p.png", "--quiet") == 0
+    assert len([text for text in texts if text.startswith("metric/")]) == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["none", "--png", "p.png"], 1, "none: must be the model_dir of a run, but is not there"),
+        (["file", "--png", "p.png"], 1, "file: must be the model_dir of a run, but is a file"),
+        (["a", "empty", "--png", "p.png"], 1, "empty: must hold event files with numbers"),
+        (["a", "--png", "none/p.png"], 1, "--png none/p.png: must be a file that can be written"),
+        (["a", "--png", "p.jpg"], 2, "must end in .png"),
+        (["a"], 2, "--png"),
+        (["--png", "p.png"], 2, "MODEL_DIR"),
+    ],
+)
+def test_what_cannot_be_drawn_is_a_text(tmp_path, monkeypatch, capsys, arguments, code, text):
+    write(tmp_path / "a", 1, *losses((1, 1.0)))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    assert plot(*arguments) == code
+    shown = capsys.readouterr()
+    assert text in shown.err
+    assert "Traceback" not in shown.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "empty", "file"]
+
+
+def test_small_files_need_no_tensorflow(tmp_path):
+    write(tmp_path, 1, *losses((1, 1.0)))
+    code = (
+        "import json, sys\n"
+        "from replicate.app import cli\n"
+        f"code = cli.main(['plot', {str(tmp_path)!r}, '--png', {str(tmp_path / 'p.png')!r}])\n"
+        "print(json.dumps([code, 'tensorflow' in sys.modules]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=TOP, capture_output=True, check=True)
+    assert json.loads(done.stdout) == [0, False]
