@@ -39,7 +39,7 @@ class Display:
         self._leave = contextlib.ExitStack()
 
     def __enter__(self) -> "Display":
-        if self.quiet or not self._console.is_terminal:
+        if self.quiet or not self._console.is_terminal or self._console.is_dumb_terminal:
             return self
         numbers = screen.terminals() if self._is_own else []
         if 2 in numbers:
@@ -112,7 +112,8 @@ class Task:
         self._every = every
         self._unit = unit
         self._lines_shown = start // every if every else 0
-        self._times: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
+        self._times: deque[tuple[float, int, int]] = deque(maxlen=_REMEMBERED)
+        self._examples = 0
         self._loss: float | None = None
         self._bars = display._bars
         self._bar = None
@@ -121,9 +122,16 @@ class Task:
                 label, total=total, completed=start, count=self._count(start), note=""
             )
 
-    def update(self, done: int, loss: float | None = None) -> None:
-        """Shows that `done` units are done, and the newest loss where there is one."""
-        self._times.append((time.monotonic(), done))
+    def update(self, done: int, loss: float | None = None, examples: int = 0) -> None:
+        """Shows that `done` units are done.
+
+        Args:
+            done: How many in all.
+            loss: The newest loss; None: there is none.
+            examples: How many examples these took since the last update; 0: nobody knows.
+        """
+        self._examples += examples
+        self._times.append((time.monotonic(), done, self._examples))
         self._loss = self._loss if loss is None else loss
         if self._bars is not None:
             note = self._note(done)
@@ -160,12 +168,17 @@ class Task:
     def _note(self, done: int) -> str:
         parts = [] if self._loss is None else [f"loss {self._loss:.4g}"]
         if len(self._times) > 1:
-            (first_time, first), (last_time, last) = self._times[0], self._times[-1]
-            speed = (last - first) / max(last_time - first_time, 1e-9)
-            parts.append(f"{speed:.1f} {self._unit}/s")
+            (first_time, *first), (last_time, *last) = self._times[0], self._times[-1]
+            seconds = max(last_time - first_time, 1e-9)
+            speed, examples = [(b - a) / seconds for a, b in zip(first, last, strict=True)]
+            parts.append(f"{speed:.1f} {self._unit}/s" if not examples else _examples(examples))
             if self._total is not None and speed > 0:
                 parts.append(f"{clock((self._total - done) / speed)} left")
         return "  ".join(parts)
+
+
+def _examples(speed: float) -> str:
+    return f"{speed:,.0f} examples/s" if speed >= 10 else f"{speed:.1f} examples/s"
 
 
 def calm_logging(quiet: bool) -> None:
@@ -200,10 +213,14 @@ class TrainingHook(tf1.train.SessionRunHook):
         task: Where to show them.
         loss: The reduced loss.
         stop: Asks to stop.
+        rows: How many rows a batch has: a number, or a tensor of shape []; 0: nobody knows.
     """
 
-    def __init__(self, task: Task, loss: tf.Tensor, stop: interrupts.StopRequest):
+    def __init__(
+        self, task: Task, loss: tf.Tensor, stop: interrupts.StopRequest, rows: tf.Tensor | int = 0
+    ):
         self._task = task
+        self._rows = rows
         self._loss = loss
         self._stop = stop
         self._step: Any = None
@@ -216,13 +233,14 @@ class TrainingHook(tf1.train.SessionRunHook):
 
     def before_run(self, run_context: Any) -> tf1.train.SessionRunArgs:
         """See base class."""
-        return tf1.train.SessionRunArgs([self._step, self._loss])
+        rows = [self._rows] if tf.is_tensor(self._rows) else []
+        return tf1.train.SessionRunArgs([self._step, self._loss, *rows])
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """See base class."""
-        step, loss = run_values.results
+        step, loss, *rows = run_values.results
         self._need_progress(int(step))
-        self._task.update(int(step), float(loss))
+        self._task.update(int(step), float(loss), int(rows[0] if rows else self._rows))
         if self._stop.requested:
             run_context.request_stop()
 

@@ -41,6 +41,39 @@ def test_lines_come_at_intervals_with_speed_loss_and_time_left(screen):
     ]
 
 
+def test_examples_stand_for_steps_where_they_are_known(screen):
+    with display_on(screen) as display:
+        task = display.task("train", 40, every=10)
+        for step, rows in ((10, 64), (20, 64), (30, 16)):
+            task.update(step, 0.5, rows)
+        task.update(40, 0.5, 1)
+    # The first update is where the time begins: 64 in half a second, 80 in a whole one, 81 in 1.5
+    assert screen.getvalue().splitlines() == [
+        "train 10/40  loss 0.5",
+        "train 20/40  loss 0.5  128 examples/s  0:01 left",
+        "train 30/40  loss 0.5  80 examples/s  0:00 left",
+        "train 40/40  loss 0.5  54 examples/s  0:00 left",
+    ]
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines(screen, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    with display_on(screen, terminal=True) as display:
+        display.task("train", 100, every=10).update(10, 0.5)
+    assert screen.getvalue() == "train 10/100  loss 0.5\n"
+
+
+@pytest.mark.parametrize(("no_color", "is_colored"), [("", True), ("1", False)])
+def test_no_color_is_respected(screen, monkeypatch, no_color, is_colored):
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    shown = console.Console(file=screen, force_terminal=True, width=200)
+    with progress.Display(False, shown) as display:
+        display.task("train", 100).update(60, 0.5)
+        display._bars.refresh()
+    assert ("\x1b[38;" in screen.getvalue()) is is_colored
+
+
 def test_a_pause_does_not_count(screen):
     with display_on(screen) as display:
         task = display.task("train", 100, every=10)
