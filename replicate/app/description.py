@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from replicate import estimator, model_fn
-from replicate.app import config, estimators, inputs, traffic
+from replicate.app import config, estimators, section_inputs, traffic
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import distributed_variable
 from replicate.verification import subjects
@@ -101,7 +101,7 @@ def describe(settings: config.Config) -> Description:
     strategy = described.options.get("strategy")
     workers = subjects.worker_devices(described.devices, strategy)
     source = settings.train.input
-    make = inputs.input_fn(source, "train.input", estimator.ModeKeys.TRAIN, settings.params)
+    make = section_inputs.input_fn(settings, "train")
     with tf.Graph().as_default() as graph:
         tf1.set_random_seed(settings.seed)
         tf1.train.create_global_step()

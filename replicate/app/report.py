@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import rich
 from rich import console as rich_console
@@ -10,17 +10,15 @@ from rich import table as rich_table
 from rich import text as rich_text
 
 from replicate import verification
-from replicate.app import description, predictions
+from replicate.app import description, json_output, predictions
 
 __all__ = [
     "print_all_metrics",
-    "print_all_metrics_json",
     "print_description",
+    "print_json",
     "print_metrics",
-    "print_metrics_json",
     "print_signatures",
     "print_verification",
-    "print_verification_json",
     "summary_line",
 ]
 
@@ -31,6 +29,11 @@ _WIDE = 1000  # columns, where no terminal says how many there are
 _STEP = "global_step"
 
 
+def print_json(value: Any, file: TextIO) -> None:
+    """Prints a result as one line of JSON."""
+    json_output.write(predictions.plain(value), file)
+
+
 def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
     """Prints metrics as a table, by name."""
     table = rich_table.Table(title=rich_text.Text(title), title_justify="left")
@@ -39,11 +42,6 @@ def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
     for name, value in sorted(metrics.items()):
         table.add_row(rich_text.Text(name), _number(value))
     rich.print(table)
-
-
-def print_metrics_json(metrics: Mapping[str, Any]) -> None:
-    """Prints metrics as one JSON object in one line."""
-    print(predictions.json_line(dict(sorted(metrics.items()))))
 
 
 def print_all_metrics(found: Sequence[Mapping[str, Any]], title: str) -> None:
@@ -58,19 +56,9 @@ def print_all_metrics(found: Sequence[Mapping[str, Any]], title: str) -> None:
     rich.print(table)
 
 
-def print_all_metrics_json(found: Sequence[Mapping[str, Any]]) -> None:
-    """Prints the metrics of several checkpoints as a JSON list of objects in one line."""
-    print(predictions.json_line([dict(sorted(metrics.items())) for metrics in found]))
-
-
 def print_verification(found: verification.Verification) -> None:
     """Prints what was compared as a table."""
     print(found)
-
-
-def print_verification_json(found: verification.Verification) -> None:
-    """Prints what was compared as one JSON object in one line."""
-    print(predictions.json_line(found.as_dict()))
 
 
 def print_description(found: description.Description) -> None:

@@ -266,13 +266,14 @@ class _Training:
 
     def _watch(self, loss: tf.Tensor, features: Any) -> Sequence[tf1.train.SessionRunHook]:
         self._losses.loss = loss
+        rows = train_summaries.rows_of(features)
         self._summaries = train_summaries.SummaryHook(
             self._settings.model_dir,
             self._settings.train.save_summary_steps,
-            train_summaries.rows_of(features),
+            rows,
             lambda: optimizers.learning_rate(self._settings.optimizer, self._made_optimizers),
         )
-        return progress.TrainingHook(self._task, loss, self._stop), self._summaries
+        return progress.TrainingHook(self._task, loss, self._stop, rows), self._summaries
 
 
 class _Evaluations(tf1.train.CheckpointSaverListener):

@@ -1,15 +1,19 @@
 """The command line: usage, exit codes, and no TensorFlow where none is needed."""
 
+import importlib.metadata
+import json
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 
 import pytest
 import yaml
 
+import replicate
 from replicate import errors
-from replicate.app import cli, config, failures
+from replicate.app import assignments, cli, command_line, commands, config, failures
 
 TOP = pathlib.Path(__file__).parents[2]
 DIGITS = str(TOP / "configs" / "digits.yaml")
@@ -58,6 +62,65 @@ def test_check_says_which_configs_are_right(capsys, tmp_path):
     bad.write_text("model_fn: x\ntrain: {}\n")
     assert cli.main(["check", DIGITS, str(bad)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 3  # model_fn, train.input, train.steps
+
+
+def test_check_tells_machines_all_it_found(capsys, tmp_path):
+    bad, absent = tmp_path / "bad.yaml", tmp_path / "absent.yaml"
+    bad.write_text("model_fn: x\ntrain: {}\n")
+    absent.write_text("model_fn: a:b\neval: {input: {kind: npz, file: none.npz, label: y}}\n")
+    assert cli.main(["check", DIGITS, str(bad), str(absent), "--json", "--quiet"]) == 2
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    digits, wrong, without = json.loads(shown.out)
+    assert digits == {"config": DIGITS, "ok": True, "faults": [], "warnings": []}
+    assert (wrong["config"], wrong["ok"], len(wrong["faults"])) == (str(bad), False, 3)
+    assert without["ok"]
+    assert without["warnings"] == [
+        f"eval.input.file: warning: there is no {tmp_path / 'none.npz'} yet"
+    ]
+    assert cli.main(["check", DIGITS, "--json"]) == 0
+
+
+def test_a_config_with_all_defaults_may_be_json(capsys):
+    assert cli.main(["train", DIGITS, "--print-config", "--json", "--train.steps=7"]) == 0
+    as_json = json.loads(capsys.readouterr().out)
+    assert cli.main(["train", DIGITS, "--print-config", "--train.steps=7"]) == 0
+    assert as_json == yaml.safe_load(capsys.readouterr().out)
+    assert cli.main(["check", DIGITS, DIGITS + ".none", "--print-config", "--json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("command", sorted(commands.RUNS))
+def test_help_ends_with_an_example_that_is_right(capsys, command):
+    assert cli.main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    example = text.partition("\nexample:\n  ")[2].splitlines()[0]
+    words = shlex.split(example.removeprefix('eval "$(').partition(")")[0])
+    assert words[:2] == ["replicate", command]
+    parser, _ = command_line.parser()
+    assert parser.parse_args(assignments.spelt_out(words[1:], lambda: ["strategy"]))
+
+
+def test_every_command_has_its_help_and_its_run():
+    _, by_name = command_line.parser()
+    assert sorted(by_name) == sorted(commands.RUNS)
+
+
+def test_versions_are_told_without_tensorflow():
+    code = (
+        "import sys\n"
+        "from replicate.app import cli\n"
+        "code = cli.main(['--version'])\n"
+        "sys.exit(code or 'tensorflow' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=TOP, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    python = ".".join(map(str, sys.version_info[:3]))
+    assert done.stdout.splitlines() == [
+        f"replicate {replicate.__version__}",
+        f"TensorFlow {importlib.metadata.version('tensorflow')}",
+        f"Python {python}",
+    ]
 
 
 def test_check_warns_of_data_that_is_not_there(capsys, tmp_path):

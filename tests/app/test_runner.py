@@ -24,6 +24,8 @@ def line(features, labels, mode, params):
         return estimator.EstimatorSpec(mode, {"y": y, "x": features["x"]},
                                        export_outputs={"serving_default": output})
     loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
+    if params.get("talkative"):
+        print("a model that prints")
     if params.get("broken"):
         raise IndexError("a fault of the user's")
     average = tf1.metrics.mean(y, name="average")
@@ -171,6 +173,46 @@ def test_evaluate_prints_metrics_for_people(trained, capsys):
     assert "largest" in shown.out
     assert "line at step 4" in shown.out
     assert shown.err == ""
+
+
+def test_training_tells_machines_in_one_document(folder, capsys):
+    given = ["--json", "--set", "params.talkative=true"]
+    assert run(folder, "train", *given, model_dir="machines") == 0
+    shown = capsys.readouterr()
+    assert "a model that prints" in shown.err
+    found = json.loads(shown.out)
+    assert (found["name"], found["step"], found["is_new"]) == ("line", 4, True)
+    assert found["model_dir"] == str(folder / "machines")
+    assert found["metrics"]["average"] == pytest.approx(WEIGHT * 2.5, rel=1e-6)
+    assert tf.saved_model.contains_saved_model(found["path"])
+    assert run(folder, "train", *given, "--quiet", model_dir="machines") == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    found = json.loads(shown.out)
+    assert (found["step"], found["is_new"], found["metrics"], found["path"]) == (
+        4,
+        False,
+        None,
+        None,
+    )
+
+
+def test_export_tells_machines_in_one_document(trained, capsys):
+    options = ["--json", "--set", f"export.directory={trained / 'for_machines'}"]
+    assert run(trained, "export", *options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert tf.saved_model.contains_saved_model(found["path"])
+    assert found["signatures"] == {
+        "serving_default": {"inputs": {"x": "float32 [None]"}, "outputs": {"y": "float32 [None]"}}
+    }
+
+
+def test_a_training_off_a_terminal_shows_plain_lines(folder, capsys):
+    assert run(folder, "train", "--train.log_every_steps=2", model_dir="plain") == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train ")]
+    # The second line is the first with a time before it: 4 rows a step.
+    assert [line.split("  ")[0] for line in lines] == ["train 2/4", "train 4/4"]
+    assert re.fullmatch(r"train 4/4  loss \S+  [\d,.]+ examples/s  0:00 left", lines[1])
 
 
 def test_predict_writes_rows_in_order(trained, capsys, tmp_path):

@@ -1,0 +1,260 @@
+"""What each command does, once the line and the config are read.
+
+Imports TensorFlow only in commands that run a model.
+"""
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from replicate import errors
+from replicate.app import completion, interrupts, json_output
+
+__all__ = ["BAD_USAGE", "FAILED", "RAN", "RUNS"]
+
+RAN, FAILED, BAD_USAGE = 0, 1, 2
+"""Exit codes."""
+
+
+def _check(options: argparse.Namespace) -> int | None:
+    """Warns of data that is not there: it may come later, or be on another machine."""
+    if options.json:
+        found = [
+            {
+                "config": path,
+                "ok": path in options.settings,
+                "faults": options.faults.get(path, "").splitlines(),
+                "warnings": list(_absent(options.settings.get(path))),
+            }
+            for path in dict.fromkeys(options.configs)
+        ]
+        json_output.write(found, options.out)
+        return BAD_USAGE if options.faults else RAN
+    for path, settings in {} if options.quiet else options.settings.items():
+        for warning in _absent(settings):
+            print(f"{path}: {warning}", file=sys.stderr)
+        print(f"{path}: ok")
+    return None
+
+
+def _absent(settings: Any) -> Iterator[str]:
+    """Yields what data of a config is not there."""
+    from replicate.app import files, input_config
+
+    for section in ("train", "eval", "predict"):
+        source = getattr(getattr(settings, section, None), "input", None)
+        for name in files.absent(input_config.files_of(source)):
+            yield f"{section}.input.file: warning: there is no {name} yet"
+
+
+def _train(options: argparse.Namespace) -> None:
+    may_delete = _asks_before(options)
+    runner, report, display = _with_tensorflow(options.quiet)
+    (settings,) = options.settings.values()
+    done = runner.train(settings, display, options.command_line, may_delete)
+    if options.json:
+        told = {"name": settings.name, "model_dir": settings.model_dir, **done._asdict()}
+        report.print_json(told, options.out)
+        return
+    if not done.is_new:
+        return
+    if done.metrics is not None:
+        report.print_metrics(done.metrics, f"{settings.name} at step {done.step}")
+    if done.path is not None:
+        _print_export(report, done.path)
+
+
+def _asks_before(options: argparse.Namespace) -> Callable[[Sequence[str]], bool] | None:
+    """Returns what asks whether --fresh may delete; None where nothing is to be deleted."""
+    if not options.fresh:
+        if options.yes:
+            raise errors.ConfigError("--yes: must come with --fresh. Add it.")
+        return None
+    if options.yes:
+        return lambda lines: True
+    if not sys.stdin.isatty():
+        raise errors.ConfigError(
+            "--fresh: must be confirmed, and there is no terminal to ask on. Add --yes to delete "
+            f"what runs wrote in {next(iter(options.settings.values())).model_dir}."
+        )
+
+    def ask(lines: Sequence[str]) -> bool:
+        print(*lines, sep="\n", file=sys.stderr)
+        print("Delete it and begin again? [y/N] ", end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    return ask
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    runner, report, display = _with_tensorflow(options.quiet)
+    (settings,) = options.settings.values()
+    if options.all:
+        found = runner.evaluate_all(settings, display)
+        if options.json:
+            report.print_json([dict(sorted(metrics.items())) for metrics in found], options.out)
+        else:
+            report.print_all_metrics(found, settings.name)
+        return
+    metrics = runner.evaluate(settings, display, options.checkpoint)
+    if options.json:
+        report.print_json(dict(sorted(metrics.items())), options.out)
+    else:
+        report.print_metrics(metrics, f"{settings.name} at step {metrics['global_step']}")
+
+
+def _predict(options: argparse.Namespace) -> None:
+    if options.signature is not None and options.saved_model is None:
+        raise errors.ConfigError("--signature: must come with --saved-model. Add it.")
+    if options.checkpoint is not None and options.saved_model is not None:
+        raise errors.ConfigError(
+            "--checkpoint: must be alone, got --saved-model as well. Keep one."
+        )
+    runner, _, display = _with_tensorflow(options.quiet)
+    from replicate.app import exported, predictions
+
+    source = None
+    if options.saved_model is not None:
+        source = exported.Source(options.saved_model, options.signature or "serving_default")
+    (settings,) = options.settings.values()
+    rows = runner.predict(settings, display, source, options.checkpoint)
+    if options.output is None:
+        predictions.write_lines(rows, sys.stdout)
+        return
+    count = predictions.write(rows, options.output)
+    display.say(f"{count} predictions in {options.output}")
+
+
+def _export(options: argparse.Namespace) -> None:
+    runner, report, _ = _with_tensorflow(options.quiet)
+    (settings,) = options.settings.values()
+    path = runner.export(settings, options.checkpoint)
+    if options.json:
+        from replicate.app import serving
+
+        report.print_json({"path": path, "signatures": serving.signatures(path)}, options.out)
+    else:
+        _print_export(report, path)
+
+
+def _average(options: argparse.Namespace) -> None:
+    runner, report, display = _with_tensorflow(options.quiet)
+    (settings,) = options.settings.values()
+    path, paths = runner.average(settings, options.last, options.checkpoints or (), options.output)
+    display.say(f"the mean of {len(paths)} checkpoints: {', '.join(paths)}")
+    if options.json:
+        report.print_json({"path": path, "of": paths}, options.out)
+    else:
+        print(path)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Returns 1 where something differs."""
+    runner, report, display = _with_tensorflow(options.quiet)
+    (settings,) = options.settings.values()
+    found = runner.verify(settings, display)
+    if options.json:
+        report.print_json(found.as_dict(), options.out)
+    else:
+        report.print_verification(found)
+    return RAN if found.holds else FAILED
+
+
+def _describe(options: argparse.Namespace) -> None:
+    _, report, display = _with_tensorflow(options.quiet)
+    from replicate.app import description
+
+    (settings,) = options.settings.values()
+    found = description.describe(settings)
+    if options.png is not None:
+        from replicate.app import drawing
+
+        drawing.draw(found, options.png)
+    if options.json:
+        report.print_json(found.as_dict(), options.out)
+    else:
+        report.print_description(found)
+    if options.png is not None:
+        display.say(f"picture: {options.png}")
+
+
+def _plot(options: argparse.Namespace) -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # large files are read by TensorFlow
+    with interrupts.at_once(), _native_stderr_held():
+        from replicate.app import curves, plotting
+
+        runs = curves.read(options.model_dirs)
+    plotting.plot(runs, options.png)
+    if not options.quiet:
+        print(f"picture: {options.png}", file=sys.stderr)
+
+
+def _init(options: argparse.Namespace) -> None:
+    with interrupts.at_once():
+        from replicate.app import starter
+
+    written = starter.text(
+        options.model_fn, options.data, options.output, options.label, options.optimizer
+    )
+    starter.write(options.output, written, is_new=not options.force)
+    print(f"{options.output} is written; look through it, then: replicate train {options.output}")
+
+
+def _completion(options: argparse.Namespace) -> None:
+    print(completion.script(options.shell), end="")
+
+
+def _print_export(report: Any, path: str) -> None:
+    from replicate.app import serving
+
+    report.print_signatures(path, serving.signatures(path))
+
+
+def _with_tensorflow(quiet: bool) -> tuple[Any, Any, Any]:
+    """Imports the rooms that need TensorFlow, quietly; returns runner, report, a display."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with interrupts.at_once(), _native_stderr_held():
+        from replicate.app import progress, report, runner
+    progress.calm_logging(quiet)
+    return runner, report, progress.Display(quiet)
+
+
+@contextlib.contextmanager
+def _native_stderr_held() -> Iterator[None]:
+    """Holds back what libraries write to stderr while they load; shows it if that fails.
+
+    Newer TensorFlows greet there before any setting of theirs can stop them.
+    """
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(shown, held.read())
+            raise
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
+
+
+RUNS: dict[str, Callable[[argparse.Namespace], int | None]] = {
+    "average": _average,
+    "check": _check,
+    "completion": _completion,
+    "describe": _describe,
+    "evaluate": _evaluate,
+    "export": _export,
+    "init": _init,
+    "plot": _plot,
+    "predict": _predict,
+    "train": _train,
+    "verify": _verify,
+}
+"""Takes the options; returns the exit code, None: all went well."""

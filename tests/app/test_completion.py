@@ -1,0 +1,145 @@
+"""Command lines are completed as shells ask for it, quickly and without TensorFlow."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from replicate.app import cli, completion, config
+
+TOP = pathlib.Path(__file__).parents[2]
+HEAVY = ("tensorflow", "numpy", "pydantic", "yaml")
+
+# Tells on stderr, which the shell never shows, what was imported.
+ANSWER = f"""
+import os, sys
+from replicate.app import cli
+end = os._exit
+os._exit = lambda code: (os.write(2, repr([m for m in {HEAVY!r} if m in sys.modules]).encode()),
+                         end(code))
+cli.main([])
+"""
+
+
+def completed(line, folder):
+    """Returns what a shell gets to show for a line, in bash's way."""
+    answer = folder / "answer"
+    done = subprocess.run(
+        [sys.executable, "-c", ANSWER],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(TOP),
+            "_ARGCOMPLETE": "1",
+            "_ARGCOMPLETE_IFS": "\n",
+            "_ARGCOMPLETE_SHELL": "fish",  # which breaks no words at = or :
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+            "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+            "COMP_LINE": line,
+            "COMP_POINT": str(len(line)),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "[]")
+    found = [one.partition("\t")[0] for one in answer.read_text().split("\n")]
+    answer.unlink()
+    return [one.strip() for one in found if one]
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("completion")
+    for name in ("a.yaml", "b.yml", "c.txt", "configs/d.yaml", ".hidden.yaml", "old.png"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("replicate tr", ["train"]),
+        ("replicate --ver", ["--version"]),
+        ("replicate train ", ["a.yaml", "b.yml", "configs/"]),
+        ("replicate train configs/", ["configs/d.yaml"]),
+        ("replicate train a.yaml --pri", ["--print-config"]),
+        ("replicate train a.yaml --fr", ["--fresh"]),
+        ("replicate train a.yaml --set see", ["seed="]),
+        ("replicate train a.yaml --set strategy=mi", ["strategy=mirrored"]),
+        ("replicate train a.yaml --train.step", ["--train.steps"]),
+        ("replicate train a.yaml --export.towers ", ["merged", "one"]),
+        ("replicate train --train.steps 10 a", ["a.yaml"]),
+        ("replicate evaluate a.yaml --model-dir c", ["configs/"]),
+        ("replicate describe a.yaml --png ", ["configs/", "old.png"]),
+        ("replicate plot ", ["configs/"]),
+        ("replicate completion z", ["zsh"]),
+    ],
+)
+def test_a_line_is_completed(folder, line, expected):
+    assert sorted(completed(line, folder)) == expected
+
+
+def test_keys_are_not_shown_before_one_is_begun(folder):
+    options = completed("replicate train a.yaml --", folder)
+    assert "--print-config" in options
+    assert not [option for option in options if "." in option]
+
+
+def test_keys_are_those_of_a_config():
+    # What is printed with all defaults has keys of the schema alone.
+    def within(data, path=()):
+        for name, value in data.items():
+            yield ".".join((*path, name))
+            if isinstance(value, dict) and name not in ("params", "devices", "metric_reductions"):
+                yield from within(value, (*path, name))
+
+    settings = config.load(str(TOP / "configs" / "digits.yaml"))
+    import yaml
+
+    known = completion.keys()
+    assert set(within(yaml.safe_load(config.to_yaml(settings)))) <= set(known)
+    assert known["loss_reduction"] == ("sum", "mean")
+
+
+@pytest.mark.parametrize(
+    ("shell", "text"),
+    [("bash", "complete -o"), ("zsh", "compdef"), ("fish", "complete --command replicate")],
+)
+def test_each_shell_has_its_script(capsys, shell, text):
+    assert cli.main(["completion", shell]) == 0
+    assert text in capsys.readouterr().out
+
+
+def test_an_unknown_shell_is_bad_usage(capsys):
+    assert cli.main(["completion", "csh"]) == 2
+    assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_bash_completes_by_the_script(folder, tmp_path):
+    program = tmp_path / "replicate"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m replicate "$@"\n')
+    program.chmod(0o755)
+    asked = (
+        'eval "$(replicate completion bash)"\n'
+        'COMP_LINE="replicate train a.yaml --set strategy=mi"; COMP_POINT=${#COMP_LINE}\n'
+        "COMP_WORDS=(replicate train a.yaml --set strategy = mi); COMP_CWORD=6; COMP_TYPE=9\n"
+        "_python_argcomplete replicate mi =\n"
+        'echo "${COMPREPLY[@]}"\n'
+    )
+    done = subprocess.run(
+        ["bash", "-c", asked],
+        cwd=folder,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(TOP),
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "mirrored"  # bash has broken the word at =
