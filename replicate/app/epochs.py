@@ -127,4 +127,7 @@ def _cardinality(make: Callable[[], tf.data.Dataset]) -> int:
     with tf.Graph().as_default():
         count = tf.data.experimental.cardinality(make())
         with tf1.Session(config=tf1.ConfigProto(device_count={"GPU": 0})) as session:
-            return int(session.run(count))
+            try:
+                return int(session.run(count))
+            except tf.errors.OpError:  # it waits for tables or variables of the training's graph
+                return tf.data.UNKNOWN_CARDINALITY

@@ -42,7 +42,7 @@ def written_in(model_dir: str, exports: str, exporters: Iterable[str]) -> list[s
         is_ours = name not in records or run_records.is_ours(model_dir, name)
         if tf.io.gfile.exists(path) and is_ours:
             found.append(path)
-    if f"{exports}/".startswith(f"{model_dir.rstrip('/')}/"):
+    if _is_within(exports, model_dir):
         folders = (exports, *(os.path.join(exports, name) for name in exporters))
         found += [path for folder in folders if _is_folder(folder) for path in _exports_in(folder)]
     return sorted(found)
@@ -77,9 +77,14 @@ def delete(model_dir: str, found: Iterable[str]) -> None:
     folders = {os.path.dirname(path) for path in found}
     folders |= {os.path.dirname(folder) for folder in folders}
     for folder in sorted(folders, key=len, reverse=True):
-        is_below = folder.startswith(f"{model_dir.rstrip('/')}/")
-        if is_below and _is_folder(folder) and not tf.io.gfile.listdir(folder):
+        if _is_within(folder, model_dir) and _is_folder(folder) and not tf.io.gfile.listdir(folder):
             tf.io.gfile.rmtree(folder)
+
+
+def _is_within(path: str, folder: str) -> bool:
+    if "://" not in folder:
+        path, folder = os.path.abspath(path), os.path.abspath(folder)
+    return path.startswith(f"{folder.rstrip('/')}/")
 
 
 def _files_in(folder: str) -> Iterator[str]:

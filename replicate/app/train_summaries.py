@@ -110,7 +110,7 @@ def rows_of(features: Any) -> Any:
         if isinstance(leaf, tf.RaggedTensor):
             return leaf.nrows()
         if tf.is_tensor(leaf) and leaf.shape.rank != 0:
-            static = leaf.shape[0] if leaf.shape.rank is not None else None
+            static = None if leaf.shape.rank is None else leaf.shape.as_list()[0]
             return tf.shape(leaf)[0] if static is None else static
     return 0
 

@@ -73,7 +73,7 @@ def train(
         run = _Training(settings, display, stop, goal, start)
         try:
             step = start if is_trained else run.train()
-            if step == start and not is_trained and not stop.requested:
+            if step == start and goal.reason_at(step) is None and not stop.requested:
                 raise errors.RunError("train.input: must have rows, has none. Check its files.")
             if not stop.requested:
                 found, path = run.finish()

@@ -371,3 +371,33 @@ def load_utf8(tmp_path, text):
     path = tmp_path / "c.yaml"
     path.write_bytes(text.encode("utf-8"))
     return config.load(str(path))
+
+
+LASTING = "model_fn: a:b\ntrain:\n  input: a:rows\n"
+
+
+def test_a_training_lasts_for_steps_or_epochs_or_both(tmp_path):
+    assert faults_of(tmp_path, LASTING) == [
+        "c.yaml:2: train.steps: must be given, or epochs: how long to train. Add one of them."
+    ]
+    assert faults_of(tmp_path, LASTING + "  epochs: 0\n") == [
+        "c.yaml:4: train.epochs: must be a whole number of at least 1, got 0."
+    ]
+    for lasting in ("epochs: 2", "steps: 2", "epochs: 2\n  steps: 3"):
+        load(tmp_path, f"{LASTING}  {lasting}\n")
+
+
+@pytest.mark.parametrize(
+    ("key", "assignment", "text"),
+    [
+        ("early_stopping: {}", "eval.input=a:rows", "early_stopping without eval.every_steps"),
+        ("early_stopping: {}", "name=x", "early_stopping without eval.every_steps. Set that."),
+        ("keep_best: {}", "name=x", "keep_best without an eval section. Add one."),
+        ("mixed_precision: true", "name=x", "mixed_precision where model_fn has an optimizer of"),
+        ("early_stopping: {patience: 0}", "name=x", "must be a whole number of at least 1, got 0"),
+        ("hooks: [a]", "name=x", "train.hooks[0]: must be a function's name as package.module:f"),
+    ],
+)
+def test_what_training_needs_elsewhere_is_told(tmp_path, key, assignment, text):
+    (fault,) = faults_of(tmp_path, f"{LASTING}  steps: 1\n  {key}\n", assignment)
+    assert text in fault

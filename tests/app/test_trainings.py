@@ -1,0 +1,455 @@
+"""How trainings end, what they leave behind, and what becomes of it."""
+
+import contextlib
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import replicate
+from replicate.app import cli, config, estimators, locks, mixed_precision
+from replicate.compat.tensorflow import tf, tf1
+
+MODEL = '''
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def line(features, labels, mode):
+    """y = w x, w = 0 at first; loss is the mean of (w x - y)^2 / 2."""
+    w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
+    y = w * features["x"]
+    if mode == estimator.ModeKeys.PREDICT:
+        output = estimator.export.PredictOutput({"y": y})
+        return estimator.EstimatorSpec(mode, {"y": y}, export_outputs={"serving_default": output})
+    loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
+    metrics = {"w": tf1.metrics.mean(w)}
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op(), eval_metric_ops=metrics)
+
+def own(features, labels, mode):
+    spec = line(features, labels, mode)
+    step = tf1.train.get_global_step()
+    op = tf1.train.GradientDescentOptimizer(0.1).minimize(spec.loss, step)
+    return spec._replace(train_op=op)
+
+def rows():
+    def some():
+        for x in (1.0, 2.0, 3.0, 4.0):
+            yield {"x": x}, 2 * x
+    spec = ({"x": tf.TensorSpec([])}, tf.TensorSpec([]))
+    return tf.data.Dataset.from_generator(some, output_signature=spec)
+
+def for_ever():
+    return rows().repeat()
+
+class Steps(estimator.SessionRunHook):
+    def __init__(self, path, what):
+        self.path, self.what = path, what
+
+    def after_run(self, context, values):
+        with open(self.path + "/steps", "a") as file:
+            file.write(self.what)
+
+def one_hook(model_dir):
+    return Steps(model_dir, "a")
+
+def two_hooks(model_dir, params, config):
+    return [Steps(model_dir, params["b"]), Steps(config.model_dir, "c")]
+
+def no_hook():
+    return 3
+
+def optimizer():
+    return tf1.train.AdamOptimizer(0.25)
+
+def scaled():
+    return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(optimizer(), 8.0)
+
+def wide(features, labels, mode):
+    """y is the mean of 16 units over 16 copies of x, with weights that are all different."""
+    start = tf.reshape(tf.range(1, 257, dtype=tf.float32) / 777, [16, 16])
+    kernel = tf1.get_variable("w", initializer=start)
+    x = tf.tile(tf.expand_dims(features["x"], 1), [1, 16])
+    y = tf.reduce_mean(tf.nn.relu(tf.matmul(x, kernel)), 1)
+    loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
+'''
+
+CONFIG = """
+model_fn: line_of_trainings:line
+optimizer: {name: GradientDescent, learning_rate: 0.1}
+devices: [/cpu:0, /cpu:1]
+train:
+  steps: 4
+  save_checkpoints_steps: 1
+  keep_checkpoint_max: 9
+  input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 4, shuffle: false}
+eval:
+  input: {kind: npz, file: d.npz, features: [x], label: x, batch_size: 4}
+predict: {input: {kind: npz, file: d.npz, features: [x], batch_size: 3}}
+export: {after_training: false}
+"""
+
+# x = 1, 2, 3, 4 and y = 2 x: the gradient is mean(x^2) (w - 2) = 7.5 (w - 2), so at rate
+# 0.1 each step leaves a quarter of w - 2: w = 2 - 2 / 4^n after n steps. It is evaluated
+# on y = x, where the loss is 7.5 (w - 1)^2 / 2: the best step is the first, w = 1.5.
+WEIGHTS = [2 - 2 / 4**n for n in range(10)]
+EARLY = [
+    "train.early_stopping={patience: 2}",
+    "train.keep_best={}",
+    "train.keep_checkpoint_max=1",
+    "eval.every_steps=1",
+    "train.steps=9",
+]
+
+
+@pytest.fixture(name="folder", scope="module")
+def make_folder(tmp_path_factory):
+    """Returns a folder with the model, its data and its config."""
+    folder = tmp_path_factory.mktemp("trainings")
+    (folder / "line_of_trainings.py").write_text(MODEL)
+    (folder / "line.yaml").write_text(CONFIG)
+    x = np.float32([1, 2, 3, 4])
+    np.savez(folder / "d.npz", x=x, y=2 * x)
+    return folder
+
+
+def run(folder, command, model_dir, *assignments, options=(), code=0):
+    """Runs a command on the config; returns what it showed, stdout and stderr."""
+    given = [part for one in assignments for part in ("--set", one)]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        where = ["--model-dir", str(folder / model_dir)]
+        ended = cli.main([command, str(folder / "line.yaml"), *where, *given, *options])
+    assert ended == code, err.getvalue()
+    assert "Traceback" not in err.getvalue()
+    return out.getvalue(), err.getvalue()
+
+
+@pytest.fixture(name="trained", scope="module")
+def train_once(folder):
+    """Returns the folder after a training of 4 steps into `trained`."""
+    run(folder, "train", "trained")
+    return folder
+
+
+@pytest.fixture(name="stopped", scope="module")
+def stop_early(folder):
+    """Returns the folder after a training into `stopped`, and what that showed."""
+    return folder, run(folder, "train", "stopped", *EARLY)[1]
+
+
+def tensor(path, name="w"):
+    """Returns a tensor of a checkpoint."""
+    return tf.train.load_checkpoint(str(path)).get_tensor(name)
+
+
+def step_of(model_dir):
+    """Returns the step of the newest checkpoint."""
+    return int(tensor(model_dir, "global_step"))
+
+
+def scalars(folder):
+    """Returns step -> tag -> value from the event files in a folder."""
+    found = {}
+    for path in sorted(folder.glob("events.*")):
+        for event in tf1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                found.setdefault(event.step, {})[value.tag] = value.simple_value
+    return found
+
+
+def test_a_run_writes_down_its_config_its_versions_and_its_metrics(trained):
+    out = trained / "trained"
+    used = config.load(str(trained / "line.yaml"), [], str(out))
+    assert config.load(str(out / "config.yaml")) == used
+    record = json.loads((out / "run.json").read_text())
+    assert record["replicate"] == replicate.__version__
+    assert record["tensorflow"] == tf.__version__
+    assert record["numpy"] == np.__version__
+    assert record["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert (record["devices"], record["towers"]) == (["CPU:0", "CPU:1"], 2)
+    assert (record["strategy"], record["start_step"]) == ("parameter_server", 0)
+    assert record["command"].startswith("replicate train ")
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert (metrics["step"], metrics["ended_by"]) == (4, "steps")
+    assert metrics["metrics"]["w"] == pytest.approx(WEIGHTS[4])
+
+
+def test_a_run_that_continues_says_which_keys_differ(folder):
+    run(folder, "train", "differs", "train.steps=1")
+    again = ["train.steps=2", "optimizer.learning_rate=0.2"]
+    shown = run(folder, "train", "differs", *again)[1].splitlines()
+    assert [line for line in shown if line.startswith("config: ")] == [
+        "config: optimizer.learning_rate: was 0.1, is 0.2",
+        "config: train.steps: was 1, is 2",
+    ]
+    assert json.loads((folder / "differs" / "run.json").read_text())["start_step"] == 1
+
+
+def test_a_fresh_start_deletes_the_run_when_that_is_confirmed(folder):
+    out = folder / "fresh"
+    run(folder, "train", "fresh", "export.after_training=true")
+    (out / "notes.txt").write_text("mine")
+    shown = run(folder, "train", "fresh", options=["--fresh"], code=2)[1]
+    assert "--fresh: must be confirmed, and there is no terminal to ask on. Add --yes" in shown
+    assert step_of(out) == 4
+    shown = run(folder, "train", "fresh", "train.steps=1", options=["--fresh", "--yes"])[1]
+    assert f"deleted the run in {out}" in shown
+    assert "training from step 0 to 1" in shown
+    assert step_of(out) == 1
+    assert (out / "notes.txt").read_text() == "mine"
+    assert not (out / "model.ckpt-4.index").exists()
+    assert not (out / "export").exists() or not any((out / "export").iterdir())
+
+
+def test_a_fresh_start_that_is_denied_changes_nothing(folder, trained, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    before = sorted(path.name for path in (folder / "trained").iterdir())
+    shown = run(folder, "train", "trained", options=["--fresh"], code=1)[1]
+    assert f"{folder / 'trained'} has a run:\n" in shown
+    assert "  model.ckpt-4 (" in shown  # as many files as it has
+    assert "Delete it and begin again? [y/N]" in shown
+    assert "is left as it is; nothing was trained" in shown
+    assert sorted(path.name for path in (folder / "trained").iterdir()) == before
+
+
+def test_a_fresh_start_respects_who_trains_there(folder, trained):
+    with locks.training(str(folder / "trained")):
+        options = ["--fresh", "--yes"]
+        shown = run(folder, "train", "trained", options=options, code=1)[1]
+    assert "must have one training at a time" in shown
+    assert step_of(folder / "trained") == 4
+
+
+def test_yes_without_fresh_is_refused(folder):
+    assert (
+        "--yes: must come with --fresh" in run(folder, "train", "x", options=["--yes"], code=2)[1]
+    )
+
+
+def test_epochs_end_a_training_at_the_same_step_however_often_it_is_stopped(folder):
+    # 4 rows in batches of 3: 2 steps in a pass, 6 in 3 passes.
+    epochs = ["train.epochs=3", "train.steps=null", "train.input.batch_size=3"]
+    shown = run(folder, "train", "epochs", *epochs, "train.epochs=1")[1]
+    assert "training from step 0 to 2 (1 epoch), in" in shown
+    run(folder, "train", "epochs", *epochs, "train.steps=3")
+    assert step_of(folder / "epochs") == 3  # whichever ends first
+    shown = run(folder, "train", "epochs", *epochs)[1]
+    assert f"continuing from step 3 in {folder / 'epochs'}, to step 6 (3 epochs)" in shown
+    assert step_of(folder / "epochs") == 6
+    assert json.loads((folder / "epochs/metrics.json").read_text())["ended_by"] == "epochs"
+    assert "nothing left to do" in run(folder, "train", "epochs", *epochs)[1]
+
+
+def test_epochs_of_a_stream_are_counted_while_it_is_read(folder):
+    source = "{kind: function, function: 'line_of_trainings:rows', batch_size: 3, prefetch: 0}"
+    epochs = ["train.epochs=2", "train.steps=null", f"train.input={source}"]
+    run(folder, "train", "stream", *epochs, "train.steps=1")
+    assert "to step" not in run(folder, "train", "stream", *epochs)[1]
+    assert step_of(folder / "stream") == 4
+    assert "nothing left to do" in run(folder, "train", "stream", *epochs)[1]
+    shown = run(folder, "train", "stream", *epochs, "train.epochs=3")[1]
+    assert "continuing from step 4" in shown
+    assert "to step 6 (3 epochs)" in shown
+
+
+def test_epochs_of_an_input_without_end_are_refused(folder):
+    endless = ["train.epochs=1", "train.input=line_of_trainings:for_ever"]
+    shown = run(folder, "train", "endless", *endless, code=1)[1]
+    assert "train.input: must come to an end for train.epochs to be counted" in shown
+
+
+def test_training_stops_early_and_says_why(stopped):
+    folder, shown = stopped
+    reason = "stopped early at step 3: loss has not been better than 0.9375, of step 1, for 2"
+    assert reason in shown
+    assert shown.count("evaluated at step 3") == 1
+    assert step_of(folder / "stopped") == 3
+    assert json.loads((folder / "stopped/metrics.json").read_text())["ended_by"] == "early_stopping"
+    assert "nothing left to do" in run(folder, "train", "stopped", *EARLY)[1]
+
+
+def test_the_best_checkpoint_outlives_the_others(stopped):
+    folder, shown = stopped
+    assert shown.count("best so far by loss") == 1
+    assert tensor(folder / "stopped" / "best") == pytest.approx(WEIGHTS[1])
+    assert not (folder / "stopped" / "model.ckpt-1.index").exists()
+    chosen = ["--json", "--checkpoint", "best"]
+    found = json.loads(run(folder, "evaluate", "stopped", options=chosen)[0])
+    assert found["global_step"] == 1
+    assert found["loss"] == pytest.approx(7.5 * 0.5**2 / 2)
+
+
+def test_more_patience_continues_a_training_that_stopped_early(stopped):
+    folder, _ = stopped
+    patient = [*EARLY, "train.early_stopping={patience: 4}"]
+    shown = run(folder, "train", "stopped", *patient)[1]
+    assert "continuing from step 3" in shown
+    assert "stopped early at step 5: " in shown
+    assert "of step 1, for 4 evaluations" in shown
+
+
+@pytest.mark.parametrize("named", ["2", "{out}/model.ckpt-2", "{out}/model.ckpt-2.index"])
+def test_a_checkpoint_is_evaluated_by_its_name(trained, named):
+    options = ["--json", "--checkpoint", named.format(out=trained / "trained")]
+    found = json.loads(run(trained, "evaluate", "trained", options=options)[0])
+    assert (found["global_step"], found["w"]) == (2, pytest.approx(WEIGHTS[2]))
+
+
+def test_all_checkpoints_are_evaluated_one_by_one(trained):
+    found = json.loads(run(trained, "evaluate", "trained", options=["--all", "--json"])[0])
+    assert [(one["global_step"], one["w"]) for one in found] == [
+        (n, pytest.approx(WEIGHTS[n])) for n in range(5)
+    ]
+    shown = run(trained, "evaluate", "trained", options=["--all"])[0].splitlines()
+    assert [cell.strip() for cell in shown[2].split("┃")[1:-1]] == ["step", "loss", "w"]
+    assert len(shown) == 3 + 1 + 5 + 1
+
+
+def test_predictions_and_exports_take_a_checkpoint(trained, tmp_path):
+    chosen = ["--checkpoint", "1"]
+    lines = run(trained, "predict", "trained", options=chosen)[0].splitlines()
+    assert [json.loads(line)["y"] for line in lines] == pytest.approx([1.5, 3, 4.5, 6])
+    into = f"export.directory={tmp_path}"
+    path = run(trained, "export", "trained", into, options=chosen)[0].splitlines()[0]
+    serve = tf.saved_model.load(path).signatures["serving_default"]
+    np.testing.assert_allclose(serve(x=tf.constant([2.0]))["y"], [3.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
+def test_a_checkpoint_that_is_not_there_is_told(trained, command):
+    shown = run(trained, command, "trained", options=["--checkpoint", "7"], code=1)[1]
+    assert "--checkpoint 7: must be a checkpoint" in shown
+    assert "(0, 1, 2, 3, 4" in shown
+
+
+def test_the_mean_of_checkpoints_can_be_evaluated(trained):
+    path = run(trained, "average", "trained", options=["--last", "2"])[0].strip()
+    assert path == str(trained / "trained" / "averaged" / "model.ckpt-4")
+    mean = (WEIGHTS[3] + WEIGHTS[4]) / 2
+    chosen = ["--json", "--checkpoint", "averaged"]
+    found = json.loads(run(trained, "evaluate", "trained", options=chosen)[0])
+    assert (found["global_step"], found["w"]) == (4, pytest.approx(mean, rel=1e-6))
+    options = ["--checkpoints", "1,2", "--output", str(trained / "mean")]
+    run(trained, "average", "trained", options=options)
+    assert tensor(trained / "mean") == pytest.approx((1.5 + 1.875) / 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--last", "0"], 2, "must be a whole number of at least 1"),
+        (["--last", "9"], 1, "must be at most as many as there are checkpoints, got 9"),
+        (["--checkpoints", "1,1"], 2, "must be different checkpoints"),
+        (["--checkpoints", "1,7"], 1, "--checkpoint 7: must be a checkpoint"),
+        (["--last", "2", "--output", "{out}"], 1, "must be another folder than model_dir"),
+        ([], 2, "one of the arguments --last --checkpoints is required"),
+    ],
+)
+def test_a_mean_that_cannot_be_is_refused(trained, options, code, text):
+    options = [one.format(out=trained / "trained") for one in options]
+    assert text in run(trained, "average", "trained", options=options, code=code)[1]
+
+
+def test_hooks_of_the_config_run_in_training(folder):
+    names = "train.hooks=['line_of_trainings:one_hook', 'line_of_trainings:two_hooks']"
+    run(folder, "train", "hooked", names, "params.b=b", "train.steps=2")
+    assert sorted((folder / "hooked" / "steps").read_text()) == list("aabbcc")
+
+
+def test_what_is_no_hook_is_refused(folder):
+    shown = run(folder, "train", "x", "train.hooks=['line_of_trainings:no_hook']", code=1)[1]
+    assert "train.hooks[0]: line_of_trainings:no_hook must return a SessionRunHook or a" in shown
+    shown = run(folder, "train", "x", "train.hooks=['line_of_trainings:lost']", code=1)[1]
+    assert "train.hooks[0]: line_of_trainings:lost: line_of_trainings must have lost" in shown
+
+
+def test_the_learning_rate_and_the_speed_are_in_the_event_files(folder):
+    # The rate at step s is 0.1 * 0.5^s.
+    schedule = "{name: exponential_decay, learning_rate: 0.1, decay_steps: 1, decay_rate: 0.5}"
+    given = ["train.save_summary_steps=1", f"optimizer.learning_rate={schedule}"]
+    run(folder, "train", "summed", *given)
+    found = scalars(folder / "summed")
+    assert [found[step]["learning_rate"] for step in (1, 2, 3, 4)] == pytest.approx(
+        [0.05, 0.025, 0.0125, 0.00625]
+    )
+    assert all(found[step]["examples_per_second"] > 0 for step in (2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "model", "rate"),
+    [
+        ("{name: Momentum, momentum: 0.9, learning_rate: 0.125}", "line", 0.125),
+        ("line_of_trainings:optimizer", "line", 0.25),
+        ("null", "own", None),
+    ],
+)
+def test_the_learning_rate_is_shown_where_it_can_be_found(folder, optimizer, model, rate):
+    out = f"rate_{model}_{rate}"
+    model = f"model_fn=line_of_trainings:{model}"
+    run(folder, "train", out, f"optimizer={optimizer}", model, "train.steps=1", "eval=null")
+    assert scalars(folder / out)[1].get("learning_rate") == rate
+
+
+HALF = ["train.mixed_precision=true", "eval=null", "export=null", "train.steps=3"]
+WIDE = "model_fn=line_of_trainings:wide"
+
+
+def test_mixed_precision_on_cpus_rewrites_to_bfloat16(folder):
+    path = str(folder / "line.yaml")
+    described = estimators.describe(config.load(path, HALF))
+    rewrites = described.config.session_config.graph_options.rewrite_options
+    assert rewrites.auto_mixed_precision_onednn_bfloat16 == 1
+    assert rewrites.auto_mixed_precision == 0
+    with tf.Graph().as_default():
+        assert isinstance(described.optimizer_fn(), tf1.train.GradientDescentOptimizer)
+
+
+def test_mixed_precision_gives_two_towers_what_it_gives_one(folder):
+    run(folder, "train", "half_2", *HALF, WIDE)
+    run(folder, "train", "half_1", *HALF, WIDE, "devices=[/cpu:0]")
+    run(folder, "train", "full", *HALF, WIDE, "train.mixed_precision=false")
+    two, one, full = (tensor(folder / name) for name in ("half_2", "half_1", "full"))
+    assert two.dtype == np.float32
+    # A number in bfloat16 has 8 bits, so each of them may be off by 2^-8 of what changes, w - w0;
+    # three steps change w by less than 0.1.
+    start = np.arange(1, 257, dtype=np.float32).reshape(16, 16) / 777
+    assert np.abs(full - start).max() < 0.1
+    np.testing.assert_allclose(two, one, atol=3 * 0.1 * 2**-8)
+    np.testing.assert_allclose(two, full, atol=3 * 0.1 * 2**-7)
+
+
+def test_a_loss_scale_leaves_two_towers_exact(folder, monkeypatch):
+    # On GPUs computing is in float16, with a loss scale: a power of two, which rounds nothing.
+    monkeypatch.setattr(mixed_precision, "kind_for", lambda names: mixed_precision.FLOAT16)
+    weights = []
+    for name, devices in (("scaled_2", "[/cpu:0, /cpu:1]"), ("scaled_1", "[/cpu:0]")):
+        run(folder, "train", name, *HALF, f"devices={devices}")
+        assert tensor(folder / name, "current_loss_scale") > 1
+        weights.append(tensor(folder / name))
+    assert weights[0] == pytest.approx(weights[1], rel=1e-6)
+    assert weights[0] == pytest.approx(WEIGHTS[3], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "text"),
+    [
+        ("optimizer=null", 2, "must have no mixed_precision where model_fn has an optimizer of"),
+        ("optimizer=line_of_trainings:scaled", 1, "where the optimizer has a loss scale already"),
+    ],
+)
+def test_mixed_precision_is_refused_where_it_cannot_be(folder, monkeypatch, given, code, text):
+    monkeypatch.setattr(mixed_precision, "kind_for", lambda names: mixed_precision.FLOAT16)
+    assert text in run(folder, "train", "refused", *HALF, given, code=code)[1]
+
+
+def test_mixed_precision_is_refused_by_a_tensorflow_that_lacks_it(folder, monkeypatch):
+    monkeypatch.setitem(mixed_precision._REWRITES, mixed_precision.BFLOAT16, "nothing")
+    shown = run(folder, "train", "lacking", *HALF, code=1)[1]
+    assert "train.mixed_precision: must be false with this TensorFlow, which has no" in shown
