@@ -43,7 +43,7 @@ def answer(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.Argu
             with contextlib.suppress(argparse.ArgumentError):  # an option of the command's own
                 option = command.add_argument(f"--{key}", help=shown)
                 option.completer = lambda values=values, **_: values
-    argcomplete.autocomplete(parser)
+    argcomplete.autocomplete(parser, always_complete_options=False)
 
 
 def script(shell: str) -> str:

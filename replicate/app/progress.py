@@ -20,6 +20,7 @@ __all__ = ["Display", "EvaluationHook", "LossHook", "Task", "TrainingHook", "cal
 
 _MAX_IDLE_RUNS = 1000  # a loss scale that is too high may take some to come down
 _NO_NEWS = ("is deprecated and will be removed", "It seems that global step")
+_LEAST_BAR = 8  # columns
 _REMEMBERED = 50  # updates over which the speed is taken
 
 
@@ -134,8 +135,9 @@ class Task:
         self._times.append((time.monotonic(), done, self._examples))
         self._loss = self._loss if loss is None else loss
         if self._bars is not None:
-            note = self._note(done)
-            self._bars.update(self._bar, completed=done, count=self._count(done), note=note)
+            count = self._count(done)
+            room = self._bars.console.width - _LEAST_BAR - len(f"{self._label}  {count}  ")
+            self._bars.update(self._bar, completed=done, count=count, note=self._note(done, room))
         elif self._every and done // self._every > self._lines_shown:
             self._lines_shown = done // self._every
             self._display.say(f"{self._label} {self._count(done)}  {self._note(done)}")
@@ -165,16 +167,22 @@ class Task:
     def _count(self, done: int) -> str:
         return f"{done}" if self._total is None else f"{done}/{self._total}"
 
-    def _note(self, done: int) -> str:
-        parts = [] if self._loss is None else [f"loss {self._loss:.4g}"]
+    def _note(self, done: int, room: float = math.inf) -> str:
+        """Returns loss, speed and time left; where room lacks, without the speed or the loss."""
+        loss = "" if self._loss is None else f"loss {self._loss:.4g}"
+        speed = left = ""
         if len(self._times) > 1:
             (first_time, *first), (last_time, *last) = self._times[0], self._times[-1]
             seconds = max(last_time - first_time, 1e-9)
-            speed, examples = [(b - a) / seconds for a, b in zip(first, last, strict=True)]
-            parts.append(f"{speed:.1f} {self._unit}/s" if not examples else _examples(examples))
-            if self._total is not None and speed > 0:
-                parts.append(f"{clock((self._total - done) / speed)} left")
-        return "  ".join(parts)
+            steps, examples = [(b - a) / seconds for a, b in zip(first, last, strict=True)]
+            speed = _examples(examples) if examples else f"{steps:.1f} {self._unit}/s"
+            if self._total is not None and steps > 0:
+                left = f"{clock((self._total - done) / steps)} left"
+        for parts in ((loss, speed, left), (loss, left), (left,)):
+            text = "  ".join(filter(None, parts))
+            if len(text) <= room:
+                return text
+        return ""
 
 
 def _examples(speed: float) -> str:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from replicate.app import cli, completion, config
 
@@ -52,6 +53,7 @@ def completed(line, folder):
 
 @pytest.fixture(name="folder", scope="module")
 def make_folder(tmp_path_factory):
+    """Returns a folder with some files."""
     folder = tmp_path_factory.mktemp("completion")
     for name in ("a.yaml", "b.yml", "c.txt", "configs/d.yaml", ".hidden.yaml", "old.png"):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -98,8 +100,6 @@ def test_keys_are_those_of_a_config():
                 yield from within(value, (*path, name))
 
     settings = config.load(str(TOP / "configs" / "digits.yaml"))
-    import yaml
-
     known = completion.keys()
     assert set(within(yaml.safe_load(config.to_yaml(settings)))) <= set(known)
     assert known["loss_reduction"] == ("sum", "mean")

@@ -96,6 +96,27 @@ def test_a_terminal_gets_a_bar(screen):
     assert "a remark" in shown
 
 
+@pytest.mark.parametrize(
+    ("width", "note"),
+    [
+        (80, "60/100  loss 0.0005678  6,400 examples/s  0:00 left"),
+        (60, "60/100  loss 0.0005678  0:00 left"),
+        (40, "60/100  0:00 left"),
+        (20, "60/100"),
+    ],
+)
+def test_a_narrow_terminal_gets_what_matters_most(screen, width, note):
+    shown = console.Console(file=screen, force_terminal=True, width=width, color_system=None)
+    with progress.Display(False, shown) as display:
+        task = display.task("train", 100)
+        for step in (28, 60):  # 32 steps of 100 rows in half a second
+            task.update(step, 0.0005678, 100 * (step - 28))
+        display._bars.refresh()
+    lines = screen.getvalue().replace("\r", "\n").splitlines()
+    assert any(line.rstrip().endswith(note) and "━━━" in line for line in lines)
+    assert "…" not in screen.getvalue()
+
+
 def test_quiet_shows_nothing(screen):
     with display_on(screen, terminal=True, quiet=True) as display:
         display.task("train", 100, every=1).update(1, 0.5)
