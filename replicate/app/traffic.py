@@ -16,6 +16,7 @@ from replicate.graph import ancestry, functions
 __all__ = ["Places", "Transfer", "operations_by_device", "size_of", "transfers"]
 
 _CPU = "/device:CPU:0"
+_HOLDER = "OptionalFromValue"  # several tensors that travel as one
 
 
 class Transfer(NamedTuple):
@@ -147,6 +148,9 @@ class _Sizes:
 
     def of(self, tensor: tf.Tensor) -> int | None:
         """Returns a tensor's bytes; None where only a run can tell."""
+        if tensor.op.type == _HOLDER:
+            held = [self.of(part) for part in tensor.op.inputs]
+            return None if None in held else sum(held)
         size = size_of(tensor.shape, tensor.dtype)
         if size is not None or tensor.dtype in (tf.string, tf.variant):
             return size
