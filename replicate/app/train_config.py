@@ -37,6 +37,10 @@ class KeepBest(checks.Section):
 class Train(checks.Section):
     """How to train."""
 
+    model_config = pydantic.ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["steps"]}, {"required": ["epochs"]}]}
+    )
+
     input: input_config.TrainingInput = Field(description="The training data.")
     epochs: checks.whole(1) | None = Field(
         None,
