@@ -206,7 +206,8 @@ def verify(settings: config.Config, display: progress.Display) -> verification.V
         What was found; nothing is trained or written.
     """
     described = estimators.describe(settings)
-    input_fn = section_inputs.input_fn(settings, "train", cached=False)  # of which some batches are read, often
+    # Some batches of it are read, and often.
+    input_fn = section_inputs.input_fn(settings, "train", cached=False)
     with display:
         task = display.task("verify", None, every=1, unit="rounds")
         try:
