@@ -80,7 +80,7 @@ def _draw_head(axes, found: description.Description) -> None:
         if kind in kinds
     ]
     axes.legend(
-        handles=[*marks, patches.Patch(color=_MORE, label="several small ones")],
+        handles=[*marks, patches.Patch(color=_MORE, label="several")],
         ncols=len(marks) + 1,
         loc="center left",
         bbox_to_anchor=(0, 0.42),
@@ -139,8 +139,20 @@ def _boxes(variables: Sequence[description.Variable], least: float) -> Iterator[
         large, small = ordered, []
     for variable in large:
         yield _Box(variable.name, variable.kind, variable.bytes)
-    if small:
-        yield _Box(f"{len(small)} more", "", sum(one.bytes or 0 for one in small))
+    yield from _together(small, least)
+
+
+def _together(small: Sequence[description.Variable], least: float) -> Iterator[_Box]:
+    """Yields boxes of several variables: of a kind each, or one where these were too low."""
+    rest = list(small)
+    for kind in _KINDS:
+        own = [one for one in small if one.kind == kind]
+        total = sum(one.bytes or 0 for one in own)
+        if len(own) > 1 and total >= least:
+            yield _Box(f"{len(own)} more, {kind}", kind, total)
+            rest = [one for one in rest if one.kind != kind]
+    if rest:
+        yield _Box(f"{len(rest)} more", "", sum(one.bytes or 0 for one in rest))
 
 
 def _foot(device: description.Device) -> Iterator[str]:
