@@ -86,7 +86,8 @@ class State:
         self._graph = graph
         self._types: dict[str, str | None] = {}
         self._differing: dict[str, bool] = {}
-        self._counted: dict[int, int] = {}
+        self._counted: dict[int, tuple[int, int]] = {}
+        self._fixed: dict[tf.Operation, bool] = {}
 
     # Seeds.
 
@@ -101,13 +102,22 @@ class State:
         seeds[self._graph] = int(seeds[self._graph])
 
     def _note_seed(self, seed: int) -> None:
-        self._counted[seed] = self._graph.version
+        self._counted[seed] = (self._graph.seed, self._graph.version)
 
-    def _is_fixed(self, op: tf.Operation, seed: int, second: int) -> bool:
-        """Whether a model has fixed a seed: the graph has not counted it just before."""
-        if self._graph.seed != seed or second not in self._counted:
-            return True
-        return not 0 <= op._id - 2 - self._counted[second] < 16
+    def _is_fixed(self, op: tf.Operation, seeds: tuple[int, int]) -> bool:
+        """Whether a model has fixed an operation's seeds; else the graph has counted them."""
+        if op not in self._fixed:
+            self._fixed[op] = not self._has_counted(op, seeds)
+        return self._fixed[op]
+
+    def _has_counted(self, op: tf.Operation, seeds: tuple[int, int]) -> bool:
+        """Whether the graph has counted the seeds just before, and no other has taken them."""
+        graph_seed, since = self._counted.get(seeds[1], (None, 0))
+        made_at = op._id - 2
+        if graph_seed != seeds[0] or not 0 <= made_at - since < 16:
+            return False
+        between = self._graph.get_operations()[since:made_at]
+        return all(_seeds(other.node_def) != seeds for other in between)
 
     # What becomes of an operation.
 
@@ -170,10 +180,16 @@ class State:
         """Gives the copy of tower i a seed of its own, and loops of its own."""
         if "frame_name" in node.attr:
             node.attr["frame_name"].s = f"tower_{i}/".encode() + node.attr["frame_name"].s
-        if "seed2" in node.attr and "seed" in node.attr:
-            seed, second = node.attr["seed"].i, node.attr["seed2"].i
-            if (seed, second) != (0, 0) and not self._is_fixed(op, seed, second):
-                node.attr["seed2"].i = (second + i * _STEP) % (1 << 31)
+        seeds = _seeds(node)
+        if seeds not in (None, (0, 0)) and not self._is_fixed(op, seeds):
+            node.attr["seed2"].i = (seeds[1] + i * _STEP) % (1 << 31)
+
+
+def _seeds(node: Any) -> tuple[int, int] | None:
+    """Returns the seeds of a random operation's definition; of another operation's, None."""
+    if "seed" not in node.attr or "seed2" not in node.attr:
+        return None
+    return node.attr["seed"].i, node.attr["seed2"].i
 
 
 def _reason_against(kind: str) -> str | None:

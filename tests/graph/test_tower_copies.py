@@ -379,6 +379,29 @@ def test_a_seed_that_the_model_fixed_is_the_same(towers, run, graph_seed):
     np.testing.assert_array_equal(first, third)
 
 
+def test_a_fixed_seed_that_the_graph_has_just_counted_is_the_same(towers, run):
+    tf1.set_random_seed(3)
+    towers.copies.state.count_seeds()
+    with towers.first():
+        counted = tf.random.uniform([4])  # the graph's first seed is 0
+        fixed = tf.random.uniform([4], seed=0)
+    own, everybodys = (towers.column(tensor) for tensor in (counted, fixed))
+    towers.copies.state.count_no_more()
+    assert not np.array_equal(*run(own[:2]))
+    np.testing.assert_array_equal(*run(everybodys[:2]))
+
+
+def test_a_counted_seed_is_each_towers_own_though_the_graph_is_seeded_again(towers, run):
+    tf1.set_random_seed(3)
+    towers.copies.state.count_seeds()
+    with towers.first():
+        counted = tf.random.uniform([4])
+        tf1.set_random_seed(4)
+    column = towers.column(counted)
+    towers.copies.state.count_no_more()
+    assert not np.array_equal(*run(column[:2]))
+
+
 def test_no_seed_stays_none(towers, run):
     column = drawn(towers)
     assert seeds(column) == [(0, 0)] * 3
