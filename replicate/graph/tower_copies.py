@@ -200,9 +200,8 @@ class TowerCopies:
 
     def _copy(self, operations: list[tf.Operation]) -> None:
         if operations:
-            names = {op: self._name(op) for op in operations}
             batch = _Batch(
-                names,
+                self._names(operations),
                 self._graph.graph_def_versions,
                 self._resolved,
                 self._is_given,
@@ -215,13 +214,19 @@ class TowerCopies:
         calls = [op for op in operations if functions.is_call(op)]
         self._calls.update((op, (len(op.inputs), len(op.outputs))) for op in calls)
 
-    def _name(self, op: tf.Operation) -> str:
-        """Returns what the names of all copies end with: a new name behind each prefix."""
-        name = op.name.removeprefix(self._prefixes[0])
-        used = self._graph._names_in_use
-        while any(f"{prefix}{name}".lower() in used for prefix in self._prefixes[1:]):
-            name += "_copy"
-        return name
+    def _names(self, operations: list[tf.Operation]) -> dict[tf.Operation, str]:
+        """Returns what the names of all copies end with: new names behind each prefix."""
+        names, used = {}, self._graph._names_in_use
+        chosen: set[str] = set()
+        for op in operations:
+            name = op.name.removeprefix(self._prefixes[0])
+            while name.lower() in chosen or any(
+                f"{prefix}{name}".lower() in used for prefix in self._prefixes[1:]
+            ):
+                name += "_copy"
+            chosen.add(name.lower())
+            names[op] = name
+        return names
 
     def _import(self, i: int, batch: "_Batch") -> None:
         """Makes the copies of tower i."""

@@ -169,6 +169,17 @@ def test_names_that_are_taken_are_left_to_who_has_them(towers):
     ]
 
 
+def test_a_name_that_is_chosen_is_left_to_the_copy_that_has_it(towers):
+    tf.constant(0.0, name="tower_1/same")
+    with towers.first() as x:
+        y = tf.negative(tf.negative(x, name="same"), name="same_copy")
+    towers.column(y)
+    # "tower_1/same" is taken: its copy is "same_copy", and the next one is to be another
+    assert [op for op in names() if "same_copy" in op] == [
+        f"tower_{i}/same_copy{end}" for i in (1, 2) for end in ("", "_copy")
+    ]
+
+
 def test_operations_of_later_towers_are_known(towers):
     with towers.first() as x:
         y = tf.negative(x)
