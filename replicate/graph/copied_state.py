@@ -19,6 +19,7 @@ _COPIED = (
     "Assign",
     "If",
     "Case",
+    "CheckNumerics",
     "DisableCopyOnRead",
     "RestoreV2",
     "SaveV2",

@@ -353,6 +353,16 @@ def test_a_summary_is_the_first_towers_alone(towers):
     assert len(of_type("ScalarSummary")) == 1
 
 
+def test_a_check_of_numbers_is_each_towers_own(towers, run):
+    with towers.first() as x:
+        y = tf.debugging.check_numerics(1.0 / (x - 2.0), "divided")
+    column = towers.column(y)
+    # 1 / (1 - 2) = -1; 1 / (2 - 2) is not finite
+    np.testing.assert_array_equal(run(column[0]), [-1.0, -1.0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="divided"):
+        run(column[1])
+
+
 # Random numbers.
 
 
