@@ -34,7 +34,8 @@ def _whole(item: Any, joining: whole.Whole, find: Callable) -> Any:
     if joining.is_whole(shown) or joining.has_rows(shown) is not False:
         return item
     column = list(find(shown))
-    if any(twin is None or twin.shape != shown.shape for twin in column):
+    # NOTE: what a model said of a shape by `set_shape`, copies do not know.
+    if any(twin is None or not twin.shape.is_compatible_with(shown.shape) for twin in column):
         return item
     if joining.tail(column).unknown:  # what a summary shows is not worth a guess
         return item

@@ -77,6 +77,19 @@ def test_summaries_are_written_once_with_one_devices_tags(way, strategy):
     exactness.compare(numbers, expected)
 
 
+def telling_shapes(features, labels, mode):
+    seen = tf.numpy_function(lambda x: x, [features], tf.float32)
+    seen.set_shape([None, WIDTH])
+    tf1.summary.scalar("all", tf.reduce_sum(seen, [0, 1]))
+    return stepping(dense(features), labels, mode)
+
+
+@both_ways
+def test_a_summary_of_what_has_a_shape_by_word_is_the_whole_batchs(way):
+    towers = model_fn.replicate_model_fn(telling_shapes, devices=TOWERS, tower_building=way)
+    exactness.compare(written(towers)[1], written(telling_shapes)[1])
+
+
 # Statistics of batches: with rows of towers normalized apart, towers are no one device.
 
 
