@@ -1,4 +1,4 @@
-"""What is entered with every graph that a thread makes its default one.
+"""What is in force where operations are made: with every graph of a thread, or with none.
 
 TensorFlow keeps variable creators, devices and the mode of `tf.distribute` on a graph, so
 that what was entered in one graph does not hold in the next. It keeps the stack of default
@@ -7,7 +7,7 @@ replaced for this thread alone. What stood there before is put back, also after 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
@@ -16,6 +16,8 @@ from replicate.compat.tensorflow import tf
 Around = Callable[[tf.Graph], contextlib.AbstractContextManager]
 
 _NAME = "get_controller"
+# What a graph adds to each operation of some types, whichever thread makes it.
+_ADDED = ("_attr_scope_map", "_op_to_kernel_label_map", "_gradient_override_map")
 
 
 @contextlib.contextmanager
@@ -38,3 +40,26 @@ def entered_with(around: Around) -> Iterator[None]:
             delattr(stack, _NAME)
         else:
             setattr(stack, _NAME, before)
+
+
+def added(graph: tf.Graph) -> dict[str, dict]:
+    """Returns what a graph adds to each operation of some types, to be given to `set_added`."""
+    return {name: getattr(graph, name) for name in _ADDED}
+
+
+def set_added(graph: tf.Graph, held: Mapping[str, dict]) -> None:
+    """Lets a graph add to operations what `held` says, and changes it where scopes begin or end."""
+    for name, kept in held.items():
+        setattr(graph, name, kept)
+
+
+@contextlib.contextmanager
+def alone(graph: tf.Graph) -> Iterator[None]:
+    """Makes operations as they are written: beside none, after none, with nothing added."""
+    before = added(graph)
+    set_added(graph, {name: {} for name in before})
+    try:
+        with graph.control_dependencies(None), graph.colocate_with(None, ignore_existing=True):
+            yield
+    finally:
+        set_added(graph, before)

@@ -2,12 +2,13 @@
 
 `tf.import_graph_def` asks the device functions in force for each operation, in Python, and
 parses each device anew; of thousands of copies that is most of the time. What is imported
-here has its devices written down already.
+here has its devices written down already, and no scope that is open adds to it.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 
@@ -39,7 +40,7 @@ def add(
         for name, op in waits.items():
             door.TF_ImportGraphDefOptionsRemapControlDependency(options, name, op._c_op)
         # NOTE: a session of the graph may be running in another thread.
-        with graph._mutation_lock(), tf1.control_dependencies(None):
+        with graph._mutation_lock(), graphs.alone(graph):
             door.TF_DeleteImportGraphDefResults(_imported(graph, graph_def, options))
             # Only the making: there are no waits and no control flow around it to be added.
             made = [

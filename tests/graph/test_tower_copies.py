@@ -197,6 +197,24 @@ def test_copies_are_on_their_towers_devices(towers):
     assert [near(t.device) for t in towers.column(y)] == [near(device) for device in DEVICES]
 
 
+def test_a_scope_in_which_copies_are_asked_for_adds_nothing_to_them(towers):
+    with towers.first() as x:
+        y = tf.tanh(x, name="y")
+    graph = tf1.get_default_graph()
+    with (
+        graph.colocate_with(x.op),
+        graph._attr_scope({"_mark": tf1.AttrValue(b=True)}),
+        graph._kernel_label_map({"Tanh": "other"}),
+        graph.gradient_override_map({"Tanh": "Other"}),
+    ):
+        copy = towers.column(y)[1].op
+        beside = tf.tanh(x).op
+    assert copy.device == DEVICES[1]
+    added = {"_class", "_mark", "_kernel", "_gradient_op_type"}
+    assert added.isdisjoint(copy.node_def.attr)
+    assert added <= set(beside.node_def.attr)  # what is made there has it still
+
+
 def test_a_device_that_the_user_named_stays(towers):
     with towers.first() as x, tf.device(NAMED):
         y = tf.negative(x)
