@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 
@@ -56,6 +57,7 @@ class Inheritance:
         self._scope = self._scopes.current_scope
         self._scope_counts = dict(self._scopes.variable_scopes_count)
         self._summaries = dict(vars(tfc.summary_ops._summary_state))
+        self._added = {} if self.eager else graphs.added(graph)
         self.behind = ""  # what follows a later tower's prefix, where copies have its names
 
     @contextlib.contextmanager
@@ -66,6 +68,7 @@ class Inheritance:
             stack.enter_context(_in_graph(self.graph, self.eager))
             stack.enter_context(tfc.eager_context.device_policy(self._policy))
             self._restore_stacks()
+            self.go_on({name: dict(kept) for name, kept in self._added.items()})
             summaries = vars(tfc.summary_ops._summary_state)
             summaries.update(self._summaries)
             summaries["is_recording_distribution_strategy"] = tower_id == 0
@@ -87,6 +90,17 @@ class Inheritance:
         store = tfc.variable_scope.get_variable_scope_store()
         store.current_scope = self._scope
         store.variable_scopes_count = dict(self._scope_counts)
+
+    # NOTE: what a graph adds to operations, as other gradients, is no thread's: a tower that
+    # sleeps within such a scope would lend it to the next one.
+
+    def pause(self) -> dict:
+        """Returns what the graph adds to operations of the tower that goes to sleep."""
+        return {} if self.eager else graphs.added(self.graph)
+
+    def go_on(self, added: dict | None = None) -> None:
+        """Lets the graph add what it did to operations of a tower; None: to the caller's."""
+        graphs.set_added(self.graph, self._added if added is None else added)
 
     def take_back(self, counts: dict) -> None:
         """Gives the caller the first tower's counters of variable scopes."""
@@ -143,6 +157,7 @@ class TowerThread(threading.Thread):
         except BaseException as failure:  # noqa: BLE001 - it is raised again by the caller
             self.failure = failure
         finally:
+            self._inheritance.go_on()
             self.done = True
             self._asleep.release()
 
@@ -165,9 +180,11 @@ class TowerThread(threading.Thread):
             raise RuntimeError(refusal)
         self.request = request
         self.handled = sys.exc_info()[1]
+        added = self._inheritance.pause()
         while True:
             self._asleep.release()
             self._awake.acquire()
+            self._inheritance.go_on(added)
             if self._order is None:
                 self.request = self.handled = None
                 return self._answer

@@ -133,6 +133,35 @@ def test_towers_inherit_scopes_devices_and_dependencies(fresh_graph):
     assert seen[0][3].name == "model/w:0"
 
 
+def test_what_a_tower_adds_to_operations_is_added_to_its_own_alone(fresh_graph):
+    graph = tf1.get_default_graph()
+    kinds = {}
+
+    def scope(mark):
+        return graph._attr_scope({"_mark": tf1.AttrValue(s=mark)})
+
+    def marks():
+        found = tf.constant(1.0).op.node_def.attr
+        return found["_mark"].s
+
+    def body(tower):
+        before = marks()
+        with scope(f"of {tower.tower_id}".encode()), graph.gradient_override_map({"Tanh": "Own"}):
+            merge(lambda ids: None)(tower)
+            within = marks()
+        kinds[tower.tower_id] = (before, within, marks())
+        if tower.tower_id == 2:
+            with scope(b"left"):
+                raise KeyError("within")
+
+    with scope(b"all"):
+        with pytest.raises(KeyError):
+            run([body] * 3)
+        assert marks() == b"all"
+    assert marks() == b""
+    assert kinds == {i: (b"all", f"of {i}".encode(), b"all") for i in range(3)}
+
+
 def test_scopes_after_the_towers_go_on_from_the_first(fresh_graph):
     def body(tower):
         with tf1.variable_scope(None, default_name="layer"):
