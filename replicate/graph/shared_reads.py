@@ -4,12 +4,13 @@ Between devices a transfer costs more than its bytes. What goes from one device 
 optional, which travels as one tensor; between CPUs only pointers go, however large it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from replicate.compat.tensorflow import tf, tf1
 
 SCOPE = "replicate_read/"  # of whatever is sent: no name of the model's is taken
 _CPU = "/device:CPU:"
+_SENT = "OptionalFromValue"
 
 
 class SharedReads:
@@ -32,7 +33,7 @@ class SharedReads:
         by_device: dict[str, list] = {}
         for read in dict.fromkeys(tensor.ref() for tensor in reads):
             if read not in self._received[-1]:
-                by_device.setdefault(read.deref().device, []).append(read.deref())
+                by_device.setdefault(_device_of(read.deref()), []).append(read.deref())
         for device, tensors in by_device.items():
             if len(tensors) > 1:
                 self._send(device, tensors)
@@ -49,6 +50,22 @@ class SharedReads:
     def received(self, i: int, tensor: tf.Tensor) -> tf.Tensor:
         """Returns what tower i reads in place of a tensor; the same if it was not sent."""
         return self._received[i].get(tensor.ref(), tensor)
+
+
+def _device_of(read: tf.Tensor) -> str:
+    """Returns where a variable is read: beside it, where the operation names no device."""
+    return read.device or read.op.inputs[0].device
+
+
+def users(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the operations that use a tensor, also where it was sent together with others."""
+    for user in tensor.consumers():
+        yield user
+        if user.type == _SENT:
+            places = [n for n, other in enumerate(user.inputs) if other is tensor]
+            for received in user.outputs[0].consumers():
+                for n in places:
+                    yield from received.outputs[n].consumers()
 
 
 def may_share(source: str, target: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry
+from replicate.graph import ancestry, shared_reads
 from replicate.strategy import sharing, variables
 from replicate.training import joining
 
@@ -65,7 +65,7 @@ def _uses(variable: Any, executed: set, spared: set) -> Iterator[tf.Operation]:
 def _readers(op: tf.Operation, executed: set) -> Iterator[tf.Operation]:
     """Yields what uses a variable's value, which towers that are copies read once for all."""
     if op.type == "ReadVariableOp":
-        yield from (user for user in op.outputs[0].consumers() if user in executed)
+        yield from (user for user in shared_reads.users(op.outputs[0]) if user in executed)
 
 
 def _refusal(variable: Any, op: tf.Operation, tower_id: int) -> errors.TowerMismatchError:

@@ -120,6 +120,42 @@ def test_statistics_of_batches_are_the_same_both_ways(strategy, update_ops):
     exactness.compare(found.fetched, expected.fetched)
 
 
+# What all towers read.
+
+
+def test_the_variables_of_layers_are_sent_to_each_tower_in_one_transfer(fresh_graph):
+    def model(features, labels, mode):
+        return stepping(dense(dense(features, 3)), labels, mode)
+
+    build(model, "parameter_server")
+    found = [op.type for op in tf1.get_default_graph().get_operations()]
+    # two kernels and two biases lie on the first tower's device
+    assert found.count("OptionalFromValue") == 1
+    assert found.count("OptionalGetValue") == TOWERS - 1
+
+
+@both_ways
+def test_what_the_first_towers_rows_write_no_other_tower_reads(way, fresh_graph):
+    def model(features, labels, mode):
+        shift = tf1.get_variable("shift", [], trainable=False, initializer=tf1.ones_initializer())
+        output = dense(features) + shift
+        written = shift.assign_add(features[0, 0])
+        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, written.op)
+        return exactness.spec_of(mode, tf.reduce_mean(tf.square(output - labels)), output)
+
+    with pytest.raises(errors.TowerMismatchError, match="uses shift:0 by itself"):
+        build(model, "parameter_server", way)
+
+
+def build(model, strategy, way="clone"):
+    """Builds towers in the current graph."""
+    tf1.train.create_global_step()
+    towers = model_fn.replicate_model_fn(
+        model, momentum, TOWERS, strategy=strategy, tower_building=way
+    )
+    return towers(*exactness.placeholders(batches(7)[0], False), "train")
+
+
 # Random numbers.
 
 
