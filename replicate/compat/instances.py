@@ -75,6 +75,7 @@ TAKEN = _rows(
             "_add_outputs": "what a gradient changes in an operation is changed in its copies",
             "_add_while_inputs": "what a gradient changes in a loop is changed in its copies",
             "_get_control_flow_context": "what runs under a condition is not changed",
+            "_set_control_flow_context": "copies of a loop's exits belong to that loop",
             "_clear_attr": "what reads a variable leaves what else it was put beside",
             "_set_device": "what reads a variable is put beside it",
         },

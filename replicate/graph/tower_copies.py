@@ -24,6 +24,7 @@ from replicate.graph import (
 _COLOCATION = "_class"
 _BESIDE = b"loc:@"
 _READ = "ReadVariableOp"
+_EXITS = ("Exit", "RefExit")
 
 
 class TowerCopies:
@@ -246,6 +247,10 @@ class TowerCopies:
         copies, prefix = self._copies[i], self._prefixes[i]
         for op, name in batch.names.items():
             copies[op] = made[f"{prefix}{name}"]
+            # NOTE: a gradient of version 1 asks all exits between xs and ys for their loops, the
+            # copies as well, though it is never taken by what is behind them.
+            if op.type in _EXITS:
+                copies[op]._set_control_flow_context(op._get_control_flow_context())
 
     def _device(self, i: int, op: tf.Operation) -> str:
         """Returns the device of tower i's copy: its own, but for what the user named."""

@@ -321,3 +321,30 @@ def test_accumulated_steps_are_one_devices(way, strategy):
         return exactness.run(model, batches(sizes=(7, 2, 1, 7)))
 
     exactness.compare(steps(TOWERS, strategy=strategy, tower_building=way), steps(1))
+
+
+def of_masked_error(name):
+    """A network whose loss is a quotient, of which gradients are taken across towers."""
+
+    def model(features, labels, mode):
+        output = NETWORKS[name](features, mode)
+        mask = tf.cast(labels > 0, output.dtype)
+        loss = tf.reduce_sum(mask * tf.square(output - labels)) / (1.0 + tf.reduce_sum(mask))
+        return spec(mode, output, labels, loss)
+
+    return model
+
+
+@both_strategies
+@both_ways
+@pytest.mark.parametrize("name", OF_VERSION_1)
+def test_quotients_behind_control_flow_of_version_1_are_one_devices(name, way, strategy):
+    with control_flow_of(name):
+        exactness.require_one_device(
+            of_masked_error(name),
+            batches(),
+            optimizer_fn=momentum,
+            devices=TOWERS,
+            strategy=strategy,
+            tower_building=way,
+        )
