@@ -21,34 +21,26 @@ RAN, FAILED, BAD_USAGE = 0, 1, 2
 
 
 def _check(options: argparse.Namespace) -> int | None:
-    """Warns of data that is not there: it may come later, or be on another machine."""
+    """Warns of data and functions that are not there: they may come, or be elsewhere."""
+    from replicate.app import absences
+
     if options.json:
         found = [
             {
                 "config": path,
                 "ok": path in options.settings,
                 "faults": options.faults.get(path, "").splitlines(),
-                "warnings": list(_absent(options.settings.get(path))),
+                "warnings": list(absences.warnings(options.settings.get(path))),
             }
             for path in dict.fromkeys(options.configs)
         ]
         json_output.write(found, options.out)
         return BAD_USAGE if options.faults else RAN
     for path, settings in {} if options.quiet else options.settings.items():
-        for warning in _absent(settings):
+        for warning in absences.warnings(settings):
             print(f"{path}: {warning}", file=sys.stderr)
         print(f"{path}: ok")
     return None
-
-
-def _absent(settings: Any) -> Iterator[str]:
-    """Yields what data of a config is not there."""
-    from replicate.app import files, input_config
-
-    for section in ("train", "eval", "predict"):
-        source = getattr(getattr(settings, section, None), "input", None)
-        for name in files.absent(input_config.files_of(source)):
-            yield f"{section}.input.file: warning: there is no {name} yet"
 
 
 def _train(options: argparse.Namespace) -> None:

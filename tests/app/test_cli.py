@@ -17,6 +17,7 @@ from replicate.app import assignments, cli, command_line, commands, config, fail
 
 TOP = pathlib.Path(__file__).parents[2]
 DIGITS = str(TOP / "configs" / "digits.yaml")
+MODEL = "replicate.examples.digits:model_fn"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,9 @@ def test_check_says_which_configs_are_right(capsys, tmp_path):
 def test_check_tells_machines_all_it_found(capsys, tmp_path):
     bad, absent = tmp_path / "bad.yaml", tmp_path / "absent.yaml"
     bad.write_text("model_fn: x\ntrain: {}\n")
-    absent.write_text("model_fn: a:b\neval: {input: {kind: npz, file: none.npz, label: y}}\n")
+    absent.write_text(
+        f"model_fn: {MODEL}\neval: {{input: {{kind: npz, file: none.npz, label: y}}}}\n"
+    )
     assert cli.main(["check", DIGITS, str(bad), str(absent), "--json", "--quiet"]) == 2
     shown = capsys.readouterr()
     assert shown.err == ""
@@ -126,7 +129,7 @@ def test_versions_are_told_without_tensorflow():
 def test_check_warns_of_data_that_is_not_there(capsys, tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(
-        "model_fn: a:b\n"
+        f"model_fn: {MODEL}\n"
         "train: {steps: 1, input: {kind: csv, file: [c.yaml, none*.csv], columns: {x: int32}}}\n"
     )
     assert cli.main(["check", str(path)]) == 0
@@ -152,7 +155,7 @@ def test_who_has_seen_enough_ends_nothing_badly():
 
 
 def test_what_a_stream_cannot_show_is_spelt_out(tmp_path):
-    (tmp_path / "größe😀.yaml").write_text("model_fn: a:b\n")
+    (tmp_path / "größe😀.yaml").write_text(f"model_fn: {MODEL}\n")
     done = subprocess.run(
         [sys.executable, "-m", "replicate", "check", "größe😀.yaml", "--quiet", "--print-config"],
         cwd=tmp_path,
