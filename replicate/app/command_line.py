@@ -4,11 +4,13 @@ Help needs no config and no TensorFlow: nothing that reads or runs one is import
 """
 
 import argparse
+import difflib
 import importlib.metadata
 import platform
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import replicate
 from replicate.app import catalog, completion
@@ -38,11 +40,11 @@ _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly"
 
 def parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
     """Returns the parser of a whole line, and those of the commands by name."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="replicate",
-        description="Trains, evaluates and exports a TensorFlow Estimator model on many devices.",
-        epilog="Exit codes: 0; 1 the run failed; 2 bad usage or config; 130 interrupted.\n\n"
-        f"example:\n  {_EXAMPLES['train']}",
+        description="Runs a TensorFlow Estimator model on many devices.",
+        epilog="exit codes:\n  0    it went well\n  1    the run failed\n"
+        f"  2    bad usage or config\n  130  interrupted\n\nexample:\n  {_EXAMPLES['train']}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument(
@@ -52,7 +54,9 @@ def parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPar
         make=_versions,
         help="print the versions of replicate, TensorFlow and Python, and stop",
     )
-    commands = made.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    commands = made.add_subparsers(
+        metavar="COMMAND", dest="command", required=True, parser_class=argparse.ArgumentParser
+    )
     _add_train(commands)
     _add_evaluate(commands)
     _add_predict(commands)
@@ -225,9 +229,25 @@ def _add_folder(made: Any, option: str, text: str) -> None:
 def _add_checkpoint(made: Any) -> None:
     made.add_argument(
         "--checkpoint",
-        metavar="STEP|PATH|best",
-        help="this one in place of the newest; averaged: what `replicate average` wrote",
-    )
+        metavar="WHICH",
+        help="in place of the newest: a step, a path, best (of train.keep_best) or averaged (by "
+        "`replicate average`)",
+    ).completer = completion.checkpoints
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that says of a command that nobody knows which one may be meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """See base class."""
+        unknown = re.match(r"argument COMMAND: invalid choice: '([^']*)'", message)
+        if unknown:
+            near = difflib.get_close_matches(unknown[1], _EXAMPLES, n=1)
+            then = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(_EXAMPLES)}."
+            message = f"there is no command {unknown[1]!r}. {then}"
+        elif message.endswith("required: COMMAND"):
+            message = "a command is required; `replicate --help` lists them"
+        super().error(message)
 
 
 def _count(text: str) -> int:

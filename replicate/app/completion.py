@@ -11,7 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SHELLS", "answer", "config_keys", "folders", "is_asked", "keys", "paths", "script"]
+__all__ = [
+    "SHELLS",
+    "answer",
+    "checkpoints",
+    "config_keys",
+    "folders",
+    "is_asked",
+    "keys",
+    "paths",
+    "script",
+]
 
 SHELLS = ("bash", "zsh", "fish")
 _SCHEMA = Path(__file__).with_name("config.schema.json")
@@ -60,6 +70,15 @@ def config_keys(prefix: str, **_: Any) -> list[str]:
     if equals:
         return [f"{key}={value}" for value in known.get(key, ())]
     return [f"{name}=" for name in known if name.startswith(prefix)]
+
+
+def checkpoints(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """Completes which checkpoint: best, averaged, a step of the run, or a folder."""
+    configs = getattr(parsed_args, "configs", None) or [""]
+    place = getattr(parsed_args, "model_dir", None) or Path("runs", Path(configs[0]).stem)
+    steps = {file.stem.rpartition("-")[2] for file in Path(place).glob("*ckpt-*.index")}
+    words = ["best", "averaged", *sorted(filter(str.isdecimal, steps), key=int)]
+    return [word for word in words if word.startswith(prefix)] + folders(prefix)
 
 
 def folders(prefix: str, **_: Any) -> list[str]:

@@ -23,8 +23,9 @@ MODEL = "replicate.examples.digits:model_fn"
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "required"),
-        (["trane", "x.yaml"], "trane"),
+        ([], "a command is required; `replicate --help` lists them"),
+        (["trane", "x.yaml"], "there is no command 'trane'. Did you mean train?"),
+        (["serve"], "there is no command 'serve'. Known: average, check, completion, describe,"),
         (["train"], "CONFIG"),
         (["train", DIGITS, "--sett", "a=b"], "unrecognized arguments"),
         (["predict", DIGITS, "--output", "p.txt"], "must end in one of .jsonl, .json, .csv, .npz"),

@@ -12,6 +12,7 @@ import yaml
 from replicate.app import cli, completion, config
 
 TOP = pathlib.Path(__file__).parents[2]
+STEPS = ("runs/a/model.ckpt-100.index", "runs/a/model.ckpt-90.index")
 HEAVY = ("tensorflow", "numpy", "pydantic", "yaml")
 
 # Tells on stderr, which the shell never shows, what was imported.
@@ -55,8 +56,8 @@ def completed(line, folder):
 def make_folder(tmp_path_factory):
     """Returns a folder with some files."""
     folder = tmp_path_factory.mktemp("completion")
-    for name in ("a.yaml", "b.yml", "c.txt", "configs/d.yaml", ".hidden.yaml", "old.png"):
-        (folder / name).parent.mkdir(exist_ok=True)
+    for name in ("a.yaml", "b.yml", "c.txt", "configs/d.yaml", ".hidden.yaml", "old.png", *STEPS):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     return folder
 
@@ -66,7 +67,7 @@ def make_folder(tmp_path_factory):
     [
         ("replicate tr", ["train"]),
         ("replicate --ver", ["--version"]),
-        ("replicate train ", ["a.yaml", "b.yml", "configs/"]),
+        ("replicate train ", ["a.yaml", "b.yml", "configs/", "runs/"]),
         ("replicate train configs/", ["configs/d.yaml"]),
         ("replicate train a.yaml --pri", ["--print-config"]),
         ("replicate train a.yaml --fr", ["--fresh"]),
@@ -76,8 +77,13 @@ def make_folder(tmp_path_factory):
         ("replicate train a.yaml --export.towers ", ["merged", "one"]),
         ("replicate train --train.steps 10 a", ["a.yaml"]),
         ("replicate evaluate a.yaml --model-dir c", ["configs/"]),
-        ("replicate describe a.yaml --png ", ["configs/", "old.png"]),
-        ("replicate plot ", ["configs/"]),
+        (
+            "replicate evaluate a.yaml --checkpoint ",
+            ["100", "90", "averaged", "best", "configs/", "runs/"],
+        ),
+        ("replicate export a.yaml --model-dir runs/a --checkpoint 1", ["100"]),
+        ("replicate describe a.yaml --png ", ["configs/", "old.png", "runs/"]),
+        ("replicate plot ", ["configs/", "runs/"]),
         ("replicate completion z", ["zsh"]),
     ],
 )
