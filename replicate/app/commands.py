@@ -187,12 +187,14 @@ def _plot(options: argparse.Namespace) -> None:
 
 def _init(options: argparse.Namespace) -> None:
     with interrupts.at_once():
-        from replicate.app import starter
+        from replicate.app import absences, config, starter
 
     written = starter.text(
         options.model_fn, options.data, options.output, options.label, options.optimizer
     )
     starter.write(options.output, written, is_new=not options.force)
+    for warning in absences.warnings(config.load(options.output)):
+        print(f"{options.output}: {warning}", file=sys.stderr)
     print(f"{options.output} is written; look through it, then: replicate train {options.output}")
 
 

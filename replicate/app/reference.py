@@ -12,9 +12,10 @@ _HEAD = """\
 # Configuration
 
 All keys of a config, from the model that reads it; `scripts/configuration.py` writes this page.
-`replicate check CONFIG` names every fault of a config at once, `--print-config` shows it with all
-defaults, `replicate check --schema` prints the JSON Schema. An editor with a YAML language server
-completes and explains the keys of a config that begins with the line
+`replicate check CONFIG` names every fault of a config at once, and warns of files, modules and
+functions that are not there; what is in the data is seen when they are read. `--print-config`
+shows a config with all defaults, `replicate check --schema` prints the JSON Schema. An editor with
+a YAML language server completes and explains the keys of a config that begins with the line
 `# yaml-language-server: $schema=…`, as those of `configs/` do.
 
 Keys are strict. Numbers may be written as `1e-3`. Relative paths are relative to the file they

@@ -258,6 +258,15 @@ def test_a_function_is_data_too(tmp_path):
     }
 
 
+def test_init_warns_of_functions_that_are_not_there(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("def model_fn(features, labels, mode): pass\n")
+    init(tmp_path, "mine:modle_fn", "mine:model_fn")
+    output = tmp_path / "config.yaml"
+    assert capsys.readouterr().err == (
+        f"{output}: model_fn: warning: mine has no modle_fn. Did you mean model_fn?\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
