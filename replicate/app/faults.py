@@ -106,11 +106,22 @@ def _told(detail: _Detail, data: Any, reading: checks.Reading) -> tuple[tuple[st
     if detail.type == "extra_forbidden":
         return detail.path, _unknown(detail.path, data, reading)
     if detail.type == "fault":
-        return detail.path, detail.context["rule"]
+        return detail.path, " ".join(filter(None, (detail.context["rule"], _spaced(detail.value))))
     rule, then = _rule(detail)
     if rule is None:
         return detail.path, f"must be valid, got {detail.value!r}: {detail.message}."
+    then = then or _spaced(detail.value)
     return detail.path, f"must be {rule}, got {detail.value!r}.{' ' + then if then else ''}"
+
+
+def _spaced(value: Any) -> str:
+    """Returns what to do about `{cpu:2}`, which YAML takes for a key `cpu:2` without a value."""
+    keys = [key for key, one in value.items() if one is None] if isinstance(value, dict) else ()
+    joined = [key.partition(":") for key in keys if isinstance(key, str) and ":" in key]
+    if not joined:
+        return ""
+    key, _, rest = joined[0]
+    return f"YAML wants a space after the colon: {key}: {rest}"
 
 
 def _unknown(path: tuple[str | int, ...], data: Any, reading: checks.Reading) -> str:
@@ -119,6 +130,9 @@ def _unknown(path: tuple[str | int, ...], data: Any, reading: checks.Reading) ->
         data = data[part]
     known = reading.reader_of(data).known_keys()
     near = checks.nearest(str(path[-1]), known)
+    spaced = _spaced({path[-1]: data[path[-1]]})
+    if spaced:
+        return f"is no key that is known here. {spaced}"
     then = f"Did you mean {near}?" if near else f"Known here: {', '.join(sorted(known))}."
     return f"is no key that is known here. {then}"
 

@@ -120,6 +120,9 @@ def test_all_faults_are_reported_at_once(tmp_path):
             "features: must be a mapping of features to how they are read, as {age: {dtype: float",
         ),
         ("devices=0", "devices: must be a whole number of at least 1"),
+        ("devices={cpu:2}", "got {'cpu:2': None}. YAML wants a space after the colon: cpu: 2"),
+        ("run={gpu_allow_growth:true}", "wants a space after the colon: gpu_allow_growth: true"),
+        ("train.input={kind:npz, file: x}", "YAML wants a space after the colon: kind: npz"),
         ("devices=true", "devices: must be auto, a list of devices, how many"),
         ("optimizer={name: Adam, learning_rate: {name: cosine}}", "Did you mean cosine_decay?"),
         (
