@@ -8,7 +8,7 @@ import difflib
 import importlib.metadata
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +35,7 @@ _EXAMPLES = {
     "train": "replicate train configs/digits.yaml --model-dir runs/digits --train.steps 2000",
     "verify": "replicate verify configs/digits.yaml --strategy mirrored",
 }
+_MANY = 3  # of keys that may be meant
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly")
 
 
@@ -236,7 +237,16 @@ def _add_checkpoint(made: Any) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says of a command that nobody knows which one may be meant."""
+    """A parser that says of commands and options that nobody knows which may be meant."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See base class."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            takes_keys = getattr(found, "takes_keys", False)
+            then = _meant(rest[0], completion.keys() if takes_keys else ())
+            self.error(f"unrecognized arguments: {' '.join(rest)}{then}")
+        return found
 
     def error(self, message: str) -> NoReturn:
         """See base class."""
@@ -248,6 +258,14 @@ class _Parser(argparse.ArgumentParser):
         elif message.endswith("required: COMMAND"):
             message = "a command is required; `replicate --help` lists them"
         super().error(message)
+
+
+def _meant(option: str, keys: Iterable[str]) -> str:
+    """Returns which key of a config may be meant by an option: `--steps` is train.steps."""
+    name = option.removeprefix("--").partition("=")[0].replace("-", "_")
+    same = [key for key in keys if key.rpartition(".")[2] == name]
+    near = same[:_MANY] or difflib.get_close_matches(name, keys, n=1)
+    return f". Did you mean {' or '.join('--' + key for key in near)}?" if near else ""
 
 
 def _count(text: str) -> int:
