@@ -87,11 +87,11 @@ def test_variables_are_told_by_kind_size_and_device(describe):
 
 def test_what_crosses_is_counted_once_for_each_device_that_reads_it(describe):
     # To the second tower: its 3 rows of x (36 bytes) and of y (24), which both its forward and
-    # its backward pass read; W (24) and b (8); whether it has rows (1); and of the mean over all
-    # rows how many numbers the tower has, and how many there are (8 + 8).
+    # its backward pass read; W (24) and b (8), together; whether it has rows (1); and of the mean
+    # over all rows how many numbers the tower has, and how many there are (8 + 8).
     # Back: the gradients of W and b, end to end (32), its loss (4), its count of numbers (8).
     there, back = describe().transfers
-    assert there == Transfer(FIRST, SECOND, 7, 36 + 24 + 24 + 8 + 1 + 8 + 8, 0)
+    assert there == Transfer(FIRST, SECOND, 6, 36 + 24 + 24 + 8 + 1 + 8 + 8, 0)
     assert back == Transfer(SECOND, FIRST, 3, 32 + 4 + 8, 0)
 
 
