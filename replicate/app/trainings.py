@@ -102,8 +102,8 @@ def _record(
     display.say(f"{settings.name}: {estimators.towers_of(settings)}")
     display.say(_start_text(settings, goal, start))
     text = config.to_yaml(settings)
-    for change in run_records.changes(settings.model_dir, text):
-        display.say(f"config: {change}")
+    for change in run_records.changes(settings.model_dir, text) if start else ():
+        display.say(f"config: {change}")  # of a run that has begun
     if not run_records.write_config(settings.model_dir, text, settings.folder):
         display.say(
             f"{settings.model_dir}/{run_records.CONFIG} is not a run's; it stays, and the config "

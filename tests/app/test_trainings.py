@@ -188,6 +188,12 @@ def test_a_run_that_continues_says_which_keys_differ(folder):
     assert json.loads((folder / "differs" / "run.json").read_text())["start_step"] == 1
 
 
+def test_what_failed_before_its_first_checkpoint_is_no_run_to_differ_from(folder):
+    run(folder, "train", "failed", "model_fn=line_of_trainings:nothing", code=1)
+    shown = run(folder, "train", "failed", "train.steps=1")[1]
+    assert "config: " not in shown
+
+
 def test_a_fresh_start_deletes_the_run_when_that_is_confirmed(folder):
     out = folder / "fresh"
     run(folder, "train", "fresh", "export.after_training=true")
