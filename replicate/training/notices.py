@@ -16,14 +16,14 @@ _UNKNOWN = (
 )
 _TAPED = "it was derived past tf.gradients, as a GradientTape does, and so are gradients after it"
 _MEETING = (
-    "Rows meet other rows, or may, in %s, which reads %s%s, before %s is made of them: as in batch "
+    "Rows meet other rows, or may, in %s%s%s, before %s is made of them: as in batch "
     "normalisation and in losses that compare the rows of a batch. Each tower sees its own rows "
     "alone, and the result is not that of one device. For batch normalisation over the whole batch "
     "use tf.keras.layers.BatchNormalization(synchronized=True). replicate.verify shows by how much "
     "the model differs."
 )
 _WIDTH = (
-    "A tower's own rows say how long %s is (it reads %s)%s, before %s is made of it: one device, "
+    "A tower's own rows say how long %s is%s%s, before %s is made of it: one device, "
     "and each other tower, may make it longer. Name the length: tf.sequence_mask takes a maxlen, "
     "such as the padded length tf.shape(x)[1]. replicate.verify compares the model with one device."
 )
@@ -87,7 +87,13 @@ class Notices:
             of_kind = [found for found in new if (found.kind == row_flow.WIDTH) == is_width]
             if of_kind:
                 first = of_kind[0]
-                _log.warning(text, first.name, first.tensor.name, _more(of_kind), tensor.name)
+                _log.warning(text, first.name, _read(first), _more(of_kind), tensor.name)
+
+
+def _read(meeting: Any) -> str:
+    """Returns what an operation reads where that is known: its own result says no more."""
+    own = meeting.tensor.op.name == meeting.op.name
+    return "" if own else f", which reads {meeting.tensor.name}"
 
 
 def _more(meetings: Sequence[Any]) -> str:

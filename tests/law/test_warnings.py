@@ -1,6 +1,7 @@
 """What cannot be seen is taken as a mean, with one warning; what can be is taken quietly."""
 
 import logging
+import re
 
 import pytest
 
@@ -139,6 +140,8 @@ def test_what_cannot_be_seen_is_warned_of_once(loss, place, is_static, caplog):
     assert "odd/" in text
     assert "tower_" not in text
     assert "replicate.verify" in text
+    read = re.search(r"(\S+), which reads (\S+):\d", text)
+    assert read is None or read[1] != read[2]  # an operation's own result says nothing
 
 
 @pytest.mark.parametrize("loss", LOUD, ids=lambda loss: loss.__name__)
