@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from replicate import errors
-from replicate.app import failures, whole_files
+from replicate.app import checkpoints, failures, whole_files
 from replicate.compat.tensorflow import tf, tf1
 
 __all__ = ["average"]
@@ -121,7 +121,7 @@ def _save(values: dict[str, np.ndarray], folder: str, name: str) -> str:
             tf.io.gfile.rename(os.path.join(unfinished, file), target, overwrite=True)
     finally:
         tf.io.gfile.rmtree(unfinished)
-    tf1.train.update_checkpoint_state(folder, name, [name])
+    checkpoints.note_newest(folder, name)
     return os.path.join(folder, name)
 
 

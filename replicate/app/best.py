@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from replicate.app import checkpoint_choice, compared_metrics, predictions, whole_files
-from replicate.compat.tensorflow import tf, tf1
+from replicate.app import checkpoint_choice, checkpoints, compared_metrics, predictions, whole_files
+from replicate.compat.tensorflow import tf
 
 __all__ = ["keep"]
 
@@ -48,7 +48,7 @@ def keep(
         tf.io.gfile.copy(path, f"{target}{ending}.tmp", overwrite=True)
         tf.io.gfile.rename(f"{target}{ending}.tmp", target + ending, overwrite=True)
     name = os.path.basename(target)
-    tf1.train.update_checkpoint_state(folder, name, [name])
+    checkpoints.note_newest(folder, name)
     _remove_others(folder, name)
     return target
 

@@ -14,6 +14,7 @@ __all__ = [
     "naming",
     "naming_full_disk",
     "note_finished",
+    "note_newest",
     "require",
     "require_shapes",
     "step_in",
@@ -48,6 +49,16 @@ def step_in(path: str) -> int | None:
         return int(reader.get_tensor(tf1.GraphKeys.GLOBAL_STEP))
     except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as e:
         raise _unreadable(os.path.dirname(path), path, e) from e
+
+
+def note_newest(folder: str, name: str) -> None:
+    """Writes a checkpoint state by which one checkpoint in a folder is the newest, and all.
+
+    What it names is relative to the folder, so that a run may be moved.
+    """
+    # NOTE: TensorFlow takes a name beside a relative folder to be relative to where we are.
+    shown = name if os.path.isabs(folder) else os.path.join(folder, name)
+    tf1.train.update_checkpoint_state(folder, shown, [shown])
 
 
 def is_finished(model_dir: str, step: int) -> bool:

@@ -121,6 +121,23 @@ def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path):
         averaging.average([str(tmp_path / "model.ckpt-1")], str(tmp_path / "out"))
 
 
+@pytest.mark.parametrize("model_dir", ["runs/a", "."])
+def test_a_model_dir_may_be_relative_to_where_we_are(run, tmp_path, monkeypatch, model_dir):
+    monkeypatch.chdir(tmp_path)
+
+    def keep(step, loss):
+        return best.keep(model_dir, str(run / f"model.ckpt-{step}"), {"loss": loss}, "loss", False)
+
+    kept = keep(2, 1.0)
+    assert keep(4, 2.0) is None  # the first one is still known
+    assert checkpoint_choice.chosen(model_dir, "best") == kept
+    mean = averaging.average([str(run / "model.ckpt-4")], f"{model_dir}/averaged")
+    assert checkpoint_choice.chosen(model_dir, "averaged") == mean
+    # What is moved as a whole is still found.
+    (tmp_path / model_dir / "best").rename(tmp_path / "elsewhere")
+    assert checkpoint_choice.chosen(model_dir, "elsewhere") == "elsewhere/model.ckpt-2"
+
+
 def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(run, tmp_path):
     def keep(step, loss, metric="loss", higher_is_better=False):
         metrics = {"loss": loss, "accuracy": np.float32(step / 10), "global_step": np.int64(step)}
