@@ -33,7 +33,7 @@ _EXAMPLES = {
     "plot": "replicate plot runs/digits runs/digits-2 --png curves.png",
     "predict": "replicate predict configs/digits.yaml --output digits.csv",
     "train": "replicate train configs/digits.yaml --model-dir runs/digits --train.steps 2000",
-    "verify": "replicate verify configs/digits.yaml --strategy mirrored",
+    "verify": "replicate verify configs/wide-and-deep.yaml --strategy mirrored",
 }
 _MANY = 3  # of keys that may be meant
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly")
