@@ -78,7 +78,9 @@ class Config(checks.Section):
         "copies, or refuses; auto copies where that is provably the same.",
     )
     seed: checks.whole() | None = Field(
-        None, description="Of every random operation; null: another one in each run."
+        None,
+        description="Of every random operation and initial value, and of Python's and NumPy's "
+        "generators; null: another one in each run.",
     )
     model_dir: Annotated[checks.Text, pydantic.AfterValidator(_model_dir)] = Field(
         description="Where checkpoints and summaries are; relative to the working directory."

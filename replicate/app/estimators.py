@@ -21,6 +21,7 @@ from replicate.compat.tensorflow import tf, tf1
 __all__ = ["Described", "build", "describe", "devices_of", "towers_of"]
 
 _MAX_LISTED = 4  # devices
+_SEEDS = 2**32  # as many as NumPy takes
 
 
 def build(
@@ -81,6 +82,7 @@ def describe(settings: config.Config) -> Described:
         RunError: If a function cannot be found.
     """
     chosen = _devices(settings.devices)  # before anything can start TensorFlow's runtime
+    _seed(settings.seed)
     optimizer_fn = optimizers.optimizer_fn(settings.optimizer)
     run_config = _run_config(settings)
     if settings.train is not None and settings.train.mixed_precision:
@@ -98,6 +100,15 @@ def describe(settings: config.Config) -> Described:
         dict(settings.params),
         run_config,
     )
+
+
+def _seed(seed: int | None) -> None:
+    """Makes drawn numbers the same in each run; initial values of layers are Keras's to draw.
+
+    NOTE: a graph's seed does not reach them: Keras draws a seed of its own for each.
+    """
+    if seed is not None:
+        tf.keras.utils.set_random_seed(seed % _SEEDS)
 
 
 def devices_of(settings: config.Config) -> list[str]:
