@@ -28,6 +28,7 @@ _HEAD = """\
 # Written by `replicate init`; what is guessed says "change". `replicate check {name}` names
 # all faults, `replicate train {name}` trains; docs/configuration.md lists all keys.
 model_fn: {model_fn}
+# params: {{}}  # change: what model_fn gets as params, where it names them
 """
 _NO_OPTIMIZER = """
 # Change: an optimizer is needed where model_fn has no train_op of its own.

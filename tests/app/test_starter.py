@@ -258,6 +258,13 @@ def test_a_function_is_data_too(tmp_path):
     }
 
 
+def test_what_is_written_shows_where_params_go(tmp_path):
+    written = init(tmp_path, "a:b", DIGITS)
+    given = written.replace("# params: {}", "params: {units: 3}")
+    assert "params" not in yaml.safe_load(written)
+    assert yaml.safe_load(given)["params"] == {"units": 3}
+
+
 def test_init_warns_of_functions_that_are_not_there(tmp_path, capsys):
     (tmp_path / "mine.py").write_text("def model_fn(features, labels, mode): pass\n")
     init(tmp_path, "mine:modle_fn", "mine:model_fn")
