@@ -4,6 +4,7 @@ A device function sees each operation as it is made. What the user's code names 
 `tf.device` is merged with its answer, and never overruled.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -173,6 +174,7 @@ def _shape_and_dtype(op: tf.Operation) -> tuple:
     return shape, dtype
 
 
+@functools.lru_cache(maxsize=4096)  # asked for each operation, of few devices
 def merged(default: str, named: str | None) -> str:
     """Merges a device with what the user named, whose parts win."""
     if not named:

@@ -372,6 +372,17 @@ for _name in (
     setattr(DistributedVariable, _name, _delegated(_name, of_first=False))
 
 
+def _refuse_in_place(variable, value):
+    raise RuntimeError(
+        f"A variable is not changed in place, as by += or *=: {variable.name}. Use assign, "
+        "assign_add or assign_sub, or write w = w + x where a new tensor is meant."
+    )
+
+
+# NOTE: Python would make a new tensor, and the variable would stay as it was.
+for _name in ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"):
+    setattr(DistributedVariable, _name, _refuse_in_place)
+
 conversion.unconverted(sparse_writes.SparseWrites)
 conversion.unconverted(DistributedVariable)
 

@@ -41,6 +41,7 @@ def refuse_lone(
     later = {i: creations.operations(i) for i in range(1, len(rows.weights))}
     shared = {id(variable): variable for variable in [*creations.all(), *tf1.global_variables()]}
     for variable in shared.values():
+        _check_copies(variable, executed)
         for op in _uses(variable, executed, spared):
             users = {op, *_readers(op, executed)}
             tower_id = next((i for i, made in later.items() if not users.isdisjoint(made)), None)
@@ -48,6 +49,23 @@ def refuse_lone(
                 tower_id = 0 if op in join.whole.varying else None
             if tower_id is not None:
                 raise _refusal(variable, op, tower_id)
+
+
+def _check_copies(variable: Any, executed: set) -> None:
+    """Refuses a step after which the copies of a mirrored variable would differ."""
+    members = getattr(variable, "members", ())
+    if isinstance(variable, variables.TowerLocalVariable) or len(members) == 1:
+        return
+    writes = [[op for op in ancestry.writes(member) if op in executed] for member in members]
+    if len({len(ops) for ops in writes}) > 1:
+        most = max(writes, key=len)
+        times = ", ".join(str(len(ops)) for ops in writes)
+        raise errors.TowerMismatchError(
+            "All copies of a mirrored variable are written alike: a step writes those of "
+            f"{variable.name} {times} times ({most[-1].name}). Use the variable's assign, "
+            "assign_add or assign_sub, which reach all copies, in place of operations on its "
+            'handle, or strategy="parameter_server", which has one copy.'
+        )
 
 
 def _uses(variable: Any, executed: set, spared: set) -> Iterator[tf.Operation]:

@@ -1,6 +1,7 @@
 """Copies of a variable, made on their devices."""
 
 import copy
+import operator
 import pickle
 
 import numpy as np
@@ -169,3 +170,18 @@ def test_partitioner_of_a_scope_is_turned_off(fresh_graph, mirrored):
     partitioner = tf1.fixed_size_partitioner(2)
     with mirrored.scope(), tf1.variable_scope("a", partitioner=partitioner):
         assert tf1.get_variable("v", [4]).shape == [4]
+
+
+@pytest.mark.parametrize("change", ["iadd", "isub", "imul", "itruediv", "ipow"])
+@pytest.mark.parametrize("synchronization", [ON_READ, tf.VariableSynchronization.AUTO])
+def test_a_variable_is_not_changed_in_place(fresh_graph, mirrored, change, synchronization):
+    with mirrored.scope():
+        options = {"synchronization": synchronization, "aggregation": SUM}
+        v = tf1.get_variable("v", initializer=1.0, trainable=False, **options)
+        plain = mirrored.call_for_each_tower(
+            lambda: getattr(operator, change)(tf.constant(1.0), 2.0)
+        )
+        for call in (lambda fn: fn(), mirrored.call_for_each_tower):
+            with pytest.raises(RuntimeError, match=r"v:0.*assign_add"):
+                call(lambda: getattr(operator, change)(v, 2.0))
+    assert tf.is_tensor(plain.values[0])

@@ -226,6 +226,26 @@ def test_what_the_first_tower_updates_others_may_not_read(update_ops):
         exactness.run(towers, [batch()])
 
 
+@pytest.mark.parametrize("building", ["call", "auto"])
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+def test_operations_on_a_handle_may_not_part_copies(strategy, building):
+    def model(features, labels, mode):
+        w = tf1.get_variable("w", [3, 1], initializer=exactness.start)
+        update = tf.raw_ops.AssignAddVariableOp(resource=kept().handle, value=features[0, 0])
+        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, update)
+        loss = tf.reduce_mean(tf.square(tf.matmul(features, w) - labels))
+        return exactness.spec_of(mode, loss)
+
+    options = {"strategy": strategy, "tower_building": building}
+    towers = model_fn.replicate_model_fn(model, descend, 3, **options)
+    if strategy == "mirrored":
+        with pytest.raises(errors.TowerMismatchError, match=r"kept:0 1, 0, 0 times"):
+            exactness.run(towers, [batch()])
+    else:
+        found = exactness.run(towers, [batch()]).variables[0]["kept:0"]
+        np.testing.assert_allclose(found, 1 + batch()[0][0, 0], 1e-5)
+
+
 def evaluating(write):
     """A model whose metric is kept in a variable that all towers share."""
 
