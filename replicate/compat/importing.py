@@ -15,25 +15,24 @@ from replicate.compat.tensorflow import tf, tf1
 
 def add(
     graph_def: Any,
-    prefix: str,
     inputs: Mapping[str, tf.Tensor],
     waits: Mapping[str, tf.Operation],
 ) -> dict[str, tf.Operation]:
-    """Adds the nodes of a graph, with devices and attributes as they are.
+    """Adds the nodes of a graph, with names, devices and attributes as they are.
+
+    NOTE: each call looks at all that the graph has. Many nodes at once take far less time.
 
     Args:
-        graph_def: Nodes, and functions that they call.
-        prefix: What the new names begin with, without a slash at the end. They must be new.
+        graph_def: Nodes with new names, and functions that they call.
         inputs: What is read in place of the output of a node that is not there.
         waits: What is waited for in place of a node that is not there.
 
     Returns:
-        The new operations by their names, which begin with the prefix.
+        The new operations by their names.
     """
     door, graph = tfc.session_api, tf1.get_default_graph()
     options = door.TF_NewImportGraphDefOptions()
     try:
-        door.TF_ImportGraphDefOptionsSetPrefix(options, prefix)
         for name, tensor in inputs.items():
             output = tensor._as_tf_output()
             door.TF_ImportGraphDefOptionsAddInputMapping(options, name, 0, output)
@@ -72,5 +71,5 @@ def add_functions(functions: Sequence[Any]) -> None:
         graph, graph_def = tf1.get_default_graph(), tf1.GraphDef()
         graph_def.versions.CopyFrom(graph.graph_def_versions)
         graph_def.library.function.extend(function.definition for function in functions)
-        add(graph_def, "", {}, {})
+        add(graph_def, {}, {})
         graph._functions.update((function.name, function) for function in functions)

@@ -8,12 +8,13 @@ that nobody asks for: what comes after a value that is the whole batch's is buil
 """
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from replicate.compat import importing
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import (
+    copied_definitions,
     copied_functions,
     copied_state,
     functions,
@@ -21,10 +22,10 @@ from replicate.graph import (
     shared_reads,
 )
 
-_COLOCATION = "_class"
 _BESIDE = b"loc:@"
 _READ = "ReadVariableOp"
 _EXITS = ("Exit", "RefExit")
+_MAX_BYTES = 1 << 28  # a message of protobuf holds less than 2 GiB
 
 
 class TowerCopies:
@@ -201,7 +202,7 @@ class TowerCopies:
 
     def _copy(self, operations: list[tf.Operation]) -> None:
         if operations:
-            batch = _Batch(
+            batch = copied_definitions.Definitions(
                 self._names(operations),
                 self._graph.graph_def_versions,
                 self._resolved,
@@ -210,8 +211,7 @@ class TowerCopies:
                 self.state.may_differ,
             )
             self._reads.send([t for t in batch.inputs.values() if t.op.type == _READ])
-            for i in self._later:
-                self._import(i, batch)
+            self._import(batch)
         calls = [op for op in operations if functions.is_call(op)]
         self._calls.update((op, (len(op.inputs), len(op.outputs))) for op in calls)
 
@@ -229,28 +229,41 @@ class TowerCopies:
             names[op] = name
         return names
 
-    def _import(self, i: int, batch: "_Batch") -> None:
-        """Makes the copies of tower i."""
-        for op, node in batch.nodes():
+    def _import(self, batch: copied_definitions.Definitions) -> None:
+        """Makes the copies of all later towers, as many of them at once as one message holds."""
+        at_once = max(_MAX_BYTES // max(batch.size, 1), 1)
+        for begin in range(0, len(self._later), at_once):
+            towers = self._later[begin : begin + at_once]
+            inputs, waits = {}, {}
+            for i in towers:
+                prefix = self._prefixes[i]
+                self._define(i, batch)
+                for name, tensor in batch.inputs.items():
+                    inputs[f"{prefix}{name}"] = self._reads.received(i, self._twin(i, tensor))
+                for name, op in batch.waits.items():
+                    waits[f"{prefix}{name}"] = self._twin(i, op)
+            self._functions.add()
+            self._take(towers, batch.names, importing.add(batch.take(), inputs, waits))
+
+    def _take(self, towers: Sequence[int], names: dict, made: dict[str, tf.Operation]) -> None:
+        """Notes which of the operations that were made are whose copies."""
+        for i in towers:
+            copies, prefix = self._copies[i], self._prefixes[i]
+            for op, name in names.items():
+                copies[op] = made[f"{prefix}{name}"]
+                # NOTE: a gradient of version 1 asks all exits between xs and ys for their loops,
+                # the copies as well, though it is never taken by what is behind them.
+                if op.type in _EXITS:
+                    copies[op]._set_control_flow_context(op._get_control_flow_context())
+
+    def _define(self, i: int, batch: copied_definitions.Definitions) -> None:
+        """Adds tower i's definitions to a batch."""
+        for op, node in batch.define(self._prefixes[i]):
             node.device = self._device(i, op)
             if op in batch.special:
                 self.state.change(i, op, node)
                 for attr in node.attr.values():
                     self._functions.change(i, attr)
-        self._functions.add()
-        made = importing.add(
-            batch.graph_def,
-            self._prefixes[i].removesuffix("/"),
-            {n: self._reads.received(i, self._twin(i, t)) for n, t in batch.inputs.items()},
-            {name: self._twin(i, op) for name, op in batch.waits.items()},
-        )
-        copies, prefix = self._copies[i], self._prefixes[i]
-        for op, name in batch.names.items():
-            copies[op] = made[f"{prefix}{name}"]
-            # NOTE: a gradient of version 1 asks all exits between xs and ys for their loops, the
-            # copies as well, though it is never taken by what is behind them.
-            if op.type in _EXITS:
-                copies[op]._set_control_flow_context(op._get_control_flow_context())
 
     def _device(self, i: int, op: tf.Operation) -> str:
         """Returns the device of tower i's copy: its own, but for what the user named."""
@@ -279,7 +292,7 @@ class TowerCopies:
     def _beside(self, op: tf.Operation) -> list[tf.Operation]:
         """Returns the operations on whose device one was put."""
         try:
-            names = op.get_attr(_COLOCATION)
+            names = op.get_attr(copied_definitions.COLOCATION)
         except ValueError:
             return []
         names = [name.removeprefix(_BESIDE).decode() for name in names if name.startswith(_BESIDE)]
@@ -304,7 +317,7 @@ class TowerCopies:
             self._functions.change(i, attr)
         self._functions.add()
         for name, attr in node.attr.items():
-            if name not in (_COLOCATION, "_output_shapes"):
+            if name not in (copied_definitions.COLOCATION, "_output_shapes"):
                 copy._set_attr(name, attr)
         if read:
             copy._add_while_inputs([self._twin(i, tensor) for tensor in read])
@@ -321,79 +334,3 @@ class _Place(NamedTuple):
 
     is_tower: bool
     named: str
-
-
-class _Batch:
-    """Definitions of operations that are copied together, the same for all towers.
-
-    Args:
-        names: The first tower's operations, and the names that all copies end with.
-        versions: Of the graph's definitions.
-        resolve: From a tensor to the one that is read in its place.
-        is_given: Whether a tensor is read that each tower was given.
-        is_waited_for: Whether a copy waits for an operation that its original waits for.
-        may_differ: Whether the towers' definitions may differ by more than devices.
-
-    Attributes:
-        graph_def: The definitions, as the tower that is copied last has them.
-        special: Those operations whose definitions differ between towers by more than devices.
-        inputs: By names in the definitions, tensors that are read.
-        waits: By names in the definitions, operations that are waited for.
-    """
-
-    def __init__(
-        self,
-        names: dict[tf.Operation, str],
-        versions: Any,
-        resolve: Callable,
-        is_given: Callable,
-        is_waited_for: Callable,
-        may_differ: Callable,
-    ):
-        self.names = names
-        self.inputs: dict[str, tf.Tensor] = {}
-        self.waits: dict[str, tf.Operation] = {}
-        self._resolve = resolve
-        self._is_given = is_given
-        self._is_waited_for = is_waited_for
-        self._known: dict = {}
-        self.graph_def = tf1.GraphDef()
-        self.graph_def.versions.CopyFrom(versions)
-        self.special: dict[tf.Operation, Any] = {}
-        for op in names:
-            self._define(op, may_differ(op))
-
-    def _define(self, op: tf.Operation, may_differ: bool) -> None:
-        node = op.node_def  # a new one each time
-        node.name = self.names[op]
-        node.attr.pop(_COLOCATION, None)
-        del node.input[:]
-        node.input.extend(self._read(tensor) for tensor in op.inputs)
-        node.input.extend(map(self._waited, filter(self._is_waited_for, op.control_inputs)))
-        if may_differ:
-            self.special[op] = node
-        self.graph_def.node.append(node)
-
-    def nodes(self) -> Iterator[tuple[tf.Operation, Any]]:
-        """Yields operations and their definitions, to be changed for a tower."""
-        for op, node in zip(self.names, self.graph_def.node, strict=True):
-            if op in self.special:
-                node.CopyFrom(self.special[op])
-            yield op, node
-
-    def _read(self, tensor: tf.Tensor) -> str:
-        tensor = self._resolve(tensor)
-        if tensor.op in self.names and not self._is_given(tensor):
-            return f"{self.names[tensor.op]}:{tensor.value_index}"
-        if tensor.ref() not in self._known:
-            self._known[tensor.ref()] = f"given.{len(self._known)}"
-            self.inputs[self._known[tensor.ref()]] = tensor
-        return self._known[tensor.ref()]
-
-    def _waited(self, op: tf.Operation) -> str:
-        if op in self.names:
-            return f"^{self.names[op]}"
-        if op not in self._known:
-            self._known[op] = f"before.{len(self._known)}"
-            self.waits[self._known[op]] = op
-        return f"^{self._known[op]}"

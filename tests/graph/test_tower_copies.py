@@ -609,3 +609,17 @@ def test_a_table_of_constants_is_everybodys(towers, session):
     session.run(tf1.tables_initializer())
     np.testing.assert_array_equal(session.run(column), [[7.0] * 2, [8.0] * 2, [9.0] * 2])
     assert len(of_type("HashTableV2")) == 1
+
+
+@pytest.mark.parametrize(("largest", "imports"), [(1 << 28, 1), (1, 2)])
+def test_all_towers_are_copied_at_once_where_one_message_holds_them(
+    towers, run, monkeypatch, largest, imports
+):
+    calls = []
+    add = tower_copies.importing.add
+    monkeypatch.setattr(tower_copies.importing, "add", lambda *a: calls.append(a) or add(*a))
+    monkeypatch.setattr(tower_copies, "_MAX_BYTES", largest)
+    with towers.first() as given:
+        total = tf.reduce_sum(given * 2.0)
+    np.testing.assert_array_equal(run(towers.column(total)), [4.0, 8.0, 12.0])
+    assert len(calls) == imports
