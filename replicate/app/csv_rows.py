@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from replicate import errors
-from replicate.app import checks, csv_chunks, files, input_config
+from replicate.app import cell_values, checks, csv_chunks, files, input_config
 
-__all__ = ["TRUTH", "array", "header", "pieces", "value_of"]
+__all__ = ["array", "header", "pieces", "value_of"]
 
-TRUTH = {"true": True, "false": False, "1": True, "0": False}
 _PIECE = 50_000  # rows
 
 
@@ -146,33 +145,18 @@ def value_of(cell: str, name: str, place: str, source: input_config.Csv) -> Any:
     dtype = source.columns[name]
     text = cell if dtype == "string" else cell.strip()
     if not text and name in source.defaults:
-        text = str(source.defaults[name])
+        text = cell_values.text_of(source.defaults[name], dtype)
     elif not text and dtype != "string":
         raise errors.RunError(
             f"{place}: {name} must be {dtype}, got an empty cell. "
             f"Fill it in, or give {name} a value in defaults."
         )
     try:
-        return _convert(text, dtype)
+        return cell_values.convert(text, dtype)
     except (ValueError, KeyError, OverflowError):
         raise errors.RunError(
             f"{place}: {name} must be {dtype}, got {text!r}. Correct the cell, or columns."
         ) from None
-
-
-def _convert(text: str, dtype: str) -> Any:
-    if dtype == "string":
-        return text
-    if dtype == "bool":
-        return TRUTH[text.lower()]
-    if "_" in text:
-        raise ValueError(text)
-    if dtype.startswith("float"):
-        return float(text)
-    value, limits = int(text), np.iinfo(dtype)
-    if not limits.min <= value <= limits.max:
-        raise OverflowError(text)
-    return value
 
 
 def array(cells: list[Any], dtype: str) -> np.ndarray:

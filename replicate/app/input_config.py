@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from replicate.app import catalog, checks
+from replicate.app import catalog, cell_values, checks
 
 __all__ = [
     "Csv",
@@ -119,9 +119,14 @@ class Csv(Input):
         """See base class."""
         if self.label is not None and self.label not in self.columns:
             yield "label", f"must be one of columns, got {self.label!r}. Add it there."
-        for name in self.defaults:
+        for name, value in self.defaults.items():
             if name not in self.columns:
                 yield "defaults", f"must be for one of columns, got {name!r}. Remove it."
+                continue
+            try:
+                cell_values.text_of(value, self.columns[name])
+            except ValueError as e:
+                yield "defaults", f"{name} must be {e} as its column is, got {value!r}. Correct it."
 
 
 class Npz(Input):

@@ -203,6 +203,30 @@ def test_all_faults_are_reported_at_once(tmp_path):
             "must be for one of columns",
         ),
         (
+            "train.input={kind: csv, file: x, columns: {a: int8}, defaults: {a: 1.5}}",
+            "train.input.defaults: a must be int8 as its column is, got 1.5. Correct it.",
+        ),
+        (
+            "train.input={kind: csv, file: x, columns: {a: int8}, defaults: {a: 300}}",
+            "a must be int8 as its column is, got 300",
+        ),
+        (
+            "train.input={kind: csv, file: x, columns: {a: bool}, defaults: {a: 2}}",
+            "a must be bool as its column is, got 2",
+        ),
+        (
+            "train.input={kind: csv, file: x, columns: {a: float32}, defaults: {a: null}}",
+            "a must be float32 as its column is, got None",
+        ),
+        (
+            "train.input={kind: csv, file: x, columns: {a: string}, defaults: {a: null}}",
+            "a must be a text (in quotes) as its column is, got None",
+        ),
+        (
+            "train.input={kind: csv, file: x, columns: {a: string}, defaults: {a: 0010}}",
+            "a must be a text (in quotes) as its column is, got 8",
+        ),
+        (
             "train.input={kind: csv, file: x, columns: {a: int32}, delimiter: ab}",
             "a single character",
         ),
