@@ -191,8 +191,8 @@ def _text(value: Any) -> Any:
 
 
 def _character(value: Any) -> Any:
-    if not isinstance(value, str) or len(value) != 1:
-        raise expected("a single character in quotes")
+    if not isinstance(value, str) or len(value) != 1 or value in '\0\r\n"':
+        raise expected("a single character in quotes, which ends no line and is no quote")
     return value
 
 

@@ -230,6 +230,13 @@ def test_all_faults_are_reported_at_once(tmp_path):
             "train.input={kind: csv, file: x, columns: {a: int32}, delimiter: ab}",
             "a single character",
         ),
+        *(
+            (
+                f"train.input={{kind: csv, file: x, columns: {{a: int32}}, delimiter: {one}}}",
+                "a single character in quotes, which ends no line and is no quote",
+            )
+            for one in (r'"\n"', r'"\r"', "'\"'", r'"\0"')
+        ),
         (
             "train.input={kind: tfrecord, file: x, features: {a: {dtype: int64}}, label: b}",
             "must be one of features",
