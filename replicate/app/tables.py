@@ -1,6 +1,6 @@
 """npz files become features and a label."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ def read_npz(source: input_config.Npz, key: str) -> tuple[Any, Any]:
             near = checks.nearest(array, stored)
             then = f"Did you mean {near}?" if near else f"It has {', '.join(stored)}."
             raise errors.RunError(f"{key}: {source.file}: has no array {array!r}. {then}")
+    _need_dtypes_of_arrays(source, {*stored, *wanted}, key)
     _check_rows({array: stored[array] for array in wanted.values()}, source.file, key)
     features = {
         name: _cut(stored[array], source, (name, array), key) for name, array in names.items()
@@ -37,6 +38,17 @@ def read_npz(source: input_config.Npz, key: str) -> tuple[Any, Any]:
     if source.label is not None:
         label = _cut(stored[source.label], source, (source.label,), key)
     return (features[source.features] if isinstance(source.features, str) else features), label
+
+
+def _need_dtypes_of_arrays(source: input_config.Npz, known: Collection[str], key: str) -> None:
+    """Refuses a dtype that nothing would have; an array that this input leaves out may have one."""
+    for name in source.dtypes:
+        if name not in known:
+            near = checks.nearest(name, sorted(known))
+            then = f"Did you mean {near}?" if near else f"Known: {', '.join(sorted(known))}."
+            raise errors.RunError(
+                f"{key}.dtypes: must be of features and arrays, got {name!r}. {then}"
+            )
 
 
 def _npz_names(source: input_config.Npz, stored: Mapping[str, Any]) -> dict[str, str]:

@@ -252,6 +252,7 @@ def test_npz_text_of_any_language_is_utf8(tmp_path):
         ({"features": ("image",), "rows": (0, 7)}, "must lie within the 6 rows"),
         ({"features": ("image",), "rows": (6, None)}, "must lie within the 6 rows"),
         ({"features": ("name",), "dtypes": {"name": "int32"}}, "cannot be converted to int32"),
+        ({"features": ("image",), "dtypes": {"imge": "int32"}}, "got 'imge'. Did you mean image?"),
     ],
 )
 def test_bad_npz_inputs_are_named(archive, keys, fault):
