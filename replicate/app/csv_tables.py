@@ -1,5 +1,6 @@
 """CSV as arrays: fast where it is clean, row by row where it is not, whole or as a stream."""
 
+import codecs
 import io
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -79,7 +80,8 @@ def _fast(
     data: bytes, names: Sequence[str], source: input_config.Csv
 ) -> dict[str, np.ndarray] | None:
     """Returns the columns of clean rows; None where something in them needs a closer look."""
-    if source.delimiter not in _DELIMITERS:
+    # NOTE: pandas skips a byte order mark, also of a chunk that does not begin a file.
+    if source.delimiter not in _DELIMITERS or data.startswith(codecs.BOM_UTF8):
         return None
     rows = _count_rows(data, source.delimiter, len(names))
     if rows is None:
@@ -124,7 +126,8 @@ def _frame(data: bytes, num_cells: int, places: dict[int, str], source: input_co
     for place, name in places.items():
         kind = _kind(source.columns[name])
         if kind == "f":
-            dtypes[place] = "float64"
+            if not _has_truths(data):  # asked for floats pandas would take them for 1 and 0
+                dtypes[place] = "float64"
             if name in source.defaults:
                 empty[place] = [""]
         elif kind == "O" or name in source.defaults:
@@ -144,6 +147,11 @@ def _frame(data: bytes, num_cells: int, places: dict[int, str], source: input_co
         low_memory=False,
         engine="c",
     )
+
+
+def _has_truths(data: bytes) -> bool:
+    words = (b"true", b"True", b"TRUE", b"false", b"False", b"FALSE")
+    return any(word in data for word in words)
 
 
 def _exact(pd: Any) -> dict[str, str]:
@@ -168,9 +176,11 @@ def _column(column: Any, name: str, source: input_config.Csv) -> np.ndarray:
         truth = {text: csv_rows.value_of(text, name, "", source) for text in column.unique()}
         return column.map(truth).to_numpy(bool)
     if _kind(dtype) == "f":
+        if column.dtype.kind not in "fiu":
+            raise TypeError(name)
         if name in source.defaults and column.hasnans:
             column = column.fillna(csv_rows.value_of("", name, "", source))
-        return column.to_numpy().astype(dtype)
+        return _floats(column.to_numpy(), dtype)
     if name in source.defaults:
         import pandas as pd
 
@@ -180,3 +190,11 @@ def _column(column: Any, name: str, source: input_config.Csv) -> np.ndarray:
     if values.dtype.kind not in "iu" or values.min() < limits.min or values.max() > limits.max:
         raise OverflowError(name)
     return values.astype(dtype)
+
+
+def _floats(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Returns numbers as floats; raises where one may be too large to be one."""
+    made = values.astype(dtype)
+    if np.isinf(made).any():
+        raise OverflowError(dtype)
+    return made

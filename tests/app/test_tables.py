@@ -95,8 +95,23 @@ def slowly(path, **keys):
         return csv_tables.read_csv(csv_input(path, **keys), "k")[0]
 
 
-NUMBERS = "1 -2 2.0 1e3 0 nan inf 1_0 0x1 99999999999999999999 300 +5".split()
-WORDS = ["true", "", " 7 ", '"q"', '"a,b"', '"l\nm"', 'p"q', '"d""e"', "λ", "NA", "None", "\t"]
+NUMBERS = "1 -2 2.0 1e3 0 nan inf 1_0 0x1 99999999999999999999 300 +5 1e39 1e400".split()
+WORDS = [
+    "true",
+    "FALSE",
+    "\ufeff",
+    "",
+    " 7 ",
+    '"q"',
+    '"a,b"',
+    '"l\nm"',
+    'p"q',
+    '"d""e"',
+    "λ",
+    "NA",
+    "None",
+    "\t",
+]
 cells = st.sampled_from([*NUMBERS, *WORDS])
 ends = st.sampled_from(["\n", "\r\n", "\n\n", " \n"])
 rows = st.lists(st.tuples(st.lists(cells, min_size=2, max_size=3), ends), max_size=5)
@@ -125,6 +140,25 @@ def test_the_fast_reader_reads_what_the_patient_one_reads(tmp_path, written, dty
     else:
         np.testing.assert_array_equal(fast, slow)
         assert fast.dtype == slow.dtype
+
+
+@pytest.mark.parametrize("reader", ["fast", "slow"])
+def test_floats_are_numbers_that_their_dtype_holds(tmp_path, reader):
+    path = tmp_path / "f.csv"
+    keys = {"columns": {"x": "float32"}}
+
+    def outcome(text):
+        path.write_text(text)
+        if reader == "slow":
+            return slowly(path, **keys)["x"].tolist()
+        return csv_tables.read_csv(csv_input(path, **keys), "k")[0]["x"].tolist()
+
+    # From 2^128 - 2^103 on a number is nearer to 2^128, which a float32 has not.
+    assert outcome("x\n3.4028235e38\n-inf\n") == [float(np.finfo(np.float32).max), -np.inf]
+    for bad in ("true", "3.4028236e38", "1e400", "-1e39"):
+        for rows in (bad, f"{bad}\n{bad}", f"1\n{bad}", f"{bad}\n2.5"):
+            with pytest.raises(errors.RunError, match=rf"x must be float32, got '{bad}'"):
+                outcome(f"x\n{rows}\n")
 
 
 def test_clean_rows_are_read_fast(tmp_path, monkeypatch):
