@@ -15,7 +15,8 @@ __all__ = ["look"]
 
 _DELIMITERS = ",;\t|"
 _LOOKED_AT = 20  # rows, for the delimiter
-_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})", re.ASCII)
+_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*)", re.ASCII)
+_LEAST, _MOST = -(2**63), 2**63 - 1  # of an int64
 _EMPTY = {"int64": 0, "float32": 0.0, "bool": False}
 
 
@@ -124,10 +125,16 @@ def _dtype(cells: Iterable[str]) -> str:
         return "string"
     if all(cell.lower() in ("true", "false") for cell in given):
         return "bool"
-    if all(map(_WHOLE.fullmatch, given)):
+    if all(map(_is_whole, given)):
         return "int64"
     has_zeros = any(re.fullmatch(r"0[0-9]+", cell) for cell in given)  # a code, not a number
     return "float32" if all(map(_is_number, given)) and not has_zeros else "string"
+
+
+def _is_whole(cell: str) -> bool:
+    # Python refuses to read thousands of digits.
+    is_short = _WHOLE.fullmatch(cell) is not None and len(cell) <= len(str(_LEAST))
+    return is_short and _LEAST <= int(cell) <= _MOST
 
 
 def _is_number(cell: str) -> bool:

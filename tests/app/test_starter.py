@@ -53,6 +53,8 @@ def init(folder, *arguments):
         ("1|2\n3|4\n", {"columns": ["int64", "int64"], "header": False, "delimiter": "|"}),
         ('zip,"a ""b"", c"\n01234,1_0\n', {"columns": ["string", "string"]}),
         ("a,b\n9999999999999999999,nan\n", {"columns": ["float32", "float32"]}),
+        # An int64 ends at 2^63 - 1 = 9223372036854775807; a float32 has 24 bits for all digits.
+        ("a,b\n9223372036854775807,-9223372036854775808\n", {"columns": ["int64", "int64"]}),
         ("\ufeffa\r\n1\r\n\r\n2\r\n", {"columns": ["int64"]}),
         ("a,b\n", {"columns": ["string", "string"]}),
     ],
