@@ -2,9 +2,10 @@
 
 from replicate.app import config, early_stopping, estimators, section_inputs
 
-__all__ = ["EARLY_STOPPING", "EPOCHS", "INPUT", "STEPS", "Goal"]
+__all__ = ["EARLY_STOPPING", "EPOCHS", "HOOK", "INPUT", "STEPS", "Goal"]
 
-STEPS, EPOCHS, EARLY_STOPPING, INPUT = "steps", "epochs", "early_stopping", "input"
+STEPS, EPOCHS, EARLY_STOPPING = "steps", "epochs", "early_stopping"
+INPUT, HOOK = "input", "hook"  # which no goal is, but which end trainings as well
 
 
 class Goal:

@@ -222,6 +222,10 @@ class TrainingHook(tf1.train.SessionRunHook):
         loss: The reduced loss.
         stop: Asks to stop.
         rows: How many rows a batch has: a number, or a tensor of shape []; 0: nobody knows.
+
+    Attributes:
+        is_waiting: Whether a step was begun that did not end: at the end of a training, whether
+            there was no batch for it any more.
     """
 
     def __init__(
@@ -234,6 +238,7 @@ class TrainingHook(tf1.train.SessionRunHook):
         self._step: Any = None
         self._last_step: int | None = None
         self._idle_runs = 0
+        self.is_waiting = False
 
     def begin(self) -> None:
         """See base class."""
@@ -241,11 +246,13 @@ class TrainingHook(tf1.train.SessionRunHook):
 
     def before_run(self, run_context: Any) -> tf1.train.SessionRunArgs:
         """See base class."""
+        self.is_waiting = True
         rows = [self._rows] if tf.is_tensor(self._rows) else []
         return tf1.train.SessionRunArgs([self._step, self._loss, *rows])
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         """See base class."""
+        self.is_waiting = False
         step, loss, *rows = run_values.results
         self._need_progress(int(step))
         self._task.update(int(step), float(loss), int(rows[0] if rows else self._rows))

@@ -73,19 +73,20 @@ def train(
         run = _Training(settings, display, stop, goal, start)
         try:
             step = start if is_trained else run.train()
-            if step == start and goal.reason_at(step) is None and not stop.requested:
+            ended_by = goal.reason_at(step) or run.ended_by()
+            if step == start and ended_by == goals.INPUT and not stop.requested:
                 raise errors.RunError("train.input: must have rows, has none. Check its files.")
             if not stop.requested:
                 found, path = run.finish()
-                ended_by = goal.reason_at(step) or goals.INPUT
-                run_records.write_metrics(settings.model_dir, step, found, ended_by)
+                if not run_records.write_metrics(settings.model_dir, step, found, ended_by):
+                    _tell_kept(display, settings, run_records.METRICS)
                 checkpoints.note_finished(settings.model_dir, step)
                 is_over = True
         except interrupts.Interrupted:
             step = checkpoints.step_of(settings.model_dir) or 0
     if not is_over:
         raise interrupts.Interrupted(_stopped_text(settings, goal, step))
-    _tell_end(display, goal, step)
+    _tell_end(display, goal, step, ended_by)
     took = progress.clock(time.monotonic() - began)
     display.say(f"done at step {step} in {took}; checkpoints and summaries: {settings.model_dir}")
     return Trained(step, True, found, path)
@@ -126,13 +127,14 @@ def _start_text(settings: config.Config, goal: goals.Goal, start: int) -> str:
     return f"training from step 0 {goal.text()}, in {settings.model_dir}"
 
 
-def _tell_end(display: progress.Display, goal: goals.Goal, step: int) -> None:
-    ended_by = goal.reason_at(step)
+def _tell_end(display: progress.Display, goal: goals.Goal, step: int, ended_by: str) -> None:
+    of = "" if goal.end is None else f" of {goal.end}"
     if ended_by == goals.EARLY_STOPPING:
         display.say(f"stopped early at step {step}: {goal.early_reason()}.")
-    elif ended_by is None:
-        of = "" if goal.end is None else f" of {goal.end}"
+    elif ended_by == goals.INPUT:
         display.say(f"train.input came to its end at step {step}{of}.")
+    elif ended_by == goals.HOOK:
+        display.say(f"a hook ended training at step {step}{of}.")
 
 
 def _is_over(settings: config.Config, step: int) -> bool:
@@ -166,6 +168,7 @@ class _Training:
         self._goal = goal
         self._losses = progress.LossHook()
         self._made_optimizers: list[Any] = []
+        self._steps: progress.TrainingHook | None = None
         self._summaries: train_summaries.SummaryHook | None = None
         self._latest: dict[str, Any] = {}  # metrics of the last evaluation
         self._estimator = estimators.build(
@@ -211,6 +214,15 @@ class _Training:
             )
         self._task.finish()
         return checkpoints.step_of(settings.model_dir) or 0
+
+    def _lacks_evaluation(self, every: int) -> bool:
+        """Tells whether the run before was stopped in an evaluation that early_stopping misses."""
+        stopping = self._goal.stopping
+        return stopping is not None and self._start // every > stopping.last_step // every
+
+    def ended_by(self) -> str:
+        """Returns in a word what ended training where no goal did."""
+        return goals.INPUT if self._steps is None or self._steps.is_waiting else goals.HOOK
 
     def finish(self) -> tuple[dict[str, Any] | None, str | None]:
         """Evaluates and exports what training came to; returns metrics and path."""
@@ -273,7 +285,8 @@ class _Training:
             rows,
             lambda: optimizers.learning_rate(self._settings.optimizer, self._made_optimizers),
         )
-        return progress.TrainingHook(self._task, loss, self._stop, rows), self._summaries
+        self._steps = progress.TrainingHook(self._task, loss, self._stop, rows)
+        return self._steps, self._summaries
 
 
 class _Evaluations(tf1.train.CheckpointSaverListener):

@@ -57,6 +57,10 @@ def one_hook(model_dir):
 def two_hooks(model_dir, params, config):
     return [Steps(model_dir, params["b"]), Steps(config.model_dir, "c")]
 
+class Enough(estimator.SessionRunHook):
+    def after_run(self, context, values):
+        context.request_stop()
+
 def no_hook():
     return 3
 
@@ -367,6 +371,17 @@ def test_hooks_of_the_config_run_in_training(folder):
     names = "train.hooks=['line_of_trainings:one_hook', 'line_of_trainings:two_hooks']"
     run(folder, "train", "hooked", names, "params.b=b", "train.steps=2")
     assert sorted((folder / "hooked" / "steps").read_text()) == list("aabbcc")
+
+
+def test_a_hook_that_ends_a_training_is_told_from_an_input_that_does(folder):
+    hooks = "train.hooks=[line_of_trainings:Enough]"
+    shown = run(folder, "train", "enough", hooks)[1]
+    assert "a hook ended training at step 1 of 4." in shown
+    assert "train.input came" not in shown
+    assert json.loads((folder / "enough/metrics.json").read_text())["ended_by"] == "hook"
+    shown = run(folder, "train", "enough", "train.input.repeat=2", "train.steps=9")[1]
+    assert "train.input came to its end at step 3 of 9." in shown  # one batch in a pass
+    assert json.loads((folder / "enough/metrics.json").read_text())["ended_by"] == "input"
 
 
 def test_what_is_no_hook_is_refused(folder):
