@@ -5,7 +5,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from replicate import errors
@@ -75,10 +75,7 @@ def call_with_named(fn: Callable[..., Any], offered: Mapping[str, Any], key: str
     Raises:
         RunError: If it needs an argument that is not offered.
     """
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        parameters = ()
+    parameters = _parameters(fn)
     named = {p.name for p in parameters}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     needed = [
@@ -94,3 +91,15 @@ def call_with_named(fn: Callable[..., Any], offered: Mapping[str, Any], key: str
             f"{', '.join(needed)}. Give that a default."
         )
     return fn(**{name: one for name, one in offered.items() if takes_all or name in named})
+
+
+def _parameters(fn: Callable[..., Any]) -> Collection[inspect.Parameter]:
+    """Returns what a function may be called with; nothing where that cannot be told."""
+    if inspect.isclass(fn) and fn.__new__ is object.__new__:
+        # NOTE: TensorFlow wraps its classes' constructors, those that take nothing as well.
+        if inspect.unwrap(fn.__init__) is object.__init__:
+            return ()
+    try:
+        return inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return ()
