@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who reads stdout has seen enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return commands.RAN
-    except Exception as e:  # noqa: BLE001 - the last door: a text, not a traceback
+    except (Exception, SystemExit) as e:  # noqa: BLE001 - a text, not a traceback, nor silence
         return _fail(e, commands.FAILED)
 
 

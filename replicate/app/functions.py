@@ -63,7 +63,7 @@ def _import(module_name: str, where: str) -> Any:
         ) from e
     except errors.ReplicateError:
         raise
-    except Exception as e:  # user code, which may raise anything
+    except (Exception, SystemExit) as e:  # user code, which may raise anything
         raise errors.RunError(
             f"{where}: importing {module_name} failed: {type(e).__name__}: {e}. Correct it there."
         ) from e

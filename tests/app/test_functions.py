@@ -18,6 +18,7 @@ def make_folder(tmp_path, monkeypatch):
         "value = 3\n"
     )
     (tmp_path / "user_broken.py").write_text("raise KeyError('k')\n")
+    (tmp_path / "user_script.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "user_needs.py").write_text("import not_there_at_all\n")
     monkeypatch.setattr(sys, "modules", sys.modules.copy())
     with functions.importable(str(tmp_path)):
@@ -42,6 +43,7 @@ def test_a_function_is_called_with_what_it_names(folder):
         ("user_code:mak", "user_code must have mak. Did you mean make?"),
         ("user_code:value", "must be a function, got int"),
         ("user_broken:f", "importing user_broken failed: KeyError: 'k'"),
+        ("user_script:f", "importing user_script failed: SystemExit: 0"),
         ("user_needs:f", "the module not_there_at_all cannot be found"),
         ("user_code.part:f", "the module user_code.part cannot be found"),
     ],

@@ -28,6 +28,8 @@ def line(features, labels, mode, params):
         print("a model that prints")
     if params.get("broken"):
         raise IndexError("a fault of the user's")
+    if params.get("leaves"):
+        raise SystemExit(0)
     average = tf1.metrics.mean(y, name="average")
     metrics = {"average": average, "largest": running_max(features["x"])}
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op(), eval_metric_ops=metrics)
@@ -258,6 +260,7 @@ def test_an_input_that_ends_early_is_told(folder, capsys):
         ("train", ["train.input.file=line.yaml"], "line.yaml: must be a readable npz file"),
         ("train", ["eval.input.label=z"], "eval.input: "),
         ("train", ["params.broken=true"], "IndexError: a fault of the user's"),
+        ("train", ["params.leaves=true"], "SystemExit: 0"),
         ("train", ["train.input=line_model:failing_input"], "row 1 is bad"),
         # After step 1 w is 1e30 * 15; its square is infinite, its gradient 7.5 * 1.5e31 is not.
         # After step 2 w is -inf, after step 3 -inf + inf: the loss of step 4 is the first NaN.
