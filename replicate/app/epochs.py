@@ -6,8 +6,8 @@ steps of an epoch, and N epochs end at step N times that: absolute, like `train.
 
 How many batches a pass has is known beforehand for arrays (npz, csv), and for functions whose
 dataset knows it. Of a stream they are counted while it is first read to its end, and written
-down for runs that continue. One that continues before any pass was read to its end reads over
-the batches that it was trained on.
+down for runs that continue. A run that continues in the midst of a pass reads over the batches
+of it that it was trained on; in the first pass of a stream, over all of them.
 """
 
 import os
@@ -74,7 +74,8 @@ class Epochs:
         """
         passes = -1 if repeat is True else int(repeat) or 1
         if self._steps_per_epoch is not None:
-            batches = self._make().repeat(passes)
+            left_out = self._start % self._steps_per_epoch  # of a pass that was begun
+            batches = self._make().repeat(passes).skip(left_out)
         else:
             times = self._number if passes == -1 else min(self._number, passes)
             batches = self._counting(self._make()).repeat(times).skip(self._start)

@@ -83,6 +83,16 @@ def test_a_run_that_continues_before_the_end_of_a_pass_trains_what_is_left(tmp_p
     np.testing.assert_array_equal(after[-1], [6])
 
 
+@pytest.mark.parametrize("pass_fn", [known, stream])
+def test_a_run_that_continues_in_a_pass_begins_with_what_is_left_of_it(tmp_path, pass_fn):
+    run(lambda: make(tmp_path, pass_fn, 1).dataset(True, 0), limit=4)
+    # Step 7 of 3 to a pass is in the third one, of which one batch is done.
+    made = make(tmp_path, pass_fn, 3, start=7)
+    assert made.end == 9
+    batches = run(lambda: made.dataset(True, 0), limit=3)
+    assert [list(b) for b in batches] == [[3, 4, 5], [6], [0, 1, 2]]
+
+
 def test_a_length_counted_for_another_input_is_not_used(tmp_path):
     run(lambda: make(tmp_path, stream, 1).dataset(True, 0))
     assert make(tmp_path, stream, 1, description="other").end is None
