@@ -21,7 +21,7 @@ from replicate import errors
 from replicate.app import input_config
 from replicate.compat.tensorflow import tf
 
-__all__ = ["place_of", "through"]
+__all__ = ["place_of", "state_of", "through"]
 
 _LOGGER = logging.getLogger(__name__)
 _NOT_OF_ROWS = {"batch_size", "cache", "file", "prefetch", "repeat", "shuffle"}
@@ -56,7 +56,7 @@ def place_of(
     about = [source.model_dump(mode="json", exclude=_NOT_OF_ROWS), [_state(p) for p in paths]]
     about.append(bool(source.shuffle) and len(paths) > 1)  # shuffles the files
     if fn is not None:
-        about += [_state(_file_of(fn)), {**(offered or {})}]
+        about += [state_of(fn), {**(offered or {})}]
     text = json.dumps(about, sort_keys=True, default=repr)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     place = os.path.join(wanted, f"{key.partition('.')[0]}-{digest}")
@@ -77,6 +77,11 @@ def _state(path: str) -> list[Any]:
     except OSError:  # as of gs://...
         return [path]
     return [os.path.abspath(path), known.st_size, known.st_mtime_ns]
+
+
+def state_of(fn: Callable[..., Any]) -> list[Any]:
+    """Returns what changes when the file that a function stands in is written again."""
+    return _state(_file_of(fn))
 
 
 def _file_of(fn: Callable[..., Any]) -> str:

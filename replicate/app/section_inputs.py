@@ -1,10 +1,11 @@
 """The input of a section of the config, as an Estimator takes it."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicate import estimator
-from replicate.app import config, epochs, files, input_config, inputs
+from replicate.app import caching, config, epochs, files, functions, input_config, inputs
 from replicate.compat.tensorflow import tf
 
 __all__ = ["in_epochs", "input_fn", "input_fns"]
@@ -53,7 +54,7 @@ def in_epochs(settings: config.Config, start: int) -> epochs.Epochs | None:
         settings.train.epochs,
         one_pass,
         start,
-        _description(source),
+        _description(source, settings.params),
         "train.input",
     )
 
@@ -62,9 +63,12 @@ def _input_fn(source: Any, settings: config.Config, section: str) -> Callable[[]
     return inputs.input_fn(source, f"{section}.input", _MODES[section], settings.params)
 
 
-def _description(source: input_config.Input) -> str:
-    """Returns what the number of batches depends on: the config's words, and sizes of files."""
+def _description(source: input_config.Input, params: Mapping[str, Any]) -> str:
+    """Returns what the number of batches depends on: the config's words, files, a function."""
     named = [name for name in input_config.files_of(source) if "://" not in name]
-    sizes = [files.size(path) for path in files.expanded(named, "train.input")]
+    sizes: list[Any] = [files.size(path) for path in files.expanded(named, "train.input")]
+    if isinstance(source, input_config.Function):
+        fn = functions.load(source.function, "train.input.function")
+        sizes = [caching.state_of(fn), json.dumps(dict(params), sort_keys=True, default=repr)]
     others = {"shuffle", "prefetch", "repeat", "cache", "parallel_reads"}
     return f"{source.model_dump_json(exclude=others)} {sizes}"

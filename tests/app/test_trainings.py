@@ -33,9 +33,12 @@ def own(features, labels, mode):
     op = tf1.train.GradientDescentOptimizer(0.1).minimize(spec.loss, step)
     return spec._replace(train_op=op)
 
-def rows():
+def some_rows(params):
+    return rows(params["rows"])
+
+def rows(count=4):
     def some():
-        for x in (1.0, 2.0, 3.0, 4.0):
+        for x in (1.0, 2.0, 3.0, 4.0)[:count]:
             yield {"x": x}, 2 * x
     spec = ({"x": tf.TensorSpec([])}, tf.TensorSpec([]))
     return tf.data.Dataset.from_generator(some, output_signature=spec)
@@ -267,6 +270,15 @@ def test_epochs_of_a_stream_are_counted_while_it_is_read(folder):
     shown = run(folder, "train", "stream", *epochs, "train.epochs=3")[1]
     assert "continuing from step 4" in shown
     assert "to step 6 (3 epochs)" in shown
+
+
+def test_epochs_are_counted_anew_where_params_make_another_input(folder):
+    source = "{kind: function, function: 'line_of_trainings:some_rows', batch_size: 1}"
+    epochs = ["train.epochs=1", "train.steps=null", f"train.input={source}"]
+    run(folder, "train", "counted", *epochs, "params.rows=2")
+    assert step_of(folder / "counted") == 2
+    run(folder, "train", "counted", *epochs, "params.rows=3")
+    assert step_of(folder / "counted") == 3
 
 
 def test_epochs_of_an_input_without_end_are_refused(folder):
