@@ -51,6 +51,11 @@ class EarlyStopping:
                 if step <= start:
                     self._values[step] = value
 
+    @property
+    def last_step(self) -> int:
+        """The step of the newest evaluation; 0 where there was none."""
+        return max(self._values, default=0)
+
     def take(self, metrics: Mapping[str, Any]) -> None:
         """Takes in the metrics of an evaluation, and writes them down.
 

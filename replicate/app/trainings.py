@@ -166,6 +166,7 @@ class _Training:
         self._display = display
         self._stop = stop
         self._goal = goal
+        self._start = start
         self._losses = progress.LossHook()
         self._made_optimizers: list[Any] = []
         self._steps: progress.TrainingHook | None = None
@@ -200,6 +201,10 @@ class _Training:
         listeners = []
         if settings.eval is not None and settings.eval.every_steps:
             listeners.append(_Evaluations(settings.eval.every_steps, self._goal, self._evaluate))
+            if self._lacks_evaluation(settings.eval.every_steps):
+                self._evaluate()
+                if self._goal.early_reason() is not None:
+                    return self._start
         offered = {
             "params": dict(settings.params),
             "model_dir": settings.model_dir,

@@ -294,7 +294,24 @@ def test_training_stops_early_and_says_why(stopped):
     assert shown.count("evaluated at step 3") == 1
     assert step_of(folder / "stopped") == 3
     assert json.loads((folder / "stopped/metrics.json").read_text())["ended_by"] == "early_stopping"
-    assert "nothing left to do" in run(folder, "train", "stopped", *EARLY)[1]
+    again = run(folder, "train", "stopped", *EARLY, "train.steps=99")[1]
+    assert "is at step 3 already, where it stopped early (loss has not been better than" in again
+    assert again.rstrip().endswith("for 2 evaluations); nothing left to do.")
+
+
+def test_an_evaluation_that_was_cut_off_is_made_up_for(folder):
+    # Evaluations after step 1 are worse than its; the second of them ends training.
+    run(folder, "train", "cut", *EARLY, "train.steps=2")
+    record = folder / "cut" / "early_stopping.json"
+    known = json.loads(record.read_text())
+    assert [step for step, _ in known["evaluations"]] == [1, 2]
+    record.write_text(json.dumps(known | {"evaluations": known["evaluations"][:1]}))
+    shown = run(folder, "train", "cut", *EARLY)[1]
+    assert shown.index("evaluated at step 2") < shown.index("evaluated at step 3")
+    assert "stopped early at step 3" in shown
+    record.write_text(json.dumps(known | {"evaluations": known["evaluations"][:1]}))
+    shown = run(folder, "train", "cut", *EARLY, "train.early_stopping={patience: 1}")[1]
+    assert "stopped early at step 3" in shown  # and no step more
 
 
 def test_the_best_checkpoint_outlives_the_others(stopped):
