@@ -65,7 +65,9 @@ def train(
     goal = goals.Goal(settings, start)
     is_trained = goal.reason_at(start) is not None
     if is_trained and _is_over(settings, start):
-        display.say(f"{settings.model_dir} is at step {start} already; nothing left to do.")
+        early = goal.reason_at(start) == goals.EARLY_STOPPING
+        why = f", where it stopped early ({goal.early_reason()})" if early else ""
+        display.say(f"{settings.model_dir} is at step {start} already{why}; nothing left to do.")
         return Trained(start, False, None, None)
     _record(settings, display, goal, start, command)
     found, path, is_over, began = None, None, False, time.monotonic()
