@@ -48,7 +48,7 @@ def changes(model_dir: str, text: str) -> list[str]:
     return [
         f"{key}: was {_shown(old, key)}, is {_shown(new, key)}"
         for key in keys
-        if old.get(key, _NOT_THERE) != new.get(key, _NOT_THERE)
+        if _differ(old.get(key, _NOT_THERE), new.get(key, _NOT_THERE))
     ]
 
 
@@ -64,7 +64,7 @@ def write_config(model_dir: str, text: str, folder: str) -> bool:
         Whether it was written.
     """
     path = os.path.join(model_dir, CONFIG)
-    if tf.io.gfile.exists(path) and not is_ours(model_dir, CONFIG):
+    if _is_taken(model_dir, CONFIG):
         return False
     head = f"{_MARK}: the config of this run, with all defaults. Its functions: {folder}\n"
     whole_files.write_text(path, head + text)
@@ -73,8 +73,8 @@ def write_config(model_dir: str, text: str, folder: str) -> bool:
 
 def write_run(
     model_dir: str, *, towers: Sequence[str], strategy: str, start: int, command: Sequence[str]
-) -> None:
-    """Writes down what runs, on what, since when.
+) -> bool:
+    """Writes down what runs, on what, since when; a file of somebody else's stays.
 
     Args:
         model_dir: Where the run is.
@@ -82,6 +82,9 @@ def write_run(
         strategy: Where variables live and how they are updated.
         start: The step that the run begins at.
         command: The command line, word by word.
+
+    Returns:
+        Whether it was written.
     """
     record = {
         "replicate": replicate.__version__,
@@ -96,24 +99,39 @@ def write_run(
         "command": shlex.join(command),
         "directory": os.getcwd(),
     }
-    whole_files.write_json(os.path.join(model_dir, RUN), record)
+    return _write(model_dir, RUN, record)
 
 
 def write_metrics(
     model_dir: str, step: int, metrics: Mapping[str, Any] | None, ended_by: str
-) -> None:
-    """Writes down what a training came to.
+) -> bool:
+    """Writes down what a training came to; a file of somebody else's stays.
 
     Args:
         model_dir: Where the run is.
         step: The step at which it ended.
         metrics: Those of the last evaluation; None where there was none.
         ended_by: What ended it, in a word.
+
+    Returns:
+        Whether it was written.
     """
     found = predictions.plain(dict(sorted((metrics or {}).items())))
     found.pop("global_step", None)
     record = {"step": step, "ended_by": ended_by, "metrics": found}
-    whole_files.write_json(os.path.join(model_dir, METRICS), record)
+    return _write(model_dir, METRICS, record)
+
+
+def _write(model_dir: str, name: str, record: Mapping[str, Any]) -> bool:
+    if _is_taken(model_dir, name):
+        return False
+    whole_files.write_json(os.path.join(model_dir, name), record)
+    return True
+
+
+def _is_taken(model_dir: str, name: str) -> bool:
+    """Tells whether there is a file by the name of a record that is none."""
+    return tf.io.gfile.exists(os.path.join(model_dir, name)) and not is_ours(model_dir, name)
 
 
 def is_ours(model_dir: str, name: str) -> bool:
@@ -139,6 +157,11 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, one in value.items():
         yield from _flat(one, f"{path}.{name}" if path else str(name))
+
+
+def _differ(one: Any, other: Any) -> bool:
+    are_no_numbers = one != one and other != other  # NaN, which equals nothing
+    return one != other and not are_no_numbers
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

@@ -108,16 +108,21 @@ def _record(
     for change in run_records.changes(settings.model_dir, text) if start else ():
         display.say(f"config: {change}")  # of a run that has begun
     if not run_records.write_config(settings.model_dir, text, settings.folder):
-        display.say(
-            f"{settings.model_dir}/{run_records.CONFIG} is not a run's; it stays, and the config "
-            "of this run is not written down."
-        )
-    run_records.write_run(
+        _tell_kept(display, settings, run_records.CONFIG)
+    if not run_records.write_run(
         settings.model_dir,
         towers=estimators.devices_of(settings),
         strategy=settings.strategy or "parameter_server",
         start=start,
         command=command,
+    ):
+        _tell_kept(display, settings, run_records.RUN)
+
+
+def _tell_kept(display: progress.Display, settings: config.Config, name: str) -> None:
+    display.say(
+        f"{settings.model_dir}/{name} is not a run's; it stays, and what would be in it of this "
+        "run is not written down."
     )
 
 

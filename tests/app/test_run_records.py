@@ -14,6 +14,10 @@ def test_keys_that_differ_from_the_last_run_are_told_one_by_one(tmp_path):
     assert run_records.changes(str(tmp_path), AFTER) == []
     assert run_records.write_config(str(tmp_path), BEFORE, "/configs")
     assert run_records.changes(str(tmp_path), BEFORE) == []
+    odd = BEFORE + "params: {missing: .nan}\n"
+    assert run_records.write_config(str(tmp_path), odd, "/configs")
+    assert run_records.changes(str(tmp_path), odd) == []
+    assert run_records.write_config(str(tmp_path), BEFORE, "/configs")
     assert run_records.changes(str(tmp_path), AFTER) == [
         "train.steps: was 4, is 5",
         "train.hooks: was [], is ['m:f']",
@@ -30,6 +34,21 @@ def test_a_config_of_somebody_else_is_neither_read_nor_replaced(tmp_path):
     assert not run_records.write_config(str(tmp_path), BEFORE, "/configs")
     assert run_records.changes(str(tmp_path), AFTER) == []
     assert (tmp_path / "config.yaml").read_text() == "mine: true\n"
+
+
+def test_records_of_somebody_else_are_not_replaced(tmp_path):
+    for name in ("run.json", "metrics.json"):
+        (tmp_path / name).write_text('{"auc": 0.9}')
+    told = {"towers": ["CPU:0"], "strategy": "mirrored", "start": 0, "command": ["x"]}
+    assert not run_records.write_run(str(tmp_path), **told)
+    assert not run_records.write_metrics(str(tmp_path), 4, None, "steps")
+    assert {path.read_text() for path in tmp_path.iterdir()} == {'{"auc": 0.9}'}
+    for path in tmp_path.iterdir():
+        path.unlink()
+    for step in (4, 5):
+        assert run_records.write_run(str(tmp_path), **told)
+        assert run_records.write_metrics(str(tmp_path), step, None, "steps")
+    assert json.loads((tmp_path / "metrics.json").read_text())["step"] == 5
 
 
 def test_a_damaged_config_is_no_config(tmp_path):
