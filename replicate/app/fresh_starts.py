@@ -12,11 +12,12 @@ __all__ = ["delete", "listed", "written_in"]
 _CHECKPOINT = re.compile(
     r"(?P<name>model\.ckpt-\d+)\.(index|meta|data-\d{5}-of-\d{5}|metrics\.json)(\.tmp)?"
 )
+_EVENTS = re.compile(r"events\.out\.tfevents\.\d+\..+")
 _FILES = re.compile(
     r"checkpoint(\.tmp\w+)?|graph\.pbtxt(\.tmp\w+)?|finished|averaged\.json"
-    r"|events\.out\.tfevents\.\d+\..+|\.\w[\w.]*\.\d+\.tmp"
+    rf"|{_EVENTS.pattern}|\.\w[\w.-]*\.\d+\.tmp"
 )
-_FOLDERS = re.compile(rf"eval(_\w+)?|{checkpoint_choice.BEST}|{checkpoint_choice.AVERAGED}")
+_EVALUATIONS = re.compile(r"eval(_\w+)?")
 _UNFINISHED_FOLDER = re.compile(r"temp-\d+-[0-9a-f]{8}|\.model\.ckpt-\d+\.\d+\.tmp")
 _SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
 _STATES = ("checkpoint", "finished")
@@ -34,8 +35,11 @@ def written_in(model_dir: str, exports: str, exporters: Iterable[str]) -> list[s
     found = list(_files_in(model_dir))
     for name in _names_in(model_dir):
         path = os.path.join(model_dir, name)
-        if _FOLDERS.fullmatch(name) and _is_folder(path):
+        is_of_checkpoint = name in (checkpoint_choice.BEST, checkpoint_choice.AVERAGED)
+        if is_of_checkpoint and _is_folder(path):
             found += _files_in(path)
+        elif _EVALUATIONS.fullmatch(name) and _is_folder(path):
+            found += [os.path.join(path, one) for one in _names_in(path) if _EVENTS.fullmatch(one)]
     records = (run_records.CONFIG, run_records.RUN, run_records.METRICS)
     for name in (*records, early_stopping.FILE, epochs.FILE):
         path = os.path.join(model_dir, name)
