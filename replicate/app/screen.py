@@ -103,7 +103,13 @@ class Capture:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             # A bar of somebody else's returns to the start of its line; its last state counts.
-            self._show(line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace"))
+            self._show(_last_state(line).rstrip(b"\r").decode("utf-8", "replace"))
+        self._rest = _last_state(self._rest)  # such a bar may go on for hours
+
+
+def _last_state(line: bytes) -> bytes:
+    """Returns what of a line is not written over; a return at its end writes over nothing yet."""
+    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
 def _flush() -> None:

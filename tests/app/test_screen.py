@@ -31,6 +31,16 @@ def test_lines_are_handed_on_whole(number):
     assert shown == ["half a line", "100 %", "λ"]
 
 
+def test_a_bar_that_ends_no_line_holds_its_last_state_alone(number):
+    shown = []
+    capture = screen.Capture([number], shown.append)
+    for count in range(1000):
+        capture._take(b"\r%d of 1000\r" % count)
+        assert len(capture._rest) < 20
+    capture._take(b"\n")
+    assert shown == ["999 of 1000"]
+
+
 def test_the_descriptor_leads_where_it_led_before(number, tmp_path):
     with screen.Capture([number], lambda line: None) as capture:
         os.write(number, b"held back\n")
