@@ -64,7 +64,9 @@ class Config(checks.Section):
         description="sum or mean, whatever the model says; null: as the model reduces its rows.",
     )
     accumulate_steps: checks.whole(1) = Field(
-        1, description="Batches whose gradients are added before an update."
+        1,
+        description="Batches that make one update; their gradients are averaged, or added where "
+        "the loss is a sum of rows. Steps count batches.",
     )
     clip_global_norm: checks.number(above=0) | None = Field(
         None, description="Clips reduced gradients to this norm; null: no clipping."
