@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 
 from replicate import errors
-from replicate.app import checks, files, input_config
+from replicate.app import cell_values, checks, files, input_config
 
 __all__ = ["read_npz"]
+
+_MAX_SIZES = {"f": 8, "c": 16}  # bytes of a number
 
 
 def read_npz(source: input_config.Npz, key: str) -> tuple[Any, Any]:
@@ -71,10 +73,11 @@ def _load_npz(path: str, key: str) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise files.missing(path, key) from None
     except Exception as e:  # of zip, zlib, tokenize, struct ...: damage may raise anything
-        if files.kind_of(path) != "text":  # a word about pickles would be in the way
-            reason = str(e).rstrip(".") or type(e).__name__
-            then = "Write it with numpy.savez."
-        else:
+        kind = files.kind_of(path)  # a word about pickles would be in the way
+        if kind in ("gzip", "tfrecord"):
+            files.refuse_other_kind(path, "npz", key)
+        reason, then = str(e).rstrip(".") or type(e).__name__, "Write it with numpy.savez."
+        if kind == "text":
             reason, then = "it is text", "Set kind: csv if it is a table."
         raise errors.RunError(
             f"{key}: {path}: must be a readable npz file: {reason}. {then}"
@@ -122,6 +125,8 @@ def _converted(rows: np.ndarray, dtype: str | None, start: int) -> np.ndarray:
         rows = _cast(rows, dtype, start)
     if rows.dtype.kind not in "biufcSU":
         raise TypeError(f"it holds {rows.dtype}, neither numbers nor text")
+    if rows.dtype.kind in "fc" and rows.dtype.itemsize > _MAX_SIZES[rows.dtype.kind]:
+        raise TypeError(f"it holds {rows.dtype}, which TensorFlow has not")
     return np.char.encode(rows, "utf-8") if rows.dtype.kind == "U" else rows
 
 
@@ -134,12 +139,7 @@ def _cast(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
         start: Which row of the file the first one is.
     """
     if rows.dtype.kind in "SU":
-        try:
-            return rows.astype(dtype)
-        except ValueError:
-            raise ValueError(
-                _of_row(rows, [_is_refused(row, dtype) for row in rows], start)
-            ) from None
+        return _numbers(rows, dtype, start)
     with np.errstate(all="ignore"):
         made = rows.astype(dtype)
         if rows.dtype.kind not in "biuf" or made.dtype.kind == "b":
@@ -151,12 +151,18 @@ def _cast(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
     return made
 
 
-def _is_refused(row: np.ndarray, dtype: str) -> bool:
-    try:
-        row.astype(dtype)
-    except ValueError:
-        return True
-    return False
+def _numbers(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
+    """Returns text as the numbers that it stands for, as of cells of CSV; see `_cast`."""
+    made = np.empty(rows.shape, dtype)
+    for index in np.ndindex(rows.shape):
+        text = rows[index]
+        try:
+            text = (text.decode() if isinstance(text, bytes) else str(text)).strip()
+            made[index] = cell_values.convert(text, dtype)
+        except (KeyError, OverflowError, ValueError):
+            is_bad = [row == index[0] for row in range(len(rows))]
+            raise ValueError(_of_row(rows, is_bad, start)) from None
+    return made
 
 
 def _of_row(rows: np.ndarray, is_bad: Any, start: int) -> str:

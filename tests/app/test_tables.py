@@ -305,6 +305,14 @@ def test_bad_npz_inputs_are_named(archive, keys, fault):
         (np.float32([1, np.nan, 2]), "int64", "row 1 (the first is 0) is nan"),
         (np.float64([1, 2, 1e300]), "float32", "row 2 (the first is 0) is 1.e+300"),
         (np.array(["1", "2", "x"]), "int32", "row 2 (the first is 0) is 'x'"),
+        (np.array(["1", "2", "300"]), "int8", "row 2 (the first is 0) is '300'"),
+        (np.array(["1", "2", "1e39"]), "float32", "row 2 (the first is 0) is '1e39'"),
+        (np.array(["1", "true", "no"]), "bool", "row 2 (the first is 0) is 'no'"),
+        (
+            np.array([[b"1", b"2"], [b"3", b"\xff"]]),
+            "int8",
+            "row 1 (the first is 0) is [b'3', b'\\xff']",
+        ),
     ],
 )
 def test_a_row_that_its_dtype_cannot_hold_is_named(tmp_path, values, dtype, fault):
@@ -314,6 +322,32 @@ def test_a_row_that_its_dtype_cannot_hold_is_named(tmp_path, values, dtype, faul
         with pytest.raises(errors.RunError) as caught:
             npz(str(path), rows=rows, dtypes={"x": dtype})
         assert f"{path}: x cannot be converted to {dtype}: {fault}. Correct" in str(caught.value)
+
+
+def test_text_is_converted_as_in_csv(tmp_path):
+    path = tmp_path / "d.npz"
+    np.savez(path, a=np.array([["True", "0"], ["FALSE", "1"]]), b=np.array([b" 7", b"-1"]))
+    features, _ = npz(str(path), dtypes={"a": "bool", "b": "int8"})
+    assert features["a"].tolist() == [[True, False], [False, True]]
+    assert (features["b"].tolist(), features["b"].dtype) == ([7, -1], np.int8)
+
+
+def test_numbers_that_tensorflow_has_not_are_refused(tmp_path):
+    path = tmp_path / "d.npz"
+    long = np.longdouble if np.longdouble(0).itemsize > 8 else None
+    if long is None:
+        pytest.skip("this machine's long doubles are doubles")
+    np.savez(path, x=np.ones(2, long))
+    with pytest.raises(errors.RunError, match=r"x cannot be converted to tensors: it holds float"):
+        npz(str(path))
+    assert npz(str(path), dtypes={"x": "float64"})[0]["x"].dtype == np.float64
+
+
+def test_what_npz_is_not_is_said_without_a_word_about_pickles(tmp_path):
+    path = tmp_path / "d.npz"
+    path.write_bytes(gzip.compress(b"x,y"))
+    with pytest.raises(errors.RunError, match=r"must be npz, but is compressed with gzip. Decomp"):
+        npz(str(path))
 
 
 def test_numbers_that_their_dtype_holds_are_converted(tmp_path):
