@@ -1,5 +1,6 @@
 """The part of a config that says what data comes in: one section per kind of input."""
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -152,6 +153,20 @@ class Npz(Input):
     )
 
 
+def _flat(value: Any) -> list[Any]:
+    """Returns the values in a nest of lists."""
+    return [one for part in value for one in _flat(part)] if isinstance(value, list) else [value]
+
+
+def _can_be(value: Any, dtype: str) -> bool:
+    """Tells whether a value is one of a dtype, not just a text that stands for one."""
+    try:
+        cell_values.text_of(value, dtype)
+    except ValueError:
+        return False
+    return isinstance(value, str) == (dtype == "string")
+
+
 class Feature(checks.Section):
     """How one feature of a tf.train.Example is read."""
 
@@ -165,13 +180,25 @@ class Feature(checks.Section):
         "fixed", description="fixed, sparse (becomes a SparseTensor) or ragged."
     )
     default: checks.Anything = Field(
-        None, description="Of a fixed feature, where an Example lacks it; null: it must be there."
+        None,
+        description="Of a fixed feature, where an Example lacks it: one value for all of its "
+        "shape, or a list of as many; null: it must be there.",
     )
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
         if self.kind != "fixed" and (self.shape or self.default is not None):
             yield "kind", f"must be fixed to have shape or default, got {self.kind!r}."
+        if self.default is None:
+            return
+        values, size = _flat(self.default), math.prod(self.shape)
+        if isinstance(self.default, list) and len(values) != size:
+            rule = f"one value or a list of {size}, as many as its shape has, got {len(values)}"
+            yield "default", f"must be {rule}. Correct it, or shape."
+        for value in values:
+            if not _can_be(value, self.dtype):
+                yield "default", f"must be {self.dtype} as dtype says, got {value!r}. Correct it."
+                return
 
 
 class Tfrecord(Input):

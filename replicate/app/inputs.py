@@ -13,6 +13,8 @@ A dataset of a user's function may or may not be batched already. Unless the con
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from replicate import errors
 from replicate.app import caching, csv_tables, files, functions, input_config, tables
 from replicate.compat.tensorflow import tf
@@ -211,7 +213,12 @@ def _parsing(feature: input_config.Feature) -> Any:
         return tf.io.VarLenFeature(dtype)
     if feature.kind == "ragged":
         return tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
-    return tf.io.FixedLenFeature(list(feature.shape), dtype, feature.default)
+    default = feature.default
+    if default is not None:
+        values = np.array(default, object if dtype == tf.string else dtype.as_numpy_dtype)
+        is_one = not isinstance(default, list)
+        default = np.full(feature.shape, values) if is_one else values.reshape(feature.shape)
+    return tf.io.FixedLenFeature(list(feature.shape), dtype, default)
 
 
 def _of_function(

@@ -238,6 +238,27 @@ def test_all_faults_are_reported_at_once(tmp_path):
             for one in (r'"\n"', r'"\r"', "'\"'", r'"\0"')
         ),
         (
+            "train.input={kind: tfrecord, file: x, features: {a: {dtype: int64, default: 1.5}}}",
+            "features.a.default: must be int64 as dtype says, got 1.5. Correct it.",
+        ),
+        (
+            'train.input={kind: tfrecord, file: x, features: {a: {dtype: float32, default: "1"}}}',
+            "must be float32 as dtype says, got '1'",
+        ),
+        (
+            "train.input={kind: tfrecord, file: x, features: {a: {dtype: string, default: 1}}}",
+            "must be string as dtype says, got 1",
+        ),
+        (
+            "train.input={kind: tfrecord, file: x, "
+            "features: {a: {dtype: int64, shape: [3], default: [1, 2]}}}",
+            "must be one value or a list of 3, as many as its shape has, got 2",
+        ),
+        (
+            "train.input={kind: tfrecord, file: x, features: {a: {dtype: int64, default: {}}}}",
+            "must be int64 as dtype says, got {}",
+        ),
+        (
             "train.input={kind: tfrecord, file: x, features: {a: {dtype: int64}}, label: b}",
             "must be one of features",
         ),
