@@ -35,6 +35,7 @@ _ROOMS = {
     "Mirrored": "replicate.strategy",
     "MirroredStrategy": "replicate.strategy",
     "MirroredVariable": "replicate.strategy",
+    "MultiWorkerStrategy": "replicate.strategy",
     "NcclAllReduce": "replicate.strategy",
     "OneDeviceStrategy": "replicate.strategy",
     "PerDevice": "replicate.strategy",

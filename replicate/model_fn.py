@@ -11,16 +11,26 @@ from replicate import types
 from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import saver
-from replicate.graph import batches, copied_state, whole
+from replicate.graph import batches, copied_state, ends, whole
 from replicate.specs import evaluate, predict, summaries, train
 from replicate.strategy import base, cloning, context, default, sharing, values, variables
-from replicate.strategy.policies import mirrored, one_device, parameter_server
-from replicate.training import joining, optimizer, statistics, step, towers, whole_batch, writes
+from replicate.strategy.policies import mirrored, multi_worker, one_device, parameter_server
+from replicate.training import (
+    joining,
+    optimizer,
+    statistics,
+    step,
+    together,
+    towers,
+    whole_batch,
+    writes,
+)
 
 _log = logging.getLogger("replicate")
 
 STRATEGIES = {
     "mirrored": mirrored.MirroredStrategy,
+    "multi_worker": multi_worker.MultiWorkerStrategy,
     "one_device": lambda devices: one_device.OneDeviceStrategy(devices[0]),
     "parameter_server": parameter_server.LocalParameterServerStrategy,
     "round_robin": lambda devices: parameter_server.LocalParameterServerStrategy(
@@ -138,7 +148,9 @@ def _replicate(options: _Options, features, labels, mode, params, config) -> Any
         factory = optimizer.OptimizerFactory(options.optimizer_fn, params)
     before = saver.operation_names()
     with chosen.scope(), _without_collector():
-        spec = _build(chosen, call, features, labels, factory, options)
+        spec = _build(
+            chosen, call, features, labels, factory, options, _across(chosen, mode, config)
+        )
     towers_to_place = () if context.is_one_tower() else chosen.worker_devices
     return saver.make_exportable(spec, before, (features, labels), towers_to_place, config)
 
@@ -192,26 +204,45 @@ def _strategy(strategy: Any, devices: Any) -> base.DistributionStrategy:
             f"{strategy!r}."
         )
     workers = device_names.resolve(devices)
-    if len(workers) == 1:
+    if len(workers) == 1 and strategy != "multi_worker":
         return one_device.OneDeviceStrategy(workers[0])
     return STRATEGIES[strategy or "parameter_server"](workers)
 
 
-def _build(strategy, call, features, labels, factory, options: _Options) -> Any:
+def _across(strategy: base.DistributionStrategy, mode: str, config: Any) -> Any:
+    """Returns what joins this worker with others; None where it is alone.
+
+    Predictions are each worker's own. An evaluation is, too, if it is in a session of its own.
+    """
+    across = strategy.across()
+    if across is not None:
+        strategy.start()  # sessions of all modes may be in it
+    is_joined_evaluation = mode == types.EVAL and getattr(config, "evaluation_master", "")
+    return across if mode == types.TRAIN or is_joined_evaluation else None
+
+
+def _build(strategy, call, features, labels, factory, options: _Options, across: Any) -> Any:
     """Splits the batch, builds the towers, and joins their specs."""
+    is_own = True
+    if across is not None:
+        features, labels, is_own = ends.joined(features, labels, across)
     # NOTE: in a scope of its own, so that no name of the model's variables is taken.
     with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
-        batch = batches.split_batch(features, labels, strategy.num_towers)
+        batch = batches.split_batch(features, labels, strategy.num_towers, across, is_own)
     reductions = keras.loss_reductions(towers.keras_reduction)
     with reductions, keras.output_names(towers.is_of_one_batch):
-        return _build_on(strategy, call, batch, (features, labels), factory, options)
+        spec = _build_on(strategy, call, batch, (features, labels), factory, options, across)
+    if across is None:
+        return spec
+    total = batch.total if isinstance(batch.total, int) else "of any size"
+    return together.begin(together.run_all(spec, across), across, total)
 
 
-def _build_on(strategy, call, batch, given, factory, options: _Options) -> Any:
+def _build_on(strategy, call, batch, given, factory, options: _Options, across: Any) -> Any:
     """Builds the towers on the parts of a batch, and joins their specs."""
-    join = _joining(strategy, call, batch, given, options)
+    join = _joining(strategy, call, batch, given, options, across)
     join.step.is_silent = factory is not None
-    share = context.Share(tuple(batch.weights), tuple(batch.has_rows), join)
+    share = context.Share(tuple(batch.weights), tuple(batch.has_rows), join, across)
     creations = sharing.Creations(strategy.num_towers)
     copier = _cloning(strategy, batch, share, options)
     with context.entered(context.current()._replace(share=share)):
@@ -227,7 +258,7 @@ def _build_on(strategy, call, batch, given, factory, options: _Options) -> Any:
             options.update_ops,
         )
         spec = _join(join, call.mode, built, creations, options)
-        if len(built) > 1:
+        if not join.whole.rows.is_single:
             scope = tf.get_current_name_scope()
             plain = f"{scope}/" if scope else ""
             copies = join.whole.copies()
@@ -254,7 +285,7 @@ def _cloning(strategy, batch, share, options: _Options) -> cloning.Cloning | Non
     return cloning.Cloning(strategy.worker_devices, nests, share, is_required)
 
 
-def _joining(strategy, call, batch, given, options: _Options) -> joining.Joining:
+def _joining(strategy, call, batch, given, options: _Options, across: Any) -> joining.Joining:
     """Returns what joins the towers of a batch."""
     rows = whole.Rows(
         [_given(*nests) for nests in zip(batch.features, batch.labels, strict=True)],
@@ -264,8 +295,9 @@ def _joining(strategy, call, batch, given, options: _Options) -> joining.Joining
         strategy.worker_devices,
         strategy.parameter_devices[0],
         *_layout(batch.features[0], batch.labels[0]),
+        across,
     )
-    partner, total = None, _total_to_trace(strategy, batch, options)
+    partner, total = None, _total_to_trace(rows, batch, options)
     if total is not None:
         partner = whole_batch.WholeBatch(
             call,
@@ -279,13 +311,15 @@ def _joining(strategy, call, batch, given, options: _Options) -> joining.Joining
     return joining.Joining(rows, partner, options.reduction, options.step, call.mode)
 
 
-def _total_to_trace(strategy, batch, options: _Options) -> int | None:
+def _total_to_trace(rows: whole.Rows, batch, options: _Options) -> int | None:
     """Returns on how many rows the model is built once more to see them; None: on none.
 
     On one device any other number of rows than its own shows which dimensions are rows.
     """
-    if strategy.num_towers > 1:
-        return batch.total if isinstance(batch.total, int) and batch.total > 1 else None
+    if not rows.is_single:
+        number = 1 if rows.across is None else rows.across.size
+        is_known = isinstance(batch.total, int) and number * batch.total > 1
+        return number * batch.total if is_known else None
     lengths = {tensor.shape[0] for tensor in _given(batch.features, batch.labels)}
     is_static = bool(lengths) and None not in lengths
     return 2 * max(lengths) if is_static and options.step.is_accumulated else None
@@ -318,7 +352,7 @@ def _join(join, mode, built, creations, options: _Options) -> Any:
             optimizer.leave_out(built[0].of_optimizers, [*running, *shown])
         writes.refuse_lone(creations, join, running, updates)
         return _with_statistics(spec, built, creations.all(), join.whole.rows, update_ops)
-    if len(built) == 1:
+    if join.whole.rows.is_single:
         return built[0].spec
     first = built[0].spec
     join.notices.given(first.predictions)
@@ -352,7 +386,7 @@ def _with_statistics(spec: Any, built: list, made: list, rows: whole.Rows, updat
     does not count in theirs.
     """
     running = (spec.train_op, spec.loss)
-    if update_ops != "first" and len(rows.weights) > 1:
+    if update_ops != "first" and not rows.is_single:
         averaged = statistics.average(made, rows, running, of_rowless=update_ops == "all")
         if averaged is not None:
             spec = spec._replace(train_op=tf.group(spec.train_op, averaged))

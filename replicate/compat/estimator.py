@@ -208,6 +208,16 @@ def load_v1() -> ModuleType:
     return _load("_v1")
 
 
+def evaluating_on(config: Any, target: str) -> Any:
+    """Returns a copy of a RunConfig whose evaluations are in sessions of a target.
+
+    NOTE: what `TF_CONFIG` says of it, tensorflow-estimator hears for evaluators alone.
+    """
+    made = config.replace()
+    made._evaluation_master = target
+    return made
+
+
 class _Advice(logging.Filter):
     """Drops TensorFlow's advice to use tf.keras, or other names, for Estimators."""
 

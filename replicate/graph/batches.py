@@ -53,7 +53,9 @@ class _Leaf(NamedTuple):
         return f"{self.path} {verb} {number} row{'' if number == 1 else 's'}"
 
 
-def split_batch(features: Any, labels: Any, num_towers: int) -> Batch:
+def split_batch(
+    features: Any, labels: Any, num_towers: int, across: Any = None, is_own: Any = True
+) -> Batch:
     """Splits features and labels for K towers.
 
     Args:
@@ -61,6 +63,9 @@ def split_batch(features: Any, labels: Any, num_towers: int) -> Batch:
             None go to every tower whole; a tensor of unknown rank counts as batched.
         labels: Likewise, or None.
         num_towers: K >= 1. One tower gets what came, and no operation is added.
+        across: Joins what workers bring, a `collectives.Across`: weights are parts of all
+            workers' rows. None: there is one worker.
+        is_own: Whether the rows are the worker's own, and not on loan: True, or a bool tensor.
 
     Returns:
         K shards. Leaves that disagree on B, or have no rows, only when run end in an
@@ -69,7 +74,7 @@ def split_batch(features: Any, labels: Any, num_towers: int) -> Batch:
     Raises:
         BatchError: If leaves disagree on B (names both), or none has rows.
     """
-    if num_towers == 1:
+    if num_towers == 1 and across is None:
         return Batch([features], [labels], [None], None, [1.0], [True])
     named = [_as_tensor(leaf) for leaf in _leaves(features, labels)]
     batched = [leaf for leaf in named if rows.is_batched(leaf.value)]
@@ -82,7 +87,12 @@ def split_batch(features: Any, labels: Any, num_towers: int) -> Batch:
     total = _agreed_rows(batched)
     total, checks = _checked_total(total, batched)
     leaves = [_gated(leaf.value, total, checks) for leaf in named]
-    runs = _static_runs(total, num_towers) if isinstance(total, int) else _runs(total, num_towers)
+    if isinstance(total, int):
+        runs = _static_runs(total, num_towers, 1 if across is None else across.size)
+    else:
+        total = total if is_own is True else tf.where(is_own, total, 0)
+        whole = None if across is None else across.total(total)
+        runs = _runs(total, num_towers, whole)
     shards = [
         [rows.cut(value, begin, end) if rows.is_batched(value) else value for value in leaves]
         for begin, end in zip(runs.begins, runs.ends, strict=True)
@@ -238,16 +248,22 @@ class _Runs(NamedTuple):
     has_rows: list
 
 
-def _static_runs(total: int, num_towers: int) -> _Runs:
+def _static_runs(total: int, num_towers: int, num_workers: int) -> _Runs:
     counts = [total // num_towers + (i < total % num_towers) for i in range(num_towers)]
     begins = [sum(counts[:i]) if number else 0 for i, number in enumerate(counts)]
     ends = [begin + max(number, 1) for begin, number in zip(begins, counts, strict=True)]
-    weights = [number / total for number in counts]
+    weights = [number / (total * num_workers) for number in counts]
     return _Runs(begins, ends, counts, weights, [number > 0 for number in counts])
 
 
-def _runs(total: tf.Tensor, num_towers: int) -> _Runs:
-    """Does for an int32 tensor what `_static_runs` does, for all towers at once."""
+def _runs(total: tf.Tensor, num_towers: int, whole: tf.Tensor | None) -> _Runs:
+    """Does for an int32 tensor what `_static_runs` does, for all towers at once.
+
+    Args:
+        total: The worker's rows.
+        num_towers: K.
+        whole: All workers' rows; None: the worker's, of which there are some.
+    """
     tower_ids = tf.range(num_towers)
     base, longer = total // num_towers, total % num_towers
     counts = base + tf.cast(tower_ids < longer, tf.int32)
@@ -255,6 +271,8 @@ def _runs(total: tf.Tensor, num_towers: int) -> _Runs:
     begins = base * tower_ids + tf.minimum(tower_ids, longer)
     begins = tf.where(has_rows, begins, tf.zeros_like(begins))
     ends = begins + tf.maximum(counts, 1)
-    weights = tf.cast(counts, tf.float64) / tf.cast(total, tf.float64)
+    weights = tf.cast(counts, tf.float64) / tf.cast(total if whole is None else whole, tf.float64)
     runs = _Runs(*(tf.unstack(part) for part in (begins, ends, counts, weights, has_rows)))
+    if whole is not None:
+        return runs
     return runs._replace(has_rows=[True, *runs.has_rows[1:]])  # a batch has one row or more

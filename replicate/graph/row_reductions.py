@@ -115,15 +115,22 @@ class Join:
         devices: The K towers' devices.
         home: Where the joined value goes.
         weights: K parts for what is unknown: floats, or float64 tensors of shape [].
+        across: Joins what workers bring, a `collectives.Across`; None: there is one worker.
     """
 
     def __init__(
-        self, has_rows: Sequence, devices: Sequence[str], home: str, weights: Sequence[Any]
+        self,
+        has_rows: Sequence,
+        devices: Sequence[str],
+        home: str,
+        weights: Sequence[Any],
+        across: Any = None,
     ):
         self._has_rows = has_rows
         self._devices = devices
         self._home = home
         self._weights = weights
+        self._across = across
 
     def sum(self, column: Sequence[tf.Tensor]) -> tuple:
         """Returns the sum of K tensors, and that its derivatives are 1."""
@@ -147,11 +154,11 @@ class Join:
     def all(self, column: Sequence[tf.Tensor]) -> tuple:
         """Returns whether all of K bool tensors hold; a tower without rows does not ask."""
         failing = self._masked([tf.logical_not(part) for part in column])
-        return tf.logical_not(tf.reduce_any(tf.stack(failing), 0)), None
+        return tf.logical_not(self._any(failing)), None
 
     def any(self, column: Sequence[tf.Tensor]) -> tuple:
         """Returns whether any of K bool tensors holds."""
-        return tf.reduce_any(tf.stack(self._masked(column)), 0), None
+        return self._any(self._masked(column)), None
 
     def mean(self, column: Sequence[tf.Tensor]) -> tuple:
         """Returns the mean weighted by the elements that each tower averaged."""
@@ -178,13 +185,26 @@ class Join:
 
     def unknown(self, column: Sequence[tf.Tensor]) -> tuple:
         """Returns the mean weighted by rows."""
-        return reductions.weighted_sum_onto(column, self._weights, self._home), self._weights
+        found = reductions.weighted_sum_onto(column, self._weights, self._home)
+        return self._everywhere(found), self._weights
+
+    def first(self, column: Sequence[tf.Tensor]) -> tuple:
+        """Returns what the first tower has, on which alone the value depends."""
+        is_first = self._across is None or self._across.is_first
+        value = column[0] if self._across is None else self._across.from_first(column[:1])[0]
+        return value, [1.0 if is_first else 0.0] + [0.0] * (len(column) - 1)
 
     def _masked(self, column: Sequence[tf.Tensor]) -> list:
         return reductions.mask_rows(column, self._has_rows)
 
     def _sum(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        return reductions.sum_onto(list(tensors), self._home)
+        return self._everywhere(reductions.sum_onto(list(tensors), self._home))
+
+    def _any(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        return self._everywhere(tf.reduce_any(tf.stack(tensors), 0))
+
+    def _everywhere(self, value: tf.Tensor) -> tf.Tensor:
+        return value if self._across is None else self._across.total(value)
 
     def _parts(self, column: Sequence[tf.Tensor]) -> list:
         """Returns e_i / E: floats where shapes say so, else float64 tensors of shape []."""
@@ -193,7 +213,7 @@ class Join:
             with reductions.on(device):
                 counts.append(_averaged(tensor) if has_rows is not False else 0)
         if not any(tf.is_tensor(count) for count in counts) and self._is_certain():
-            total = sum(counts)
+            total = sum(counts) * (1 if self._across is None else self._across.size)
             return [count / total if total else float("nan") for count in counts]
         counts = [tf.cast(count, tf.float64) for count in counts]
         counts = self._masked(counts)

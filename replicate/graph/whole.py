@@ -44,6 +44,7 @@ class Rows(NamedTuple):
         layout: Those of the first tower's tensors that say where a sparse or ragged tensor has
             its values.
         shapes: Those that are the shape of a sparse tensor.
+        across: Joins what workers bring, a `collectives.Across`; None: there is one worker.
     """
 
     given: Sequence[Sequence[tf.Tensor]]
@@ -54,6 +55,27 @@ class Rows(NamedTuple):
     home: str
     layout: Sequence[tf.Tensor] = ()
     shapes: Sequence[tf.Tensor] = ()
+    across: Any = None
+
+    @property
+    def is_lone(self) -> bool:
+        """Whether the first tower is one of several, and has all rows there are."""
+        is_one_of_many = len(self.devices) > 1 and self.across is None
+        return is_one_of_many and all(has is False for has in self.has_rows[1:])
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one tower, and nothing to join."""
+        return len(self.devices) == 1 and self.across is None
+
+    def join(self, weights: Sequence[Any] | None = None) -> row_reductions.Join:
+        """Returns what joins row reductions.
+
+        Args:
+            weights: K parts for what is unknown; None: the parts of the rows.
+        """
+        weights = weights or self.weights
+        return row_reductions.Join(self.has_rows, self.devices, self.home, weights, self.across)
 
 
 class Joined(NamedTuple):
@@ -90,7 +112,7 @@ class Whole:
         self._joined: dict[Any, Joined] = {}
         self._copied: dict[Any, tuple] = {}
         self._differing: dict[Any, bool] = {}
-        self.is_lone = len(rows.devices) > 1 and all(has is False for has in rows.has_rows[1:])
+        self.is_lone = rows.is_lone
         self.unknown_weights: Sequence[Any] | None = None
         self.cloning: Any = None  # where the model is called once
         sources = [tensor.op for tensor in rows.given[0]]
@@ -263,10 +285,7 @@ class Whole:
             return Joined(column[0], self.rows.weights)
         if kind == "shape" and self._partner is not None:
             return Joined(_static_shape(reduction.source), None)
-        if kind == "first":
-            return Joined(column[0], [1.0] + [0.0] * (len(column) - 1))
-        weights = self.unknown_weights or self.rows.weights
-        join = row_reductions.Join(self.rows.has_rows, self.rows.devices, self.rows.home, weights)
+        join = self.rows.join(self.unknown_weights)
         if kind == "shape":
             axes = self._dimensions.of(column[0].op.inputs[column[0].value_index])
             return Joined(join.shape(column, axes or ()), None)

@@ -10,7 +10,7 @@ from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, reductions
+from replicate.graph import ancestry, reductions, whole
 from replicate.specs import predict
 from replicate.strategy import context, variables
 
@@ -60,13 +60,11 @@ def merge_evaluate(
     return specs[0]._replace(
         loss=loss,
         predictions=predictions,
-        eval_metric_ops=_merge_metrics(specs, metric_variables, joining.whole.rows.has_rows),
+        eval_metric_ops=_merge_metrics(specs, metric_variables, joining.whole.rows),
     )
 
 
-def _merge_metrics(
-    specs: Sequence[Any], metric_variables: Sequence[Any], has_rows: Sequence[Any]
-) -> dict:
+def _merge_metrics(specs: Sequence[Any], metric_variables: Sequence[Any], rows: whole.Rows) -> dict:
     """Returns the first tower's metrics, whose updates now gather every tower's rows."""
     names = [list(spec.eval_metric_ops or {}) for spec in specs]
     for i, found in enumerate(names):
@@ -81,7 +79,7 @@ def _merge_metrics(
     added = [variable for variable in metric_variables if _adds_up(variable)]
     _require_sums([variable for variable in added if variable.is_assumed_sum], updates)
     with tf1.control_dependencies(updates):
-        moved = [gather(variable, has_rows) for variable in metric_variables]
+        moved = [gather(variable, rows.has_rows, rows.across) for variable in metric_variables]
     merged = tf1.group(*moved, *updates, name="merge_metrics")
     metrics = specs[0].eval_metric_ops or {}
     return {name: (_value_of(value), merged) for name, (value, _) in metrics.items()}
@@ -135,13 +133,16 @@ def _value_of(value: Any) -> Any:
     return tf.identity(value.members[0].read_value())
 
 
-def gather(variable: variables.TowerLocalVariable, has_rows: Sequence[Any]) -> tf.Operation:
+def gather(
+    variable: variables.TowerLocalVariable, has_rows: Sequence[Any], across: Any = None
+) -> tf.Operation:
     """Moves what all copies have gathered into the first one.
 
     Args:
         variable: A metric's variable, with K copies.
         has_rows: K truths; what a tower without rows has gathered is dropped. NOTE: some
             metrics write to a copy's handle, where the variable cannot refuse it.
+        across: Joins what workers bring, a `collectives.Across`; None: there is one worker.
 
     Returns:
         An operation after which the first copy holds the aggregate. Run again without
@@ -155,18 +156,44 @@ def gather(variable: variables.TowerLocalVariable, has_rows: Sequence[Any]) -> t
     with tf1.control_dependencies(copies), tf.device(members[0].device):
         if custom is not None:
             starts = [tf.identity(member.initial_value) for member in members]
-            kept = zip(copies, starts, has_rows, strict=True)
-            return _move(members, custom([_kept(*parts) for parts in kept]))
+            kept = [_kept(*p) for p in zip(copies, starts, has_rows, strict=True)]
+            return _move(members, custom(kept if across is None else across.all(kept)))
         if aggregation == variables.MEAN:
             counted = tf.add_n([tf.cast(has, copies[0].dtype) for has in has_rows])
-            mean = tf.add_n(reductions.mask_rows(copies, has_rows)) / counted
+            total = tf.add_n(reductions.mask_rows(copies, has_rows))
+            if across is not None:
+                total, counted = across.sum([total, counted])
+            mean = total / counted
             return tf1.group(*[member.assign(mean, read_value=False) for member in members])
         if aggregation == variables.SUM and numeric:
             starts = [tf.identity(member.initial_value) for member in members[1:]]
             gathered = [copy - start for copy, start in zip(copies[1:], starts, strict=True)]
             gathered = reductions.mask_rows(gathered, has_rows[1:])
-            return _move(members, tf.add_n([copies[0], *gathered]))
+            if across is None:
+                return _move(members, tf.add_n([copies[0], *gathered]))
+            before = _before(variable)
+            start = tf.identity(members[0].initial_value)
+            own = [copies[0] - start - before]
+            if not variable.is_gathered:  # a number of the whole batch counts without rows, too
+                own = reductions.mask_rows(own, has_rows[:1])
+            total = before + across.total(tf.add_n([*own, *gathered]))
+            with tf1.control_dependencies([total]):
+                noted = before.assign(total, read_value=False)
+            return tf1.group(noted, _move(members, start + total))
     return tf1.no_op()
+
+
+def _before(variable: variables.TowerLocalVariable) -> Any:
+    """Returns what keeps by how much all workers together have added to a first copy."""
+    first = variable.members[0]
+    name = f"{first.op.name}/workers"
+    return tf1.Variable(
+        tf.zeros_like(first.initial_value),
+        trainable=False,
+        collections=[tf1.GraphKeys.LOCAL_VARIABLES],
+        name=name,
+        use_resource=True,
+    )
 
 
 def _kept(copy: tf.Tensor, start: tf.Tensor, has_rows: Any) -> tf.Tensor:

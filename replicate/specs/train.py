@@ -26,6 +26,6 @@ def merge_train(towers: Sequence[Any], joining: context.Joiner, update_ops: str)
     runs = list(dict.fromkeys([step, *updates]))
     train_op = runs[0] if len(runs) == 1 else tf1.group(*runs, name="train")
     loss = first.spec.loss
-    if len(towers) > 1:
+    if not joining.whole.rows.is_single:
         loss = joining.loss([tower.spec.loss for tower in towers])
     return first.spec._replace(loss=loss, train_op=train_op)

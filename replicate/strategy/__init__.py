@@ -19,6 +19,7 @@ from replicate.strategy.default import (
     require_tower_context,
 )
 from replicate.strategy.policies.mirrored import MirroredStrategy
+from replicate.strategy.policies.multi_worker import MultiWorkerStrategy
 from replicate.strategy.policies.one_device import OneDeviceStrategy
 from replicate.strategy.policies.parameter_server import LocalParameterServerStrategy
 from replicate.strategy.tower import TowerContext
@@ -32,6 +33,7 @@ __all__ = [
     "Mirrored",
     "MirroredStrategy",
     "MirroredVariable",
+    "MultiWorkerStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "PerDevice",

@@ -90,6 +90,15 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         """The later spelling of the same core, as `tf.distribute` has it."""
         return self._extended
 
+    def across(self) -> Any:
+        """Returns what joins this worker with others; None: it is alone, as in predictions."""
+        mode = context.current()
+        share = None if mode is None else mode.share
+        return self._across() if share is None else share.across
+
+    def _across(self) -> Any:
+        return None  # or a `graph.collectives.Across` of the current graph
+
     # Entering.
 
     @contextlib.contextmanager
@@ -343,6 +352,10 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         return tf.convert_to_tensor(v)
 
     # Sessions.
+
+    def start(self) -> str:
+        """Lets sessions of this process take part in a cluster; returns their target."""
+        return ""
 
     def configure(self, session_config: Any) -> None:
         """Sets what suits this strategy in a `ConfigProto`, in place."""

@@ -84,6 +84,8 @@ class Communication:
             return [_as_tensor(part) for part in value.values]
         if isinstance(value, variables.TowerLocalVariable):
             return [_as_tensor(member) for member in value.members]
+        if self.num_towers == 1 and not self.is_single_tower and _is_of_one(value):
+            return [value]  # of the only tower of this worker
         return None
 
     def _places_of(self, destination: Any, value: Any) -> tuple:
@@ -111,10 +113,15 @@ class Communication:
         else:
             pairs = zip(columns, homes, strict=True)
             sums = [reductions.sum_onto(parts, home) for parts, home in pairs]
+        across = self.across()
+        number = 1 if across is None else across.size
+        if across is not None:
+            joined = zip(across.totals(sums), homes, strict=True)
+            sums = [reductions.copy_onto(total, home) for total, home in joined]
         reduced = []
         for first, parts, place in zip(sums, columns, places, strict=True):
             if aggregation == variables.MEAN:
-                first = reductions.divide_onto(first, len(parts), place[0])
+                first = reductions.divide_onto(first, number * len(parts), place[0])
             reduced.append([first] + [reductions.copy_onto(first, other) for other in place[1:]])
         return reduced
 
@@ -182,6 +189,12 @@ class Communication:
         if len(parts) == 1 and name is None:
             return getattr(parts[0], "op", parts[0])
         return tf1.group(*parts, name=name)
+
+
+def _is_of_one(value: Any) -> bool:
+    return isinstance(value, tf.IndexedSlices) or (
+        tf.is_tensor(value) and not isinstance(value, tf.Variable)
+    )
 
 
 def _prepared(aggregation, parts: list) -> list:

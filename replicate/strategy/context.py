@@ -59,13 +59,16 @@ class Share(NamedTuple):
     Attributes:
         weights: K scalars n_i / B, Python floats or float64 tensors; they sum to 1.
         has_rows: K truths n_i > 0, Python bools or bool tensors. A tower without rows
-            computes on a borrowed one, and counts for nothing. The first one has rows.
+            computes on a borrowed one, and counts for nothing. The first one has rows, if
+            there are no other workers.
         joiner: Joins what the towers bring.
+        across: Joins what workers bring, a `graph.collectives.Across`; None: there is one.
     """
 
     weights: tuple
     has_rows: tuple
     joiner: Joiner
+    across: Any = None
 
 
 class Mode(NamedTuple):

@@ -70,7 +70,7 @@ def make_tower_local(strategy: Any, next_creator: Callable, kwargs: dict, places
     kwargs["synchronization"] = _ON_READ
     kwargs["aggregation"] = aggregation
     kwargs["trainable"] = False
-    if len(places) == 1:
+    if len(places) == 1 and strategy.is_single_tower:
         with tf.device(places[0]):
             return next_creator(**kwargs)
     members, collections = _members(next_creator, kwargs, places, same_start=False)

@@ -80,7 +80,7 @@ class TowerContext:
     @property
     def is_single_tower(self) -> bool:
         """Whether K is 1."""
-        return self.num_towers == 1
+        return self.num_towers == 1 and self._strategy.is_single_tower
 
     @property
     def distribution_strategy(self) -> Any:

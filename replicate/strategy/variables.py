@@ -114,7 +114,9 @@ class MirroredVariable(DistributedVariable):
             return first
         made = [part for part in strategy.unwrap(value)[1:] if part is not None]
         with tf1.control_dependencies(tf.nest.flatten(made, expand_composites=True)):
-            return tf.nest.map_structure(tf.identity, first, expand_composites=True)
+            first = tf.nest.map_structure(tf.identity, first, expand_composites=True)
+        across = strategy.across()
+        return across.from_first([first])[0] if across is not None else first
 
 
 class TowerLocalVariable(DistributedVariable):
@@ -188,7 +190,8 @@ class TowerLocalVariable(DistributedVariable):
 
     def _write_in_tower(self, tower, method, value, kwargs):
         joiner = joiner_of(tower)
-        if joiner is None or not tower.can_meet or len(self._members) == 1:
+        is_shared = len(self._members) < tower.num_towers
+        if joiner is None or not tower.can_meet or is_shared:
             return self._write_own(tower, method, value, kwargs)
 
         def write(strategy, merged):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import ancestry, columns, reductions, row_reductions, tails, whole
+from replicate.graph import ancestry, columns, reductions, tails, whole
 from replicate.strategy import cloning, values
 from replicate.training import packed_reduction
 
@@ -237,9 +237,8 @@ class Derivation:
     def _go_behind(self, given: Given, column: Sequence) -> None:
         """Goes on behind a value of the whole, by which towers have found derivatives."""
         rows = self._whole.rows
-        join = row_reductions.Join(rows.has_rows, rows.devices, rows.home, rows.weights)
         with self._whole.at_home():
-            total, _ = join.sum([tf.convert_to_tensor(gradient) for gradient in column])
+            total, _ = rows.join().sum([tf.convert_to_tensor(gradient) for gradient in column])
         if given.parts:
             self._columns.append((given.parts, [total] * len(given.parts)))
         self._across.extend((tensor, total) for tensor in given.across)
@@ -290,18 +289,24 @@ class Derivation:
         return _added([part, *self._direct[n]])
 
     def _is_mixed(self, n: int, part: Any) -> bool:
+        """Whether what the tail brings by itself is added where towers' parts are one already.
+
+        NOTE: of several workers, the first tower may have no rows, and count for nothing.
+        """
+        if self._whole.rows.across is not None:
+            return True
         dense = [not isinstance(gradient, tf.IndexedSlices) for gradient in self._direct[n]]
         return any(dense) and isinstance(part, tf.IndexedSlices)
 
     def _finished(self, n: int, found: Any) -> Any:
-        """Adds what the tail brings by itself where towers bring slices, as one device does."""
+        """Adds what the tail brings by itself where it could not be a tower's part."""
         copies = found.values if isinstance(found, values.Mirrored) else (found,)
         if not (self._direct[n] and self._is_mixed(n, copies[0])):
             return found
         made = []
         for copy in copies:
-            with tf.device(copy.values.device):
-                made.append(_added([tf.convert_to_tensor(copy), *self._direct[n]]))
+            with tf.device(reductions.device_of(copy)):
+                made.append(_added([copy, *self._direct[n]]))
         return made[0] if len(made) == 1 else values.Mirrored(made, found.devices)
 
     def _note_given(self, n: int, found: Any, parts: Sequence) -> None:

@@ -81,6 +81,7 @@ class Joining:
             parts = [tf.cast(part, tf.float64) for part in denominators]
             parts = reductions.mask_rows(parts, rows.has_rows)
             total = tf.add_n(parts)
+            total = total if rows.across is None else rows.across.total(total)
             self.whole.unknown_weights = [
                 tf.where(total > 0, tf.math.divide_no_nan(part, total), of_rows)
                 for part, of_rows in zip(parts, map(self._as_part, rows.weights), strict=True)
@@ -92,6 +93,7 @@ class Joining:
 
     def mean(self, strategy: Any, value: Any, destination: Any) -> Any:
         """See `context.Joiner`."""
+        value = self._as_column(value)
         if not isinstance(value, values.PerDevice) or len(value.values) != strategy.num_towers:
             return strategy.reduce(variables.MEAN, value, destination)
         column = list(value.values)
@@ -136,12 +138,13 @@ class Joining:
         if isinstance(variable, variables.TowerLocalVariable):
             return self._gathered(variable, method, value)
         copies = len(variable.members)
+        value = self._as_column(value)
         if not isinstance(value, values.DistributedValues):
             return [value] * copies
         column = list(value.values)
         if self._is_whole(column[0]):
             is_own = len(column) == copies and self._is_repeatable(column[0])
-            return column if is_own else [column[0]] * copies
+            return column if is_own else [self._of_first(column[0])] * copies
         found = self._made_whole(column)
         if found is not None:
             return [found] * copies
@@ -153,11 +156,17 @@ class Joining:
             reduced = variable.aggregate(strategy, value)
         return [values.select_device(d, i, reduced) for i, d in enumerate(variable.devices)]
 
+    def _as_column(self, value: Any) -> Any:
+        """Returns what the only tower of one of several workers brings as a PerDevice."""
+        is_lone = len(self.whole.rows.devices) == 1 and tf.is_tensor(value)
+        return values.PerDevice([value], self.whole.rows.devices) if is_lone else value
+
     def _gathered(self, variable: Any, method: str, value: Any) -> list | None:
         """Returns what the copies of a metric's variable get of all rows; None: it is not seen."""
         if not self._is_metric(variable) or method not in ("assign", "assign_add", "assign_sub"):
             return None
         is_sum, others = variable.aggregation == variables.SUM, len(variable.members) - 1
+        value = self._as_column(value)
         found = value
         if isinstance(value, values.DistributedValues):
             column = [tf.convert_to_tensor(part, variable.dtype) for part in value.values]
@@ -166,7 +175,9 @@ class Joining:
             if found is None:
                 return None
             variable.is_gathered = is_sum
-        return [found, *[None if is_sum else found] * others]
+        across = self.whole.rows.across
+        is_first = across is None or across.is_first
+        return [found if is_first or not is_sum else None, *[None if is_sum else found] * others]
 
     def _require_no_rows(self, variable: Any, value: tf.Tensor) -> None:
         """Refuses a variable that is as long as a tower has rows, as each row's own would be."""
@@ -235,11 +246,18 @@ class Joining:
                 return self._joined_by_rows(strategy, column, variable)
             return self._noted(strategy, strategy.broadcast(found, variable))
         if len(places) == 1:
-            return column[0]
+            return self._of_first(column[0])
         # NOTE: a variable that lies between, as a loss scale, may be read later in another tower.
         if len(places) == len(column) and self._is_repeatable(column[0], may_read=False):
             return values.Mirrored(column, places)
-        return strategy.broadcast(column[0], variable)
+        return strategy.broadcast(self._of_first(column[0]), variable)
+
+    def _of_first(self, value: Any) -> Any:
+        """Returns a value as the first worker has it, where workers may not have the same."""
+        across = self.whole.rows.across
+        if across is None or not tf.is_tensor(value) or self._is_repeatable(value):
+            return value
+        return across.from_first([value])[0]
 
     def make_whole(self, towers: Sequence[dict]) -> None:
         """Makes whole what K towers' optimizers hold, such as a rate made from the batch.

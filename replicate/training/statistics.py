@@ -97,6 +97,7 @@ def _average(
     copies = [tf.identity(member.read_value()) for member in members]
     with tf1.control_dependencies(copies):
         mean = reductions.weighted_sum_onto(copies, rows.weights, members[0].device)
+        mean = mean if rows.across is None else rows.across.total(mean)
         written = []
         for i in towers:
             keeps = of_rowless and rows.has_rows[i]

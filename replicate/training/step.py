@@ -159,7 +159,7 @@ class GradientStep:
         if self._joining is None or strategy.is_single_tower:
             return strategy.batch_reduce(variables.SUM, pairs)
         return [
-            self._joining.applied(strategy, gradient.values, variable)
+            self._joining.applied(strategy, _column(gradient), variable)
             for gradient, variable in pairs
         ]
 
@@ -168,6 +168,11 @@ class GradientStep:
         if self._joining is None:
             return default.get_loss_reduction() == variables.SUM
         return self._joining.is_sum([values.select_tower(0, gradient) for gradient, _ in pairs])
+
+
+def _column(gradient: Any) -> Sequence:
+    """Returns what each tower brings."""
+    return gradient.values if isinstance(gradient, values.PerDevice) else [gradient]
 
 
 def _brought(brought: Any) -> Sequence:

@@ -34,7 +34,7 @@ def refuse_lone(
         TowerMismatchError: Names the variable, the tower and the operation.
     """
     rows = join.whole.rows
-    if len(rows.weights) == 1:
+    if rows.is_single:
         return
     executed = ancestry.executed_by(running)
     spared = ancestry.executed_by(updates)

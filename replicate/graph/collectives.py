@@ -1,0 +1,321 @@
+"""What several processes hold becomes one: the second stage of every join, over workers.
+
+Each worker joins its own towers first, and brings one tensor to an operation of TensorFlow's
+collectives. Workers build the same graph, and so the same collectives in the same order.
+Each waits for the one that was made before it: the order is the same in all workers, which
+GPUs need, and a step that runs the last one runs them all.
+"""
+
+import contextlib
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import reductions
+
+SCOPE = "replicate_workers/"  # of what workers join: no name of the model's is taken
+# Tensors of one dtype share a transfer, up to this many bytes of them.
+PACK_BYTES = 1 << 22
+
+_KEYS = (1 << 31) - 1
+# What collectives cannot add up travels as something that they can.
+_CARRIERS = {
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint8: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.bfloat16: tf.float32,
+}
+_CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+class Options(NamedTuple):
+    """How workers reach each other.
+
+    Attributes:
+        size: W, how many workers there are.
+        position: This one's number; the first one is the chief.
+        hint: `"ring"`, `"nccl"` or `"auto"`: by what tensors travel.
+        timeout: After how many seconds a worker that waits for another one fails; 0: never.
+    """
+
+    size: int
+    position: int
+    hint: str = "auto"
+    timeout: float = 0
+
+
+class Across:
+    """Joins tensors over workers, in one graph.
+
+    Args:
+        options: How workers reach each other.
+        device: The device on which this worker's part is, and the joined value.
+        name: Tells this row of collectives from others.
+    """
+
+    def __init__(self, options: Options, device: str, name: str = "step"):
+        self.options = options
+        self._name = name
+        self._device = device
+        self._made: list[tf.Operation] = []
+        self._group = zlib.crc32(f"{options.size} {device}".encode()) & _KEYS
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return self.options.size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the first worker."""
+        return self.options.position == 0
+
+    def apart(self, name: str) -> "Across":
+        """Returns another row of collectives, which does not wait for this one."""
+        return Across(self.options, self._device, name)
+
+    @property
+    def made(self) -> list[tf.Operation]:
+        """The collectives of the graph, of which a step must run all or none."""
+        return list(self._made)
+
+    # Dense.
+
+    def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the sums over workers of N dense tensors, on the device.
+
+        Args:
+            tensors: What this worker brings; in each worker of the same dtypes and shapes.
+        """
+        return self._reduced(tensors, "Add")
+
+    def max(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the largest over workers of N dense tensors; see `sum`."""
+        return self._reduced(tensors, "Max")
+
+    def totals(self, values: Sequence[Any]) -> list:
+        """Returns the sums over workers of N values; of IndexedSlices, all workers' slices."""
+        totals = list(values)
+        sparse = [n for n, value in enumerate(values) if isinstance(value, tf.IndexedSlices)]
+        dense = [n for n in range(len(values)) if n not in set(sparse)]
+        for members, join in ((dense, self.sum), (sparse, self.slices)):
+            if members:
+                found = join([values[n] for n in members])
+                for n, value in zip(members, found, strict=True):
+                    totals[n] = value
+        return totals
+
+    def total(self, value: Any) -> Any:
+        """Returns the sum over workers of one value; see `totals`."""
+        return self.totals([value])[0]
+
+    def all(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns all workers' tensors of one dtype and shape, one worker's after the other's."""
+        with self._at_home():
+            own = _carried(tf.stack(list(tensors)))
+            places = tf.one_hot(self.options.position, self.size, dtype=own.dtype)
+            places = tf.reshape(places, [self.size, *[1] * own.shape.rank])
+            (found,) = self.sum([places * own[tf.newaxis]])
+            rows = [row for worker in tf.unstack(found) for row in tf.unstack(worker)]
+            return [_restored(row, tensors[0]) for row in rows]
+
+    def from_first(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns what the first worker brings, in all workers; text stays each one's own."""
+        numbers = [n for n, tensor in enumerate(tensors) if _is_number(tensor)]
+        with self._at_home():
+            brought = [tensors[n] for n in numbers]
+            if not self.is_first:
+                brought = [tf.zeros_like(tensor) for tensor in brought]
+        found = list(tensors)
+        for n, tensor in zip(numbers, self.sum(brought), strict=True):
+            found[n] = tensor
+        return found
+
+    def _reduced(self, tensors: Sequence[tf.Tensor], op: str) -> list:
+        if tf.executing_eagerly() or getattr(tf1.get_default_graph(), "building_function", False):
+            raise RuntimeError(
+                "Workers of a cluster meet in a graph that a session runs, and not in eager code "
+                "or a tf.function. Use an Estimator, or build a tf.Graph."
+            )
+        results: list = [None] * len(tensors)
+        with self._at_home():
+            carried = [_carried(tensor) for tensor in tensors]
+            for members in _packs(carried):
+                parts = [carried[n] for n in members]
+                joined = self._reduce_pack(parts, op)
+                for n, part in zip(members, joined, strict=True):
+                    results[n] = _restored(part, tensors[n])
+        return results
+
+    def _reduce_pack(self, parts: list, op: str) -> list:
+        """Reduces tensors of one dtype in one transfer."""
+        if len(parts) == 1:
+            return [self._reduce(parts[0], op)]
+        flat = self._reduce(tf.concat([tf.reshape(part, [-1]) for part in parts], 0), op)
+        sizes = [part.shape.num_elements() for part in parts]
+        pieces = zip(tf.split(flat, sizes), parts, strict=True)
+        return [tf.reshape(piece, part.shape) for piece, part in pieces]
+
+    def _reduce(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
+        shape = tensor.shape
+        key = self._key(op, tensor.dtype.name, shape)
+        if not shape.is_fully_defined():  # a size of its own each time: an instance of its own
+            key = (tf.cast(key, tf.int64) + tf.size(tensor, tf.int64) * 7919) % _KEYS
+            key = tf.cast(key, tf.int32)
+        with tf1.control_dependencies(self._made[-1:]):
+            made = tf.raw_ops.CollectiveReduceV2(
+                input=tensor,
+                instance_key=key,
+                merge_op=op,
+                final_op="Id",
+                ordering_token=[],
+                communication_hint=self.options.hint,
+                timeout_seconds=self.options.timeout,
+                **self._members(),
+            )
+        made.set_shape(shape)
+        self._made.append(made.op)
+        return made
+
+    # Slices.
+
+    def slices(self, values: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+        """Returns all workers' slices, one worker's after the other's, of N IndexedSlices.
+
+        NOTE: a collective wants one size in all workers. Slices are made as many as the next
+        power of two, so that few sizes are met, and cut again.
+        """
+        with self._at_home():
+            own = tf.stack([tf.size(value.indices) for value in values])
+            counts = tf.reshape(self._gather(own, tf.constant(0)), [self.size, len(values)])
+            return [self._all_slices(value, counts[:, n]) for n, value in enumerate(values)]
+
+    def _all_slices(self, value: tf.IndexedSlices, counts: tf.Tensor) -> tf.IndexedSlices:
+        largest = tf.maximum(tf.reduce_max(counts), 1)
+        steps = tf.range(31)
+        bits = tf.reduce_sum(tf.cast(tf.bitwise.left_shift(1, steps) < largest, tf.int32))
+        size = tf.bitwise.left_shift(1, bits)
+        is_own = tf.reshape(tf.sequence_mask(counts, size), [-1])
+        rows, indices = (
+            tf.boolean_mask(self._gather(_lengthened(part, size), bits), is_own)
+            for part in (_carried(value.values), value.indices)
+        )
+        return tf.IndexedSlices(_restored(rows, value.values), indices, value.dense_shape)
+
+    def _gather(self, tensor: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:
+        """Returns all workers' rows; `kind` tells sizes apart."""
+        key = self._key("gather", tensor.dtype.name, tensor.shape)
+        key = tf.cast((tf.cast(key, tf.int64) + tf.cast(kind, tf.int64) * 7919) % _KEYS, tf.int32)
+        with tf1.control_dependencies(self._made[-1:]):
+            made = tf.raw_ops.CollectiveGatherV2(
+                input=tensor,
+                instance_key=key,
+                ordering_token=[],
+                communication_hint=self.options.hint,
+                timeout_seconds=self.options.timeout,
+                **self._members(),
+            )
+        made.set_shape([None, *tensor.shape[1:]])
+        self._made.append(made.op)
+        return made
+
+    def _members(self) -> dict:
+        return {
+            "group_size": tf.constant(self.size),
+            "group_key": tf.constant(self._group),
+        }
+
+    def _key(self, *parts: Any) -> tf.Tensor:
+        """Returns what one collective is known by in all workers.
+
+        NOTE: a process keeps what it has learned of a key, shape included. Of two graphs, the
+        same key names what is alike in both.
+        """
+        text = " ".join(map(str, (self._name, len(self._made), *parts)))
+        return tf.constant(zlib.crc32(text.encode()) & _KEYS)
+
+    @contextlib.contextmanager
+    def _at_home(self) -> Iterator[None]:
+        with reductions.alone_on(self._device, SCOPE):
+            yield
+
+
+class PerGraph:
+    """An `Across` for each graph.
+
+    Args:
+        make: Makes one.
+    """
+
+    def __init__(self, make: Callable[[], Across]):
+        self._make = make
+        self._found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    def get(self) -> Across:
+        """Returns that of the current graph."""
+        graph = tf1.get_default_graph()
+        if graph not in self._found:
+            self._found[graph] = self._make()
+        return self._found[graph]
+
+
+def _packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+    """Returns which tensors travel together: those of one dtype whose shapes are known."""
+    packs: list[list[int]] = []
+    open_packs: dict = {}
+    for n, tensor in enumerate(tensors):
+        if not tensor.shape.is_fully_defined():
+            packs.append([n])
+            continue
+        size = tensor.shape.num_elements() * tensor.dtype.size
+        members, held = open_packs.get(tensor.dtype, (None, 0))
+        if members is None or held + size > PACK_BYTES:
+            members, held = [], 0
+            packs.append(members)
+        members.append(n)
+        open_packs[tensor.dtype] = (members, held + size)
+    return packs
+
+
+def _is_number(tensor: tf.Tensor) -> bool:
+    dtype = tensor.dtype
+    return dtype in _CARRIED or dtype in _CARRIERS or dtype.is_complex or dtype == tf.uint64
+
+
+def _carried(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor as collectives add it up."""
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype in _CARRIED:
+        return tensor
+    if tensor.dtype.is_complex:
+        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
+    if tensor.dtype == tf.uint64:
+        return tf.bitcast(tensor, tf.int64)
+    if tensor.dtype in _CARRIERS:
+        return tf.cast(tensor, _CARRIERS[tensor.dtype])
+    raise TypeError(
+        f"Workers join numbers: {tensor.name} is of {tensor.dtype.name}. Keep it in each worker."
+    )
+
+
+def _restored(tensor: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+    """Returns what `_carried` has changed in the dtype that it had."""
+    if before.dtype.is_complex:
+        return tf.complex(tensor[0], tensor[1])
+    if before.dtype == tf.uint64:
+        return tf.bitcast(tensor, tf.uint64)
+    return tensor if tensor.dtype == before.dtype else tf.cast(tensor, before.dtype)
+
+
+def _lengthened(tensor: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor with as many rows, of which the last are zeros."""
+    missing = size - tf.shape(tensor)[0]
+    after = tf.concat([[missing], tf.zeros([tf.rank(tensor) - 1], tf.int32)], 0)
+    longer = tf.pad(tensor, tf.stack([tf.zeros_like(after), after], 1))
+    longer.set_shape([None, *tensor.shape[1:]])
+    return longer

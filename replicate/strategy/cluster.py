@@ -1,0 +1,163 @@
+"""Who is in a cluster, and how this process takes part in it.
+
+`TF_CONFIG`, as Kubernetes' TFJob and many launchers set it, names the jobs with their tasks'
+addresses and says which task this process is. The chief is the task of the job `chief`, or
+the first worker where there is no such job.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from replicate import errors
+from replicate.compat.tensorflow import tf, tf1
+
+_TRAINING = ("chief", "master", "worker")
+_NAMES = (*_TRAINING, "ps", "evaluator")
+
+
+class Cluster(NamedTuple):
+    """The tasks that train together, and which of them this process is.
+
+    Attributes:
+        tasks: W pairs of a job and a number in it; the first one is the chief.
+        addresses: Their W addresses, `host:port`.
+        position: This process's number among them; None: it is none, as an evaluator.
+    """
+
+    tasks: tuple
+    addresses: tuple
+    position: int | None
+
+    @property
+    def size(self) -> int:
+        """How many tasks train."""
+        return len(self.tasks)
+
+    @property
+    def name(self) -> str:
+        """This task as people call it."""
+        return "alone" if self.position is None else "{}:{}".format(*self.tasks[self.position])
+
+    @property
+    def leader(self) -> str:
+        """The task that gives the order of steps, as TensorFlow names it."""
+        job, number = self.tasks[0]
+        return f"/job:{job}/replica:0/task:{number}"
+
+    def spec(self) -> dict:
+        """Returns the addresses by job, as `tf.train.ClusterSpec` takes them."""
+        jobs: dict = {}
+        for (job, _), address in zip(self.tasks, self.addresses, strict=True):
+            jobs.setdefault(job, []).append(address)
+        return jobs
+
+
+def of(given: Any = None) -> Cluster:
+    """Returns the cluster of a mapping like `TF_CONFIG`; None: of `TF_CONFIG` itself.
+
+    Args:
+        given: A mapping with `cluster` and `task`, the JSON text of one, or None.
+
+    Raises:
+        ConfigError: If it names no such task, or is malformed.
+    """
+    found = _parsed(given)
+    jobs = found.get("cluster") or {}
+    if not jobs:
+        return Cluster((("worker", 0),), ("",), 0)
+    _require_jobs(jobs)
+    names = [job for job in _TRAINING if job in jobs]
+    tasks = tuple((job, number) for job in names for number in range(len(jobs[job])))
+    addresses = tuple(address for job in names for address in jobs[job])
+    task = found.get("task") or {}
+    own = (task.get("type"), _number(task.get("index", 0)))
+    if own in tasks:
+        return Cluster(tasks, addresses, tasks.index(own))
+    if own[0] in ("evaluator", "ps"):
+        return Cluster(tasks, addresses, None)
+    raise errors.ConfigError(
+        f"TF_CONFIG's task is one of its cluster: got {task!r}, and the cluster has "
+        f"{', '.join(map('{0[0]}:{0[1]}'.format, tasks))}. Check type and index."
+    )
+
+
+def _parsed(given: Any) -> Mapping:
+    text = os.environ.get("TF_CONFIG") or "{}" if given is None else given
+    if isinstance(text, Mapping):
+        return text
+    try:
+        found = json.loads(text)
+    except (TypeError, ValueError) as reason:
+        raise errors.ConfigError(
+            f"TF_CONFIG is JSON with `cluster` and `task`; got {text!r} ({reason}). Check who "
+            "sets it."
+        ) from reason
+    if not isinstance(found, Mapping):
+        raise errors.ConfigError(f"TF_CONFIG is a JSON object; got {text!r}. Check who sets it.")
+    return found
+
+
+def _require_jobs(jobs: Any) -> None:
+    is_mapping = isinstance(jobs, Mapping)
+    if not is_mapping or not all(isinstance(jobs[job], (list, tuple)) for job in jobs):
+        raise errors.ConfigError(
+            f"TF_CONFIG's cluster has a list of addresses for each job; got {jobs!r}."
+        )
+    unknown = sorted(set(jobs) - set(_NAMES))
+    if unknown or not any(jobs.get(job) for job in _TRAINING):
+        raise errors.ConfigError(
+            f"A cluster's jobs are {', '.join(_NAMES)}, with a chief or a worker among them; got "
+            f"{sorted(jobs)}. Rename or add one."
+        )
+
+
+def _number(index: Any) -> Any:
+    return int(index) if isinstance(index, str) and index.isdigit() else index
+
+
+class Member:
+    """This process among the tasks of a cluster.
+
+    Args:
+        cluster: The cluster.
+        num_cpus: As how many devices the CPU is shown.
+    """
+
+    def __init__(self, cluster: Cluster, num_cpus: int = 1):
+        self.cluster = cluster
+        self._num_cpus = num_cpus
+        self._server: Any = None
+
+    def start(self) -> str:
+        """Starts this task's server, once; returns the target of its sessions.
+
+        Raises:
+            RunError: If its address cannot be listened on.
+        """
+        if self._server is None:
+            job, number = self.cluster.tasks[self.cluster.position]
+            config = tf1.ConfigProto(device_count={"CPU": self._num_cpus})
+            self.configure(config)
+            try:
+                self._server = tf.distribute.Server(
+                    self.cluster.spec(), job_name=job, task_index=number, config=config
+                )
+            except tf.errors.OpError as reason:
+                raise errors.RunError(
+                    f"Each task of a cluster listens on its own address: {self.cluster.name} could "
+                    f"not, on {self.cluster.addresses[self.cluster.position]} ({reason.message}). "
+                    "End what uses the port; in one process, make one MultiWorkerStrategy and "
+                    "pass it to every replicate_model_fn; with train_and_evaluate, which starts "
+                    'a server of its own, set "environment": "google" in TF_CONFIG.'
+                ) from reason
+        return self._server.target
+
+    def configure(self, config: Any) -> None:
+        """Sets in a `ConfigProto`, in place, who leads the steps and that others are not seen."""
+        job, number = self.cluster.tasks[self.cluster.position]
+        config.experimental.collective_group_leader = self.cluster.leader
+        own = f"/job:{job}/task:{number}"
+        if own not in config.device_filters:
+            config.device_filters.append(own)

@@ -1,0 +1,134 @@
+"""`MultiWorkerStrategy`: the towers of several processes are one model's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicate import devices as device_names
+from replicate.compat import estimator
+from replicate.compat.tensorflow import tf
+from replicate.graph import collectives
+from replicate.strategy import agreement, base
+from replicate.strategy import cluster as clusters
+
+_HINTS = ("auto", "ring", "nccl")
+
+
+class MultiWorkerStrategy(base.DistributionStrategy):
+    """Keeps a copy of each variable with each tower of each worker, and updates all alike.
+
+    Each worker is a process with K towers of its own. What towers bring is joined in the
+    worker first, then over workers by TensorFlow's collectives.
+
+    Args:
+        devices: The devices of this worker's towers, as `replicate_model_fn` takes them.
+        cluster: A mapping like `TF_CONFIG`; None: `TF_CONFIG` itself. Without a cluster the
+            worker is alone.
+        timeout: After how many seconds a worker fails that waits for another one.
+        communication: `"ring"`, `"nccl"`, or `"auto"`: NCCL between GPUs, else a ring.
+
+    Raises:
+        ConfigError: If the cluster is malformed, or this process no task of it.
+        ValueError: If an option has no such value.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | int | None = None,
+        cluster: Any = None,
+        timeout: float = 600.0,
+        communication: str = "auto",
+    ):
+        if communication not in _HINTS:
+            raise ValueError(f"communication is one of {_HINTS}; got {communication!r}.")
+        if not timeout > 0:
+            raise ValueError(f"timeout is a number of seconds, above 0; got {timeout!r}.")
+        workers = device_names.resolve(devices)
+        self._member = clusters.Member(clusters.of(cluster), _number_of_cpus(workers))
+        found = self._member.cluster
+        self._options = collectives.Options(found.size, found.position or 0, communication, timeout)
+        self._graphs = collectives.PerGraph(self._new_across)
+        super().__init__(workers, workers)
+
+    @property
+    def cluster(self) -> clusters.Cluster:
+        """Who takes part, and who this process is."""
+        return self._member.cluster
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker writes checkpoints and summaries."""
+        return self.cluster.position in (0, None)
+
+    @property
+    def num_workers(self) -> int:
+        """W; 1 in a process that is no worker, as an evaluator."""
+        return 1 if self.cluster.position is None else self.cluster.size
+
+    @property
+    def is_single_tower(self) -> bool:
+        """Whether there is one tower in the whole cluster."""
+        return self.num_towers == 1 and self.num_workers == 1
+
+    @property
+    def input_context(self) -> tf.distribute.InputContext:
+        """Which part of the input is this worker's."""
+        return tf.distribute.InputContext(
+            num_input_pipelines=self.num_workers,
+            input_pipeline_id=self.cluster.position or 0,
+            num_replicas_in_sync=self.num_workers * self.num_towers,
+        )
+
+    def _across(self):
+        return self._graphs.get() if self.num_workers > 1 else None
+
+    def _new_across(self) -> collectives.Across:
+        return collectives.Across(self._options, self._worker_devices[0])
+
+    def start(self) -> str:
+        """Starts this worker's server, once.
+
+        Returns:
+            The target of sessions that take part in the cluster; `""` where it is alone.
+        """
+        return self._member.start() if self.num_workers > 1 else ""
+
+    def begin(self) -> tf.Operation:
+        """Returns what each worker's session runs once, before any step.
+
+        Workers compare what they have built, and all variables get the first worker's values,
+        which must be initialized or restored there. `replicate_model_fn` does so by itself.
+        """
+        across = self._across()
+        return tf.no_op() if across is None else tf.group(*agreement.begin(across))
+
+    def evaluating_together(self, config: Any) -> Any:
+        """Returns a RunConfig with which all workers evaluate each row once, together.
+
+        Every worker then calls `evaluate`, with an input of its own. Otherwise an evaluation is
+        of the worker that calls it.
+
+        Args:
+            config: A `RunConfig`.
+        """
+        return estimator.evaluating_on(config, self.start())
+
+    def configure(self, session_config: Any) -> None:
+        """See base class."""
+        super().configure(session_config)
+        if session_config is not None and self.num_workers > 1:
+            self._member.configure(session_config)
+
+    def _default_device(self):
+        return tf.device(self._worker_devices[0])
+
+    def _places(self, kwargs):
+        return self._worker_devices
+
+    def _reduce_destinations(self, value):
+        return self._worker_devices
+
+
+def _number_of_cpus(devices: Sequence[str]) -> int:
+    """Returns how many CPU devices a server must have for these."""
+    specs = [tf.DeviceSpec.from_string(name) for name in devices]
+    return max([spec.device_index + 1 for spec in specs if spec.device_type == "CPU"], default=1)

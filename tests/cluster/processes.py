@@ -1,0 +1,68 @@
+"""Runs workers as processes of their own, of which none is left."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from typing import NamedTuple
+
+_WORKER = pathlib.Path(__file__).with_name("worker.py")
+_ROOT = _WORKER.parents[2]
+
+
+class Ended(NamedTuple):
+    """What became of workers.
+
+    Attributes:
+        codes: Their exit codes; None: it had to be ended.
+        lasted: After how many seconds each ended.
+        logs: The end of what each wrote.
+    """
+
+    codes: list
+    lasted: list
+    logs: list
+
+
+def run(
+    folder: pathlib.Path,
+    names: list,
+    settings: dict | None = None,
+    seconds: float = 120,
+    is_patient: bool = False,
+    number: int = 2,
+) -> Ended:
+    """Runs workers to their end.
+
+    Args:
+        folder: Where they write.
+        names: The cases that they train.
+        settings: Environment variables; see `worker`.
+        seconds: After how long they are ended.
+        is_patient: Whether the others go on when one has failed.
+        number: How many workers there are.
+    """
+    environment = {**os.environ, **(settings or {}), "PYTHONPATH": str(_ROOT)}
+    workers: list = []
+    begun = time.monotonic()
+    lasted = [seconds] * number
+    try:
+        for i in range(number):
+            command = [sys.executable, str(_WORKER), str(folder), str(i), str(number), *names]
+            with open(folder / f"{i}.log", "w") as log:
+                workers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+        waiting = set(range(number))
+        while waiting and time.monotonic() - begun < seconds:
+            for i in [i for i in waiting if workers[i].poll() is not None]:
+                waiting.discard(i)
+                lasted[i] = time.monotonic() - begun
+            if not is_patient and any(worker.poll() for worker in workers):
+                break  # the others would wait for it
+            time.sleep(0.05)
+    finally:
+        codes = [worker.poll() for worker in workers]
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    return Ended(codes, lasted, [(folder / f"{i}.log").read_text()[-4000:] for i in range(number)])

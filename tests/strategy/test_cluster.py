@@ -1,0 +1,58 @@
+"""Who is in a cluster, by `TF_CONFIG`."""
+
+import json
+
+import pytest
+
+from replicate import errors
+from replicate.strategy import cluster
+
+_JOBS = {"worker": ["b:2", "c:3"], "chief": ["a:1"], "ps": ["p:4"]}
+
+
+def test_the_chief_comes_first_and_parameter_servers_train_nothing():
+    found = cluster.of({"cluster": _JOBS, "task": {"type": "worker", "index": 1}})
+    assert found.tasks == (("chief", 0), ("worker", 0), ("worker", 1))
+    assert found.addresses == ("a:1", "b:2", "c:3")
+    assert (found.size, found.position, found.name) == (3, 2, "worker:1")
+    assert found.leader == "/job:chief/replica:0/task:0"
+    assert found.spec() == {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
+
+
+def test_the_first_worker_is_the_chief_where_there_is_none():
+    found = cluster.of({"cluster": {"worker": ["b:2", "c:3"]}, "task": {"type": "worker"}})
+    assert found.position == 0
+    assert found.leader == "/job:worker/replica:0/task:0"
+
+
+def test_an_evaluator_takes_no_part():
+    found = cluster.of({"cluster": _JOBS, "task": {"type": "evaluator", "index": 0}})
+    assert found.position is None
+    assert found.name == "alone"
+
+
+def test_text_of_the_environment_is_read(monkeypatch):
+    task = {"type": "worker", "index": "0"}  # SLURM scripts write numbers as text
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": _JOBS, "task": task}))
+    assert cluster.of().position == 1
+
+
+def test_without_a_cluster_a_process_is_alone(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert (cluster.of().size, cluster.of().position) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("{", "is JSON"),
+        ("[]", "JSON object"),
+        ({"cluster": {"worker": "a:1"}}, "list of addresses"),
+        ({"cluster": {"workers": ["a:1"]}}, "a chief or a worker"),
+        ({"cluster": _JOBS, "task": {"type": "worker", "index": 2}}, "worker:0, worker:1"),
+        ({"cluster": _JOBS}, "one of its cluster"),
+    ],
+)
+def test_what_names_no_task_is_refused(given, text):
+    with pytest.raises(errors.ConfigError, match=text):
+        cluster.of(given)
