@@ -353,10 +353,6 @@ class DistributionStrategy(communication.Communication, updates.Updates):
 
     # Sessions.
 
-    def start(self) -> str:
-        """Lets sessions of this process take part in a cluster; returns their target."""
-        return ""
-
     def configure(self, session_config: Any) -> None:
         """Sets what suits this strategy in a `ConfigProto`, in place."""
         if session_config is not None:
