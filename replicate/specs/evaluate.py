@@ -188,7 +188,7 @@ def _before(variable: variables.TowerLocalVariable) -> Any:
     first = variable.members[0]
     name = f"{first.op.name}/workers"
     return tf1.Variable(
-        tf.zeros_like(first.initial_value),
+        lambda: tf.zeros(first.shape, first.dtype),  # made late, where nothing is waited for
         trainable=False,
         collections=[tf1.GraphKeys.LOCAL_VARIABLES],
         name=name,
