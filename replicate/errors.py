@@ -7,12 +7,14 @@
     ├── TowerMismatchError(ValueError)            towers did not build the same model
     ├── UnsupportedTensorFlowError(ImportError)   this TensorFlow is outside the range
     └── RunError(RuntimeError)                    a run's data, functions or directories are bad
+        └── ClusterError                          workers differ, or one of them is lost
 
 Every text says the rule, what came (with name, value and tower) and the next step.
 """
 
 __all__ = [
     "BatchError",
+    "ClusterError",
     "ConfigError",
     "DeviceError",
     "ReplicateError",
@@ -48,3 +50,7 @@ class UnsupportedTensorFlowError(ReplicateError, ImportError):
 
 class RunError(ReplicateError, RuntimeError):
     """A command of the app found its data, functions or directories bad when it used them."""
+
+
+class ClusterError(RunError):
+    """Workers of a cluster differ in what they were given, or one of them is lost."""

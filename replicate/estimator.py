@@ -95,6 +95,32 @@ def install() -> None:
                     )
 
 
+def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any) -> Any:
+    """Trains and evaluates, as `tf.estimator.train_and_evaluate` does; also over workers.
+
+    Under `MultiWorkerStrategy` a worker of the cluster trains, beginning at once, with the
+    server of its strategy; TensorFlow's function would start one that has no place for it. The
+    evaluator, if the cluster has that task, evaluates and exports each checkpoint.
+
+    Args:
+        estimator: The Estimator.
+        train_spec: Its `TrainSpec`.
+        eval_spec: Its `EvalSpec`.
+    """
+    own = _room("estimator").load_v2().train_and_evaluate
+    chosen = getattr(estimator._model_fn, "strategy", None)
+    strategy = chosen() if callable(chosen) else None
+    if getattr(strategy, "num_workers", 1) == 1:
+        return own(estimator, train_spec, eval_spec)
+    estimator.train(
+        input_fn=train_spec.input_fn,
+        max_steps=train_spec.max_steps,
+        hooks=list(train_spec.hooks),
+        saving_listeners=train_spec.saving_listeners if strategy.is_chief else None,
+    )
+    return None
+
+
 def _room(name: str) -> ModuleType:
     """Returns a room of `replicate.compat`; this is where TensorFlow is loaded."""
     return importlib.import_module(f"replicate.compat.{name}")

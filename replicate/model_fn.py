@@ -4,17 +4,17 @@ import contextlib
 import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from replicate import choices, types
 from replicate import devices as device_names
-from replicate import types
 from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import saver
 from replicate.graph import batches, copied_state, ends, whole
 from replicate.specs import evaluate, predict, summaries, train
 from replicate.strategy import base, cloning, context, default, sharing, values, variables
-from replicate.strategy.policies import mirrored, multi_worker, one_device, parameter_server
+from replicate.strategy.policies import one_device
 from replicate.training import (
     joining,
     optimizer,
@@ -27,19 +27,6 @@ from replicate.training import (
 )
 
 _log = logging.getLogger("replicate")
-
-STRATEGIES = {
-    "mirrored": mirrored.MirroredStrategy,
-    "multi_worker": multi_worker.MultiWorkerStrategy,
-    "one_device": lambda devices: one_device.OneDeviceStrategy(devices[0]),
-    "parameter_server": parameter_server.LocalParameterServerStrategy,
-    "round_robin": lambda devices: parameter_server.LocalParameterServerStrategy(
-        devices, placement="round_robin"
-    ),
-    "balanced": lambda devices: parameter_server.LocalParameterServerStrategy(
-        devices, placement="balanced"
-    ),
-}
 
 
 def replicate_model_fn(
@@ -86,7 +73,7 @@ def replicate_model_fn(
         ValueError: If an option has no such value.
         DeviceError: If a device does not exist; when the model_fn is called.
     """
-    options = _Options(
+    options = choices.Choices(
         model_fn,
         optimizer_fn,
         devices,
@@ -96,49 +83,18 @@ def replicate_model_fn(
         update_ops,
         tower_building,
     )
-    options.check()
 
     def replicated_model_fn(features, labels, mode, params=None, config=None):
         return _replicate(options, features, labels, mode, params, config)
 
+    replicated_model_fn.strategy = options.chosen  # for `estimator.train_and_evaluate`
     return replicated_model_fn
 
 
-class _Options(NamedTuple):
-    """What `replicate_model_fn` was told."""
-
-    model_fn: Callable
-    optimizer_fn: Callable | None
-    devices: Any
-    strategy: Any
-    reduction: types.Reduction | None
-    step: step.GradientStep
-    update_ops: str
-    tower_building: str
-
-    def check(self) -> None:
-        """Refuses what no model can be built with."""
-        if not callable(self.model_fn):
-            raise ValueError(
-                f"model_fn must be a function; got {self.model_fn!r}. Pass the model_fn itself."
-            )
-        if self.optimizer_fn is not None and not callable(self.optimizer_fn):
-            raise ValueError(
-                "optimizer_fn must be a function that returns an optimizer; got "
-                f"{self.optimizer_fn!r}. Write optimizer_fn=lambda: "
-                f"{type(self.optimizer_fn).__name__}(...)."
-            )
-        towers.argument_names(self.model_fn)
-        _require_one_of("update_ops", self.update_ops, train.UPDATE_OPS)
-        _require_one_of("tower_building", self.tower_building, ("auto", "call", "clone"))
-        if isinstance(self.strategy, str):
-            _require_one_of("strategy", self.strategy, tuple(STRATEGIES))
-
-
-def _replicate(options: _Options, features, labels, mode, params, config) -> Any:
+def _replicate(options: choices.Choices, features, labels, mode, params, config) -> Any:
     """Builds the spec that the Estimator sees."""
     _refuse_other_strategies()
-    chosen = _strategy(options.strategy, options.devices)
+    chosen = options.chosen()
     if getattr(config, "session_config", None) is not None and not config.master:
         used = dict.fromkeys([*chosen.worker_devices, *chosen.parameter_devices])
         device_names.look_in_session(list(used), config.session_config)
@@ -181,34 +137,6 @@ def _refuse_other_strategies() -> None:
         )
 
 
-def _require_one_of(name: str, value: Any, allowed: tuple) -> None:
-    if value not in allowed:
-        shown = ", ".join(map(repr, allowed))
-        raise ValueError(f"{name} is one of {shown}; got {value!r}. Choose one of these.")
-
-
-def _strategy(strategy: Any, devices: Any) -> base.DistributionStrategy:
-    """Returns the strategy that was given, or makes the one that was named."""
-    if context.is_one_tower():
-        return one_device.OneDeviceStrategy("/device:CPU:0")
-    if isinstance(strategy, base.DistributionStrategy):
-        if devices is not None:
-            raise ValueError(
-                "A strategy brings its own devices: got devices and the strategy "
-                f"{strategy!r}. Leave out devices, or name the strategy."
-            )
-        return strategy
-    if strategy is not None and not isinstance(strategy, str):
-        raise ValueError(
-            f"strategy is a DistributionStrategy or one of {', '.join(STRATEGIES)}; got "
-            f"{strategy!r}."
-        )
-    workers = device_names.resolve(devices)
-    if len(workers) == 1 and strategy != "multi_worker":
-        return one_device.OneDeviceStrategy(workers[0])
-    return STRATEGIES[strategy or "parameter_server"](workers)
-
-
 def _across(strategy: base.DistributionStrategy, mode: str, config: Any) -> Any:
     """Returns what joins this worker with others; None where it is alone.
 
@@ -221,24 +149,31 @@ def _across(strategy: base.DistributionStrategy, mode: str, config: Any) -> Any:
     return across if mode == types.TRAIN or is_joined_evaluation else None
 
 
-def _build(strategy, call, features, labels, factory, options: _Options, across: Any) -> Any:
+def _build(strategy, call, features, labels, factory, options: choices.Choices, across: Any) -> Any:
     """Splits the batch, builds the towers, and joins their specs."""
-    is_own = True
+    given = ends.Input(features, labels)
     if across is not None:
-        features, labels, is_own = ends.joined(features, labels, across)
+        # NOTE: an Estimator gives each worker's graph the same seed.
+        copied_state.count_from(tf1.get_default_graph(), strategy.first_tower)
+        given = ends.joined(features, labels, across, call.mode == types.EVAL)
+    features, labels = given.features, given.labels
     # NOTE: in a scope of its own, so that no name of the model's variables is taken.
     with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
-        batch = batches.split_batch(features, labels, strategy.num_towers, across, is_own)
+        batch = batches.split_batch(
+            features, labels, strategy.num_towers, across, given.numbers, given.checks
+        )
     reductions = keras.loss_reductions(towers.keras_reduction)
     with reductions, keras.output_names(towers.is_of_one_batch):
         spec = _build_on(strategy, call, batch, (features, labels), factory, options, across)
     if across is None:
         return spec
     total = batch.total if isinstance(batch.total, int) else "of any size"
-    return together.begin(together.run_all(spec, across), across, total)
+    compared = {"the batch": [str(total)], "the options of replicate_model_fn": options.told()}
+    spec = together.run_all(spec, across)
+    return together.begin(spec, strategy, across, compared, given.farewell)
 
 
-def _build_on(strategy, call, batch, given, factory, options: _Options, across: Any) -> Any:
+def _build_on(strategy, call, batch, given, factory, options: choices.Choices, across: Any) -> Any:
     """Builds the towers on the parts of a batch, and joins their specs."""
     join = _joining(strategy, call, batch, given, options, across)
     join.step.is_silent = factory is not None
@@ -269,7 +204,7 @@ def _build_on(strategy, call, batch, given, factory, options: _Options, across: 
         return spec
 
 
-def _cloning(strategy, batch, share, options: _Options) -> cloning.Cloning | None:
+def _cloning(strategy, batch, share, options: choices.Choices) -> cloning.Cloning | None:
     """Returns what copies later towers from the first one, where all may build the same."""
     if strategy.num_towers == 1 or options.tower_building == "call":
         return None
@@ -285,7 +220,9 @@ def _cloning(strategy, batch, share, options: _Options) -> cloning.Cloning | Non
     return cloning.Cloning(strategy.worker_devices, nests, share, is_required)
 
 
-def _joining(strategy, call, batch, given, options: _Options, across: Any) -> joining.Joining:
+def _joining(
+    strategy, call, batch, given, options: choices.Choices, across: Any
+) -> joining.Joining:
     """Returns what joins the towers of a batch."""
     rows = whole.Rows(
         [_given(*nests) for nests in zip(batch.features, batch.labels, strict=True)],
@@ -303,7 +240,7 @@ def _joining(strategy, call, batch, given, options: _Options, across: Any) -> jo
             call,
             *given,
             lambda: one_device.OneDeviceStrategy("/device:CPU:0"),
-            strategy.num_towers,
+            strategy.all_towers,
             total,
             tf1.get_default_graph()._names_in_use,
             (batch.features[0], batch.labels[0]),
@@ -311,7 +248,7 @@ def _joining(strategy, call, batch, given, options: _Options, across: Any) -> jo
     return joining.Joining(rows, partner, options.reduction, options.step, call.mode)
 
 
-def _total_to_trace(rows: whole.Rows, batch, options: _Options) -> int | None:
+def _total_to_trace(rows: whole.Rows, batch, options: choices.Choices) -> int | None:
     """Returns on how many rows the model is built once more to see them; None: on none.
 
     On one device any other number of rows than its own shows which dimensions are rows.
@@ -340,7 +277,7 @@ def _layout(*nests: Any) -> tuple[list, list]:
     return [leaf.indices for leaf in sparse] + splits, [leaf.dense_shape for leaf in sparse]
 
 
-def _join(join, mode, built, creations, options: _Options) -> Any:
+def _join(join, mode, built, creations, options: choices.Choices) -> Any:
     """Joins the towers' specs."""
     update_ops = options.update_ops
     if mode == types.TRAIN:

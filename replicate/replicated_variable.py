@@ -61,13 +61,14 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         """Returns the tower context of the running code, if there are several towers."""
         mode = context.current()
         tower = None if mode is None else mode.tower
-        if tower is None or tower.num_towers == 1:
+        if tower is None or tower.distribution_strategy.num_towers == 1:
             return None
-        if tower.num_towers != len(self._members):
+        number = tower.distribution_strategy.num_towers
+        if number != len(self._members):
             raise errors.TowerMismatchError(
                 "A replicated variable in a tower needs one copy per tower: "
-                f"{self.name} has {len(self._members)} copies, tower {tower.tower_id} is one of "
-                f"{tower.num_towers}. Make it with num_replicas={tower.num_towers}."
+                f"{self.name} has {len(self._members)} copies, tower {tower.position} is one of "
+                f"{number}. Make it with num_replicas={number}."
             )
         return tower
 
@@ -77,7 +78,7 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         if mode is not None and mode.update_device in self._devices:
             return self._members[self._devices.index(mode.update_device)]
         tower = self._tower()
-        return self._members[0 if tower is None else tower.tower_id]
+        return self._members[0 if tower is None else tower.position]
 
     def _member(self):
         """Returns the copy; under `tpu.replicate`, where no copy is known yet, a view."""
@@ -354,10 +355,10 @@ def _replicating_creator(num_replicas: int, device_pattern: str) -> Callable:
         creations = getattr(tower, "creations", None)
         if creations is None:
             made = make()
-        elif tower.tower_id == 0:
+        elif tower.position == 0:
             made = creations.make(sharing.request_of(kwargs), make)
         else:
-            made = creations.find(tower.tower_id, sharing.request_of(kwargs))
+            made = creations.find(tower.position, sharing.request_of(kwargs))
         creation.add_to_collections(made, kwargs)
         return made
 

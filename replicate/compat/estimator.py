@@ -7,7 +7,9 @@ adds what is missing, in TensorFlow's private modules only; on 2.15 it adds noth
 
 import importlib
 import importlib.util
+import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -216,6 +218,23 @@ def evaluating_on(config: Any, target: str) -> Any:
     made = config.replace()
     made._evaluation_master = target
     return made
+
+
+def run_config(environment: dict, **options: Any) -> Any:
+    """Returns a RunConfig of a task.
+
+    Args:
+        environment: What it reads in place of `TF_CONFIG`, the only way to tell it.
+        **options: What else it is given.
+    """
+    before = os.environ.get("TF_CONFIG")
+    os.environ["TF_CONFIG"] = json.dumps(environment)
+    try:
+        return load_v2().RunConfig(**options)
+    finally:
+        del os.environ["TF_CONFIG"]
+        if before is not None:
+            os.environ["TF_CONFIG"] = before
 
 
 class _Advice(logging.Filter):

@@ -14,6 +14,8 @@ _WRITES = (
     "ResourceStridedSliceAssign",
 )
 _PASSING = ("Enter", "Identity", "Switch")
+_JOINS = "Collective"  # what these give all workers have alike
+_READS = ("VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableV2")
 
 
 def executed_by(fetches: Sequence[Any]) -> set[tf.Operation]:
@@ -52,6 +54,30 @@ def is_constant(tensor: tf.Tensor) -> bool:
     """Whether a tensor is made of constants alone."""
     behind = made_from([tensor])
     return all((op.inputs or op.type == "Const") and not op.op_def.is_stateful for op in behind)
+
+
+def is_repeatable(
+    fetches: Sequence[Any], ends: Container[tf.Operation] = (), may_read: bool = True
+) -> bool:
+    """Whether whoever computes `fetches` gets the same: nothing random or stateful is in them.
+
+    Args:
+        fetches: Tensors or operations.
+        ends: Operations whose values are the same for all.
+        may_read: Whether variables are.
+    """
+    reads = _READS if may_read else ()
+    waiting = [getattr(fetch, "op", fetch) for fetch in fetches]
+    found: set = set()
+    while waiting:
+        op = waiting.pop()
+        if op in found or op in ends or op.type.startswith(_JOINS):
+            continue
+        if op.op_def.is_stateful and op.type not in reads:
+            return False
+        found.add(op)
+        waiting.extend(tensor.op for tensor in op.inputs)
+    return True
 
 
 def reached_from(operations: Iterable[tf.Operation]) -> set[tf.Operation]:

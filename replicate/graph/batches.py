@@ -54,7 +54,12 @@ class _Leaf(NamedTuple):
 
 
 def split_batch(
-    features: Any, labels: Any, num_towers: int, across: Any = None, is_own: Any = True
+    features: Any,
+    labels: Any,
+    num_towers: int,
+    across: Any = None,
+    numbers: Any = None,
+    checks: Sequence[Any] = (),
 ) -> Batch:
     """Splits features and labels for K towers.
 
@@ -65,7 +70,9 @@ def split_batch(
         num_towers: K >= 1. One tower gets what came, and no operation is added.
         across: Joins what workers bring, a `collectives.Across`: weights are parts of all
             workers' rows. None: there is one worker.
-        is_own: Whether the rows are the worker's own, and not on loan: True, or a bool tensor.
+        numbers: How many rows are the worker's own, and all workers', where some may be on
+            loan: an `ends.Numbers`; None: they are counted here.
+        checks: What must have run before the rows are used.
 
     Returns:
         K shards. Leaves that disagree on B, or have no rows, only when run end in an
@@ -85,14 +92,13 @@ def split_batch(
             "dataset.batch(...) in the input_fn."
         )
     total = _agreed_rows(batched)
-    total, checks = _checked_total(total, batched)
-    leaves = [_gated(leaf.value, total, checks) for leaf in named]
+    total, own_checks = _checked_total(total, batched)
+    leaves = [_gated(leaf.value, total, [*own_checks, *checks]) for leaf in named]
     if isinstance(total, int):
         runs = _static_runs(total, num_towers, 1 if across is None else across.size)
     else:
-        total = total if is_own is True else tf.where(is_own, total, 0)
-        whole = None if across is None else across.total(total)
-        runs = _runs(total, num_towers, whole)
+        total = total if numbers is None else numbers.own
+        runs = _runs(total, num_towers, _of_all_workers(total, across, numbers))
     shards = [
         [rows.cut(value, begin, end) if rows.is_batched(value) else value for value in leaves]
         for begin, end in zip(runs.begins, runs.ends, strict=True)
@@ -254,6 +260,12 @@ def _static_runs(total: int, num_towers: int, num_workers: int) -> _Runs:
     ends = [begin + max(number, 1) for begin, number in zip(begins, counts, strict=True)]
     weights = [number / (total * num_workers) for number in counts]
     return _Runs(begins, ends, counts, weights, [number > 0 for number in counts])
+
+
+def _of_all_workers(total: tf.Tensor, across: Any, numbers: Any) -> tf.Tensor | None:
+    if across is None:
+        return None
+    return across.total(total) if numbers is None else numbers.whole
 
 
 def _runs(total: tf.Tensor, num_towers: int, whole: tf.Tensor | None) -> _Runs:

@@ -9,28 +9,15 @@ GPUs need, and a step that runs the last one runs them all.
 import contextlib
 import weakref
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import reductions
+from replicate.graph import carriers, reductions
 
 SCOPE = "replicate_workers/"  # of what workers join: no name of the model's is taken
-# Tensors of one dtype share a transfer, up to this many bytes of them.
-PACK_BYTES = 1 << 22
 
 _KEYS = (1 << 31) - 1
-# What collectives cannot add up travels as something that they can.
-_CARRIERS = {
-    tf.bool: tf.int32,
-    tf.int8: tf.int32,
-    tf.int16: tf.int32,
-    tf.uint8: tf.int32,
-    tf.uint16: tf.int32,
-    tf.uint32: tf.int64,
-    tf.bfloat16: tf.float32,
-}
-_CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 class Options(NamedTuple):
@@ -63,6 +50,7 @@ class Across:
         self._name = name
         self._device = device
         self._made: list[tf.Operation] = []
+        self._told: list[str] = []
         self._group = zlib.crc32(f"{options.size} {device}".encode()) & _KEYS
 
     @property
@@ -83,6 +71,11 @@ class Across:
     def made(self) -> list[tf.Operation]:
         """The collectives of the graph, of which a step must run all or none."""
         return list(self._made)
+
+    @property
+    def told(self) -> list[str]:
+        """What each of these joins, in words: the same in all workers."""
+        return list(self._told)
 
     # Dense.
 
@@ -117,24 +110,34 @@ class Across:
     def all(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns all workers' tensors of one dtype and shape, one worker's after the other's."""
         with self._at_home():
-            own = _carried(tf.stack(list(tensors)))
+            own = carriers.carried(tf.stack(list(tensors)))
             places = tf.one_hot(self.options.position, self.size, dtype=own.dtype)
             places = tf.reshape(places, [self.size, *[1] * own.shape.rank])
             (found,) = self.sum([places * own[tf.newaxis]])
             rows = [row for worker in tf.unstack(found) for row in tf.unstack(worker)]
-            return [_restored(row, tensors[0]) for row in rows]
+            return [carriers.restored(row, tensors[0]) for row in rows]
 
-    def from_first(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns what the first worker brings, in all workers; text stays each one's own."""
-        numbers = [n for n, tensor in enumerate(tensors) if _is_number(tensor)]
+    def from_first(self, values: Sequence[Any]) -> list:
+        """Returns what the first worker brings, in all workers; text stays each one's own.
+
+        Args:
+            values: N dense tensors or IndexedSlices.
+        """
+        sent = [n for n, value in enumerate(values) if carriers.is_sent(value)]
         with self._at_home():
-            brought = [tensors[n] for n in numbers]
-            if not self.is_first:
-                brought = [tf.zeros_like(tensor) for tensor in brought]
-        found = list(tensors)
-        for n, tensor in zip(numbers, self.sum(brought), strict=True):
-            found[n] = tensor
+            brought = [self.of_first(values[n]) for n in sent]
+        found = list(values)
+        for n, value in zip(sent, self.totals(brought), strict=True):
+            found[n] = value
         return found
+
+    def of_first(self, value: Any) -> Any:
+        """Returns a value in the first worker; in the others, what adds nothing to it."""
+        if self.is_first:
+            return value
+        if isinstance(value, tf.IndexedSlices):
+            return tf.IndexedSlices(value.values[:0], value.indices[:0], value.dense_shape)
+        return tf.zeros_like(value)
 
     def _reduced(self, tensors: Sequence[tf.Tensor], op: str) -> list:
         if tf.executing_eagerly() or getattr(tf1.get_default_graph(), "building_function", False):
@@ -144,24 +147,28 @@ class Across:
             )
         results: list = [None] * len(tensors)
         with self._at_home():
-            carried = [_carried(tensor) for tensor in tensors]
-            for members in _packs(carried):
-                parts = [carried[n] for n in members]
-                joined = self._reduce_pack(parts, op)
+            carried = [carriers.carried(tensor) for tensor in tensors]
+            sent = carriers.of_few_dtypes(carried)
+            for members in carriers.packs(sent):
+                joined = self._reduce_pack([sent[n] for n in members], op)
                 for n, part in zip(members, joined, strict=True):
-                    results[n] = _restored(part, tensors[n])
+                    results[n] = carriers.restored(tf.cast(part, carried[n].dtype), tensors[n])
         return results
 
     def _reduce_pack(self, parts: list, op: str) -> list:
         """Reduces tensors of one dtype in one transfer."""
         if len(parts) == 1:
-            return [self._reduce(parts[0], op)]
+            flat = self._reduce(tf.reshape(parts[0], [-1]), op)
+            whole = tf.reshape(flat, tf.shape(parts[0]))
+            whole.set_shape(parts[0].shape)
+            return [whole]
         flat = self._reduce(tf.concat([tf.reshape(part, [-1]) for part in parts], 0), op)
         sizes = [part.shape.num_elements() for part in parts]
         pieces = zip(tf.split(flat, sizes), parts, strict=True)
         return [tf.reshape(piece, part.shape) for piece, part in pieces]
 
     def _reduce(self, tensor: tf.Tensor, op: str) -> tf.Tensor:
+        """Reduces a tensor of shape [size]."""
         shape = tensor.shape
         key = self._key(op, tensor.dtype.name, shape)
         if not shape.is_fully_defined():  # a size of its own each time: an instance of its own
@@ -179,8 +186,12 @@ class Across:
                 **self._members(),
             )
         made.set_shape(shape)
-        self._made.append(made.op)
+        self._note(made, op)
         return made
+
+    def _note(self, made: tf.Tensor, op: str) -> None:
+        self._made.append(made.op)
+        self._told.append(f"{op} of {made.dtype.name} {made.shape}")
 
     # Slices.
 
@@ -195,6 +206,16 @@ class Across:
             counts = tf.reshape(self._gather(own, tf.constant(0)), [self.size, len(values)])
             return [self._all_slices(value, counts[:, n]) for n, value in enumerate(values)]
 
+    def concat(self, tensor: tf.Tensor, axis: int) -> tf.Tensor:
+        """Returns all workers' tensors, one after the other along an axis; lengths may differ."""
+        with self._at_home():
+            order = list(range(tensor.shape.rank))
+            order[0], order[axis] = order[axis], order[0]
+            rows = tf.transpose(tensor, order)
+            places = tf.zeros([tf.shape(rows)[0]], tf.int32)
+            (found,) = self.slices([tf.IndexedSlices(rows, places)])
+            return tf.transpose(found.values, order)
+
     def _all_slices(self, value: tf.IndexedSlices, counts: tf.Tensor) -> tf.IndexedSlices:
         largest = tf.maximum(tf.reduce_max(counts), 1)
         steps = tf.range(31)
@@ -202,10 +223,10 @@ class Across:
         size = tf.bitwise.left_shift(1, bits)
         is_own = tf.reshape(tf.sequence_mask(counts, size), [-1])
         rows, indices = (
-            tf.boolean_mask(self._gather(_lengthened(part, size), bits), is_own)
-            for part in (_carried(value.values), value.indices)
+            tf.boolean_mask(self._gather(carriers.lengthened(part, size), bits), is_own)
+            for part in (carriers.carried(value.values), value.indices)
         )
-        return tf.IndexedSlices(_restored(rows, value.values), indices, value.dense_shape)
+        return tf.IndexedSlices(carriers.restored(rows, value.values), indices, value.dense_shape)
 
     def _gather(self, tensor: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:
         """Returns all workers' rows; `kind` tells sizes apart."""
@@ -221,7 +242,7 @@ class Across:
                 **self._members(),
             )
         made.set_shape([None, *tensor.shape[1:]])
-        self._made.append(made.op)
+        self._note(made, "Gather")
         return made
 
     def _members(self) -> dict:
@@ -245,6 +266,32 @@ class Across:
             yield
 
 
+def together(running: Sequence[Generator], totals: Callable[[list], list] | None = None) -> list:
+    """Runs generators that ask for sums over workers, so that many share a transfer.
+
+    Args:
+        running: N generators. Each gives lists of what this worker has, and is sent their sums.
+            None may be inside of a scope, such as a device, where it does so.
+        totals: Returns the sums of N values over workers; None: there is one worker.
+
+    Returns:
+        What each of them returns.
+    """
+    results: list = [None] * len(running)
+    waiting: dict = dict.fromkeys(range(len(running)))
+    while waiting:
+        wanted = {}
+        for n, given in waiting.items():
+            try:
+                wanted[n] = running[n].send(given)
+            except StopIteration as end:
+                results[n] = end.value
+        parts = [part for asked in wanted.values() for part in asked]
+        found = iter(parts if totals is None or not parts else totals(parts))
+        waiting = {n: [next(found) for _ in asked] for n, asked in wanted.items()}
+    return results
+
+
 class PerGraph:
     """An `Across` for each graph.
 
@@ -262,60 +309,3 @@ class PerGraph:
         if graph not in self._found:
             self._found[graph] = self._make()
         return self._found[graph]
-
-
-def _packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
-    """Returns which tensors travel together: those of one dtype whose shapes are known."""
-    packs: list[list[int]] = []
-    open_packs: dict = {}
-    for n, tensor in enumerate(tensors):
-        if not tensor.shape.is_fully_defined():
-            packs.append([n])
-            continue
-        size = tensor.shape.num_elements() * tensor.dtype.size
-        members, held = open_packs.get(tensor.dtype, (None, 0))
-        if members is None or held + size > PACK_BYTES:
-            members, held = [], 0
-            packs.append(members)
-        members.append(n)
-        open_packs[tensor.dtype] = (members, held + size)
-    return packs
-
-
-def _is_number(tensor: tf.Tensor) -> bool:
-    dtype = tensor.dtype
-    return dtype in _CARRIED or dtype in _CARRIERS or dtype.is_complex or dtype == tf.uint64
-
-
-def _carried(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor as collectives add it up."""
-    tensor = tf.convert_to_tensor(tensor)
-    if tensor.dtype in _CARRIED:
-        return tensor
-    if tensor.dtype.is_complex:
-        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
-    if tensor.dtype == tf.uint64:
-        return tf.bitcast(tensor, tf.int64)
-    if tensor.dtype in _CARRIERS:
-        return tf.cast(tensor, _CARRIERS[tensor.dtype])
-    raise TypeError(
-        f"Workers join numbers: {tensor.name} is of {tensor.dtype.name}. Keep it in each worker."
-    )
-
-
-def _restored(tensor: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
-    """Returns what `_carried` has changed in the dtype that it had."""
-    if before.dtype.is_complex:
-        return tf.complex(tensor[0], tensor[1])
-    if before.dtype == tf.uint64:
-        return tf.bitcast(tensor, tf.uint64)
-    return tensor if tensor.dtype == before.dtype else tf.cast(tensor, before.dtype)
-
-
-def _lengthened(tensor: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor with as many rows, of which the last are zeros."""
-    missing = size - tf.shape(tensor)[0]
-    after = tf.concat([[missing], tf.zeros([tf.rank(tensor) - 1], tf.int32)], 0)
-    longer = tf.pad(tensor, tf.stack([tf.zeros_like(after), after], 1))
-    longer.set_shape([None, *tensor.shape[1:]])
-    return longer

@@ -62,6 +62,20 @@ _PASSIVE = (
 # In control flow of version 1, waits and identities say what is alive, and in which iteration.
 _FLOW = ("Enter", "Exit", "LoopCond", "Merge", "NextIteration", "Switch")
 _STEP = 1 << 20  # between the seeds of two towers
+_TOWERS = (1 << 11) - 1  # so many have seeds of their own
+
+
+def count_from(graph: tf.Graph, tower: int) -> None:
+    """Lets a graph count its seeds from those of a later tower on."""
+    seeds = tfc.random_seed._graph_to_seed_dict
+    if tower:
+        seeds[graph] = seeds.get(graph, 0) + tower % _TOWERS * _STEP
+
+
+def count_alike(graph: tf.Graph, other: tf.Graph) -> None:
+    """Lets a graph count its seeds from where another one is."""
+    seeds = tfc.random_seed._graph_to_seed_dict
+    seeds[graph] = int(seeds.get(other, 0))
 
 
 def refusal(reason: str) -> errors.TowerMismatchError:

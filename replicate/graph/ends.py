@@ -6,89 +6,110 @@ all end with the first of them, as an incomplete batch is dropped.
 """
 
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, collectives, reductions, rows
+from replicate.graph import ancestry, collectives, copying, reductions, rows
 
 _log = logging.getLogger("replicate")
 _NEXT = "IteratorGetNext"
+_UNEVEN = (
+    "Workers' input ended at different times, and batches of a static size cannot be evened out: "
+    "batches of the others are left. "
+)
 
 
-def joined(features: Any, labels: Any, across: collectives.Across) -> tuple[Any, Any, Any]:
+class Numbers(NamedTuple):
+    """How many rows there are.
+
+    Attributes:
+        own: How many rows of the batch are the worker's own: int32, shape [].
+        whole: How many all workers have together, likewise.
+    """
+
+    own: tf.Tensor
+    whole: tf.Tensor
+
+
+class Farewell(NamedTuple):
+    """How a worker that ends before its input does tells the others.
+
+    Attributes:
+        brought: What the worker brings to the first thing that workers join in a step.
+        found: What comes of it.
+        value: To be fed in place of `brought`: with it the others end in their next step.
+    """
+
+    brought: tf.Tensor
+    found: tf.Tensor
+    value: tuple = (0, 0, 1)
+
+
+class Input(NamedTuple):
+    """What a worker's towers are given.
+
+    Attributes:
+        features: The features, which do not end before all workers' do.
+        labels: The labels, likewise.
+        numbers: How many rows there are; None: whoever splits the batch may count them.
+        checks: What must have run before the values are used.
+        farewell: How to end alone; None: that cannot be told.
+    """
+
+    features: Any
+    labels: Any
+    numbers: Numbers | None = None
+    checks: tuple = ()
+    farewell: Farewell | None = None
+
+
+def joined(features: Any, labels: Any, across: collectives.Across, is_complete: bool) -> Input:
     """Lets all workers' input end together.
 
     Args:
         features: The worker's features, as an Estimator gets them of a dataset.
         labels: The worker's labels, likewise.
         across: Joins what workers bring.
+        is_complete: Whether every row must count, as in an evaluation: batches that are left
+            over then fail the step.
 
     Returns:
-        Features and labels that do not end before all workers' do, and whether the rows are
-        the worker's own: True, or a bool tensor. Input that is of no dataset is given back.
+        The input; that of no dataset as it is.
     """
     nest = (features, labels)
-    op = _source(nest)
-    if op is None:
+    source = _source(nest)
+    if source is None:
         _log.warning(
             "Input that is no tf.data.Dataset ends in each worker by itself: all workers need the "
             "same number of batches, or the others wait for one that has ended. Return a Dataset "
             "from the input_fn."
         )
-        return features, labels, True
-    spec = tf.nest.map_structure(tf.type_spec_from_value, nest)
+        return Input(features, labels)
     with reductions.alone_on("/device:CPU:0", collectives.SCOPE):
-        variant = tf.raw_ops.IteratorGetNextAsOptional(
-            iterator=op.inputs[0],
-            output_types=op.get_attr("output_types"),
-            output_shapes=op.get_attr("output_shapes"),
-        )
-        has_next = tf.raw_ops.OptionalHasValue(optional=variant)
-        flat, is_own = _value(variant, op, has_next, spec, across)
-    features, labels = tf.nest.pack_sequence_as(spec, flat, expand_composites=True)
-    return features, labels, is_own
+        found, has_next = source.next()
+        features, labels = source.nest_of(found)
+        return _ending(features, labels, has_next, across, is_complete)
 
 
-def _source(nest: Any) -> tf.Operation | None:
-    """Returns the operation that gives all of a nest and nothing else, or None."""
-    leaves = [leaf for leaf in tf.nest.flatten(nest, expand_composites=True) if leaf is not None]
-    if not leaves or not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
-        return None
-    found = {op for op in ancestry.made_from(leaves) if op.type == _NEXT}
-    if len(found) != 1:
-        return None
-    op = next(iter(found))
-    whole = tf.nest.flatten(nest)
-    is_dense = all(leaf is None or isinstance(leaf, tf.Tensor) for leaf in whole)
-    in_order = [leaf for leaf in whole if leaf is not None]
-    is_straight = is_dense and [t.ref() for t in in_order] == [t.ref() for t in op.outputs]
-    return op if is_straight else None
-
-
-def _value(variant, op, has_next, spec, across) -> tuple[list, Any]:
-    """Returns the next element's tensors, or zeros in their place, and whose they are."""
-    known = [part for part in tf.nest.flatten(spec) if part is not None]
-    types, shapes = op.get_attr("output_types"), op.get_attr("output_shapes")
-
-    def own():
-        return tf.raw_ops.OptionalGetValue(
-            optional=variant, output_types=types, output_shapes=shapes
-        )
-
-    def lent():
-        return [_row_of_zeros(part.shape, part.dtype) for part in known]
-
-    batched = [part for part in known if part.shape.rank != 0]
-    is_static = all(rows.static_count(part) is not None for part in batched)
-    wanted = across.size if is_static else 1
-    (number,) = across.sum([tf.cast(has_next, tf.int32)])
-    with tf1.control_dependencies([tf.cond(number >= wanted, tf.no_op, _end)]):
-        has_next = tf.identity(has_next)
-    found = tf.cond(has_next, own, lent)
-    found = list(found) if isinstance(found, (list, tuple)) else [found]
-    for tensor, part in zip(found, known, strict=True):
-        tensor.set_shape(part.shape)
-    return found, True if is_static else has_next
+def _ending(features, labels, has_next, across, is_complete) -> Input:
+    """Lets the input end where it has ended in all workers, or in one of static batches."""
+    batched = [leaf for leaf in tf.nest.flatten((features, labels)) if rows.is_batched(leaf)]
+    is_static = any(rows.static_count(leaf) is not None for leaf in batched) or not batched
+    own = 0 if is_static else tf.where(has_next, rows.count(batched[0]), 0)
+    brought = tf.stack([tf.cast(has_next, tf.int32), own, 0])
+    (found,) = across.sum([brought])
+    farewell = Farewell(brought, found)
+    ready, whole, leaving = tf.unstack(found)
+    stays = tf.equal(leaving, 0)
+    if not is_static:
+        ended = tf.cond(tf.logical_and(ready > 0, stays), tf.no_op, _end)
+        return Input(features, labels, Numbers(own, whole), (ended,), farewell)
+    is_uneven = tf.logical_and(ready > 0, ready < across.size)
+    uneven = _refused if is_complete else _told
+    with tf1.control_dependencies([tf.cond(is_uneven & stays, uneven, tf.no_op)]):
+        ended = tf.cond(tf.logical_and(ready >= across.size, stays), tf.no_op, _end)
+    return Input(features, labels, None, (ended,), farewell)
 
 
 def _end() -> tf.Operation:
@@ -97,7 +118,121 @@ def _end() -> tf.Operation:
     return tf1.group(empty.get_next())
 
 
-def _row_of_zeros(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
+def _told() -> tf.Operation:
+    return tf1.group(tf.print(_UNEVEN + "Let every worker have as many batches as the others."))
+
+
+def _refused() -> tf.Operation:
+    text = (
+        f"{_UNEVEN}An evaluation counts every row: batch without drop_remainder=True, or let "
+        "every worker have as many batches as the others."
+    )
+    return tf1.group(tf.debugging.Assert(tf.constant(False), [text]))
+
+
+class _Source:
+    """The operation that gives all of a nest that is made from a dataset.
+
+    Args:
+        op: The operation.
+        nest: Features and labels.
+        between: What makes the nest's tensors of what the operation gives.
+        lent: What stands for each of its outputs where there is none: a row of zeros.
+    """
+
+    def __init__(self, op: tf.Operation, nest: Any, between: Sequence, lent: Sequence):
+        self._op = op
+        self._nest = nest
+        self._between = between
+        self._lent = lent
+
+    def next(self) -> tuple[list, tf.Tensor]:
+        """Returns what the operation gives, or what is lent for it, and whether it gave it."""
+        op = self._op
+        known = {name: op.get_attr(name) for name in ("output_types", "output_shapes")}
+        variant = tf.raw_ops.IteratorGetNextAsOptional(iterator=op.inputs[0], **known)
+        has_next = tf.raw_ops.OptionalHasValue(optional=variant)
+        found = tf.cond(
+            has_next,
+            lambda: tf.raw_ops.OptionalGetValue(optional=variant, **known),
+            lambda: [make() for make in self._lent],
+        )
+        found = list(found) if isinstance(found, (list, tuple)) else [found]
+        for tensor, before in zip(found, op.outputs, strict=True):
+            tensor.set_shape(before.shape)
+        return found, has_next
+
+    def nest_of(self, found: Sequence[tf.Tensor]) -> Any:
+        """Returns features and labels of what the operation gives."""
+        outputs = zip(self._op.outputs, found, strict=True)
+        replaced = {before.ref(): tensor for before, tensor in outputs}
+        replaced.update(copying.copied(self._between, dict(replaced), "input"))
+
+        def copy(leaf):
+            if leaf is None:
+                return None
+            copied = replaced.get(leaf.ref(), leaf)
+            copied.set_shape(leaf.shape)
+            return copied
+
+        return tf.nest.map_structure(copy, self._nest, expand_composites=True)
+
+
+def _source(nest: Any) -> _Source | None:
+    """Returns what gives a nest; None: it is no dataset's alone, or cannot be lent."""
+    leaves = [leaf for leaf in tf.nest.flatten(nest, expand_composites=True) if leaf is not None]
+    if not leaves or not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
+        return None
+    behind = ancestry.made_from(leaves)
+    found = [op for op in behind if op.type == _NEXT]
+    if len(found) != 1:
+        return None
+    reached = ancestry.reached_from(found)
+    between = sorted((behind & reached) - set(found), key=lambda op: op._id)
+    lent = [_lent(tensor, nest, between) for tensor in found[0].outputs]
+    is_seen = all(leaf.op in reached or leaf.shape.rank == 0 for leaf in leaves)
+    return _Source(found[0], nest, between, lent) if is_seen and all(lent) else None
+
+
+def _lent(tensor: tf.Tensor, nest: Any, between: Sequence[tf.Operation]) -> Any:
+    """Returns what makes a row of zeros in place of a tensor; None: nobody knows how."""
+    if tensor.dtype != tf.variant:
+        return lambda: _zeros(tensor.shape, tensor.dtype)
+    for leaf in tf.nest.flatten(nest):
+        parts = tf.nest.flatten(leaf, expand_composites=True)
+        makers = {part.op for part in parts if isinstance(part, tf.Tensor)}
+        if any(tensor is given for op in makers & set(between) for given in op.inputs):
+            if isinstance(leaf, tf.SparseTensor) and leaf.shape.rank is not None:
+                return lambda leaf=leaf: _sparse(leaf)
+            if isinstance(leaf, tf.RaggedTensor):
+                return lambda leaf=leaf: _ragged(leaf)
+    return None
+
+
+def _zeros(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
     """Returns a row of zeros, or of empty text; what is not known is one long."""
-    size = [] if shape.rank is None else [1 if length is None else length for length in shape]
-    return tf.fill(size, tf.zeros([], dtype))
+    return tf.fill(_lengths(shape), tf.zeros([], dtype))
+
+
+def _lengths(shape: tf.TensorShape) -> list[int]:
+    known = [] if shape.rank is None else shape.as_list()
+    return [1 if length is None else length for length in known]
+
+
+def _sparse(leaf: tf.SparseTensor) -> tf.Tensor:
+    """Returns a sparse row that holds one zero, as datasets hold it."""
+    return tf.raw_ops.SerializeSparse(
+        sparse_indices=tf.zeros([1, leaf.shape.rank], tf.int64),
+        sparse_values=tf.zeros([1], leaf.dtype),
+        sparse_shape=tf.constant(_lengths(leaf.shape), tf.int64),
+        out_type=tf.variant,
+    )
+
+
+def _ragged(leaf: tf.RaggedTensor) -> tf.Tensor:
+    """Returns a ragged row that holds one zero, as datasets hold it."""
+    return tf.raw_ops.RaggedTensorToVariant(
+        rt_nested_splits=[tf.constant([0, 1], leaf.row_splits.dtype)] * leaf.ragged_rank,
+        rt_dense_values=_zeros(tf.TensorShape([1, *leaf.flat_values.shape[1:]]), leaf.dtype),
+        batched_input=False,
+    )

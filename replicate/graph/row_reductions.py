@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import reductions
+from replicate.graph import carriers, collectives, reductions
 
 # Of these each row brings its own addend, whatever the other rows are.
 _SUMS = frozenset(
@@ -108,7 +108,10 @@ def _has_one_row_label(op: tf.Operation, with_rows: Sequence[bool], axes: Sequen
 
 
 class Join:
-    """Joins row reductions of K towers.
+    """Joins row reductions of K towers, of W workers.
+
+    A reduction joins in its worker first. What workers must then add up it asks for by `yield`,
+    so that many reductions share a transfer.
 
     Args:
         has_rows: K truths: bools, or bool tensors of shape [].
@@ -132,46 +135,65 @@ class Join:
         self._weights = weights
         self._across = across
 
-    def sum(self, column: Sequence[tf.Tensor]) -> tuple:
-        """Returns the sum of K tensors, and that its derivatives are 1."""
-        return self._sum(self._masked(column)), None
-
-    def size(self, column: Sequence[tf.Tensor]) -> tuple:
-        """Returns the sum of K numbers of elements, which has no derivative."""
-        return self._sum(self._masked(column)), None
-
-    def shape(self, column: Sequence[tf.Tensor], axes: Sequence[int]) -> tf.Tensor:
-        """Returns the shape of all towers' rows together.
+    def join(self, asked: Sequence[tuple]) -> list[tuple]:
+        """Joins N reductions.
 
         Args:
-            column: K shapes, of shape [rank].
-            axes: The dimensions that are rows.
+            asked: N tuples of a kind, its K tensors, and what else the kind wants.
+
+        Returns:
+            N pairs of the joined value, and its K derivatives by the towers' own; None: 1.
         """
+        totals = None if self._across is None else self._across.totals
+        return collectives.together([getattr(self, kind)(*of) for kind, *of in asked], totals)
+
+    # What each kind asks for.
+
+    def sum(self, column: Sequence[tf.Tensor]):
+        """Gives the sum."""
+        (total,) = yield [self._local(self._masked(column))]
+        return total, None
+
+    size = sum
+
+    def shape(self, column: Sequence[tf.Tensor], axes: Sequence[int]):
+        """Gives the shape of all towers' rows together; `axes` are the dimensions of rows."""
         rank = column[0].shape[0]
         is_row = tf.constant([axis in axes for axis in range(rank)])
-        return tf.where(is_row, self._sum(self._masked(column)), column[0])
+        (total,) = yield [self._local(self._masked(column))]
+        return tf.where(is_row, total, column[0]), None
 
-    def all(self, column: Sequence[tf.Tensor]) -> tuple:
-        """Returns whether all of K bool tensors hold; a tower without rows does not ask."""
-        failing = self._masked([tf.logical_not(part) for part in column])
-        return tf.logical_not(self._any(failing)), None
+    def all(self, column: Sequence[tf.Tensor]):
+        """Asks whether one fails; a tower without rows does not ask."""
+        failing, _ = yield from self.any([tf.logical_not(part) for part in column])
+        return tf.logical_not(failing), None
 
-    def any(self, column: Sequence[tf.Tensor]) -> tuple:
-        """Returns whether any of K bool tensors holds."""
-        return self._any(self._masked(column)), None
+    def any(self, column: Sequence[tf.Tensor]):
+        """Asks whether one holds."""
+        (found,) = yield [tf.reduce_any(tf.stack(self._masked(column)), 0)]
+        return found, None
 
-    def mean(self, column: Sequence[tf.Tensor]) -> tuple:
-        """Returns the mean weighted by the elements that each tower averaged."""
+    def mean(self, column: Sequence[tf.Tensor]):
+        """Gives the mean weighted by the elements that each tower averaged."""
         if column[0].dtype.is_integer:
-            return self._mean_of_integers(column), None
-        factors = self._parts(column)
-        averaged = []
-        for tensor, factor, device in zip(column, factors, self._devices, strict=True):
-            with reductions.on(device):
-                averaged.append(_times(tensor, factor))
-        return self._sum(averaged), factors
+            return (yield from self._mean_of_integers(column))
+        counts = self._counts(column)
+        if not any(map(tf.is_tensor, counts)):
+            total = sum(counts) * (1 if self._across is None else self._across.size)
+            factors = [count / total if total else float("nan") for count in counts]
+            (mean,) = yield [self._local(self._times(column, factors))]
+            return mean, factors
+        number = self._local(counts)
+        if self._across is None:
+            factors = self._divided(counts, number)
+            return self._local(self._times(column, factors)), factors
+        # NOTE: divided once all is added up: the elements and their number share a transfer.
+        wide = [tf.cast(part, tf.float32) if part.dtype.size < 4 else part for part in column]
+        added, number = yield [self._local(self._times(wide, counts)), number]
+        mean = tf.cast(added / tf.cast(number, added.dtype), column[0].dtype)
+        return mean, self._divided(counts, number)
 
-    def _mean_of_integers(self, column: Sequence[tf.Tensor]) -> tf.Tensor:
+    def _mean_of_integers(self, column: Sequence[tf.Tensor]):
         """Divides the sum of all towers' elements; each tower's own mean was rounded."""
         sums, counts = [], []
         for tensor, device in zip(column, self._devices, strict=True):
@@ -180,52 +202,55 @@ class Join:
                 kept = tensor.op.get_attr("keep_dims")
                 sums.append(tf.raw_ops.Sum(input=values, axis=axis, keep_dims=kept))
                 counts.append(tf.cast(_averaged(tensor), tensor.dtype))
-        total, count = (self._sum(self._masked(parts)) for parts in (sums, counts))
-        return tf.truncatediv(total, count)
+        total, count = yield [self._local(self._masked(parts)) for parts in (sums, counts)]
+        return tf.truncatediv(total, count), None
 
-    def unknown(self, column: Sequence[tf.Tensor]) -> tuple:
-        """Returns the mean weighted by rows."""
-        found = reductions.weighted_sum_onto(column, self._weights, self._home)
-        return self._everywhere(found), self._weights
+    def unknown(self, column: Sequence[tf.Tensor]):
+        """Gives the mean weighted by rows."""
+        (total,) = yield [reductions.weighted_sum_onto(column, self._weights, self._home)]
+        return total, self._weights
 
-    def first(self, column: Sequence[tf.Tensor]) -> tuple:
-        """Returns what the first tower has, on which alone the value depends."""
-        is_first = self._across is None or self._across.is_first
-        value = column[0] if self._across is None else self._across.from_first(column[:1])[0]
+    def first(self, column: Sequence[tf.Tensor]):
+        """Gives what the first tower has, on which alone the value depends."""
+        value, across = column[0], self._across
+        if across is not None and carriers.is_sent(value):
+            (value,) = yield [across.of_first(value)]
+        is_first = across is None or across.is_first
         return value, [1.0 if is_first else 0.0] + [0.0] * (len(column) - 1)
+
+    # In one worker.
 
     def _masked(self, column: Sequence[tf.Tensor]) -> list:
         return reductions.mask_rows(column, self._has_rows)
 
-    def _sum(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        return self._everywhere(reductions.sum_onto(list(tensors), self._home))
+    def _local(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        return reductions.sum_onto(list(tensors), self._home)
 
-    def _any(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        return self._everywhere(tf.reduce_any(tf.stack(tensors), 0))
-
-    def _everywhere(self, value: tf.Tensor) -> tf.Tensor:
-        return value if self._across is None else self._across.total(value)
-
-    def _parts(self, column: Sequence[tf.Tensor]) -> list:
-        """Returns e_i / E: floats where shapes say so, else float64 tensors of shape []."""
+    def _counts(self, column: Sequence[tf.Tensor]) -> list:
+        """Returns how many elements each tower averaged: all ints, or all float64 tensors."""
         counts = []
         for tensor, has_rows, device in zip(column, self._has_rows, self._devices, strict=True):
             with reductions.on(device):
                 counts.append(_averaged(tensor) if has_rows is not False else 0)
-        if not any(tf.is_tensor(count) for count in counts) and self._is_certain():
-            total = sum(counts) * (1 if self._across is None else self._across.size)
-            return [count / total if total else float("nan") for count in counts]
-        counts = [tf.cast(count, tf.float64) for count in counts]
-        counts = self._masked(counts)
-        total = self._sum(counts)
+        is_certain = all(isinstance(has, bool) for has in self._has_rows)
+        if is_certain and not any(map(tf.is_tensor, counts)):
+            return counts
+        return self._masked([tf.cast(count, tf.float64) for count in counts])
+
+    def _times(self, column: Sequence[tf.Tensor], factors: Sequence[Any]) -> list:
+        """Multiplies each tower's tensor by its factor, on its device."""
+        products = []
+        for tensor, factor, device in zip(column, factors, self._devices, strict=True):
+            with reductions.on(device):
+                products.append(_times(tensor, factor))
+        return products
+
+    def _divided(self, counts: Sequence[tf.Tensor], total: tf.Tensor) -> list:
         parts = []
         for count, device in zip(counts, self._devices, strict=True):
             with reductions.on(device):
                 parts.append(count / total)
         return parts
-
-    def _is_certain(self) -> bool:
-        return all(isinstance(has, bool) for has in self._has_rows)
 
 
 def _averaged(tensor: tf.Tensor) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import (
     ancestry,
+    carriers,
     columns,
     copying,
     reductions,
@@ -249,13 +250,29 @@ class Whole:
             tail = self.tail(column, declared)
             for tensor, reason in tail.unknown:
                 self._warn(tensor, reason)
+            self.join(tail.reductions)
             joined = {part.source.ref(): self.joined(part).value for part in tail.reductions}
-            replaced = {**tail.inputs, **joined}
+            replaced = {**self._alike(tail.inputs), **joined}
             with self.at_home(), tf1.control_dependencies(tail.waits):
                 made = {**replaced, **copying.copied(tail.operations, replaced, "tail")}
             copies = {own: made[source] for own, source in tail.twins.items() if source in made}
             self._copied[key] = (tail, copies)
         return self._copied[key]
+
+    def _alike(self, inputs: dict) -> dict:
+        """Returns what a tail reads, of which what is random is the first worker's."""
+        across = self.rows.across
+        if across is None:
+            return inputs
+        drawn = {
+            key: own
+            for key, own in inputs.items()
+            if carriers.is_sent(own) and not ancestry.is_repeatable([own], self.ends)
+        }
+        with self.at_home():
+            found = across.from_first(list(drawn.values())) if drawn else ()
+            pairs = zip(drawn.items(), found, strict=True)
+            return {**inputs, **{key: _in_place_of(own, first) for (key, own), first in pairs}}
 
     def tail(self, column: Sequence[tf.Tensor], declared: str | None = None) -> tails.Tail:
         """Returns how a tensor without rows is made of row reductions; see `copied`."""
@@ -273,24 +290,32 @@ class Whole:
 
     def joined(self, reduction: tails.Reduction) -> Joined:
         """Joins a row reduction over towers."""
-        key = (reduction.column[0].ref(), reduction.kind)
-        if key not in self._joined:
-            with self.at_home():
-                self._joined[key] = self._join(reduction)
-        return self._joined[key]
+        self.join([reduction])
+        return self._joined[_key(reduction)]
 
-    def _join(self, reduction: tails.Reduction) -> Joined:
-        kind, column = reduction.kind, reduction.column
-        if kind == tails.WHOLE:
-            return Joined(column[0], self.rows.weights)
-        if kind == "shape" and self._partner is not None:
-            return Joined(_static_shape(reduction.source), None)
-        join = self.rows.join(self.unknown_weights)
-        if kind == "shape":
-            axes = self._dimensions.of(column[0].op.inputs[column[0].value_index])
-            return Joined(join.shape(column, axes or ()), None)
-        value, factors = getattr(join, kind)(column)
-        return Joined(value, factors)
+    def join(self, found: Sequence[tails.Reduction]) -> None:
+        """Joins row reductions over towers, and over workers in one transfer."""
+        missing = {_key(part): part for part in found if _key(part) not in self._joined}
+        if not missing:
+            return
+        with self.at_home():
+            asked = {}
+            for key, part in missing.items():
+                if part.kind == tails.WHOLE:
+                    self._joined[key] = Joined(part.column[0], self.rows.weights)
+                elif part.kind == "shape" and self._partner is not None:
+                    self._joined[key] = Joined(_static_shape(part.source), None)
+                else:
+                    asked[key] = (part.kind, part.column, *self._axes_of_shape(part))
+            made = self.rows.join(self.unknown_weights).join(list(asked.values()))
+            for key, (value, factors) in zip(asked, made, strict=True):
+                self._joined[key] = Joined(value, factors)
+
+    def _axes_of_shape(self, part: tails.Reduction) -> tuple:
+        if part.kind != "shape":
+            return ()
+        shape = part.column[0]
+        return (self._dimensions.of(shape.op.inputs[shape.value_index]) or (),)
 
     # What a walk asks.
 
@@ -340,6 +365,16 @@ class Whole:
             return own is None or not np.array_equal(own, all_)
         pairs = zip(op.inputs, other.inputs, strict=True)
         return any(self.differs(*pair) for pair in pairs)
+
+
+def _in_place_of(own: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+    """Returns the first worker's value, which is derived as this worker's own is."""
+    linked = tf.custom_gradient(lambda own, first: (tf.identity(first), lambda dy: (dy, None)))
+    return linked(own, first)
+
+
+def _key(reduction: tails.Reduction) -> tuple:
+    return reduction.column[0].ref(), reduction.kind
 
 
 def _constant(tensor: tf.Tensor) -> Any:

@@ -5,12 +5,13 @@ After all towers' updates, what towers 1 to K - 1 have gathered moves into the f
 tower's variables, from which its value tensors read.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, reductions, whole
+from replicate.graph import ancestry, collectives, reductions, whole
 from replicate.specs import predict
 from replicate.strategy import context, variables
 
@@ -79,7 +80,7 @@ def _merge_metrics(specs: Sequence[Any], metric_variables: Sequence[Any], rows: 
     added = [variable for variable in metric_variables if _adds_up(variable)]
     _require_sums([variable for variable in added if variable.is_assumed_sum], updates)
     with tf1.control_dependencies(updates):
-        moved = [gather(variable, rows.has_rows, rows.across) for variable in metric_variables]
+        moved = gather(metric_variables, rows)
     merged = tf1.group(*moved, *updates, name="merge_metrics")
     metrics = specs[0].eval_metric_ops or {}
     return {name: (_value_of(value), merged) for name, (value, _) in metrics.items()}
@@ -133,54 +134,82 @@ def _value_of(value: Any) -> Any:
     return tf.identity(value.members[0].read_value())
 
 
-def gather(
-    variable: variables.TowerLocalVariable, has_rows: Sequence[Any], across: Any = None
-) -> tf.Operation:
-    """Moves what all copies have gathered into the first one.
+def gather(metric_variables: Sequence[Any], rows: whole.Rows) -> list[tf.Operation]:
+    """Moves what all copies of metrics' variables have gathered into the first ones.
 
     Args:
-        variable: A metric's variable, with K copies.
-        has_rows: K truths; what a tower without rows has gathered is dropped. NOTE: some
+        metric_variables: `TowerLocalVariable`s with K copies.
+        rows: The towers' rows. What a tower without rows has gathered is dropped. NOTE: some
             metrics write to a copy's handle, where the variable cannot refuse it.
-        across: Joins what workers bring, a `collectives.Across`; None: there is one worker.
 
     Returns:
-        An operation after which the first copy holds the aggregate. Run again without
-        an update in between, it changes nothing.
+        Operations after which the first copies hold the aggregates. Run again without
+        an update in between, they change nothing.
     """
-    members = variable.members
-    custom = getattr(variable, _REDUCTION, None)
+    totals = None if rows.across is None else rows.across.totals
+    return collectives.together(
+        [_gathered(variable, rows) for variable in metric_variables], totals
+    )
+
+
+def _gathered(variable: variables.TowerLocalVariable, rows: whole.Rows):
+    """Gathers one variable; gives by `yield` what workers are to add up."""
     numeric = variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_complex
-    aggregation = variable.aggregation
-    copies = [tf.identity(member.read_value()) for member in members]
-    with tf1.control_dependencies(copies), tf.device(members[0].device):
-        if custom is not None:
-            starts = [tf.identity(member.initial_value) for member in members]
-            kept = [_kept(*p) for p in zip(copies, starts, has_rows, strict=True)]
-            return _move(members, custom(kept if across is None else across.all(kept)))
-        if aggregation == variables.MEAN:
-            counted = tf.add_n([tf.cast(has, copies[0].dtype) for has in has_rows])
-            total = tf.add_n(reductions.mask_rows(copies, has_rows))
-            if across is not None:
-                total, counted = across.sum([total, counted])
-            mean = total / counted
-            return tf1.group(*[member.assign(mean, read_value=False) for member in members])
-        if aggregation == variables.SUM and numeric:
-            starts = [tf.identity(member.initial_value) for member in members[1:]]
-            gathered = [copy - start for copy, start in zip(copies[1:], starts, strict=True)]
-            gathered = reductions.mask_rows(gathered, has_rows[1:])
-            if across is None:
-                return _move(members, tf.add_n([copies[0], *gathered]))
-            before = _before(variable)
-            start = tf.identity(members[0].initial_value)
-            own = [copies[0] - start - before]
-            if not variable.is_gathered:  # a number of the whole batch counts without rows, too
-                own = reductions.mask_rows(own, has_rows[:1])
-            total = before + across.total(tf.add_n([*own, *gathered]))
-            with tf1.control_dependencies([total]):
-                noted = before.assign(total, read_value=False)
-            return tf1.group(noted, _move(members, start + total))
+    copies = [tf.identity(member.read_value()) for member in variable.members]
+    if hasattr(variable, _REDUCTION):
+        return _reduced(variable, copies, rows)
+    if variable.aggregation == variables.MEAN:
+        return (yield from _averaged(variable, copies, rows))
+    if variable.aggregation == variables.SUM and numeric:
+        return (yield from _added(variable, copies, rows))
     return tf1.no_op()
+
+
+def _reduced(variable: Any, copies: Sequence[tf.Tensor], rows: whole.Rows) -> tf.Operation:
+    with _beside(variable, copies):
+        starts = [tf.identity(member.initial_value) for member in variable.members]
+        kept = [_kept(*parts) for parts in zip(copies, starts, rows.has_rows, strict=True)]
+        kept = kept if rows.across is None else rows.across.all(kept)
+        return _move(variable.members, getattr(variable, _REDUCTION)(kept))
+
+
+def _averaged(variable: Any, copies: Sequence[tf.Tensor], rows: whole.Rows):
+    with _beside(variable, copies):
+        counted = tf.add_n([tf.cast(has, copies[0].dtype) for has in rows.has_rows])
+        total = tf.add_n(reductions.mask_rows(copies, rows.has_rows))
+    total, counted = yield [total, counted]
+    with _beside(variable, copies):
+        mean = total / counted
+        return tf1.group(*[member.assign(mean, read_value=False) for member in variable.members])
+
+
+def _added(variable: Any, copies: Sequence[tf.Tensor], rows: whole.Rows):
+    members, has_rows = variable.members, rows.has_rows
+    with _beside(variable, copies):
+        starts = [tf.identity(member.initial_value) for member in members[1:]]
+        gathered = [copy - start for copy, start in zip(copies[1:], starts, strict=True)]
+        gathered = reductions.mask_rows(gathered, has_rows[1:])
+        if rows.across is None:
+            return _move(members, tf.add_n([copies[0], *gathered]))
+        before = _before(variable)
+        start = tf.identity(members[0].initial_value)
+        own = [copies[0] - start - before]
+        if not variable.is_gathered:  # a number of the whole batch counts without rows, too
+            own = reductions.mask_rows(own, has_rows[:1])
+        increment = tf.add_n([*own, *gathered])
+    (increment,) = yield [increment]
+    with _beside(variable, copies):
+        total = before + increment
+        with tf1.control_dependencies([total]):
+            noted = before.assign(total, read_value=False)
+        return tf1.group(noted, _move(members, start + total))
+
+
+@contextlib.contextmanager
+def _beside(variable: Any, copies: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Enters the device of the first copy, once all copies have been read."""
+    with tf1.control_dependencies(copies), tf.device(variable.members[0].device):
+        yield
 
 
 def _before(variable: variables.TowerLocalVariable) -> Any:

@@ -1,74 +1,159 @@
 """Workers compare what they have built, and begin with the same values of all variables."""
 
-import zlib
-from collections.abc import Sequence
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
+import numpy as np
+
+from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
+from replicate.strategy import cluster as clusters
+from replicate.strategy import presence, variables
+
+# What TensorFlow raises where another task is gone, or does not come.
+LOSSES = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.UnavailableError,
+)
+_CPU = "/device:CPU:0"
 
 
-def begin(across: collectives.Across, batch: Any = None) -> list[tf.Operation]:
+def begin(across: collectives.Across) -> list[tf.Operation]:
     """Returns what all workers' sessions run first, once the first worker has its values.
 
     Args:
         across: Joins what workers bring.
-        batch: What workers must have alike of their batches, such as a static size.
+
+    Raises:
+        ValueError: If a variable is each tower's own, and its sum is saved: the first worker
+            saves alone.
     """
     across = across.apart("start")
-    variables = [
+    _refuse_saved_sums()
+    members = _members()
+    found = across.from_first([_value(variable, across) for variable in members])
+    return [
+        variable.assign(value, read_value=False)
+        for variable, value in zip(members, found, strict=True)
+        if not across.is_first
+    ] + [value.op for value in found]
+
+
+def _members() -> list:
+    return [
         member
         for variable in tf1.global_variables()
         for member in getattr(variable, "members", (variable,))
     ]
-    checks = _compared(across, _built(variables, batch))
-    with tf1.control_dependencies(checks):
-        brought = [_value(variable, across) for variable in variables]
-    found = across.from_first(brought)
-    return [
-        variable.assign(value, read_value=False)
-        for variable, value in zip(variables, found, strict=True)
-        if not across.is_first
-    ] + [value.op for value in found]
+
+
+def _refuse_saved_sums() -> None:
+    for variable in tf1.global_variables():
+        is_own = isinstance(variable, variables.TowerLocalVariable)
+        if is_own and variable.aggregation == variables.SUM:
+            raise ValueError(
+                "The first worker of a cluster saves alone, and has no other worker's part of a "
+                f"sum: {variable.name} is each tower's own (ON_READ) and is added up. Make it "
+                "ON_WRITE, with aggregation=tf.VariableAggregation.SUM, or put it into the "
+                "collection of local variables."
+            )
 
 
 def _value(variable: Any, across: collectives.Across) -> tf.Tensor:
     if across.is_first or not variable.shape.is_fully_defined():
         return tf.identity(variable.read_value())
-    return tf.identity(variable.initial_value) if _is_text(variable) else _zeros(variable)
-
-
-def _is_text(variable: Any) -> bool:
-    return variable.dtype.base_dtype == tf.string
-
-
-def _zeros(variable: Any) -> tf.Tensor:
+    if variable.dtype.base_dtype == tf.string:
+        return tf.identity(variable.initial_value)
     with tf.device(variable.device):
         return tf.zeros(variable.shape, variable.dtype.base_dtype)
 
 
-def _built(variables: Sequence[Any], batch: Any) -> dict[str, str]:
-    """Returns what workers must have alike."""
-    named = [f"{v.name} {v.shape} {v.dtype.base_dtype.name}" for v in variables]
+# What is compared.
+
+
+def built(across: collectives.Across) -> dict[str, list[str]]:
+    """Returns what workers have built in the current graph, and with what; a list of each."""
+    named = [
+        f"{v.name} of shape {v.shape}, {v.dtype.base_dtype.name}" for v in tf1.global_variables()
+    ]
     return {
-        "the version of TensorFlow": tf.__version__,
-        "the batch": str(batch),
-        "the variables": "\n".join(named),
+        "the version of replicate": [_version("replicate")],
+        "the version of TensorFlow": [tf.__version__],
+        "the version of Python": [platform.python_version()],
+        "the version of numpy": [np.__version__],
+        "the variables": named,
+        "what workers join": across.told,
     }
 
 
-def _compared(across: collectives.Across, built: dict[str, str]) -> list[tf.Operation]:
-    """Returns checks that all workers have built the same."""
-    own = tf.constant([zlib.crc32(text.encode()) for text in built.values()], tf.int64)
-    (largest,) = across.max([own])
-    (negated,) = across.max([-own])
-    checks = []
-    for n, (name, text) in enumerate(built.items()):
-        is_same = tf.equal(largest[n], -negated[n])
-        shown = text if len(text) < 300 else f"{text[:300]}…"
-        told = (
-            f"All workers of a cluster run the same model: they differ in {name}. Worker "
-            f"{across.options.position} has: {shown}. Start all with the same config and packages."
-        )
-        checks.append(tf.debugging.Assert(is_same, [told], summarize=1))
-    return checks
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def compare(
+    member: clusters.Member, options: collectives.Options, own: Mapping[str, Sequence[str]]
+) -> None:
+    """Compares over all workers what must be alike; to be called in each.
+
+    Args:
+        member: This process among the tasks.
+        options: How workers reach each other.
+        own: What this worker has: lists of texts.
+
+    Raises:
+        ClusterError: If workers differ; names the first difference, and who has what. Or if
+            one of them does not come.
+    """
+    found = [json.loads(text) for text in _told(member, options, json.dumps(own))]
+    names = list(dict.fromkeys(name for each in found for name in each))
+    for name in names:
+        texts = [each.get(name, []) for each in found]
+        if any(text != texts[0] for text in texts):
+            raise errors.ClusterError(
+                "All workers of a cluster run the same model, with the same config and packages: "
+                f"they differ in {name}. {_difference(member.cluster, texts)}. Start all with "
+                "the same."
+            )
+
+
+def _told(member: clusters.Member, options: collectives.Options, text: str) -> list[str]:
+    """Returns the texts of all workers."""
+    config = tf1.ConfigProto()
+    member.configure(config)
+    with tf.Graph().as_default():
+        across = collectives.Across(options, _CPU, "meeting")
+        letters = np.frombuffer(text.encode(), np.uint8)
+        places = np.full(len(letters), options.position, np.int64)
+        (found,) = across.slices([tf.IndexedSlices(tf.constant(letters), tf.constant(places))])
+        with tf1.Session(member.start(), config=config) as session:
+            run = presence.watched(session.run, member.cluster, options.timeout, LOSSES)
+            letters, places = run([found.values, found.indices])
+    return [letters[places == n].tobytes().decode() for n in range(options.size)]
+
+
+def _difference(cluster: clusters.Cluster, texts: Sequence[Sequence[str]]) -> str:
+    """Returns who has what, of the first line that differs."""
+    longest = max(map(len, texts))
+    lines = [[*text, *["none"] * (longest - len(text))] for text in texts]
+    number = next(n for n in range(longest) if len({line[n] for line in lines}) > 1)
+    holders: dict[str, list[str]] = {}
+    for task, line in zip(cluster.names, lines, strict=True):
+        holders.setdefault(line[number], []).append(task)
+    place = f"The {_ordinal(number + 1)}: " if longest > 1 else ""
+    shown = [f"{', '.join(tasks[:8])} has {line[:200]}" for line, tasks in holders.items()]
+    return f"{place}{'; '.join(shown)}"
+
+
+def _ordinal(number: int) -> str:
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    is_teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if is_teen else endings.get(number % 10, 'th')}"

@@ -90,15 +90,6 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         """The later spelling of the same core, as `tf.distribute` has it."""
         return self._extended
 
-    def across(self) -> Any:
-        """Returns what joins this worker with others; None: it is alone, as in predictions."""
-        mode = context.current()
-        share = None if mode is None else mode.share
-        return self._across() if share is None else share.across
-
-    def _across(self) -> Any:
-        return None  # or a `graph.collectives.Across` of the current graph
-
     # Entering.
 
     @contextlib.contextmanager
@@ -279,14 +270,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         """
         if context.current() is not None:  # it makes no variable: no scope is needed
             self._require_mine("distribute_dataset")
-        dataset = dataset_fn()
-        if not isinstance(dataset, tf.data.Dataset):
-            raise ValueError(
-                "dataset_fn must return a tf.data.Dataset; got "
-                f"{type(dataset).__name__}. Use tf.data.Dataset.from_tensor_slices, or another "
-                "of its constructors."
-            )
-        return datasets.PerDeviceDataset(dataset, self._worker_devices)
+        return datasets.of(dataset_fn, self._worker_devices)
 
     # Variables.
 

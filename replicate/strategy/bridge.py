@@ -214,7 +214,7 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
     def _num_replicas_in_sync(self):
         mode = context.current()
         is_one_device = mode is not None and mode.tower is not None and mode.share is not None
-        return 1 if is_one_device else self._strategy.num_towers
+        return 1 if is_one_device else self._strategy.all_towers
 
     def _local_results(self, val):
         return tuple(self._strategy.unwrap(val))
@@ -241,8 +241,11 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
 
     def _gather_to_implementation(self, value, destinations, axis, options):
         del options
-        parts = list(self._strategy.unwrap(value))
-        return self._strategy.broadcast(tf.concat(parts, axis), destinations)
+        found = tf.concat(list(self._strategy.unwrap(value)), axis)
+        across = self._strategy.across()
+        if across is not None:
+            found = across.concat(found, axis)
+        return self._strategy.broadcast(found, destinations)
 
 
 def _has_value(value: Any) -> bool:

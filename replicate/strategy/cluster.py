@@ -21,14 +21,17 @@ class Cluster(NamedTuple):
     """The tasks that train together, and which of them this process is.
 
     Attributes:
-        tasks: W pairs of a job and a number in it; the first one is the chief.
+        tasks: W pairs of a job and a number in it; the first one is the chief. NOTE: Estimators
+            want a job of that name; of workers alone the first one has it.
         addresses: Their W addresses, `host:port`.
         position: This process's number among them; None: it is none, as an evaluator.
+        names: What `TF_CONFIG` calls them.
     """
 
     tasks: tuple
     addresses: tuple
     position: int | None
+    names: tuple
 
     @property
     def size(self) -> int:
@@ -38,13 +41,20 @@ class Cluster(NamedTuple):
     @property
     def name(self) -> str:
         """This task as people call it."""
-        return "alone" if self.position is None else "{}:{}".format(*self.tasks[self.position])
+        return "alone" if self.position is None else self.names[self.position]
 
     @property
     def leader(self) -> str:
         """The task that gives the order of steps, as TensorFlow names it."""
         job, number = self.tasks[0]
         return f"/job:{job}/replica:0/task:{number}"
+
+    def as_environment(self) -> dict:
+        """Returns what `TF_CONFIG` says of the tasks that train, as Estimators want it."""
+        if not any(self.addresses):
+            return {}
+        job, number = ("evaluator", 0) if self.position is None else self.tasks[self.position]
+        return {"cluster": self.spec(), "task": {"type": job, "index": number}}
 
     def spec(self) -> dict:
         """Returns the addresses by job, as `tf.train.ClusterSpec` takes them."""
@@ -66,21 +76,29 @@ def of(given: Any = None) -> Cluster:
     found = _parsed(given)
     jobs = found.get("cluster") or {}
     if not jobs:
-        return Cluster((("worker", 0),), ("",), 0)
+        return Cluster((("worker", 0),), ("",), 0, ("worker:0",))
     _require_jobs(jobs)
-    names = [job for job in _TRAINING if job in jobs]
-    tasks = tuple((job, number) for job in names for number in range(len(jobs[job])))
-    addresses = tuple(address for job in names for address in jobs[job])
+    used = [job for job in _TRAINING if jobs.get(job)]
+    given = [(job, number) for job in used for number in range(len(jobs[job]))]
+    names = tuple(map("{0[0]}:{0[1]}".format, given))
+    addresses = tuple(address for job in used for address in jobs[job])
     task = found.get("task") or {}
     own = (task.get("type"), _number(task.get("index", 0)))
-    if own in tasks:
-        return Cluster(tasks, addresses, tasks.index(own))
+    if own in given:
+        return Cluster(_with_chief(given), addresses, given.index(own), names)
     if own[0] in ("evaluator", "ps"):
-        return Cluster(tasks, addresses, None)
+        return Cluster(_with_chief(given), addresses, None, names)
     raise errors.ConfigError(
         f"TF_CONFIG's task is one of its cluster: got {task!r}, and the cluster has "
-        f"{', '.join(map('{0[0]}:{0[1]}'.format, tasks))}. Check type and index."
+        f"{', '.join(names)}. Check type and index."
     )
+
+
+def _with_chief(given: list) -> tuple:
+    """Returns tasks of which the first one is the chief by its name, too."""
+    if given[0][0] != "worker":
+        return tuple(given)
+    return (("chief", 0), *(("worker", number) for number in range(len(given) - 1)))
 
 
 def _parsed(given: Any) -> Mapping:

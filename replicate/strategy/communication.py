@@ -20,6 +20,25 @@ class Communication:
         super().__init_subclass__(**kwargs)
         conversion.unconverted(cls)
 
+    @property
+    def all_towers(self) -> int:
+        """K, or W x K where W workers take part."""
+        return self.num_towers
+
+    @property
+    def first_tower(self) -> int:
+        """The number, over all workers, of the first tower."""
+        return 0
+
+    def across(self) -> Any:
+        """Returns what joins this worker with others; None: it is alone, as in predictions."""
+        mode = context.current()
+        share = None if mode is None else mode.share
+        return self._across() if share is None else share.across
+
+    def _across(self) -> Any:
+        return None  # or a `graph.collectives.Across` of the current graph
+
     def reduce(self, aggregation: Any, value: Any, destinations: Any = None) -> Any:
         """Reduces a value over towers.
 

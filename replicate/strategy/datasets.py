@@ -15,6 +15,26 @@ from replicate.graph import batches
 from replicate.strategy import values
 
 
+def of(dataset_fn: Callable, devices: Sequence[str]) -> "PerDeviceDataset":
+    """Returns what reads a function's dataset for all towers.
+
+    Args:
+        dataset_fn: Returns a `tf.data.Dataset` of batches.
+        devices: The K towers' devices.
+
+    Raises:
+        ValueError: If it returned something else.
+    """
+    dataset = dataset_fn()
+    if not isinstance(dataset, tf.data.Dataset):
+        raise ValueError(
+            "dataset_fn must return a tf.data.Dataset; got "
+            f"{type(dataset).__name__}. Use tf.data.Dataset.from_tensor_slices, or another "
+            "of its constructors."
+        )
+    return PerDeviceDataset(dataset, devices)
+
+
 class PerDeviceDataset:
     """A dataset whose iterators yield PerDevice elements.
 

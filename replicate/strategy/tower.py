@@ -65,22 +65,22 @@ class TowerContext:
     @property
     def tower_id(self) -> int:
         """Which tower this is, from 0 to `num_towers - 1`."""
-        return self._tower_id
+        return self._strategy.first_tower + self._tower_id
 
     @property
     def position(self) -> int:
-        """The same, for whoever does not tell towers apart by it: see `ClonedContext`."""
+        """Which of this process it is, for whoever tells no towers apart: see `ClonedContext`."""
         return self._tower_id
 
     @property
     def num_towers(self) -> int:
-        """K."""
-        return self._strategy.num_towers
+        """K, or W x K where W workers take part."""
+        return self._strategy.all_towers
 
     @property
     def is_single_tower(self) -> bool:
         """Whether K is 1."""
-        return self.num_towers == 1 and self._strategy.is_single_tower
+        return self._strategy.is_single_tower
 
     @property
     def distribution_strategy(self) -> Any:
@@ -181,7 +181,7 @@ class ClonedContext(LockstepContext):
     def tower_id(self) -> int:
         """See base class; a model that asks is called for each tower."""
         self._cloning.ask("the number of its tower")
-        return self.position
+        return super().tower_id
 
     @property
     def device(self) -> str:

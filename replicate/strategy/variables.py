@@ -190,7 +190,7 @@ class TowerLocalVariable(DistributedVariable):
 
     def _write_in_tower(self, tower, method, value, kwargs):
         joiner = joiner_of(tower)
-        is_shared = len(self._members) < tower.num_towers
+        is_shared = len(self._members) < tower.distribution_strategy.num_towers
         if joiner is None or not tower.can_meet or is_shared:
             return self._write_own(tower, method, value, kwargs)
 

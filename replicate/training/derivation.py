@@ -238,7 +238,8 @@ class Derivation:
         """Goes on behind a value of the whole, by which towers have found derivatives."""
         rows = self._whole.rows
         with self._whole.at_home():
-            total, _ = rows.join().sum([tf.convert_to_tensor(gradient) for gradient in column])
+            own = [tf.convert_to_tensor(gradient) for gradient in column]
+            ((total, _),) = rows.join().join([("sum", own)])
         if given.parts:
             self._columns.append((given.parts, [total] * len(given.parts)))
         self._across.extend((tensor, total) for tensor in given.across)
@@ -260,7 +261,7 @@ class Derivation:
                 own[0] = self._with_direct(n, own[0])
                 pairs[n] = (values.PerDevice(own, self._whole.rows.devices), _place(x))
             elif self._direct[n]:
-                total = _added(self._direct[n])
+                total = self._direct_of(n)
                 results[n] = self._strategy.broadcast(total, _place(x))
         reduced = packed_reduction.batch_sum(self._whole, self._strategy, list(pairs.values()))
         for n, found in zip(pairs, reduced, strict=True):
@@ -303,11 +304,19 @@ class Derivation:
         copies = found.values if isinstance(found, values.Mirrored) else (found,)
         if not (self._direct[n] and self._is_mixed(n, copies[0])):
             return found
-        made = []
+        made, direct = [], self._direct_of(n)
         for copy in copies:
             with tf.device(reductions.device_of(copy)):
-                made.append(_added([copy, *self._direct[n]]))
+                made.append(_added([copy, direct]))
         return made[0] if len(made) == 1 else values.Mirrored(made, found.devices)
+
+    def _direct_of(self, n: int) -> Any:
+        """Returns what the tail brings by itself; what is random in it is the first worker's."""
+        direct, across = _added(self._direct[n]), self._whole.rows.across
+        parts = tf.nest.flatten(direct, expand_composites=True)
+        if across is None or ancestry.is_repeatable(parts, self._whole.ends):
+            return direct
+        return across.from_first([direct])[0]
 
     def _note_given(self, n: int, found: Any, parts: Sequence) -> None:
         column = tuple(values.select_tower(i, found) for i in range(len(self._towers)))

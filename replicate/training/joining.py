@@ -13,8 +13,6 @@ from replicate.graph import ancestry, reductions, whole
 from replicate.strategy import values, variables
 from replicate.training import gradients, notices, step
 
-_READS = ("VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableV2")
-
 
 class Joining:
     """Joins what the towers of one batch bring; see `context.Joiner`.
@@ -140,7 +138,7 @@ class Joining:
         copies = len(variable.members)
         value = self._as_column(value)
         if not isinstance(value, values.DistributedValues):
-            return [value] * copies
+            return [self._of_first(value)] * copies
         column = list(value.values)
         if self._is_whole(column[0]):
             is_own = len(column) == copies and self._is_repeatable(column[0])
@@ -175,8 +173,8 @@ class Joining:
             if found is None:
                 return None
             variable.is_gathered = is_sum
-        across = self.whole.rows.across
-        is_first = across is None or across.is_first
+        across = self.whole.rows.across  # which an evaluation adds up; each worker trains alike
+        is_first = across is None or across.is_first or self._mode != "eval"
         return [found if is_first or not is_sum else None, *[None if is_sum else found] * others]
 
     def _require_no_rows(self, variable: Any, value: tf.Tensor) -> None:
@@ -220,10 +218,7 @@ class Joining:
     def _is_repeatable(self, value: Any, may_read: bool = True) -> bool:
         """Whether towers that compute a value from whole ones all get the same."""
         parts = tf.nest.flatten(value, expand_composites=True)
-        behind = ancestry.made_from(parts, ends=self.whole.ends)
-        behind -= self.whole.ends
-        reads = _READS if may_read else ()
-        return not any(op.op_def.is_stateful and op.type not in reads for op in behind)
+        return ancestry.is_repeatable(parts, self.whole.ends, may_read)
 
     # What is applied.
 

@@ -86,21 +86,23 @@ def average(
     if not statistics or not towers:
         return None
     with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
-        averaged = [_average(variable, rows, towers, of_rowless) for variable in statistics]
-        return tf1.group(*averaged)
+        return _averaged(statistics, rows, towers, of_rowless)
 
 
-def _average(
-    variable: Any, rows: whole.Rows, towers: Sequence[int], of_rowless: bool
+def _averaged(
+    statistics: Sequence[Any], rows: whole.Rows, towers: Sequence[int], of_rowless: bool
 ) -> tf.Operation:
-    members = variable.members
-    copies = [tf.identity(member.read_value()) for member in members]
-    with tf1.control_dependencies(copies):
-        mean = reductions.weighted_sum_onto(copies, rows.weights, members[0].device)
-        mean = mean if rows.across is None else rows.across.total(mean)
+    copies = [[tf.identity(c.read_value()) for c in variable.members] for variable in statistics]
+    with tf1.control_dependencies([copy for column in copies for copy in column]):
+        means = [
+            reductions.weighted_sum_onto(column, rows.weights, variable.members[0].device)
+            for variable, column in zip(statistics, copies, strict=True)
+        ]
+        means = means if rows.across is None else rows.across.totals(means)
         written = []
-        for i in towers:
-            keeps = of_rowless and rows.has_rows[i]
-            value = mean if keeps is False else tf.where(keeps, copies[i], mean)
-            written.append(members[i].assign(value, read_value=False))
+        for variable, column, mean in zip(statistics, copies, means, strict=True):
+            for i in towers:
+                keeps = of_rowless and rows.has_rows[i]
+                value = mean if keeps is False else tf.where(keeps, column[i], mean)
+                written.append(variable.members[i].assign(value, read_value=False))
         return tf1.group(*written)

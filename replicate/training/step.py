@@ -45,6 +45,13 @@ class GradientStep:
         """Whether gradients of several batches make one update."""
         return self._accumulate_steps > 1
 
+    def told(self) -> list[str]:
+        """Returns in words what was asked for."""
+        return [
+            f"accumulate_steps={self._accumulate_steps}",
+            f"clip_global_norm={self._clip_global_norm}",
+        ]
+
     def of(self, joining: Any) -> "GradientStep":
         """Returns this step for the towers of one batch.
 

@@ -1,19 +1,17 @@
 """How workers begin alike, and run each step together.
 
-A session of each worker begins with an operation in which all workers meet: they compare
-what they have built, and get the first worker's variables, restored or made. Each step then
-runs all that workers join, whoever of them asks for more.
+Before its session is made, a worker waits until all others are there, and compares with them
+what each has built. The session then begins with an operation in which all meet: they get the
+first worker's variables, restored or made. Each step runs all that workers join, whoever of
+them asks for more.
 """
 
-import logging
 from typing import Any
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
-from replicate.strategy import agreement
-
-_log = logging.getLogger("replicate")
+from replicate.strategy import agreement, presence
 
 
 def run_all(spec: Any, across: collectives.Across) -> Any:
@@ -34,15 +32,60 @@ def run_all(spec: Any, across: collectives.Across) -> Any:
     return spec._replace(loss=loss, eval_metric_ops=metrics)
 
 
-def begin(spec: Any, across: collectives.Across, batch: Any) -> Any:
+def begin(
+    spec: Any, strategy: Any, across: collectives.Across, compared: dict, farewell: Any = None
+) -> Any:
     """Returns a spec whose sessions begin with the first worker's variables.
 
     Args:
         spec: The EstimatorSpec.
+        strategy: The strategy, with `start`, `cluster` and `agree`.
         across: Joins what workers bring.
-        batch: What workers must have alike of their batches, such as a static size.
+        compared: What workers must have alike, beside what they have built: lists of texts.
+        farewell: How a worker that ends alone tells the others: an `ends.Farewell`, or None.
     """
-    return spec._replace(scaffold=_Scaffold(spec.scaffold, across, batch))
+    hooks = "training_hooks" if spec.mode == types.TRAIN else "evaluation_hooks"
+    watch = _Watch(strategy.cluster, across.options.timeout, farewell)
+    return spec._replace(
+        scaffold=_Scaffold(spec.scaffold, strategy, across, compared),
+        **{hooks: (*(getattr(spec, hooks) or ()), watch)},
+    )
+
+
+class _Watch(tf1.train.SessionRunHook):
+    """Lets a session say who was lost where a step fails for that, and say when it ends.
+
+    Args:
+        cluster: The cluster.
+        seconds: How long a task waits for another one.
+        farewell: See `begin`.
+    """
+
+    def __init__(self, cluster: Any, seconds: float, farewell: Any):
+        self._cluster = cluster
+        self._seconds = seconds
+        self._farewell = farewell
+        self._is_in_step = False
+
+    def after_create_session(self, session: tf1.Session, coord: Any) -> None:
+        """See base class."""
+        del coord
+        # NOTE: what a step raises no hook hears of; and of some of it a session makes a new one.
+        session.run = presence.watched(session.run, self._cluster, self._seconds, agreement.LOSSES)
+
+    def before_run(self, run_context: Any) -> None:
+        """See base class."""
+        self._is_in_step = True
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        """See base class."""
+        self._is_in_step = False
+
+    def end(self, session: tf1.Session) -> None:
+        """See base class; where all workers' input has ended in a step, all know of it."""
+        if self._farewell is not None and not self._is_in_step:
+            fed = {self._farewell.brought: self._farewell.value}
+            session.run(self._farewell.found, fed)
 
 
 class _Scaffold(tf1.train.Scaffold):
@@ -50,13 +93,15 @@ class _Scaffold(tf1.train.Scaffold):
 
     Args:
         inner: The model's own.
+        strategy: See `begin`.
         across: Joins what workers bring.
-        batch: See `begin`.
+        compared: See `begin`.
     """
 
-    def __init__(self, inner: Any, across: collectives.Across, batch: Any):
+    def __init__(self, inner: Any, strategy: Any, across: collectives.Across, compared: dict):
+        self._strategy = strategy
         self._across = across
-        self._batch = batch
+        self._compared = compared
         self._sessions = 0
         # NOTE: only the first worker makes values; the others are ready to be given them.
         ready = None if across.is_first else tf.constant([], tf.string)
@@ -66,24 +111,15 @@ class _Scaffold(tf1.train.Scaffold):
         """See base class; once for each session that is made.
 
         Raises:
-            RunError: If a session was lost: a process that has lost another one cannot meet
-                the others again.
+            ClusterError: If a worker does not come, or differs; or if a session was lost: a
+                process that has lost another one cannot meet the others again.
         """
         self._sessions += 1
         if self._sessions > 1:
-            raise errors.RunError(
-                "Workers that have lost one of them end, and begin again together: worker "
-                f"{self._across.options.position} of {self._across.size} could not reach the "
-                "others (the reason is logged above). Start all of them again; they go on from "
-                "the last checkpoint."
-            )
+            reason = errors.RunError("the session was lost")
+            raise presence.lost(self._strategy.cluster, reason, self._across.options.timeout)
         own = self._local_init_op
         local = self.default_local_init_op() if own is None else own
-        self._local_init_op = tf1.group(local, *agreement.begin(self._across, self._batch))
-        _log.info(
-            "Worker %d of %d waits for the others, for %g seconds at most.",
-            self._across.options.position,
-            self._across.size,
-            self._across.options.timeout,
-        )
+        self._local_init_op = tf1.group(local, *agreement.begin(self._across))
+        self._strategy.agree({**self._compared, **agreement.built(self._across)})
         return super().finalize()

@@ -184,7 +184,8 @@ def build(
             if factory is not None:
                 train_op = optimizers.minimize(factory.get(), spec.loss)
         device = strategy.worker_devices[tower.position]
-        _log.info("Built tower %d of %d on %s.", tower.position, tower.num_towers, device)
+        number = strategy.first_tower + tower.position
+        _log.info("Built tower %d of %d on %s.", number, strategy.all_towers, device)
         own = tuple(update for update in updates if id(update) not in before)
         return Tower(tower.position, device, spec, train_op, own, made)
 

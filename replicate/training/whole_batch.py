@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import copied_state
 from replicate.strategy import bridge, context, conversion
 from replicate.strategy import tower as towers
 from replicate.training import outside
@@ -49,7 +50,7 @@ class WholeBatch:
         features: The batch's features.
         labels: The batch's labels.
         strategy: Makes a strategy of one tower.
-        num_towers: K.
+        num_towers: K, over all workers.
         total: How many rows the batch has.
         names: The names that were in use when the first tower began.
         first: The first tower's features and labels.
@@ -113,6 +114,7 @@ class WholeBatch:
         """Makes what is there before the model: seed, names, global step, the batch."""
         graph, outer = self._graph, self._outer
         graph.seed = outer.seed
+        copied_state.count_alike(graph, outer)
         if tf1.train.get_global_step(outer) is not None:
             tf1.train.create_global_step(graph)
         graph._names_in_use = dict(self._names)

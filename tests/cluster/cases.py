@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import replicate
 from replicate.compat.tensorflow import tf, tf1
 
 WIDTH = 3
@@ -12,7 +13,7 @@ WORDS = 11
 
 
 class Case(NamedTuple):
-    """What two workers train.
+    """What workers train.
 
     Attributes:
         loss: From features and labels to a loss.
@@ -22,6 +23,10 @@ class Case(NamedTuple):
         is_static: Whether the graph knows how many rows a batch has.
         train: From a loss to a train_op, where the model has its own; else None.
         is_evaluated: Whether workers evaluate, too, together.
+        dtype: Of all numbers that are no whole ones.
+        is_random: Whether nobody but the workers themselves knows what comes out.
+        kinds: `"dense"`; or `"mixed"`: with sparse and ragged features; or `"wide"`: the graph
+            does not know how many columns there are.
     """
 
     loss: Callable
@@ -31,6 +36,9 @@ class Case(NamedTuple):
     is_static: bool = False
     train: Callable | None = None
     is_evaluated: bool = False
+    dtype: tf.DType = tf.float64
+    is_random: bool = False
+    kinds: str = "dense"
 
 
 def _start(shape, dtype=tf.float32, partition_info=None, **unused):
@@ -40,9 +48,10 @@ def _start(shape, dtype=tf.float32, partition_info=None, **unused):
 
 
 def _dense(features):
-    w = tf1.get_variable("w", [WIDTH, 2], tf.float64, _start)
-    b = tf1.get_variable("b", [2], tf.float64, _start)
-    return tf.tanh(features["x"] @ w + b)
+    x = features["x"]
+    w = tf1.get_variable("w", [WIDTH, 2], x.dtype, _start)
+    b = tf1.get_variable("b", [2], x.dtype, _start)
+    return tf.tanh(x @ w + b)
 
 
 def _errors(features, labels):
@@ -69,10 +78,54 @@ def penalized(features, labels):
 
 def embedded(features, labels):
     """Rows of a table, some of which several rows look up."""
-    table = tf1.get_variable("table", [WORDS, WIDTH], tf.float64, _start)
+    table = tf1.get_variable("table", [WORDS, WIDTH], features["x"].dtype, _start)
     looked_up = tf.nn.embedding_lookup(table, features["words"])
     x = features["x"] + tf.reduce_sum(looked_up, 1)
     return mean({"x": x}, labels)
+
+
+def mixed(features, labels):
+    """Ragged and sparse rows beside dense ones."""
+    table = tf1.get_variable("table", [WORDS, WIDTH], features["x"].dtype, _start)
+    weights = tf1.get_variable("weights", [WORDS, WIDTH], features["x"].dtype, _start)
+    items = tf.reduce_sum(tf.gather(table, features["items"]), 1)
+    flags = tf.sparse.sparse_dense_matmul(features["flags"], weights)
+    return mean({"x": features["x"] + items + flags}, labels)
+
+
+def wide(features, labels):
+    """Means of columns of which the graph does not know how many there are."""
+    scale = tf1.get_variable("scale", [], features["x"].dtype, _start)
+    return tf.reduce_sum(
+        tf.square(scale * tf.reduce_mean(features["x"], 0) - 1.0)
+    ) + tf.reduce_mean(scale * labels)
+
+
+def hidden(features, labels):
+    """A quotient of sums that nobody can see into; the model says by what it divides."""
+    weights = features["mask"]
+    errors_of_rows = tf.reduce_sum(_errors(features, labels), 1)
+    found = tf.function(lambda e, w: tf.reduce_sum(w * e) / tf.reduce_sum(w))(
+        errors_of_rows, weights
+    )
+    replicate.get_tower_context().set_loss_weight(tf.reduce_sum(weights))
+    return found
+
+
+def normalized(features, labels):
+    """Rows that are normalized together, in all towers of all workers."""
+    layer = tf.keras.layers.BatchNormalization(synchronized=True, dtype=features["x"].dtype.name)
+    return mean({"x": layer(features["x"], training=True)}, labels)
+
+
+def noisy(features, labels):
+    """Random penalties, and a variable that a random number is written to."""
+    kept = tf1.get_variable("kept", [], features["x"].dtype, _start, trainable=False)
+    written = tf1.assign(kept, tf.random.normal([], dtype=kept.dtype))
+    with tf1.control_dependencies([written]):
+        rows_loss = mean({"x": tf.nn.dropout(features["x"], 0.5)}, labels)
+    w = tf1.trainable_variables()[0]
+    return rows_loss + tf.reduce_sum(w * tf.random.normal(w.shape, dtype=w.dtype))
 
 
 def clipped(loss):
@@ -96,19 +149,56 @@ def adam():
     return tf1.train.AdamOptimizer(0.05, epsilon=0.01)
 
 
-UNEVEN = ((5, 3, 4, 1), (2, 4, 3, 6))
-UNEVEN_END = ((5, 3, 4, 1, 2), (2, 4))
-FIRST_ENDS = ((3,), (4, 1, 5))
+def _cycle(pattern: tuple, steps: int) -> tuple:
+    return tuple(pattern[step % len(pattern)] for step in range(steps))
+
+
+STEPS = 20
+UNEVEN = (_cycle((5, 3, 4, 1), STEPS), _cycle((2, 4, 3, 6), STEPS))
+UNEVEN_END = (_cycle((5, 3, 4, 1, 2), STEPS), _cycle((2, 4), 13))
+FIRST_ENDS = ((3, 1), _cycle((4, 1, 5), STEPS))
+EPOCHS = ((3, 3, 1) * 3, (3, 2) * 3)  # three epochs of 7 rows, and of 5, by 3
+NONE_IN_ONE = (_cycle((3, 5), 4), ())
+SHORT = ((5, 3, 4, 1), (2, 4, 3))
+_SINGLE = {"dtype": tf.float32}
 CASES = {
-    "sgd": Case(mean, descend, UNEVEN, is_evaluated=True),
+    "sgd": Case(mean, descend, SHORT, is_evaluated=True),
+    "sgd_twenty": Case(mean, descend, UNEVEN),
+    "sgd_single": Case(mean, descend, UNEVEN, **_SINGLE),
     "momentum_masked": Case(masked, momentum, UNEVEN_END),
+    "momentum_masked_single": Case(masked, momentum, UNEVEN_END, **_SINGLE),
     "adam_penalized": Case(penalized, adam, FIRST_ENDS, is_evaluated=True),
+    "adam_penalized_single": Case(penalized, adam, FIRST_ENDS, **_SINGLE),
     "embedding_adam": Case(embedded, adam, UNEVEN_END),
+    "embedding_adam_single": Case(embedded, adam, UNEVEN, **_SINGLE),
     "embedding_momentum_option": Case(embedded, momentum, UNEVEN, {"clip_global_norm": 0.05}),
     "clipped": Case(penalized, None, UNEVEN_END, train=clipped),
     "static": Case(masked, adam, ((4, 4, 4), (4, 4)), is_static=True),
     "accumulated": Case(mean, adam, UNEVEN, {"accumulate_steps": 2}),
+    "epochs": Case(mean, momentum, EPOCHS),
+    "none_in_one": Case(mean, adam, NONE_IN_ONE),
+    "mixed": Case(mixed, adam, ((3, 2, 4), (2,)), kinds="mixed"),
+    "wide": Case(wide, descend, SHORT, kinds="wide"),
+    "hidden": Case(hidden, descend, SHORT),
+    "normalized": Case(normalized, descend, ((4, 3), (2, 3))),
+    "noisy": Case(noisy, adam, SHORT, is_random=True),
 }
+OF_THREE = {
+    "sgd": Case(mean, descend, (*UNEVEN, _cycle((1, 2), 6))),
+    "adam_embedding": Case(embedded, adam, ((2, 3), *UNEVEN_END)),
+    "static": Case(masked, momentum, ((2, 2, 2),) * 3, is_static=True),
+    "accumulated_clipped": Case(
+        penalized, adam, (*SHORT, (1, 2, 3, 4)), {"accumulate_steps": 2, "clip_global_norm": 0.05}
+    ),
+}
+
+
+STEADY = Case(masked, momentum, ((3,), (4,)))  # of which every batch is the same
+
+
+def cases_of(workers: int) -> dict:
+    """Returns the cases for so many workers, by name."""
+    return CASES if workers == 2 else OF_THREE
 
 
 def batch(worker: int, step: int, rows: int) -> tuple[dict, Any]:
@@ -117,6 +207,9 @@ def batch(worker: int, step: int, rows: int) -> tuple[dict, Any]:
     mask = np.ones(rows)
     mask[: rows // 2] = 0.0
     features = {
+        "flags": numbers.uniform(-1, 1, [rows, WORDS]) * numbers.randint(0, 2, [rows, WORDS]),
+        "items": numbers.randint(0, WORDS, [rows, 3]),
+        "lengths": numbers.randint(0, 4, [rows]),
         "mask": mask,
         "words": numbers.randint(0, WORDS, [rows, 2]),
         "x": numbers.uniform(-1, 1, [rows, WIDTH]),
@@ -132,7 +225,7 @@ def batches_of(case: Case, worker: int) -> list:
 def batches_of_all(case: Case) -> list:
     """Returns what one device is given: in each step the rows of all workers that have some."""
     each = [batches_of(case, worker) for worker in range(len(case.rows))]
-    steps = max(map(len, each)) if not case.is_static else min(map(len, each))
+    steps = (min if case.is_static else max)(map(len, each))
     joined = []
     for step in range(steps):
         parts = [batches[step] for batches in each if step < len(batches)]
@@ -143,15 +236,29 @@ def batches_of_all(case: Case) -> list:
     return joined
 
 
-def dataset(batches: list, is_static: bool) -> tf.data.Dataset:
+def dataset(case: Case, batches: list) -> tf.data.Dataset:
     """Returns a dataset of batches that differ in their numbers of rows."""
 
     def spec(array):
-        rows = array.shape[0] if is_static else None
-        return tf.TensorSpec([rows, *array.shape[1:]], array.dtype)
+        rows = array.shape[0] if case.is_static else None
+        inner = [None] * (array.ndim - 1) if case.kinds == "wide" else array.shape[1:]
+        return tf.TensorSpec([rows, *inner], array.dtype)
 
-    signature = tf.nest.map_structure(spec, batches[0])
-    return tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+    signature = tf.nest.map_structure(spec, batches[0] if batches else batch(0, 0, 1))
+    found = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=signature)
+    return found.map(lambda features, labels: _of_kinds(case, features, labels))
+
+
+def _of_kinds(case: Case, features: dict, labels: tf.Tensor) -> tuple:
+    """Returns features and labels of a case's dtype, and of its kinds of tensors."""
+    features = dict(features)
+    for key in ("flags", "mask", "x"):
+        features[key] = tf.cast(features[key], case.dtype)
+    flags, items, lengths = (features.pop(key) for key in ("flags", "items", "lengths"))
+    if case.kinds == "mixed":
+        features["flags"] = tf.sparse.from_dense(flags)
+        features["items"] = tf.RaggedTensor.from_tensor(items, lengths)
+    return features, tf.cast(labels, case.dtype)
 
 
 def model_of(case: Case, spec_class: Any) -> Callable:
@@ -164,6 +271,7 @@ def model_of(case: Case, spec_class: Any) -> Callable:
 
     def model(features, labels, mode):
         loss = case.loss(features, labels)
+        tf1.summary.scalar("label", tf.reduce_mean(labels))  # the first worker fetches it alone
         metrics = {
             "loss of batches": tf1.metrics.mean(loss),
             "label": tf1.metrics.mean(labels),

@@ -32,24 +32,29 @@ def run(
     seconds: float = 120,
     is_patient: bool = False,
     number: int = 2,
+    has_evaluator: bool = False,
 ) -> Ended:
     """Runs workers to their end.
 
     Args:
         folder: Where they write.
-        names: The cases that they train.
+        names: The works that they do; see `worker`.
         settings: Environment variables; see `worker`.
         seconds: After how long they are ended.
         is_patient: Whether the others go on when one has failed.
         number: How many workers there are.
+        has_evaluator: Whether an evaluator comes behind them.
     """
+    for left in folder.glob("*.address"):
+        left.unlink()  # of those that ran here before
     environment = {**os.environ, **(settings or {}), "PYTHONPATH": str(_ROOT)}
     workers: list = []
     begun = time.monotonic()
+    size, number = number, number + has_evaluator
     lasted = [seconds] * number
     try:
         for i in range(number):
-            command = [sys.executable, str(_WORKER), str(folder), str(i), str(number), *names]
+            command = [sys.executable, str(_WORKER), str(folder), str(i), str(size), *names]
             with open(folder / f"{i}.log", "w") as log:
                 workers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
         waiting = set(range(number))

@@ -1,5 +1,6 @@
-"""Two workers of two towers each, in processes of their own, are one device."""
+"""Workers of some towers each, in processes of their own, are one device."""
 
+import json
 import pathlib
 
 import numpy as np
@@ -10,31 +11,55 @@ from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
 from tests.cluster import cases, processes
 
+FOUR_TOWERS = ["momentum_masked", "adam_penalized_single", "embedding_adam", "clipped"]
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> pathlib.Path:
-    """A folder with what two workers made of all cases."""
+    """A folder with what two workers of two towers made of all cases."""
     folder = tmp_path_factory.mktemp("cluster")
-    ended = processes.run(folder, list(cases.CASES))
+    ended = processes.run(folder, ["core", "refusals", "leaving", *cases.CASES])
     assert ended.codes == [0, 0], "\n".join(ended.logs)
     return folder
 
 
-def one_device(case: cases.Case, mode: str, start: dict | None = None) -> dict:
-    """Returns what one device makes of all workers' rows: variables, or metrics."""
+@pytest.fixture(scope="module")
+def trained_by_three(tmp_path_factory) -> pathlib.Path:
+    """A folder with what three workers of one tower made; the first one was killed at last."""
+    folder = tmp_path_factory.mktemp("three")
+    settings = {"TOWERS": "1", "WAITED": "8", "KILLED": "0"}
+    works = [*cases.OF_THREE, "lasting"]
+    ended = processes.run(folder, works, settings, is_patient=True, number=3)
+    assert ended.codes == [-9, 1, 1], "\n".join(ended.logs)
+    for number in (1, 2):
+        (folder / f"{number}.said").write_text(ended.logs[number])
+    return folder
+
+
+def one_device(case: cases.Case, mode: str, start: dict | None = None, devices=None) -> dict:
+    """Returns what one device, or some towers, make of all workers' rows: variables, or metrics.
+
+    Args:
+        case: The case.
+        mode: `"train"` or `"eval"`.
+        start: With what variables to begin.
+        devices: Of the towers; None: TensorFlow alone runs the model.
+    """
     with tf.Graph().as_default():
         step = tf1.train.create_global_step()
-        dataset = cases.dataset(cases.batches_of_all(case), is_static=False)
+        dataset = cases.dataset(case._replace(is_static=False), cases.batches_of_all(case))
         features, labels = tf1.data.make_one_shot_iterator(dataset).get_next()
         model = cases.model_of(case, estimator.EstimatorSpec)
-        if case.options:  # one tower, which has them as well
-            model = model_fn.replicate_model_fn(model, case.optimizer, ["/cpu:0"], **case.options)
+        if case.options or devices:  # one tower has options as well
+            model = model_fn.replicate_model_fn(
+                model, case.optimizer, devices or ["/cpu:0"], **case.options
+            )
         spec = model(features, labels, mode)
         metrics = spec.eval_metric_ops or {}
         update = spec.train_op
         if mode == "eval":
             update = tf1.group(*[op for _, op in metrics.values()])
-        elif case.train is None and not case.options:
+        elif case.train is None and not (case.options or devices):
             update = case.optimizer().minimize(spec.loss, step)
         variables = {v.op.name.replace("/", "|"): v for v in tf1.global_variables()}
         with tf1.Session(config=exactness.session_config()) as session:
@@ -52,16 +77,35 @@ def one_device(case: cases.Case, mode: str, start: dict | None = None) -> dict:
             return {name: session.run(value) for name, (value, _) in metrics.items()}
 
 
-@pytest.mark.parametrize("name", cases.CASES)
+def require_alike(folder, name, case, expected, towers, workers):
+    """Requires of each tower of each worker the variables that are expected."""
+    far, near = (1e-9, 1e-11) if case.dtype == tf.float64 else (1e-5, 1e-5)
+    for worker in range(workers):
+        found = np.load(folder / f"{name}-{worker}.npz")
+        for variable, value in expected.items():
+            for tower in range(towers if variable != "global_step" else 1):
+                key = f"{variable} of tower {tower}"
+                np.testing.assert_allclose(found[key], value, far, near, err_msg=key)
+
+
+@pytest.mark.parametrize("name", [name for name, case in cases.CASES.items() if not case.is_random])
 def test_two_workers_are_one_device(trained, name):
     case = cases.CASES[name]
-    expected = one_device(case, "train")
-    for worker in range(2):
-        found = np.load(trained / f"{name}-{worker}.npz")
-        for variable, value in expected.items():
-            for tower in range(2 if variable != "global_step" else 1):
-                key = f"{variable} of tower {tower}"
-                np.testing.assert_allclose(found[key], value, 1e-9, 1e-11, err_msg=key)
+    require_alike(trained, name, case, one_device(case, "train"), towers=2, workers=2)
+
+
+@pytest.mark.parametrize("name", FOUR_TOWERS)
+def test_two_workers_of_two_towers_are_four_towers(trained, name):
+    case = cases.CASES[name]
+    devices = [f"/cpu:{i}" for i in range(4)]
+    expected = one_device(case, "train", devices=devices)
+    require_alike(trained, name, case, expected, towers=2, workers=2)
+
+
+@pytest.mark.parametrize("name", cases.OF_THREE)
+def test_three_workers_of_one_tower_are_one_device(trained_by_three, name):
+    case = cases.OF_THREE[name]
+    require_alike(trained_by_three, name, case, one_device(case, "train"), towers=1, workers=3)
 
 
 @pytest.mark.parametrize("name", [name for name, case in cases.CASES.items() if case.is_evaluated])
@@ -74,7 +118,67 @@ def test_an_evaluation_of_all_workers_counts_every_row_once(trained, name):
             np.testing.assert_allclose(found[f"metric {metric}"], value, 1e-5, err_msg=metric)
 
 
+def test_what_is_random_is_the_same_in_all_workers(trained):
+    first, second = (np.load(trained / f"noisy-{worker}.npz") for worker in range(2))
+    for key in first:
+        for tower in range(2 if "global_step" not in key else 1):
+            other = key.replace("tower 0", f"tower {tower}")
+            np.testing.assert_array_equal(second[other], first[key], err_msg=key)
+
+
+def test_all_end_where_one_of_them_stops(trained):
+    steps = [
+        np.load(trained / f"leaving-{worker}.npz")["global_step of tower 0"] for worker in (0, 1)
+    ]
+    assert steps == [2, 2]
+
+
 def test_the_chief_alone_writes_checkpoints(trained):
     written = sorted(path.name for path in (trained / "sgd").glob("model.ckpt-*.index"))
-    assert written == ["model.ckpt-0.index", "model.ckpt-4.index"]  # four steps
+    assert written == [f"model.ckpt-{step}.index" for step in (0, 2, 4)]
     assert len(list((trained / "sgd").glob("events.out.tfevents.*"))) == 1
+
+
+def test_the_core_joins_over_workers(trained):
+    # The towers' numbers are 1, 2, 3, 4: their sum is 10, their mean 2.5. On the core a loss is
+    # a mean over towers: w = 10 - (1 + 2 + 3 + 4) / 4. v is the first worker's 10, and 10 more.
+    for worker in range(2):
+        found = np.load(trained / f"core-{worker}.npz")
+        numbers = {key: found[key].tolist() for key in found}
+        assert numbers == {
+            "sum": 10.0,
+            "mean": 2.5,
+            "slices": [1.0, 2.0, 3.0, 4.0],
+            "read": 10.0,
+            "begun with": 10.0,
+            "broadcast": 3.0,
+            "v": 20.0,
+            "w": 7.5,
+            "count": 4,
+        }
+
+
+@pytest.mark.parametrize(
+    ("what", "texts"),
+    [
+        (
+            "config",
+            ["the config's optimizer.learning_rate", "worker:0 has 0.1", "worker:1 has 0.2"],
+        ),
+        ("model", ["the variables", "2nd", "worker:0 has same:0", "worker:1 has other:0"]),
+        ("options", ["options of replicate_model_fn", "worker:1 has accumulate_steps=2"]),
+    ],
+)
+def test_workers_that_differ_are_refused_at_the_start(trained, what, texts):
+    for worker in range(2):
+        said = json.loads((trained / f"refusals-{worker}.json").read_text())[what]
+        for text in texts:
+            assert text in said
+
+
+def test_who_loses_the_chief_names_it(trained_by_three):
+    address = (trained_by_three / "0.address").read_text()
+    for number in (1, 2):
+        said = (trained_by_three / f"{number}.said").read_text()
+        assert f"has lost worker:0 ({address})" in said
+        assert "go on from the last checkpoint" in said

@@ -1,33 +1,58 @@
-"""One worker of a cluster, in a process of its own: `worker.py FILE NUMBER NAMES...`.
+"""One worker of a cluster, in a process of its own: `worker.py FILE NUMBER SIZE WORKS...`.
 
 The address of each worker is chosen by the system: a worker writes down its own, and waits
-for the others'. What comes out is written to files beside these. Environment variables say how
-many TOWERS each has, for how many seconds one WAITED for another, and the number of the worker
-that is KILLED in its third step.
+for the others'. One whose number is SIZE is the evaluator. What comes out is written to files
+beside these. A work is the name of a case, or of a function below. Environment variables say
+how many TOWERS each worker has, for how many seconds one WAITED for another, the number of the
+worker that is KILLED in its fifth step of `lasting`, and of the one that comes LATE.
 """
 
+import contextlib
 import json
+import logging
 import os
 import pathlib
 import signal
 import socket
 import sys
 import time
+from typing import Any, NamedTuple
 
 import numpy as np
 
+_LATE = 7.0  # seconds: longer than until somebody is told
 
-def main(folder: pathlib.Path, number: int, size: int, names: list[str]) -> None:
-    """Trains the cases that are named, one after the other."""
+
+class Worker(NamedTuple):
+    """What a work is given.
+
+    Attributes:
+        folder: Where files go.
+        number: Which worker this is.
+        strategy: The strategy.
+        cases: The cases, by name.
+    """
+
+    folder: pathlib.Path
+    number: int
+    strategy: Any
+    cases: dict
+
+
+def main(folder: pathlib.Path, number: int, size: int, works: list[str]) -> None:
+    """Does the works that are named, one after the other."""
     addresses = _addresses(folder, number, size)
-    job = {"type": "worker", "index": number - 1} if number else {"type": "chief", "index": 0}
-    jobs = {"chief": addresses[:1], "worker": addresses[1:]}
-    os.environ["TF_CONFIG"] = json.dumps({"cluster": jobs, "task": job})
+    job, index = ("worker", number) if number < size else ("evaluator", 0)
+    task = {"type": job, "index": index}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+    if os.environ.get("LATE") == str(number):
+        time.sleep(_LATE)
 
     import replicate
     from replicate.compat.tensorflow import tf, tf1
     from tests.cluster import cases
 
+    logging.getLogger("replicate").addHandler(logging.StreamHandler())
     tf1.disable_eager_execution()
     towers = int(os.environ.get("TOWERS", "2"))
     tf.config.set_logical_device_configuration(
@@ -36,30 +61,197 @@ def main(folder: pathlib.Path, number: int, size: int, names: list[str]) -> None
     strategy = replicate.MultiWorkerStrategy(
         devices=towers, timeout=float(os.environ.get("WAITED", "30")), communication="ring"
     )
+    worker = Worker(folder, number, strategy, cases.cases_of(size))
+    for name in works:
+        begun = time.monotonic()
+        globals().get(name, train)(worker, name)
+        print(f"{name}: {time.monotonic() - begun:.1f} s", flush=True)
+
+
+def train(worker: Worker, name: str) -> None:
+    """Trains a case, and evaluates where it says so."""
+    case = worker.cases[name]
+    seen = _Seen(worker.number)
+    given = _batches(worker, name)
+    estimator = _estimator(worker, name, case)
+    estimator.train(given, hooks=[seen.hook()])
+    metrics = estimator.evaluate(given) if case.is_evaluated else {}
+    found = {f"metric {key}": value for key, value in metrics.items()}
+    np.savez(worker.folder / f"{name}-{worker.number}.npz", **seen.variables, **found)
+
+
+def _batches(worker: Worker, name: str) -> Any:
+    from tests.cluster import cases
+
+    case = worker.cases[name]
+    given = cases.batches_of(case, worker.number)
+    return lambda: cases.dataset(case, given)
+
+
+def _estimator(worker: Worker, name: str, case: Any, model: Any = None, **options) -> Any:
+    import replicate
+    from tests.cluster import cases
+
     estimators = replicate.estimator
-    for name in names:
-        case = cases.CASES[name]
-        config = estimators.RunConfig(
-            model_dir=str(folder / name), log_step_count_steps=None, save_summary_steps=2
+    config = worker.strategy.run_config(
+        model_dir=str(worker.folder / name),
+        log_step_count_steps=None,
+        save_summary_steps=2,
+        save_checkpoints_steps=2,
+    )
+    return estimators.Estimator(
+        replicate.replicate_model_fn(
+            model or cases.model_of(case, estimators.EstimatorSpec),
+            case.optimizer,
+            strategy=worker.strategy,
+            **{**case.options, **options},
+        ),
+        config=worker.strategy.evaluating_together(config),
+    )
+
+
+def lasting(worker: Worker, name: str) -> None:
+    """Trains eight steps, unless a worker is killed, and goes on where it was stopped."""
+    from replicate import estimator
+    from replicate.compat.tensorflow import tf1
+    from tests.cluster import cases
+
+    case = cases.STEADY
+    number = worker.number % len(case.rows)
+    given = cases.batches_of(case, number)
+    seen = _Seen(worker.number)
+
+    class Killing(tf1.train.SessionRunHook):
+        steps = 0
+
+        def after_run(self, context, values):
+            self.steps += 1
+            if self.steps == 5 and os.environ.get("KILLED") == str(worker.number):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    estimator.train_and_evaluate(
+        _estimator(worker, name, case),
+        estimator.TrainSpec(
+            lambda: cases.dataset(case, given).repeat(), 8, hooks=[seen.hook(), Killing()]
+        ),
+        estimator.EvalSpec(lambda: cases.dataset(case, given), start_delay_secs=0, throttle_secs=0),
+    )
+    np.savez(worker.folder / f"{name}-{worker.number}.npz", **seen.variables)
+
+
+def leaving(worker: Worker, name: str) -> None:
+    """Has a hook of one worker stop it after two steps; the others' input has no end."""
+    from replicate.compat.tensorflow import tf1
+    from tests.cluster import cases
+
+    case = cases.STEADY
+    given = cases.batches_of(case, worker.number)
+    seen = _Seen(worker.number)
+
+    class Stopping(tf1.train.SessionRunHook):
+        steps = 0
+
+        def after_run(self, context, values):
+            self.steps += 1
+            if self.steps == 2 and worker.number == 1:
+                context.request_stop()
+
+    _estimator(worker, name, case).train(
+        lambda: cases.dataset(case, given).repeat(), hooks=[seen.hook(), Stopping()]
+    )
+    np.savez(worker.folder / f"{name}-{worker.number}.npz", **seen.variables)
+
+
+def refusals(worker: Worker, name: str) -> None:
+    """Tries to begin with what differs between workers, and writes down how that is refused."""
+    from replicate import errors, estimator
+    from replicate.compat.tensorflow import tf1
+    from tests.cluster import cases
+
+    case = worker.cases["sgd"]
+    number, said = worker.number, {}
+
+    plain = cases.model_of(case, estimator.EstimatorSpec)
+
+    def other_model(features, labels, mode):
+        tf1.get_variable("other" if number else "same", [2])
+        return plain(features, labels, mode)
+
+    @contextlib.contextmanager
+    def noted(what):
+        worker.strategy.compared.clear()
+        try:
+            yield
+        except errors.ClusterError as error:
+            said[what] = str(error)
+
+    with noted("config"):
+        worker.strategy.compared.update({"optimizer.learning_rate": 0.1 * (1 + number)})
+        _estimator(worker, name, case).train(_batches(worker, "sgd"))
+    with noted("model"):
+        _estimator(worker, name, case, other_model).train(_batches(worker, "sgd"))
+    with noted("options"):
+        _estimator(worker, name, case, accumulate_steps=1 + number).train(_batches(worker, "sgd"))
+    worker.strategy.compared.clear()
+    (worker.folder / f"{name}-{number}.json").write_text(json.dumps(said))
+
+
+def core(worker: Worker, name: str) -> None:
+    """Uses the strategy without a model_fn."""
+    import replicate
+    from replicate.compat.tensorflow import tf, tf1
+
+    strategy, number = worker.strategy, worker.number
+    values = tf.VariableAggregation
+    with tf.Graph().as_default(), strategy.scope():
+        v = tf1.get_variable("v", initializer=10.0 + number)  # the first worker's is everybody's
+        w = tf1.get_variable("w", initializer=10.0)
+        own = tf1.get_variable(
+            "own",
+            initializer=0.0,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=values.SUM,
+            collections=[tf1.GraphKeys.LOCAL_VARIABLES],
         )
-        config = strategy.evaluating_together(config)
-        estimator = estimators.Estimator(
-            replicate.replicate_model_fn(
-                cases.model_of(case, estimators.EstimatorSpec),
-                case.optimizer,
-                strategy=strategy,
-                **case.options,
-            ),
-            config=config,
-        )
-        seen = _Seen(number)
-        given = cases.batches_of(case, number)
-        estimator.train(lambda: cases.dataset(given, case.is_static), hooks=[seen.hook()])  # noqa: B023
-        metrics = {}
-        if case.is_evaluated:
-            metrics = estimator.evaluate(lambda: cases.dataset(given, case.is_static))  # noqa: B023
-        found = {f"metric {key}": value for key, value in metrics.items()}
-        np.savez(folder / f"{name}-{number}.npz", **seen.variables, **found)
+
+        def across(strategy, x, slices):
+            means = strategy.batch_reduce(values.MEAN, [(x, v), (x, w)])
+            total = strategy.reduce(values.SUM, x, v)
+            updated = strategy.update(v, lambda copy, by: copy.assign_add(by), total)
+            together = strategy.unwrap(strategy.reduce(values.SUM, slices, w))[0]
+            return total, means[1], strategy.group(updated), tf.convert_to_tensor(together)
+
+        def tower():
+            context = replicate.get_tower_context()
+            x = tf.constant(1.0 + context.tower_id)
+            place = tf.constant([context.tower_id])
+            slices = tf.IndexedSlices(tf.reshape(x, [1]), place, tf.constant([4]))
+            found = context.merge_call(across, x, slices)
+            step = tf1.train.GradientDescentOptimizer(1.0).minimize(w * x)
+            replica = tf.distribute.get_replica_context()
+            return (*found, own.assign_add(x), step, replica.num_replicas_in_sync)
+
+        made = strategy.call_for_each_tower(tower)
+        total, mean, updated, dense, added, step, count = made
+        with tf1.control_dependencies([strategy.group(added)]):
+            read = strategy.read_var(own)
+        fetched = {"sum": total, "mean": mean, "slices": dense, "read": read, "begun with": v}
+        fetched["broadcast"] = strategy.broadcast(tf.constant(3.0))
+        fetched = {key: strategy.unwrap(value)[0] for key, value in fetched.items()}
+        steps = [strategy.group(updated), strategy.group(step)]
+        begin = strategy.begin()
+        config = tf1.ConfigProto()
+        strategy.configure(config)
+        with tf1.Session(strategy.start(), config=config) as session:
+            strategy.agree({"what the test builds": ["the same"]})
+            session.run(tf1.local_variables_initializer())
+            if strategy.is_chief:
+                session.run(tf1.global_variables_initializer())
+            session.run(begin)
+            found = session.run(fetched)
+            session.run(steps)
+            found.update(session.run({"v": v, "w": w}), count=count)
+    np.savez(worker.folder / f"{name}-{number}.npz", **found)
 
 
 class _Seen:
@@ -77,17 +269,11 @@ class _Seen:
 
         class Hook(tf1.train.SessionRunHook):
             def begin(self):
-                self._steps = 0
                 self._variables = {
                     f"{variable.op.name.replace('/', '|')} of tower {i}": copy.read_value()
                     for variable in tf1.global_variables()
                     for i, copy in enumerate(getattr(variable, "members", (variable,)))
                 }
-
-            def after_run(self, context, values):
-                self._steps += 1
-                if self._steps == 3 and os.environ.get("KILLED") == str(seen.number):
-                    os.kill(os.getpid(), signal.SIGKILL)
 
             def end(self, session):
                 seen.variables = session.run(self._variables)
@@ -97,11 +283,12 @@ class _Seen:
 
 def _addresses(folder: pathlib.Path, number: int, size: int) -> list[str]:
     """Returns the addresses of all workers, of which each has chosen its own."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        own = f"127.0.0.1:{listening.getsockname()[1]}"
-    (folder / f"{number}.part").write_text(own)
-    (folder / f"{number}.part").rename(folder / f"{number}.address")
+    if number < size:
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            own = f"127.0.0.1:{listening.getsockname()[1]}"
+        (folder / f"{number}.part").write_text(own)
+        (folder / f"{number}.part").rename(folder / f"{number}.address")
     files = [folder / f"{i}.address" for i in range(size)]
     deadline = time.monotonic() + 60
     while not all(file.exists() for file in files):

@@ -127,6 +127,20 @@ def test_what_nobody_can_see_into_is_opaque(x, make, is_opaque):
 # Joining.
 
 
+class OneByOne:
+    """Joins one column at a time: `sum(column)` and so on.
+
+    Args:
+        join: The `Join`.
+    """
+
+    def __init__(self, join):
+        self._join = join
+
+    def __getattr__(self, kind):
+        return lambda *asked: self._join.join([(kind, *asked)])[0]
+
+
 class Three:
     """Joins of three towers.
 
@@ -142,7 +156,7 @@ class Three:
             has_rows = [tf1.placeholder_with_default(has, []) for has in has_rows]
             weights = [tf.constant(weight, tf.float64) for weight in weights]
         devices = [f"/device:CPU:{i}" for i in range(3)]
-        self.join = row_reductions.Join(has_rows, devices, HOME, weights)
+        self.join = OneByOne(row_reductions.Join(has_rows, devices, HOME, weights))
         self.counts = counts
         self.kind = kind
 
@@ -158,6 +172,15 @@ class Three:
 
 def plain(factors, session):
     return [float(session.run(f)) if tf.is_tensor(f) else f for f in factors]
+
+
+@pytest.mark.parametrize("kind", TRUTHS)
+def test_many_reductions_are_joined_at_once(session, kind):
+    three = Three((2, 1, 1), kind)
+    parts = three.rows([1.0, 2.0], [3.0], [4.0])
+    sums, means = [tf.reduce_sum(part) for part in parts], [tf.reduce_mean(part) for part in parts]
+    found = three.join._join.join([("sum", sums), ("mean", means), ("size", [2, 1, 1])])
+    assert session.run([value for value, _ in found]) == [10.0, 2.5, 4]
 
 
 @pytest.mark.parametrize("kind", TRUTHS)
@@ -265,9 +288,9 @@ def test_numbers_of_elements_add_up(session, kind):
 def test_shapes_add_up_where_they_are_rows(session, kind):
     three = Three((2, 1, 0), kind)
     column = [tf.constant([rows, 4, 2 * rows]) for rows in (2, 1, 1)]
-    assert session.run(three.join.shape(column, [0])).tolist() == [3, 4, 4]
-    assert session.run(three.join.shape(column, [0, 2])).tolist() == [3, 4, 6]
-    assert session.run(three.join.shape(column, [])).tolist() == [2, 4, 4]
+    assert session.run(three.join.shape(column, [0])[0]).tolist() == [3, 4, 4]
+    assert session.run(three.join.shape(column, [0, 2])[0]).tolist() == [3, 4, 6]
+    assert session.run(three.join.shape(column, [])[0]).tolist() == [2, 4, 4]
 
 
 @pytest.mark.parametrize("kind", TRUTHS)

@@ -22,7 +22,10 @@ def test_the_chief_comes_first_and_parameter_servers_train_nothing():
 def test_the_first_worker_is_the_chief_where_there_is_none():
     found = cluster.of({"cluster": {"worker": ["b:2", "c:3"]}, "task": {"type": "worker"}})
     assert found.position == 0
-    assert found.leader == "/job:worker/replica:0/task:0"
+    assert found.name == "worker:0"
+    assert found.leader == "/job:chief/replica:0/task:0"  # the job that Estimators want
+    assert found.spec() == {"chief": ["b:2"], "worker": ["c:3"]}
+    assert found.as_environment()["task"] == {"type": "chief", "index": 0}
 
 
 def test_an_evaluator_takes_no_part():

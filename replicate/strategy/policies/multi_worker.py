@@ -1,13 +1,16 @@
 """`MultiWorkerStrategy`: the towers of several processes are one model's."""
 
-from collections.abc import Sequence
+import json
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicate import devices as device_names
+from replicate import errors
 from replicate.compat import estimator
 from replicate.compat.tensorflow import tf
-from replicate.graph import collectives
-from replicate.strategy import agreement, base
+from replicate.graph import collectives, reductions
+from replicate.strategy import agreement, base, presence, variables
 from replicate.strategy import cluster as clusters
 
 _HINTS = ("auto", "ring", "nccl")
@@ -25,6 +28,8 @@ class MultiWorkerStrategy(base.DistributionStrategy):
             worker is alone.
         timeout: After how many seconds a worker fails that waits for another one.
         communication: `"ring"`, `"nccl"`, or `"auto"`: NCCL between GPUs, else a ring.
+        compared: What workers compare at the start beside what they have built, such as the
+            keys and values of a config; None: the JSON mapping in `REPLICATE_COMPARED`.
 
     Raises:
         ConfigError: If the cluster is malformed, or this process no task of it.
@@ -37,12 +42,14 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         cluster: Any = None,
         timeout: float = 600.0,
         communication: str = "auto",
+        compared: Mapping[str, Any] | None = None,
     ):
         if communication not in _HINTS:
             raise ValueError(f"communication is one of {_HINTS}; got {communication!r}.")
         if not timeout > 0:
             raise ValueError(f"timeout is a number of seconds, above 0; got {timeout!r}.")
         workers = device_names.resolve(devices)
+        self._compared = _from_environment() if compared is None else dict(compared)
         self._member = clusters.Member(clusters.of(cluster), _number_of_cpus(workers))
         found = self._member.cluster
         self._options = collectives.Options(found.size, found.position or 0, communication, timeout)
@@ -67,7 +74,17 @@ class MultiWorkerStrategy(base.DistributionStrategy):
     @property
     def is_single_tower(self) -> bool:
         """Whether there is one tower in the whole cluster."""
-        return self.num_towers == 1 and self.num_workers == 1
+        return self.num_towers == 1 and self.across() is None
+
+    @property
+    def all_towers(self) -> int:
+        """W x K, or K where this worker is alone, as in predictions."""
+        return self.num_towers * (1 if self.across() is None else self.num_workers)
+
+    @property
+    def first_tower(self) -> int:
+        """The number over all workers of this worker's first tower."""
+        return 0 if self.across() is None else self._options.position * self.num_towers
 
     @property
     def input_context(self) -> tf.distribute.InputContext:
@@ -92,14 +109,52 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         """
         return self._member.start() if self.num_workers > 1 else ""
 
+    def agree(self, own: Mapping[str, Sequence[str]]) -> None:
+        """Waits until all workers are there, and compares what each was given and has built.
+
+        Args:
+            own: What this worker has, in words, and all must have alike: lists of texts.
+
+        Raises:
+            ClusterError: If a worker does not come in time, or differs.
+        """
+        if self.num_workers == 1:
+            return
+        self.start()
+        presence.wait_for_all(self.cluster, self._options.timeout)
+        given = {f"the config's {name}": [str(self._compared[name])] for name in self._compared}
+        kinds = [tf.DeviceSpec.from_string(name).device_type for name in self._worker_devices]
+        devices = {"the towers' devices": [", ".join(kinds)]}
+        agreement.compare(self._member, self._options, {**own, **given, **devices})
+
     def begin(self) -> tf.Operation:
         """Returns what each worker's session runs once, before any step.
 
-        Workers compare what they have built, and all variables get the first worker's values,
-        which must be initialized or restored there. `replicate_model_fn` does so by itself.
+        All variables get the first worker's values, which must be initialized or restored there.
+        `replicate_model_fn` does so by itself.
         """
         across = self._across()
         return tf.no_op() if across is None else tf.group(*agreement.begin(across))
+
+    def read_var(self, v: Any) -> Any:
+        """See base class; what is each tower's own is aggregated over all workers' towers."""
+        value = super().read_var(v)
+        across = self.across()
+        if across is None or not isinstance(v, variables.TowerLocalVariable):
+            return value
+        if v.aggregation == variables.SUM:
+            return across.total(value)
+        if v.aggregation == variables.MEAN:
+            return reductions.divide_onto(across.total(value), across.size, None)
+        return across.from_first([value])[0]
+
+    def run_config(self, **options: Any) -> Any:
+        """Returns a RunConfig of this task; of workers alone the first one is the chief.
+
+        Args:
+            **options: What a `RunConfig` is given.
+        """
+        return estimator.run_config(self.cluster.as_environment(), **options)
 
     def evaluating_together(self, config: Any) -> Any:
         """Returns a RunConfig with which all workers evaluate each row once, together.
@@ -126,6 +181,21 @@ class MultiWorkerStrategy(base.DistributionStrategy):
 
     def _reduce_destinations(self, value):
         return self._worker_devices
+
+
+def _from_environment() -> dict:
+    text = os.environ.get("REPLICATE_COMPARED") or "{}"
+    try:
+        found = json.loads(text)
+    except ValueError as reason:
+        raise errors.ConfigError(
+            f"REPLICATE_COMPARED is a JSON object; got {text!r} ({reason}). Check who sets it."
+        ) from reason
+    if not isinstance(found, dict):
+        raise errors.ConfigError(
+            f"REPLICATE_COMPARED is a JSON object; got {text!r}. Check who sets it."
+        )
+    return found
 
 
 def _number_of_cpus(devices: Sequence[str]) -> int:

@@ -1,0 +1,127 @@
+"""Which tasks of a cluster answer, found by a short connection to each one's address."""
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+
+from replicate import errors
+from replicate.strategy import cluster as clusters
+
+_log = logging.getLogger("replicate")
+_FIRST_WORD = 5.0  # seconds until somebody is told that others are missing
+_WORDS = 30.0  # and between two such messages
+_PAUSE = 0.2
+
+
+def silent(cluster: clusters.Cluster, seconds: float = 2.0) -> list[int]:
+    """Returns the numbers of those other tasks that do not answer.
+
+    Args:
+        cluster: The cluster.
+        seconds: How long one may take to answer.
+    """
+    others = [n for n in range(cluster.size) if n != cluster.position]
+    if not others:
+        return []
+    with futures.ThreadPoolExecutor(min(len(others), 32)) as pool:
+        answers = pool.map(lambda n: _answers(cluster.addresses[n], seconds), others)
+        return [n for n, answered in zip(others, list(answers), strict=True) if not answered]
+
+
+def _answers(address: str, seconds: float) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), seconds):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def wait_for_all(cluster: clusters.Cluster, seconds: float) -> None:
+    """Waits until all tasks answer, and says who is missing.
+
+    Args:
+        cluster: The cluster.
+        seconds: How long to wait.
+
+    Raises:
+        ClusterError: If some do not answer in time; names them.
+    """
+    begun = time.monotonic()
+    next_word = _FIRST_WORD
+    missing = silent(cluster)
+    while missing:
+        waited = time.monotonic() - begun
+        if waited > seconds:
+            raise errors.ClusterError(
+                "Workers of a cluster begin together: "
+                f"{cluster.name} has waited {waited:.0f} s for {named(cluster, missing)}, where "
+                "nobody answers. Start it, check its address in TF_CONFIG, or let the others "
+                "wait longer (the timeout of MultiWorkerStrategy)."
+            )
+        if waited > next_word:
+            next_word = waited + _WORDS
+            _log.warning(
+                "%s waits for %s, for %.0f s of %g so far.",
+                cluster.name,
+                named(cluster, missing),
+                waited,
+                seconds,
+            )
+        time.sleep(_PAUSE)
+        missing = [n for n in silent(cluster) if n in missing]
+
+
+def named(cluster: clusters.Cluster, numbers: Sequence[int]) -> str:
+    """Returns tasks as people call them, with their addresses."""
+    shown = [f"{cluster.names[n]} ({cluster.addresses[n]})" for n in numbers]
+    return ", ".join(shown)
+
+
+def lost(cluster: clusters.Cluster, reason: Exception, seconds: float) -> errors.ClusterError:
+    """Returns what is raised where this task cannot go on without the others.
+
+    Args:
+        cluster: The cluster.
+        reason: What TensorFlow raised.
+        seconds: How long a task waits for another one.
+    """
+    said = str(getattr(reason, "message", reason)).strip().split("\n")[0][:300]
+    missing = silent(cluster)
+    if missing:
+        found = f"{cluster.name} has lost {named(cluster, missing)}, where nobody answers any more"
+    else:
+        others = named(cluster, [n for n in range(cluster.size) if n != cluster.position])
+        found = (
+            f"{cluster.name} has waited for the others, {seconds:g} s at most, and {others} still "
+            "answer: one of them stands still, has ended its loop before the others (a hook that "
+            "stops one worker does so), or runs another step"
+        )
+    return errors.ClusterError(
+        f"Workers of a cluster take each step together: {found}. TensorFlow says: {said!r}. Start "
+        "all workers again; they go on from the last checkpoint."
+    )
+
+
+def watched(run: Callable, cluster: clusters.Cluster, seconds: float, reasons: tuple) -> Callable:
+    """Returns a function that runs another one, and says who was lost where that fails.
+
+    Args:
+        run: The function.
+        cluster: The cluster.
+        seconds: How long a task waits for another one.
+        reasons: The exceptions that may mean it.
+
+    Returns:
+        The function, which raises ClusterError in place of these.
+    """
+
+    def call(*args, **kwargs):
+        try:
+            return run(*args, **kwargs)
+        except reasons as reason:
+            raise lost(cluster, reason, seconds) from reason
+
+    return call
