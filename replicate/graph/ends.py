@@ -37,12 +37,13 @@ class Farewell(NamedTuple):
 
     Attributes:
         brought: What the worker brings to the first thing that workers join in a step.
-        found: What comes of it.
-        value: To be fed in place of `brought`: with it the others end in their next step.
+        ended: What ends the input. NOTE: it fails in all workers or in none: TensorFlow counts
+            the steps that succeed, and workers that have counted otherwise never meet again.
+        value: To be fed in place of `brought`: with it all end in this step.
     """
 
     brought: tf.Tensor
-    found: tf.Tensor
+    ended: tf.Operation
     value: tuple = (0, 0, 1)
 
 
@@ -88,8 +89,12 @@ def joined(features: Any, labels: Any, across: collectives.Across, is_complete: 
         return Input(features, labels)
     with reductions.alone_on("/device:CPU:0", collectives.SCOPE):
         found, has_next = source.next()
-        features, labels = source.nest_of(found)
-        return _ending(features, labels, has_next, across, is_complete)
+        given = _ending(*source.nest_of(found), has_next, across, is_complete)
+        widened = source.widened(found, has_next, across) if given.numbers else None
+        if widened is None:
+            return given
+        features, labels = source.nest_of(widened)
+        return given._replace(features=features, labels=labels)
 
 
 def _ending(features, labels, has_next, across, is_complete) -> Input:
@@ -99,17 +104,16 @@ def _ending(features, labels, has_next, across, is_complete) -> Input:
     own = 0 if is_static else tf.where(has_next, rows.count(batched[0]), 0)
     brought = tf.stack([tf.cast(has_next, tf.int32), own, 0])
     (found,) = across.sum([brought])
-    farewell = Farewell(brought, found)
     ready, whole, leaving = tf.unstack(found)
     stays = tf.equal(leaving, 0)
     if not is_static:
         ended = tf.cond(tf.logical_and(ready > 0, stays), tf.no_op, _end)
-        return Input(features, labels, Numbers(own, whole), (ended,), farewell)
+        return Input(features, labels, Numbers(own, whole), (ended,), Farewell(brought, ended))
     is_uneven = tf.logical_and(ready > 0, ready < across.size)
     uneven = _refused if is_complete else _told
     with tf1.control_dependencies([tf.cond(is_uneven & stays, uneven, tf.no_op)]):
         ended = tf.cond(tf.logical_and(ready >= across.size, stays), tf.no_op, _end)
-    return Input(features, labels, None, (ended,), farewell)
+    return Input(features, labels, None, (ended,), Farewell(brought, ended))
 
 
 def _end() -> tf.Operation:
@@ -161,6 +165,30 @@ class _Source:
         for tensor, before in zip(found, op.outputs, strict=True):
             tensor.set_shape(before.shape)
         return found, has_next
+
+    def widened(self, found: Sequence, has_next: tf.Tensor, across: Any) -> list | None:
+        """Returns what is lent as wide as the others' rows are; None: all widths are known."""
+        inner = {
+            n: t.shape[1:] for n, t in enumerate(found) if t.shape.rank and t.dtype != tf.variant
+        }
+        unknown = [n for n, shape in inner.items() if not shape.is_fully_defined()]
+        if not unknown:
+            return None
+        own = tf.concat([tf.shape(found[n])[1:] for n in unknown], 0)
+        (widths,) = across.max([tf.where(has_next, own, 0)])
+        widened = list(found)
+        for n, width in zip(
+            unknown, tf.split(widths, [inner[n].rank for n in unknown]), strict=True
+        ):
+            widened[n] = tf.cond(
+                has_next,
+                lambda n=n: tf.identity(found[n]),
+                lambda n=n, width=width: tf.fill(
+                    tf.concat([[1], width], 0), tf.zeros([], found[n].dtype)
+                ),
+            )
+            widened[n].set_shape(found[n].shape)
+        return widened
 
     def nest_of(self, found: Sequence[tf.Tensor]) -> Any:
         """Returns features and labels of what the operation gives."""

@@ -88,21 +88,27 @@ def lost(cluster: clusters.Cluster, reason: Exception, seconds: float) -> errors
         reason: What TensorFlow raised.
         seconds: How long a task waits for another one.
     """
-    said = str(getattr(reason, "message", reason)).strip().split("\n")[0][:300]
     missing = silent(cluster)
     if missing:
         found = f"{cluster.name} has lost {named(cluster, missing)}, where nobody answers any more"
     else:
         others = named(cluster, [n for n in range(cluster.size) if n != cluster.position])
         found = (
-            f"{cluster.name} has waited for the others, {seconds:g} s at most, and {others} still "
-            "answer: one of them stands still, has ended its loop before the others (a hook that "
-            "stops one worker does so), or runs another step"
+            f"{cluster.name} has waited for the others, {seconds:g} s at most. All still answer "
+            f"({others}): one of them stands still, has ended before the others, or runs another "
+            "step"
         )
     return errors.ClusterError(
-        f"Workers of a cluster take each step together: {found}. TensorFlow says: {said!r}. Start "
-        "all workers again; they go on from the last checkpoint."
+        f"Workers of a cluster take each step together: {found}. TensorFlow says: "
+        f"{_said(reason)!r}. Start all workers again; they go on from the last checkpoint."
     )
+
+
+def _said(reason: Exception) -> str:
+    """Returns the line of an error's text that says what happened."""
+    lines = [line.strip() for line in str(getattr(reason, "message", reason)).split("\n")]
+    about = ("Graph execution", "Detected at", "Node:", "From /job", "[[", "Original stack", "File")
+    return next((line[:300] for line in lines if line[3:] and not line.startswith(about)), lines[0])
 
 
 def watched(run: Callable, cluster: clusters.Cluster, seconds: float, reasons: tuple) -> Callable:

@@ -6,6 +6,7 @@ first worker's variables, restored or made. Each step runs all that workers join
 them asks for more.
 """
 
+import contextlib
 from typing import Any
 
 from replicate import errors, types
@@ -85,7 +86,8 @@ class _Watch(tf1.train.SessionRunHook):
         """See base class; where all workers' input has ended in a step, all know of it."""
         if self._farewell is not None and not self._is_in_step:
             fed = {self._farewell.brought: self._farewell.value}
-            session.run(self._farewell.found, fed)
+            with contextlib.suppress(tf.errors.OutOfRangeError):
+                session.run(self._farewell.ended, fed)
 
 
 class _Scaffold(tf1.train.Scaffold):

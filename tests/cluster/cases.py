@@ -103,7 +103,7 @@ def wide(features, labels):
 
 def hidden(features, labels):
     """A quotient of sums that nobody can see into; the model says by what it divides."""
-    weights = features["mask"]
+    weights = features["mask"] + 0.5
     errors_of_rows = tf.reduce_sum(_errors(features, labels), 1)
     found = tf.function(lambda e, w: tf.reduce_sum(w * e) / tf.reduce_sum(w))(
         errors_of_rows, weights
@@ -261,6 +261,16 @@ def _of_kinds(case: Case, features: dict, labels: tf.Tensor) -> tuple:
     return features, tf.cast(labels, case.dtype)
 
 
+def metrics_of(features: dict, labels: tf.Tensor, loss: tf.Tensor) -> dict:
+    """Returns metrics of rows, and of batches."""
+    return {
+        "loss of batches": tf1.metrics.mean(loss),
+        "label": tf1.metrics.mean(labels),
+        "near": tf1.metrics.accuracy(labels > 0, features["x"][:, 0] > 0),
+        "auc": tf1.metrics.auc(labels > 0, tf.sigmoid(features["x"][:, 1])),
+    }
+
+
 def model_of(case: Case, spec_class: Any) -> Callable:
     """Returns the model_fn of a case, for one device or for replicate_model_fn.
 
@@ -270,20 +280,17 @@ def model_of(case: Case, spec_class: Any) -> Callable:
     """
 
     def model(features, labels, mode):
-        loss = case.loss(features, labels)
+        # NOTE: the server of a process keeps variables by name, and their dtypes.
+        with tf1.variable_scope(case.dtype.name):
+            loss = case.loss(features, labels)
         tf1.summary.scalar("label", tf.reduce_mean(labels))  # the first worker fetches it alone
-        metrics = {
-            "loss of batches": tf1.metrics.mean(loss),
-            "label": tf1.metrics.mean(labels),
-            "near": tf1.metrics.accuracy(labels > 0, features["x"][:, 0] > 0),
-            "auc": tf1.metrics.auc(labels > 0, tf.sigmoid(features["x"][:, 1])),
-        }
+        metrics = metrics_of(features, labels, loss) if mode == "eval" else None
         train_op = tf.no_op() if case.train is None else case.train(loss)
         return spec_class(
             mode,
             loss=loss,
             train_op=train_op,
-            eval_metric_ops=metrics if mode == "eval" else None,
+            eval_metric_ops=metrics,
             predictions={"x": features["x"]},
         )
 

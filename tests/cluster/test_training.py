@@ -135,7 +135,7 @@ def test_all_end_where_one_of_them_stops(trained):
 
 def test_the_chief_alone_writes_checkpoints(trained):
     written = sorted(path.name for path in (trained / "sgd").glob("model.ckpt-*.index"))
-    assert written == [f"model.ckpt-{step}.index" for step in (0, 2, 4)]
+    assert written == [f"model.ckpt-{step}.index" for step in (0, 4)]
     assert len(list((trained / "sgd").glob("events.out.tfevents.*"))) == 1
 
 

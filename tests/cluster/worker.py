@@ -88,7 +88,9 @@ def _batches(worker: Worker, name: str) -> Any:
     return lambda: cases.dataset(case, given)
 
 
-def _estimator(worker: Worker, name: str, case: Any, model: Any = None, **options) -> Any:
+def _estimator(
+    worker: Worker, name: str, case: Any, model: Any = None, saves: int = 1000, **options
+) -> Any:
     import replicate
     from tests.cluster import cases
 
@@ -97,7 +99,7 @@ def _estimator(worker: Worker, name: str, case: Any, model: Any = None, **option
         model_dir=str(worker.folder / name),
         log_step_count_steps=None,
         save_summary_steps=2,
-        save_checkpoints_steps=2,
+        save_checkpoints_steps=saves,
     )
     return estimators.Estimator(
         replicate.replicate_model_fn(
@@ -130,7 +132,7 @@ def lasting(worker: Worker, name: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     estimator.train_and_evaluate(
-        _estimator(worker, name, case),
+        _estimator(worker, name, case, saves=2),
         estimator.TrainSpec(
             lambda: cases.dataset(case, given).repeat(), 8, hooks=[seen.hook(), Killing()]
         ),
@@ -204,8 +206,10 @@ def core(worker: Worker, name: str) -> None:
     strategy, number = worker.strategy, worker.number
     values = tf.VariableAggregation
     with tf.Graph().as_default(), strategy.scope():
-        v = tf1.get_variable("v", initializer=10.0 + number)  # the first worker's is everybody's
-        w = tf1.get_variable("w", initializer=10.0)
+        v = tf1.get_variable(
+            "core_v", initializer=10.0 + number
+        )  # the first worker's is everybody's
+        w = tf1.get_variable("core_w", initializer=10.0)  # a server keeps what it was given by name
         own = tf1.get_variable(
             "own",
             initializer=0.0,

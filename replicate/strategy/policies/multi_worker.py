@@ -31,6 +31,9 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         compared: What workers compare at the start beside what they have built, such as the
             keys and values of a config; None: the JSON mapping in `REPLICATE_COMPARED`.
 
+    Attributes:
+        compared: See the argument; may be added to until a session begins.
+
     Raises:
         ConfigError: If the cluster is malformed, or this process no task of it.
         ValueError: If an option has no such value.
@@ -49,7 +52,7 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         if not timeout > 0:
             raise ValueError(f"timeout is a number of seconds, above 0; got {timeout!r}.")
         workers = device_names.resolve(devices)
-        self._compared = _from_environment() if compared is None else dict(compared)
+        self.compared = _from_environment() if compared is None else dict(compared)
         self._member = clusters.Member(clusters.of(cluster), _number_of_cpus(workers))
         found = self._member.cluster
         self._options = collectives.Options(found.size, found.position or 0, communication, timeout)
@@ -122,7 +125,7 @@ class MultiWorkerStrategy(base.DistributionStrategy):
             return
         self.start()
         presence.wait_for_all(self.cluster, self._options.timeout)
-        given = {f"the config's {name}": [str(self._compared[name])] for name in self._compared}
+        given = {f"the config's {name}": [str(self.compared[name])] for name in self.compared}
         kinds = [tf.DeviceSpec.from_string(name).device_type for name in self._worker_devices]
         devices = {"the towers' devices": [", ".join(kinds)]}
         agreement.compare(self._member, self._options, {**own, **given, **devices})

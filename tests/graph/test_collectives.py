@@ -1,0 +1,119 @@
+"""How many transfers a step takes; what workers do together is in `tests/cluster`."""
+
+import pytest
+
+import replicate
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import collectives
+from tests import exactness
+
+LAYERS = 10
+_TASKS = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+
+
+@pytest.fixture
+def strategy(monkeypatch):
+    """The second of two workers, with two towers and without a server."""
+    cluster = {"cluster": _TASKS, "task": {"type": "worker", "index": 1}}
+    found = replicate.MultiWorkerStrategy(devices=2, cluster=cluster)
+    monkeypatch.setattr(found, "start", lambda: "")
+    return found
+
+
+def joined_by(strategy, make_loss, rows=None, mode="train"):
+    """Builds a model, and returns what its workers join in a step."""
+
+    def model(features, labels, mode):
+        loss = make_loss(features, labels)
+        metrics = None
+        if mode == "eval":
+            metrics = {"label": tf1.metrics.mean(labels), "loss": tf1.metrics.mean(loss)}
+        return estimator.EstimatorSpec(
+            mode,
+            loss=loss,
+            train_op=tf.no_op(),
+            eval_metric_ops=metrics,
+        )
+
+    tf1.train.create_global_step()
+    x, y = tf.zeros([12, 3]), tf.zeros([12])
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    dataset = dataset.batch(rows or 4, drop_remainder=rows is not None)
+    features, labels = tf1.data.make_one_shot_iterator(dataset).get_next()
+    replicated = replicate.replicate_model_fn(
+        model, lambda: tf1.train.AdamOptimizer(0.1), strategy=strategy
+    )
+    replicated(features, labels, mode)
+    return strategy._graphs.get().told
+
+
+def dense(features, labels):
+    hidden = features
+    for i in range(LAYERS):
+        w = tf1.get_variable(f"w{i}", [3, 3], initializer=exactness.start)
+        b = tf1.get_variable(f"b{i}", [3], initializer=exactness.start)
+        hidden = tf.tanh(hidden @ w + b)
+    loss = tf.reduce_mean(tf.square(hidden[:, 0] - labels)) + 0.1 * tf.nn.l2_loss(w)
+    tf1.summary.scalar("shown", tf.reduce_mean(hidden))
+    return loss
+
+
+def embedded(features, labels):
+    table = tf1.get_variable("table", [7, 3], initializer=exactness.start)
+    places = tf.cast(features[:, 0], tf.int32)
+    return dense(features + tf.nn.embedding_lookup(table, places), labels)
+
+
+def dropped(features, labels):
+    w = tf1.get_variable("w", [], initializer=exactness.start)
+    return tf.reduce_mean(w * tf.nn.dropout(features, 0.5))
+
+
+@pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
+def test_a_step_of_dense_layers_joins_rows_losses_and_gradients(fresh_graph, strategy, rows):
+    # The rows; the loss; 10 * (9 + 3) numbers of gradients; and what the summary alone shows.
+    found = joined_by(strategy, dense, rows)
+    loss = "Add of float64 (2,)" if rows is None else "Add of float32 (1,)"  # with its number
+    assert found == ["Add of int32 (3,)", loss, f"Add of float32 ({LAYERS * 12},)", loss]
+
+
+def test_a_table_takes_three_more(fresh_graph, strategy):
+    dense_alone = 4
+    found = joined_by(strategy, embedded)
+    assert len(found) == dense_alone + 3  # how many slices, their places, their values
+
+
+def test_a_worker_counts_seeds_as_its_own_towers_do(fresh_graph, strategy):
+    fresh_graph.seed = 1
+    joined_by(strategy, dropped)
+    drawn = [
+        op.get_attr("seed2") for op in fresh_graph.get_operations() if op.type == "RandomUniform"
+    ]
+    # Two towers before it in the first worker: its own two begin at 2 and 3 times 2^20.
+    assert sorted(seed >> 20 for seed in drawn) == [2, 3]
+
+
+def test_generators_run_until_none_asks_any_more():
+    def once(part):
+        (found,) = yield [part]
+        return found
+
+    def twice(part):
+        (found,) = yield [part]
+        again, other = yield [found, 1]
+        return again + other
+
+    def never():
+        return "done"
+        yield
+
+    asked = []
+
+    def totals(parts):
+        asked.append(list(parts))
+        return [10 * part for part in parts]
+
+    found = collectives.together([once(1), twice(2), never()], totals)
+    assert found == [10, 210, "done"]  # 20 * 10 + 1 * 10
+    assert asked == [[1, 2], [20, 1]]

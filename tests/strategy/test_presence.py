@@ -1,0 +1,81 @@
+"""Which tasks of a cluster answer."""
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from replicate import errors
+from replicate.compat.tensorflow import tf
+from replicate.strategy import cluster, presence
+
+
+@contextlib.contextmanager
+def listening():
+    """An address at which somebody answers."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        found.listen()
+        yield f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def three(second, third):
+    """Three workers, of whom this process is the first."""
+    jobs = {"worker": ["127.0.0.1:1", second, third]}
+    return cluster.of({"cluster": jobs, "task": {"type": "worker", "index": 0}})
+
+
+def gone():
+    """An address at which nobody answers any more."""
+    with listening() as address:
+        return address
+
+
+def test_who_does_not_answer_is_silent():
+    with listening() as address:
+        assert presence.silent(three(address, gone())) == [2]
+
+
+def test_an_error_names_who_is_lost():
+    lost = gone()
+    with listening() as address:
+        found = presence.lost(three(address, lost), ValueError("timed out"), 5)
+    assert isinstance(found, errors.ClusterError)
+    assert f"worker:0 has lost worker:2 ({lost})" in str(found)
+    assert address not in str(found)
+    assert "'timed out'" in str(found)
+
+
+def test_an_error_says_that_all_answer():
+    with listening() as one, listening() as two:
+        found = str(presence.lost(three(one, two), ValueError("timed out"), 5))
+    assert f"All still answer (worker:1 ({one}), worker:2 ({two}))" in found
+
+
+def test_who_does_not_come_in_time_is_named():
+    lost = gone()
+    with listening() as address, pytest.raises(errors.ClusterError, match="worker:2") as raised:
+        presence.wait_for_all(three(address, lost), 0.3)
+    assert lost in str(raised.value)
+
+
+def test_who_comes_late_is_waited_for(monkeypatch, caplog):
+    monkeypatch.setattr(presence, "_FIRST_WORD", 0.0)
+    with listening() as address, socket.socket() as late:
+        late.bind(("127.0.0.1", 0))
+        there = f"127.0.0.1:{late.getsockname()[1]}"
+        timer = threading.Timer(0.5, late.listen)
+        timer.start()
+        presence.wait_for_all(three(address, there), 30)
+        timer.join()
+    assert f"worker:0 waits for worker:2 ({there})" in caplog.text
+
+
+def test_what_tensorflow_says_of_a_lost_task_becomes_ours():
+    def run():
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+
+    found = presence.watched(run, three(gone(), gone()), 5, (tf.errors.UnavailableError,))
+    with pytest.raises(errors.ClusterError, match=r"has lost worker:1 .*worker:2 .*Socket closed"):
+        found()
