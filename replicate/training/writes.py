@@ -57,14 +57,13 @@ def _check_copies(variable: Any, executed: set) -> None:
     if isinstance(variable, variables.TowerLocalVariable) or len(members) == 1:
         return
     writes = [[op for op in ancestry.writes(member) if op in executed] for member in members]
-    if len({len(ops) for ops in writes}) > 1:
-        most = max(writes, key=len)
-        times = ", ".join(str(len(ops)) for ops in writes)
+    written = [ops for ops in writes if ops]
+    if written and len(written) < len(members):
         raise errors.TowerMismatchError(
-            "All copies of a mirrored variable are written alike: a step writes those of "
-            f"{variable.name} {times} times ({most[-1].name}). Use the variable's assign, "
-            "assign_add or assign_sub, which reach all copies, in place of operations on its "
-            'handle, or strategy="parameter_server", which has one copy.'
+            f"All copies of a mirrored variable are written: a step writes {len(written)} of "
+            f"{len(members)} copies of {variable.name} ({written[0][-1].name}). Use the variable's "
+            "assign, assign_add or assign_sub, which reach all copies, in place of operations on "
+            'its handle, or strategy="parameter_server", which has one copy.'
         )
 
 

@@ -239,7 +239,7 @@ def test_operations_on_a_handle_may_not_part_copies(strategy, building):
     options = {"strategy": strategy, "tower_building": building}
     towers = model_fn.replicate_model_fn(model, descend, 3, **options)
     if strategy == "mirrored":
-        with pytest.raises(errors.TowerMismatchError, match=r"kept:0 1, 0, 0 times"):
+        with pytest.raises(errors.TowerMismatchError, match="writes 1 of 3 copies of kept:0"):
             exactness.run(towers, [batch()])
     else:
         found = exactness.run(towers, [batch()]).variables[0]["kept:0"]
