@@ -145,6 +145,8 @@ def _across(strategy: base.DistributionStrategy, mode: str, config: Any) -> Any:
     across = strategy.across()
     if across is not None:
         strategy.start()  # sessions of all modes may be in it
+    if across is not None and mode == types.TRAIN:
+        strategy.require_session(config)
     is_joined_evaluation = mode == types.EVAL and getattr(config, "evaluation_master", "")
     return across if mode == types.TRAIN or is_joined_evaluation else None
 

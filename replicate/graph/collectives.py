@@ -49,7 +49,7 @@ class Across:
         self.options = options
         self._name = name
         self._device = device
-        self._made: list[tf.Operation] = []
+        self._names: list[str] = []  # NOTE: of operations, which would keep their graph alive
         self._told: list[str] = []
         self._group = zlib.crc32(f"{options.size} {device}".encode()) & _KEYS
 
@@ -70,7 +70,7 @@ class Across:
     @property
     def made(self) -> list[tf.Operation]:
         """The collectives of the graph, of which a step must run all or none."""
-        return list(self._made)
+        return [tf1.get_default_graph().get_operation_by_name(name) for name in self._names]
 
     @property
     def told(self) -> list[str]:
@@ -174,7 +174,7 @@ class Across:
         if not shape.is_fully_defined():  # a size of its own each time: an instance of its own
             key = (tf.cast(key, tf.int64) + tf.size(tensor, tf.int64) * 7919) % _KEYS
             key = tf.cast(key, tf.int32)
-        with tf1.control_dependencies(self._made[-1:]):
+        with tf1.control_dependencies(self._last()):
             made = tf.raw_ops.CollectiveReduceV2(
                 input=tensor,
                 instance_key=key,
@@ -189,8 +189,11 @@ class Across:
         self._note(made, op)
         return made
 
+    def _last(self) -> list[tf.Operation]:
+        return [tf1.get_default_graph().get_operation_by_name(name) for name in self._names[-1:]]
+
     def _note(self, made: tf.Tensor, op: str) -> None:
-        self._made.append(made.op)
+        self._names.append(made.op.name)
         self._told.append(f"{op} of {made.dtype.name} {made.shape}")
 
     # Slices.
@@ -232,7 +235,7 @@ class Across:
         """Returns all workers' rows; `kind` tells sizes apart."""
         key = self._key("gather", tensor.dtype.name, tensor.shape)
         key = tf.cast((tf.cast(key, tf.int64) + tf.cast(kind, tf.int64) * 7919) % _KEYS, tf.int32)
-        with tf1.control_dependencies(self._made[-1:]):
+        with tf1.control_dependencies(self._last()):
             made = tf.raw_ops.CollectiveGatherV2(
                 input=tensor,
                 instance_key=key,
@@ -257,7 +260,7 @@ class Across:
         NOTE: a process keeps what it has learned of a key, shape included. Of two graphs, the
         same key names what is alike in both.
         """
-        text = " ".join(map(str, (self._name, len(self._made), *parts)))
+        text = " ".join(map(str, (self._name, len(self._names), *parts)))
         return tf.constant(zlib.crc32(text.encode()) & _KEYS)
 
     @contextlib.contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import collectives
+from replicate.graph import ancestry, collectives
 from replicate.strategy import cluster as clusters
 from replicate.strategy import presence, variables
 
@@ -22,6 +22,8 @@ LOSSES = (
     tf.errors.UnavailableError,
 )
 _CPU = "/device:CPU:0"
+_UPDATES = ("ResourceApply", "ResourceSparseApply")
+_GRADIENTS = ("delta", "grad")  # as their arguments are called
 
 
 def begin(across: collectives.Across) -> list[tf.Operation]:
@@ -89,7 +91,28 @@ def built(across: collectives.Across) -> dict[str, list[str]]:
         "the version of numpy": [np.__version__],
         "the variables": named,
         "what workers join": across.told,
+        "the numbers of updates": _of_updates(),
     }
+
+
+def _of_updates() -> list[str]:
+    """Returns the constants that optimizers update with, such as a learning rate."""
+    found = []
+    for op in tf1.get_default_graph().get_operations():
+        if not op.type.startswith(_UPDATES):
+            continue
+        for argument, tensor in zip(op.op_def.input_arg, op.inputs, strict=False):
+            is_number = tensor.shape.rank == 0 and tensor.dtype.is_floating
+            if is_number and argument.name not in _GRADIENTS:
+                numbers = sorted(_constants(tensor))
+                found.append(f"{op.type} with {argument.name} made of {numbers}")
+    return found
+
+
+def _constants(tensor: tf.Tensor) -> list[float]:
+    behind = ancestry.made_from([tensor])
+    values = [tf.get_static_value(op.outputs[0]) for op in behind if op.type == "Const"]
+    return [float(v) for v in values if np.ndim(v) == 0 and np.issubdtype(v.dtype, np.floating)]
 
 
 def _version(name: str) -> str:
@@ -130,7 +153,7 @@ def _told(member: clusters.Member, options: collectives.Options, text: str) -> l
     config = tf1.ConfigProto()
     member.configure(config)
     with tf.Graph().as_default():
-        across = collectives.Across(options, _CPU, "meeting")
+        across = collectives.Across(options._replace(hint="auto"), _CPU, "meeting")
         letters = np.frombuffer(text.encode(), np.uint8)
         places = np.full(len(letters), options.position, np.int64)
         (found,) = across.slices([tf.IndexedSlices(tf.constant(letters), tf.constant(places))])

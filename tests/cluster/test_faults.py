@@ -22,7 +22,7 @@ def killed(tmp_path_factory):
 def resumed(killed):
     """What became of the same workers, started again with an evaluator; the second is late."""
     folder, _ = killed
-    settings = {"WAITED": "30", "LATE": "1", "TOWERS": "1"}
+    settings = {"NAMED": "yes", "LATE": "1", "TOWERS": "1"}
     return processes.run(folder, ["lasting"], settings, seconds=90, has_evaluator=True)
 
 

@@ -4,7 +4,8 @@ The address of each worker is chosen by the system: a worker writes down its own
 for the others'. One whose number is SIZE is the evaluator. What comes out is written to files
 beside these. A work is the name of a case, or of a function below. Environment variables say
 how many TOWERS each worker has, for how many seconds one WAITED for another, the number of the
-worker that is KILLED in its fifth step of `lasting`, and of the one that comes LATE.
+worker that is KILLED in its fifth step of `lasting`, and of the one that comes LATE; and whether
+the strategy is NAMED.
 """
 
 import contextlib
@@ -89,7 +90,7 @@ def _batches(worker: Worker, name: str) -> Any:
 
 
 def _estimator(
-    worker: Worker, name: str, case: Any, model: Any = None, saves: int = 1000, **options
+    worker: Worker, name: str, case: Any, model: Any = None, saves: int | None = None, **options
 ) -> Any:
     import replicate
     from tests.cluster import cases
@@ -99,16 +100,22 @@ def _estimator(
         model_dir=str(worker.folder / name),
         log_step_count_steps=None,
         save_summary_steps=2,
-        save_checkpoints_steps=saves,
+        save_checkpoints_steps=saves or (1000 if case.is_evaluated else None),
+        save_checkpoints_secs=None,
     )
+    by_name = {"strategy": "multi_worker", "devices": worker.strategy.num_towers}
+    if os.environ.get("NAMED"):
+        options = {**by_name, **options}
+    else:
+        options = {"strategy": worker.strategy, **options}
+        config = worker.strategy.evaluating_together(config)
     return estimators.Estimator(
         replicate.replicate_model_fn(
             model or cases.model_of(case, estimators.EstimatorSpec),
             case.optimizer,
-            strategy=worker.strategy,
             **{**case.options, **options},
         ),
-        config=worker.strategy.evaluating_together(config),
+        config=config,
     )
 
 
@@ -192,6 +199,10 @@ def refusals(worker: Worker, name: str) -> None:
         _estimator(worker, name, case).train(_batches(worker, "sgd"))
     with noted("model"):
         _estimator(worker, name, case, other_model).train(_batches(worker, "sgd"))
+    with noted("rate"):
+        rate = 0.1 * (1 + number)
+        other = case._replace(optimizer=lambda: tf1.train.GradientDescentOptimizer(rate))
+        _estimator(worker, name, other).train(_batches(worker, "sgd"))
     with noted("options"):
         _estimator(worker, name, case, accumulate_steps=1 + number).train(_batches(worker, "sgd"))
     worker.strategy.compared.clear()

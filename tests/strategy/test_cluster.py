@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+import replicate
 from replicate import errors
+from replicate.compat.tensorflow import tf1
 from replicate.strategy import cluster
 
 _JOBS = {"worker": ["b:2", "c:3"], "chief": ["a:1"], "ps": ["p:4"]}
@@ -59,3 +61,27 @@ def test_without_a_cluster_a_process_is_alone(monkeypatch):
 def test_what_names_no_task_is_refused(given, text):
     with pytest.raises(errors.ConfigError, match=text):
         cluster.of(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({}, None), ({"session_config": tf1.ConfigProto()}, "device_filters")],
+)
+def test_a_session_that_shows_other_tasks_is_refused(options, text):
+    task = {"type": "worker", "index": 1}
+    strategy = replicate.MultiWorkerStrategy(["/cpu:0"], {"cluster": _JOBS, "task": task})
+    config = strategy.run_config(**options)
+    assert (config.is_chief, config.master) == (False, "grpc://c:3")
+    if text is None:
+        strategy.require_session(config)
+    else:
+        with pytest.raises(errors.ConfigError, match=text):
+            strategy.require_session(config)
+
+
+def test_a_session_without_a_target_is_refused(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    task = {"type": "worker", "index": 1}
+    strategy = replicate.MultiWorkerStrategy(["/cpu:0"], {"cluster": _JOBS, "task": task})
+    with pytest.raises(errors.ConfigError, match=r"worker:1 has no master.*run_config"):
+        strategy.require_session(replicate.estimator.RunConfig())

@@ -112,6 +112,27 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         """
         return self._member.start() if self.num_workers > 1 else ""
 
+    def require_session(self, config: Any) -> None:
+        """Refuses a RunConfig whose sessions cannot take part in the cluster.
+
+        Raises:
+            ConfigError: If it names no target, or shows other tasks' devices.
+        """
+        if config is None or self.num_workers == 1:
+            return
+        given = getattr(config, "session_config", None)
+        if not config.master:
+            found = "has no master"
+        elif given is not None and not given.device_filters:
+            found = "has a session_config without device_filters, which shows all tasks' devices"
+        else:
+            return
+        raise errors.ConfigError(
+            f"A worker's session is in its cluster, on its own devices: the RunConfig of "
+            f"{self.cluster.name} {found}. Make it with strategy.run_config(...), and a "
+            "session_config with strategy.configure(session_config)."
+        )
+
     def agree(self, own: Mapping[str, Sequence[str]]) -> None:
         """Waits until all workers are there, and compares what each was given and has built.
 
