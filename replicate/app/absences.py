@@ -19,7 +19,7 @@ from replicate.app import checks, files, input_config
 __all__ = ["warnings"]
 
 _SECTIONS = ("train", "eval", "predict")
-_WORKINGS = ("__getattr__", "__path__", "exec", "globals", "modules", "vars")
+_WORKINGS = ("__getattr__", "__path__", "exec", "globals", "locals", "modules", "vars")
 """Names in whose company a module may have what its text does not show."""
 
 _OWN_NAMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)

@@ -65,6 +65,7 @@ def test_check_names_functions_and_modules_that_are_not_there(tmp_path):
         "from os.path import *",
         "def __getattr__(name): return print",
         "globals().update(model_fn=print)",
+        "locals()['model_fn'] = print",
         "import sys\nsys.modules[__name__].model_fn = print",
         "def make():\n    global model_fn\n    model_fn = print\nmake()",
         "no python",
