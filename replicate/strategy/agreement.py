@@ -104,15 +104,15 @@ def _of_updates() -> list[str]:
         for argument, tensor in zip(op.op_def.input_arg, op.inputs, strict=False):
             is_number = tensor.shape.rank == 0 and tensor.dtype.is_floating
             if is_number and argument.name not in _GRADIENTS:
-                numbers = sorted(_constants(tensor))
+                numbers = ", ".join(map(str, sorted(_constants(tensor))))
                 found.append(f"{op.type} with {argument.name} made of {numbers}")
     return found
 
 
-def _constants(tensor: tf.Tensor) -> list[float]:
+def _constants(tensor: tf.Tensor) -> list:
     behind = ancestry.made_from([tensor])
     values = [tf.get_static_value(op.outputs[0]) for op in behind if op.type == "Const"]
-    return [float(v) for v in values if np.ndim(v) == 0 and np.issubdtype(v.dtype, np.floating)]
+    return [v for v in values if np.ndim(v) == 0 and np.issubdtype(v.dtype, np.floating)]
 
 
 def _version(name: str) -> str:

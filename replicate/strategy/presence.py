@@ -10,7 +10,7 @@ from replicate import errors
 from replicate.strategy import cluster as clusters
 
 _log = logging.getLogger("replicate")
-_FIRST_WORD = 5.0  # seconds until somebody is told that others are missing
+_FIRST_WORD = 3.0  # seconds until somebody is told that others are missing
 _WORDS = 30.0  # and between two such messages
 _PAUSE = 0.2
 

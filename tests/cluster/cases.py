@@ -162,8 +162,7 @@ NONE_IN_ONE = (_cycle((3, 5), 4), ())
 SHORT = ((5, 3, 4, 1), (2, 4, 3))
 _SINGLE = {"dtype": tf.float32}
 CASES = {
-    "sgd": Case(mean, descend, SHORT, is_evaluated=True),
-    "sgd_twenty": Case(mean, descend, UNEVEN),
+    "sgd": Case(mean, descend, UNEVEN),
     "sgd_single": Case(mean, descend, UNEVEN, **_SINGLE),
     "momentum_masked": Case(masked, momentum, UNEVEN_END),
     "momentum_masked_single": Case(masked, momentum, UNEVEN_END, **_SINGLE),
@@ -193,7 +192,7 @@ OF_THREE = {
 }
 
 
-STEADY = Case(masked, momentum, ((3,), (4,)))  # of which every batch is the same
+STEADY = Case(masked, momentum, ((3,), (4,), (2,)))  # of which every batch is the same
 
 
 def cases_of(workers: int) -> dict:

@@ -5,54 +5,77 @@ import pytest
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.cluster import cases, processes
+from tests.cluster import cases, processes, test_training
 
 WAITED = 6  # seconds that a worker waits for another one
+SETTINGS = {"WAITED": str(WAITED), "TOWERS": "1"}
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """A folder, and what became of two workers of which the second was killed in step 5 of 8."""
-    folder = tmp_path_factory.mktemp("killed")
-    settings = {"WAITED": str(WAITED), "KILLED": "1", "TOWERS": "1"}
-    return folder, processes.run(folder, ["lasting"], settings, seconds=60, is_patient=True)
+    """A folder, and what became of three workers of which the third was killed at last.
+
+    It was in the fifth of eight steps.
+    """
+    folder = tmp_path_factory.mktemp("three")
+    works = [*cases.OF_THREE, "lasting"]
+    settings = {**SETTINGS, "KILLED": "2"}
+    return folder, processes.run(folder, works, settings, is_patient=True, number=3)
 
 
 @pytest.fixture(scope="module")
 def resumed(killed):
-    """What became of the same workers, started again with an evaluator; the second is late."""
-    folder, _ = killed
-    settings = {"NAMED": "yes", "LATE": "1", "TOWERS": "1"}
-    return processes.run(folder, ["lasting"], settings, seconds=90, has_evaluator=True)
+    """What became of the same workers, started again; the chief is killed in other work.
+
+    The second is late; an evaluator is there, too.
+    """
+    settings = {**SETTINGS, "WAITED": "15", "LATE": "1", "LOST": "0"}
+    works = ["lasting", "losing"]
+    return processes.run(killed[0], works, settings, is_patient=True, number=3, has_evaluator=True)
+
+
+@pytest.mark.parametrize("name", cases.OF_THREE)
+def test_three_workers_of_one_tower_are_one_device(killed, name):
+    case = cases.OF_THREE[name]
+    expected = test_training.one_device(case, "train")
+    test_training.require_alike(killed[0], name, case, expected, towers=1, workers=3)
 
 
 def test_who_loses_a_worker_ends_in_time_and_names_it(killed):
     _, ended = killed
-    assert ended.codes == [1, -9]
-    assert ended.lasted[0] - ended.lasted[1] < WAITED + 10
-    said = ended.logs[0]
-    assert "worker:0 has lost worker:1 (127.0.0.1:" in said
-    assert "go on from the last checkpoint" in said
+    assert ended.codes == [1, 1, -9], "\n".join(ended.logs)
+    for number in range(2):
+        assert ended.lasted[number] - ended.lasted[2] < WAITED + 10
+        said = ended.logs[number]
+        assert f"worker:{number} has lost " in said
+        assert "worker:2 (127.0.0.1:" in said
+        assert "go on from the last checkpoint" in said
 
 
 def test_a_late_worker_is_waited_for_by_name(resumed):
-    assert resumed.codes == [0, 0, 0], "\n".join(resumed.logs)
     assert "worker:0 waits for worker:1 (127.0.0.1:" in resumed.logs[0]
 
 
 def test_who_is_started_again_ends_as_if_nothing_had_been(killed, resumed):
-    folder, _ = killed
+    assert list((killed[0] / "lasting").glob("model.ckpt-4.index"))  # where they went on
     expected = undisturbed()
-    for worker in range(2):
-        found = np.load(folder / f"lasting-{worker}.npz")
+    for worker in range(3):
+        found = np.load(killed[0] / f"lasting-{worker}.npz")
         assert found["global_step of tower 0"] == 8
         for name, value in expected.items():
             np.testing.assert_allclose(found[f"{name} of tower 0"], value, 1e-9, 1e-11)
 
 
 def test_the_evaluator_evaluates_the_last_checkpoint(killed, resumed):
-    assert resumed.codes[2] == 0  # it ends when it has evaluated step 8
+    assert resumed.codes[3] == 0  # it ends when it has evaluated step 8
     assert list((killed[0] / "lasting" / "eval").glob("events.out.tfevents.*"))
+
+
+def test_who_loses_the_chief_names_it(killed, resumed):
+    assert resumed.codes[:3] == [-9, 1, 1], "\n".join(resumed.logs)
+    address = (killed[0] / "0.address").read_text()
+    for number in (1, 2):
+        assert f"worker:{number} has lost worker:0 ({address})" in resumed.logs[number]
 
 
 def undisturbed() -> dict:
@@ -62,7 +85,8 @@ def undisturbed() -> dict:
         dataset = cases.dataset(case, cases.batches_of_all(case)).repeat(8)
         features, labels = tf1.data.make_one_shot_iterator(dataset).get_next()
         with tf1.variable_scope(case.dtype.name):
-            update = case.optimizer().minimize(case.loss(features, labels))
+            loss = case.loss(features, labels)
+        update = case.optimizer().minimize(loss)
         variables = {v.op.name.replace("/", "|"): v for v in tf1.global_variables()}
         with tf1.Session(config=exactness.session_config()) as session:
             session.run(tf1.global_variables_initializer())

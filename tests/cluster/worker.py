@@ -4,8 +4,8 @@ The address of each worker is chosen by the system: a worker writes down its own
 for the others'. One whose number is SIZE is the evaluator. What comes out is written to files
 beside these. A work is the name of a case, or of a function below. Environment variables say
 how many TOWERS each worker has, for how many seconds one WAITED for another, the number of the
-worker that is KILLED in its fifth step of `lasting`, and of the one that comes LATE; and whether
-the strategy is NAMED.
+worker that is KILLED in its fifth step of `lasting`, of the one that is LOST in that of `losing`,
+and of the one that comes LATE.
 """
 
 import contextlib
@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_LATE = 7.0  # seconds: longer than until somebody is told
+KILLED = {"lasting": "KILLED", "losing": "LOST"}  # the variables that say who is killed
+_LATE = 9.0  # seconds: longer than until somebody is told
 
 
 class Worker(NamedTuple):
@@ -103,20 +104,21 @@ def _estimator(
         save_checkpoints_steps=saves or (1000 if case.is_evaluated else None),
         save_checkpoints_secs=None,
     )
-    by_name = {"strategy": "multi_worker", "devices": worker.strategy.num_towers}
-    if os.environ.get("NAMED"):
-        options = {**by_name, **options}
-    else:
-        options = {"strategy": worker.strategy, **options}
-        config = worker.strategy.evaluating_together(config)
     return estimators.Estimator(
         replicate.replicate_model_fn(
             model or cases.model_of(case, estimators.EstimatorSpec),
             case.optimizer,
+            strategy=worker.strategy,
             **{**case.options, **options},
         ),
-        config=config,
+        config=worker.strategy.evaluating_together(config),
     )
+
+
+def losing(worker: Worker, name: str) -> None:
+    """The same, without the evaluator."""
+    if worker.strategy.cluster.position is not None:
+        lasting(worker, name)
 
 
 def lasting(worker: Worker, name: str) -> None:
@@ -126,8 +128,7 @@ def lasting(worker: Worker, name: str) -> None:
     from tests.cluster import cases
 
     case = cases.STEADY
-    number = worker.number % len(case.rows)
-    given = cases.batches_of(case, number)
+    given = cases.batches_of(case, worker.number % len(case.rows))
     seen = _Seen(worker.number)
 
     class Killing(tf1.train.SessionRunHook):
@@ -135,7 +136,7 @@ def lasting(worker: Worker, name: str) -> None:
 
         def after_run(self, context, values):
             self.steps += 1
-            if self.steps == 5 and os.environ.get("KILLED") == str(worker.number):
+            if self.steps == 5 and os.environ.get(KILLED[name]) == str(worker.number):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     estimator.train_and_evaluate(

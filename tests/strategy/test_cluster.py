@@ -85,3 +85,13 @@ def test_a_session_without_a_target_is_refused(monkeypatch):
     strategy = replicate.MultiWorkerStrategy(["/cpu:0"], {"cluster": _JOBS, "task": task})
     with pytest.raises(errors.ConfigError, match=r"worker:1 has no master.*run_config"):
         strategy.require_session(replicate.estimator.RunConfig())
+
+
+def test_a_strategy_with_a_server_is_made_once(monkeypatch):
+    task = {"type": "worker", "index": 1}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": _JOBS, "task": task}))
+    replicated = replicate.replicate_model_fn(lambda features: None, strategy="multi_worker")
+    chosen = replicated.strategy()
+    assert isinstance(chosen, replicate.MultiWorkerStrategy)
+    assert chosen.cluster.name == "worker:1"
+    assert replicated.strategy() is chosen
