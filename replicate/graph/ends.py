@@ -225,7 +225,8 @@ def _source(nest: Any) -> _Source | None:
 def _lent(tensor: tf.Tensor, nest: Any, between: Sequence[tf.Operation]) -> Any:
     """Returns what makes a row of zeros in place of a tensor; None: nobody knows how."""
     if tensor.dtype != tf.variant:
-        return lambda: _zeros(tensor.shape, tensor.dtype)
+        is_known = tensor.shape.rank is not None
+        return (lambda: _zeros(tensor.shape, tensor.dtype)) if is_known else None
     for leaf in tf.nest.flatten(nest):
         parts = tf.nest.flatten(leaf, expand_composites=True)
         makers = {part.op for part in parts if isinstance(part, tf.Tensor)}
@@ -243,8 +244,7 @@ def _zeros(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
 
 
 def _lengths(shape: tf.TensorShape) -> list[int]:
-    known = [] if shape.rank is None else shape.as_list()
-    return [1 if length is None else length for length in known]
+    return [1 if length is None else length for length in shape.as_list()]
 
 
 def _sparse(leaf: tf.SparseTensor) -> tf.Tensor:
