@@ -17,7 +17,6 @@ from replicate.strategy import presence, variables
 # What TensorFlow raises where another task is gone, or does not come.
 LOSSES = (
     tf.errors.AbortedError,
-    tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
     tf.errors.UnavailableError,
 )

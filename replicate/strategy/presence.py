@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 
 from replicate import errors
+from replicate.compat.tensorflow import tf
 from replicate.strategy import cluster as clusters
 
 _log = logging.getLogger("replicate")
@@ -80,15 +81,21 @@ def named(cluster: clusters.Cluster, numbers: Sequence[int]) -> str:
     return ", ".join(shown)
 
 
-def lost(cluster: clusters.Cluster, reason: Exception, seconds: float) -> errors.ClusterError:
+def lost(
+    cluster: clusters.Cluster,
+    reason: Exception,
+    seconds: float,
+    missing: Sequence[int] | None = None,
+) -> errors.ClusterError:
     """Returns what is raised where this task cannot go on without the others.
 
     Args:
         cluster: The cluster.
         reason: What TensorFlow raised.
         seconds: How long a task waits for another one.
+        missing: The numbers of those that do not answer; None: they are asked.
     """
-    missing = silent(cluster)
+    missing = silent(cluster) if missing is None else missing
     if missing:
         found = f"{cluster.name} has lost {named(cluster, missing)}, where nobody answers any more"
     else:
@@ -118,7 +125,8 @@ def watched(run: Callable, cluster: clusters.Cluster, seconds: float, reasons: t
         run: The function.
         cluster: The cluster.
         seconds: How long a task waits for another one.
-        reasons: The exceptions that may mean it.
+        reasons: The exceptions that mean it. A step that was cancelled means it where one of
+            the others does not answer.
 
     Returns:
         The function, which raises ClusterError in place of these.
@@ -127,7 +135,10 @@ def watched(run: Callable, cluster: clusters.Cluster, seconds: float, reasons: t
     def call(*args, **kwargs):
         try:
             return run(*args, **kwargs)
-        except reasons as reason:
-            raise lost(cluster, reason, seconds) from reason
+        except (*reasons, tf.errors.CancelledError) as reason:
+            missing = silent(cluster)
+            if not missing and not isinstance(reason, reasons):
+                raise
+            raise lost(cluster, reason, seconds, missing) from reason
 
     return call
