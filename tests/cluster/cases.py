@@ -167,13 +167,10 @@ CASES = {
     "momentum_masked": Case(masked, momentum, UNEVEN_END),
     "momentum_masked_single": Case(masked, momentum, UNEVEN_END, **_SINGLE),
     "adam_penalized": Case(penalized, adam, FIRST_ENDS, is_evaluated=True),
-    "adam_penalized_single": Case(penalized, adam, FIRST_ENDS, **_SINGLE),
     "embedding_adam": Case(embedded, adam, UNEVEN_END),
     "embedding_adam_single": Case(embedded, adam, UNEVEN, **_SINGLE),
-    "embedding_momentum_option": Case(embedded, momentum, UNEVEN, {"clip_global_norm": 0.05}),
     "clipped": Case(penalized, None, UNEVEN_END, train=clipped),
     "static": Case(masked, adam, ((4, 4, 4), (4, 4)), is_static=True),
-    "accumulated": Case(mean, adam, UNEVEN, {"accumulate_steps": 2}),
     "epochs": Case(mean, momentum, EPOCHS),
     "none_in_one": Case(mean, adam, NONE_IN_ONE),
     "mixed": Case(mixed, adam, ((3, 2, 4), (2,)), kinds="mixed"),
@@ -184,7 +181,7 @@ CASES = {
 }
 OF_THREE = {
     "sgd": Case(mean, descend, (*UNEVEN, _cycle((1, 2), 6))),
-    "adam_embedding": Case(embedded, adam, ((2, 3), *UNEVEN_END)),
+    "embedding_option": Case(embedded, momentum, ((2, 3), *UNEVEN_END), {"clip_global_norm": 0.05}),
     "static": Case(masked, momentum, ((2, 2, 2),) * 3, is_static=True),
     "accumulated_clipped": Case(
         penalized, adam, (*SHORT, (1, 2, 3, 4)), {"accumulate_steps": 2, "clip_global_norm": 0.05}

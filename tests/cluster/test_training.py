@@ -11,7 +11,7 @@ from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
 from tests.cluster import cases, processes
 
-FOUR_TOWERS = ["momentum_masked", "adam_penalized_single", "embedding_adam", "clipped"]
+FOUR_TOWERS = ["momentum_masked", "momentum_masked_single", "embedding_adam", "clipped"]
 
 
 @pytest.fixture(scope="module")
