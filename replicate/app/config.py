@@ -31,8 +31,16 @@ __all__ = ["Config", "Optimizer", "Schedule", "load", "to_yaml"]
 
 
 def _model_dir(path: str) -> str:
-    """Takes a path; a relative one stays relative to the working directory."""
-    return os.path.expanduser(checks.path_of(path, None))
+    """Takes a path; a relative one stays relative to the working directory.
+
+    TensorFlow finds checkpoints by patterns, and would not find those of such a place again.
+    """
+    path = os.path.expanduser(checks.path_of(path, None))
+    if set(path.replace(os.sep, "/")) & set("*?[\\"):
+        raise checks.expected(
+            "a path without * ? [ and \\, by which TensorFlow finds no checkpoint"
+        )
+    return path
 
 
 class Config(checks.Section):

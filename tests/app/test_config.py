@@ -55,6 +55,15 @@ def test_paths_are_relative_to_the_config_and_model_dir_is_not(tmp_path):
     assert load(tmp_path, SMALL, model_dir="other").model_dir == "other"
 
 
+@pytest.mark.parametrize("place", ["runs/a[1]", "a*b", "a?", "x\\y"])
+def test_a_model_dir_is_no_pattern(tmp_path, place):
+    # TensorFlow's latest_checkpoint takes paths for patterns: [1] is found where 1 is.
+    (fault,) = faults_of(tmp_path, SMALL, f"model_dir='{place}'")
+    assert "model_dir: must be a path without * ? [ and \\, by which TensorFlow" in fault
+    (fault,) = faults_of(tmp_path, SMALL, f"name='{place}'")
+    assert "model_dir: must be a path without" in fault
+
+
 def test_what_was_read_does_not_change(tmp_path):
     read = load(tmp_path, SMALL)
     for section, key in [(read, "seed"), (read.train, "steps"), (read.train.input, "file")]:
