@@ -112,8 +112,8 @@ class Csv(Input):
     cache: _Cache = Field(
         False,
         description="Of more than 1 GiB, which is read as a stream (less is in memory anyhow): "
-        "true keeps the rows in memory while a run lasts; a folder's path keeps them there, for "
-        "later runs as well.",
+        "true keeps the rows in memory until a training, or one evaluation, is over; a folder's "
+        "path keeps them there, for later ones as well.",
     )
 
     def faults(self) -> Iterator[tuple[str, str]]:
@@ -234,8 +234,8 @@ class Tfrecord(Input):
     )
     cache: _Cache = Field(
         False,
-        description="true: the records are kept in memory while a run lasts; a folder's path: they "
-        "are kept there, uncompressed, for later runs as well.",
+        description="true: the records are kept in memory until a training, or one evaluation, is "
+        "over; a folder's path: they are kept there, uncompressed, for later ones as well.",
     )
 
     def faults(self) -> Iterator[tuple[str, str]]:
@@ -258,9 +258,10 @@ class Function(Input):
     )
     cache: _Cache = Field(
         False,
-        description="true: what the function's dataset yields is kept in memory while a run lasts; "
-        "a folder's path: it is kept there, for later runs as well. Another file, other params or "
-        "another batch_size make another cache; code elsewhere that changes does not.",
+        description="true: what the function's dataset yields is kept in memory until a training, "
+        "or one evaluation, is over; a folder's path: it is kept there, for later ones as well. "
+        "Another file, other params or another batch_size make another cache; code elsewhere that "
+        "changes does not.",
     )
 
 
