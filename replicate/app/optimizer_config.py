@@ -112,6 +112,11 @@ _TYPES = {
     "boundaries": checks.listing(checks.whole(0), 1),
     "decay_steps": checks.whole(1),
     "first_decay_steps": checks.whole(1),
+    "initial_accumulator_value": checks.number(0),
+    "initial_gradient_squared_accumulator_value": checks.number(above=0),
+    "l1_regularization_strength": checks.number(0),
+    "l2_regularization_strength": checks.number(0),
+    "l2_shrinkage_regularization_strength": checks.number(0),
     "learning_rate": checks.number(0),
     "values": checks.listing(checks.number(0), 2),
 }

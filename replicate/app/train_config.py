@@ -9,6 +9,8 @@ from replicate.app import catalog, checks, input_config
 
 __all__ = ["EarlyStopping", "Eval", "KeepBest", "Predict", "Train"]
 
+_MAX_KEPT = 2**31 - 1  # what a Saver can count
+
 
 class EarlyStopping(checks.Section):
     """When training ends before its last step: its evaluations get no better any more."""
@@ -91,7 +93,7 @@ class Train(checks.Section):
         description="Seconds between checkpoints, in place of steps. With neither: every "
         "eval.every_steps, else every 600 seconds.",
     )
-    keep_checkpoint_max: checks.whole(0) = Field(
+    keep_checkpoint_max: checks.whole(0, _MAX_KEPT) = Field(
         5, description="How many checkpoints to keep; 0 keeps all."
     )
     log_every_steps: checks.whole(1) = Field(

@@ -106,6 +106,15 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("optimizer={name: Momentum, learning_rate: 1}", "Momentum needs the key momentum"),
         ("optimizer={name: Adam, beta3: 1}", "optimizer.beta3: is no key that is known here"),
         ("optimizer={name: Adam, learning_rate: fast}", "must be a number of at least 0"),
+        (
+            "optimizer={name: Ftrl, learning_rate: 1, l1_regularization_strength: -1}",
+            "optimizer.l1_regularization_strength: must be a number of at least 0, got -1",
+        ),
+        (
+            "optimizer={name: Adagrad, learning_rate: 1, initial_accumulator_value: -1}",
+            "optimizer.initial_accumulator_value: must be a number of at least 0, got -1",
+        ),
+        ("train.keep_checkpoint_max=2147483648", "of at least 0 and at most 2147483647, got 2147"),
         ("optimizer={learning_rate: 1}", "the key name is required"),
         ("optimizer=Adamm", "or a function's name as package.module:function, got 'Adamm'. Did y"),
         ("optimizer=sgd", "Did you mean {name: GradientDescent, ...}?"),
