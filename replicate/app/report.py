@@ -152,5 +152,8 @@ def summary_line(metrics: Mapping[str, Any]) -> str:
 
 
 def _number(value: Any) -> str:
+    """Returns a number as people read it; what JSON has no number for is nan or inf here."""
     plain = predictions.plain(value)
+    if plain is None and value is not None:
+        return str(float(value))
     return f"{plain:.6g}" if isinstance(plain, float) else str(plain)
