@@ -16,7 +16,7 @@ _DEVICE = re.compile(
     re.ASCII,
 )
 _DEVICE_TYPES = ("CPU", "GPU", "TPU")
-_MAX_THREADS = 2**15  # per kind
+_MAX_THREADS = 2**12  # per kind; with some ten thousand TensorFlow does not come to its first step
 
 
 def _device_id(value: Any) -> tuple[str, int, int, str, int] | None:

@@ -114,6 +114,7 @@ def test_all_faults_are_reported_at_once(tmp_path):
             "optimizer={name: Adagrad, learning_rate: 1, initial_accumulator_value: -1}",
             "optimizer.initial_accumulator_value: must be a number of at least 0, got -1",
         ),
+        ("run.intra_op_parallelism_threads=4097", "of at least 1 and at most 4096, got 4097"),
         ("train.keep_checkpoint_max=2147483648", "of at least 0 and at most 2147483647, got 2147"),
         ("optimizer={learning_rate: 1}", "the key name is required"),
         ("optimizer=Adamm", "or a function's name as package.module:function, got 'Adamm'. Did y"),
