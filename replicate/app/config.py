@@ -36,6 +36,8 @@ def _model_dir(path: str) -> str:
     TensorFlow finds checkpoints by patterns, and would not find those of such a place again.
     """
     path = os.path.expanduser(checks.path_of(path, None))
+    if path.startswith("~"):
+        raise checks.expected("a path in a home folder that is known", "Write the path without ~.")
     if set(path.replace(os.sep, "/")) & set("*?[\\"):
         raise checks.expected(
             "a path without * ? [ and \\, by which TensorFlow finds no checkpoint"

@@ -64,6 +64,11 @@ def test_a_model_dir_is_no_pattern(tmp_path, place):
     assert "model_dir: must be a path without" in fault
 
 
+def test_a_model_dir_is_in_a_home_folder_that_is_known(tmp_path):
+    (fault,) = faults_of(tmp_path, SMALL, "model_dir=~nobody-is-called-so/runs")
+    assert "model_dir: must be a path in a home folder that is known, got '~nobody-is" in fault
+
+
 def test_what_was_read_does_not_change(tmp_path):
     read = load(tmp_path, SMALL)
     for section, key in [(read, "seed"), (read.train, "steps"), (read.train.input, "file")]:
