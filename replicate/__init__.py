@@ -38,6 +38,7 @@ _ROOMS = {
     "MultiWorkerStrategy": "replicate.strategy",
     "NcclAllReduce": "replicate.strategy",
     "OneDeviceStrategy": "replicate.strategy",
+    "ParameterServerStrategy": "replicate.strategy",
     "PerDevice": "replicate.strategy",
     "place_towers": "replicate.exporting.placed_towers",
     "ReductionToOneDevice": "replicate.strategy",

@@ -4,25 +4,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from replicate import devices as device_names
-from replicate import types
+from replicate import chosen_strategy, types
 from replicate.specs import train
 from replicate.strategy import base, context
-from replicate.strategy.policies import mirrored, multi_worker, one_device, parameter_server
 from replicate.training import step, towers
 
-STRATEGIES = {
-    "mirrored": mirrored.MirroredStrategy,
-    "multi_worker": multi_worker.MultiWorkerStrategy,
-    "one_device": lambda devices: one_device.OneDeviceStrategy(devices[0]),
-    "parameter_server": parameter_server.LocalParameterServerStrategy,
-    "round_robin": lambda devices: parameter_server.LocalParameterServerStrategy(
-        devices, placement="round_robin"
-    ),
-    "balanced": lambda devices: parameter_server.LocalParameterServerStrategy(
-        devices, placement="balanced"
-    ),
-}
 _OVER_PROCESSES = "multi_worker"
 
 
@@ -56,19 +42,23 @@ class Choices:
         _require_one_of("update_ops", self.update_ops, train.UPDATE_OPS)
         _require_one_of("tower_building", self.tower_building, ("auto", "call", "clone"))
         if isinstance(self.strategy, str):
-            _require_one_of("strategy", self.strategy, tuple(STRATEGIES))
+            _require_one_of("strategy", self.strategy, tuple(chosen_strategy.STRATEGIES))
 
-    def chosen(self) -> base.DistributionStrategy:
+    def chosen(self, mode: str, config: Any) -> base.DistributionStrategy:
         """Returns the strategy that was given, or makes the one that was named.
 
         NOTE: one that has a server of its own is made once.
+
+        Args:
+            mode: The Estimator's mode.
+            config: The RunConfig, or None.
         """
-        if context.is_one_tower():
-            return one_device.OneDeviceStrategy("/device:CPU:0")
-        if self.strategy == _OVER_PROCESSES:
-            self._kept = self._kept or STRATEGIES[_OVER_PROCESSES](self.devices)
-            return self._kept
-        return _strategy(self.strategy, self.devices)
+        wanted, devices = self.strategy, self.devices
+        if wanted == _OVER_PROCESSES and not context.is_one_tower():
+            made = chosen_strategy.STRATEGIES[_OVER_PROCESSES]
+            wanted, devices = self._kept or made(devices), None
+            self._kept = wanted
+        return chosen_strategy.of(wanted, devices, mode, config)
 
     def told(self) -> list[str]:
         """Returns in words what workers must have been told alike."""
@@ -92,22 +82,3 @@ def _require_one_of(name: str, value: Any, allowed: tuple) -> None:
     if value not in allowed:
         shown = ", ".join(map(repr, allowed))
         raise ValueError(f"{name} is one of {shown}; got {value!r}. Choose one of these.")
-
-
-def _strategy(strategy: Any, devices: Any) -> base.DistributionStrategy:
-    if isinstance(strategy, base.DistributionStrategy):
-        if devices is not None:
-            raise ValueError(
-                "A strategy brings its own devices: got devices and the strategy "
-                f"{strategy!r}. Leave out devices, or name the strategy."
-            )
-        return strategy
-    if strategy is not None and not isinstance(strategy, str):
-        raise ValueError(
-            f"strategy is a DistributionStrategy or one of {', '.join(STRATEGIES)}; got "
-            f"{strategy!r}."
-        )
-    workers = device_names.resolve(devices)
-    if len(workers) == 1:
-        return one_device.OneDeviceStrategy(workers[0])
-    return STRATEGIES[strategy or "parameter_server"](workers)

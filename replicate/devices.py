@@ -235,6 +235,12 @@ def parameter_device(worker_devices: Sequence[str]) -> str:
     return gpus[0] if len(gpus) == 1 else "/device:CPU:0"
 
 
+def number_of_cpus(devices: Sequence[str]) -> int:
+    """Returns as how many devices a server must show its CPU for these; at least one."""
+    specs = [tf.DeviceSpec.from_string(name) for name in devices]
+    return max([spec.device_index + 1 for spec in specs if spec.device_type == "CPU"], default=1)
+
+
 def is_same(first: str, second: str) -> bool:
     """Whether two spellings name one device."""
     return canonicalize(first) == canonicalize(second)

@@ -98,9 +98,10 @@ def install() -> None:
 def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any) -> Any:
     """Trains and evaluates, as `tf.estimator.train_and_evaluate` does; also over workers.
 
-    Under `MultiWorkerStrategy` a worker of the cluster trains, beginning at once, with the
-    server of its strategy; TensorFlow's function would start one that has no place for it. The
-    evaluator, if the cluster has that task, evaluates and exports each checkpoint.
+    A worker of a cluster trains, beginning at once, with the server of its strategy; TensorFlow's
+    function would start one that has no place for it: under `MultiWorkerStrategy`, and with
+    parameter servers. These keep variables until they are ended. The evaluator, if the cluster
+    has that task, evaluates and exports each checkpoint.
 
     Args:
         estimator: The Estimator.
@@ -109,8 +110,9 @@ def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any) -> Any:
     """
     own = _room("estimator").load_v2().train_and_evaluate
     chosen = getattr(estimator._model_fn, "strategy", None)
-    strategy = chosen() if callable(chosen) else None
-    if getattr(strategy, "num_workers", 1) == 1:
+    is_other = estimator.config.task_type in ("ps", "master")
+    strategy = None if is_other or not callable(chosen) else chosen("train", estimator.config)
+    if getattr(strategy, "num_workers", 1) == 1 and getattr(strategy, "part", None) is None:
         return own(estimator, train_spec, eval_spec)
     estimator.train(
         input_fn=train_spec.input_fn,

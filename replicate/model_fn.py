@@ -13,13 +13,15 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import saver
 from replicate.graph import batches, copied_state, ends, whole
 from replicate.specs import evaluate, predict, summaries, train
-from replicate.strategy import base, cloning, context, default, sharing, values, variables
-from replicate.strategy.policies import one_device
+from replicate.strategy import base, cloning, context, sharing, values, variables
+from replicate.strategy.policies import one_device, parameter_server
 from replicate.training import (
+    beside_servers,
     joining,
     optimizer,
     statistics,
     step,
+    synchronous,
     together,
     towers,
     whole_batch,
@@ -93,8 +95,7 @@ def replicate_model_fn(
 
 def _replicate(options: choices.Choices, features, labels, mode, params, config) -> Any:
     """Builds the spec that the Estimator sees."""
-    _refuse_other_strategies()
-    chosen = options.chosen()
+    chosen = options.chosen(mode, config)
     if getattr(config, "session_config", None) is not None and not config.master:
         used = dict.fromkeys([*chosen.worker_devices, *chosen.parameter_devices])
         device_names.look_in_session(list(used), config.session_config)
@@ -107,6 +108,10 @@ def _replicate(options: choices.Choices, features, labels, mode, params, config)
         spec = _build(
             chosen, call, features, labels, factory, options, _across(chosen, mode, config)
         )
+    if mode == types.TRAIN:
+        spec = synchronous.with_hook(spec, factory and factory.made, config)
+        if isinstance(chosen, parameter_server.ParameterServerStrategy):
+            spec = beside_servers.begin(spec, chosen, config)
     towers_to_place = () if context.is_one_tower() else chosen.worker_devices
     return saver.make_exportable(spec, before, (features, labels), towers_to_place, config)
 
@@ -125,16 +130,6 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _refuse_other_strategies() -> None:
-    """Refuses to build towers inside the replicas of a strategy that is not ours."""
-    if tf.distribute.has_strategy() and not default.has_distribution_strategy():
-        raise ValueError(
-            "replicate_model_fn takes a model to many devices, and no other strategy does: the "
-            f"model_fn was called under {type(tf.distribute.get_strategy()).__name__}. Leave out "
-            "train_distribute and eval_distribute of RunConfig, or replicate_model_fn."
-        )
 
 
 def _across(strategy: base.DistributionStrategy, mode: str, config: Any) -> Any:

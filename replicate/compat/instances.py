@@ -127,6 +127,15 @@ TAKEN = _rows(
             "_create_slots": "slots are made where no condition holds",
             "_learning_rate": "the learning rate is shown, by whichever of both names it has",
         },
+        "synchronous optimizer": {
+            "_replicas_to_aggregate": "without more tokens than it needs a step waits for its own",
+            "_total_num_replicas": "without more tokens than it needs a step waits for its own",
+        },
+        "hook of a synchronous optimizer": {
+            "_sync_optimizer": "a hook of ours, which ends at once, takes its place",
+            "_is_chief": "a hook of ours, which ends at once, takes its place",
+            "_num_tokens": "a hook of ours, which ends at once, takes its place",
+        },
         "Adam": {
             "_lr": "the learning rate is shown, by whichever of both names it has",
         },

@@ -31,6 +31,7 @@ VARIABLE_TYPES = frozenset(
 _WITH_VARIABLES = ("Assign", "ReadVariableOp", "Resource", "VarIsInitializedOp", "VariableShape")
 _PASSING = ("Enter", "Identity", "Switch")  # into control flow of version 1
 _LOOPS = ("StatelessWhile", "While")
+_CPU = "/device:CPU:0"
 _ASSUMED_DIMENSION = 1024  # bytes of a variable whose shape is not known yet are a guess
 
 
@@ -110,20 +111,34 @@ def device_function(chooser: Chooser, worker_device: str) -> Callable:
         worker_device: Canonical device of every other operation, but for those that read or
             write a variable by its handle.
     """
+    is_of_cluster = tf.DeviceSpec.from_string(worker_device).job is not None
 
     def choose(op: tf.Operation) -> str:
         if op.type in VARIABLE_TYPES:
-            is_placed = tf.DeviceSpec.from_string(op.device or "").device_type is not None
+            named = tf.DeviceSpec.from_string(op.device or "")
+            if is_of_cluster:
+                return _of_cluster(op, named, chooser)
+            is_placed = named.device_type is not None
             default = worker_device if is_placed else chooser(*_shape_and_dtype(op))
         else:
-            variable = _variable_of(op)
+            variable = variable_of(op)
             default = (variable and variable.device) or worker_device
         return merged(default, op.device)
 
     return choose
 
 
-def _variable_of(op: tf.Operation) -> tf.Operation | None:
+def _of_cluster(op: tf.Operation, named: tf.DeviceSpec, chooser: Chooser) -> str:
+    """Returns where a variable of a cluster is: on the task that is named, or chosen.
+
+    NOTE: whoever names a type of device, as `/cpu:0`, means the device of whichever task it is.
+    """
+    if named.job is not None and (named.task is not None or named.job != "ps"):
+        return merged(_CPU, op.device)
+    return merged(chooser(*_shape_and_dtype(op)), op.device)
+
+
+def variable_of(op: tf.Operation) -> tf.Operation | None:
     """Returns what made the variable that an operation reads or writes.
 
     NOTE: TensorFlow puts it there in any case, and refuses another device that it cannot change.
@@ -146,7 +161,7 @@ def keep_beside_variables(graph: tf.Graph) -> None:
     for op in graph.get_operations():
         if op.type == "StackV2":  # where a loop of version 1 keeps what it has read
             _put_beside(op)
-        variable = _variable_of(op)
+        variable = variable_of(op)
         if variable is None or not variable.device:
             continue
         if set(op.colocation_groups()) - {_group(op), _group(variable)}:
@@ -158,7 +173,7 @@ def _put_beside(op: tf.Operation) -> None:
     """Puts an operation on the device of the variable that it was put beside, if it was."""
     for group in set(op.colocation_groups()) - {_group(op)}:
         read = op.graph.get_operation_by_name(group.decode().removeprefix("loc:@"))
-        variable = _variable_of(read)
+        variable = variable_of(read)
         if variable is not None and variable.device:
             op._set_device(variable.device)
 

@@ -1,7 +1,8 @@
 """Tensors that go from one device to others in one transfer, as variables that all towers read.
 
 Between devices a transfer costs more than its bytes. What goes from one device is held by one
-optional, which travels as one tensor; between CPUs only pointers go, however large it is.
+optional, which travels as one tensor; between CPUs only pointers go, however large it is. Between
+processes each tensor goes by itself, to one device, and from there on to the others.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,11 +42,22 @@ class SharedReads:
     def _send(self, device: str, tensors: list) -> None:
         with tf1.control_dependencies(None), tf1.name_scope(SCOPE), tf1.device(None):
             later = range(1, len(self._devices))
+            here = _process(self._devices[0])
+            found = tensors
+            if _process(device) != here:  # they come over the network once
+                device = f"{here}{_CPU}0"
+                with tf.device(device):
+                    found = [tf.identity(tensor) for tensor in tensors]
+                for i in later:
+                    self._note(i, tensors, found)
             others = [i for i in later if may_share(device, self._devices[i])]
-            received = sent(tensors, device, [self._devices[i] for i in others])
-            for i, found in zip(others, received, strict=True):
-                pairs = zip(tensors, found, strict=True)
-                self._received[i].update((tensor.ref(), own) for tensor, own in pairs)
+            received = sent(found, device, [self._devices[i] for i in others])
+            for i, own in zip(others, received, strict=True):
+                self._note(i, tensors, own)
+
+    def _note(self, i: int, tensors: list, received: list) -> None:
+        pairs = zip(tensors, received, strict=True)
+        self._received[i].update((tensor.ref(), own) for tensor, own in pairs)
 
     def received(self, i: int, tensor: tf.Tensor) -> tf.Tensor:
         """Returns what tower i reads in place of a tensor; the same if it was not sent."""
@@ -61,6 +73,8 @@ def users(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     """Yields the operations that use a tensor, also where it was sent together with others."""
     for user in tensor.consumers():
         yield user
+        if user.type == "Identity" and user.name.startswith(SCOPE):
+            yield from users(user.outputs[0])
         if user.type == _SENT:
             places = [n for n, other in enumerate(user.inputs) if other is tensor]
             for received in user.outputs[0].consumers():
@@ -70,7 +84,13 @@ def users(tensor: tf.Tensor) -> Iterator[tf.Operation]:
 
 def may_share(source: str, target: str) -> bool:
     """Whether tensors go from one device to another in one transfer that copies nothing."""
-    return source != target and _CPU in source and _CPU in target
+    is_near = _process(source) == _process(target)
+    return source != target and is_near and _CPU in source and _CPU in target
+
+
+def _process(device: str) -> str:
+    """Returns job, replica and task of a device; nothing where it names none."""
+    return device.partition("/device:")[0]
 
 
 def sent(tensors: Sequence[tf.Tensor], source: str, targets: Sequence[str]) -> list[list]:

@@ -280,8 +280,8 @@ class TowerCopies:
 
     def _place(self, op: tf.Operation) -> Any:
         """Returns where copies are: beside a handle's variable, or a `_Place`."""
-        for beside in self._beside(op):
-            if beside.type == "VarHandleOp":
+        for beside in (placement.variable_of(op), *self._beside(op)):
+            if beside is not None and beside.type == "VarHandleOp":
                 return beside.outputs[0]
             if beside in self._placed:
                 op = beside

@@ -21,7 +21,10 @@ from replicate.strategy.default import (
 from replicate.strategy.policies.mirrored import MirroredStrategy
 from replicate.strategy.policies.multi_worker import MultiWorkerStrategy
 from replicate.strategy.policies.one_device import OneDeviceStrategy
-from replicate.strategy.policies.parameter_server import LocalParameterServerStrategy
+from replicate.strategy.policies.parameter_server import (
+    LocalParameterServerStrategy,
+    ParameterServerStrategy,
+)
 from replicate.strategy.tower import TowerContext
 from replicate.strategy.values import Mirrored, PerDevice
 from replicate.strategy.variables import MirroredVariable, TowerLocalVariable
@@ -36,6 +39,7 @@ __all__ = [
     "MultiWorkerStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "PerDevice",
     "ReductionToOneDevice",
     "RingAllReduce",

@@ -76,6 +76,11 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         return self._parameter_devices
 
     @property
+    def home(self) -> str:
+        """The device of what is computed once, across towers."""
+        return self._parameter_devices[0]
+
+    @property
     def copies_sums(self) -> bool:
         """Whether a sum for several devices is made on one of them and copied to the others."""
         return True

@@ -26,12 +26,16 @@ class Cluster(NamedTuple):
         addresses: Their W addresses, `host:port`.
         position: This process's number among them; None: it is none, as an evaluator.
         names: What `TF_CONFIG` calls them.
+        servers: The addresses of the tasks of the job `ps`, which keep variables.
+        own: The job of this process and its number in it.
     """
 
     tasks: tuple
     addresses: tuple
     position: int | None
     names: tuple
+    servers: tuple = ()
+    own: tuple = ("worker", 0)
 
     @property
     def size(self) -> int:
@@ -63,6 +67,10 @@ class Cluster(NamedTuple):
             jobs.setdefault(job, []).append(address)
         return jobs
 
+    def spec_with_servers(self) -> dict:
+        """Returns the addresses by job, those of parameter servers as well."""
+        return {**self.spec(), "ps": list(self.servers)} if self.servers else self.spec()
+
 
 def of(given: Any = None) -> Cluster:
     """Returns the cluster of a mapping like `TF_CONFIG`; None: of `TF_CONFIG` itself.
@@ -84,13 +92,17 @@ def of(given: Any = None) -> Cluster:
     addresses = tuple(address for job in used for address in jobs[job])
     task = found.get("task") or {}
     own = (task.get("type"), _number(task.get("index", 0)))
+    servers = tuple(jobs.get("ps") or ())
     if own in given:
-        return Cluster(_with_chief(given), addresses, given.index(own), names)
-    if own[0] in ("evaluator", "ps"):
-        return Cluster(_with_chief(given), addresses, None, names)
+        position = given.index(own)
+        tasks = _with_chief(given)
+        return Cluster(tasks, addresses, position, names, servers, tasks[position])
+    of_servers = [f"ps:{number}" for number in range(len(servers))]
+    if own[0] == "evaluator" or f"{own[0]}:{own[1]}" in of_servers:
+        return Cluster(_with_chief(given), addresses, None, names, servers, own)
     raise errors.ConfigError(
         f"TF_CONFIG's task is one of its cluster: got {task!r}, and the cluster has "
-        f"{', '.join(names)}. Check type and index."
+        f"{', '.join((*names, *of_servers))}. Check type and index."
     )
 
 

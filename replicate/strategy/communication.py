@@ -118,6 +118,10 @@ class Communication:
             return places
         return tuple(self._reduce_destinations(value))
 
+    def sum_places(self, destination: Any) -> tuple[str | None, ...]:
+        """Returns the devices that get what towers bring for a destination, added up."""
+        return tuple(dict.fromkeys(self.destinations_of(destination)))
+
     def _reduce_destinations(self, value: Any) -> Sequence[str]:
         """Returns where a reduced value goes when nobody says."""
         return self.destinations_of(value)

@@ -166,11 +166,9 @@ def _nothing(shape: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def _local(strategy: Any, start: Callable, name: str, beside: Any, shape: Any = None) -> Any:
-    """Makes a local variable, with a copy wherever `beside` has one."""
-    places = strategy.destinations_of(beside) if beside is not None else None
-    if places is None:
-        places = strategy.parameter_devices[:1]
-    with strategy.colocate_vars_with(places if beside is None else beside):
+    """Makes a local variable, with a copy wherever sums for `beside` are made."""
+    places = [strategy.home] if beside is None else strategy.sum_places(beside)
+    with strategy.colocate_vars_with(places):
         made = tf1.Variable(
             start,
             trainable=False,

@@ -22,12 +22,15 @@ class OptimizerFactory:
     Args:
         optimizer_fn: Returns a `tf.compat.v1.train.Optimizer`; gets `params` if it names it.
         params: The model's params.
+
+    Attributes:
+        made: The optimizer; None until a tower has asked.
     """
 
     def __init__(self, optimizer_fn: Callable, params: Any):
         self._optimizer_fn = optimizer_fn
         self._params = params
-        self._made = None
+        self.made: tf1.train.Optimizer | None = None
 
     def get(self) -> tf1.train.Optimizer:
         """Returns the optimizer.
@@ -35,7 +38,7 @@ class OptimizerFactory:
         Raises:
             TypeError: If `optimizer_fn` returned something else.
         """
-        if self._made is None:
+        if self.made is None:
             made = self._optimizer_fn(**self._arguments())
             if not isinstance(made, tf1.train.Optimizer):
                 raise TypeError(
@@ -45,8 +48,8 @@ class OptimizerFactory:
                 )
             if isinstance(made, tower_optimizer.TowerOptimizer):
                 made = made.optimizer
-            self._made = made
-        return self._made
+            self.made = made
+        return self.made
 
     def _arguments(self) -> dict:
         try:

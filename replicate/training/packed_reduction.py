@@ -25,7 +25,7 @@ def batch_sum(joining: whole.Whole, strategy: Any, pairs: Sequence[tuple]) -> li
     """
     by_place: dict[tuple, list[int]] = {}
     for n, (value, destination) in enumerate(pairs):
-        place = tuple(dict.fromkeys(strategy.destinations_of(destination)))
+        place = strategy.sum_places(destination)
         if all(place) and all(isinstance(part, tf.Tensor) for part in value.values):
             by_place.setdefault(place, []).append(n)
     plans = []

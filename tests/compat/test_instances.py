@@ -53,6 +53,10 @@ def loss_scale_optimizer():
     return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(inner, 2.0)
 
 
+def synchronous():
+    return tf1.train.SyncReplicasOptimizer(tf1.train.AdamOptimizer(), 1)
+
+
 def run_config():
     return estimator.RunConfig(train_distribute=tf.distribute.MirroredStrategy(["/cpu:0"]))
 
@@ -81,6 +85,8 @@ MAKERS = {
     "replicate context of a TPU": tpu_context,
     "optimizer": lambda: tf1.train.GradientDescentOptimizer(1.0),
     "Adam": tf1.train.AdamOptimizer,
+    "synchronous optimizer": synchronous,
+    "hook of a synchronous optimizer": lambda: synchronous().make_session_run_hook(True),
     "loss-scale optimizer": loss_scale_optimizer,
     "loss of tf.keras": lambda: tf.keras.losses.MeanSquaredError(),
     "optimizer of tf.keras": lambda: tf.keras.optimizers.SGD(),

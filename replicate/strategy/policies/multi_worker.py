@@ -53,8 +53,15 @@ class MultiWorkerStrategy(base.DistributionStrategy):
             raise ValueError(f"timeout is a number of seconds, above 0; got {timeout!r}.")
         workers = device_names.resolve(devices)
         self.compared = _from_environment() if compared is None else dict(compared)
-        self._member = clusters.Member(clusters.of(cluster), _number_of_cpus(workers))
+        self._member = clusters.Member(clusters.of(cluster), device_names.number_of_cpus(workers))
         found = self._member.cluster
+        if found.servers:
+            raise errors.ConfigError(
+                "MultiWorkerStrategy keeps a copy of each variable with each worker, and parameter "
+                f"servers have nothing to do in it: TF_CONFIG has {len(found.servers)} in its job "
+                "ps. Use ParameterServerStrategy, in a config strategy: parameter_server; or leave "
+                "the job out."
+            )
         self._options = collectives.Options(found.size, found.position or 0, communication, timeout)
         self._graphs = collectives.PerGraph(self._new_across)
         super().__init__(workers, workers)
@@ -220,9 +227,3 @@ def _from_environment() -> dict:
             f"REPLICATE_COMPARED is a JSON object; got {text!r}. Check who sets it."
         )
     return found
-
-
-def _number_of_cpus(devices: Sequence[str]) -> int:
-    """Returns how many CPU devices a server must have for these."""
-    specs = [tf.DeviceSpec.from_string(name) for name in devices]
-    return max([spec.device_index + 1 for spec in specs if spec.device_type == "CPU"], default=1)

@@ -1,4 +1,4 @@
-"""`LocalParameterServerStrategy`: one copy of each variable, which all towers read."""
+"""One copy of each variable, which all towers read: on this machine, or on a cluster's servers."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,7 +11,8 @@ from replicate import errors
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.strategy import base
+from replicate.strategy import base, servers
+from replicate.strategy import cluster as clusters
 
 PLACEMENTS = ("single", "round_robin", "balanced")
 
@@ -49,7 +50,7 @@ class LocalParameterServerStrategy(base.DistributionStrategy):
         return results
 
     def _default_device(self):
-        return self._devices_of(self._parameter_devices[0])
+        return self._devices_of(self.home)
 
     def _devices_of(self, worker: str):
         """Enters a worker's device; in a graph, with variables on their own."""
@@ -67,6 +68,100 @@ class LocalParameterServerStrategy(base.DistributionStrategy):
         if shape is None and value is not None and not callable(value):
             shape = value.shape if hasattr(value, "shape") else np.shape(value)
         return (self._chooser(shape, getattr(value, "dtype", None) if dtype is None else dtype),)
+
+
+class ParameterServerStrategy(LocalParameterServerStrategy):
+    """Keeps variables on the parameter servers of a cluster, and towers on this worker's devices.
+
+    Each worker is a process that builds a graph of its own, takes batches of its own, and updates
+    the variables, which all workers share, when its step is done: it waits for no other one. The
+    first variable is on the first server in the graphs of all workers, and so on; local variables
+    are the worker's own. A process that is neither chief nor worker, as an evaluator, is alone.
+
+    Args:
+        devices: The devices of this worker's towers, as `replicate_model_fn` takes them.
+        cluster: A mapping like `TF_CONFIG`; None: `TF_CONFIG` itself.
+        placement: `"round_robin"` over the servers, or `"balanced"` by bytes; None: the first.
+        timeout: After how many seconds a worker fails that waits for a server or the chief.
+
+    Raises:
+        ConfigError: If the cluster is malformed, or this process no task of it.
+        ValueError: If an option has no such value.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | int | None = None,
+        cluster: Any = None,
+        placement: str | None = None,
+        timeout: float = 600.0,
+    ):
+        if placement not in (None, *PLACEMENTS[1:]):
+            raise ValueError(
+                f"placement is one of {', '.join(PLACEMENTS[1:])}; got {placement!r}. Choose one."
+            )
+        if not timeout > 0:
+            raise ValueError(f"timeout is a number of seconds, above 0; got {timeout!r}.")
+        self.cluster = clusters.of(cluster)
+        self.timeout = timeout
+        self._alone = LocalParameterServerStrategy(devices, None, placement or "single")
+        local = self._alone.worker_devices
+        self.part = None
+        if self.cluster.servers and self.cluster.position is not None:
+            self.part = servers.Part(self.cluster, device_names.number_of_cpus(local))
+        super().__init__(local, None, placement or ("round_robin" if self.part else "single"))
+        if self.part is not None:
+            self._worker_devices = tuple(map(self.part.own, local))
+            self._parameter_devices = tuple(self.part.servers)
+            self._home = self.part.own(device_names.parameter_device(local))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process makes the variables, and writes checkpoints and summaries."""
+        return self.cluster.position in (0, None)
+
+    @property
+    def home(self):
+        """See base class."""
+        return self._parameter_devices[0] if self.part is None else self._home
+
+    def alone(self) -> LocalParameterServerStrategy:
+        """Returns the strategy of sessions that see this process alone, as of an evaluation."""
+        return self if self.part is None else self._alone
+
+    def start(self) -> str:
+        """Starts this worker's server, once.
+
+        Returns:
+            The target of sessions that take part in the cluster; `""` where it is alone.
+        """
+        return "" if self.part is None else self.part.start()
+
+    def configure(self, session_config: Any) -> None:
+        """See base class."""
+        super().configure(session_config)
+        if session_config is not None and self.part is not None:
+            self.part.configure(session_config)
+
+    # What towers bring is added up here, and sent to a server when it is applied there.
+
+    def sum_places(self, destination):
+        """See base class."""
+        return super().sum_places(destination) if self.part is None else (self._home,)
+
+    def _batch_reduce(self, aggregation, columns, places):
+        places = places if self.part is None else [(self._home,)] * len(places)
+        return super()._batch_reduce(aggregation, columns, places)
+
+    def _reduce_plain(self, aggregation, value, destination):
+        is_sent_later = self.part is not None and self.is_single_tower
+        if is_sent_later and (isinstance(value, tf.IndexedSlices) or _is_tensor(value)):
+            return value
+        return super()._reduce_plain(aggregation, value, destination)
+
+
+def _is_tensor(value: Any) -> bool:
+    return tf.is_tensor(value) and not isinstance(value, tf.Variable)
 
 
 def _start(kwargs: dict) -> Any:

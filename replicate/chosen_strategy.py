@@ -1,0 +1,125 @@
+"""The strategy with which a model_fn is replicated: the one given, named, or meant.
+
+The same name means the same in a cluster as on one machine, where the cluster has parameter
+servers: these then keep what the parameter devices of the machine would.
+"""
+
+from typing import Any
+
+from replicate import devices as device_names
+from replicate import errors, types
+from replicate.compat.tensorflow import tf
+from replicate.strategy import base, context, default
+from replicate.strategy.policies import mirrored, multi_worker, one_device, parameter_server
+
+STRATEGIES = {
+    "mirrored": mirrored.MirroredStrategy,
+    "multi_worker": multi_worker.MultiWorkerStrategy,
+    "one_device": lambda devices: one_device.OneDeviceStrategy(devices[0]),
+    "parameter_server": parameter_server.LocalParameterServerStrategy,
+    "round_robin": lambda devices: parameter_server.LocalParameterServerStrategy(
+        devices, placement="round_robin"
+    ),
+    "balanced": lambda devices: parameter_server.LocalParameterServerStrategy(
+        devices, placement="balanced"
+    ),
+}
+_ON_SERVERS = {
+    None: "round_robin",
+    "one_device": "round_robin",
+    "parameter_server": "round_robin",
+    "round_robin": "round_robin",
+    "balanced": "balanced",
+}
+
+
+def of(strategy: Any, devices: Any, mode: str, config: Any) -> base.DistributionStrategy:
+    """Returns the strategy that was given, or makes the one that was named.
+
+    Args:
+        strategy: A `DistributionStrategy`, the name of one, or None.
+        devices: See `replicate_model_fn`.
+        mode: The Estimator's mode.
+        config: The RunConfig, or None.
+
+    Raises:
+        ConfigError: If it cannot be used in the cluster of the RunConfig.
+        ValueError: If there is no such strategy, or devices are given beside one.
+    """
+    _refuse_others()
+    if context.is_one_tower():
+        return one_device.OneDeviceStrategy("/device:CPU:0")
+    is_given = isinstance(strategy, base.DistributionStrategy)
+    if is_given and devices is not None:
+        raise ValueError(
+            "A strategy brings its own devices: got devices and the strategy "
+            f"{strategy!r}. Leave out devices, or name the strategy."
+        )
+    if not is_given and strategy is not None and not isinstance(strategy, str):
+        raise ValueError(
+            f"strategy is a DistributionStrategy or one of {', '.join(STRATEGIES)}; got "
+            f"{strategy!r}."
+        )
+    if mode == types.TRAIN and getattr(config, "num_ps_replicas", 0):
+        return _in_cluster(strategy, devices, config)
+    if is_given:
+        if not isinstance(strategy, parameter_server.ParameterServerStrategy):
+            return strategy
+        return _of_servers(strategy, mode, config)
+    workers = device_names.resolve(devices)
+    if len(workers) == 1 and strategy != "multi_worker":
+        return one_device.OneDeviceStrategy(workers[0])
+    return STRATEGIES[strategy or "parameter_server"](workers)
+
+
+def _of_servers(strategy: Any, mode: str, config: Any) -> base.DistributionStrategy:
+    """Returns what trains on parameter servers, or else what is alone."""
+    if mode != types.TRAIN:
+        return strategy.alone()
+    if strategy.part is not None and config is not None:
+        raise errors.ConfigError(
+            "A RunConfig must know of the cluster in which it trains: the strategy has "
+            f"{len(strategy.part.servers)} parameter servers, the RunConfig none. Make the "
+            "RunConfig once TF_CONFIG is set, and give the strategy no other cluster."
+        )
+    return strategy
+
+
+def _in_cluster(strategy: Any, devices: Any, config: Any) -> base.DistributionStrategy:
+    """Returns the strategy of a chief or worker of a cluster with parameter servers."""
+    if isinstance(strategy, parameter_server.ParameterServerStrategy):
+        return strategy
+    if strategy not in _ON_SERVERS:
+        given = repr(strategy)
+        raise errors.ConfigError(
+            "In a cluster with parameter servers these keep the variables, and workers share "
+            f"them: got strategy={given}, and TF_CONFIG has {config.num_ps_replicas} in its job "
+            "ps. Use strategy='parameter_server' (the default), 'round_robin' or 'balanced', or "
+            "replicate.ParameterServerStrategy, which take no parameter_device; for a copy with "
+            "each worker leave the job ps out and use 'multi_worker'."
+        )
+    if config.task_type not in ("chief", "master", "worker"):
+        raise errors.ConfigError(
+            "Towers compute in the chief and the workers of a cluster; this process is "
+            f"{config.task_type}:{config.task_id} by TF_CONFIG. Call train_and_evaluate, which "
+            "knows what each task does."
+        )
+    workers = device_names.resolve(devices)
+    return parameter_server.ParameterServerStrategy(
+        workers[:1] if strategy == "one_device" else workers,
+        {
+            "cluster": config.cluster_spec.as_dict(),
+            "task": {"type": config.task_type, "index": config.task_id},
+        },
+        _ON_SERVERS[strategy],
+    )
+
+
+def _refuse_others() -> None:
+    """Refuses to build towers inside the replicas of a strategy that is not ours."""
+    if tf.distribute.has_strategy() and not default.has_distribution_strategy():
+        raise ValueError(
+            "replicate_model_fn takes a model to many devices, and no other strategy does: the "
+            f"model_fn was called under {type(tf.distribute.get_strategy()).__name__}. Leave out "
+            "train_distribute and eval_distribute of RunConfig, or replicate_model_fn."
+        )

@@ -1,0 +1,98 @@
+"""What `SyncReplicasOptimizer` needs beside a step: who applies what workers have brought.
+
+Gradients of several workers wait on the parameter servers, and the chief's own thread applies their
+mean as soon as there are enough. TensorFlow's hook starts that thread, too, but has a training wait
+two minutes for it at its end, as it waits itself for gradients that never come.
+"""
+
+import threading
+from typing import Any
+
+from replicate.compat.tensorflow import tf, tf1
+
+_ENDED = (tf.errors.CancelledError, RuntimeError)  # of a session that is closed
+
+
+def with_hook(spec: Any, optimizer: Any, config: Any) -> Any:
+    """Returns a spec that runs what its `SyncReplicasOptimizer` needs.
+
+    Args:
+        spec: The EstimatorSpec of mode TRAIN, which may bring TensorFlow's own hook.
+        optimizer: What `optimizer_fn` made, or None.
+        config: The RunConfig, or None.
+    """
+    hooks = [_ours(hook) for hook in spec.training_hooks]
+    of_chief = [_ours(hook) for hook in spec.training_chief_hooks]
+    is_missing = not any(isinstance(hook, Hook) for hook in (*hooks, *of_chief))
+    if isinstance(optimizer, tf1.train.SyncReplicasOptimizer) and is_missing:
+        # NOTE: without further tokens each step waits for the update that its own gradient makes.
+        missing = optimizer._replicas_to_aggregate - optimizer._total_num_replicas
+        hooks.append(Hook(optimizer, getattr(config, "is_chief", True), max(missing, 0)))
+    return spec._replace(training_hooks=tuple(hooks), training_chief_hooks=tuple(of_chief))
+
+
+def _ours(hook: Any) -> Any:
+    """Returns a hook of ours in place of TensorFlow's own; any other as it is."""
+    if type(hook) is not _THEIRS:
+        return hook
+    return Hook(hook._sync_optimizer, hook._is_chief, hook._num_tokens)
+
+
+class Hook(tf1.train.SessionRunHook):
+    """Begins synchronous steps, and has the chief apply what workers bring.
+
+    Args:
+        optimizer: The `SyncReplicasOptimizer`.
+        is_chief: Whether this worker is the one that applies.
+        num_tokens: How many steps may be made ahead of an update; -1: as many as workers.
+    """
+
+    def __init__(self, optimizer: Any, is_chief: bool, num_tokens: int):
+        self._optimizer = optimizer
+        self._is_chief = is_chief
+        self._num_tokens = num_tokens
+        self._tokens: Any = None
+        self._updates: list = []
+
+    def begin(self):
+        """See base class."""
+        if self._is_chief:
+            self._updates = list(self._optimizer.get_chief_queue_runner().enqueue_ops)
+            self._tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
+
+    def after_create_session(self, session, coord):
+        """See base class."""
+        missing = session.run(self._optimizer.ready_for_local_init_op)
+        if len(missing):
+            names = ", ".join(name.decode() for name in missing)
+            raise RuntimeError(
+                f"Synchronous steps begin once all variables are initialized; {names} are not. Let "
+                "the scaffold's init_op initialize them."
+            )
+        if not self._is_chief:
+            session.run(self._optimizer.local_step_init_op)
+            return
+        session.run(self._optimizer.chief_init_op)
+        session.run(self._tokens)
+        for update in self._updates:
+            apply = (session, update, coord)
+            threading.Thread(target=_apply, args=apply, name="updates", daemon=True).start()
+
+
+def _apply(session: Any, update: Any, coordinator: Any) -> None:
+    """Applies what workers bring, until the session is closed.
+
+    NOTE: nobody waits for this thread: it waits for gradients until the session is closed, which
+    must not wait for it.
+    """
+    try:
+        while not coordinator.should_stop():
+            session.run(update)
+    except _ENDED:
+        return
+    except tf.errors.OpError as e:
+        if not coordinator.should_stop():
+            coordinator.request_stop(e)
+
+
+_THEIRS = type(tf1.train.SyncReplicasOptimizer.make_session_run_hook(None, True))

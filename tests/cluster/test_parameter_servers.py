@@ -1,0 +1,164 @@
+"""A chief, a worker, two parameter servers and an evaluator, in processes of their own."""
+
+import json
+
+import numpy as np
+import pytest
+
+from replicate import estimator, model_fn
+from tests.cluster import acts, cases, servers, task, test_training
+
+PS = tuple(f"/job:ps/task:{n}/device:CPU:0" for n in range(servers.SERVERS))
+OWN = "/job:{}/task:0/device:CPU:{}"
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """What all tasks wrote in all acts."""
+    folder = tmp_path_factory.mktemp("servers")
+    cluster = servers.Cluster(folder)
+    cluster.run(seconds=150)
+    logs = "\n\n".join(f"{name}:\n{cluster.log(name)}" for name in cluster.codes)
+    assert cluster.codes["chief:0"] == 0, logs
+    assert cluster.codes["evaluator:0"] == 0, logs
+    assert cluster.codes["worker:0"] == -9, logs  # killed in the last act but one
+    return folder
+
+
+def told(ran, act, job="chief"):
+    return json.loads((ran / f"{act}-{job}.json").read_text())
+
+
+def assert_same(found, expected, relative=1e-9):
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, relative, 1e-11, err_msg=name)
+
+
+def lone(case):
+    """The case with the first worker's batches alone."""
+    return case._replace(rows=case.rows[:1])
+
+
+# One worker alone.
+
+
+@pytest.mark.parametrize("name", [*task.ALONE, "one_tower"])
+def test_one_worker_with_parameter_servers_is_one_device(ran, name):
+    case = cases.CASES["static" if name == "one_tower" else name]
+    expected = test_training.one_device(lone(case), "train")
+    assert_same(np.load(ran / f"{name}-chief.npz"), expected)
+
+
+def test_a_checkpoint_of_a_cluster_goes_on_in_a_cluster_and_on_one_device(ran):
+    case = lone(cases.CASES["adam_penalized"])
+    once = dict(np.load(ran / "adam_penalized-chief.npz"))
+    expected = test_training.one_device(case, "train", once)
+    assert_same(np.load(ran / "restored-chief.npz"), expected)
+    model = model_fn.replicate_model_fn(
+        cases.model_of(case, estimator.EstimatorSpec), case.optimizer, ["/cpu:0"]
+    )
+    here = estimator.Estimator(model, str(ran / "adam_penalized"))
+    here.train(lambda: cases.dataset(case, cases.batches_of(case, 0)))
+    thrice = test_training.one_device(case, "train", expected)
+    found = {
+        name.replace("/", "|"): here.get_variable_value(name) for name in here.get_variable_names()
+    }
+    assert_same(found, thrice)
+
+
+def test_variables_take_turns_and_slots_stay_beside_them(ran):
+    places = told(ran, "embedding_adam")["places"]
+    # In the order in which they are made: table, w, b. The global step is the Estimator's.
+    assert places["table"] == [PS[0]]
+    assert places["w"] == [PS[1]]
+    assert places["b"] == [PS[0]]
+    for name in ("table", "w", "b"):
+        assert places[f"{name}/Adam"] == places[f"{name}/Adam_1"] == places[name]
+    assert places["global_step"] == ["/job:ps/task:0"]
+    powers = {place for name in ("beta1_power", "beta2_power") for place in places[name]}
+    assert powers < set(PS)
+
+
+def test_balanced_variables_go_where_the_fewest_bytes_are(ran):
+    places = told(ran, "adam_penalized")["places"]
+    assert places["w"] == [PS[0]]  # 48 bytes
+    assert places["b"] == [PS[1]]  # 16
+
+
+def test_what_is_a_workers_own_stays_with_it(ran):
+    places = told(ran, "accumulated")["places"]
+    own = {name: devices for name, devices in places.items() if "gradient" in name}
+    assert len(own) == 2  # of w and b
+    assert all(devices == [OWN.format("chief", 0)] for devices in own.values())
+
+
+def test_a_table_is_never_sent(ran):
+    types = told(ran, "embedding_adam")["types"]
+    assert set(types["ResourceGather"]) == {PS[0]}
+    scattered = [kind for kind in types if kind.startswith("ResourceScatter")]
+    assert scattered
+    assert all(set(types[kind]) <= {PS[0]} for kind in scattered)
+
+
+def test_the_same_variable_is_on_the_same_server_for_every_worker(ran):
+    for act in ("async", "sync", "sync_inside"):
+        there, here = (told(ran, act, job)["places"] for job in ("chief", "worker"))
+        servers_of = lambda places: {  # noqa: E731
+            name: devices for name, devices in places.items() if "ps" in devices[0]
+        }
+        assert servers_of(there) == servers_of(here)
+        assert len(servers_of(there)) > 3
+
+
+# Two workers.
+
+
+def test_steps_of_all_workers_count(ran):
+    steps = [told(ran, "async", job)["steps"] for job in ("chief", "worker")]
+    assert min(steps) > 0
+    # A worker may be in a step while the other one makes the last.
+    assert task.STEPS <= sum(steps) <= task.STEPS + 1
+
+
+def test_an_evaluator_evaluates_the_last_checkpoint_by_itself(ran):
+    found = json.loads((ran / "evaluator.json").read_text())
+    assert found["global_step"] >= task.STEPS
+    assert found["loss"] < 0.5  # of the first, which is 1 + 4 E[x^2] > 2
+    assert 1 < found["slope"] < 3
+
+
+@pytest.mark.parametrize("name", ["sync", "sync_inside"])
+def test_two_synchronous_workers_are_one_device(ran, name):
+    case = acts.synchronous_case(name)
+    expected = test_training.one_device(case, "train")
+    for job in ("chief", "worker"):
+        assert told(ran, name, job)["steps"] == task.SYNCHRONOUS
+        found = np.load(ran / f"{name}-{job}.npz")
+        assert_same(found, expected)
+
+
+# What goes wrong.
+
+
+def test_a_worker_with_another_model_is_told_the_difference(ran):
+    said = told(ran, "differing", "worker")["said"]
+    assert said.startswith("ClusterError: All tasks of a cluster run the same model")
+    assert "first (3,) float32 on /job:ps" in said
+
+
+def test_a_parameter_server_that_comes_back_gets_the_last_checkpoint(ran):
+    for job in ("chief", "worker"):
+        found = told(ran, "recovering", job)
+        assert found["step"] >= task.STEPS
+
+
+def test_a_chief_goes_on_without_a_worker(ran):
+    assert told(ran, "losing")["step"] == 30
+
+
+def test_a_parameter_server_that_is_gone_ends_the_others_in_time(ran):
+    found = told(ran, "lost")
+    assert found["said"].startswith("ClusterError: All tasks of a cluster must run")
+    assert "ps:1" in found["said"]
+    assert found["lasted"] < task.WAITED + 10
