@@ -34,7 +34,7 @@ def begin(spec: Any, strategy: Any, config: Any) -> Any:
         strategy: The `ParameterServerStrategy`.
         config: The RunConfig.
     """
-    if strategy.part is None or not config.master:
+    if strategy.part is None or not getattr(config, "master", ""):
         return spec
     strategy.start()
     filters = getattr(config.session_config, "device_filters", ())
