@@ -8,6 +8,8 @@ from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
 from replicate.training import synchronous
 
+pytestmark = pytest.mark.filterwarnings("ignore:To construct input pipelines")
+
 JOBS = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["p:3", "q:4"]}
 OWN = "/job:worker/task:0"
 
