@@ -132,6 +132,13 @@ def test_options_of_the_strategy_are_checked(options):
         replicate.ParameterServerStrategy(2, **options)
 
 
+def test_servers_have_no_eager_variables(config_of):
+    config_of()
+    strategy = replicate.ParameterServerStrategy(2)
+    with pytest.raises(RuntimeError, match="runs eagerly"), strategy.scope():
+        pass
+
+
 def test_a_session_waits_for_no_other_worker(config_of):
     for kind, own in (("chief", "/job:chief"), ("worker", "/job:worker/task:0")):
         config_of(kind)

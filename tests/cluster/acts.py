@@ -61,7 +61,7 @@ def made(folder, name: str, model: Callable, optimizer: Callable | None, **optio
         experimental_max_worker_delay_secs=0,
     )
     options = {"devices": task.TOWERS, **options}
-    if "strategy" in options and not isinstance(options["strategy"], str):
+    if isinstance(options.get("strategy"), replicate.DistributionStrategy):
         del options["devices"]
     replicated = replicate.replicate_model_fn(model, optimizer, **options)
     return estimators.Estimator(replicated, config=config)

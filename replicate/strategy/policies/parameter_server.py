@@ -129,6 +129,14 @@ class ParameterServerStrategy(LocalParameterServerStrategy):
         """Returns the strategy of sessions that see this process alone, as of an evaluation."""
         return self if self.part is None else self._alone
 
+    def _devices_of(self, worker):
+        if self.part is not None and tf1.executing_eagerly_outside_functions():
+            raise RuntimeError(
+                "Variables are on parameter servers in a graph, which sessions run: this code runs "
+                "eagerly. Use replicate_model_fn in an Estimator, or enter tf.Graph()."
+            )
+        return super()._devices_of(worker)
+
     def start(self) -> str:
         """Starts this worker's server, once.
 
