@@ -66,8 +66,14 @@ def _close_soon(session: Any) -> None:
     """
     own = session.close
 
+    def forget():
+        try:
+            own()
+        except tf.errors.OpError as reason:
+            _log.info("A session ended before it was closed: %s", reason.message)
+
     def close():
-        closing = threading.Thread(target=own, name="closing", daemon=True)
+        closing = threading.Thread(target=forget, name="closing", daemon=True)
         closing.start()
         closing.join(_CLOSED)
 
