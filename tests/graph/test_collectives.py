@@ -15,10 +15,15 @@ _TASKS = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
 @pytest.fixture
 def strategy(monkeypatch):
     """The second of two workers, with two towers and without a server."""
-    cluster = {"cluster": _TASKS, "task": {"type": "worker", "index": 1}}
-    found = replicate.MultiWorkerStrategy(devices=2, cluster=cluster)
+    found = worker_of(2)
     monkeypatch.setattr(found, "start", lambda: "")
     return found
+
+
+def worker_of(towers):
+    """The second of two workers."""
+    cluster = {"cluster": _TASKS, "task": {"type": "worker", "index": 1}}
+    return replicate.MultiWorkerStrategy(devices=towers, cluster=cluster)
 
 
 def joined_by(strategy, make_loss, rows=None, mode="train"):
@@ -34,6 +39,7 @@ def joined_by(strategy, make_loss, rows=None, mode="train"):
             loss=loss,
             train_op=tf.no_op(),
             eval_metric_ops=metrics,
+            predictions={"x": features},
         )
 
     tf1.train.create_global_step()
@@ -92,6 +98,25 @@ def test_a_worker_counts_seeds_as_its_own_towers_do(fresh_graph, strategy):
     ]
     # Two towers before it in the first worker: its own two begin at 2 and 3 times 2^20.
     assert sorted(seed >> 20 for seed in drawn) == [2, 3]
+
+
+@pytest.mark.parametrize("mode", ["eval", "infer"])
+@pytest.mark.parametrize("towers", [1, 2])
+def test_what_a_worker_does_alone_joins_nothing(fresh_graph, monkeypatch, towers, mode):
+    alone = worker_of(towers)
+    monkeypatch.setattr(alone, "start", lambda: "")
+    assert joined_by(alone, dense, mode=mode) == []
+    types = {op.type for op in fresh_graph.get_operations()}
+    assert not {name for name in types if name.startswith("Collective")}
+
+
+def test_a_graph_is_not_kept_by_what_its_workers_join():
+    with tf.Graph().as_default() as graph:
+        across = collectives.Across(collectives.Options(2, 0), "/device:CPU:0")
+        across.sum([tf.constant(1.0)])
+        assert [op.type for op in across.made] == ["CollectiveReduceV2"]
+    assert not any(item is graph for item in vars(across).values())
+    assert not any(isinstance(name, tf.Operation) for name in across._names)
 
 
 def test_generators_run_until_none_asks_any_more():
