@@ -29,6 +29,11 @@ def told(ran, act, job="chief"):
     return json.loads((ran / f"{act}-{job}.json").read_text())
 
 
+def plain(places):
+    """Returns devices by names without the scope that a case has for its dtype."""
+    return {name.removeprefix("float64/"): devices for name, devices in places.items()}
+
+
 def assert_same(found, expected, relative=1e-9):
     assert set(found) == set(expected)
     for name, value in expected.items():
@@ -68,7 +73,7 @@ def test_a_checkpoint_of_a_cluster_goes_on_in_a_cluster_and_on_one_device(ran):
 
 
 def test_variables_take_turns_and_slots_stay_beside_them(ran):
-    places = told(ran, "embedding_adam")["places"]
+    places = plain(told(ran, "embedding_adam")["places"])
     # In the order in which they are made: table, w, b. The global step is the Estimator's.
     assert places["table"] == [PS[0]]
     assert places["w"] == [PS[1]]
@@ -81,7 +86,7 @@ def test_variables_take_turns_and_slots_stay_beside_them(ran):
 
 
 def test_balanced_variables_go_where_the_fewest_bytes_are(ran):
-    places = told(ran, "adam_penalized")["places"]
+    places = plain(told(ran, "adam_penalized")["places"])
     assert places["w"] == [PS[0]]  # 48 bytes
     assert places["b"] == [PS[1]]  # 16
 
