@@ -139,3 +139,19 @@ def test_the_last_update_is_waited_for_by_nobody(fresh_graph):
             session.run(train)
         # 3 - 2 * 0.5 * 2
         np.testing.assert_allclose(session.run(w), 1.0)
+
+
+def test_a_row_of_a_table_gets_the_mean_of_those_that_looked_it_up(fresh_graph):
+    """As docs/exactness.md says of TensorFlow's own accumulators of sparse gradients."""
+    made = tf1.SparseConditionalAccumulator(tf.float32)
+    brought = [
+        made.apply_grad(tf.constant(indices, tf.int64), tf.constant(values))
+        for indices, values in (([0, 1], [[2.0], [4.0]]), ([1], [[8.0]]))
+    ]
+    taken = made.take_grad(2)
+    with tf1.Session() as session:
+        session.run(brought)
+        indices, values, _ = session.run(taken)
+    # Of row 0, which one worker has, its own; of row 1 (4 + 8) / 2.
+    np.testing.assert_array_equal(indices, [0, 1])
+    np.testing.assert_array_equal(values, [[2.0], [6.0]])
