@@ -13,6 +13,16 @@ from tests.cluster import cases, task
 
 estimators = replicate.estimator
 
+ROWS = ((5, 3, 4, 1),)  # of the batches of the only worker
+CASES = {
+    "sgd": cases.Case(cases.mean, cases.descend, ROWS),
+    "adam_penalized": cases.Case(cases.penalized, cases.adam, ROWS),
+    "embedding_adam": cases.Case(cases.embedded, cases.adam, ROWS),
+    "clipped": cases.Case(cases.penalized, None, ROWS, train=cases.clipped),
+    "static": cases.Case(cases.masked, cases.adam, ((4, 4, 4),), is_static=True),
+    "accumulated": cases.Case(cases.mean, cases.adam, ROWS, {"accumulate_steps": 2}),
+}
+
 
 def serve(folder: pathlib.Path) -> None:
     """Keeps variables until the process is killed, as `train_and_evaluate` does."""
@@ -106,8 +116,7 @@ def alone(company: task.Company) -> None:
     """The chief trains each case by itself; it is one device."""
     if not company.is_chief:
         return
-    for number, name in enumerate(task.ALONE):
-        case = cases.CASES[name]
+    for number, (name, case) in enumerate(CASES.items()):
         building = ("call", "clone")[number % 2]
         train_case(company, name, case, building, "balanced" if number == 1 else None)
         if name == "static":
@@ -136,7 +145,7 @@ def train_case(company, act, case, building, strategy, folder=None, **more) -> N
 
 def restored(company) -> None:
     """The checkpoint of a case goes on for as many steps."""
-    case = cases.CASES["adam_penalized"]
+    case = CASES["adam_penalized"]
     train_case(company, "restored", case, "auto", None, folder="adam_penalized")
 
 

@@ -11,6 +11,7 @@ import pathlib
 import signal
 import sys
 import time
+import traceback
 
 import numpy as np
 
@@ -18,7 +19,6 @@ TOWERS = 2
 STEPS = 60  # of all workers together, where they are asynchronous
 SYNCHRONOUS = 4
 WAITED = 4.0  # seconds for a server that is gone
-ALONE = ("sgd", "adam_penalized", "embedding_adam", "clipped", "static", "accumulated")
 
 
 def main(folder: pathlib.Path) -> None:
@@ -88,4 +88,8 @@ def kill_self() -> None:
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    try:
+        main(pathlib.Path(sys.argv[1]))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # whatever waits in other threads

@@ -40,23 +40,18 @@ def assert_same(found, expected, relative=1e-9):
         np.testing.assert_allclose(found[name], value, relative, 1e-11, err_msg=name)
 
 
-def lone(case):
-    """The case with the first worker's batches alone."""
-    return case._replace(rows=case.rows[:1])
-
-
 # One worker alone.
 
 
-@pytest.mark.parametrize("name", [*task.ALONE, "one_tower"])
+@pytest.mark.parametrize("name", [*acts.CASES, "one_tower"])
 def test_one_worker_with_parameter_servers_is_one_device(ran, name):
-    case = cases.CASES["static" if name == "one_tower" else name]
-    expected = test_training.one_device(lone(case), "train")
+    case = acts.CASES["static" if name == "one_tower" else name]
+    expected = test_training.one_device(case, "train")
     assert_same(np.load(ran / f"{name}-chief.npz"), expected)
 
 
 def test_a_checkpoint_of_a_cluster_goes_on_in_a_cluster_and_on_one_device(ran):
-    case = lone(cases.CASES["adam_penalized"])
+    case = acts.CASES["adam_penalized"]
     once = dict(np.load(ran / "adam_penalized-chief.npz"))
     expected = test_training.one_device(case, "train", once)
     assert_same(np.load(ran / "restored-chief.npz"), expected)
