@@ -90,6 +90,6 @@ def kill_self() -> None:
 if __name__ == "__main__":
     try:
         main(pathlib.Path(sys.argv[1]))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the process ends with it
         traceback.print_exc()
         os._exit(1)  # whatever waits in other threads
