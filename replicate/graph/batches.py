@@ -95,7 +95,7 @@ def split_batch(
     total, own_checks = _checked_total(total, batched)
     leaves = [_gated(leaf.value, total, [*own_checks, *checks]) for leaf in named]
     if isinstance(total, int):
-        runs = _static_runs(total, num_towers, 1 if across is None else across.size)
+        runs = _static_runs(total, num_towers, _of_all_workers(total, across, None))
     else:
         total = total if numbers is None else numbers.own
         runs = _runs(total, num_towers, _of_all_workers(total, across, numbers))
@@ -254,18 +254,23 @@ class _Runs(NamedTuple):
     has_rows: list
 
 
-def _static_runs(total: int, num_towers: int, num_workers: int) -> _Runs:
+def _static_runs(total: int, num_towers: int, whole: int | None) -> _Runs:
     counts = [total // num_towers + (i < total % num_towers) for i in range(num_towers)]
     begins = [sum(counts[:i]) if number else 0 for i, number in enumerate(counts)]
     ends = [begin + max(number, 1) for begin, number in zip(begins, counts, strict=True)]
-    weights = [number / (total * num_workers) for number in counts]
+    weights = [number / (whole or total) for number in counts]
     return _Runs(begins, ends, counts, weights, [number > 0 for number in counts])
 
 
-def _of_all_workers(total: tf.Tensor, across: Any, numbers: Any) -> tf.Tensor | None:
+def _of_all_workers(total: Any, across: Any, numbers: Any) -> Any:
+    """Returns how many rows all workers have, and notes it; None: there is one worker."""
     if across is None:
         return None
-    return across.total(total) if numbers is None else numbers.whole
+    if isinstance(total, int):
+        across.rows = total * across.size
+    else:
+        across.rows = across.total(total) if numbers is None else numbers.whole
+    return across.rows
 
 
 def _runs(total: tf.Tensor, num_towers: int, whole: tf.Tensor | None) -> _Runs:

@@ -24,8 +24,13 @@ _CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _EXACT = (tf.float16, tf.float32, tf.float64, tf.int32)  # in float64
 
 
-def packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
-    """Returns which tensors travel together: those of one dtype whose shapes are known."""
+def packs(tensors: Sequence[tf.Tensor], most: int = PACK_BYTES) -> list[list[int]]:
+    """Returns which tensors travel together: those of one dtype whose shapes are known.
+
+    Args:
+        tensors: N dense tensors.
+        most: Up to how many bytes; 0: each one travels by itself.
+    """
     packs: list[list[int]] = []
     open_packs: dict = {}
     for n, tensor in enumerate(tensors):
@@ -34,7 +39,7 @@ def packs(tensors: Sequence[tf.Tensor]) -> list[list[int]]:
             continue
         size = tensor.shape.num_elements() * tensor.dtype.size
         members, held = open_packs.get(tensor.dtype, (None, 0))
-        if members is None or held + size > PACK_BYTES:
+        if members is None or held + size > most:
             members, held = [], 0
             packs.append(members)
         members.append(n)

@@ -28,12 +28,14 @@ class Options(NamedTuple):
         position: This one's number; the first one is the chief.
         hint: `"ring"`, `"nccl"` or `"auto"`: by what tensors travel.
         timeout: After how many seconds a worker that waits for another one fails; 0: never.
+        pack_bytes: Up to how many bytes tensors share a transfer; 0: none do.
     """
 
     size: int
     position: int
     hint: str = "auto"
     timeout: float = 0
+    pack_bytes: int = carriers.PACK_BYTES
 
 
 class Across:
@@ -43,6 +45,9 @@ class Across:
         options: How workers reach each other.
         device: The device on which this worker's part is, and the joined value.
         name: Tells this row of collectives from others.
+
+    Attributes:
+        was_left: Whether the steps have ended because another worker ended its own.
     """
 
     def __init__(self, options: Options, device: str, name: str = "step"):
@@ -50,6 +55,8 @@ class Across:
         self._name = name
         self._device = device
         self._names: list[str] = []  # NOTE: of operations, which would keep their graph alive
+        self._rows: int | str = 0  # a number, or the name of a tensor
+        self.was_left = False
         self._told: list[str] = []
         self._group = zlib.crc32(f"{options.size} {device}".encode()) & _KEYS
 
@@ -76,6 +83,21 @@ class Across:
     def told(self) -> list[str]:
         """What each of these joins, in words: the same in all workers."""
         return list(self._told)
+
+    @property
+    def rows(self) -> Any:
+        """How many rows all workers have in a step: an int, or a tensor of the current graph."""
+        if isinstance(self._rows, int):
+            return self._rows
+        return tf1.get_default_graph().get_tensor_by_name(self._rows)
+
+    @rows.setter
+    def rows(self, number: Any) -> None:
+        self._rows = number if isinstance(number, int) else number.name
+
+    def note_left(self, leaving: int) -> None:
+        """Notes how many other workers have ended their steps before their input has."""
+        self.was_left = int(leaving) > 0
 
     # Dense.
 
@@ -149,7 +171,7 @@ class Across:
         with self._at_home():
             carried = [carriers.carried(tensor) for tensor in tensors]
             sent = carriers.of_few_dtypes(carried)
-            for members in carriers.packs(sent):
+            for members in carriers.packs(sent, self.options.pack_bytes):
                 joined = self._reduce_pack([sent[n] for n in members], op)
                 for n, part in zip(members, joined, strict=True):
                     results[n] = carriers.restored(tf.cast(part, carried[n].dtype), tensors[n])

@@ -89,30 +89,41 @@ def joined(features: Any, labels: Any, across: collectives.Across, is_complete: 
         return Input(features, labels)
     with reductions.alone_on("/device:CPU:0", collectives.SCOPE):
         found, has_next = source.next()
-        given = _ending(*source.nest_of(found), has_next, across, is_complete)
-        widened = source.widened(found, has_next, across) if given.numbers else None
+        nest = source.nest_of(found)
+        batched = [leaf for leaf in tf.nest.flatten(nest) if rows.is_batched(leaf)]
+        if not batched or any(rows.static_count(leaf) is not None for leaf in batched):
+            return _ending(*nest, has_next, None, across, is_complete)
+        number = rows.count(batched[0])
+        found = source.or_lent(found, number > 0)  # a batch may be other workers' alone
+        own = tf.where(has_next, number, 0)
+        given = _ending(*source.nest_of(found), has_next, own, across, is_complete)
+        widened = source.widened(found, own > 0, across)
         if widened is None:
             return given
         features, labels = source.nest_of(widened)
         return given._replace(features=features, labels=labels)
 
 
-def _ending(features, labels, has_next, across, is_complete) -> Input:
+def _ending(features, labels, has_next, own, across, is_complete) -> Input:
     """Lets the input end where it has ended in all workers, or in one of static batches."""
-    batched = [leaf for leaf in tf.nest.flatten((features, labels)) if rows.is_batched(leaf)]
-    is_static = any(rows.static_count(leaf) is not None for leaf in batched) or not batched
-    own = 0 if is_static else tf.where(has_next, rows.count(batched[0]), 0)
-    brought = tf.stack([tf.cast(has_next, tf.int32), own, 0])
+    is_static = own is None
+    brought = tf.stack([tf.cast(has_next, tf.int32), 0 if is_static else own, 0])
     (found,) = across.sum([brought])
     ready, whole, leaving = tf.unstack(found)
     stays = tf.equal(leaving, 0)
+
+    def end() -> tf.Operation:
+        others = tf.where(tf.equal(brought[2], 0), leaving, 0)  # who leaves, too, does not mind
+        with tf1.control_dependencies([tf.numpy_function(across.note_left, [others], [])]):
+            return _end()
+
     if not is_static:
-        ended = tf.cond(tf.logical_and(ready > 0, stays), tf.no_op, _end)
+        ended = tf.cond(tf.logical_and(ready > 0, stays), tf.no_op, end)
         return Input(features, labels, Numbers(own, whole), (ended,), Farewell(brought, ended))
     is_uneven = tf.logical_and(ready > 0, ready < across.size)
     uneven = _refused if is_complete else _told
     with tf1.control_dependencies([tf.cond(is_uneven & stays, uneven, tf.no_op)]):
-        ended = tf.cond(tf.logical_and(ready >= across.size, stays), tf.no_op, _end)
+        ended = tf.cond(tf.logical_and(ready >= across.size, stays), tf.no_op, end)
     return Input(features, labels, None, (ended,), Farewell(brought, ended))
 
 
@@ -165,6 +176,14 @@ class _Source:
         for tensor, before in zip(found, op.outputs, strict=True):
             tensor.set_shape(before.shape)
         return found, has_next
+
+    def or_lent(self, found: Sequence[tf.Tensor], has_rows: tf.Tensor) -> list:
+        """Returns what the operation gave, or what is lent for it where that has no rows."""
+        chosen = tf.cond(has_rows, lambda: list(found), lambda: [make() for make in self._lent])
+        chosen = list(chosen) if isinstance(chosen, (list, tuple)) else [chosen]
+        for tensor, before in zip(chosen, found, strict=True):
+            tensor.set_shape(before.shape)
+        return chosen
 
     def widened(self, found: Sequence, has_next: tf.Tensor, across: Any) -> list | None:
         """Returns what is lent as wide as the others' rows are; None: all widths are known."""

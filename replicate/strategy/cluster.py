@@ -7,6 +7,7 @@ the first worker where there is no such job.
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ class Cluster(NamedTuple):
         names: What `TF_CONFIG` calls them.
         servers: The addresses of the tasks of the job `ps`, which keep variables.
         own: The job of this process and its number in it.
+        has_evaluator: Whether the job evaluator is among its jobs.
     """
 
     tasks: tuple
@@ -36,6 +38,7 @@ class Cluster(NamedTuple):
     names: tuple
     servers: tuple = ()
     own: tuple = ("worker", 0)
+    has_evaluator: bool = False
 
     @property
     def size(self) -> int:
@@ -86,24 +89,29 @@ def of(given: Any = None) -> Cluster:
     if not jobs:
         return Cluster((("worker", 0),), ("",), 0, ("worker:0",))
     _require_jobs(jobs)
+    _require_addresses(jobs)
     used = [job for job in _TRAINING if jobs.get(job)]
     given = [(job, number) for job in used for number in range(len(jobs[job]))]
     names = tuple(map("{0[0]}:{0[1]}".format, given))
     addresses = tuple(address for job in used for address in jobs[job])
     task = found.get("task") or {}
+    if not isinstance(task, Mapping):
+        raise errors.ConfigError(
+            f"TF_CONFIG's task is an object with type and index; got {task!r}. Check who sets it."
+        )
     own = (task.get("type"), _number(task.get("index", 0)))
     servers = tuple(jobs.get("ps") or ())
-    if own in given:
-        position = given.index(own)
-        tasks = _with_chief(given)
-        return Cluster(tasks, addresses, position, names, servers, tasks[position])
-    of_servers = [f"ps:{number}" for number in range(len(servers))]
-    if own[0] == "evaluator" or f"{own[0]}:{own[1]}" in of_servers:
-        return Cluster(_with_chief(given), addresses, None, names, servers, own)
-    raise errors.ConfigError(
-        f"TF_CONFIG's task is one of its cluster: got {task!r}, and the cluster has "
-        f"{', '.join((*names, *of_servers))}. Check type and index."
-    )
+    serving = [("ps", number) for number in range(len(servers))]
+    if own not in [*given, *serving] and own[0] != "evaluator":
+        known = [*names, *map("{0[0]}:{0[1]}".format, serving)]
+        raise errors.ConfigError(
+            f"TF_CONFIG's task is one of its cluster: got {task!r}, and the cluster has "
+            f"{', '.join(known)}. Check type and index."
+        )
+    position, tasks = given.index(own) if own in given else None, _with_chief(given)
+    own = own if position is None else tasks[position]
+    has_evaluator = bool(jobs.get("evaluator"))
+    return Cluster(tasks, addresses, position, names, servers, own, has_evaluator)
 
 
 def _with_chief(given: list) -> tuple:
@@ -143,6 +151,23 @@ def _require_jobs(jobs: Any) -> None:
         )
 
 
+def _require_addresses(jobs: Mapping) -> None:
+    known: dict = {}
+    for job, addresses in jobs.items():
+        for number, address in enumerate(addresses):
+            task = f"{job}:{number}"
+            if not isinstance(address, str) or not re.fullmatch(r"\s*\S+:\d{1,5}\s*", address):
+                raise errors.ConfigError(
+                    f"TF_CONFIG's addresses are host:port; {task} has {address!r}. Correct it in "
+                    "all tasks."
+                )
+            if known.setdefault(address.strip(), task) != task:
+                raise errors.ConfigError(
+                    f"Each task of a cluster has an address of its own; TF_CONFIG gives {address} "
+                    f"to {known[address.strip()]} and {task}. Correct one of them in all tasks."
+                )
+
+
 def _number(index: Any) -> Any:
     return int(index) if isinstance(index, str) and index.isdigit() else index
 
@@ -153,10 +178,14 @@ class Member:
     Args:
         cluster: The cluster.
         num_cpus: As how many devices the CPU is shown.
+
+    Attributes:
+        session_config: Of sessions; the server has its threads and its share of GPUs.
     """
 
     def __init__(self, cluster: Cluster, num_cpus: int = 1):
         self.cluster = cluster
+        self.session_config: Any = None
         self._num_cpus = num_cpus
         self._server: Any = None
 
@@ -168,8 +197,7 @@ class Member:
         """
         if self._server is None:
             job, number = self.cluster.tasks[self.cluster.position]
-            config = tf1.ConfigProto(device_count={"CPU": self._num_cpus})
-            self.configure(config)
+            config = self._server_config()
             try:
                 self._server = tf.distribute.Server(
                     self.cluster.spec(), job_name=job, task_index=number, config=config
@@ -183,6 +211,17 @@ class Member:
                     'a server of its own, set "environment": "google" in TF_CONFIG.'
                 ) from reason
         return self._server.target
+
+    def _server_config(self) -> Any:
+        """Returns the server's `ConfigProto`: what devices are, sessions cannot say any more."""
+        config = tf1.ConfigProto(device_count={"CPU": self._num_cpus})
+        given = self.session_config
+        if given is not None:
+            config.gpu_options.CopyFrom(given.gpu_options)
+            config.intra_op_parallelism_threads = given.intra_op_parallelism_threads
+            config.inter_op_parallelism_threads = given.inter_op_parallelism_threads
+        self.configure(config)
+        return config
 
     def configure(self, config: Any) -> None:
         """Sets in a `ConfigProto`, in place, who leads the steps and that others are not seen."""

@@ -48,3 +48,4 @@ def test_tensors_of_one_dtype_and_of_known_shapes_share_a_transfer(fresh_graph):
 def test_a_transfer_is_not_larger_than_the_limit(fresh_graph):
     tensors = [tf.zeros([carriers.PACK_BYTES // 4 - 1]), tf.zeros([2]), tf.zeros([2])]
     assert carriers.packs(tensors) == [[0], [1, 2]]
+    assert carriers.packs(tensors[1:], 0) == [[0], [1]]  # none share one

@@ -30,6 +30,7 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         communication: `"ring"`, `"nccl"`, or `"auto"`: NCCL between GPUs, else a ring.
         compared: What workers compare at the start beside what they have built, such as the
             keys and values of a config; None: the JSON mapping in `REPLICATE_COMPARED`.
+        pack_bytes: Tensors share a transfer, up to so many bytes; 0: none do; None: as is best.
 
     Attributes:
         compared: See the argument; may be added to until a session begins.
@@ -46,6 +47,7 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         timeout: float = 600.0,
         communication: str = "auto",
         compared: Mapping[str, Any] | None = None,
+        pack_bytes: int | None = None,
     ):
         if communication not in _HINTS:
             raise ValueError(f"communication is one of {_HINTS}; got {communication!r}.")
@@ -62,7 +64,8 @@ class MultiWorkerStrategy(base.DistributionStrategy):
                 "ps. Use ParameterServerStrategy, in a config strategy: parameter_server; or leave "
                 "the job out."
             )
-        self._options = collectives.Options(found.size, found.position or 0, communication, timeout)
+        options = collectives.Options(found.size, found.position or 0, communication, timeout)
+        self._options = options if pack_bytes is None else options._replace(pack_bytes=pack_bytes)
         self._graphs = collectives.PerGraph(self._new_across)
         super().__init__(workers, workers)
 
@@ -203,6 +206,7 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         super().configure(session_config)
         if session_config is not None and self.num_workers > 1:
             self._member.configure(session_config)
+            self._member.session_config = session_config
 
     def _default_device(self):
         return tf.device(self._worker_devices[0])
