@@ -34,6 +34,7 @@ def place_of(
     paths: Sequence[str] = (),
     fn: Callable[..., Any] | None = None,
     offered: Mapping[str, Any] | None = None,
+    worker: str = "chief",
 ) -> str | None:
     """Returns where the rows of an input are cached.
 
@@ -43,6 +44,7 @@ def place_of(
         paths: The files that are read.
         fn: The function that makes the dataset.
         offered: What that is offered.
+        worker: Which worker of a cluster reads them; others have files of their own.
 
     Returns:
         The beginning of the files' names; empty: in memory; None: not at all.
@@ -57,6 +59,8 @@ def place_of(
     about.append(bool(source.shuffle) and len(paths) > 1)  # shuffles the files
     if fn is not None:
         about += [state_of(fn), {**(offered or {})}]
+    if worker != "chief":
+        about.append(worker)
     text = json.dumps(about, sort_keys=True, default=repr)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     place = os.path.join(wanted, f"{key.partition('.')[0]}-{digest}")

@@ -101,6 +101,7 @@ STRATEGIES: Final = (
     "balanced",
     "mirrored",
     "one_device",
+    "multi_worker",
 )
 
 DTYPES: Final = (

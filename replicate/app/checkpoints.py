@@ -11,10 +11,12 @@ from replicate.compat.tensorflow import tf, tf1
 
 __all__ = [
     "is_finished",
+    "is_trained",
     "naming",
     "naming_full_disk",
     "note_finished",
     "note_newest",
+    "note_trained",
     "require",
     "require_shapes",
     "step_in",
@@ -24,6 +26,7 @@ __all__ = [
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_DIFFERENCES = 3
 _FINISHED = "finished"  # the file with the step whose evaluation and export are done
+_TRAINED = "trained"  # that with the step at which an evaluator's chief has ended
 
 
 def step_of(model_dir: str) -> int | None:
@@ -63,20 +66,43 @@ def note_newest(folder: str, name: str) -> None:
 
 def is_finished(model_dir: str, step: int) -> bool:
     """Tells whether what follows training has been done at a step."""
-    try:
-        with tf.io.gfile.GFile(os.path.join(model_dir, _FINISHED)) as file:
-            return file.read().strip() == str(step)
-    except (tf.errors.OpError, UnicodeDecodeError):
-        return False
+    return _is_noted(os.path.join(model_dir, _FINISHED), str(step))
 
 
 def note_finished(model_dir: str, step: int | None) -> None:
     """Notes that what follows training has been done at a step; None: that it has not."""
-    path = os.path.join(model_dir, _FINISHED)
+    _note(os.path.join(model_dir, _FINISHED), None if step is None else str(step))
+
+
+def is_trained(model_dir: str, step: int, until: str) -> bool:
+    """Tells an evaluator whether a training has ended at a step.
+
+    Args:
+        model_dir: Where the run is.
+        step: The step.
+        until: What the training was to end with; one that was to end elsewhere is another one.
+    """
+    return _is_noted(os.path.join(model_dir, _TRAINED), f"{step} of {until}")
+
+
+def note_trained(model_dir: str, step: int | None, until: str = "") -> None:
+    """Notes for an evaluator that training has ended at a step; None: that it has not."""
+    _note(os.path.join(model_dir, _TRAINED), None if step is None else f"{step} of {until}")
+
+
+def _is_noted(path: str, text: str) -> bool:
+    try:
+        with tf.io.gfile.GFile(path) as file:
+            return file.read().strip() == text
+    except (tf.errors.OpError, UnicodeDecodeError):
+        return False
+
+
+def _note(path: str, text: str | None) -> None:
     with contextlib.suppress(tf.errors.OpError):  # without the note it would be done again
-        if step is not None:
+        if text is not None:
             with tf.io.gfile.GFile(path, "w") as file:
-                file.write(f"{step}\n")
+                file.write(f"{text}\n")
         elif tf.io.gfile.exists(path):
             tf.io.gfile.remove(path)
 

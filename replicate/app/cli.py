@@ -19,7 +19,9 @@ from replicate.app import (
     failures,
     interrupts,
     json_output,
+    lifeline,
     texts,
+    tf_config,
 )
 
 __all__ = ["main"]
@@ -35,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0; 1 the run failed; 2 bad usage or config; 130 interrupted.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
+    launcher = lifeline.attached()
     parser, by_name = command_line.parser()
     if completion.is_asked():
         completion.answer(parser, by_name)
@@ -48,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as e:
         return int(e.code or 0)
     options.command_line = ["replicate", *given]
+    options.launcher = launcher
     texts.spell_out(sys.stdout, sys.stderr)
     try:
         with interrupts.terminable():
@@ -108,6 +112,8 @@ def _start(
         if folders:
             leave.enter_context(functions.importable(folders[0]))
         options.out = leave.enter_context(json_output.alone()) if wants_json else sys.stdout
+        if options.command != "train":  # else this process is alone, whatever cluster it is in
+            leave.enter_context(tf_config.said(None))
         return run(options)
 
 
@@ -147,7 +153,7 @@ def _with_defaults(settings: Any) -> str:
 def _need_section(settings: Any, path: str, command: str, given: Sequence[str]) -> None:
     from replicate.app import documents
 
-    needed = {"describe": "train", "train": "train", "verify": "train"}
+    needed = dict.fromkeys(("describe", "launch", "train", "verify"), "train")
     needed |= {"evaluate": "eval", "predict": "predict"}
     section = needed.get(command)
     if section is not None and getattr(settings, section) is None:

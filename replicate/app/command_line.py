@@ -30,6 +30,7 @@ _EXAMPLES = {
     "evaluate": "replicate evaluate configs/digits.yaml --json",
     "export": "replicate export configs/digits.yaml --model-dir runs/digits",
     "init": "replicate init my_model:model_fn table.csv --label y --output mine.yaml",
+    "launch": "replicate launch configs/digits.yaml --workers 2 --train.steps 200",
     "plot": "replicate plot runs/digits runs/digits-2 --png curves.png",
     "predict": "replicate predict configs/digits.yaml --output digits.csv",
     "train": "replicate train configs/digits.yaml --model-dir runs/digits --train.steps 2000",
@@ -59,6 +60,7 @@ def parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPar
         metavar="COMMAND", dest="command", required=True, parser_class=argparse.ArgumentParser
     )
     _add_train(commands)
+    _add_launch(commands)
     _add_evaluate(commands)
     _add_predict(commands)
     _add_export(commands)
@@ -120,6 +122,24 @@ def _add_train(commands: Any) -> None:
         help="begin again: delete what runs wrote in model_dir; asks before",
     )
     made.add_argument("--yes", action="store_true", help="answer what --fresh asks with yes")
+    _add_json(made, "what it came to")
+
+
+def _add_launch(commands: Any) -> None:
+    made = _add(commands, "launch", "train in several processes of this machine: a local cluster")
+    made.add_argument(
+        "--workers",
+        metavar="N",
+        type=_count,
+        required=True,
+        help="how many workers, the chief among them",
+    )
+    made.add_argument(
+        "--ps", metavar="M", type=_count, help="parameter servers, which keep the variables"
+    )
+    made.add_argument(
+        "--evaluator", action="store_true", help="one more process evaluates, in the chief's place"
+    )
     _add_json(made, "what it came to")
 
 

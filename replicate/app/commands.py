@@ -45,9 +45,12 @@ def _check(options: argparse.Namespace) -> int | None:
 
 def _train(options: argparse.Namespace) -> None:
     may_delete = _asks_before(options)
-    runner, report, display = _with_tensorflow(options.quiet)
+    runner, report, display = _with_tensorflow(options.quiet, options.launcher)
     (settings,) = options.settings.values()
-    done = runner.train(settings, display, options.command_line, may_delete)
+    # A launcher shows what is in the log at once, and stdout, the result, in the end.
+    is_apart = options.launcher is not None and not options.json
+    with json_output.alone() if is_apart else contextlib.nullcontext():
+        done = runner.train(settings, display, options.command_line, may_delete)
     if options.json:
         told = {"name": settings.name, "model_dir": settings.model_dir, **done._asdict()}
         report.print_json(told, options.out)
@@ -80,6 +83,38 @@ def _asks_before(options: argparse.Namespace) -> Callable[[Sequence[str]], bool]
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     return ask
+
+
+def _launch(options: argparse.Namespace) -> None:
+    from replicate.app import cluster_config, launched_cluster, launching, progress
+
+    (settings,) = options.settings.values()
+    servers = options.ps or 0
+    fault = cluster_config.strategy_fault(settings.strategy, options.workers, servers)
+    if fault is not None:
+        raise errors.ConfigError(fault)
+    if options.evaluator and settings.eval is None:
+        raise errors.ConfigError("--evaluator: must come with an eval section. Add one.")
+    evaluator = options.evaluator or settings.cluster.evaluator
+    wanted = launched_cluster.Wanted(options.workers, servers, evaluator, settings.cluster.grace)
+    display = progress.Display(options.quiet)
+    found = launching.launch(wanted, _launched(options, evaluator), settings.model_dir, display)
+    # An evaluator, if there is one, has done what follows from the chief's checkpoints.
+    print(found[-1], end="", file=options.out)
+
+
+def _launched(options: argparse.Namespace, evaluator: bool) -> Callable[[str], list[str]]:
+    """Returns what gives the command line of each process."""
+    (path,) = options.configs
+    given = [part for text in options.assignments for part in ("--set", text.removeprefix("--"))]
+    given += ["--set", "cluster.evaluator=true"] if evaluator else []
+    given += ["--model-dir", options.model_dir] if options.model_dir else []
+    line = [sys.executable, "-m", "replicate", "train", path, *given]
+    return lambda name: [*line, "--json"] if options.json and _has_result(name) else line
+
+
+def _has_result(name: str) -> bool:
+    return name in ("chief", "evaluator")
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -208,13 +243,14 @@ def _print_export(report: Any, path: str) -> None:
     report.print_signatures(path, serving.signatures(path))
 
 
-def _with_tensorflow(quiet: bool) -> tuple[Any, Any, Any]:
+def _with_tensorflow(quiet: bool, launcher: Any = None) -> tuple[Any, Any, Any]:
     """Imports the rooms that need TensorFlow, quietly; returns runner, report, a display."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with interrupts.at_once(), _native_stderr_held():
-        from replicate.app import progress, report, runner
-    progress.calm_logging(quiet)
-    return runner, report, progress.Display(quiet)
+        from replicate.app import progress, report, runner, session_hooks
+    session_hooks.calm_logging(quiet)
+    tell = None if launcher is None else launcher.tell
+    return runner, report, progress.Display(quiet, tell=tell)
 
 
 @contextlib.contextmanager
@@ -246,6 +282,7 @@ RUNS: dict[str, Callable[[argparse.Namespace], int | None]] = {
     "evaluate": _evaluate,
     "export": _export,
     "init": _init,
+    "launch": _launch,
     "plot": _plot,
     "predict": _predict,
     "train": _train,

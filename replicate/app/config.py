@@ -18,6 +18,7 @@ from replicate.app import (
     bases,
     catalog,
     checks,
+    cluster_config,
     device_config,
     documents,
     export_config,
@@ -67,7 +68,8 @@ class Config(checks.Section):
     )
     strategy: Literal[catalog.STRATEGIES] | None = Field(
         None,
-        description="Where variables live and how they are updated; null: parameter_server.",
+        description="Where variables live and how they are updated; null: parameter_server, or "
+        "multi_worker where TF_CONFIG has several workers.",
     )
     loss_reduction: Literal["sum", "mean"] | None = Field(
         None,
@@ -103,6 +105,10 @@ class Config(checks.Section):
     export: export_config.Export | None = Field(None, description="How to export.")
     run: device_config.Run = Field(
         default_factory=device_config.Run, description="Settings of the session."
+    )
+    cluster: cluster_config.Cluster = Field(
+        default_factory=cluster_config.Cluster,
+        description="What TF_CONFIG does not say of a cluster.",
     )
     _folder: str = pydantic.PrivateAttr("")
 

@@ -45,11 +45,14 @@ class EarlyStopping:
         self._path = os.path.join(model_dir, FILE)
         self._rule = rule
         self._values: dict[int, float] = {}
+        self.read(start)
+
+    def read(self, step: int) -> None:
+        """Takes in what is written down, of evaluations up to a step."""
         known = whole_files.read_json(self._path) or {}
-        if known.get("metric") == rule.metric:
-            for step, value in _pairs(known.get("evaluations")):
-                if step <= start:
-                    self._values[step] = value
+        if known.get("metric") == self._rule.metric:
+            found = _pairs(known.get("evaluations"))
+            self._values.update((at, value) for at, value in found if at <= step)
 
     @property
     def last_step(self) -> int:

@@ -33,6 +33,7 @@ class Epochs:
         start: The step that the run begins at.
         description: What says which input it is: a length counted for another one is not used.
         key: The input's key in the config, for error texts.
+        is_written: Whether what is counted is written down.
 
     Attributes:
         counted: Called with the step at which training ends, as soon as that is known.
@@ -49,6 +50,7 @@ class Epochs:
         start: int,
         description: str,
         key: str,
+        is_written: bool = True,
     ):
         self._path = os.path.join(model_dir, FILE)
         self._number = number
@@ -56,6 +58,7 @@ class Epochs:
         self._start = start
         self._description = description
         self._key = key
+        self._is_written = is_written
         self._steps_per_epoch = self._known()
         self._seen = 0
         self.counted: Callable[[int], None] = lambda end: None
@@ -117,9 +120,9 @@ class Epochs:
         """Notes that the end of a pass was reached; returns that nothing follows."""
         if self._steps_per_epoch is None and self._seen:
             self._steps_per_epoch = self._seen
-            whole_files.write_json(
-                self._path, {"steps_per_epoch": self._seen, "input": self._description}
-            )
+            if self._is_written:
+                known = {"steps_per_epoch": self._seen, "input": self._description}
+                whole_files.write_json(self._path, known)
             self.counted(self.end)
         return False
 

@@ -15,12 +15,14 @@ from replicate.app import (
     mixed_precision,
     optimizers,
     predictions,
+    tasks,
+    tf_config,
+    towers,
 )
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["Described", "build", "describe", "devices_of", "towers_of"]
+__all__ = ["Described", "build", "describe"]
 
-_MAX_LISTED = 4  # devices
 _SEEDS = 2**32  # as many as NumPy takes
 
 
@@ -30,6 +32,8 @@ def build(
     keys: Sequence[str] | None = None,
     checkpoint: str | None = None,
     note_optimizer: Callable[[Any], None] = lambda made: None,
+    task: tasks.Task = tasks.ALONE,
+    strategy: Any = None,
 ) -> Any:
     """Returns the Estimator of a config.
 
@@ -39,8 +43,10 @@ def build(
         keys: The predictions that are wanted, which the model must have; None: any.
         checkpoint: The path of what will be restored; None: the newest checkpoint.
         note_optimizer: Is called with each optimizer that the config's function makes.
+        task: Which part of a training this process has.
+        strategy: Of `towers.strategy_of`; None: the one that the config names.
     """
-    described = describe(settings)
+    described = describe(settings, task, strategy)
     optimizer_fn = described.optimizer_fn
     if optimizer_fn is not None:
         optimizer_fn = _noted(optimizer_fn, note_optimizer)
@@ -74,29 +80,38 @@ class Described(NamedTuple):
     config: Any
 
 
-def describe(settings: config.Config) -> Described:
+def describe(
+    settings: config.Config, task: tasks.Task = tasks.ALONE, strategy: Any = None
+) -> Described:
     """Loads what a config names; makes its logical devices.
+
+    Args:
+        settings: The config.
+        task: Which part of a training this process has.
+        strategy: Of `towers.strategy_of`; None: the one that the config names.
 
     Raises:
         DeviceError: If this machine lacks a device.
         RunError: If a function cannot be found.
     """
-    chosen = _devices(settings.devices)  # before anything can start TensorFlow's runtime
+    chosen = towers.chosen(settings.devices)  # before anything can start TensorFlow's runtime
     _seed(settings.seed)
     optimizer_fn = optimizers.optimizer_fn(settings.optimizer)
-    run_config = _run_config(settings)
+    strategy = towers.strategy_of(settings, task) if strategy is None else strategy
+    run_config = _run_config(settings, task, strategy)
     if settings.train is not None and settings.train.mixed_precision:
-        kind = mixed_precision.kind_for(devices_of(settings))
+        kind = mixed_precision.kind_for(towers.devices_of(settings))
         optimizer_fn = mixed_precision.scaled(optimizer_fn, kind)
         mixed_precision.set_rewrite(run_config.session_config, kind)
     fn = functions.load(settings.model_fn, "model_fn")
     if settings.eval is not None:
         fn = metrics.with_reductions(fn, settings.eval.metric_reductions)
+    options = _options(settings)
     return Described(
         fn,
         optimizer_fn,
-        chosen,
-        _options(settings),
+        chosen if strategy is None else None,  # a strategy brings its own
+        options if strategy is None else {**options, "strategy": strategy},
         dict(settings.params),
         run_config,
     )
@@ -109,33 +124,6 @@ def _seed(seed: int | None) -> None:
     """
     if seed is not None:
         tf.keras.utils.set_random_seed(seed % _SEEDS)
-
-
-def devices_of(settings: config.Config) -> list[str]:
-    """Returns the device of each tower, as CPU:0; makes logical ones.
-
-    Raises:
-        DeviceError: If this machine lacks a device.
-    """
-    names = devices.resolve(_devices(settings.devices), warn_of_missing=False)
-    if settings.strategy == "one_device":
-        names = names[:1]
-    return [name.replace("/device:", "") for name in names]
-
-
-def towers_of(settings: config.Config) -> str:
-    """Returns how many towers there are, where, and who keeps the variables, for people.
-
-    Raises:
-        DeviceError: If this machine lacks a device.
-    """
-    names = shown = devices_of(settings)
-    if len(shown) > _MAX_LISTED:
-        shown = [*shown[:2], "...", shown[-1]]
-    if len(names) == 1:
-        return f"1 tower on {shown[0]}"
-    strategy = settings.strategy or "parameter_server"
-    return f"{len(names)} towers on {', '.join(shown)} ({strategy})"
 
 
 def _options(settings: config.Config) -> dict[str, Any]:
@@ -202,38 +190,7 @@ def _naming_labels(labels: Any, mode: str) -> Iterator[None]:
         ) from e
 
 
-def _devices(wanted: str | int | tuple[str, ...] | Mapping[str, int]) -> list[str] | None:
-    """Returns canonical names of devices that exist; None where TensorFlow is to choose.
-
-    Raises:
-        DeviceError: If this machine lacks one of them.
-    """
-    if wanted == "auto":
-        return None
-    if isinstance(wanted, int):
-        have = devices.local_devices("GPU") or devices.local_devices("CPU")
-        if wanted > len(have):
-            raise errors.DeviceError(
-                f"devices: must be at most as many as this machine has, got {wanted}; it has "
-                f"{', '.join(have)}. Use devices: {{cpu: {wanted}}} for logical CPU devices."
-            )
-        return list(have[:wanted])
-    if isinstance(wanted, Mapping):
-        if "cpu" in wanted:
-            return list(devices.make_logical_cpus(wanted["cpu"]))
-        wanted = tuple(f"/device:GPU:{index}" for index in range(wanted["gpu"]))
-    names = [devices.canonicalize(name) for name in wanted]
-    missing = [name for name in names if devices.is_missing(name)]
-    if missing:
-        raise errors.DeviceError(
-            f"devices: must be devices of this machine; it has no {', '.join(missing)}, it has "
-            f"{', '.join(devices.local_devices())}. Use devices: auto, or {{cpu: n}} for n "
-            "logical CPU devices."
-        )
-    return names
-
-
-def _run_config(settings: config.Config) -> Any:
+def _run_config(settings: config.Config, task: tasks.Task, strategy: Any) -> Any:
     run, training = settings.run, settings.train
     session_config = tf1.ConfigProto(
         allow_soft_placement=run.allow_soft_placement,
@@ -255,12 +212,15 @@ def _run_config(settings: config.Config) -> Any:
             "log_step_count_steps": training.log_every_steps,
             **_checkpoint_interval(settings),
         }
-    return estimator.RunConfig(
-        model_dir=settings.model_dir,
-        tf_random_seed=settings.seed,
-        session_config=session_config,
-        **steps,
-    )
+    if strategy is not None:
+        strategy.configure(session_config)
+    with tf_config.said(task.environment):
+        return estimator.RunConfig(
+            model_dir=settings.model_dir,
+            tf_random_seed=settings.seed,
+            session_config=session_config,
+            **steps,
+        )
 
 
 def _checkpoint_interval(settings: config.Config) -> dict[str, int]:

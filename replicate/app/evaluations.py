@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from replicate import errors
-from replicate.app import config, interrupts, progress, reading
+from replicate.app import config, interrupts, progress, reading, session_hooks
 from replicate.compat.tensorflow import tf
 
 __all__ = ["evaluate"]
@@ -17,6 +17,7 @@ def evaluate(
     display: progress.Display,
     stop: interrupts.StopRequest | None = None,
     checkpoint: str | None = None,
+    is_of_run: bool = False,
 ) -> dict[str, Any]:
     """Evaluates a checkpoint.
 
@@ -28,6 +29,7 @@ def evaluate(
         stop: Asks to stop; None: nobody does.
         checkpoint: Its path; None: the newest one, whose metrics are the curve in `eval`.
             Others have a curve of their own in `eval_checkpoints`.
+        is_of_run: Whether a checkpoint with a path is of that first curve as well.
 
     Returns:
         Metrics by name, with `loss` and `global_step`.
@@ -37,14 +39,14 @@ def evaluate(
     """
     task = display.task("evaluate", settings.eval.steps, every=1000)
     try:
-        hook = progress.EvaluationHook(task, stop)
+        hook = session_hooks.EvaluationHook(task, stop)
         with reading.naming(settings, "eval", checkpoint):
             found = made.evaluate(
                 input_fn,
                 steps=settings.eval.steps,
                 hooks=[hook],
                 checkpoint_path=checkpoint,
-                name=None if checkpoint is None else "checkpoints",
+                name=None if checkpoint is None or is_of_run else "checkpoints",
             )
         if not hook.done:
             raise errors.RunError("eval.input: must have rows, has none. Check its files.")

@@ -63,12 +63,15 @@ class Exports:
             )
         )
 
-    def run_exporters(self, metrics: Mapping[str, Any] | None, is_final: bool) -> dict[str, str]:
-        """Lets the config's exporters export the last checkpoint.
+    def run_exporters(
+        self, metrics: Mapping[str, Any] | None, is_final: bool, checkpoint: str | None = None
+    ) -> dict[str, str]:
+        """Lets the config's exporters export a checkpoint.
 
         Args:
             metrics: Those of its evaluation; None where there was none.
             is_final: Whether training is over.
+            checkpoint: Its path; None: the last one.
 
         Returns:
             Exporter's name -> path, for those that exported.
@@ -87,7 +90,7 @@ class Exports:
                 one.name: one.export(
                     saver,
                     os.path.join(self._directory, one.name),
-                    self._made.latest_checkpoint(),
+                    checkpoint or self._made.latest_checkpoint(),
                     metrics,
                     is_final,
                 )

@@ -14,13 +14,14 @@ _CHECKPOINT = re.compile(
 )
 _EVENTS = re.compile(r"events\.out\.tfevents\.\d+\..+")
 _FILES = re.compile(
-    r"checkpoint(\.tmp\w+)?|graph\.pbtxt(\.tmp\w+)?|finished|averaged\.json"
+    r"checkpoint(\.tmp\w+)?|graph\.pbtxt(\.tmp\w+)?|finished|trained|averaged\.json"
     rf"|{_EVENTS.pattern}|\.\w[\w.-]*\.\d+\.tmp"
 )
 _EVALUATIONS = re.compile(r"eval(_\w+)?")
+_LOGS, _LOG = "logs", re.compile(r"(chief|evaluator|(worker|ps)-\d+)\.log")
 _UNFINISHED_FOLDER = re.compile(r"temp-\d+-[0-9a-f]{8}|\.model\.ckpt-\d+\.\d+\.tmp")
 _SAVED_MODELS = ("saved_model.pb", "saved_model.pbtxt")
-_STATES = ("checkpoint", "finished")
+_STATES = ("checkpoint", "finished", "trained")
 _MAX_LISTED = 20
 
 
@@ -40,6 +41,8 @@ def written_in(model_dir: str, exports: str, exporters: Iterable[str]) -> list[s
             found += _files_in(path)
         elif _EVALUATIONS.fullmatch(name) and _is_folder(path):
             found += [os.path.join(path, one) for one in _names_in(path) if _EVENTS.fullmatch(one)]
+        elif name == _LOGS and _is_folder(path):
+            found += [os.path.join(path, one) for one in _names_in(path) if _LOG.fullmatch(one)]
     records = (run_records.CONFIG, run_records.RUN, run_records.METRICS)
     for name in (*records, early_stopping.FILE, epochs.FILE):
         path = os.path.join(model_dir, name)

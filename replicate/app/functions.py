@@ -11,7 +11,7 @@ from typing import Any
 from replicate import errors
 from replicate.app import checks
 
-__all__ = ["call_with_named", "importable", "load"]
+__all__ = ["call_with_named", "importable", "load", "names"]
 
 
 @contextlib.contextmanager
@@ -67,6 +67,11 @@ def _import(module_name: str, where: str) -> Any:
         raise errors.RunError(
             f"{where}: importing {module_name} failed: {type(e).__name__}: {e}. Correct it there."
         ) from e
+
+
+def names(fn: Callable[..., Any], argument: str) -> bool:
+    """Tells whether a function names an argument."""
+    return argument in {parameter.name for parameter in _parameters(fn)}
 
 
 def call_with_named(fn: Callable[..., Any], offered: Mapping[str, Any], key: str) -> Any:

@@ -1,6 +1,6 @@
 """Where a training ends: at a step, after epochs, or when evaluations get no better."""
 
-from replicate.app import config, early_stopping, estimators, section_inputs
+from replicate.app import config, early_stopping, section_inputs, tasks, towers
 
 __all__ = ["EARLY_STOPPING", "EPOCHS", "HOOK", "INPUT", "STEPS", "Goal"]
 
@@ -14,13 +14,14 @@ class Goal:
     Args:
         settings: The config.
         start: The step that the run begins at.
+        task: Which part of the training this process has.
 
     Attributes:
         epochs: The passes over the training data; None where they are not counted.
         stopping: What ends it early; None where nothing does.
     """
 
-    def __init__(self, settings: config.Config, start: int):
+    def __init__(self, settings: config.Config, start: int, task: tasks.Task = tasks.ALONE):
         self._settings = settings
         self.stopping = None
         wanted = settings.train.early_stopping
@@ -31,14 +32,19 @@ class Goal:
             self.stopping = early_stopping.EarlyStopping(settings.model_dir, rule, start)
         self.epochs = None
         if settings.train.epochs is not None:
-            estimators.towers_of(settings)  # makes devices, before a session can start TensorFlow
-            self.epochs = section_inputs.in_epochs(settings, start)
+            towers.text_of(settings)  # makes devices, before a session can start TensorFlow
+            self.epochs = section_inputs.in_epochs(settings, start, task)
 
     @property
     def end(self) -> int | None:
         """The last step, where it is known."""
         ends = (self._settings.train.steps, self.epochs.end if self.epochs is not None else None)
         return min((end for end in ends if end is not None), default=None)
+
+    @property
+    def wanted(self) -> str:
+        """What the config wants, in words that all tasks of a cluster know from the start."""
+        return f"{self._settings.train.steps} steps, {self._settings.train.epochs} epochs"
 
     def reason_at(self, step: int) -> str | None:
         """Returns in a word what has ended a training at a step; None where nothing has."""

@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from replicate import errors
-from replicate.app import caching, csv_tables, files, functions, input_config, tables
+from replicate.app import (
+    caching,
+    csv_tables,
+    files,
+    functions,
+    input_config,
+    shares,
+    tables,
+    tasks,
+)
 from replicate.compat.tensorflow import tf
 
 __all__ = ["element_of", "input_fn", "is_batched", "record_files"]
@@ -26,7 +35,11 @@ _HIDES_ITS_INPUT = ("FlatMap", "Interleave", "GroupBy", "Window")
 
 
 def input_fn(
-    source: input_config.Input, key: str, mode: str, params: Mapping[str, Any]
+    source: input_config.Input,
+    key: str,
+    mode: str,
+    params: Mapping[str, Any],
+    task: tasks.Task = tasks.ALONE,
 ) -> Callable[[], tf.data.Dataset]:
     """Returns an Estimator input_fn; bad files are found now, before a graph is built.
 
@@ -35,26 +48,29 @@ def input_fn(
         key: Its key in the config, for error texts.
         mode: One of `ModeKeys`, for functions that name it.
         params: The model_fn's params, for functions that name them.
+        task: Which worker's part of each batch is wanted.
 
     Raises:
         RunError: If a file is bad or missing, or a function cannot be found.
     """
     if isinstance(source, input_config.Csv):
         if not csv_tables.fits_in_memory(source, key):
-            return _stream(source, key)
+            return _stream(source, key, task)
         data = csv_tables.read_csv(source, key)
-        return lambda: _finish(_of_arrays(*data, source), source, batched=True)
+        return lambda: _finish(_of_arrays(*data, source), source, True, task)
     if isinstance(source, input_config.Npz):
         data = tables.read_npz(source, key)
-        return lambda: _finish(_of_arrays(*data, source), source, batched=True)
+        return lambda: _finish(_of_arrays(*data, source), source, True, task)
     if isinstance(source, input_config.Tfrecord):
         paths = record_files(source, key)
-        place = caching.place_of(source, key, paths)
-        return lambda: _of_records(source, paths, place)
+        place = caching.place_of(source, key, paths, worker=task.name)
+        return lambda: _of_records(source, paths, place, task)
     fn = functions.load(source.function, f"{key}.function")
+    source, task, context = shares.left_to(fn, source, task)
     offered = {"mode": mode, "params": dict(params), "batch_size": source.batch_size}
-    place = caching.place_of(source, key, fn=fn, offered=offered)
-    return lambda: _of_function(source, fn, offered, key, place)
+    place = caching.place_of(source, key, fn=fn, offered=offered, worker=task.name)
+    offered["input_context"] = context
+    return lambda: _of_function(source, fn, offered, key, place, task)
 
 
 def element_of(make: Callable[[], tf.data.Dataset]) -> Any:
@@ -110,10 +126,11 @@ def _of_arrays(features: Any, label: Any, source: input_config.Input) -> tf.data
     return indices.map(gather)
 
 
-def _stream(source: input_config.Csv, key: str) -> Callable[[], tf.data.Dataset]:
+def _stream(source: input_config.Csv, key: str, task: tasks.Task) -> Callable[[], tf.data.Dataset]:
     """Returns an input_fn that holds some of the rows at a time."""
     first = next(csv_tables.pieces(source, key))  # a bad header is found now
-    place = caching.place_of(source, key, files.expanded(source.file, key))
+    paths = files.expanded(source.file, key)
+    place = caching.place_of(source, key, paths, worker=task.name)
     dtypes = {
         name: tf.string if column.dtype == object else tf.as_dtype(column.dtype)
         for name, column in first.items()
@@ -131,7 +148,7 @@ def _stream(source: input_config.Csv, key: str) -> Callable[[], tf.data.Dataset]
         rows = caching.through(rows, place)
         if source.shuffle:
             rows = rows.shuffle(_STREAM_BUFFER if source.shuffle is True else source.shuffle)
-        return _finish(_repeated(rows, source).map(part), source, batched=False)
+        return _finish(_repeated(rows, source).map(part), source, False, task)
 
     return make
 
@@ -171,7 +188,7 @@ def _refuse_other_form(path: str, compression: str, key: str) -> None:
 
 
 def _of_records(
-    source: input_config.Tfrecord, paths: list[str], place: str | None
+    source: input_config.Tfrecord, paths: list[str], place: str | None, task: tasks.Task
 ) -> tf.data.Dataset:
     records = caching.through(_records(source, paths), place)
     if source.shuffle:
@@ -186,8 +203,8 @@ def _of_records(
         label = features.pop(source.label)
         return features, label
 
-    batches = _repeated(records, source).batch(source.batch_size).map(parse)
-    return _finish(batches, source, batched=True)
+    batches = shares.own_part(_repeated(records, source).batch(source.batch_size), task)
+    return _finish(batches.map(parse), source, True)
 
 
 def _records(source: input_config.Tfrecord, paths: list[str]) -> tf.data.Dataset:
@@ -227,6 +244,7 @@ def _of_function(
     offered: Mapping[str, Any],
     key: str,
     place: str | None,
+    task: tasks.Task,
 ) -> tf.data.Dataset:
     dataset = functions.call_with_named(fn, offered, f"{key}.function: {source.function}")
     if not isinstance(dataset, tf.data.Dataset):
@@ -240,7 +258,7 @@ def _of_function(
     dataset = caching.through(dataset, place)
     if source.shuffle:
         dataset = dataset.shuffle(_STREAM_BUFFER if source.shuffle is True else int(source.shuffle))
-    return _finish(_repeated(dataset, source), source, batched)
+    return _finish(_repeated(dataset, source), source, batched, task)
 
 
 def _repeated(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.Dataset:
@@ -249,7 +267,13 @@ def _repeated(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.D
     return dataset.repeat(-1 if source.repeat is True else int(source.repeat))
 
 
-def _finish(dataset: tf.data.Dataset, source: input_config.Input, batched: bool) -> tf.data.Dataset:
+def _finish(
+    dataset: tf.data.Dataset,
+    source: input_config.Input,
+    batched: bool,
+    task: tasks.Task = tasks.ALONE,
+) -> tf.data.Dataset:
     if not batched:
         dataset = dataset.batch(source.batch_size)
+    dataset = shares.own_part(dataset, task)
     return dataset.prefetch(source.prefetch) if source.prefetch else dataset

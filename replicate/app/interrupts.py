@@ -5,12 +5,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
-__all__ = ["INTERRUPTED", "Interrupted", "StopRequest", "at_once", "terminable"]
+__all__ = ["INTERRUPTED", "STOPPING", "Interrupted", "StopRequest", "at_once", "terminable"]
 
 INTERRUPTED = 130  # the exit code, as shells have it
+STOPPING = "stopping after this step; once more stops at once, without saving"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -72,12 +73,16 @@ class StopRequest:
     A thread of its own hears the signals: the main thread may be inside TensorFlow for as
     long as a step takes, and Python calls handlers only when that is over.
 
+    Args:
+        before_leaving: What a second signal runs before the process ends.
+
     Attributes:
         requested: Whether a signal came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, before_leaving: Callable[[], None] = lambda: None):
         self.requested = False
+        self._before_leaving = before_leaving
         self._signals: list[signal.Signals] = []
         self._leave = contextlib.ExitStack()
 
@@ -106,12 +111,11 @@ class StopRequest:
                 if number[0] not in self._signals:
                     continue
                 if self.requested:
+                    self._before_leaving()
                     os._exit(INTERRUPTED)
                 self.requested = True
                 with contextlib.suppress(OSError):  # the terminal may be gone
-                    sys.stderr.write(
-                        "stopping after this step; once more stops at once, without saving\n"
-                    )
+                    sys.stderr.write(f"{STOPPING}\n")
                     sys.stderr.flush()
 
 

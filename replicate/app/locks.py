@@ -13,15 +13,12 @@ import filelock
 
 from replicate import errors
 
-__all__ = ["training"]
+__all__ = ["launching", "training"]
 
 _LOGGER = logging.getLogger(__name__)
-_NAME = "training.lock"
-_HOLDER = "training.lock.json"  # beside it: who holds it; on some systems a locked file is not read
 
 
-@contextlib.contextmanager
-def training(model_dir: str) -> Iterator[None]:
+def training(model_dir: str) -> contextlib.AbstractContextManager[None]:
     """While entered, no other process trains in a directory.
 
     The system takes the lock back when the process ends, however that happens. Where a file
@@ -30,24 +27,35 @@ def training(model_dir: str) -> Iterator[None]:
     Raises:
         RunError: If another process trains there; names it.
     """
-    if "://" in model_dir:
+    return _held(model_dir, "training", f"model_dir: {model_dir} must have one training at a time")
+
+
+def launching(logs: str) -> contextlib.AbstractContextManager[None]:
+    """While entered, no other launcher writes logs into a directory; see `training`."""
+    return _held(logs, "launch", f"{logs} must have one `replicate launch` at a time")
+
+
+@contextlib.contextmanager
+def _held(folder: str, name: str, rule: str) -> Iterator[None]:
+    if "://" in folder:
         yield
         return
-    lock = filelock.FileLock(os.path.join(model_dir, _NAME), timeout=0)
-    holder = os.path.join(model_dir, _HOLDER)
+    lock = filelock.FileLock(os.path.join(folder, f"{name}.lock"), timeout=0)
+    # Beside it is who holds it: on some systems a locked file is not read.
+    holder = os.path.join(folder, f"{name}.lock.json")
     try:
         lock.acquire()
     except filelock.Timeout:
         raise errors.RunError(
-            f"model_dir: {model_dir} must have one training at a time; {_described(holder)} is "
-            "at it. Wait for it, end it, or choose another --model-dir."
+            f"{rule}; {_described(holder)} is at it. Wait for it, end it, or choose another "
+            "--model-dir."
         ) from None
     except (OSError, NotImplementedError) as e:
         if getattr(e, "errno", None) == errno.ENOSPC:
             raise
         _LOGGER.warning(
             "%s cannot be locked (%s): see to it that one training at a time runs there.",
-            model_dir,
+            folder,
             e,
         )
     try:

@@ -74,6 +74,7 @@ _TITLES = {
     "Best": "Exporter: best",
     "ServingInput": "A tensor of export.inputs",
     "Run": "run",
+    "Cluster": "cluster",
 }
 _OPTIMIZERS, _SCHEDULES = "Optimizers", "Learning-rate schedules"
 _SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -106,6 +107,7 @@ def _section(title: str, section: Mapping[str, Any]) -> Iterator[str]:
     filled_in = {}
     if title == _TITLES["Config"]:
         filled_in = {**config.Config.filled_in(), "run": "each at its own"}
+        filled_in["cluster"] = filled_in["run"]
         yield _row([f"`{bases.KEY}`", "text", "", schema.EXTENDS["description"]])
     for name, key in section["properties"].items():
         if "default" in key and name not in section.get("required", ()):

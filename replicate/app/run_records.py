@@ -20,6 +20,7 @@ __all__ = [
     "RUN",
     "changes",
     "is_ours",
+    "kept_text",
     "write_config",
     "write_metrics",
     "write_run",
@@ -72,7 +73,13 @@ def write_config(model_dir: str, text: str, folder: str) -> bool:
 
 
 def write_run(
-    model_dir: str, *, towers: Sequence[str], strategy: str, start: int, command: Sequence[str]
+    model_dir: str,
+    *,
+    towers: Sequence[str],
+    strategy: str,
+    start: int,
+    command: Sequence[str],
+    workers: int = 1,
 ) -> bool:
     """Writes down what runs, on what, since when; a file of somebody else's stays.
 
@@ -82,6 +89,7 @@ def write_run(
         strategy: Where variables live and how they are updated.
         start: The step that the run begins at.
         command: The command line, word by word.
+        workers: How many processes have such towers.
 
     Returns:
         Whether it was written.
@@ -92,7 +100,8 @@ def write_run(
         "python": platform.python_version(),
         "numpy": np.__version__,
         "devices": list(dict.fromkeys(towers)),
-        "towers": len(towers),
+        "towers": len(towers) * workers,
+        "workers": workers,
         "strategy": strategy,
         "start_step": start,
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -127,6 +136,14 @@ def _write(model_dir: str, name: str, record: Mapping[str, Any]) -> bool:
         return False
     whole_files.write_json(os.path.join(model_dir, name), record)
     return True
+
+
+def kept_text(model_dir: str, name: str) -> str:
+    """Returns what people are told where a record is not written."""
+    return (
+        f"{model_dir}/{name} is not a run's; it stays, and what would be in it of this run is not "
+        "written down."
+    )
 
 
 def _is_taken(model_dir: str, name: str) -> bool:

@@ -13,15 +13,21 @@ from replicate.app import (
     directories,
     estimators,
     evaluations,
+    evaluators,
     exported,
     exports,
+    followers,
     fresh_starts,
     locks,
     progress,
     reading,
     section_inputs,
+    tasks,
+    towers,
     trainings,
 )
+from replicate.strategy import cluster as clusters
+from replicate.strategy import servers
 
 __all__ = ["average", "evaluate", "evaluate_all", "export", "predict", "train", "verify"]
 
@@ -34,6 +40,8 @@ def train(
 ) -> trainings.Trained:
     """Trains to its end, from the last checkpoint if there is one.
 
+    In a cluster (`TF_CONFIG`) this process has a part of that; see `tasks`.
+
     Args:
         settings: The config.
         display: Where progress goes.
@@ -44,12 +52,26 @@ def train(
     Raises:
         Interrupted: If a signal came; a checkpoint is saved.
         RunError: If another process trains in the same directory, or nothing may be deleted.
+        ConfigError: If `TF_CONFIG` is malformed, or the config is none for such a cluster.
     """
+    task = tasks.of(settings)
+    if may_delete is not None and task.size > 1:
+        raise errors.ConfigError(
+            "--fresh: must not be given to one of several workers, which would not know when to "
+            f"begin. Remove {settings.model_dir}, or choose another --model-dir."
+        )
+    if task.job == "ps":
+        display.state("serves")
+        servers.serve(clusters.of())
+    if task.job == "evaluator":
+        return evaluators.evaluate_new(settings, display, task)
+    if not task.is_chief:
+        return followers.follow(settings, display, task)
     directories.make(settings.model_dir, "model_dir")
     with checkpoints.naming_full_disk(settings.model_dir), locks.training(settings.model_dir):
         if may_delete is not None:
             _begin_again(settings, display, may_delete)
-        return trainings.train(settings, display, command)
+        return trainings.train(settings, display, command, task)
 
 
 def _begin_again(
@@ -100,14 +122,14 @@ def _evaluate_all(
     settings: config.Config, display: progress.Display, paths: Sequence[str | None]
 ) -> list[dict[str, Any]]:
     """Evaluates checkpoints one after the other; None stands for the newest one."""
-    towers = estimators.towers_of(settings)
+    where = towers.text_of(settings)
     input_fn = section_inputs.input_fn(settings, "eval")
     found = []
     for path in paths:
         shown, step = settings.model_dir, checkpoints.step_of(settings.model_dir)
         if path is not None:
             shown, step = path, checkpoints.step_in(path)
-        display.say(f"{settings.name}: evaluating {shown} at step {step}, {towers}")
+        display.say(f"{settings.name}: evaluating {shown} at step {step}, {where}")
         made = estimators.build(settings, checkpoint=path)
         with checkpoints.naming_full_disk(settings.model_dir), display:
             found.append(evaluations.evaluate(made, input_fn, settings, display, checkpoint=path))

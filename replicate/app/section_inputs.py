@@ -5,10 +5,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicate import estimator
-from replicate.app import caching, config, epochs, files, functions, input_config, inputs
-from replicate.compat.tensorflow import tf
+from replicate.app import (
+    caching,
+    config,
+    epochs,
+    files,
+    functions,
+    input_config,
+    inputs,
+    tasks,
+)
+from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["in_epochs", "input_fn", "input_fns"]
+__all__ = ["alike", "in_epochs", "input_fn", "input_fns"]
 
 _MODES = {
     "train": estimator.ModeKeys.TRAIN,
@@ -18,7 +27,7 @@ _MODES = {
 
 
 def input_fn(
-    settings: config.Config, section: str, cached: bool = True
+    settings: config.Config, section: str, cached: bool = True, task: tasks.Task = tasks.ALONE
 ) -> Callable[[], tf.data.Dataset]:
     """Returns the input_fn of a section: train, eval or predict.
 
@@ -26,11 +35,33 @@ def input_fn(
         settings: The config.
         section: Its name.
         cached: Whether rows may be kept, where the config says so.
+        task: Which worker's part of the rows is wanted.
     """
     source = getattr(settings, section).input
     if not cached and hasattr(source, "cache"):
         source = source.model_copy(update={"cache": False})
-    return _input_fn(source, settings, section)
+    return _input_fn(source, settings, section, task)
+
+
+def alike(
+    make: Callable[[], tf.data.Dataset], settings: config.Config, task: tasks.Task
+) -> Callable[[], tf.data.Dataset]:
+    """Returns an input_fn that draws the same random numbers in all workers of a cluster.
+
+    Each worker takes its part of batches that all of them know. A seed in the config does so.
+    """
+    if task.size == 1 or settings.seed is not None:
+        return make
+
+    def made() -> tf.data.Dataset:
+        graph = tf1.get_default_graph()
+        before, graph.seed = graph.seed, task.input_seed
+        try:
+            return make()
+        finally:
+            graph.seed = before
+
+    return made
 
 
 def input_fns(settings: config.Config) -> Callable[[str], Callable[[], tf.data.Dataset]]:
@@ -38,17 +69,22 @@ def input_fns(settings: config.Config) -> Callable[[str], Callable[[], tf.data.D
     return lambda section: input_fn(settings, section)
 
 
-def in_epochs(settings: config.Config, start: int) -> epochs.Epochs | None:
+def in_epochs(
+    settings: config.Config, start: int, task: tasks.Task = tasks.ALONE
+) -> epochs.Epochs | None:
     """Returns the passes over the training data; None where the config does not count them.
 
     Args:
         settings: The config.
         start: The step that the run begins at.
+        task: Which worker's part of the rows is wanted; the chief alone writes anything down.
     """
     if settings.train.epochs is None:
         return None
     source = settings.train.input.model_copy(update={"repeat": False, "prefetch": 0})
-    one_pass = _input_fn(source, settings, "train")
+    # NOTE: with servers the steps of all workers count, and each one takes its turns in the end.
+    shared = tasks.ALONE if task.has_servers else task
+    one_pass = _input_fn(source, settings, "train", shared)
     return epochs.Epochs(
         settings.model_dir,
         settings.train.epochs,
@@ -56,11 +92,14 @@ def in_epochs(settings: config.Config, start: int) -> epochs.Epochs | None:
         start,
         _description(source, settings.params),
         "train.input",
+        task.is_chief,
     )
 
 
-def _input_fn(source: Any, settings: config.Config, section: str) -> Callable[[], tf.data.Dataset]:
-    return inputs.input_fn(source, f"{section}.input", _MODES[section], settings.params)
+def _input_fn(
+    source: Any, settings: config.Config, section: str, task: tasks.Task = tasks.ALONE
+) -> Callable[[], tf.data.Dataset]:
+    return inputs.input_fn(source, f"{section}.input", _MODES[section], settings.params, task)
 
 
 def _description(source: input_config.Input, params: Mapping[str, Any]) -> str:

@@ -1,4 +1,7 @@
-"""One training of a config: from the last checkpoint to its end, and what follows that."""
+"""One training of a config: from the last checkpoint to its end, and what follows that.
+
+It is the part of the chief, or of a process that is alone: nobody else writes to model_dir.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,24 +9,20 @@ from typing import Any, NamedTuple
 
 from replicate import errors
 from replicate.app import (
-    best,
     checkpoints,
     config,
-    estimators,
-    evaluations,
-    exports,
     goals,
-    hooks,
     interrupts,
     optimizers,
+    outcomes,
     progress,
-    reading,
-    report,
     run_records,
-    section_inputs,
+    steps,
+    tasks,
+    towers,
     train_summaries,
 )
-from replicate.compat.tensorflow import tf, tf1
+from replicate.compat.tensorflow import tf1
 
 __all__ = ["Trained", "train"]
 
@@ -45,7 +44,10 @@ class Trained(NamedTuple):
 
 
 def train(
-    settings: config.Config, display: progress.Display, command: Sequence[str] = ()
+    settings: config.Config,
+    display: progress.Display,
+    command: Sequence[str] = (),
+    task: tasks.Task = tasks.ALONE,
 ) -> Trained:
     """Trains to its end, from the last checkpoint if there is one.
 
@@ -57,32 +59,31 @@ def train(
         settings: The config.
         display: Where progress goes.
         command: The command line, for the run's record.
+        task: Which task of a cluster this is: its chief.
 
     Raises:
         Interrupted: If a signal came; a checkpoint is saved.
     """
     start = checkpoints.step_of(settings.model_dir) or 0
-    goal = goals.Goal(settings, start)
+    goal = goals.Goal(settings, start, task)
     is_trained = goal.reason_at(start) is not None
     if is_trained and _is_over(settings, start):
         early = goal.reason_at(start) == goals.EARLY_STOPPING
         why = f", where it stopped early ({goal.early_reason()})" if early else ""
         display.say(f"{settings.model_dir} is at step {start} already{why}; nothing left to do.")
         return Trained(start, False, None, None)
-    _record(settings, display, goal, start, command)
+    _record(settings, display, goal, start, command, task)
     found, path, is_over, began = None, None, False, time.monotonic()
     with interrupts.StopRequest() as stop, display:
-        run = _Training(settings, display, stop, goal, start)
+        run = _Training(settings, display, stop, goal, start, task)
         try:
             step = start if is_trained else run.train()
-            ended_by = goal.reason_at(step) or run.ended_by()
-            if step == start and ended_by == goals.INPUT and not stop.requested:
+            ended_by = goal.reason_at(step) or run.steps.ended_by
+            was_stopped = run.steps.were_stopped
+            if step == start and ended_by == goals.INPUT and not was_stopped:
                 raise errors.RunError("train.input: must have rows, has none. Check its files.")
-            if not stop.requested:
-                found, path = run.finish()
-                if not run_records.write_metrics(settings.model_dir, step, found, ended_by):
-                    _tell_kept(display, settings, run_records.METRICS)
-                checkpoints.note_finished(settings.model_dir, step)
+            if not was_stopped:
+                found, path = run.finish(step, ended_by)
                 is_over = True
         except interrupts.Interrupted:
             step = checkpoints.step_of(settings.model_dir) or 0
@@ -100,30 +101,25 @@ def _record(
     goal: goals.Goal,
     start: int,
     command: Sequence[str],
+    task: tasks.Task,
 ) -> None:
     """Says what begins, and what differs from the run before; writes both down."""
-    display.say(f"{settings.name}: {estimators.towers_of(settings)}")
+    display.say(f"{settings.name}: {towers.text_of(settings, task)}")
     display.say(_start_text(settings, goal, start))
     text = config.to_yaml(settings)
     for change in run_records.changes(settings.model_dir, text) if start else ():
         display.say(f"config: {change}")  # of a run that has begun
     if not run_records.write_config(settings.model_dir, text, settings.folder):
-        _tell_kept(display, settings, run_records.CONFIG)
+        display.say(run_records.kept_text(settings.model_dir, run_records.CONFIG))
     if not run_records.write_run(
         settings.model_dir,
-        towers=estimators.devices_of(settings),
-        strategy=settings.strategy or "parameter_server",
+        towers=towers.devices_of(settings),
+        strategy=settings.strategy or ("multi_worker" if task.is_together else "parameter_server"),
+        workers=task.size,
         start=start,
         command=command,
     ):
-        _tell_kept(display, settings, run_records.RUN)
-
-
-def _tell_kept(display: progress.Display, settings: config.Config, name: str) -> None:
-    display.say(
-        f"{settings.model_dir}/{name} is not a run's; it stays, and what would be in it of this "
-        "run is not written down."
-    )
+        display.say(run_records.kept_text(settings.model_dir, run_records.RUN))
 
 
 def _start_text(settings: config.Config, goal: goals.Goal, start: int) -> str:
@@ -159,7 +155,10 @@ def _stopped_text(settings: config.Config, goal: goals.Goal, step: int) -> str:
 
 
 class _Training:
-    """One call of Estimator.train, with evaluations at its checkpoints."""
+    """The steps, and what follows from their checkpoints.
+
+    An evaluator, where there is one, has the second half.
+    """
 
     def __init__(
         self,
@@ -168,137 +167,81 @@ class _Training:
         stop: interrupts.StopRequest,
         goal: goals.Goal,
         start: int,
+        task: tasks.Task,
     ):
         self._settings = settings
-        self._display = display
-        self._stop = stop
         self._goal = goal
         self._start = start
-        self._losses = progress.LossHook()
-        self._made_optimizers: list[Any] = []
-        self._steps: progress.TrainingHook | None = None
+        self._task = task
         self._summaries: train_summaries.SummaryHook | None = None
-        self._latest: dict[str, Any] = {}  # metrics of the last evaluation
-        self._estimator = estimators.build(
-            settings, self._watch, note_optimizer=self._made_optimizers.append
-        )
-        self._input = self._input_fn()
-        self._eval_input = None
-        if settings.eval is not None:
-            self._eval_input = section_inputs.input_fn(settings, "eval")
-        self._exports = None
-        if settings.export is not None:
-            inputs_of = section_inputs.input_fns(settings)
-            self._exports = exports.Exports(settings, self._estimator, inputs_of)
-        self._task = display.task(
-            "train", goal.end, start=start, every=settings.train.log_every_steps
-        )
-
-    def _input_fn(self) -> Callable[[], tf.data.Dataset]:
-        source, passes = self._settings.train.input, self._goal.epochs
-        if passes is None:
-            return section_inputs.input_fn(self._settings, "train")
-        passes.counted = lambda end: self._task.end_at(self._goal.end)
-        return lambda: passes.dataset(source.repeat, source.prefetch)
+        self._began_evaluation = 0.0
+        self.steps = steps.Steps(settings, display, task, goal, start, stop, self._watch)
+        self._outcomes = None
+        if not task.has_evaluator:
+            self._outcomes = outcomes.Outcomes(
+                settings, display, stop, goal, self.steps.estimator, self._end_evaluation
+            )
 
     def train(self) -> int:
         """Trains; returns the step at which that ended."""
         settings = self._settings
         checkpoints.note_finished(settings.model_dir, None)
+        checkpoints.note_trained(settings.model_dir, None)
         listeners = []
-        if settings.eval is not None and settings.eval.every_steps:
-            listeners.append(_Evaluations(settings.eval.every_steps, self._goal, self._evaluate))
-            if self._lacks_evaluation(settings.eval.every_steps):
+        if self._task.has_evaluator:
+            listeners.append(_Judgements(self._goal))
+        elif settings.eval is not None and settings.eval.every_steps:
+            every = settings.eval.every_steps
+            listeners.append(_Evaluations(every, self._goal, self._evaluate, self._task))
+            if self._lacks_evaluation(every):
                 self._evaluate()
                 if self._goal.early_reason() is not None:
                     return self._start
-        offered = {
-            "params": dict(settings.params),
-            "model_dir": settings.model_dir,
-            "config": self._estimator.config,
-        }
-        with reading.naming(settings, "train"):
-            self._estimator.train(
-                self._input,
-                hooks=[self._losses, *hooks.made(settings.train.hooks, offered)],
-                max_steps=self._goal.end,
-                saving_listeners=listeners,
-            )
-        self._task.finish()
-        return checkpoints.step_of(settings.model_dir) or 0
+        return self.steps.make(listeners)
 
     def _lacks_evaluation(self, every: int) -> bool:
         """Tells whether the run before was stopped in an evaluation that early_stopping misses."""
         stopping = self._goal.stopping
         return stopping is not None and self._start // every > stopping.last_step // every
 
-    def ended_by(self) -> str:
-        """Returns in a word what ended training where no goal did."""
-        return goals.INPUT if self._steps is None or self._steps.is_waiting else goals.HOOK
-
-    def finish(self) -> tuple[dict[str, Any] | None, str | None]:
+    def finish(self, step: int, ended_by: str) -> tuple[dict[str, Any] | None, str | None]:
         """Evaluates and exports what training came to; returns metrics and path."""
-        found = None
-        if self._settings.eval is None:
-            self._export(None, is_final=True)
-        elif self._latest.get("global_step") == checkpoints.step_of(self._settings.model_dir):
-            found = self._latest
-            self._export(found, is_final=True)
-        else:
-            found = self._evaluate(is_final=True)
-        if self._exports is None or not self._settings.export.after_training:
-            return found, None
-        return found, self._exports.save()
+        if self._outcomes is not None:
+            return self._outcomes.finish(step, ended_by)
+        checkpoints.note_trained(self._settings.model_dir, step, self._goal.wanted)
+        return None, None
 
-    def _evaluate(self, is_final: bool = False) -> dict[str, Any]:
-        """Evaluates the newest checkpoint, shows the metrics in one line, exports."""
-        began = time.monotonic()
-        found = evaluations.evaluate(
-            self._estimator, self._eval_input, self._settings, self._display, self._stop
-        )
-        step = found.get("global_step")
-        self._display.say(f"evaluated at step {step}: {report.summary_line(found)}")
-        self._latest = found
-        self._judge(found)
-        if is_final or self._goal.early_reason() is None:  # else the end of training exports
-            self._export(found, is_final)
-        self._task.pause()
+    def _evaluate(self) -> None:
+        self._began_evaluation = time.monotonic()
+        self._outcomes.evaluate()
+
+    def _end_evaluation(self) -> None:
+        """Leaves the time of an evaluation out of what is measured of steps."""
+        self.steps.shown.pause()
         if self._summaries is not None:
-            self._summaries.leave_out(time.monotonic() - began)
-        return found
+            self._summaries.leave_out(time.monotonic() - self._began_evaluation)
 
-    def _judge(self, found: dict[str, Any]) -> None:
-        """Lets what compares evaluations know of one."""
-        wanted = self._settings.train.keep_best
-        if wanted is not None:
-            path = best.keep(
-                self._settings.model_dir,
-                self._estimator.latest_checkpoint(),
-                found,
-                wanted.metric,
-                wanted.higher_is_better,
-            )
-            if path is not None:
-                self._display.say(f"best so far by {wanted.metric}: {path}")
-        if self._goal.stopping is not None:
-            self._goal.stopping.take(found)
-
-    def _export(self, metrics: dict[str, Any] | None, is_final: bool) -> None:
-        if self._exports is not None:
-            for name, path in self._exports.run_exporters(metrics, is_final).items():
-                self._display.say(f"exported {name}: {path}")
-
-    def _watch(self, loss: tf.Tensor, features: Any) -> Sequence[tf1.train.SessionRunHook]:
-        self._losses.loss = loss
-        rows = train_summaries.rows_of(features)
+    def _watch(self, rows: Any) -> Sequence[tf1.train.SessionRunHook]:
         self._summaries = train_summaries.SummaryHook(
             self._settings.model_dir,
             self._settings.train.save_summary_steps,
             rows,
-            lambda: optimizers.learning_rate(self._settings.optimizer, self._made_optimizers),
+            lambda: optimizers.learning_rate(self._settings.optimizer, self.steps.made_optimizers),
         )
-        self._steps = progress.TrainingHook(self._task, loss, self._stop, rows)
-        return self._steps, self._summaries
+        return (self._summaries,)
+
+
+class _Judgements(tf1.train.CheckpointSaverListener):
+    """Looks at each checkpoint whether the evaluator's evaluations end the training."""
+
+    def __init__(self, goal: goals.Goal):
+        self._goal = goal
+
+    def after_save(self, session: Any, global_step_value: int) -> bool:
+        """Returns whether training is to end."""
+        if self._goal.stopping is not None:
+            self._goal.stopping.read(int(global_step_value))
+        return self._goal.early_reason() is not None
 
 
 class _Evaluations(tf1.train.CheckpointSaverListener):
@@ -307,10 +250,13 @@ class _Evaluations(tf1.train.CheckpointSaverListener):
     The last step of a training is left out: an evaluation follows it anyhow.
     """
 
-    def __init__(self, every: int, goal: goals.Goal, evaluate_now: Callable[[], Any]):
+    def __init__(
+        self, every: int, goal: goals.Goal, evaluate_now: Callable[[], None], task: tasks.Task
+    ):
         self._every = every
         self._goal = goal
         self._evaluate_now = evaluate_now
+        self._task = task
         self._rounds: int | None = None
 
     def after_save(self, session: Any, global_step_value: int) -> bool:
@@ -319,7 +265,12 @@ class _Evaluations(tf1.train.CheckpointSaverListener):
         is_due = self._rounds is not None and rounds > self._rounds
         self._rounds = rounds
         is_last = self._goal.end is not None and global_step_value >= self._goal.end
-        if is_due and not is_last:
+        if not is_due or is_last:
+            return False
+        try:
             self._evaluate_now()
-            return self._goal.early_reason() is not None
-        return False
+        except interrupts.Interrupted:
+            if self._task.size == 1:
+                raise
+            return True  # as a session ends, so that the other workers are told
+        return self._goal.early_reason() is not None

@@ -219,7 +219,8 @@ def test_a_command_imports_only_what_it_needs(commands, heavy):
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "evaluate", "predict", "export", "verify", "describe", "plot", "check"]
+    "command",
+    ["train", "launch", "evaluate", "predict", "export", "verify", "describe", "plot", "check"],
 )
 def test_scripts_are_the_commands(command, tmp_path):
     done = subprocess.run(

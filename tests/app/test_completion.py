@@ -71,6 +71,8 @@ def make_folder(tmp_path_factory):
         ("replicate train configs/", ["configs/d.yaml"]),
         ("replicate train a.yaml --pri", ["--print-config"]),
         ("replicate train a.yaml --fr", ["--fresh"]),
+        ("replicate launch a.yaml --wor", ["--workers"]),
+        ("replicate launch a.yaml --cluster.communication ", ["auto", "nccl", "ring"]),
         ("replicate train a.yaml --set see", ["seed="]),
         ("replicate train a.yaml --set strategy=mi", ["strategy=mirrored"]),
         ("replicate train a.yaml --train.step", ["--train.steps"]),
