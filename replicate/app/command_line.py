@@ -6,6 +6,7 @@ Help needs no config and no TensorFlow: nothing that reads or runs one is import
 import argparse
 import difflib
 import importlib.metadata
+import math
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -67,9 +68,7 @@ def parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPar
     _add_average(commands)
     verifying = _add(commands, "verify", "compare the towers with one device")
     _add_json(verifying, "what was found")
-    describing = _add(commands, "describe", "print variables, devices and what travels")
-    _add_json(describing, "them")
-    _add_png(describing, "draw them as well")
+    _add_describe(commands)
     _add_plot(commands)
     _add_check(commands)
     _add_init(commands)
@@ -190,6 +189,21 @@ def _add_average(commands: Any) -> None:
     _add_json(made, "where it is")
 
 
+def _add_describe(commands: Any) -> None:
+    made = _add(commands, "describe", "print variables, devices and what travels")
+    _add_json(made, "them")
+    _add_png(made, "draw them as well")
+    cluster = made.add_argument_group(
+        "of a cluster", "what a step moves between tasks, and which part of it that takes"
+    )
+    add = cluster.add_argument
+    add("--workers", metavar="N", type=_count, help="how many train together")
+    add("--ps", metavar="M", type=_count, help="how many parameter servers keep the variables")
+    add("--bandwidth", metavar="GBIT", type=_positive, help="of a task's link, Gbit/s each way; 10")
+    add("--latency", metavar="MS", type=_positive, help="milliseconds of one message; 0.1")
+    add("--compute", metavar="MS", type=_positive, help="of a step without messages; 100")
+
+
 def _add_plot(commands: Any) -> None:
     made = _add_bare(commands, "plot", "draw learning curves of one or several runs")
     runs = made.add_argument("model_dirs", metavar="MODEL_DIR", nargs="+", help="of a run")
@@ -292,6 +306,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return number
 
 
 def _listed(text: str) -> list[str]:

@@ -192,11 +192,12 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _describe(options: argparse.Namespace) -> None:
+    _refuse_half_a_cluster(options)
     _, report, display = _with_tensorflow(options.quiet)
     from replicate.app import description
 
     (settings,) = options.settings.values()
-    found = description.describe(settings)
+    found = description.describe(settings, _cluster(options))
     if options.png is not None:
         from replicate.app import drawing
 
@@ -207,6 +208,24 @@ def _describe(options: argparse.Namespace) -> None:
         report.print_description(found)
     if options.png is not None:
         display.say(f"picture: {options.png}")
+
+
+def _refuse_half_a_cluster(options: argparse.Namespace) -> None:
+    """Refuses what is said of a cluster where none is asked about."""
+    for name in ("ps", "bandwidth", "latency", "compute"):
+        if options.workers is None and getattr(options, name) is not None:
+            raise errors.ConfigError(f"--{name}: must come with --workers. Add it.")
+
+
+def _cluster(options: argparse.Namespace) -> Any:
+    """Returns which cluster is asked about; None: none is."""
+    from replicate.app import scaling
+
+    if options.workers is None:
+        return None
+    given = {name: getattr(options, name) for name in ("bandwidth", "latency", "compute")}
+    known = {name: value for name, value in given.items() if value is not None}
+    return scaling.Wanted(options.workers, options.ps or 0, scaling.Assumed(**known))
 
 
 def _plot(options: argparse.Namespace) -> None:

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from replicate import estimator, model_fn
-from replicate.app import config, estimators, section_inputs, traffic
+from replicate.app import config, estimators, joins, scaling, section_inputs, traffic
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import distributed_variable
 from replicate.verification import subjects
 
 __all__ = ["Description", "Device", "Variable", "describe", "short"]
 
-_BATCH = "IteratorGetNext"
 _KINDS = ("weight", "slot", "other", "local")
 
 
@@ -68,6 +67,7 @@ class Description(NamedTuple):
         variables: Weights first, then slots, others and local ones.
         devices: The towers', in their order, then all others that have something to do.
         transfers: What travels between them in a step.
+        cluster: What travels between workers, of whom this is one; None: it is alone.
     """
 
     name: str
@@ -76,12 +76,14 @@ class Description(NamedTuple):
     variables: tuple[Variable, ...]
     devices: tuple[Device, ...]
     transfers: tuple[traffic.Transfer, ...]
+    cluster: scaling.Cluster | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold."""
         told = self._asdict()
         for field in ("variables", "devices", "transfers"):
             told[field] = [one._asdict() for one in told[field]]
+        told["cluster"] = None if self.cluster is None else self.cluster.as_dict()
         return told
 
 
@@ -90,16 +92,28 @@ def short(device: str) -> str:
     return device.removeprefix("/").replace("device:", "")
 
 
-def describe(settings: config.Config) -> Description:
+def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> Description:
     """Builds the training graph of a config and measures it.
+
+    Args:
+        settings: The config.
+        wanted: The cluster of which this is a worker; None: it is alone.
 
     Raises:
         DeviceError: If this machine lacks a device.
         RunError: If a function or a file is bad or missing.
     """
-    described = estimators.describe(settings)
+    with scaling.told(wanted):
+        described = estimators.describe(settings)
     strategy = described.options.get("strategy")
     workers = subjects.worker_devices(described.devices, strategy)
+    if wanted is not None:
+        settings = scaling.of_a_worker(settings, wanted)
+        chosen = scaling.strategy(workers, strategy, wanted)
+        chosen.configure(described.config.session_config)
+        described = described._replace(
+            devices=None, options={**described.options, "strategy": chosen}
+        )
     source = settings.train.input
     make = section_inputs.input_fn(settings, "train")
     with tf.Graph().as_default() as graph:
@@ -107,16 +121,28 @@ def describe(settings: config.Config) -> Description:
         tf1.train.create_global_step()
         spec = _built(described, make)
         variables = tuple(sorted(_variables(), key=lambda one: (_KINDS.index(one.kind), one.name)))
-    step = [spec.train_op, spec.loss]
-    batch = {op.name: source.batch_size for op in graph.get_operations() if op.type == _BATCH}
+        step = [spec.train_op, spec.loss]
+        cluster = None
+        if wanted is not None:
+            cluster = scaling.measured(step, wanted, len(workers), source.batch_size)
+    if wanted is not None:
+        workers = chosen.worker_devices  # with servers, by the names that they know
     return Description(
         settings.name,
-        "one_device" if len(workers) == 1 else strategy or "parameter_server",
+        _name(strategy, len(workers), wanted),
         source.batch_size,
         variables,
         tuple(_devices(step, variables, workers)),
-        tuple(traffic.transfers(step, batch)),
+        tuple(traffic.transfers(step, joins.row_counts(graph, source.batch_size))),
+        cluster,
     )
+
+
+def _name(strategy: str | None, num_towers: int, wanted: scaling.Wanted | None) -> str:
+    """Returns who keeps the variables."""
+    if wanted is not None:
+        return "parameter_server" if wanted.servers else "multi_worker"
+    return "one_device" if num_towers == 1 else strategy or "parameter_server"
 
 
 def _built(described: estimators.Described, make: Callable[[], tf.data.Dataset]) -> Any:

@@ -10,7 +10,7 @@ from rich import table as rich_table
 from rich import text as rich_text
 
 from replicate import verification
-from replicate.app import description, json_output, predictions
+from replicate.app import description, json_output, predictions, scaling
 
 __all__ = [
     "print_all_metrics",
@@ -99,6 +99,38 @@ def print_description(found: description.Description) -> None:
                 for one in found.transfers
             ),
         )
+    if found.cluster is not None:
+        _print_cluster(found.cluster)
+
+
+def _print_cluster(found: scaling.Cluster) -> None:
+    """Prints what a step moves between tasks, and how long that takes."""
+    wanted, figures = found.wanted, found.figures
+    each = f"{found.towers} tower{'s' if found.towers > 1 else ''} and {found.rows} rows each"
+    if wanted.servers:
+        print(f"moved in a step between {wanted.workers} workers and {wanted.servers} ps ({each}):")
+    else:
+        print(f"moved in a step between {wanted.workers} workers ({each}):")
+        _print_table(
+            {"collective": False, "number": True, "bytes of a worker": True},
+            ((kind, *map(_count, (number, size))) for kind, number, size in found.by_kind()),
+        )
+    rows = [("a worker", figures.sent, figures.received)]
+    if wanted.servers:
+        rows.append(("the busiest ps", figures.server_sent, figures.server_received))
+    _print_table(
+        {"task": False, "bytes sent": True, "bytes received": True},
+        ((name, *map(_count, (sent, received))) for name, sent, received in rows),
+    )
+    if found.unsized:
+        print(f"without {found.unsized} tensors whose size only a run can tell")
+    assumed = wanted.assumed
+    print(
+        f"messages that wait for one another: {figures.messages:,}\n"
+        f"at {assumed.bandwidth:g} Gbit/s and {assumed.latency:g} ms a message: "
+        f"{found.milliseconds:.3g} ms, {found.share:.1%} of a step with {assumed.compute:g} ms of "
+        "computing"
+    )
 
 
 def _print_table(columns: Mapping[str, bool], rows: Iterable[Sequence[str]]) -> None:

@@ -13,7 +13,7 @@ from replicate import devices
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, functions
 
-__all__ = ["Places", "Transfer", "operations_by_device", "size_of", "transfers"]
+__all__ = ["Places", "Sizes", "Transfer", "operations_by_device", "size_of", "transfers"]
 
 _CPU = "/device:CPU:0"
 _HOLDER = "OptionalFromValue"  # several tensors that travel as one
@@ -74,7 +74,7 @@ def transfers(step: Sequence[Any], row_counts: Mapping[str, int]) -> list[Transf
         row_counts: For the operations that make the batch, by name, how many rows they make.
     """
     crossing = sorted(_crossing(step), key=lambda one: (one[0].name, one[1]))
-    sizes = _Sizes(row_counts)
+    sizes = Sizes(row_counts)
     found: dict[tuple[str, str], list[int | None]] = defaultdict(list)
     places = Places()
     for tensor, target in crossing:
@@ -132,7 +132,7 @@ def _crossing(step: Sequence[Any]) -> Iterator[tuple[tf.Tensor, str]]:
                 yield tensor, target
 
 
-class _Sizes:
+class Sizes:
     """How many bytes tensors have when the batch has as many rows as the config says.
 
     What a graph with a dynamic batch does not know of its shapes, TensorFlow infers in a copy
@@ -154,11 +154,16 @@ class _Sizes:
         size = size_of(tensor.shape, tensor.dtype)
         if size is not None or tensor.dtype in (tf.string, tf.variant):
             return size
+        shape = self.shape_of(tensor)
+        return None if shape is None else size_of(shape, tensor.dtype)
+
+    def shape_of(self, tensor: tf.Tensor) -> tf.TensorShape | None:
+        """Returns a tensor's shape, as far as it can be known; None: it is told two of them."""
         if self._copy is None:
             self._copy = self._copied(tensor.graph)
         try:
             inferred = self._copy.get_tensor_by_name(tensor.name).shape
-            return size_of(tensor.shape.merge_with(inferred), tensor.dtype)
+            return tensor.shape.merge_with(inferred)
         except (KeyError, ValueError):  # it is not there, or of another shape
             return None
 
@@ -166,7 +171,9 @@ class _Sizes:
         """Returns a graph with the same names and a batch of known size; else an empty one."""
         makers = [op for op in graph.get_operations() if op.name in self._row_counts]
         with tf.Graph().as_default() as copy:
-            known = {tensor.name: self._known(tensor) for op in makers for tensor in op.outputs}
+            # NOTE: what nobody reads cannot be replaced.
+            read = [tensor for op in makers for tensor in op.outputs if tensor.consumers()]
+            known = {tensor.name: self._known(tensor) for tensor in read}
             try:
                 tf1.import_graph_def(graph.as_graph_def(), known, name="")
             except (ValueError, tf.errors.OpError):  # a batch of another size, as it turns out

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from replicate.app import cli, config, description
+from replicate.app import cli, config, cost, description, scaling
 from replicate.app.traffic import Transfer
 from replicate.compat.tensorflow import tf1
 
@@ -129,6 +129,70 @@ def test_what_only_a_run_can_size_is_counted_apart(describe):
     assert there == Transfer(FIRST, SECOND, 6, 16 * 8 + 1 + 8 + 8, 2)
 
 
+@pytest.fixture(name="cluster")
+def make_cluster(folder, monkeypatch):
+    """Returns what describes the config's training in a cluster."""
+    monkeypatch.syspath_prepend(str(folder))
+
+    def run(wanted, *assignments):
+        settings = config.load(str(folder / "dense.yaml"), assignments, str(folder / "runs"))
+        return description.describe(settings, wanted)
+
+    return run
+
+
+def test_workers_join_their_gradients(cluster):
+    found = cluster(scaling.Wanted(3))
+    assert (found.strategy, found.cluster.towers, found.cluster.rows) == ("multi_worker", 2, 2)
+    # W (24 bytes) and b (8) travel together; all else are counts of rows, and losses.
+    sizes = [one.bytes for one in found.cluster.collectives if one.kind == "all-reduce"]
+    assert sorted(sizes)[-1] == 32
+    assert sum(sizes) - 32 < 100
+    figures = found.cluster.figures
+    assert figures.sent == figures.received == round(4 / 3 * sum(sizes))
+    assert figures.messages == 4 * len(sizes)
+
+
+def test_more_workers_have_the_same_collectives(cluster):
+    two, nine = (cluster(scaling.Wanted(number)).cluster for number in (2, 9))
+    assert two.collectives == nine.collectives
+    assert (two.rows, nine.rows) == (3, 1)  # of 6; the batch's first rows go to the first ones
+
+
+def test_one_worker_meets_nobody(cluster):
+    found = cluster(scaling.Wanted(1)).cluster
+    assert (found.collectives, found.figures) == ((), cost.Figures(0, 0, 0))
+    assert found.share == 0.0
+
+
+def test_servers_are_read_and_written(cluster):
+    # One tower: it reads W (24) and b (8), and sends their gradients, and to each of two servers
+    # the learning rate and the momentum (4 + 4). The first one has W, for three workers.
+    found = cluster(scaling.Wanted(3, servers=2), "devices=[/cpu:0]")
+    expected = cost.Figures(32 + 16, 32, 2, server_sent=3 * 24, server_received=3 * (24 + 8))
+    assert found.cluster.figures == expected
+    assert found.cluster.rows == 6  # each worker has batches of its own
+    towers = [one.name for one in found.devices if one.tower is not None]
+    assert towers == ["/job:chief/task:0/device:CPU:0"]
+
+
+def test_the_command_prints_what_a_cluster_moves(folder, capsys):
+    line = ["describe", str(folder / "dense.yaml"), "--workers", "3", "--compute", "20"]
+    assert cli.main(line) == 0
+    shown = capsys.readouterr().out
+    assert "moved in a step between 3 workers (2 towers and 2 rows each):" in shown
+    assert "at 10 Gbit/s and 0.1 ms a message: " in shown
+    assert "of a step with 20 ms of computing" in shown
+    assert cli.main([*line, "--ps", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["cluster"]
+    assert (found["workers"], found["servers"], found["messages"]) == (3, 2, 2)
+    assert found["assumed"] == {
+        "bandwidth_gbit_per_second": 10.0,
+        "latency_ms": 0.1,
+        "compute_ms": 20.0,
+    }
+
+
 def test_the_command_prints_tables(folder, capsys, tmp_path):
     path = tmp_path / "d.png"
     where = ["--model-dir", str(folder / "runs")]
@@ -164,6 +228,9 @@ def test_machines_get_one_document(folder, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
+        (["--ps", "2"], 2, "--ps: must come with --workers. Add it."),
+        (["--workers", "0"], 2, "must be a whole number of at least 1, got '0'"),
+        (["--workers", "2", "--latency", "-1"], 2, "must be a number above 0, got '-1'"),
         (["--png", "d.jpg"], 2, "must end in .png, got 'd.jpg'"),
         (["--set", "train=null"], 2, "train: this section is required for `replicate describe`"),
         (["--set", "devices=[/cpu:0, /cpu:99]"], 1, "has no /device:CPU:99"),

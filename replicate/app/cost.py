@@ -1,0 +1,118 @@
+"""What a step of a cluster moves over the network, and how long that takes: the formulas.
+
+W workers, M parameter servers, n bytes that one of them brings to a collective. A ring
+all-reduce cuts these n bytes into W pieces; in W - 1 messages each worker passes on and adds up,
+in W - 1 further ones it passes on what is complete: 2 (W - 1) messages of n / W bytes, one after
+the other. An all-gather passes on the whole n bytes W - 1 times. (Patarasuk and Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations", 2009.)
+
+With servers a worker reads the weights that it needs, r bytes, and sends w bytes of gradients. A
+server that has its part of them, r / M and w / M, moves that for all workers: W r / M and W w / M.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = [
+    "ALL_GATHER",
+    "ALL_REDUCE",
+    "Collective",
+    "Figures",
+    "Network",
+    "ring",
+    "servers",
+    "share",
+]
+
+ALL_REDUCE, ALL_GATHER = "all-reduce", "all-gather"
+
+
+class Collective(NamedTuple):
+    """One operation in which all workers meet.
+
+    Attributes:
+        kind: `ALL_REDUCE` or `ALL_GATHER`.
+        bytes: What one worker brings; None where only a run can tell.
+    """
+
+    kind: str
+    bytes: int | None
+
+
+class Network(NamedTuple):
+    """What lies between tasks.
+
+    Attributes:
+        bandwidth: Bytes per second that one task can send, while it receives as many.
+        latency: Seconds from a message's start to that of the next one that waits for it.
+    """
+
+    bandwidth: float
+    latency: float
+
+
+class Figures(NamedTuple):
+    """What a step moves.
+
+    Attributes:
+        sent: Bytes that a worker sends.
+        received: Bytes that a worker receives.
+        messages: How many messages of a worker wait for one another.
+        server_sent: Bytes that the parameter server that sends most sends to all workers; 0
+            where there is none.
+        server_received: Bytes that the one that receives most receives.
+    """
+
+    sent: int
+    received: int
+    messages: int
+    server_sent: int = 0
+    server_received: int = 0
+
+    def seconds(self, network: Network) -> float:
+        """Returns how long these messages take, one after the other.
+
+        A server's link is shared by all workers that wait for it.
+        """
+        ways = ((self.sent, self.server_received), (self.received, self.server_sent))
+        there, back = (max(of_worker, of_server) for of_worker, of_server in ways)
+        # In a ring a worker sends while it receives; with servers it reads, then it sends.
+        total = there + back if self.server_sent or self.server_received else max(there, back)
+        return self.messages * network.latency + total / network.bandwidth
+
+
+def ring(collectives: Sequence[Collective], workers: int) -> Figures:
+    """Returns what W workers move that meet in collectives, one after the other.
+
+    What only a run can tell counts as no bytes.
+    """
+    others = workers - 1
+    bytes_of = {ALL_REDUCE: 0, ALL_GATHER: 0}
+    messages = 0
+    for one in collectives:
+        bytes_of[one.kind] += one.bytes or 0
+        messages += others * (2 if one.kind == ALL_REDUCE else 1)
+    sent = 2 * others * bytes_of[ALL_REDUCE] / workers + others * bytes_of[ALL_GATHER]
+    return Figures(round(sent), round(sent), messages)
+
+
+def servers(read: Sequence[int], written: Sequence[int], workers: int) -> Figures:
+    """Returns what W workers and M parameter servers move, all in the same time.
+
+    Args:
+        read: Bytes that a worker reads from each server: weights, or rows of them.
+        written: Bytes that it sends to each: gradients, and which rows it wants.
+        workers: W.
+    """
+    busiest = [workers * max(sizes, default=0) for sizes in (read, written)]
+    return Figures(sum(written), sum(read), 2, *busiest)
+
+
+def share(seconds: float, compute: float) -> float:
+    """Returns which part of a step the network takes, where nothing overlaps.
+
+    Args:
+        seconds: That messages take.
+        compute: Seconds that a worker computes in a step.
+    """
+    return seconds / (seconds + compute) if seconds else 0.0
