@@ -4,19 +4,24 @@
 scripts/benchmark.py steps --models mlp,deep --towers 2,8 --subjects ours,mirrored,loop
 scripts/benchmark.py build --models deep --towers 8,32 --subjects ours:clone,ours:call,one
 scripts/benchmark.py all --subjects ours,ours@beside --beside ../before
+scripts/benchmark.py cluster --workers 2 --subjects ours,mirrored,one
 scripts/benchmark.py profile --models deep --towers 8 --subjects ours,loop,limit
 scripts/benchmark.py table             the figures that must hold, and whether they do
 scripts/benchmark.py show FILE...      tables of what --json wrote
 
 Subjects: one (one device), ours[:call|:clone|:auto][:STRATEGY][:own|:fn], mirrored and central
 (TensorFlow's strategies), loop (by hand), limit (no transfers, K updates), bound (no transfers,
-one update). The first one is set in ratio to each other one. docs/performance.md has the rest.
+one update). The first one is set in ratio to each other one. In a cluster ours is
+MultiWorkerStrategy, mirrored MultiWorkerMirroredStrategy, servers ParameterServerStrategy.
+docs/performance.md has the rest.
 """
 
 import argparse
+import functools
+import json
 import sys
 
-from benchmarking import goals, names, processes, rounds, tables
+from benchmarking import clusters, goals, names, processes, rounds, tables
 
 COMMANDS = {
     "steps": ("steps",),
@@ -38,6 +43,9 @@ def main() -> None:
         command = commands.add_parser(name, help=f"measures {', '.join(measures)}")
         _add_choice(command, profile=name == "profile")
         _add_method(command, 1 if name == "profile" else 5)
+    command = commands.add_parser("cluster", help="measures several processes on loopback")
+    _add_cluster(command)
+    _add_method(command, 5)
     command = commands.add_parser("table", help="the figures that must hold")
     command.add_argument("--models", type=_models, default=names.MODELS)
     _add_method(command, 5)
@@ -58,6 +66,19 @@ def _add_choice(command: argparse.ArgumentParser, profile: bool) -> None:
     add("--models", type=_models, default=("mlp", "deep"), help=f"of {', '.join(names.MODELS)}")
     add("--towers", type=_numbers, default=(8,) if profile else (2, 8), help="K, as in 2,4,8")
     add("--subjects", type=_subjects, default=_subjects(subjects), help=subjects)
+
+
+def _add_cluster(command: argparse.ArgumentParser) -> None:
+    """Adds what is measured of clusters."""
+    subjects = ",".join(names.IN_CLUSTERS)
+    add = command.add_argument
+    add("--models", type=_models, default=("mlp", "deep"), help=f"of {', '.join(names.MODELS)}")
+    add("--workers", type=_numbers, default=(2,), help="W, as in 1,2,4 (2)")
+    add("--subjects", type=_subjects_in_clusters, default=names.IN_CLUSTERS[:3], help=subjects)
+    add("--ps", type=int, default=1, help="M, of servers (1)")
+    add("--steps", type=int, default=200, help="timed steps, each round (200)")
+    add("--bytes", action="store_true", help="count bytes in place of timing steps")
+    add("--trace", metavar="FOLDER", help="write a profile of a step of each first worker")
 
 
 def _add_method(command: argparse.ArgumentParser, rounds_of_it: int) -> None:
@@ -88,6 +109,14 @@ def _models(text: str) -> tuple[str, ...]:
     return _words(text)
 
 
+def _subjects_in_clusters(text: str) -> tuple[str, ...]:
+    for word in _words(text):
+        if word.removesuffix(names.BESIDE) not in names.IN_CLUSTERS:
+            known = ", ".join(names.IN_CLUSTERS)
+            raise argparse.ArgumentTypeError(f"{word!r} is none of {known}")
+    return _words(text)
+
+
 def _subjects(text: str) -> tuple[str, ...]:
     try:
         return tuple(names.parse(word).text for word in _words(text))
@@ -95,15 +124,29 @@ def _subjects(text: str) -> tuple[str, ...]:
         raise argparse.ArgumentTypeError(str(e)) from None
 
 
+def _cases(options: argparse.Namespace) -> rounds.Cases:
+    """Returns what is measured of whom."""
+    if options.command == "table":
+        return goals.cases(options.models)
+    if options.command == "cluster":
+        others = {"steps"} if options.bytes else {"sent", "received"}
+        measures = set(names.OF_CLUSTERS) - others
+        return {
+            rounds.Case(model, 1, subject, workers): measures
+            for model in options.models
+            for workers in options.workers
+            for subject in options.subjects
+        }
+    measures = COMMANDS[options.command]
+    return rounds.cases(options.models, options.towers, options.subjects, measures)
+
+
 def _measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Measures, and prints the tables."""
-    if options.command == "table":
-        cases = goals.cases(options.models)
-    else:
-        if any(names.parse(s).is_beside for s in options.subjects) != bool(options.beside):
+    if options.command != "table":
+        is_beside = any(names.parse(s).is_beside for s in options.subjects)
+        if is_beside != bool(options.beside):
             parser.error("--beside CHECKOUT and a subject that ends in @beside need each other")
-        measures = COMMANDS[options.command]
-        cases = rounds.cases(options.models, options.towers, options.subjects, measures)
     method = rounds.Options(
         options.rounds,
         options.seconds,
@@ -113,7 +156,12 @@ def _measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> No
         options.cpu,
         options.json,
     )
-    results, machine = rounds.run(cases, method)
+    if options.command == "cluster":
+        make = functools.partial(
+            clusters.Clusters, steps=options.steps, servers=options.ps, trace=options.trace
+        )
+        method = method._replace(make=make)
+    results, machine = rounds.run(_cases(options), method)
     _print(options.command, results, machine)
     if options.plot:
         tables.plot(results, tuple(names.MEASURES), options.plot)
@@ -130,7 +178,7 @@ def _print(command: str, results: rounds.Results, machine: dict) -> None:
     print(tables.about(machine, results), end="\n\n")
     parts = [tables.profiles(results)]
     if command != "table":
-        parts.append(tables.measured(results, tuple(names.MEASURES)))
+        parts.append(tables.measured(results, tuple(names.MEASURES | names.OF_CLUSTERS)))
     if command in ("table", "show"):
         parts.append(goals.table(results))
     print("\n\n".join(part for part in parts if part))
@@ -139,5 +187,9 @@ def _print(command: str, results: rounds.Results, machine: dict) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == [processes.WORK]:
         processes.work()
+    elif sys.argv[1:2] == [clusters.WORK]:
+        from benchmarking import members
+
+        members.work(json.loads(sys.argv[2]))
     else:
         main()

@@ -4,6 +4,7 @@ import argparse
 import importlib
 import json
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -75,6 +76,35 @@ def test_a_profile_counts_transfers(tmp_path):
     # Each way 784 * 256 + 256 * 256 + 256 * 10 + 2 * 256 + 10 floats of 4 bytes.
     assert loop["kB sent"] > 2 * 4 * 269_322 / 1000
     assert "critical path, ms" in done.stdout
+
+
+def test_a_cluster_is_measured(tmp_path):
+    file = tmp_path / "results.json"
+    choice = ("--models", "mlp", "--subjects", "ours", "--steps", "8", "--rounds", "1")
+    done = benchmark("cluster", *choice, "--bytes", "--json", str(file))
+    (result,) = read(file).values()
+    # Two workers send each of 269,322 gradients of 4 bytes once, and few other things.
+    assert 4 * 269_322 <= result["sent by formula"] < 4 * 269_322 + 100
+    # gRPC's frames come on top, and a relay may have seen one step more or less.
+    assert 0.85 < result["sent"] / result["sent by formula"] < 1.2
+    assert "counted by relays" in done.stdout
+
+
+def test_a_relay_counts_both_ways(room):
+    relays = room("relays")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mesh = relays.Mesh([server.getsockname()[1], 1])
+        _, seen = mesh.seen_by(0), mesh.seen_by(1)
+        assert seen[1] == 1  # its own
+        with socket.create_connection(("127.0.0.1", seen[0])) as near:
+            far, _ = server.accept()
+            with far:
+                near.sendall(b"abc")
+                assert far.recv(10) == b"abc"
+                far.sendall(b"de")
+                assert near.recv(10) == b"de"
+        mesh.close()
+    assert (mesh.moved(0), mesh.moved(1)) == ((2, 3), (3, 2))
 
 
 def test_a_ratio_is_the_median_of_pairs(room):

@@ -32,6 +32,7 @@ class Request(NamedTuple):
         seconds: How long steps and predictions are timed.
         is_fed: Whether batches come from a dataset; else they are on their devices already.
         on_cpu: Whether GPUs are left alone.
+        workers: How many such processes there are; here, one.
     """
 
     subject: str
@@ -41,6 +42,7 @@ class Request(NamedTuple):
     seconds: float
     is_fed: bool = False
     on_cpu: bool = False
+    workers: int = 1
 
 
 def measure(request: Request) -> dict:

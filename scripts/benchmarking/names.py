@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-KINDS = ("one", "ours", "mirrored", "central", "loop", "limit", "bound")
+KINDS = ("one", "ours", "mirrored", "central", "loop", "limit", "bound", "servers")
+IN_CLUSTERS = ("ours", "mirrored", "one", "servers")
 MODELS = ("mlp", "cnn", "deep", "embedding", "bert")
 BUILDINGS = ("call", "clone", "auto")
 STRATEGIES = ("parameter_server", "round_robin", "balanced", "mirrored")
@@ -33,6 +34,14 @@ MEASURES = {
     "checkpoint": Measure("saving a checkpoint, seconds", 3),
     "predict": Measure("rows predicted per second", 0, True),
     "export": Measure("exporting a SavedModel, seconds", 2),
+}
+OF_CLUSTERS = {
+    "steps": MEASURES["steps"],
+    "collectives": Measure("collectives in a step", 0),
+    "sent": Measure("bytes that the chief sends in a step, counted by relays", 0),
+    "sent by formula": Measure("bytes that the chief sends in a step, by the formula", 0),
+    "received": Measure("bytes that the chief receives in a step, counted by relays", 0),
+    "received by formula": Measure("bytes that the chief receives in a step, by the formula", 0),
 }
 
 

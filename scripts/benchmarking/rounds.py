@@ -6,8 +6,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from benchmarking import names, processes
 
@@ -19,11 +19,13 @@ class Case(NamedTuple):
         model: One of `names.MODELS`.
         towers: K.
         subject: As on the command line.
+        workers: W, how many such processes train together.
     """
 
     model: str
     towers: int
     subject: str
+    workers: int = 1
 
 
 class Options(NamedTuple):
@@ -37,6 +39,7 @@ class Options(NamedTuple):
         is_fed: Whether batches come from datasets.
         on_cpu: Whether GPUs are left alone.
         file: Where results are written after each round; None: nowhere.
+        make: Makes what measures, from the interpreter and a checkout.
     """
 
     rounds: int
@@ -46,6 +49,7 @@ class Options(NamedTuple):
     is_fed: bool = False
     on_cpu: bool = False
     file: str | None = None
+    make: Callable[[str, pathlib.Path], Any] = processes.Worker
 
 
 Cases = dict[Case, set[str]]  # and which measures each needs
@@ -73,10 +77,10 @@ def run(wanted: Cases, options: Options) -> tuple[Results, dict]:
         The results, and what they were measured with.
     """
     root = pathlib.Path(__file__).parent.parent.parent
-    workers = {False: processes.Worker(options.python, root)}
+    workers = {False: options.make(options.python, root)}
     if options.beside is not None:
         beside = pathlib.Path(options.beside).resolve()
-        workers[True] = processes.Worker(options.python, beside)
+        workers[True] = options.make(options.python, beside)
     machine = {**processes.machine(), **workers[False].versions}
     results: Results = {case: [] for case in wanted}
     order = random.Random(0)
@@ -97,10 +101,10 @@ def run(wanted: Cases, options: Options) -> tuple[Results, dict]:
 def _round(
     wanted: Cases, options: Options, workers: dict, results: Results, order: random.Random
 ) -> None:
-    """Measures each case once; the subjects of one model and K one after the other."""
+    """Measures each case once; the subjects of one model, K and W one after the other."""
     groups: dict = {}
     for case in wanted:
-        groups.setdefault((case.model, case.towers), []).append(case)
+        groups.setdefault((case.model, case.towers, case.workers), []).append(case)
     for group in groups.values():
         order.shuffle(group)
         for case in group:
@@ -116,6 +120,7 @@ def _round(
                 "seconds": options.seconds,
                 "is_fed": options.is_fed,
                 "on_cpu": options.on_cpu,
+                "workers": 1 if subject.kind == "one" else case.workers,
             }
             result = workers[subject.is_beside].ask(request)
             if "error" in result:
@@ -138,7 +143,7 @@ def load(files: Sequence[str]) -> tuple[Results, dict]:
         read = json.loads(pathlib.Path(file).read_text(encoding="utf-8"))
         machine = read["machine"]
         for row in read["results"]:
-            case = Case(row["model"], row["towers"], row["subject"])
+            case = Case(row["model"], row["towers"], row["subject"], row.get("workers", 1))
             results.setdefault(case, []).extend(row["rounds"])
     return results, machine
 

@@ -29,27 +29,27 @@ def shown(value: float | None, decimals: int) -> str:
 
 
 def measured(results: rounds.Results, measures: Sequence[str]) -> str:
-    """Returns a table for each measure: a row for each model and K, a column for each subject.
+    """Returns a table for each measure: a row for each model, K and W, a column a subject.
 
     Beside the medians stand the paired ratios of the first subject to each other one.
     """
     subjects = list(dict.fromkeys(case.subject for case in results))
-    places = list(dict.fromkeys((case.model, case.towers) for case in results))
+    places = list(dict.fromkeys((case.model, case.towers, case.workers) for case in results))
     tables = []
     for measure in measures:
-        kind = names.MEASURES[measure]
+        kind = (names.MEASURES | names.OF_CLUSTERS)[measure]
         if all(rounds.median(results, case, measure) is None for case in results):
             continue
         first, *others = subjects
-        rows = [["model", "K", *subjects, *(f"{first} / {other}" for other in others)]]
+        rows = [["model", "K", "W", *subjects, *(f"{first} / {other}" for other in others)]]
         for place in places:
-            cases = [rounds.Case(*place, subject) for subject in subjects]
+            model, towers, workers = place
+            cases = [rounds.Case(model, towers, subject, workers) for subject in subjects]
             medians = [rounds.median(results, case, measure) for case in cases]
             ratios = [rounds.ratio(results, cases[0], case, measure) for case in cases[1:]]
             rows.append(
                 [
-                    place[0],
-                    str(place[1]),
+                    *map(str, place),
                     *(shown(value, kind.decimals) for value in medians),
                     *(shown(value, 2) for value in ratios),
                 ]
