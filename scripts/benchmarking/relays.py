@@ -55,10 +55,10 @@ class Relay:
     def _pass(self, source: socket.socket, target: socket.socket, name: str) -> None:
         with contextlib.suppress(OSError):
             while piece := source.recv(_PIECE):
-                target.sendall(piece)
                 # Each direction of a connection has a thread, and there may be several of them.
                 with _counting:
                     setattr(self, name, getattr(self, name) + len(piece))
+                target.sendall(piece)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
