@@ -10,6 +10,7 @@ from replicate.compat.tensorflow import tf1
 from replicate.strategy import cluster
 
 _JOBS = {"worker": ["b:2", "c:3"], "chief": ["a:1"], "ps": ["p:4"]}
+_WORKERS = {job: _JOBS[job] for job in ("chief", "worker")}
 
 
 def test_the_chief_comes_first_and_parameter_servers_train_nothing():
@@ -73,7 +74,7 @@ def test_what_names_no_task_is_refused(given, text):
 )
 def test_a_session_that_shows_other_tasks_is_refused(options, text):
     task = {"type": "worker", "index": 1}
-    strategy = replicate.MultiWorkerStrategy(["/cpu:0"], {"cluster": _JOBS, "task": task})
+    strategy = replicate.MultiWorkerStrategy(["/cpu:0"], {"cluster": _WORKERS, "task": task})
     config = strategy.run_config(**options)
     assert (config.is_chief, config.master) == (False, "grpc://c:3")
     if text is None:
@@ -86,16 +87,16 @@ def test_a_session_that_shows_other_tasks_is_refused(options, text):
 def test_a_session_without_a_target_is_refused(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     task = {"type": "worker", "index": 1}
-    strategy = replicate.MultiWorkerStrategy(["/cpu:0"], {"cluster": _JOBS, "task": task})
+    strategy = replicate.MultiWorkerStrategy(["/cpu:0"], {"cluster": _WORKERS, "task": task})
     with pytest.raises(errors.ConfigError, match=r"worker:1 has no master.*run_config"):
         strategy.require_session(replicate.estimator.RunConfig())
 
 
 def test_a_strategy_with_a_server_is_made_once(monkeypatch):
     task = {"type": "worker", "index": 1}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": _JOBS, "task": task}))
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": _WORKERS, "task": task}))
     replicated = replicate.replicate_model_fn(lambda features: None, strategy="multi_worker")
-    chosen = replicated.strategy()
+    chosen = replicated.strategy("train", None)
     assert isinstance(chosen, replicate.MultiWorkerStrategy)
     assert chosen.cluster.name == "worker:1"
-    assert replicated.strategy() is chosen
+    assert replicated.strategy("eval", None) is chosen
