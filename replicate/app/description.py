@@ -103,17 +103,15 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         DeviceError: If this machine lacks a device.
         RunError: If a function or a file is bad or missing.
     """
-    with scaling.told(wanted):
-        described = estimators.describe(settings)
+    described = estimators.describe(settings, scaling.task(wanted))
     strategy = described.options.get("strategy")
-    workers = subjects.worker_devices(described.devices, strategy)
+    if strategy is None or isinstance(strategy, str):
+        workers = subjects.worker_devices(described.devices, strategy)
+    else:  # of a cluster: servers know devices by other names
+        workers = strategy.worker_devices
+        strategy.start = lambda: ""  # nobody listens
     if wanted is not None:
         settings = scaling.of_a_worker(settings, wanted)
-        chosen = scaling.strategy(workers, strategy, wanted)
-        chosen.configure(described.config.session_config)
-        described = described._replace(
-            devices=None, options={**described.options, "strategy": chosen}
-        )
     source = settings.train.input
     make = section_inputs.input_fn(settings, "train")
     with tf.Graph().as_default() as graph:
@@ -125,11 +123,9 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         cluster = None
         if wanted is not None:
             cluster = scaling.measured(step, wanted, len(workers), source.batch_size)
-    if wanted is not None:
-        workers = chosen.worker_devices  # with servers, by the names that they know
     return Description(
         settings.name,
-        _name(strategy, len(workers), wanted),
+        _name(settings.strategy, len(workers), wanted),
         source.batch_size,
         variables,
         tuple(_devices(step, variables, workers)),

@@ -3,19 +3,15 @@
 A cluster's strategy is made of names; nothing listens and nothing runs.
 """
 
-import contextlib
-import json
-import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from replicate.app import config, cost, joins, traffic
+from replicate.app import config, cost, joins, tasks, traffic
 from replicate.compat.tensorflow import tf
 from replicate.graph import ancestry
-from replicate.strategy.policies import multi_worker, parameter_server
 
-__all__ = ["Assumed", "Cluster", "Wanted", "measured", "of_a_worker", "strategy", "told"]
+__all__ = ["Assumed", "Cluster", "Wanted", "measured", "of_a_worker", "task"]
 
 _SERVER = "/job:ps/"
 _GIGABIT = 1e9 / 8
@@ -126,46 +122,17 @@ def of_a_worker(settings: config.Config, wanted: Wanted) -> config.Config:
     return settings.model_copy(update={"train": training})
 
 
-def strategy(devices: Sequence[str], placement: str | None, wanted: Wanted) -> Any:
-    """Returns the strategy with which the first worker of a cluster builds its graph.
-
-    Args:
-        devices: Of its towers.
-        placement: The config's strategy.
-        wanted: The cluster.
-    """
-    if wanted.servers:
-        spread = "balanced" if placement == "balanced" else "round_robin"
-        made = parameter_server.ParameterServerStrategy(devices, _tf_config(wanted), spread)
-    else:
-        made = multi_worker.MultiWorkerStrategy(devices, _tf_config(wanted))
-    made.start = lambda: ""  # nobody listens
-    return made
-
-
-@contextlib.contextmanager
-def told(wanted: Wanted | None) -> Iterator[None]:
-    """Lets a RunConfig that is made meanwhile know of the cluster."""
-    before = os.environ.pop("TF_CONFIG", None)
-    if wanted is not None and (wanted.servers or wanted.workers > 1):
-        os.environ["TF_CONFIG"] = json.dumps(_tf_config(wanted))
-    try:
-        yield
-    finally:
-        os.environ.pop("TF_CONFIG", None)
-        if before is not None:
-            os.environ["TF_CONFIG"] = before
-
-
-def _tf_config(wanted: Wanted) -> dict[str, Any]:
-    """Returns what the chief of the cluster would be told."""
+def task(wanted: Wanted | None) -> tasks.Task:
+    """Returns what the chief of the cluster would be told; None: that it is alone."""
+    if wanted is None:
+        return tasks.ALONE
     counts = {"chief": 1, "worker": wanted.workers - 1, "ps": wanted.servers}
     jobs = {
         job: [f"{job}-{number}:2222" for number in range(count)]
         for job, count in counts.items()
         if count
     }
-    return {"cluster": jobs, "task": {"type": "chief", "index": 0}}
+    return tasks.Task(jobs=jobs)
 
 
 def measured(step: Sequence[Any], wanted: Wanted, towers: int, rows: int) -> Cluster:
