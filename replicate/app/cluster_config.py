@@ -20,8 +20,10 @@ class Cluster(checks.Section):
     communication: Literal["auto", "ring", "nccl"] = Field(
         "auto", description="How workers reach each other; auto: NCCL between GPUs, else a ring."
     )
-    pack_bytes: checks.whole(0) = Field(
-        2**22, description="Tensors of workers share a transfer, up to so many bytes; 0: none do."
+    pack_bytes: checks.whole(0) | None = Field(
+        None,
+        description="Tensors of workers share a transfer, up to so many bytes; 0: none do; null: "
+        "4 MiB, or 128 KiB for each worker where that is more.",
     )
     evaluator: checks.Boolean = Field(
         False,

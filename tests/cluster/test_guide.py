@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from replicate.app import cost
+from replicate.graph import carriers
 from replicate.strategy import cluster
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -132,13 +133,13 @@ def test_the_table_on_paper_is_what_the_formula_gives():
     assert [workers for workers, _ in rows] == ["2", "4", "16", "64", "256", "1,000"]
     for first, rest in rows:
         workers = int(first.replace(",", ""))
-        small, whole = ring(1 << 22, workers), ring(dense, workers)
+        small, packed = ring(1 << 22, workers), ring(carriers.pack_bytes(workers), workers)
         few, many = servers(8, workers), servers(workers // 2, workers)
-        seconds = [one.seconds(network) for one in (small, whole, few, many)]
+        seconds = [one.seconds(network) for one in (small, packed, few, many)]
         times = [f"{one:.2f} | {workers * compute / (compute + one):.1f}" for one in seconds]
         expected = [
             f"{small.sent / 1e6:,.0f} | {small.messages:,} | {times[0]}",
-            f"{whole.messages:,} | {times[1]}",
+            f"{packed.messages:,} | {times[1]}",
             f"{few.server_sent / 1e6:,.0f} | {times[2]}",
             times[3],
         ]

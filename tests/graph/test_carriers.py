@@ -49,3 +49,8 @@ def test_a_transfer_is_not_larger_than_the_limit(fresh_graph):
     tensors = [tf.zeros([carriers.PACK_BYTES // 4 - 1]), tf.zeros([2]), tf.zeros([2])]
     assert carriers.packs(tensors) == [[0], [1, 2]]
     assert carriers.packs(tensors[1:], 0) == [[0], [1]]  # none share one
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(2, 4 << 20), (32, 4 << 20), (1000, 125 << 20)])
+def test_pieces_of_a_ring_do_not_shrink_with_workers(workers, expected):
+    assert carriers.pack_bytes(workers) == expected  # 4 MiB, or 128 KiB for each worker

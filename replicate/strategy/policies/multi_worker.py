@@ -9,7 +9,7 @@ from replicate import devices as device_names
 from replicate import errors
 from replicate.compat import estimator
 from replicate.compat.tensorflow import tf
-from replicate.graph import collectives, reductions
+from replicate.graph import carriers, collectives, reductions
 from replicate.strategy import agreement, base, presence, variables
 from replicate.strategy import cluster as clusters
 
@@ -30,7 +30,8 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         communication: `"ring"`, `"nccl"`, or `"auto"`: NCCL between GPUs, else a ring.
         compared: What workers compare at the start beside what they have built, such as the
             keys and values of a config; None: the JSON mapping in `REPLICATE_COMPARED`.
-        pack_bytes: Tensors share a transfer, up to so many bytes; 0: none do; None: as is best.
+        pack_bytes: Tensors share a transfer, up to so many bytes; 0: none do; None: 4 MiB, or
+            128 KiB for each worker where that is more, so that latency stays below bytes.
 
     Attributes:
         compared: See the argument; may be added to until a session begins.
@@ -64,8 +65,10 @@ class MultiWorkerStrategy(base.DistributionStrategy):
                 "ps. Use ParameterServerStrategy, in a config strategy: parameter_server; or leave "
                 "the job out."
             )
-        options = collectives.Options(found.size, found.position or 0, communication, timeout)
-        self._options = options if pack_bytes is None else options._replace(pack_bytes=pack_bytes)
+        packs = carriers.pack_bytes(found.size) if pack_bytes is None else pack_bytes
+        self._options = collectives.Options(
+            found.size, found.position or 0, communication, timeout, packs
+        )
         self._graphs = collectives.PerGraph(self._new_across)
         super().__init__(workers, workers)
 
