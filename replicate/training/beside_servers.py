@@ -7,6 +7,7 @@ session of its own, which looks often, so that the one it trains in finds all re
 
 import contextlib
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from replicate.strategy import servers
 _log = logging.getLogger("replicate")
 _SCOPE = "replicate_begin/"
 _CLOSED = 3.0  # seconds after which a session is closed, or never will be
+_OPEN: set = set()  # sessions that are not closed yet: one that is thrown away would be deleted
 _NOT_YET = (
     tf.errors.AbortedError,
     tf.errors.FailedPreconditionError,
@@ -62,21 +64,30 @@ def _close_soon(session: Any) -> None:
     """Changes how a session is closed: with a parameter server gone, that is left to a thread.
 
     NOTE: TensorFlow waits for each server to forget the session, also for one that is gone, until
-    it has come back; nobody could say meanwhile that it is gone.
+    it has come back; nobody could say meanwhile that it is gone. It also closes a session that is
+    thrown away, even while the process ends: then no thread begins any more, and who starts one
+    waits for it for ever. What is left open at the end is the servers' to forget.
     """
     own = session.close
+    _OPEN.add(session)
 
     def forget():
         try:
             own()
         except tf.errors.OpError as reason:
             _log.info("A session ended before it was closed: %s", reason.message)
+        finally:
+            _OPEN.discard(session)
 
     def close():
+        if is_closed.is_set() or sys.is_finalizing():
+            return
+        is_closed.set()
         closing = threading.Thread(target=forget, name="closing", daemon=True)
         closing.start()
         closing.join(_CLOSED)
 
+    is_closed = threading.Event()
     session.close = close
 
 

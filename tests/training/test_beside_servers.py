@@ -1,5 +1,10 @@
 """The graph of a worker whose variables are on parameter servers."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -156,3 +161,30 @@ def test_a_row_of_a_table_gets_the_mean_of_those_that_looked_it_up(fresh_graph):
     # Of row 0, which one worker has, its own; of row 1 (4 + 8) / 2.
     np.testing.assert_array_equal(indices, [0, 1])
     np.testing.assert_array_equal(values, [[2.0], [6.0]])
+
+
+ENDING = """
+import gc, sys
+from replicate.compat.tensorflow import tf1
+from replicate.training import beside_servers
+
+gc.disable()  # what only a collection finds is found when the process ends
+server = tf1.train.Server.create_local_server()
+for is_closed in (True, False):
+    with tf1.Graph().as_default():
+        session = tf1.Session(server.target)
+        beside_servers._close_soon(session)
+        session.itself = session
+        session.run(tf1.constant(1))
+    if is_closed:
+        session.close()
+        session.close()
+sys.exit(3)
+"""
+
+
+def test_sessions_that_are_thrown_away_let_a_process_end():
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
+    command = [sys.executable, "-c", ENDING]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
+    assert ended.returncode == 3, ended.stderr[-2000:]
