@@ -2,13 +2,12 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 import time
 from typing import NamedTuple
 
+from tests.cluster import forks
+
 _WORKER = pathlib.Path(__file__).with_name("worker.py")
-_ROOT = _WORKER.parents[2]
 
 
 class Ended(NamedTuple):
@@ -47,16 +46,17 @@ def run(
     """
     for left in folder.glob("*.address"):
         left.unlink()  # of those that ran here before
-    environment = {**os.environ, **(settings or {}), "PYTHONPATH": str(_ROOT)}
+    environment = {**os.environ, **(settings or {})}
     workers: list = []
     begun = time.monotonic()
     size, number = number, number + has_evaluator
     lasted = [seconds] * number
     try:
         for i in range(number):
-            command = [sys.executable, str(_WORKER), str(folder), str(i), str(size), *names]
-            with open(folder / f"{i}.log", "w") as log:
-                workers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+            log = folder / f"{i}.log"
+            log.write_text("")
+            arguments = [str(folder), str(i), str(size), *names]
+            workers.append(forks.Forked(_WORKER, arguments, environment, log))
         waiting = set(range(number))
         while waiting and time.monotonic() - begun < seconds:
             for i in [i for i in waiting if workers[i].poll() is not None]:

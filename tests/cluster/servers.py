@@ -4,12 +4,11 @@ import json
 import os
 import pathlib
 import socket
-import subprocess
-import sys
 import time
 
+from tests.cluster import forks
+
 _TASK = pathlib.Path(__file__).with_name("task.py")
-_ROOT = _TASK.parents[2]
 SERVERS = 2
 _TASKS = ("ps:0", "ps:1", "chief:0", "worker:0", "evaluator:0")
 
@@ -26,7 +25,7 @@ class Cluster:
         self.codes: dict[str, int | None] = {}
         self._jobs = {"ps": SERVERS, "chief": 1, "worker": 1}
         self._addresses = _free_addresses(self._jobs)
-        self._running: dict[str, subprocess.Popen] = {}
+        self._running: dict[str, forks.Forked] = {}
 
     def run(self, seconds: float) -> None:
         """Starts all tasks, does to them what they ask for, and ends when those have that train."""
@@ -79,19 +78,9 @@ class Cluster:
     def _start(self, task: str) -> None:
         job, number = task.split(":")
         config = {"cluster": self._addresses, "task": {"type": job, "index": int(number)}}
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(_ROOT),
-            "TF_CONFIG": json.dumps(config),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        }
-        with open(self.folder / f"{task}.log", "a") as log:
-            self._running[task] = subprocess.Popen(
-                [sys.executable, str(_TASK), str(self.folder)],
-                env=environment,
-                stdout=log,
-                stderr=log,
-            )
+        environment = {**os.environ, "TF_CONFIG": json.dumps(config)}
+        log = self.folder / f"{task}.log"
+        self._running[task] = forks.Forked(_TASK, [str(self.folder)], environment, log)
 
     def log(self, task: str) -> str:
         """Returns the end of what a task wrote."""

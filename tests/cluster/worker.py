@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 KILLED = {"lasting": "KILLED", "losing": "LOST"}  # the variables that say who is killed
-_LATE = 9.0  # seconds: longer than until somebody is told
+_LATE = 30.0  # seconds at most until the late one comes
 
 
 class Worker(NamedTuple):
@@ -48,7 +48,7 @@ def main(folder: pathlib.Path, number: int, size: int, works: list[str]) -> None
     task = {"type": job, "index": index}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
     if os.environ.get("LATE") == str(number):
-        time.sleep(_LATE)
+        _await_word(folder, f"waits for worker:{number}")
 
     import replicate
     from replicate.compat.tensorflow import tf, tf1
@@ -312,6 +312,13 @@ def _addresses(folder: pathlib.Path, number: int, size: int) -> list[str]:
             raise SystemExit("no address of another worker has come")
         time.sleep(0.05)
     return [file.read_text() for file in files]
+
+
+def _await_word(folder: pathlib.Path, word: str) -> None:
+    """Waits until the first worker has said something."""
+    deadline = time.monotonic() + _LATE
+    while time.monotonic() < deadline and word not in (folder / "0.log").read_text():
+        time.sleep(0.1)
 
 
 if __name__ == "__main__":
