@@ -17,7 +17,7 @@ from replicate.app import (
 )
 from replicate.compat.tensorflow import tf
 
-__all__ = ["evaluate_new"]
+__all__ = ["evaluate_new", "is_last"]
 
 _PAUSE = 0.5  # seconds between two looks for a checkpoint
 
@@ -48,7 +48,7 @@ def evaluate_new(
         while not stop.requested:
             path = checkpoint_choice.path_in(settings.model_dir)
             step = None if path is None else checkpoints.step_in(path)
-            if step is not None and _is_last(settings, goal, step):
+            if step is not None and is_last(settings, goal, step, task):
                 if checkpoints.is_finished(settings.model_dir, step):
                     return trainings.Trained(step, False, None, None)
                 ended_by = goal.reason_at(step) or goals.INPUT
@@ -67,8 +67,21 @@ def _rounds(settings: config.Config, step: int) -> int:
     return 0 if every is None else step // every
 
 
-def _is_last(settings: config.Config, goal: goals.Goal, step: int) -> bool:
+def is_last(settings: config.Config, goal: goals.Goal, step: int, task: tasks.Task) -> bool:
+    """Tells whether a checkpoint is the training's last one.
+
+    With parameter servers the steps of other workers go on while the chief saves: a checkpoint
+    of the last step may be followed by another one, and the chief says which was the last.
+
+    Args:
+        settings: The config.
+        goal: Where the training ends.
+        step: The step of the checkpoint.
+        task: The evaluator.
+    """
     is_end = goal.end is not None and step >= goal.end
+    if task.has_servers:
+        is_end = is_end and checkpoints.is_finished(settings.model_dir, step)
     return is_end or checkpoints.is_trained(settings.model_dir, step, goal.wanted)
 
 
