@@ -163,7 +163,8 @@ class LaunchedCluster:
                 process.end()
 
     def _fault(self, failed: launched.Launched) -> errors.ReplicateError:
-        lines = "\n".join(f"    {line}" for line in failed.last_lines(_LAST_LINES))
+        said = failed.last_lines(_LAST_LINES) or ["(it has said nothing)"]
+        lines = "\n".join(f"    {line}" for line in said)
         saved = self._saved()
         how = f"failed with exit code {failed.code}"
         if failed.code == interrupts.INTERRUPTED:

@@ -61,6 +61,7 @@ def train(
             f"begin. Remove {settings.model_dir}, or choose another --model-dir."
         )
     if task.job == "ps":
+        display.say(f"{settings.name}: {task.name}, keeps variables until it is ended")
         display.state("serves")
         servers.serve(clusters.of())
     if task.job == "evaluator":

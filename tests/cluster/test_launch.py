@@ -255,6 +255,26 @@ def test_an_evaluator_does_what_follows_from_checkpoints(folder):
     assert (folder / "evaluated" / "finished").read_text() == "12\n"  # 3 epochs of 4 batches
 
 
+def test_a_launch_with_a_parameter_server_trains_to_its_end(folder):
+    options = ["--ps", "1", "--json", "--train.early_stopping", "null", "--train.epochs", "3"]
+    with launching(folder, "line.yaml", "served", *options) as process:
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    found, told = weights(folder / "served"), json.loads(out)
+    # 3 epochs of 4 batches; the other worker may be in a step while one makes the last.
+    assert 12 <= found["global_step"] == told["step"] <= 13
+    assert 0 < found["w"] < 4  # from 0 on the way to 2, or beyond it by its momentum
+    assert told["metrics"]["w"] == pytest.approx(found["w"])
+    assert (folder / told["path"] / "saved_model.pb").exists()
+    record = json.loads((folder / "served" / "run.json").read_text())
+    assert (record["workers"], record["strategy"]) == (2, "parameter_server")
+    assert "line: 2 workers of 2 towers on CPU:0, CPU:1 (1 parameter server)" in err
+    log = (folder / "served" / "logs" / "ps-0.log").read_text()
+    assert "line: ps 0, keeps variables until it is ended" in log
+    assert set(processes_of(folder, "served")) == {"chief", "worker-1", "ps-0"}
+    assert not any(map(is_alive, processes_of(folder, "served").values()))
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
