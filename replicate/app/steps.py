@@ -65,6 +65,8 @@ class Steps:
         self._progress: session_hooks.TrainingHook | None = None
         self.made_optimizers: list[Any] = []
         strategy = towers.strategy_of(settings, task)
+        if task.is_together:  # passes over the input go on from there, in each worker by itself
+            strategy.compared["model_dir, its last checkpoint"] = f"step {start}"
         self.estimator = estimators.build(
             settings,
             self._watch,

@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 
-from replicate.app import config, input_config, section_inputs, shares, tasks
+from replicate.app import (
+    config,
+    goals,
+    input_config,
+    interrupts,
+    progress,
+    section_inputs,
+    shares,
+    steps,
+    tasks,
+)
 from replicate.compat.tensorflow import tf, tf1
 
 
@@ -108,3 +118,17 @@ def test_workers_shuffle_alike(tmp_path, seed):
     rows = np.concatenate([np.ravel(e["x"]) for worker in each for e in worker])
     assert sorted(rows) == sorted(x)  # no row twice
     assert each[0][0]["x"].tolist() != [0.0, 1.0, 2.0]
+
+
+def test_workers_that_begin_at_different_steps_are_refused(tmp_path, monkeypatch):
+    # They go on in the midst of a pass, each by itself: rows would be read twice, or not at all.
+    monkeypatch.setattr(steps.estimators, "build", lambda *args, strategy, **kwargs: strategy)
+    (tmp_path / "c.yaml").write_text(
+        "{model_fn: 'a:b', devices: {cpu: 1}, train: {steps: 9, input: {kind: npz, file: d.npz,"
+        " features: [x]}}}"
+    )
+    np.savez(tmp_path / "d.npz", x=np.zeros(3))
+    settings, task = config.load(str(tmp_path / "c.yaml")), task_of(1, 2)
+    goal, stop = goals.Goal(settings, 7, task), interrupts.StopRequest()
+    made = steps.Steps(settings, progress.Display(True), task, goal, 7, stop)
+    assert made.estimator.compared["model_dir, its last checkpoint"] == "step 7"
