@@ -225,6 +225,13 @@ def test_machines_get_one_document(folder, capsys):
     }
 
 
+def test_a_strategy_over_workers_is_told_by_its_name_where_one_is_alone(folder, capsys):
+    arguments = [str(folder / "dense.yaml"), "--strategy", "multi_worker", "--json", "--quiet"]
+    assert cli.main(["describe", *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["strategy"], found["cluster"]) == ("multi_worker", None)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
