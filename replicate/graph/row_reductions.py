@@ -190,6 +190,7 @@ class Join:
         # NOTE: divided once all is added up: the elements and their number share a transfer.
         wide = [tf.cast(part, tf.float32) if part.dtype.size < 4 else part for part in column]
         added, number = yield [self._local(self._times(wide, counts)), number]
+        number = tf.stop_gradient(number)  # it came with the elements, and is not made of them
         mean = tf.cast(added / tf.cast(number, added.dtype), column[0].dtype)
         return mean, self._divided(counts, number)
 

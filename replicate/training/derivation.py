@@ -136,8 +136,10 @@ class Derivation:
         return [tower.xs for tower in self._towers]
 
     def _note(self, found: Sequence[tails.Reduction]) -> None:
-        floating = [part for part in found if part.column[0].dtype.is_floating]
-        self._reductions.update((part.column[0].ref(), part) for part in floating)
+        for part in found:
+            dtype = part.column[0].dtype
+            if dtype.is_floating or dtype.is_complex:
+                self._reductions[part.column[0].ref()] = part
 
     def next(self) -> list[Request] | None:
         """Returns what each tower is to derive next; None: nothing is left."""
