@@ -133,9 +133,9 @@ class Across:
         """Returns all workers' tensors of one dtype and shape, one worker's after the other's."""
         with self._at_home():
             own = carriers.carried(tf.stack(list(tensors)))
-            places = tf.one_hot(self.options.position, self.size, dtype=own.dtype)
-            places = tf.reshape(places, [self.size, *[1] * own.shape.rank])
-            (found,) = self.sum([places * own[tf.newaxis]])
+            others = tf.zeros_like(own)  # and not a product, which infinities have none of
+            brought = [own if n == self.options.position else others for n in range(self.size)]
+            (found,) = self.sum([tf.stack(brought)])
             rows = [row for worker in tf.unstack(found) for row in tf.unstack(worker)]
             return [carriers.restored(row, tensors[0]) for row in rows]
 

@@ -101,6 +101,16 @@ def wide(features, labels):
     ) + tf.reduce_mean(scale * labels)
 
 
+def steep(features, labels):
+    """A loss, what its own gradients are, and complex numbers made of rows."""
+    loss = mean(features, labels)
+    gradients = tf.gradients(loss, tf1.trainable_variables())
+    scale = tf1.get_variable("scale", [WIDTH], features["x"].dtype, _start)
+    turned = tf.complex(features["x"] * scale, features["x"] + scale)
+    twist = tf.abs(tf.reduce_mean(turned)) ** 2 + 0.01 * tf.abs(tf.reduce_sum(turned * turned))
+    return loss + twist + 0.5 * tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients])
+
+
 def hidden(features, labels):
     """A quotient of sums that nobody can see into; the model says by what it divides."""
     weights = features["mask"] + 0.5
@@ -176,6 +186,7 @@ CASES = {
     "mixed": Case(mixed, adam, ((3, 2, 4), (2,)), kinds="mixed"),
     "wide": Case(wide, descend, SHORT, kinds="wide"),
     "hidden": Case(hidden, descend, SHORT),
+    "steep": Case(steep, descend, SHORT),
     "normalized": Case(normalized, descend, ((4, 3), (2, 3))),
     "noisy": Case(noisy, adam, SHORT, is_random=True),
 }
@@ -258,8 +269,14 @@ def _of_kinds(case: Case, features: dict, labels: tf.Tensor) -> tuple:
 
 
 def metrics_of(features: dict, labels: tf.Tensor, loss: tf.Tensor) -> dict:
-    """Returns metrics of rows, and of batches."""
+    """Returns metrics of rows, and of batches, and a running maximum."""
+    with tf1.variable_scope("largest", use_resource=True):
+        start = tf1.constant_initializer(-np.inf)
+        largest = tf1.get_local_variable("label", [], labels.dtype, start)
+    replicate.metric_reduction(largest, lambda copies: tf.reduce_max(tf.stack(copies), 0))
+    update = largest.assign(tf.maximum(largest, tf.reduce_max(labels)))
     return {
+        "largest": (largest, update),
         "loss of batches": tf1.metrics.mean(loss),
         "label": tf1.metrics.mean(labels),
         "near": tf1.metrics.accuracy(labels > 0, features["x"][:, 0] > 0),

@@ -1,5 +1,6 @@
 """How many transfers a step takes; what workers do together is in `tests/cluster`."""
 
+import numpy as np
 import pytest
 
 import replicate
@@ -76,6 +77,20 @@ def dropped(features, labels):
     return tf.reduce_mean(w * tf.nn.dropout(features, 0.5))
 
 
+def steep(features, labels):
+    w = tf1.get_variable("w", [3], initializer=exactness.start)
+    rows = tf.reduce_sum(features * w, 1) - labels
+    loss = tf.reduce_mean(tf.square(rows)) + tf.abs(tf.reduce_mean(tf.complex(rows, rows)))
+    (gradient,) = tf.gradients(loss, [w])
+    return loss + tf.nn.l2_loss(gradient)
+
+
+@pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
+def test_what_workers_join_may_be_derived_and_derived_again(fresh_graph, strategy, rows):
+    # What that comes to is in `tests/cluster`; here it is enough that it can be built.
+    assert joined_by(strategy, steep, rows)[0] == "Add of int32 (3,)"
+
+
 @pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
 def test_a_step_of_dense_layers_joins_rows_losses_and_gradients(fresh_graph, strategy, rows):
     # The rows; the loss; 10 * (9 + 3) numbers of gradients; and what the summary alone shows.
@@ -117,6 +132,15 @@ def test_a_graph_is_not_kept_by_what_its_workers_join():
         assert [op.type for op in across.made] == ["CollectiveReduceV2"]
     assert not any(item is graph for item in vars(across).values())
     assert not any(isinstance(name, tf.Operation) for name in across._names)
+
+
+@pytest.mark.parametrize("start", [-np.inf, np.nan, 3.0])
+def test_a_worker_brings_what_it_has_and_nothing_for_the_others(strategy, monkeypatch, start):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        across = strategy.across()
+        monkeypatch.setattr(across, "sum", lambda tensors: tensors)  # the other one has zeros
+        found = session.run(across.all([tf.constant([start, 1.0]), tf.constant([2.0, start])]))
+    np.testing.assert_array_equal(found, [[0, 0], [0, 0], [start, 1], [2, start]])
 
 
 def test_generators_run_until_none_asks_any_more():
