@@ -43,6 +43,10 @@ class Joiner(Protocol):
             itself.
         """
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether what towers count becomes that of all of them, and of all workers, by itself."""
+
     def note(self, tower_id: int, tensor: Any) -> None:
         """Takes note of a tensor of a tower that has the same value in all of them."""
 

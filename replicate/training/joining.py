@@ -57,6 +57,11 @@ class Joining:
         """See `context.Joiner`."""
         return self.step.wrap(merge_fn, args)
 
+    @property
+    def is_gathering(self) -> bool:
+        """See `context.Joiner`: after each batch of an evaluation metrics are gathered."""
+        return self._mode == "eval"
+
     def get_loss_reduction(self) -> str | None:
         """See `context.Joiner`."""
         return self._declared

@@ -279,6 +279,8 @@ def metrics_of(features: dict, labels: tf.Tensor, loss: tf.Tensor) -> dict:
         "largest": (largest, update),
         "loss of batches": tf1.metrics.mean(loss),
         "label": tf1.metrics.mean(labels),
+        "hits": tf1.metrics.true_positives(labels > 0, features["x"][:, 0] > 0),
+        "recall": tf1.metrics.recall(labels > 0, features["x"][:, 0] > 0),
         "near": tf1.metrics.accuracy(labels > 0, features["x"][:, 0] > 0),
         "auc": tf1.metrics.auc(labels > 0, tf.sigmoid(features["x"][:, 1])),
     }

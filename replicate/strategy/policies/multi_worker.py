@@ -10,7 +10,7 @@ from replicate import errors
 from replicate.compat import estimator
 from replicate.compat.tensorflow import tf
 from replicate.graph import carriers, collectives, reductions
-from replicate.strategy import agreement, base, presence, variables
+from replicate.strategy import agreement, base, context, presence, variables
 from replicate.strategy import cluster as clusters
 
 _HINTS = ("auto", "ring", "nccl")
@@ -174,10 +174,16 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         return tf.no_op() if across is None else tf.group(*agreement.begin(across))
 
     def read_var(self, v: Any) -> Any:
-        """See base class; what is each tower's own is aggregated over all workers' towers."""
+        """See base class; what is each tower's own is aggregated over all workers' towers.
+
+        NOTE: in an evaluation that has happened already, and a value waits for no batch.
+        """
         value = super().read_var(v)
         across = self.across()
-        if across is None or not isinstance(v, variables.TowerLocalVariable):
+        mode = context.current()
+        share = None if mode is None else mode.share
+        is_own = across is None or (share is not None and share.joiner.is_gathering)
+        if is_own or not isinstance(v, variables.TowerLocalVariable):
             return value
         if v.aggregation == variables.SUM:
             return across.total(value)
