@@ -255,9 +255,9 @@ def _round(folder, layout, name, plan, expected) -> Round:
             error = _end_of(process, LAUNCH, faults)
         code, launches = process.returncode, launches + 1
         faults += [*_left(model_dir), *_broken(model_dir), *_lost(model_dir, step)]
-    if code:
-        faults.append(f"did not come to its end: {error[-300:]!r}")
-    else:
+        if code:
+            faults.append(f"launch {launches}, which nobody disturbed: {error[-300:]!r}")
+    if not code:
         faults += _far(_weights(model_dir), expected, layout)
     who = plan.victim if killed else None
     return Round(layout.name, who, step, seconds, outcome, launches, tuple(faults))

@@ -23,7 +23,7 @@ def at_once() -> Iterator[None]:
     """While entered, Ctrl-C ends the process without a word more than that it did.
 
     For imports: they take seconds, nothing is half-written by them, and libraries make of an
-    exception in their midst whatever they like.
+    exception in their midst whatever they like. And for who has nothing to save.
     """
     with contextlib.ExitStack() as leave:
         shown = os.dup(2)  # whatever stderr leads to meanwhile

@@ -18,6 +18,7 @@ from replicate.app import (
     exports,
     followers,
     fresh_starts,
+    interrupts,
     locks,
     progress,
     reading,
@@ -63,7 +64,9 @@ def train(
     if task.job == "ps":
         display.say(f"{settings.name}: {task.name}, keeps variables until it is ended")
         display.state("serves")
-        servers.serve(clusters.of())
+        # A server has nothing to save; to take it down in order may fail while others are there.
+        with interrupts.at_once():
+            servers.serve(clusters.of())
     if task.job == "evaluator":
         return evaluators.evaluate_new(settings, display, task)
     if not task.is_chief:
