@@ -22,6 +22,7 @@ CASES = {
     "static": cases.Case(cases.masked, cases.adam, ((4, 4, 4),), is_static=True),
     "accumulated": cases.Case(cases.mean, cases.adam, ROWS, {"accumulate_steps": 2}),
 }
+SAVED = "adam_penalized"  # the case of which there are checkpoints
 
 
 def serve(folder: pathlib.Path) -> None:
@@ -62,12 +63,13 @@ def reset() -> None:
 
 def made(folder, name: str, model: Callable, optimizer: Callable | None, **options) -> Any:
     """Returns an Estimator."""
-    steps = options.pop("save_steps", 1000)
+    steps = options.pop("save_steps", None)
     config = estimators.RunConfig(
         model_dir=str(folder / name),
         log_step_count_steps=None,
         save_summary_steps=2,
         save_checkpoints_steps=steps,
+        save_checkpoints_secs=None,
         experimental_max_worker_delay_secs=0,
     )
     options = {"devices": task.TOWERS, **options}
@@ -133,6 +135,7 @@ def train_case(company, act, case, building, strategy, folder=None, **more) -> N
         case.optimizer,
         tower_building=building,
         strategy=strategy,
+        save_steps=1000 if (folder or act) == SAVED else None,
         **{**case.options, **more},
     )
     given, seen = cases.batches_of(case, 0), Seen()
@@ -145,8 +148,7 @@ def train_case(company, act, case, building, strategy, folder=None, **more) -> N
 
 def restored(company) -> None:
     """The checkpoint of a case goes on for as many steps."""
-    case = CASES["adam_penalized"]
-    train_case(company, "restored", case, "auto", None, folder="adam_penalized")
+    train_case(company, "restored", CASES[SAVED], "auto", None, folder=SAVED)
 
 
 # Two workers that wait for nobody.

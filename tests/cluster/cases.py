@@ -191,8 +191,10 @@ CASES = {
     "noisy": Case(noisy, adam, SHORT, is_random=True),
 }
 OF_THREE = {
-    "sgd": Case(mean, descend, (*UNEVEN, _cycle((1, 2), 6))),
-    "embedding_option": Case(embedded, momentum, ((2, 3), *UNEVEN_END), {"clip_global_norm": 0.05}),
+    "sgd": Case(mean, descend, ((5, 3, 4, 1, 2), (2, 4, 3, 6, 2), (1, 2, 1))),
+    "embedding_option": Case(
+        embedded, momentum, ((2, 3), (5, 3, 4, 1, 2), (2, 4, 2)), {"clip_global_norm": 0.05}
+    ),
     "static": Case(masked, momentum, ((2, 2, 2),) * 3, is_static=True),
     "accumulated_clipped": Case(
         penalized, adam, (*SHORT, (1, 2, 3, 4)), {"accumulate_steps": 2, "clip_global_norm": 0.05}

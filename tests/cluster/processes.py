@@ -28,7 +28,7 @@ def run(
     folder: pathlib.Path,
     names: list,
     settings: dict | None = None,
-    seconds: float = 120,
+    seconds: float = 240,
     is_patient: bool = False,
     number: int = 2,
     has_evaluator: bool = False,

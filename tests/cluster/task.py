@@ -18,7 +18,7 @@ import numpy as np
 TOWERS = 2
 STEPS = 60  # of all workers together, where they are asynchronous
 SYNCHRONOUS = 4
-WAITED = 4.0  # seconds for a server that is gone
+WAITED = 2.0  # seconds for a server that is gone
 
 
 def main(folder: pathlib.Path) -> None:

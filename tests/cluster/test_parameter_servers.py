@@ -17,7 +17,7 @@ def ran(tmp_path_factory):
     """What all tasks wrote in all acts."""
     folder = tmp_path_factory.mktemp("servers")
     cluster = servers.Cluster(folder)
-    cluster.run(seconds=150)
+    cluster.run(seconds=240)
     logs = "\n\n".join(f"{name}:\n{cluster.log(name)}" for name in cluster.codes)
     assert cluster.codes["chief:0"] == 0, logs
     assert cluster.codes["evaluator:0"] == 0, logs
