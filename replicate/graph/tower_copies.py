@@ -57,6 +57,7 @@ class TowerCopies:
         self._reads = shared_reads.SharedReads(devices)
         self._waits = copied_state.Waits()
         self._passed: set[tf.Operation] = set()
+        self._scopes: set[str] = set()
         self._placed: dict[tf.Operation, str] = {}
         self._places: dict[tf.Operation, Any] = {}
         self._merged: dict[tuple[int, _Place], str] = {}
@@ -217,17 +218,33 @@ class TowerCopies:
 
     def _names(self, operations: list[tf.Operation]) -> dict[tf.Operation, str]:
         """Returns what the names of all copies end with: new names behind each prefix."""
-        names, used = {}, self._graph._names_in_use
+        names, used, scopes = {}, self._graph._names_in_use, self._scopes_of_later()
         chosen: set[str] = set()
         for op in operations:
             name = op.name.removeprefix(self._prefixes[0])
             while name.lower() in chosen or any(
-                f"{prefix}{name}".lower() in used for prefix in self._prefixes[1:]
+                f"{prefix}{name}".lower() in used or f"{prefix}{name}" in scopes
+                for prefix in self._prefixes[1:]
             ):
                 name += "_copy"
             chosen.add(name.lower())
             names[op] = name
         return names
+
+    def _scopes_of_later(self) -> set[str]:
+        """Returns the scopes in which later towers have operations.
+
+        NOTE: what is imported may be named as no scope is, though what Python makes may be.
+        """
+        prefixes = tuple(self._prefixes[1:])
+        for op in self._graph.get_operations():
+            name = op.name
+            if name.startswith(prefixes):
+                scope = name.rpartition("/")[0]
+                while scope and scope not in self._scopes:
+                    self._scopes.add(scope)
+                    scope = scope.rpartition("/")[0]
+        return self._scopes
 
     def _import(self, batch: copied_definitions.Definitions) -> None:
         """Makes the copies of all later towers, as many of them at once as one message holds."""

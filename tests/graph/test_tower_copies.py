@@ -623,3 +623,13 @@ def test_all_towers_are_copied_at_once_where_one_message_holds_them(
         total = tf.reduce_sum(given * 2.0)
     np.testing.assert_array_equal(run(towers.column(total)), [4.0, 8.0, 12.0])
     assert len(calls) == imports
+
+
+def test_an_operation_may_be_named_as_a_scope_is(towers, run):
+    with towers.first() as given:
+        with tf1.name_scope("both"):
+            inner = tf.square(given, name="inner")
+        copied = towers.column(inner)  # before the one that has the scope's name
+        outer = tf.add(inner, 1.0, name="both/")
+    assert outer.op.name == "both"
+    np.testing.assert_array_equal(run([copied, towers.column(outer)])[1][2], [10.0, 10.0])
