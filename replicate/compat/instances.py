@@ -153,6 +153,12 @@ TAKEN = _rows(
         "scaffold": {
             "_saver": "a scaffold of the user's own class gets another Saver",
         },
+        "estimator": {
+            "_model_fn": "train_and_evaluate asks a replicated model_fn for its strategy",
+        },
+        "run config": {
+            "_evaluation_master": "workers evaluate together in sessions of their servers",
+        },
         "run config with a strategy": {
             "_experimental_distribute": "is completed as TensorFlow 2.15 does it",
             "_train_distribute": "is completed as TensorFlow 2.15 does it",

@@ -91,6 +91,8 @@ MAKERS = {
     "loss of tf.keras": lambda: tf.keras.losses.MeanSquaredError(),
     "optimizer of tf.keras": lambda: tf.keras.optimizers.SGD(),
     "scaffold": tf1.train.Scaffold,
+    "estimator": lambda: estimator.Estimator(lambda features: None, model_dir="unused"),
+    "run config": estimator.RunConfig,
     "run config with a strategy": run_config,
     "strategy": lambda: tf1.distribute.OneDeviceStrategy("/cpu:0"),
     "extended strategy": lambda: tf1.distribute.OneDeviceStrategy("/cpu:0").extended,

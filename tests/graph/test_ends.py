@@ -15,6 +15,10 @@ class Alone:
     def __init__(self, *others):
         self._others = others
 
+    def note_left(self, leaving):
+        """Called where the input ends, with how many others leave."""
+        self.left = int(leaving)
+
     def max(self, tensors):
         return [tf.maximum(tensor, 4) for tensor in tensors]
 
@@ -80,10 +84,12 @@ def test_a_row_is_lent_as_wide_as_the_others_are(session):
 
 @pytest.mark.parametrize("others", [[0, 0, 0], [1, 4, 1]], ids=["all have ended", "one leaves"])
 def test_the_input_ends_for_all(session, others):
-    joined = ends.joined(*element(), Alone(others), False)
+    across = Alone(others)
+    joined = ends.joined(*element(), across, False)
     session.run(joined.numbers.own)  # the only batch
     with pytest.raises(tf.errors.OutOfRangeError):
         session.run(joined.checks)
+    assert across.left == others[2]
 
 
 def test_batches_of_a_static_size_that_are_left_fail_an_evaluation(session):
