@@ -105,8 +105,9 @@ def steep(features, labels):
     """A loss, what its own gradients are, and complex numbers made of rows."""
     loss = mean(features, labels)
     gradients = tf.gradients(loss, tf1.trainable_variables())
-    scale = tf1.get_variable("scale", [WIDTH], features["x"].dtype, _start)
-    turned = tf.complex(features["x"] * scale, features["x"] + scale)
+    # NOTE: named as no other model's: a server keeps variables by name.
+    turn = tf1.get_variable("turn", [WIDTH], features["x"].dtype, _start)
+    turned = tf.complex(features["x"] * turn, features["x"] + turn)
     twist = tf.abs(tf.reduce_mean(turned)) ** 2 + 0.01 * tf.abs(tf.reduce_sum(turned * turned))
     return loss + twist + 0.5 * tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients])
 
