@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarking import models, names
+from benchmarking import models, names, subjects
 from replicate import estimator, model_fn
 from replicate.app import cost, joins, scaling
 from replicate.compat.tensorflow import tf, tf1
@@ -52,18 +52,6 @@ def work(request: Mapping[str, Any]) -> None:
     say(clock.found)
 
 
-def _model_fn(model: models.Model, has_optimizer: bool) -> Callable:
-    def the_model_fn(features, labels, mode):
-        loss = model.make_loss(features, labels)
-        train_op = tf.no_op()
-        if has_optimizer:
-            step = tf1.train.get_global_step()
-            train_op = model.make_optimizer().minimize(loss, global_step=step)
-        return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
-
-    return the_model_fn
-
-
 def _input_fn(request: Mapping[str, Any], parts: int) -> Callable:
     """Returns what makes this worker's rows of each batch, as a dataset."""
     model = models.MODELS[request["model"]]
@@ -95,7 +83,7 @@ def _ours(request: Mapping[str, Any], clock: "_Clock") -> None:
         devices=["/device:CPU:0"], timeout=TIMEOUT, communication="ring"
     )
     replicated = model_fn.replicate_model_fn(
-        _model_fn(model, has_optimizer=False), model.make_optimizer, strategy=strategy
+        subjects.plain(model, has_optimizer=False), model.make_optimizer, strategy=strategy
     )
     made = estimator.Estimator(clock.noting(replicated), config=_run_config(request))
     made.train(_input_fn(request, request["workers"]), hooks=[clock], max_steps=clock.last)
@@ -110,7 +98,7 @@ def _mirrored(request: Mapping[str, Any], clock: "_Clock") -> None:
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     model = models.MODELS[request["model"]]
     config = _run_config(request, train_distribute=strategy)
-    made = estimator.Estimator(_model_fn(model, has_optimizer=True), config=config)
+    made = estimator.Estimator(subjects.plain(model, has_optimizer=True), config=config)
     input_fn = _input_fn(request, request["workers"])
     if request["workers"] == 1:
         made.train(input_fn, hooks=[clock], max_steps=clock.last)
@@ -131,7 +119,7 @@ def _servers(request: Mapping[str, Any], clock: "_Clock") -> None:
         servers.serve(found)
     model = models.MODELS[request["model"]]
     replicated = model_fn.replicate_model_fn(
-        _model_fn(model, has_optimizer=False), model.make_optimizer, ["/device:CPU:0"]
+        subjects.plain(model, has_optimizer=False), model.make_optimizer, ["/device:CPU:0"]
     )
     made = estimator.Estimator(clock.noting(replicated), config=_run_config(request))
     # NOTE: the other workers go on until they are ended.
@@ -141,7 +129,9 @@ def _servers(request: Mapping[str, Any], clock: "_Clock") -> None:
 def _one(request: Mapping[str, Any], clock: "_Clock") -> None:
     """One device, on the whole batch."""
     model = models.MODELS[request["model"]]
-    made = estimator.Estimator(_model_fn(model, has_optimizer=True), config=_run_config(request))
+    made = estimator.Estimator(
+        subjects.plain(model, has_optimizer=True), config=_run_config(request)
+    )
     made.train(_input_fn(request, 1), hooks=[clock], max_steps=clock.last)
 
 

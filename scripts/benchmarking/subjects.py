@@ -37,7 +37,7 @@ def prepare(
             the limit has its shard on its device already.
     """
     if subject.kind == "one":
-        with_optimizer = _plain(model)
+        with_optimizer = plain(model)
 
         def on_one(features, labels, mode):
             with tf.device(devices[0]):
@@ -57,7 +57,7 @@ def prepare(
     return Built(by_hand)
 
 
-def _plain(model: models.Model, has_optimizer: bool = True) -> Callable:
+def plain(model: models.Model, has_optimizer: bool = True) -> Callable:
     """The model as a model_fn for one device."""
 
     def the_model_fn(features, labels, mode):
@@ -80,7 +80,7 @@ def _ours(subject: names.Subject, model: models.Model, devices: Sequence[str]) -
     if subject.tower_building is not None:
         chosen["tower_building"] = subject.tower_building
     optimizer_fn = None if subject.has_own_optimizer else model.make_optimizer
-    fn = _plain(model, subject.has_own_optimizer)
+    fn = plain(model, subject.has_own_optimizer)
     return model_fn.replicate_model_fn(fn, optimizer_fn, list(devices), **chosen)
 
 
@@ -92,13 +92,13 @@ def _strategy(kind: str, devices: Sequence[str]) -> Any:
 
 def _replica(model: models.Model, num_towers: int, is_fed: bool) -> Callable:
     """The model as a model_fn that one of TensorFlow's strategies calls in each replica."""
-    plain = _plain(model)
+    on_one = plain(model)
 
     def the_model_fn(features, labels, mode):
         if mode == estimator.ModeKeys.TRAIN and not is_fed:
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group
             features, labels = shard(model, int(tf.get_static_value(replica)), num_towers)
-        return plain(features, labels, mode)
+        return on_one(features, labels, mode)
 
     return the_model_fn
 

@@ -17,6 +17,7 @@ from rich import console
 
 from replicate import errors
 from replicate.app import launch_view, launched_cluster, launching, progress
+from tests.cluster import processes
 
 TOP = pathlib.Path(__file__).parents[2]
 PATIENCE = 30  # seconds; what is waited for takes less than two
@@ -99,15 +100,6 @@ def process_of(folder, name):
     return json.loads((folder / f"{name}.json").read_text())
 
 
-def is_alive(number):
-    """Tells whether a process is there, and no zombie."""
-    try:
-        stat = pathlib.Path(f"/proc/{number}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 def wait_for(condition):
     """Waits until a condition holds."""
     end = time.monotonic() + PATIENCE
@@ -118,7 +110,7 @@ def wait_for(condition):
 
 def gone(folder, *names):
     """Tells whether nothing is left of some children."""
-    return not any(is_alive(process_of(folder, name)[0]) for name in names)
+    return not any(processes.is_alive(process_of(folder, name)[0]) for name in names)
 
 
 def test_each_process_is_told_its_task_and_has_a_log(folder):
@@ -188,7 +180,7 @@ def test_a_process_that_was_killed_is_named_with_the_signal(folder):
 
 def test_what_a_process_has_started_itself_does_not_stay(folder):
     launch(folder, chief="nurse")
-    wait_for(lambda: not is_alive(int((folder / "nursed").read_text())))
+    wait_for(lambda: not processes.is_alive(int((folder / "nursed").read_text())))
 
 
 def test_workers_that_do_not_end_after_the_chief_are_ended(folder):

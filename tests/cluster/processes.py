@@ -71,3 +71,12 @@ def run(
             worker.kill()
             worker.wait()
     return Ended(codes, lasted, [(folder / f"{i}.log").read_text()[-4000:] for i in range(number)])
+
+
+def is_alive(number):
+    """Tells whether a process is there, and no zombie."""
+    try:
+        stat = pathlib.Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

@@ -16,6 +16,7 @@ import pytest
 
 from replicate.app import cli, launched_cluster
 from replicate.compat.tensorflow import tf, tf1
+from tests.cluster import processes
 
 TOP = pathlib.Path(__file__).parents[2]
 PATIENCE = 120  # seconds; what is waited for takes less than ten
@@ -102,15 +103,6 @@ def launching(folder, config, model_dir, *options):
         process.communicate()
 
 
-def is_alive(number):
-    """Tells whether a process is there, and no zombie."""
-    try:
-        stat = pathlib.Path(f"/proc/{number}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
-
-
 def processes_of(folder, model_dir):
     """Returns the number of each process of the last launch, by its log."""
     logs = sorted((folder / model_dir / "logs").glob("*.log"))
@@ -179,7 +171,7 @@ def test_logs_say_who_waited_and_nothing_is_left(trained):
     assert "worker 1 is ready, and waits for 1 other worker, for 60 seconds at most" in log
     assert f"worker 1 has made its last step, {told['step']}" in log
     assert set(processes_of(folder, "out")) == {"chief", "worker-1"}
-    assert not any(map(is_alive, processes_of(folder, "out").values()))
+    assert not any(map(processes.is_alive, processes_of(folder, "out").values()))
 
 
 def ended(folder, process, *, reach, act):
@@ -193,7 +185,7 @@ def ended(folder, process, *, reach, act):
     time.sleep(random.uniform(0, 0.3))
     act()
     err = process.communicate(timeout=PATIENCE)[1]
-    assert not any(map(is_alive, processes_of(folder, "steady").values()))
+    assert not any(map(processes.is_alive, processes_of(folder, "steady").values()))
     return err
 
 
@@ -272,7 +264,7 @@ def test_a_launch_with_a_parameter_server_trains_to_its_end(folder):
     log = (folder / "served" / "logs" / "ps-0.log").read_text()
     assert "line: ps 0, keeps variables until it is ended" in log
     assert set(processes_of(folder, "served")) == {"chief", "worker-1", "ps-0"}
-    assert not any(map(is_alive, processes_of(folder, "served").values()))
+    assert not any(map(processes.is_alive, processes_of(folder, "served").values()))
 
 
 @pytest.mark.parametrize(
