@@ -285,6 +285,7 @@ def _join(join, mode, built, creations, options: choices.Choices) -> Any:
             shown = tf1.get_collection(tf1.GraphKeys.SUMMARIES)
             optimizer.leave_out(built[0].of_optimizers, [*running, *shown])
         writes.refuse_lone(creations, join, running, updates)
+        writes.order(creations, join, running)
         return _with_statistics(spec, built, creations.all(), join.whole.rows, update_ops)
     if join.whole.rows.is_single:
         return built[0].spec

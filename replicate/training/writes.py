@@ -51,6 +51,38 @@ def refuse_lone(
                 raise _refusal(variable, op, tower_id)
 
 
+def order(creations: sharing.Creations, join: joining.Joining, running: Sequence[Any]) -> None:
+    """Has a step read a variable before it writes it, where the model left that open.
+
+    On one device either order is the model's own. Of several towers one might read the old value
+    and another one the new, as of a global step that a rate is made from: their copies of what
+    they write from it would part. Such a read waits for nothing, so a write can wait for it.
+
+    Args:
+        creations: See `refuse_lone`.
+        join: See `refuse_lone`.
+        running: See `refuse_lone`.
+    """
+    if join.whole.rows.is_single:
+        return
+    executed = ancestry.executed_by(running)
+    for variable in {id(v): v for v in [*creations.all(), *tf1.global_variables()]}.values():
+        for member in getattr(variable, "members", (variable,)):
+            found = [op for op in ancestry.writes(member) if op in executed and _is_outermost(op)]
+            reads = found and [op for op in member.handle.consumers() if _is_open(op, executed)]
+            for write in found:
+                write._add_control_inputs(reads)
+
+
+def _is_open(op: tf.Operation, executed: set) -> bool:
+    is_read = op.type == "ReadVariableOp" and op in executed
+    return is_read and not op.control_inputs and _is_outermost(op)
+
+
+def _is_outermost(op: tf.Operation) -> bool:
+    return op._get_control_flow_context() is None
+
+
 def _check_copies(variable: Any, executed: set) -> None:
     """Refuses a step after which the copies of a mirrored variable would differ."""
     members = getattr(variable, "members", ())

@@ -308,3 +308,27 @@ def test_a_joined_mean_is_that_of_the_rows(strategy, rows):
         return exactness.spec_of(mode, loss, train_op=tf1.group(step, update))
 
     exactness.require_one_device(model, [batch(rows)] * 2, devices=3, strategy=strategy)
+
+
+def own_descent(gradients_and_variables, rate):
+    return tf1.group(*[v.assign(v - rate * g) for g, v in gradients_and_variables])
+
+
+def counting_by_itself(features, labels, mode):
+    """The loss is the mean of w x, with x = 1: the gradient is 1, and the rate is the step."""
+    w = tf1.get_variable("w", [], tf.float64, initializer=tf1.zeros_initializer())
+    step = tf1.train.get_or_create_global_step()
+    rate = tf.cast(step, tf.float64)  # a read that nothing orders
+    loss = tf.reduce_mean(w * features)
+    update = own_descent([(tf.gradients(loss, w)[0], w)], rate)
+    return exactness.spec_of(mode, loss, train_op=tf1.group(update, step.assign(step + 1)))
+
+
+@pytest.mark.parametrize("building", ["call", "clone"])
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+def test_a_write_waits_for_what_towers_read_before_it(strategy, building):
+    options = {"strategy": strategy, "tower_building": building}
+    towers = model_fn.replicate_model_fn(counting_by_itself, None, 3, **options)
+    found = exactness.run(towers, [(np.ones([6]), None)] * 40)
+    # The rates are 0 to 39, whichever tower reads the step, and however late: 39 * 40 / 2 = 780.
+    assert found.variables[-1]["w:0"] == -780
