@@ -288,7 +288,7 @@ class TowerCopies:
             self._places[op] = self._place(op)
         place = self._places[op]
         if isinstance(place, tf.Tensor):
-            return self._resource_of(i, place).device
+            return self._twin(i, place).device
         if (i, place) not in self._merged:
             self._merged[i, place] = (
                 placement.merged(self._devices[i], place.named) if place.is_tower else place.named
@@ -296,10 +296,12 @@ class TowerCopies:
         return self._merged[i, place]
 
     def _place(self, op: tf.Operation) -> Any:
-        """Returns where copies are: beside a handle's variable, or a `_Place`."""
+        """Returns where copies are: beside each tower's own of a tensor, or a `_Place`."""
         for beside in (placement.variable_of(op), *self._beside(op)):
-            if beside is not None and beside.type == "VarHandleOp":
-                return beside.outputs[0]
+            outputs = [] if beside is None else beside.outputs
+            for tensor in outputs:
+                if beside.type == "VarHandleOp" or self._is_given(tensor):
+                    return tensor
             if beside in self._placed:
                 op = beside
                 break

@@ -229,6 +229,17 @@ def test_what_is_put_beside_another_operation_follows_it(towers):
     assert [near(t.device) for t in towers.column(z)] == [near(device) for device in DEVICES]
 
 
+def test_what_is_put_beside_what_towers_were_given_is_beside_each_towers_own(towers):
+    received = []
+    for device in DEVICES:
+        with tf.device(device):
+            received.append(tf.constant(1.0))  # as a joined gradient that is sent to all
+    towers.copies.give(received)
+    with towers.first(), tf1.colocate_with(received[0]):
+        y = tf.square(received[0])
+    assert [near(t.device) for t in towers.column(y)] == [near(device) for device in DEVICES]
+
+
 def body_devices(ending):
     """Returns the devices named in functions of the graph whose names end so."""
     library = tf1.get_default_graph().as_graph_def().library.function
