@@ -58,6 +58,7 @@ class Across:
         self._rows: int | str = 0  # a number, or the name of a tensor
         self.was_left = False
         self._told: list[str] = []
+        self._awaited: list[str] = []
         self._group = zlib.crc32(f"{options.size} {device}".encode()) & _KEYS
 
     @property
@@ -98,6 +99,15 @@ class Across:
     def note_left(self, leaving: int) -> None:
         """Notes how many other workers have ended their steps before their input has."""
         self.was_left = int(leaving) > 0
+
+    def wait_for(self, end: Any) -> None:
+        """Has whatever is joined from now on wait for an operation or a tensor.
+
+        Args:
+            end: May end the step in all workers. What was on its way by then would be torn off in
+                one worker, and fail in the others before they learn of the end.
+        """
+        self._awaited.append(getattr(end, "op", end).name)
 
     # Dense.
 
@@ -196,7 +206,7 @@ class Across:
         if not shape.is_fully_defined():  # a size of its own each time: an instance of its own
             key = (tf.cast(key, tf.int64) + tf.size(tensor, tf.int64) * 7919) % _KEYS
             key = tf.cast(key, tf.int32)
-        with tf1.control_dependencies(self._last()):
+        with tf1.control_dependencies(self._before()):
             made = tf.raw_ops.CollectiveReduceV2(
                 input=tensor,
                 instance_key=key,
@@ -211,8 +221,9 @@ class Across:
         self._note(made, op)
         return made
 
-    def _last(self) -> list[tf.Operation]:
-        return [tf1.get_default_graph().get_operation_by_name(name) for name in self._names[-1:]]
+    def _before(self) -> list[tf.Operation]:
+        names = [*self._names[-1:], *self._awaited]
+        return [tf1.get_default_graph().get_operation_by_name(name) for name in names]
 
     def _note(self, made: tf.Tensor, op: str) -> None:
         self._names.append(made.op.name)
@@ -257,7 +268,7 @@ class Across:
         """Returns all workers' rows; `kind` tells sizes apart."""
         key = self._key("gather", tensor.dtype.name, tensor.shape)
         key = tf.cast((tf.cast(key, tf.int64) + tf.cast(kind, tf.int64) * 7919) % _KEYS, tf.int32)
-        with tf1.control_dependencies(self._last()):
+        with tf1.control_dependencies(self._before()):
             made = tf.raw_ops.CollectiveGatherV2(
                 input=tensor,
                 instance_key=key,

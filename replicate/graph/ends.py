@@ -119,11 +119,13 @@ def _ending(features, labels, has_next, own, across, is_complete) -> Input:
 
     if not is_static:
         ended = tf.cond(tf.logical_and(ready > 0, stays), tf.no_op, end)
+        across.wait_for(ended)
         return Input(features, labels, Numbers(own, whole), (ended,), Farewell(brought, ended))
     is_uneven = tf.logical_and(ready > 0, ready < across.size)
     uneven = _refused if is_complete else _told
     with tf1.control_dependencies([tf.cond(is_uneven & stays, uneven, tf.no_op)]):
         ended = tf.cond(tf.logical_and(ready >= across.size, stays), tf.no_op, end)
+    across.wait_for(ended)
     return Input(features, labels, None, (ended,), Farewell(brought, ended))
 
 

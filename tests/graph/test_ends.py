@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ends
+from replicate.graph import ancestry, collectives, ends
 
 
 class Alone:
@@ -14,6 +14,10 @@ class Alone:
 
     def __init__(self, *others):
         self._others = others
+
+    def wait_for(self, op):
+        """Called with what may end the step."""
+        self.awaited = op
 
     def note_left(self, leaving):
         """Called where the input ends, with how many others leave."""
@@ -104,3 +108,16 @@ def test_input_of_no_dataset_is_given_back_with_a_warning(fresh_graph, caplog):
     x = tf.zeros([3, 2])
     assert ends.joined(x, None, Alone([0, 0, 0]), False) == ends.Input(x, None)
     assert "no tf.data.Dataset" in caplog.text
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_nothing_is_joined_in_a_step_that_ends(fresh_graph, is_static):
+    features, labels = element()
+    if is_static:
+        features["x"].set_shape([3, 2])
+    across = collectives.Across(collectives.Options(2, 0), "/device:CPU:0")
+    joined = ends.joined(features, labels, across, False)
+    across.sum([tf.random.normal([])])  # which no batch has to come for
+    first, last = across.made
+    assert joined.farewell.ended.op in ancestry.executed_by([last])
+    assert joined.farewell.ended.op not in ancestry.executed_by([first])
