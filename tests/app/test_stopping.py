@@ -205,11 +205,10 @@ def test_who_ignores_a_closed_terminal_is_not_ended_by_it(folder):
 @pytest.mark.parametrize("seconds", [0.01, 0.1, 0.5, 1.0, 2.0])
 def test_ctrl_c_at_the_start_prints_no_traceback(folder, seconds):
     code = (
-        "import os, signal, sys, threading\n"
+        "import os, signal, sys\n"
         "from replicate.__main__ import main\n"
-        f"stop = threading.Timer({seconds}, os.kill, (os.getpid(), signal.SIGINT))\n"
-        "stop.daemon = True\n"
-        "stop.start()\n"
+        "signal.signal(signal.SIGPROF, lambda *_: os.kill(os.getpid(), signal.SIGINT))\n"
+        f"signal.setitimer(signal.ITIMER_PROF, {seconds})\n"  # of its own work
         "sys.exit(main())\n"
     )
     done = subprocess.run(
