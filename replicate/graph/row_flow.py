@@ -114,7 +114,9 @@ class Looker:
         waiting, entered = [tensor.op], set()
         while waiting:
             op = waiting[-1]
-            if op in self._states:
+            known = self._states.get(op)
+            # NOTE: TensorFlow lets a loop that it derives give out more than before, in place.
+            if known is not None and len(known) == len(op.outputs):
                 waiting.pop()
             elif op in entered:
                 self._states[op] = self._look(op)

@@ -78,6 +78,10 @@ class Probe:
             self.root.ends.add(tensor.op)
 
     def _learn(self, tensors: Sequence[tf.Tensor], scratch: Scratch) -> None:
+        # NOTE: TensorFlow lets a loop or a branch that it derives give out more, in place.
+        known = scratch.copies
+        grown = [op for op in scratch.children if any(t.ref() not in known for t in op.outputs)]
+        scratch.ends.difference_update(grown)
         new = ancestry.made_from(tensors, ends=scratch.ends) - scratch.ends
         for op in [op for op in new if op.type in _LENGTHS or functions.bodies(op)]:
             if op not in scratch.ends:

@@ -135,6 +135,25 @@ def of_the_gradient_of_a_read(f, y, v):
     return found + 0.1 * tf.reduce_sum(tf.square(tf.gradients(found, v.w)[0]))
 
 
+def of_the_gradient_of_a_loop(f, y, v):
+    """TensorFlow changes a loop in place when it derives it, and when it derives that again."""
+    start = (0, losses.logits(f, v))
+    _, found = tf.while_loop(lambda i, h: i < 3, lambda i, h: (i + 1, tf.tanh(h + v.b)), start)
+    return with_squares_of_the_gradient(found, y, v)
+
+
+def of_the_gradient_of_a_branch(f, y, v):
+    hidden, chosen = losses.logits(f, v), tf.reduce_sum(v.b) < 100.0
+    found = tf.cond(chosen, lambda: tf.tanh(hidden + v.b), lambda: hidden)
+    return with_squares_of_the_gradient(found, y, v)
+
+
+def with_squares_of_the_gradient(found, y, v):
+    loss = tf.reduce_mean(tf.square(found - y["y"]))
+    (gradient,) = tf.gradients(loss, v.variables["w"])
+    return loss + 0.1 * tf.reduce_sum(tf.square(gradient))
+
+
 GRADIENTS = {
     "adversarial sign, stopped": adversarial(tf.reduce_mean, True, lambda g: 0.1 * tf.sign(g)),
     "adversarial gradient, stopped": adversarial(tf.reduce_mean, True, lambda g: 3.0 * g),
@@ -146,6 +165,8 @@ GRADIENTS = {
     "gradient penalty of a sum": of_the_gradient(total),
     "gradient penalty of a quotient": of_the_gradient(losses.quotient),
     "gradient penalty of what was read": of_the_gradient_of_a_read,
+    "gradient penalty of a loop": of_the_gradient_of_a_loop,
+    "gradient penalty of a branch": of_the_gradient_of_a_branch,
 }
 
 
