@@ -224,9 +224,14 @@ class Member:
         return config
 
     def configure(self, config: Any) -> None:
-        """Sets in a `ConfigProto`, in place, who leads the steps and that others are not seen."""
+        """Sets in a `ConfigProto`, in place, who leads the steps and that others are not seen.
+
+        Neither other tasks are, nor other sessions: a server would keep variables by name, and
+        the next model of this process, which has other shapes, would find them.
+        """
         job, number = self.cluster.tasks[self.cluster.position]
         config.experimental.collective_group_leader = self.cluster.leader
+        config.isolate_session_state = True
         own = f"/job:{job}/task:{number}"
         if own not in config.device_filters:
             config.device_filters.append(own)

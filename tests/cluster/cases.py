@@ -105,9 +105,8 @@ def steep(features, labels):
     """A loss, what its own gradients are, and complex numbers made of rows."""
     loss = mean(features, labels)
     gradients = tf.gradients(loss, tf1.trainable_variables())
-    # NOTE: named as no other model's: a server keeps variables by name.
-    turn = tf1.get_variable("turn", [WIDTH], features["x"].dtype, _start)
-    turned = tf.complex(features["x"] * turn, features["x"] + turn)
+    scale = tf1.get_variable("scale", [WIDTH], features["x"].dtype, _start)
+    turned = tf.complex(features["x"] * scale, features["x"] + scale)
     twist = tf.abs(tf.reduce_mean(turned)) ** 2 + 0.01 * tf.abs(tf.reduce_sum(turned * turned))
     return loss + twist + 0.5 * tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients])
 
@@ -298,9 +297,7 @@ def model_of(case: Case, spec_class: Any) -> Callable:
     """
 
     def model(features, labels, mode):
-        # NOTE: the server of a process keeps variables by name, and their dtypes.
-        with tf1.variable_scope(case.dtype.name):
-            loss = case.loss(features, labels)
+        loss = case.loss(features, labels)
         tf1.summary.scalar("label", tf.reduce_mean(labels))  # the first worker fetches it alone
         metrics = metrics_of(features, labels, loss) if mode == "eval" else None
         train_op = tf.no_op() if case.train is None else case.train(loss)

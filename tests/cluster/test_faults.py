@@ -84,8 +84,7 @@ def undisturbed() -> dict:
     with tf.Graph().as_default():
         dataset = cases.dataset(case, cases.batches_of_all(case)).repeat(8)
         features, labels = tf1.data.make_one_shot_iterator(dataset).get_next()
-        with tf1.variable_scope(case.dtype.name):
-            loss = case.loss(features, labels)
+        loss = case.loss(features, labels)
         update = case.optimizer().minimize(loss)
         variables = {v.op.name.replace("/", "|"): v for v in tf1.global_variables()}
         with tf1.Session(config=exactness.session_config()) as session:

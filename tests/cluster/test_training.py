@@ -114,6 +114,15 @@ def test_all_end_where_one_of_them_stops(trained):
     assert steps == [2, 2]
 
 
+def test_models_of_one_process_share_names_and_no_variables(trained):
+    # Their workers trained one after the other, with one server.
+    found = {name: np.load(trained / f"{name}-1.npz") for name in ("wide", "steep", *FOUR_TOWERS)}
+    shapes = [found[name]["scale of tower 0"].shape for name in ("wide", "steep")]
+    assert shapes == [(), (cases.WIDTH,)]
+    dtypes = [found[name]["w of tower 0"].dtype for name in FOUR_TOWERS[:2]]
+    assert dtypes == [np.float64, np.float32]
+
+
 def test_the_chief_alone_writes_checkpoints(trained):
     written = sorted(path.name for path in (trained / "adam_penalized").glob("model.ckpt-*.index"))
     assert written == [f"model.ckpt-{step}.index" for step in (0, cases.STEPS)]

@@ -218,10 +218,8 @@ def core(worker: Worker, name: str) -> None:
     strategy, number = worker.strategy, worker.number
     values = tf.VariableAggregation
     with tf.Graph().as_default(), strategy.scope():
-        v = tf1.get_variable(
-            "core_v", initializer=10.0 + number
-        )  # the first worker's is everybody's
-        w = tf1.get_variable("core_w", initializer=10.0)  # a server keeps what it was given by name
+        v = tf1.get_variable("v", initializer=10.0 + number)  # the first worker's is everybody's
+        w = tf1.get_variable("w", initializer=10.0)
         own = tf1.get_variable(
             "own",
             initializer=0.0,
