@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 
+_SERVERS: dict[tuple, Any] = {}  # those of this process, and of how many CPUs: none can be stopped
 _TRAINING = ("chief", "master", "worker")
 _NAMES = (*_TRAINING, "ps", "evaluator")
 
@@ -190,27 +191,35 @@ class Member:
         self._server: Any = None
 
     def start(self) -> str:
-        """Starts this task's server, once; returns the target of its sessions.
+        """Starts this task's server, once in a process; returns the target of its sessions.
 
         Raises:
             RunError: If its address cannot be listened on.
         """
         if self._server is None:
-            job, number = self.cluster.tasks[self.cluster.position]
-            config = self._server_config()
-            try:
-                self._server = tf.distribute.Server(
-                    self.cluster.spec(), job_name=job, task_index=number, config=config
-                )
-            except tf.errors.OpError as reason:
-                raise errors.RunError(
-                    f"Each task of a cluster listens on its own address: {self.cluster.name} could "
-                    f"not, on {self.cluster.addresses[self.cluster.position]} ({reason.message}). "
-                    "End what uses the port; in one process, make one MultiWorkerStrategy and "
-                    "pass it to every replicate_model_fn; with train_and_evaluate, which starts "
-                    'a server of its own, set "environment": "google" in TF_CONFIG.'
-                ) from reason
+            taking_part = (self.cluster.tasks, self.cluster.addresses, self.cluster.position)
+            server, num_cpus = _SERVERS.get(taking_part, (None, 0))
+            if num_cpus < self._num_cpus:
+                server = self._new_server()
+                _SERVERS[taking_part] = (server, self._num_cpus)
+            self._server = server
         return self._server.target
+
+    def _new_server(self) -> Any:
+        job, number = self.cluster.tasks[self.cluster.position]
+        config = self._server_config()
+        try:
+            return tf.distribute.Server(
+                self.cluster.spec(), job_name=job, task_index=number, config=config
+            )
+        except tf.errors.OpError as reason:
+            raise errors.RunError(
+                f"Each task of a cluster listens on its own address: {self.cluster.name} could "
+                f"not, on {self.cluster.addresses[self.cluster.position]} ({reason.message}). "
+                "End what uses the port; of several strategies of one process let the first have "
+                "the most devices; call replicate.estimator.train_and_evaluate, for TensorFlow's "
+                'starts a server of its own unless TF_CONFIG has "environment": "google".'
+            ) from reason
 
     def _server_config(self) -> Any:
         """Returns the server's `ConfigProto`: what devices are, sessions cannot say any more."""

@@ -92,6 +92,25 @@ def test_a_session_without_a_target_is_refused(monkeypatch):
         strategy.require_session(replicate.estimator.RunConfig())
 
 
+def test_a_process_listens_once(monkeypatch):
+    made = []
+
+    class Server:
+        target = "grpc://c:3"
+
+        def __init__(self, spec, job_name, task_index, config):
+            made.append((job_name, task_index, config.device_count["CPU"]))
+
+    monkeypatch.setattr(cluster.tf.distribute, "Server", Server)
+    monkeypatch.setattr(cluster, "_SERVERS", {})
+    own = cluster.of({"cluster": _WORKERS, "task": {"type": "worker", "index": 1}})
+    for num_cpus in (2, 1, 2):
+        assert cluster.Member(own, num_cpus).start() == "grpc://c:3"
+    assert made == [("worker", 1, 2)]
+    cluster.Member(own, 3).start()  # a server of 2 has no third
+    assert made[1:] == [("worker", 1, 3)]
+
+
 def test_a_strategy_with_a_server_is_made_once(monkeypatch):
     task = {"type": "worker", "index": 1}
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": _WORKERS, "task": task}))
