@@ -115,7 +115,8 @@ def _said(reason: Exception) -> str:
     """Returns the line of an error's text that says what happened."""
     lines = [line.strip() for line in str(getattr(reason, "message", reason)).split("\n")]
     about = ("Graph execution", "Detected at", "Node:", "From /job", "[[", "Original stack", "File")
-    return next((line[:300] for line in lines if line[3:] and not line.startswith(about)), lines[0])
+    told = [line for line in lines if line[3:] and not line.startswith(about)]
+    return next((line[:300] for line in told if not line.endswith("error(s) found.")), lines[0])
 
 
 def watched(run: Callable, cluster: clusters.Cluster, seconds: float, reasons: tuple) -> Callable:

@@ -7,9 +7,11 @@ them asks for more.
 """
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from replicate import errors, types
+from replicate.compat import sessions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
 from replicate.strategy import agreement, presence
@@ -46,7 +48,8 @@ def begin(
         farewell: How a worker that ends alone tells the others: an `ends.Farewell`, or None.
     """
     hooks = "training_hooks" if spec.mode == types.TRAIN else "evaluation_hooks"
-    watch = _Watch(strategy.cluster, across.options.timeout, farewell)
+    meeting = across.apart("end").sum([tf.constant(1)])[0].op if spec.mode == types.TRAIN else None
+    watch = _Watch(strategy.cluster, across.options.timeout, farewell, meeting)
     return spec._replace(
         scaffold=_Scaffold(spec.scaffold, strategy, across, compared),
         **{hooks: (*(getattr(spec, hooks) or ()), watch)},
@@ -60,12 +63,14 @@ class _Watch(tf1.train.SessionRunHook):
         cluster: The cluster.
         seconds: How long a task waits for another one.
         farewell: See `begin`.
+        meeting: In what all meet at last; None: in nothing.
     """
 
-    def __init__(self, cluster: Any, seconds: float, farewell: Any):
+    def __init__(self, cluster: Any, seconds: float, farewell: Any, meeting: Any):
         self._cluster = cluster
         self._seconds = seconds
         self._farewell = farewell
+        self._meeting = meeting
         self._is_in_step = False
 
     def after_create_session(self, session: tf1.Session, coord: Any) -> None:
@@ -88,6 +93,10 @@ class _Watch(tf1.train.SessionRunHook):
             fed = {self._farewell.brought: self._farewell.value}
             with contextlib.suppress(tf.errors.OutOfRangeError):
                 session.run(self._farewell.ended, fed)
+        if self._meeting is not None:
+            # NOTE: this hook comes behind the one that saves. When a worker goes on, the chief's
+            # last checkpoint is there: what evaluates, or asks whether max_steps are reached.
+            session.run(self._meeting)
 
 
 class _Scaffold(tf1.train.Scaffold):
@@ -124,4 +133,9 @@ class _Scaffold(tf1.train.Scaffold):
         local = self.default_local_init_op() if own is None else own
         self._local_init_op = tf1.group(local, *agreement.begin(self._across))
         self._strategy.agree({**self._compared, **agreement.built(self._across)})
+        sessions.watch_next(self._watched)
         return super().finalize()
+
+    def _watched(self, make: Callable) -> Callable:
+        seconds = self._across.options.timeout
+        return presence.watched(make, self._strategy.cluster, seconds, agreement.LOSSES)

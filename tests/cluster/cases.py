@@ -47,7 +47,8 @@ def _start(shape, dtype=tf.float32, partition_info=None, **unused):
     return tf.constant(numbers, dtype)
 
 
-def _dense(features):
+def dense(features):
+    """A layer."""
     x = features["x"]
     w = tf1.get_variable("w", [WIDTH, 2], x.dtype, _start)
     b = tf1.get_variable("b", [2], x.dtype, _start)
@@ -55,7 +56,7 @@ def _dense(features):
 
 
 def _errors(features, labels):
-    return tf.square(_dense(features) - labels[:, tf.newaxis])
+    return tf.square(dense(features) - labels[:, tf.newaxis])
 
 
 def mean(features, labels):
@@ -164,6 +165,7 @@ def _cycle(pattern: tuple, steps: int) -> tuple:
 
 
 STEPS = 20
+SAVED = "adam_penalized"  # of the cases, the one of which there are checkpoints
 UNEVEN = (_cycle((5, 3, 4, 1), STEPS), _cycle((2, 4, 3, 6), STEPS))
 UNEVEN_END = (_cycle((5, 3, 4, 1, 2), STEPS), _cycle((2, 4), 13))
 FIRST_ENDS = ((3, 1), _cycle((4, 1, 5), STEPS))

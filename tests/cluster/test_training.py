@@ -114,6 +114,11 @@ def test_all_end_where_one_of_them_stops(trained):
     assert steps == [2, 2]
 
 
+def test_no_worker_goes_on_before_the_chief_has_saved(trained):
+    saved = [np.load(trained / f"{cases.SAVED}-{worker}.npz")["saved"] for worker in range(2)]
+    assert saved == [cases.STEPS, cases.STEPS]
+
+
 def test_models_of_one_process_share_names_and_no_variables(trained):
     # Their workers trained one after the other, with one server.
     found = {name: np.load(trained / f"{name}-1.npz") for name in ("wide", "steep", *FOUR_TOWERS)}
@@ -124,9 +129,9 @@ def test_models_of_one_process_share_names_and_no_variables(trained):
 
 
 def test_the_chief_alone_writes_checkpoints(trained):
-    written = sorted(path.name for path in (trained / "adam_penalized").glob("model.ckpt-*.index"))
+    written = sorted(path.name for path in (trained / cases.SAVED).glob("model.ckpt-*.index"))
     assert written == [f"model.ckpt-{step}.index" for step in (0, cases.STEPS)]
-    assert len(list((trained / "adam_penalized").glob("events.out.tfevents.*"))) == 1
+    assert len(list((trained / cases.SAVED).glob("events.out.tfevents.*"))) == 1
 
 
 def test_the_core_joins_over_workers(trained):

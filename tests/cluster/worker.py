@@ -76,10 +76,25 @@ def train(worker: Worker, name: str) -> None:
     seen = _Seen(worker.number)
     given = _batches(worker, name)
     estimator = _estimator(worker, name, case)
-    estimator.train(given, hooks=[seen.hook()])
-    metrics = estimator.evaluate(given) if case.is_evaluated else {}
-    found = {f"metric {key}": value for key, value in metrics.items()}
+    listeners = [_slow_listener()] if case.is_evaluated and worker.strategy.is_chief else None
+    estimator.train(given, hooks=[seen.hook()], saving_listeners=listeners)
+    found = {}
+    if case.is_evaluated:
+        found["saved"] = int((estimator.latest_checkpoint() or "-0").rpartition("-")[2])
+        metrics = estimator.evaluate(given)
+        found.update({f"metric {key}": value for key, value in metrics.items()})
     np.savez(worker.folder / f"{name}-{worker.number}.npz", **seen.variables, **found)
+
+
+def _slow_listener() -> Any:
+    """Returns what makes each checkpoint take its time."""
+    from replicate.compat.tensorflow import tf1
+
+    class Slow(tf1.train.CheckpointSaverListener):
+        def before_save(self, session, global_step_value):
+            time.sleep(0.5)
+
+    return Slow()
 
 
 def _batches(worker: Worker, name: str) -> Any:

@@ -53,6 +53,12 @@ def test_an_error_says_that_all_answer():
     assert f"All still answer (worker:1 ({one}), worker:2 ({two}))" in found
 
 
+def test_of_several_errors_the_first_is_told():
+    text = "Graph execution error:\n\n2 root error(s) found.\n  (0) DEADLINE_EXCEEDED: too late\n"
+    found = presence.lost(three("nowhere:1", "nowhere:2"), ValueError(text), 5, [1])
+    assert "TensorFlow says: '(0) DEADLINE_EXCEEDED: too late'" in str(found)
+
+
 def test_who_does_not_come_in_time_is_named():
     lost = gone()
     with listening() as address, pytest.raises(errors.ClusterError, match="worker:2") as raised:

@@ -1,0 +1,25 @@
+"""A worker that waits for the others says so."""
+
+import types
+
+import pytest
+
+from replicate import errors
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import collectives
+from replicate.strategy import cluster
+from replicate.training import together
+
+
+def test_who_is_awaited_in_vain_at_the_start_is_named():
+    # The other worker answers nobody; it had been there until all began.
+    jobs = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+    own = cluster.of({"cluster": jobs, "task": {"type": "worker", "index": 0}})
+    strategy = types.SimpleNamespace(cluster=own, agree=lambda built: None)
+    across = collectives.Across(collectives.Options(2, 0, timeout=1), "/device:CPU:0")
+    with tf.Graph().as_default():
+        tf1.train.create_global_step()
+        scaffold = together._Scaffold(tf1.train.Scaffold(), strategy, across, {})
+        creator = tf1.train.ChiefSessionCreator(scaffold)
+        with pytest.raises(errors.ClusterError, match=r"has lost worker:1 \(127.0.0.1:2\)"):
+            tf1.train.MonitoredSession(creator)
