@@ -105,9 +105,8 @@ def _replicate(options: choices.Choices, features, labels, mode, params, config)
         factory = optimizer.OptimizerFactory(options.optimizer_fn, params)
     before = saver.operation_names()
     with chosen.scope(), _without_collector():
-        spec = _build(
-            chosen, call, features, labels, factory, options, _across(chosen, mode, config)
-        )
+        across = _across(chosen, mode, config, (features, labels))
+        spec = _build(chosen, call, features, labels, factory, options, across)
     if mode == types.TRAIN:
         spec = synchronous.with_hook(spec, factory and factory.made, config)
         if isinstance(chosen, parameter_server.ParameterServerStrategy):
@@ -132,7 +131,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _across(strategy: base.DistributionStrategy, mode: str, config: Any) -> Any:
+def _across(strategy: base.DistributionStrategy, mode: str, config: Any, nest: Any) -> Any:
     """Returns what joins this worker with others; None where it is alone.
 
     Predictions are each worker's own. An evaluation is, too, if it is in a session of its own.
@@ -143,7 +142,11 @@ def _across(strategy: base.DistributionStrategy, mode: str, config: Any) -> Any:
     if across is not None and mode == types.TRAIN:
         strategy.require_session(config)
     is_joined_evaluation = mode == types.EVAL and getattr(config, "evaluation_master", "")
-    return across if mode == types.TRAIN or is_joined_evaluation else None
+    if mode == types.TRAIN or is_joined_evaluation:
+        return across
+    if across is not None and not strategy.is_chief:
+        together.require_worker_alone(strategy.cluster.name, config, saver.is_fed(nest))
+    return None
 
 
 def _build(strategy, call, features, labels, factory, options: choices.Choices, across: Any) -> Any:

@@ -154,7 +154,7 @@ TAKEN = _rows(
             "_saver": "a scaffold of the user's own class gets another Saver",
         },
         "estimator": {
-            "_model_fn": "train_and_evaluate asks a replicated model_fn for its strategy",
+            "_model_fn": "a replicated model_fn is asked for its strategy, to train and to export",
         },
         "run config": {
             "_evaluation_master": "workers evaluate together in sessions of their servers",

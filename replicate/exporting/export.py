@@ -13,7 +13,7 @@ from replicate import types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
 from replicate.graph import portable
-from replicate.strategy import context
+from replicate.strategy import context, presence
 
 __all__ = ["TOWERS", "copy", "export_saved_model", "read", "write"]
 
@@ -54,6 +54,7 @@ def export_saved_model(
 
     Raises:
         ValueError: If `towers` has no such value, or there is nothing to export.
+        RunError: If this is a worker of a cluster, and not its chief.
     """
     if towers not in TOWERS:
         raise ValueError(
@@ -66,6 +67,7 @@ def export_saved_model(
         "checkpoint_path": checkpoint_path,
         "experimental_mode": experimental_mode,
     }
+    _require_chief(estimator)
     base = os.fsdecode(export_dir_base)
     with _scratch(base) as scratch:
         with context.one_tower() if towers == "one" else contextlib.nullcontext():
@@ -77,6 +79,13 @@ def export_saved_model(
             portable.name_assets(meta_graph)
         write(saved_model, made)
         return os.fsencode(_move(made, base))
+
+
+def _require_chief(estimator: Any) -> None:
+    chosen = getattr(getattr(estimator, "_model_fn", None), "strategy", None)
+    strategy = chosen(types.PREDICT, estimator.config) if callable(chosen) else None
+    if strategy is not None and not strategy.is_chief:
+        raise presence.export_refusal(strategy.cluster.name)
 
 
 @contextlib.contextmanager

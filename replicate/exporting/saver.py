@@ -98,7 +98,7 @@ def make_exportable(
     scaffold = spec.scaffold
     if isinstance(scaffold.saver, tf.train.Checkpoint):
         return spec  # it writes no MetaGraphDef
-    if spec.mode != types.PREDICT and not _is_fed(features):
+    if spec.mode != types.PREDICT and not is_fed(features):
         return spec  # it is trained or evaluated: it has what it has on one device
     saver = PortableSaver(graph, worker_devices, scaffold.saver, config)
     if spec.mode == types.PREDICT:
@@ -138,7 +138,7 @@ def _default_saver(config: Any) -> Any:
     return tf1.train.Saver(sharded=True, allow_empty=True, save_relative_paths=True, **kept)
 
 
-def _is_fed(nest: Any) -> bool:
+def is_fed(nest: Any) -> bool:
     """Whether tensors come from placeholders, as those of a serving_input_receiver_fn."""
     stack = [t.op for t in tf.nest.flatten(nest, expand_composites=True) if hasattr(t, "op")]
     seen = set(stack)

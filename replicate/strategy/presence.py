@@ -111,6 +111,19 @@ def lost(
     )
 
 
+def export_refusal(own: str) -> errors.RunError:
+    """Returns what is raised where a worker that is no chief exports.
+
+    Args:
+        own: The worker, as people call it.
+    """
+    return errors.RunError(
+        f"The chief of a cluster writes exports, as it writes checkpoints: {own} was asked for "
+        "one. Export where strategy.is_chief is True, or let the evaluator do it with the "
+        "exporters of an EvalSpec."
+    )
+
+
 def _said(reason: Exception) -> str:
     """Returns the line of an error's text that says what happened."""
     lines = [line.strip() for line in str(getattr(reason, "message", reason)).split("\n")]

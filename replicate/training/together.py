@@ -7,6 +7,7 @@ them asks for more.
 """
 
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,32 @@ from replicate.compat import sessions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
 from replicate.strategy import agreement, presence
+
+_log = logging.getLogger("replicate")
+
+
+def require_worker_alone(own: str, config: Any, is_export: bool) -> None:
+    """Looks at what a worker that is no chief does by itself.
+
+    Args:
+        own: The worker, as people call it.
+        config: The RunConfig, or None.
+        is_export: Whether it exports, and does not evaluate or predict.
+
+    Raises:
+        RunError: If it exports.
+    """
+    if is_export:
+        raise presence.export_refusal(own)
+    directory = getattr(config, "model_dir", None)
+    if directory and not tf.train.latest_checkpoint(directory):
+        _log.warning(
+            "%s has no checkpoint in its model_dir, %s: without a checkpoint_path its variables "
+            "are as the model makes them. The chief alone writes checkpoints; let all workers "
+            "reach its model_dir.",
+            own,
+            directory,
+        )
 
 
 def run_all(spec: Any, across: collectives.Across) -> Any:

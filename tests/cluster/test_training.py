@@ -18,7 +18,7 @@ FOUR_TOWERS = ["momentum_masked", "momentum_masked_single", "embedding_adam", "c
 def trained(tmp_path_factory) -> pathlib.Path:
     """A folder with what two workers of two towers made of all cases."""
     folder = tmp_path_factory.mktemp("cluster")
-    ended = processes.run(folder, ["core", "refusals", "leaving", *cases.CASES])
+    ended = processes.run(folder, ["core", "refusals", "leaving", *cases.CASES, "exporting"])
     assert ended.codes == [0, 0], "\n".join(ended.logs)
     return folder
 
@@ -117,6 +117,22 @@ def test_all_end_where_one_of_them_stops(trained):
 def test_no_worker_goes_on_before_the_chief_has_saved(trained):
     saved = [np.load(trained / f"{cases.SAVED}-{worker}.npz")["saved"] for worker in range(2)]
     assert saved == [cases.STEPS, cases.STEPS]
+
+
+def test_the_chief_alone_exports_what_all_have_trained(trained):
+    made, refused = (json.loads((trained / f"exporting-{n}.json").read_text()) for n in (0, 1))
+    for text in refused:
+        assert "The chief of a cluster writes exports" in text
+        assert "worker:1 was asked for one" in text
+    found = np.load(trained / f"{cases.SAVED}-1.npz")
+    x = np.eye(cases.WIDTH)  # of which w's own rows come out
+    expected = np.tanh(found["w of tower 0"] + found["b of tower 0"])
+    for path in made:
+        with tf.Graph().as_default(), tf1.Session(config=exactness.session_config()) as session:
+            signatures = tf1.saved_model.load(session, ["serve"], path).signature_def
+            served = signatures["serving_default"]
+            y = session.run(served.outputs["y"].name, {served.inputs["x"].name: x})
+        np.testing.assert_allclose(y, expected, 1e-12)
 
 
 def test_models_of_one_process_share_names_and_no_variables(trained):

@@ -9,6 +9,7 @@ and of the one that comes LATE.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -223,6 +224,32 @@ def refusals(worker: Worker, name: str) -> None:
         _estimator(worker, name, case, accumulate_steps=1 + number).train(_batches(worker, "sgd"))
     worker.strategy.compared.clear()
     (worker.folder / f"{name}-{number}.json").write_text(json.dumps(said))
+
+
+def exporting(worker: Worker, name: str) -> None:
+    """Exports a checkpoint in each worker, by TensorFlow's function and by ours."""
+    import replicate
+    from replicate.compat.tensorflow import tf, tf1
+    from tests.cluster import cases
+
+    estimators = replicate.estimator
+
+    def model(features, labels, mode):
+        return estimators.EstimatorSpec(mode, {"y": cases.dense(features)})
+
+    def receiver():
+        x = tf1.placeholder(tf.float64, [None, cases.WIDTH])
+        return estimators.export.ServingInputReceiver({"x": x}, {"x": x})
+
+    trained, said = _estimator(worker, cases.SAVED, worker.cases[cases.SAVED], model), []
+    ours = functools.partial(replicate.export_saved_model, trained)
+    for kind, export in {"theirs": trained.export_saved_model, "ours": ours}.items():
+        place = worker.folder / f"{kind}-{worker.number}"
+        try:
+            said.append(export(str(place), receiver).decode())
+        except replicate.errors.RunError as error:
+            said.append(str(error))
+    (worker.folder / f"{name}-{worker.number}.json").write_text(json.dumps(said))
 
 
 def core(worker: Worker, name: str) -> None:

@@ -11,6 +11,17 @@ from replicate.strategy import cluster
 from replicate.training import together
 
 
+def test_a_worker_that_has_no_checkpoint_is_warned(tmp_path, caplog):
+    config = types.SimpleNamespace(model_dir=str(tmp_path))
+    together.require_worker_alone("worker:1", config, is_export=False)
+    assert f"worker:1 has no checkpoint in its model_dir, {tmp_path}" in caplog.text
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-0"')
+    (tmp_path / "model.ckpt-0.index").touch()
+    caplog.clear()
+    together.require_worker_alone("worker:1", config, is_export=False)
+    assert not caplog.text
+
+
 def test_who_is_awaited_in_vain_at_the_start_is_named():
     # The other worker answers nobody; it had been there until all began.
     jobs = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
