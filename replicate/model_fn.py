@@ -145,7 +145,7 @@ def _across(strategy: base.DistributionStrategy, mode: str, config: Any, nest: A
     if mode == types.TRAIN or is_joined_evaluation:
         return across
     if across is not None and not strategy.is_chief:
-        together.require_worker_alone(strategy.cluster.name, config, saver.is_fed(nest))
+        together.require_worker_alone(strategy.cluster.name, config, saver.is_served(nest))
     return None
 
 

@@ -98,7 +98,7 @@ def make_exportable(
     scaffold = spec.scaffold
     if isinstance(scaffold.saver, tf.train.Checkpoint):
         return spec  # it writes no MetaGraphDef
-    if spec.mode != types.PREDICT and not is_fed(features):
+    if spec.mode != types.PREDICT and not _placeholders(features):
         return spec  # it is trained or evaluated: it has what it has on one device
     saver = PortableSaver(graph, worker_devices, scaffold.saver, config)
     if spec.mode == types.PREDICT:
@@ -138,19 +138,28 @@ def _default_saver(config: Any) -> Any:
     return tf1.train.Saver(sharded=True, allow_empty=True, save_relative_paths=True, **kept)
 
 
-def is_fed(nest: Any) -> bool:
-    """Whether tensors come from placeholders, as those of a serving_input_receiver_fn."""
+def is_served(nest: Any) -> bool:
+    """Whether tensors come from a serving_input_receiver_fn.
+
+    NOTE: an Estimator calls an input_fn, which may have placeholders as well, on the CPU.
+    """
+    return any(not operation.device for operation in _placeholders(nest))
+
+
+def _placeholders(nest: Any) -> list[tf.Operation]:
+    """Returns the placeholders that tensors come from."""
+    found = []
     stack = [t.op for t in tf.nest.flatten(nest, expand_composites=True) if hasattr(t, "op")]
     seen = set(stack)
     while stack:
         operation = stack.pop()
         if operation.type in ("Placeholder", "PlaceholderWithDefault"):
-            return True
+            found.append(operation)
         for tensor in operation.inputs:
             if tensor.op not in seen:
                 seen.add(tensor.op)
                 stack.append(tensor.op)
-    return False
+    return found
 
 
 def _later_copies(graph: tf.Graph) -> dict[str, str]:

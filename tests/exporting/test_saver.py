@@ -9,7 +9,7 @@ import pytest
 
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
-from replicate.exporting import export
+from replicate.exporting import export, saver
 from replicate.exporting import predictor as predictors
 
 pytestmark = [
@@ -326,3 +326,23 @@ def test_exporters_keep_the_best_the_latest_and_the_last(tmp_path):
         with predictors.load_exported(path) as predictor:
             found[name] = predictor({"x": [1.0], "word": ["low"]})["w"].tolist()
     assert found == {"best": [3.0], "latest": [5.0], "final": [5.0]}
+
+
+def test_what_a_server_feeds_is_told_from_what_an_input_fn_feeds(tmp_path):
+    seen = []
+
+    def input_fn():
+        return {"x": tf1.placeholder(tf.float32, [None]) + 1.0}
+
+    def model(features, labels, mode):
+        seen.append(saver.is_served((features, labels)))
+        raise ValueError("seen")
+
+    made = estimator.Estimator(model, str(tmp_path))
+    with pytest.raises(ValueError, match="seen"):
+        next(made.predict(input_fn))
+    with pytest.raises(ValueError, match="seen"):
+        made.evaluate(input_fn)
+    with tf.Graph().as_default():
+        seen.append(saver.is_served(input_fn()))  # as a serving_input_receiver_fn is called
+    assert seen == [False, False, True]
