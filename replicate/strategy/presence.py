@@ -8,6 +8,7 @@ from concurrent import futures
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
+from replicate.graph import collectives
 from replicate.strategy import cluster as clusters
 
 _log = logging.getLogger("replicate")
@@ -103,7 +104,7 @@ def lost(
         found = (
             f"{cluster.name} has waited for the others, {seconds:g} s at most. All still answer "
             f"({others}): one of them stands still, has ended before the others, or runs another "
-            "step"
+            "step, as by a session.run in a hook"
         )
     return errors.ClusterError(
         f"Workers of a cluster take each step together: {found}. TensorFlow says: "
@@ -139,8 +140,8 @@ def watched(run: Callable, cluster: clusters.Cluster, seconds: float, reasons: t
         run: The function.
         cluster: The cluster.
         seconds: How long a task waits for another one.
-        reasons: The exceptions that mean it. A step that was cancelled means it where one of
-            the others does not answer.
+        reasons: The exceptions that mean it, beside those of what workers join. A step that was
+            cancelled means it where one of the others does not answer.
 
     Returns:
         The function, which raises ClusterError in place of these.
@@ -149,10 +150,23 @@ def watched(run: Callable, cluster: clusters.Cluster, seconds: float, reasons: t
     def call(*args, **kwargs):
         try:
             return run(*args, **kwargs)
-        except (*reasons, tf.errors.CancelledError) as reason:
+        except tf.errors.OpError as reason:
+            is_loss = isinstance(reason, reasons) or _is_of_meeting(reason)
+            if not is_loss and not isinstance(reason, tf.errors.CancelledError):
+                raise
             missing = silent(cluster)
-            if not missing and not isinstance(reason, reasons):
+            if not is_loss and not missing:
                 raise
             raise lost(cluster, reason, seconds, missing) from reason
 
     return call
+
+
+def _is_of_meeting(reason: tf.errors.OpError) -> bool:
+    """Whether what workers join has failed, and is not at its end.
+
+    NOTE: it may do so with any code; what another worker has run alone is an internal error.
+    """
+    node = getattr(reason, "node_def", None)
+    is_end = isinstance(reason, tf.errors.OutOfRangeError)
+    return node is not None and node.name.startswith(f"{collectives.SCOPE}Coll") and not is_end

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from replicate import errors
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import cluster, presence
 
 
@@ -85,3 +85,22 @@ def test_what_tensorflow_says_of_a_lost_task_becomes_ours():
     found = presence.watched(run, three(gone(), gone()), 5, (tf.errors.UnavailableError,))
     with pytest.raises(errors.ClusterError, match=r"has lost worker:1 .*worker:2 .*Socket closed"):
         found()
+
+
+@pytest.mark.parametrize(
+    ("node", "kind", "becomes"),
+    [
+        ("replicate_workers/CollectiveReduceV2_1", tf.errors.InternalError, errors.ClusterError),
+        ("replicate_workers/CollectiveReduceV2_1", tf.errors.OutOfRangeError, None),
+        ("dense/MatMul", tf.errors.InternalError, None),
+    ],
+)
+def test_where_workers_meet_any_error_is_a_lost_worker(node, kind, becomes):
+    def run():
+        raise kind(tf1.NodeDef(name=node), None, "Delete called on non-empty BufRendezvous")
+
+    with listening() as one, listening() as two:
+        found = presence.watched(run, three(one, two), 5, (tf.errors.UnavailableError,))
+        with pytest.raises(becomes or kind, match="BufRendezvous") as raised:
+            found()
+    assert becomes is None or "runs another step, as by a session.run" in str(raised.value)
