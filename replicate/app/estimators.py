@@ -34,6 +34,7 @@ def build(
     note_optimizer: Callable[[Any], None] = lambda made: None,
     task: tasks.Task = tasks.ALONE,
     strategy: Any = None,
+    save: Callable[[Any, Any], Sequence[Any]] = lambda spec, config: (),
 ) -> Any:
     """Returns the Estimator of a config.
 
@@ -45,6 +46,7 @@ def build(
         note_optimizer: Is called with each optimizer that the config's function makes.
         task: Which part of a training this process has.
         strategy: Of `towers.strategy_of`; None: the one that the config names.
+        save: Makes the chief's hooks from the spec of training and the RunConfig.
     """
     described = describe(settings, task, strategy)
     optimizer_fn = described.optimizer_fn
@@ -54,7 +56,7 @@ def build(
         described.model_fn, optimizer_fn, described.devices, **described.options
     )
     return estimator.Estimator(
-        _inspected(replicated, watch, keys, checkpoint),
+        _inspected(replicated, watch, save, keys, checkpoint),
         params=described.params,
         config=described.config,
     )
@@ -156,6 +158,7 @@ def _noted(optimizer_fn: Callable[..., Any], note: Callable[[Any], None]) -> Cal
 def _inspected(
     replicated: Callable[..., Any],
     watch: Callable[[tf.Tensor, Any], Sequence[Any]] | None,
+    save: Callable[[Any, Any], Sequence[Any]],
     keys: Sequence[str] | None,
     checkpoint: str | None,
 ) -> Any:
@@ -166,7 +169,9 @@ def _inspected(
             spec = replicated(features, labels, mode, params=params, config=config)
         checkpoints.require_shapes(config.model_dir, tf1.get_default_graph(), checkpoint)
         if mode == estimator.ModeKeys.TRAIN and watch is not None:
-            return spec._replace(training_hooks=(*spec.training_hooks, *watch(spec.loss, features)))
+            hooks = (*spec.training_hooks, *watch(spec.loss, features))
+            of_chief = (*spec.training_chief_hooks, *save(spec, config))
+            return spec._replace(training_hooks=hooks, training_chief_hooks=of_chief)
         if mode == estimator.ModeKeys.PREDICT and isinstance(spec.predictions, Mapping):
             predictions.require_keys(keys, spec.predictions)
         return spec

@@ -14,6 +14,7 @@ from replicate.app import (
     interrupts,
     progress,
     reading,
+    saving,
     section_inputs,
     session_hooks,
     shares,
@@ -63,6 +64,7 @@ class Steps:
         self._watch_too = watch
         self._losses = session_hooks.LossHook()
         self._progress: session_hooks.TrainingHook | None = None
+        self._are_saved_by_others = False
         self.made_optimizers: list[Any] = []
         strategy = towers.strategy_of(settings, task)
         if task.is_together:  # passes over the input go on from there, in each worker by itself
@@ -73,6 +75,7 @@ class Steps:
             note_optimizer=self.made_optimizers.append,
             task=task,
             strategy=strategy,
+            save=self._save,
         )
         self._across = strategy.across if task.is_together else lambda: None
         self._ending = session_hooks.StopHook(stop, self._across)
@@ -105,6 +108,9 @@ class Steps:
             "config": self.estimator.config,
         }
         made = hooks.made(settings.train.hooks, offered)
+        self._are_saved_by_others = any(
+            isinstance(one, tf1.train.CheckpointSaverHook) for one in made
+        )
         with reading.naming(settings, "train"), self._others_may_be_gone():
             self.estimator.train(
                 self._input,
@@ -139,6 +145,9 @@ class Steps:
         self._progress = session_hooks.TrainingHook(self.shown, loss, rows)
         meeting = _Meeting(self._display, self._task, self._settings.cluster.timeout)
         return [self._progress, self._ending, *self._watch_too(rows), meeting]
+
+    def _save(self, spec: Any, config: Any) -> Sequence[tf1.train.SessionRunHook]:
+        return () if self._are_saved_by_others else saving.hooks(spec, config)
 
     @contextlib.contextmanager
     def _others_may_be_gone(self) -> Iterator[None]:
