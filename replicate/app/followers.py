@@ -41,5 +41,8 @@ def follow(
             raise interrupts.Interrupted(
                 f"{task.name} stopped at step {step}; the chief saves the checkpoint"
             )
-    display.say(f"{task.name} has made its last step, {step}")
+    if step == start:
+        display.say(f"{task.name} has made no step: the training has ended meanwhile")
+    else:
+        display.say(f"{task.name} has made its last step, {step}")
     return trainings.Trained(step, True, None, None)

@@ -69,6 +69,8 @@ class Steps:
         strategy = towers.strategy_of(settings, task)
         if task.is_together:  # passes over the input go on from there, in each worker by itself
             strategy.compared["model_dir, its last checkpoint"] = f"step {start}"
+        if task.has_servers:
+            strategy.is_stopping = lambda: stop.requested
         self.estimator = estimators.build(
             settings,
             self._watch,
@@ -155,7 +157,8 @@ class Steps:
         try:
             yield
         except (tf.errors.OpError, errors.RunError):
-            if self._task.size == 1 or not self._stop.requested:
+            is_alone = self._task.size == 1 and not self._task.has_servers
+            if is_alone or not self._stop.requested:
                 raise
             raise interrupts.Interrupted(
                 f"{self._task.name} stopped; others had ended before it"

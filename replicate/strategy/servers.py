@@ -70,15 +70,6 @@ class Part:
             if seen not in config.device_filters:
                 config.device_filters.append(seen)
 
-    def wait_for_servers(self, seconds: float) -> None:
-        """Waits until all parameter servers listen.
-
-        Raises:
-            ClusterError: If one of them does not in time; names it.
-        """
-        for n, address in enumerate(self.cluster.servers):
-            wait(lambda address=address: is_listening(address), f"ps:{n} at {address}", seconds)
-
 
 def listen(cluster: clusters.Cluster, config: Any = None) -> Any:
     """Starts the server of this process, which lasts as long as the process does.
@@ -128,7 +119,13 @@ def is_listening(address: str) -> bool:
         return False
 
 
-def wait(is_there: Callable[[], Any], what: str, seconds: float, hint: str = "") -> None:
+def wait(
+    is_there: Callable[[], Any],
+    what: str,
+    seconds: float,
+    hint: str = "",
+    is_stopping: Callable[[], bool] | None = None,
+) -> None:
     """Waits for something of a cluster, and says so.
 
     Args:
@@ -136,13 +133,19 @@ def wait(is_there: Callable[[], Any], what: str, seconds: float, hint: str = "")
         what: Its name.
         seconds: For how long.
         hint: What may help where it does not come.
+        is_stopping: Whether this process is asked to stop; None: nobody asks.
 
     Raises:
-        ClusterError: If it does not come in time.
+        ClusterError: If it does not come in time, or this process is asked to stop.
     """
     begun = said = time.monotonic()
     while not is_there():
         now = time.monotonic()
+        if is_stopping is not None and is_stopping():
+            raise errors.ClusterError(
+                f"All tasks of a cluster must run: this one was stopped, and {what} has not come, "
+                f"for {now - begun:.0f} seconds. Start all again."
+            )
         if now - begun > seconds:
             hint = hint or "Look at the log of that process, and start it again."
             raise errors.ClusterError(

@@ -9,12 +9,12 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import servers
+from replicate.training import synchronous
 
 _log = logging.getLogger("replicate")
 _SCOPE = "replicate_begin/"
@@ -47,8 +47,13 @@ def begin(spec: Any, strategy: Any, config: Any) -> Any:
             "ParameterServerStrategy.configure(session_config).",
             strategy.part.job,
         )
+    scaffold = _Scaffold(spec.scaffold, strategy, config)
     hooks = (_Closing(), *spec.training_hooks)
-    return spec._replace(scaffold=_Scaffold(spec.scaffold, strategy, config), training_hooks=hooks)
+    if strategy.is_stopping is not None:
+        given = (*hooks, *spec.training_chief_hooks)
+        waiting = [hook for hook in given if isinstance(hook, synchronous.Hook)]
+        hooks = (_Farewell(strategy, scaffold, waiting), *hooks)
+    return spec._replace(scaffold=scaffold, training_hooks=hooks)
 
 
 class _Closing(tf1.train.SessionRunHook):
@@ -91,6 +96,45 @@ def _close_soon(session: Any) -> None:
     session.close = close
 
 
+class _Farewell(tf1.train.SessionRunHook):
+    """Lets the chief tell workers that the training is over, who end theirs after the step.
+
+    A chief that is stopped tells nobody: it may come back, and workers go on.
+
+    Args:
+        strategy: The `ParameterServerStrategy`.
+        scaffold: The scaffold of the session.
+        waiting: The hooks of synchronous steps, in which workers wait for the chief.
+    """
+
+    def __init__(self, strategy: Any, scaffold: "_Scaffold", waiting: Sequence[synchronous.Hook]):
+        self._strategy = strategy
+        self._scaffold = scaffold
+        self._waiting = waiting
+
+    def before_run(self, run_context):
+        """See base class."""
+        return None if self._strategy.is_chief else tf1.train.SessionRunArgs(self._start.is_over)
+
+    def after_run(self, run_context, run_values):
+        """See base class."""
+        if run_values.results:
+            _log.info("The chief has ended the training; this worker ends as well.")
+            run_context.request_stop()
+
+    def end(self, session):
+        """See base class."""
+        if self._strategy.is_chief and not self._strategy.is_stopping():
+            with contextlib.suppress(tf.errors.OpError):  # then nobody is there to be told
+                session.run(self._start.end)
+                for hook in self._waiting:
+                    session.run(hook.release)
+
+    @property
+    def _start(self) -> "_Start":
+        return self._scaffold.start
+
+
 class _Scaffold(tf1.train.Scaffold):
     """A scaffold that waits for whom its session needs.
 
@@ -98,29 +142,31 @@ class _Scaffold(tf1.train.Scaffold):
         inner: The model's own.
         strategy: The `ParameterServerStrategy`.
         config: The RunConfig.
+
+    Attributes:
+        start: What the session begins with; None before it is finalized.
     """
 
     def __init__(self, inner: Any, strategy: Any, config: Any):
         self._strategy = strategy
         self._config = config
-        self._start: _Start | None = None
+        self.start: _Start | None = None
         super().__init__(copy_from_scaffold=inner)
 
     def finalize(self) -> "_Scaffold":
         """See base class; once for each session that is made."""
-        seconds = self._strategy.timeout
-        self._strategy.part.wait_for_servers(seconds)
-        if self._start is None:
-            self._start = _Start(self._strategy)
+        self._strategy.wait_for_servers()
+        if self.start is None:
+            self.start = _Start(self._strategy)
             if self._config.is_chief:
                 local = self._local_init_op
                 if local is None:
                     keys = "local_init_op", tf1.GraphKeys.LOCAL_INIT_OP
                     local = self.get_or_default(*keys, self.default_local_init_op)
-                self._local_init_op = tf1.group(local, self._start.write)
+                self._local_init_op = tf1.group(local, self.start.write)
         super().finalize()
         if not self._config.is_chief:
-            self._start.wait(self._config, seconds)
+            self.start.wait(self._config)
         return self
 
 
@@ -129,22 +175,32 @@ class _Start:
 
     Args:
         strategy: The `ParameterServerStrategy`.
+
+    Attributes:
+        write: Writes it down.
+        end: Writes down that the training is over.
+        is_over: Whether that was written.
     """
 
     def __init__(self, strategy: Any):
+        self._strategy = strategy
         self._built = _built()
         with _apart(), tf1.device(strategy.part.servers[0]):
-            kept = tf1.Variable(
-                "", trainable=False, collections=[], name="built", use_resource=True
-            )
-            self.write = kept.assign(self._built, read_value=False)
+            options = {"trainable": False, "collections": [], "use_resource": True}
+            kept = tf1.Variable("", name="built", **options)
+            over = tf1.Variable(False, name="over", **options)
+            begun = over.assign(False, read_value=False)
+            with tf1.control_dependencies([begun]):
+                self.write = kept.assign(self._built, read_value=False)
+            self.end = over.assign(True, read_value=False)
+            self.is_over = over.read_value()
             self._written = kept.read_value()
         self._missing: Any = None
         if not strategy.is_chief:
             with _apart(), tf1.device(strategy.home):
                 self._missing = tf1.report_uninitialized_variables(tf1.global_variables())
 
-    def wait(self, config: Any, seconds: float) -> None:
+    def wait(self, config: Any) -> None:
         """Waits until the chief has made the variables.
 
         Raises:
@@ -156,7 +212,7 @@ class _Start:
         )
         with tf1.Session(config.master, config=config.session_config) as session:
             _close_soon(session)
-            servers.wait(lambda: self._is_ready(session), "the chief", seconds, hint)
+            self._strategy.wait(lambda: self._is_ready(session), "the chief", hint)
 
     def _is_ready(self, session: Any) -> bool:
         try:

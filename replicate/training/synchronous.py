@@ -45,6 +45,9 @@ class Hook(tf1.train.SessionRunHook):
         optimizer: The `SyncReplicasOptimizer`.
         is_chief: Whether this worker is the one that applies.
         num_tokens: How many steps may be made ahead of an update; -1: as many as workers.
+
+    Attributes:
+        release: In the chief, lets workers end the step that they are in, and make another one.
     """
 
     def __init__(self, optimizer: Any, is_chief: bool, num_tokens: int):
@@ -53,12 +56,15 @@ class Hook(tf1.train.SessionRunHook):
         self._num_tokens = num_tokens
         self._tokens: Any = None
         self._updates: list = []
+        self.release: Any = None
 
     def begin(self):
         """See base class."""
         if self._is_chief:
             self._updates = list(self._optimizer.get_chief_queue_runner().enqueue_ops)
             self._tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
+            most = max(self._optimizer._total_num_replicas, self._optimizer._replicas_to_aggregate)
+            self.release = self._optimizer.get_init_tokens_op(2 * most)
 
     def after_create_session(self, session, coord):
         """See base class."""

@@ -46,7 +46,16 @@ def train(folder: pathlib.Path, own: str) -> None:
     chief has one for each tower.
     """
     company = task.Company(folder, own)
-    for act in (async_act, alone, synchronous, differing, recovering, losing_a_worker, lost):
+    for act in (
+        async_act,
+        alone,
+        synchronous,
+        ending,
+        differing,
+        recovering,
+        losing_a_worker,
+        lost,
+    ):
         name = act.__name__
         company.meet(f"{name}-begins")
         act(company)
@@ -247,6 +256,31 @@ def synchronous_case(name: str) -> cases.Case:
     """The mean over both workers' rows is the mean of their means, as both have four rows."""
     optimizer = cases.momentum if name == "sync" else cases.adam
     return cases.Case(cases.mean, optimizer, ((4,) * task.SYNCHRONOUS, (4,) * task.SYNCHRONOUS))
+
+
+# A chief that ends before the worker does.
+
+ENDS = {
+    "over": (False, lambda: tf1.train.AdamOptimizer(0.05)),
+    "over_sync": (False, lambda: sync(lambda: tf1.train.GradientDescentOptimizer(0.05))),
+    "stopped": (True, lambda: tf1.train.AdamOptimizer(0.05)),
+}
+
+
+def ending(company) -> None:
+    """The worker ends with the chief, unless that was only stopped."""
+    for name, (is_stopped, optimizer) in ENDS.items():
+        strategy = replicate.ParameterServerStrategy(task.TOWERS)
+        strategy.is_stopping = lambda is_stopped=is_stopped: is_stopped
+        estimator = made(company.folder, name, asynchronous(), optimizer, strategy=strategy)
+        steps = task.CHIEFS if company.is_chief else task.MANY if not is_stopped else task.STEPS
+        seen = Seen(lambda number, session: time.sleep(0.02))
+        estimator.train(rows, max_steps=steps, hooks=[seen])
+        company.tell(name, step=seen.values["global_step"])
+        company.meet(f"{name}-ends")
+        if company.is_chief:
+            reset()
+        company.meet(f"{name}-is-over")
 
 
 # What goes wrong.

@@ -18,6 +18,7 @@ import numpy as np
 TOWERS = 2
 STEPS = 60  # of all workers together, where they are asynchronous
 SYNCHRONOUS = 4
+CHIEFS, MANY = 6, 10**6  # the last step of a chief that ends first, and of a worker who is told
 WAITED = 2.0  # seconds for a server that is gone
 
 

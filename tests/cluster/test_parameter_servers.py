@@ -138,6 +138,14 @@ def test_two_synchronous_workers_are_one_device(ran, name):
         assert_same(found, expected)
 
 
+@pytest.mark.parametrize("name", acts.ENDS)
+def test_a_worker_ends_with_the_chief_unless_that_was_stopped(ran, name):
+    assert told(ran, name)["step"] >= task.CHIEFS
+    is_stopped, _ = acts.ENDS[name]
+    step = told(ran, name, "worker")["step"]
+    assert step >= task.STEPS if is_stopped else step < task.MANY
+
+
 # What goes wrong.
 
 

@@ -84,6 +84,11 @@ class ParameterServerStrategy(LocalParameterServerStrategy):
         placement: `"round_robin"` over the servers, or `"balanced"` by bytes; None: the first.
         timeout: After how many seconds a worker fails that waits for a server or the chief.
 
+    Attributes:
+        is_stopping: Tells whether this process is asked to stop, so that it waits for nobody any
+            more. Where it is set, workers end with the chief unless that was stopped; None: each
+            one ends by itself.
+
     Raises:
         ConfigError: If the cluster is malformed, or this process no task of it.
         ValueError: If an option has no such value.
@@ -104,6 +109,7 @@ class ParameterServerStrategy(LocalParameterServerStrategy):
             raise ValueError(f"timeout is a number of seconds, above 0; got {timeout!r}.")
         self.cluster = clusters.of(cluster)
         self.timeout = timeout
+        self.is_stopping: Callable[[], bool] | None = None
         self._alone = LocalParameterServerStrategy(devices, None, placement or "single")
         local = self._alone.worker_devices
         self.part = None
@@ -144,6 +150,20 @@ class ParameterServerStrategy(LocalParameterServerStrategy):
             The target of sessions that take part in the cluster; `""` where it is alone.
         """
         return "" if self.part is None else self.part.start()
+
+    def wait_for_servers(self) -> None:
+        """Waits until all parameter servers listen.
+
+        Raises:
+            ClusterError: If one of them does not in time; names it.
+        """
+        for n, address in enumerate(self.cluster.servers):
+            there = f"ps:{n} at {address}"
+            self.wait(lambda address=address: servers.is_listening(address), there)
+
+    def wait(self, is_there: Callable[[], Any], what: str, hint: str = "") -> None:
+        """Waits for something of the cluster; see `servers.wait`."""
+        servers.wait(is_there, what, self.timeout, hint, self.is_stopping)
 
     def configure(self, session_config: Any) -> None:
         """See base class."""
