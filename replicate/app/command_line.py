@@ -134,7 +134,7 @@ def _add_launch(commands: Any) -> None:
         help="how many workers, the chief among them",
     )
     made.add_argument(
-        "--ps", metavar="M", type=_count, help="parameter servers, which keep the variables"
+        "--ps", metavar="M", type=_count_or_none, help="parameter servers, which keep the variables"
     )
     made.add_argument(
         "--evaluator", action="store_true", help="one more process evaluates, in the chief's place"
@@ -198,7 +198,12 @@ def _add_describe(commands: Any) -> None:
     )
     add = cluster.add_argument
     add("--workers", metavar="N", type=_count, help="how many train together")
-    add("--ps", metavar="M", type=_count, help="how many parameter servers keep the variables")
+    add(
+        "--ps",
+        metavar="M",
+        type=_count_or_none,
+        help="how many parameter servers keep the variables",
+    )
     add("--bandwidth", metavar="GBIT", type=_positive, help="of a task's link, Gbit/s each way; 10")
     add("--latency", metavar="MS", type=_positive, help="milliseconds of one message; 0.1")
     add("--compute", metavar="MS", type=_positive, help="of a step without messages; 100")
@@ -302,10 +307,16 @@ def _meant(option: str, keys: Iterable[str]) -> str:
     return f". Did you mean {' or '.join('--' + key for key in near)}?" if near else ""
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+def _count(text: str, least: int = 1) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number of at least {least}, got {text!r}"
+        )
     return int(text)
+
+
+def _count_or_none(text: str) -> int:
+    return _count(text, 0)
 
 
 def _positive(text: str) -> float:

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
+from replicate import errors
 from replicate.app import lifeline
 
 __all__ = ["Launched"]
@@ -54,13 +55,9 @@ class Launched:
         self.log = log
         self.code: int | None = None
         self.state = "starts"
-        self._ear = lifeline.Ear(delay, grace)
-        now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-        with open(log, "ab") as file:
-            self._begin = file.tell()
-            file.write(f"{_MARK}{now}: {shlex.join(command)}\n".encode())
-            file.flush()
-            self._read = file.tell()
+        self._begin = self._read = 0
+        with self._begun(command) as file:
+            self._ear = lifeline.Ear(delay, grace)
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -70,8 +67,30 @@ class Launched:
                 pass_fds=[self._ear.theirs],
                 start_new_session=True,
             )
-            file.write(f"{_MARK}process {self._process.pid}\n".encode())
+            with contextlib.suppress(OSError):  # a disk that is full is the process's to tell
+                file.write(f"{_MARK}process {self._process.pid}\n".encode())
         self._ear.started()
+
+    def _begun(self, command: Sequence[str]) -> IO[bytes]:
+        """Opens the log, and writes down what is started.
+
+        Raises:
+            RunError: If it cannot be written.
+        """
+        now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+        with contextlib.ExitStack() as leave:
+            try:
+                file = leave.enter_context(open(self.log, "ab", buffering=0))
+                self._begin = file.tell()
+                file.write(f"{_MARK}{now}: {shlex.join(command)}\n".encode())
+            except OSError as e:
+                raise errors.RunError(
+                    f"{self.log} must be a file that can be written: {e.strerror}. Check its "
+                    "permissions and the room on the disk, or choose another --model-dir."
+                ) from e
+            self._read = file.tell()
+            leave.pop_all()
+            return file
 
     def heard(self) -> Iterator[dict[str, Any]]:
         """Yields what the process has told since; notes what it says of its state."""

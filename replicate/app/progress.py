@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ class Display:
         self.quiet = quiet
         self.tell = tell or _tell_nobody
         self._numbers = itertools.count()
-        self._console = console or rich_console.Console(stderr=True, highlight=False)
+        self._console = console or _Console(stderr=True, highlight=False)
         self._is_own = console is None
         self._bars: rich_progress.Progress | None = None
         self._leave = contextlib.ExitStack()
@@ -111,6 +112,17 @@ class Display:
             unit: What is counted.
         """
         return Task(self, label, total, start=start, every=every, unit=unit)
+
+
+class _Console(rich_console.Console):
+    """A console whose reader may leave, as `head` does: that ends no work either."""
+
+    def on_broken_pipe(self) -> None:
+        """See base class, which ends the process."""
+        self.quiet = True
+        # What is left of the line would fail once more when the process ends.
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nobody:
+            os.dup2(nobody.fileno(), self.file.fileno())
 
 
 def _tell_nobody(_: Mapping[str, Any]) -> None:

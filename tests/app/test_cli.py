@@ -158,6 +158,27 @@ def test_who_has_seen_enough_ends_nothing_badly():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_no_servers_may_be_said_in_a_number(capsys):
+    line = ["launch", DIGITS, "--workers", "1", "--ps"]
+    assert cli.main([*line, "0", "--print-config"]) == 0
+    assert cli.main([*line, "-1"]) == 2
+    assert "--ps: must be a whole number of at least 0, got '-1'" in capsys.readouterr().err
+
+
+def test_streams_that_are_closed_end_nothing_badly(tmp_path):
+    def close():
+        for number in (0, 1, 2):
+            os.close(number)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "replicate", "check", DIGITS, "--json"],
+        cwd=TOP,
+        preexec_fn=close,
+        check=False,
+    )
+    assert done.returncode == 0
+
+
 def test_what_a_stream_cannot_show_is_spelt_out(tmp_path):
     (tmp_path / "größe😀.yaml").write_text(f"model_fn: {MODEL}\n")
     done = subprocess.run(

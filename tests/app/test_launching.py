@@ -188,6 +188,13 @@ def test_workers_that_do_not_end_after_the_chief_are_ended(folder):
     assert gone(folder, "worker 1")
 
 
+def test_a_log_that_cannot_be_written_is_named(folder):
+    (folder / "logs" / "worker-1.log").mkdir(parents=True)
+    with pytest.raises(errors.RunError, match=r"worker-1\.log must be a file that can be written"):
+        launch(folder, chief="stay")
+    assert not (folder / "chief.json").exists() or gone(folder, "chief")
+
+
 def test_one_launcher_at_a_time_writes_logs(folder):
     with launcher(folder, chief="stay", worker_1="stay") as process:
         wait_for((folder / "chief.at").exists)

@@ -2,6 +2,9 @@
 
 import io
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 from rich import console
@@ -130,3 +133,16 @@ def test_an_end_that_is_not_known_is_not_shown(screen):
         for count in (1, 2):
             task.update(count)
     assert screen.getvalue() == "predict 2  2.0 rows/s\n"
+
+
+def test_a_reader_that_has_gone_ends_no_work():
+    ours, theirs = os.pipe()
+    os.close(ours)  # as `head` does
+    said = "import sys; from replicate.app import progress; shown = progress.Display(); " + (
+        "shown.say('one'); shown.say('two'); print('done')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", said], stdout=subprocess.PIPE, stderr=theirs, check=False
+    )
+    os.close(theirs)
+    assert (done.returncode, done.stdout) == (0, b"done\n")
