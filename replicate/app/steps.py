@@ -69,7 +69,7 @@ class Steps:
         strategy = towers.strategy_of(settings, task)
         if task.is_together:  # passes over the input go on from there, in each worker by itself
             strategy.compared["model_dir, its last checkpoint"] = f"step {start}"
-        if task.has_servers:
+        if task.is_together or task.has_servers:
             strategy.is_stopping = lambda: stop.requested
         self.estimator = estimators.build(
             settings,
@@ -161,7 +161,7 @@ class Steps:
             if is_alone or not self._stop.requested:
                 raise
             raise interrupts.Interrupted(
-                f"{self._task.name} stopped; others had ended before it"
+                f"{self._task.name} stopped; others were not there"
             ) from None
 
 

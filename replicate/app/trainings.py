@@ -147,6 +147,8 @@ def _is_over(settings: config.Config, step: int) -> bool:
 
 
 def _stopped_text(settings: config.Config, goal: goals.Goal, step: int) -> str:
+    if not step and checkpoints.step_of(settings.model_dir) is None:
+        return f"stopped before the first step; no checkpoint is saved in {settings.model_dir} yet."
     if goal.reason_at(step) is None:
         then = "The same command continues from there."
     else:

@@ -41,21 +41,29 @@ def _answers(address: str, seconds: float) -> bool:
         return False
 
 
-def wait_for_all(cluster: clusters.Cluster, seconds: float) -> None:
+def wait_for_all(
+    cluster: clusters.Cluster, seconds: float, is_stopping: Callable[[], bool] | None = None
+) -> None:
     """Waits until all tasks answer, and says who is missing.
 
     Args:
         cluster: The cluster.
         seconds: How long to wait.
+        is_stopping: Whether this process is asked to stop; None: nobody asks.
 
     Raises:
-        ClusterError: If some do not answer in time; names them.
+        ClusterError: If some do not answer in time, or this process is asked to stop; names them.
     """
     begun = time.monotonic()
     next_word = _FIRST_WORD
     missing = silent(cluster)
     while missing:
         waited = time.monotonic() - begun
+        if is_stopping is not None and is_stopping():
+            raise errors.ClusterError(
+                f"Workers of a cluster begin together: {cluster.name} was stopped, and "
+                f"{named(cluster, missing)} had not come. Start all again."
+            )
         if waited > seconds:
             raise errors.ClusterError(
                 "Workers of a cluster begin together: "

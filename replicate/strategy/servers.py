@@ -17,6 +17,7 @@ from replicate.strategy import cluster as clusters
 _log = logging.getLogger("replicate")
 _PAUSE = 0.2  # seconds between two looks at an address
 _LONG = 5.0  # seconds after which waiting is worth a line
+_WORDS = 30.0  # and between two such lines
 _SERVERS: dict[str, Any] = {}  # those of this process, by address: they last as long as it does
 
 
@@ -69,6 +70,18 @@ class Part:
         for seen in ("/job:ps", own):
             if seen not in config.device_filters:
                 config.device_filters.append(seen)
+
+    def wait_for_servers(
+        self, seconds: float, is_stopping: Callable[[], bool] | None = None
+    ) -> None:
+        """Waits until all parameter servers listen.
+
+        Raises:
+            ClusterError: If one of them does not in time, or this process is asked to stop.
+        """
+        for n, address in enumerate(self.cluster.servers):
+            there = f"ps:{n} at {address}"
+            wait(lambda one=address: is_listening(one), there, seconds, is_stopping=is_stopping)
 
 
 def listen(cluster: clusters.Cluster, config: Any = None) -> Any:
@@ -138,7 +151,8 @@ def wait(
     Raises:
         ClusterError: If it does not come in time, or this process is asked to stop.
     """
-    begun = said = time.monotonic()
+    begun = time.monotonic()
+    next_word = begun + _LONG
     while not is_there():
         now = time.monotonic()
         if is_stopping is not None and is_stopping():
@@ -151,9 +165,10 @@ def wait(
             raise errors.ClusterError(
                 f"All tasks of a cluster must run: waited {seconds:g} seconds for {what}. {hint}"
             )
-        if now - said > _LONG:
-            said = now
-            _log.info("Still waiting for %s, for %.0f seconds so far.", what, now - begun)
+        if now > next_word:
+            next_word = now + _WORDS
+            waited = now - begun
+            _log.warning("Still waiting for %s, for %.0f s of %g so far.", what, waited, seconds)
         time.sleep(_PAUSE)
 
 

@@ -59,6 +59,12 @@ def test_of_several_errors_the_first_is_told():
     assert "TensorFlow says: '(0) DEADLINE_EXCEEDED: too late'" in str(found)
 
 
+def test_who_is_asked_to_stop_waits_for_nobody():
+    lost = gone()
+    with listening() as address, pytest.raises(errors.ClusterError, match="was stopped, and wor"):
+        presence.wait_for_all(three(address, lost), 600, lambda: True)
+
+
 def test_who_does_not_come_in_time_is_named():
     lost = gone()
     with listening() as address, pytest.raises(errors.ClusterError, match="worker:2") as raised:

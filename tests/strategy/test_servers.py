@@ -28,6 +28,11 @@ def test_a_server_that_does_not_come_is_named():
             servers.Part(found).wait_for_servers(0.1)
 
 
+def test_who_is_asked_to_stop_waits_for_nobody():
+    with pytest.raises(errors.ClusterError, match="was stopped, and the chief has not come"):
+        servers.wait(lambda: False, "the chief", 600, is_stopping=lambda: True)
+
+
 def test_waiting_says_so(caplog, monkeypatch):
     monkeypatch.setattr(servers, "_LONG", 0.0)
     answers = iter([False, False, True])

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicate import devices as device_names
@@ -35,6 +35,8 @@ class MultiWorkerStrategy(base.DistributionStrategy):
 
     Attributes:
         compared: See the argument; may be added to until a session begins.
+        is_stopping: Tells whether this process is asked to stop, so that it waits for nobody who
+            has not come; None: nobody asks.
 
     Raises:
         ConfigError: If the cluster is malformed, or this process no task of it.
@@ -55,6 +57,7 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         if not timeout > 0:
             raise ValueError(f"timeout is a number of seconds, above 0; got {timeout!r}.")
         workers = device_names.resolve(devices)
+        self.is_stopping: Callable[[], bool] | None = None
         self.compared = _from_environment() if compared is None else dict(compared)
         self._member = clusters.Member(clusters.of(cluster), device_names.number_of_cpus(workers))
         found = self._member.cluster
@@ -158,7 +161,7 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         if self.num_workers == 1:
             return
         self.start()
-        presence.wait_for_all(self.cluster, self._options.timeout)
+        presence.wait_for_all(self.cluster, self._options.timeout, self.is_stopping)
         given = {f"the config's {name}": [str(self.compared[name])] for name in self.compared}
         kinds = [tf.DeviceSpec.from_string(name).device_type for name in self._worker_devices]
         devices = {"the towers' devices": [", ".join(kinds)]}

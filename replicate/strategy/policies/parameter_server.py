@@ -152,14 +152,8 @@ class ParameterServerStrategy(LocalParameterServerStrategy):
         return "" if self.part is None else self.part.start()
 
     def wait_for_servers(self) -> None:
-        """Waits until all parameter servers listen.
-
-        Raises:
-            ClusterError: If one of them does not in time; names it.
-        """
-        for n, address in enumerate(self.cluster.servers):
-            there = f"ps:{n} at {address}"
-            self.wait(lambda address=address: servers.is_listening(address), there)
+        """Waits until all parameter servers listen; see `servers.Part.wait_for_servers`."""
+        self.part.wait_for_servers(self.timeout, self.is_stopping)
 
     def wait(self, is_there: Callable[[], Any], what: str, hint: str = "") -> None:
         """Waits for something of the cluster; see `servers.wait`."""
