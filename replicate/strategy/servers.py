@@ -5,6 +5,7 @@ calls `Estimator.train`, or has a session of their own, `Part.start` does.
 """
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -57,6 +58,9 @@ class Part:
             ClusterError: If its address cannot be listened on.
         """
         address = self.cluster.addresses[self.cluster.position]
+        # NOTE: a session that is thrown away is closed, and each server told so. By default that
+        # waits until a server that is gone has come back, be it for ever, and hears no signal.
+        os.environ.setdefault("GRPC_FAIL_FAST", "true")
         # NOTE: a name that others know this machine by may not lead back to it yet.
         if not is_listening(address) and not is_listening(f"127.0.0.1:{address.split(':')[-1]}"):
             config = tf1.ConfigProto(device_count={"CPU": self._num_cpus})

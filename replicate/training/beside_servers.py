@@ -9,6 +9,7 @@ import contextlib
 import logging
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from replicate.training import synchronous
 
 _log = logging.getLogger("replicate")
 _SCOPE = "replicate_begin/"
+_AGAIN = 0.5  # seconds until another session is made
 _CLOSED = 3.0  # seconds after which a session is closed, or never will be
 _OPEN: set = set()  # sessions that are not closed yet: one that is thrown away would be deleted
 _NOT_YET = (
@@ -155,6 +157,8 @@ class _Scaffold(tf1.train.Scaffold):
 
     def finalize(self) -> "_Scaffold":
         """See base class; once for each session that is made."""
+        if self.start is not None:
+            time.sleep(_AGAIN)  # TensorFlow tries again at once what has failed at once
         self._strategy.wait_for_servers()
         if self.start is None:
             self.start = _Start(self._strategy)

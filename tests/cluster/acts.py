@@ -9,6 +9,7 @@ from typing import Any
 
 import replicate
 from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import servers
 from tests.cluster import cases, task
 
 estimators = replicate.estimator
@@ -46,16 +47,8 @@ def train(folder: pathlib.Path, own: str) -> None:
     chief has one for each tower.
     """
     company = task.Company(folder, own)
-    for act in (
-        async_act,
-        alone,
-        synchronous,
-        ending,
-        differing,
-        recovering,
-        losing_a_worker,
-        lost,
-    ):
+    together = async_act, alone, synchronous, ending
+    for act in (*together, differing, recovering, losing_a_worker, lost_at_first, lost):
         name = act.__name__
         company.meet(f"{name}-begins")
         act(company)
@@ -271,7 +264,7 @@ def ending(company) -> None:
     """The worker ends with the chief, unless that was only stopped."""
     for name, (is_stopped, optimizer) in ENDS.items():
         strategy = replicate.ParameterServerStrategy(task.TOWERS)
-        strategy.is_stopping = lambda is_stopped=is_stopped: is_stopped
+        strategy.is_stopping = lambda is_it=is_stopped and company.is_chief: is_it
         estimator = made(company.folder, name, asynchronous(), optimizer, strategy=strategy)
         steps = task.CHIEFS if company.is_chief else task.MANY if not is_stopped else task.STEPS
         seen = Seen(lambda number, session: time.sleep(0.02))
@@ -354,6 +347,33 @@ def losing_a_worker(company) -> None:
     estimator.train(rows, max_steps=30, hooks=[seen])
     company.tell("losing", step=seen.values["global_step"])
     company.meet = lambda name: None  # nobody comes any more
+
+
+def lost_at_first(company) -> None:
+    """A parameter server is killed while a session is made: the chief ends, and says which."""
+    plain, begun = asynchronous(), []
+
+    def wait():
+        company.note("kill-ps-at-first")
+        company.await_file("ps-was-killed")
+        begun.append(time.monotonic())
+        return 0.0
+
+    def model(features, labels, mode):
+        with tf1.control_dependencies([tf1.py_func(wait, [], tf.float64)]):
+            after = tf1.get_variable("w", [1, 1], tf.float64) + 0.0  # is read from a server
+        tf1.add_to_collection(tf1.GraphKeys.TABLE_INITIALIZERS, after.op)
+        with tf1.variable_scope(tf1.get_variable_scope(), reuse=tf1.AUTO_REUSE):
+            return plain(features, labels, mode)
+
+    strategy = replicate.ParameterServerStrategy(["/cpu:0"], timeout=task.WAITED)
+    estimator = made(company.folder, "first", model, lambda: tf1.train.AdamOptimizer(0.05),
+                     strategy=strategy)  # fmt: skip
+    text = said_by(lambda: estimator.train(rows, max_steps=1000))
+    company.tell("lost_at_first", said=text, lasted=time.monotonic() - begun[0])
+    company.note("start-ps")
+    while not servers.is_listening(strategy.cluster.servers[1]):
+        time.sleep(0.02)
 
 
 def lost(company) -> None:

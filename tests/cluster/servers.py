@@ -55,6 +55,11 @@ class Cluster:
             self._tell("ps-again")
         if self._running["worker:0"].poll() == -9 and not self._has("worker-is-gone"):
             self._tell("worker-is-gone")
+        if self._is_asked("kill-ps-at-first"):
+            self._kill("ps:1")
+            self._tell("ps-was-killed")
+        if self._is_asked("start-ps"):
+            self._start("ps:1")
         if self._is_asked("kill-ps-for-good"):
             self._kill("ps:1")
             self._tell("ps-is-gone")

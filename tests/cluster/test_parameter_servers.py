@@ -165,8 +165,9 @@ def test_a_chief_goes_on_without_a_worker(ran):
     assert told(ran, "losing")["step"] == 30
 
 
-def test_a_parameter_server_that_is_gone_ends_the_others_in_time(ran):
-    found = told(ran, "lost")
+@pytest.mark.parametrize("act", ["lost_at_first", "lost"])
+def test_a_parameter_server_that_is_gone_ends_the_others_in_time(ran, act):
+    found = told(ran, act)
     assert found["said"].startswith("ClusterError: All tasks of a cluster must run")
     assert "ps:1" in found["said"]
     assert found["lasted"] < task.WAITED + 10
