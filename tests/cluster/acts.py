@@ -360,8 +360,10 @@ def lost_at_first(company) -> None:
         return 0.0
 
     def model(features, labels, mode):
+        tf1.get_variable("w", [1, 1], tf.float64)
+        b = tf1.get_variable("b", [1], tf.float64)  # is on the second server
         with tf1.control_dependencies([tf1.py_func(wait, [], tf.float64)]):
-            after = tf1.get_variable("w", [1, 1], tf.float64) + 0.0  # is read from a server
+            after = b.read_value() + 0.0
         tf1.add_to_collection(tf1.GraphKeys.TABLE_INITIALIZERS, after.op)
         with tf1.variable_scope(tf1.get_variable_scope(), reuse=tf1.AUTO_REUSE):
             return plain(features, labels, mode)
