@@ -124,7 +124,13 @@ class LaunchedCluster:
         return [process for process in self._processes if not process.has_ended()]
 
     def _failed(self) -> launched.Launched | None:
-        """Returns the process that has failed; of several, one that was killed."""
+        """Returns the process that has failed; of several, one that was killed.
+
+        Where servers keep what is trained, nothing fails any more when the training is over: all is
+        saved, and whoever still made a step made it for nobody.
+        """
+        if self._wanted.servers and self._is_done():
+            return None
         asked = self._ends_at is not None
         wrong = [one for one in self._processes if one.code and not (asked and _is_asked(one))]
         return min(wrong, key=lambda one: one.code, default=None)

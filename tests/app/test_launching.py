@@ -49,6 +49,11 @@ print("a line of", name, file=sys.stderr, flush=True)
 if what == "fail":
     print("the reason", file=sys.stderr, flush=True)
     sys.exit(3)
+if what == "fail late":
+    chief = json.loads((folder / "chief.json").read_text())[0]
+    while pathlib.Path(f"/proc/{chief}").exists():
+        time.sleep(0.01)
+    sys.exit(3)
 if what == "nurse":
     nursed = subprocess.Popen(["sleep", "1000"])
     (folder / "nursed").write_text(str(nursed.pid))
@@ -147,6 +152,13 @@ def test_where_one_fails_the_others_are_ended_and_its_last_lines_shown(folder):
     )
     assert "saved" in (folder / "logs" / "chief.log").read_text()  # it was asked first
     assert gone(folder, "chief", "worker 1")
+
+
+def test_with_servers_nobody_fails_once_the_training_is_over(folder):
+    ended = launch(folder, ps=1, worker_1="fail late", ps_0="fail late")
+    assert ended == ["result of chief\n"]
+    with pytest.raises(errors.RunError, match=r"^worker 1 failed with exit code 3"):
+        launch(folder, worker_1="fail late")
 
 
 def test_who_does_not_end_in_time_is_killed(folder):
