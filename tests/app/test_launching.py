@@ -50,6 +50,8 @@ if what == "fail":
     print("the reason", file=sys.stderr, flush=True)
     sys.exit(3)
 if what == "fail late":
+    while not (folder / "chief.at").exists():
+        time.sleep(0.01)
     chief = json.loads((folder / "chief.json").read_text())[0]
     while pathlib.Path(f"/proc/{chief}").exists():
         time.sleep(0.01)
@@ -157,6 +159,7 @@ def test_where_one_fails_the_others_are_ended_and_its_last_lines_shown(folder):
 def test_with_servers_nobody_fails_once_the_training_is_over(folder):
     ended = launch(folder, ps=1, worker_1="fail late", ps_0="fail late")
     assert ended == ["result of chief\n"]
+    (folder / "chief.at").unlink()
     with pytest.raises(errors.RunError, match=r"^worker 1 failed with exit code 3"):
         launch(folder, worker_1="fail late")
 
