@@ -52,26 +52,30 @@ def refuse_lone(
 
 
 def order(creations: sharing.Creations, join: joining.Joining, running: Sequence[Any]) -> None:
-    """Has a step read a variable before it writes it, where the model left that open.
+    """Has a step write variables behind its batch, and behind what it reads of them in no order.
 
-    On one device either order is the model's own. Of several towers one might read the old value
-    and another one the new, as of a global step that a rate is made from: their copies of what
-    they write from it would part. Such a read waits for nothing, so a write can wait for it.
+    Of several towers one might read the old value of a variable and another one the new, as of a
+    global step that a rate is made from: their copies of what they write from it would part. And
+    a step that finds its input ended could still decay an optimizer's averages, in some copies.
+    Neither such a read nor the batch waits for any write, so all writes can wait for both.
 
     Args:
         creations: See `refuse_lone`.
         join: See `refuse_lone`.
         running: See `refuse_lone`.
     """
-    if join.whole.rows.is_single:
+    rows = join.whole.rows
+    if rows.is_single:
         return
     executed = ancestry.executed_by(running)
+    batch = [tensor.op for tensor in rows.given[0][:1]]
     for variable in {id(v): v for v in [*creations.all(), *tf1.global_variables()]}.values():
         for member in getattr(variable, "members", (variable,)):
             found = [op for op in ancestry.writes(member) if op in executed and _is_outermost(op)]
             reads = found and [op for op in member.handle.consumers() if _is_open(op, executed)]
             for write in found:
-                write._add_control_inputs(reads)
+                before = set(write.control_inputs)
+                write._add_control_inputs([op for op in (*batch, *reads) if op not in before])
 
 
 def _is_open(op: tf.Operation, executed: set) -> bool:

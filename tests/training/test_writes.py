@@ -332,3 +332,35 @@ def test_a_write_waits_for_what_towers_read_before_it(strategy, building):
     found = exactness.run(towers, [(np.ones([6]), None)] * 40)
     # The rates are 0 to 39, whichever tower reads the step, and however late: 39 * 40 / 2 = 780.
     assert found.variables[-1]["w:0"] == -780
+
+
+def looking_up(features, labels, mode):
+    table = tf1.get_variable("table", [4, 2], initializer=exactness.start)
+    loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, features)))
+    update = tf1.train.AdamOptimizer(0.1).minimize(loss, tf1.train.get_global_step())
+    return exactness.spec_of(mode, loss, train_op=update)
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+def test_a_step_that_finds_no_batch_writes_nothing(strategy):
+    # Adam lets the averages of all rows of a table decay, whatever rows come.
+    towers = model_fn.replicate_model_fn(looking_up, None, 3, strategy=strategy)
+    with tf1.Graph().as_default() as graph:
+        tf1.train.create_global_step()
+        rows = tf.data.Dataset.from_tensor_slices([0, 1, 1, 2, 3, 0]).batch(3)
+        spec = towers(tf1.data.make_one_shot_iterator(rows).get_next(), None, "train")
+        found = {
+            v.name: [m.read_value() for m in getattr(v, "members", (v,))]
+            for v in tf1.global_variables()
+        }
+        with tf1.Session(graph=graph, config=exactness.session_config()) as session:
+            session.run(exactness.initializer_of_all())
+            for _ in range(2):
+                session.run(spec.train_op)
+            before = session.run(found)
+            for _ in range(5):
+                with pytest.raises(tf.errors.OutOfRangeError):
+                    session.run(spec.train_op)
+            after = session.run(found)
+    assert before["global_step:0"] == [2]
+    tf.nest.map_structure(np.testing.assert_array_equal, before, after)
