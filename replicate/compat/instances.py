@@ -73,6 +73,7 @@ TAKEN = _rows(
             "_c_op": "a copy may wait for an operation that has no outputs",
             "_set_attr": "what a gradient changes in an operation is changed in its copies",
             "_add_outputs": "what a gradient changes in an operation is changed in its copies",
+            "_add_control_inputs": "a write waits for the batch, and for what reads the variable",
             "_add_while_inputs": "what a gradient changes in a loop is changed in its copies",
             "_get_control_flow_context": "what runs under a condition is not changed",
             "_set_control_flow_context": "copies of a loop's exits belong to that loop",

@@ -34,7 +34,8 @@ def one_device(case: cases.Case, mode: str, start: dict | None = None, devices=N
     """
     with tf.Graph().as_default():
         step = tf1.train.create_global_step()
-        dataset = cases.dataset(case._replace(is_static=False), cases.batches_of_all(case))
+        batches = cases.batches_of_all(case)
+        dataset = cases.dataset(case._replace(is_static=False), batches)
         features, labels = tf1.data.make_one_shot_iterator(dataset).get_next()
         model = cases.model_of(case, estimator.EstimatorSpec)
         if case.options or devices:  # one tower has options as well
@@ -54,11 +55,8 @@ def one_device(case: cases.Case, mode: str, start: dict | None = None, devices=N
             for name in variables if start else ():
                 given = {variables[name].initial_value: start[name]}
                 session.run(variables[name].initializer, given)
-            while True:
-                try:
-                    session.run(update)
-                except tf.errors.OutOfRangeError:
-                    break
+            for _ in batches:  # in one step more TensorFlow may let averages of slices decay
+                session.run(update)
             if mode == "train":
                 return session.run(variables)
             return {name: session.run(value) for name, (value, _) in metrics.items()}
