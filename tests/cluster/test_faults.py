@@ -5,7 +5,7 @@ import pytest
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.cluster import cases, processes, test_training
+from tests.cluster import cases, once, processes, test_training
 
 WAITED = 6  # seconds that a worker waits for another one
 SETTINGS = {"WAITED": str(WAITED), "TOWERS": "1"}
@@ -17,21 +17,29 @@ def killed(tmp_path_factory):
 
     It was in the fifth of eight steps.
     """
-    folder = tmp_path_factory.mktemp("three")
     works = [*cases.OF_THREE, "lasting"]
     settings = {**SETTINGS, "KILLED": "2"}
-    return folder, processes.run(folder, works, settings, is_patient=True, number=3)
+
+    def train(folder):
+        return folder, processes.run(folder, works, settings, is_patient=True, number=3)
+
+    return once.made(tmp_path_factory, "three_workers", train)
 
 
 @pytest.fixture(scope="module")
-def resumed(killed):
+def resumed(tmp_path_factory, killed):
     """What became of the same workers, started again; the chief is killed in other work.
 
     The second is late; an evaluator is there, too.
     """
     settings = {**SETTINGS, "WAITED": "15", "LATE": "1", "LOST": "0"}
     works = ["lasting", "losing"]
-    return processes.run(killed[0], works, settings, is_patient=True, number=3, has_evaluator=True)
+
+    def train(_):
+        options = {"is_patient": True, "number": 3, "has_evaluator": True}
+        return processes.run(killed[0], works, settings, **options)
+
+    return once.made(tmp_path_factory, "three_workers_again", train)
 
 
 @pytest.mark.parametrize("name", cases.OF_THREE)

@@ -16,7 +16,7 @@ import pytest
 
 from replicate.app import cli, launched_cluster
 from replicate.compat.tensorflow import tf, tf1
-from tests.cluster import processes
+from tests.cluster import once, processes
 
 TOP = pathlib.Path(__file__).parents[2]
 PATIENCE = 120  # seconds; what is waited for takes less than ten
@@ -75,7 +75,10 @@ export: null
 @pytest.fixture(name="folder", scope="module")
 def make_folder(tmp_path_factory):
     """Returns a folder with the model, its data and its configs."""
-    folder = tmp_path_factory.mktemp("launch")
+    return filled(tmp_path_factory.mktemp("launch"))
+
+
+def filled(folder):
     (folder / "line_of_launch.py").write_text(MODEL)
     (folder / "line.yaml").write_text(CONFIG)
     (folder / "steady.yaml").write_text(STEADY)
@@ -123,12 +126,16 @@ def train_alone(folder, config, model_dir, *options):
 
 
 @pytest.fixture(name="trained", scope="module")
-def train_once(folder):
-    """Returns the folder, and what a launch printed that came to its end."""
-    with launching(folder, "line.yaml", "out", "--json") as process:
-        out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
-    return folder, json.loads(out), err
+def train_once(tmp_path_factory):
+    """Returns a folder, and what a launch printed there that came to its end."""
+
+    def train(folder):
+        with launching(filled(folder), "line.yaml", "out", "--json") as process:
+            out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, err
+        return folder, json.loads(out), err
+
+    return once.made(tmp_path_factory, "launched", train)
 
 
 def test_a_launched_training_is_that_of_one_process(trained):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from replicate import estimator, model_fn
-from tests.cluster import acts, cases, servers, task, test_training
+from tests.cluster import acts, cases, once, servers, task, test_training
 
 PS = tuple(f"/job:ps/task:{n}/device:CPU:0" for n in range(servers.SERVERS))
 OWN = "/job:{}/task:0/device:CPU:{}"
@@ -15,14 +15,17 @@ OWN = "/job:{}/task:0/device:CPU:{}"
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """What all tasks wrote in all acts."""
-    folder = tmp_path_factory.mktemp("servers")
-    cluster = servers.Cluster(folder)
-    cluster.run(seconds=240)
-    logs = "\n\n".join(f"{name}:\n{cluster.log(name)}" for name in cluster.codes)
-    assert cluster.codes["chief:0"] == 0, logs
-    assert cluster.codes["evaluator:0"] == 0, logs
-    assert cluster.codes["worker:0"] == -9, logs  # killed in the last act but one
-    return folder
+
+    def train(folder):
+        cluster = servers.Cluster(folder)
+        cluster.run(seconds=240)
+        logs = "\n\n".join(f"{name}:\n{cluster.log(name)}" for name in cluster.codes)
+        assert cluster.codes["chief:0"] == 0, logs
+        assert cluster.codes["evaluator:0"] == 0, logs
+        assert cluster.codes["worker:0"] == -9, logs  # killed in the last act but one
+        return folder
+
+    return once.made(tmp_path_factory, "servers", train)
 
 
 def told(ran, act, job="chief"):

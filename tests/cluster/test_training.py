@@ -9,7 +9,7 @@ import pytest
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.cluster import cases, processes
+from tests.cluster import cases, once, processes
 
 FOUR_TOWERS = ["momentum_masked", "momentum_masked_single", "embedding_adam", "clipped"]
 
@@ -17,10 +17,13 @@ FOUR_TOWERS = ["momentum_masked", "momentum_masked_single", "embedding_adam", "c
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> pathlib.Path:
     """A folder with what two workers of two towers made of all cases."""
-    folder = tmp_path_factory.mktemp("cluster")
-    ended = processes.run(folder, ["core", "refusals", "leaving", *cases.CASES, "exporting"])
-    assert ended.codes == [0, 0], "\n".join(ended.logs)
-    return folder
+
+    def train(folder):
+        ended = processes.run(folder, ["core", "refusals", "leaving", *cases.CASES, "exporting"])
+        assert ended.codes == [0, 0], "\n".join(ended.logs)
+        return folder
+
+    return once.made(tmp_path_factory, "two_workers", train)
 
 
 def one_device(case: cases.Case, mode: str, start: dict | None = None, devices=None) -> dict:
