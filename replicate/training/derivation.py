@@ -237,11 +237,16 @@ class Derivation:
                 self._go_behind(given, column)
 
     def _go_behind(self, given: Given, column: Sequence) -> None:
-        """Goes on behind a value of the whole, by which towers have found derivatives."""
-        rows = self._whole.rows
+        """Goes on behind a value of the whole, by which towers have found derivatives.
+
+        Their sum is a value of the whole as well, which a third derivative goes behind.
+        """
         with self._whole.at_home():
-            own = [tf.convert_to_tensor(gradient) for gradient in column]
-            ((total, _),) = rows.join().join([("sum", own)])
+            own = tuple(tf.convert_to_tensor(gradient) for gradient in column)
+        part = tails.Reduction("sum", own, own[0])
+        total = self._whole.joined(part).value
+        self._whole.meetings.clear([total])
+        self._log.given.append(Given((total,) * len(own), (), (total,), (part,)))
         if given.parts:
             self._columns.append((given.parts, [total] * len(given.parts)))
         self._across.extend((tensor, total) for tensor in given.across)

@@ -154,6 +154,22 @@ def with_squares_of_the_gradient(found, y, v):
     return loss + 0.1 * tf.reduce_sum(tf.square(gradient))
 
 
+def of_inner_steps(steps):
+    """The loss after some steps of one's own, each of which is derived by the weights."""
+
+    def loss(f, y, v):
+        w, first = v.w * 1.0, v.variables["w"]
+        for _ in range(steps):
+            w -= 0.5 * tf.gradients(distance(f, y, w), first)[0]
+        return distance(f, y, w)
+
+    return loss
+
+
+def distance(f, y, w):
+    return tf.reduce_mean(tf.square(tf.tanh(tf.matmul(f["x"], w)) - y["y"]))
+
+
 GRADIENTS = {
     "adversarial sign, stopped": adversarial(tf.reduce_mean, True, lambda g: 0.1 * tf.sign(g)),
     "adversarial gradient, stopped": adversarial(tf.reduce_mean, True, lambda g: 3.0 * g),
@@ -165,6 +181,8 @@ GRADIENTS = {
     "gradient penalty of a sum": of_the_gradient(total),
     "gradient penalty of a quotient": of_the_gradient(losses.quotient),
     "gradient penalty of what was read": of_the_gradient_of_a_read,
+    "an inner step": of_inner_steps(1),
+    "two inner steps": of_inner_steps(2),
     "gradient penalty of a loop": of_the_gradient_of_a_loop,
     "gradient penalty of a branch": of_the_gradient_of_a_branch,
 }
