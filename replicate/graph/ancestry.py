@@ -92,6 +92,27 @@ def reached_from(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     return reached
 
 
+def behind(operations: Iterable[tf.Operation], within: set) -> set[tf.Operation]:
+    """Returns `operations`, and all within some others that run behind one of them.
+
+    Args:
+        operations: Of the graph.
+        within: The operations among which is looked.
+    """
+    users: dict[tf.Operation, list] = {}
+    for op in within:
+        for before in (*op.control_inputs, *(tensor.op for tensor in op.inputs)):
+            users.setdefault(before, []).append(op)
+    found: set = set()
+    waiting = list(operations)
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting.extend(users.get(op, ()))
+    return found
+
+
 class Descent:
     """Tells which operations are made from some sources; each operation is asked once.
 

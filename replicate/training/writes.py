@@ -57,7 +57,8 @@ def order(creations: sharing.Creations, join: joining.Joining, running: Sequence
     Of several towers one might read the old value of a variable and another one the new, as of a
     global step that a rate is made from: their copies of what they write from it would part. And
     a step that finds its input ended could still decay an optimizer's averages, in some copies.
-    Neither such a read nor the batch waits for any write, so all writes can wait for both.
+    So writes wait: but what the batch itself waits for, as an input_fn that counts, and reads
+    behind a write, which stay there. What is waited for waits for no such write, by any way.
 
     Args:
         creations: See `refuse_lone`.
@@ -68,19 +69,23 @@ def order(creations: sharing.Creations, join: joining.Joining, running: Sequence
     if rows.is_single:
         return
     executed = ancestry.executed_by(running)
-    batch = [tensor.op for tensor in rows.given[0][:1]]
-    for variable in {id(v): v for v in [*creations.all(), *tf1.global_variables()]}.values():
-        for member in getattr(variable, "members", (variable,)):
-            found = [op for op in ancestry.writes(member) if op in executed and _is_outermost(op)]
-            reads = found and [op for op in member.handle.consumers() if _is_open(op, executed)]
-            for write in found:
-                before = set(write.control_inputs)
-                write._add_control_inputs([op for op in (*batch, *reads) if op not in before])
-
-
-def _is_open(op: tf.Operation, executed: set) -> bool:
-    is_read = op.type == "ReadVariableOp" and op in executed
-    return is_read and not op.control_inputs and _is_outermost(op)
+    batch = [tensor.op for tensor in rows.given[0] if tensor.op in executed][:1]
+    before_batch = ancestry.executed_by(batch)
+    shared = {id(v): v for v in [*creations.all(), *tf1.global_variables()]}.values()
+    members = [member for v in shared for member in getattr(v, "members", (v,))]
+    writes = [
+        [op for op in ancestry.writes(member) if op in executed and op not in before_batch]
+        for member in members
+    ]
+    behind = ancestry.behind([op for ops in writes for op in ops], executed)
+    for member, found in zip(members, writes, strict=True):
+        reads = found and [
+            op for op in member.handle.consumers() if op.type == "ReadVariableOp" and op in executed
+        ]
+        first = [op for op in (*batch, *reads) if op not in behind and _is_outermost(op)]
+        for write in filter(_is_outermost, found):
+            before = set(write.control_inputs)
+            write._add_control_inputs([op for op in first if op not in before])
 
 
 def _is_outermost(op: tf.Operation) -> bool:

@@ -1,5 +1,7 @@
 """Variables that towers share: written once for all of them, or refused."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -314,22 +316,35 @@ def own_descent(gradients_and_variables, rate):
     return tf1.group(*[v.assign(v - rate * g) for g, v in gradients_and_variables])
 
 
-def counting_by_itself(features, labels, mode):
-    """The loss is the mean of w x, with x = 1: the gradient is 1, and the rate is the step."""
+def nap(x):
+    """Takes its time with the later rows, and gives zero."""
+    time.sleep(0.02 if x.max() > 1 else 0.0)
+    return 0.0
+
+
+def counting_by_itself(features, labels, mode, waits=()):
+    """The loss is the mean of w, whatever the rows: the gradient is 1, and the rate is the step."""
     w = tf1.get_variable("w", [], tf.float64, initializer=tf1.zeros_initializer())
     step = tf1.train.get_or_create_global_step()
-    rate = tf.cast(step, tf.float64)  # a read that nothing orders
-    loss = tf.reduce_mean(w * features)
+    with tf1.control_dependencies([wait(features) for wait in waits]):
+        rate = tf.cast(step, tf.float64)  # a read that no write waits for
+    loss = tf.reduce_mean(w * tf.ones_like(features))
     update = own_descent([(tf.gradients(loss, w)[0], w)], rate)
     return exactness.spec_of(mode, loss, train_op=tf1.group(update, step.assign(step + 1)))
 
 
+def counting_after_naps(features, labels, mode):
+    waits = [lambda x: tf.numpy_function(nap, [x], tf.float64)]
+    return counting_by_itself(features, labels, mode, waits)
+
+
+@pytest.mark.parametrize("model", [counting_by_itself, counting_after_naps])
 @pytest.mark.parametrize("building", ["call", "clone"])
 @pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-def test_a_write_waits_for_what_towers_read_before_it(strategy, building):
+def test_a_write_waits_for_what_towers_read_before_it(strategy, building, model):
     options = {"strategy": strategy, "tower_building": building}
-    towers = model_fn.replicate_model_fn(counting_by_itself, None, 3, **options)
-    found = exactness.run(towers, [(np.ones([6]), None)] * 40)
+    towers = model_fn.replicate_model_fn(model, None, 3, **options)
+    found = exactness.run(towers, [(np.float64([1, 1, 1, 1, 2, 2]), None)] * 40)
     # The rates are 0 to 39, whichever tower reads the step, and however late: 39 * 40 / 2 = 780.
     assert found.variables[-1]["w:0"] == -780
 
@@ -364,3 +379,19 @@ def test_a_step_that_finds_no_batch_writes_nothing(strategy):
             after = session.run(found)
     assert before["global_step:0"] == [2]
     tf.nest.map_structure(np.testing.assert_array_equal, before, after)
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+def test_an_input_may_write_before_it_gives_a_batch(strategy):
+    towers = model_fn.replicate_model_fn(looking_up, None, 3, strategy=strategy)
+    with tf1.Graph().as_default():
+        tf1.train.create_global_step()
+        seen = tf1.get_variable("seen", [], initializer=tf1.zeros_initializer(), trainable=False)
+        with tf1.control_dependencies([seen.assign_add(1.0, read_value=False)]):
+            features = tf.identity(tf1.placeholder_with_default([0, 1, 2, 3], [None]))
+        spec = towers(features, None, "train")
+        with tf1.Session(config=exactness.session_config()) as session:
+            session.run(exactness.initializer_of_all())
+            for _ in range(3):
+                session.run(spec.train_op)
+            assert session.run([seen, tf1.train.get_global_step()]) == [3.0, 3]
