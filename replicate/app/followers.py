@@ -42,7 +42,7 @@ def follow(
                 f"{task.name} stopped at step {step}; the chief saves the checkpoint"
             )
     if step == start:
-        display.say(f"{task.name} has made no step: the training has ended meanwhile")
+        display.say(f"{task.name} has made no step: none was left, or its input has no rows")
     else:
         display.say(f"{task.name} has made its last step, {step}")
     return trainings.Trained(step, True, None, None)

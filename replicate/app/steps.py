@@ -27,6 +27,16 @@ from replicate.compat.tensorflow import tf, tf1
 __all__ = ["Steps"]
 
 
+# What TensorFlow raises where another process does not answer any more.
+_OF_OTHERS = (
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.UnavailableError,
+)
+
+
 class Steps:
     """One call of Estimator.train.
 
@@ -156,7 +166,7 @@ class Steps:
         """Lets who was asked to stop do so where others have stopped already."""
         try:
             yield
-        except (tf.errors.OpError, errors.RunError):
+        except (errors.ClusterError, *_OF_OTHERS):
             is_alone = self._task.size == 1 and not self._task.has_servers
             if is_alone or not self._stop.requested:
                 raise

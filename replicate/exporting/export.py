@@ -83,9 +83,12 @@ def export_saved_model(
 
 def _require_chief(estimator: Any) -> None:
     chosen = getattr(getattr(estimator, "_model_fn", None), "strategy", None)
-    strategy = chosen(types.PREDICT, estimator.config) if callable(chosen) else None
-    if strategy is not None and not strategy.is_chief:
-        raise presence.export_refusal(strategy.cluster.name)
+    if not callable(chosen):
+        return
+    config = estimator.config
+    is_other = config.num_ps_replicas > 0 and not config.is_chief
+    if is_other or not chosen(types.PREDICT, config).is_chief:
+        raise presence.export_refusal(f"{config.task_type}:{config.task_id}")
 
 
 @contextlib.contextmanager

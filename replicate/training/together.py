@@ -104,15 +104,18 @@ class _Watch(tf1.train.SessionRunHook):
         """See base class."""
         del coord
         # NOTE: what a step raises no hook hears of; and of some of it a session makes a new one.
-        session.run = presence.watched(session.run, self._cluster, self._seconds, agreement.LOSSES)
+        run = presence.watched(session.run, self._cluster, self._seconds, agreement.LOSSES)
+
+        def step(*args, **kwargs):
+            result = run(*args, **kwargs)
+            self._is_in_step = False  # whatever other hooks make of it
+            return result
+
+        session.run = step
 
     def before_run(self, run_context: Any) -> None:
         """See base class."""
         self._is_in_step = True
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        """See base class."""
-        self._is_in_step = False
 
     def end(self, session: tf1.Session) -> None:
         """See base class; where all workers' input has ended in a step, all know of it."""
@@ -160,8 +163,9 @@ class _Scaffold(tf1.train.Scaffold):
         local = self.default_local_init_op() if own is None else own
         self._local_init_op = tf1.group(local, *agreement.begin(self._across))
         self._strategy.agree({**self._compared, **agreement.built(self._across)})
+        super().finalize()
         sessions.watch_next(self._watched)
-        return super().finalize()
+        return self
 
     def _watched(self, make: Callable) -> Callable:
         seconds = self._across.options.timeout

@@ -1,5 +1,6 @@
 """Exports of replicated estimators: who can load them, and what they hold."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 from tensorflow.python.tools import saved_model_cli
 
 import replicate
-from replicate import estimator, model_fn
+from replicate import errors, estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import export
 
@@ -272,6 +273,20 @@ def test_a_chosen_checkpoint_is_exported(trained, tmp_path):
     path = replicate.export_saved_model(made(trained[0], 2), tmp_path, raw, checkpoint_path=first)
     reader = tf.train.load_checkpoint(f"{os.fsdecode(path)}/variables/variables")
     assert reader.get_tensor("global_step") == 0
+
+
+def test_the_chief_alone_exports_beside_parameter_servers(trained, tmp_path, monkeypatch):
+    jobs = {job: [f"127.0.0.1:{port}"] for port, job in enumerate(["chief", "worker", "ps"], 1)}
+    for job in ("chief", "worker"):
+        task = {"cluster": jobs, "task": {"type": job, "index": 0}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+        found = made(trained[0], 2)
+        if job == "chief":
+            assert os.path.isdir(replicate.export_saved_model(found, tmp_path, raw))
+        else:
+            with pytest.raises(errors.RunError, match="worker:0 was asked for one"):
+                replicate.export_saved_model(found, tmp_path, raw)
+    assert len(os.listdir(tmp_path)) == 1
 
 
 def test_a_plain_estimator_is_exported_without_its_devices(trained, tmp_path):

@@ -22,15 +22,29 @@ def test_a_worker_that_has_no_checkpoint_is_warned(tmp_path, caplog):
     assert not caplog.text
 
 
-def test_who_is_awaited_in_vain_at_the_start_is_named():
-    # The other worker answers nobody; it had been there until all began.
+def alone_of_two():
+    """Returns the scaffold of a worker whose other one answers nobody, and was there before."""
     jobs = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
     own = cluster.of({"cluster": jobs, "task": {"type": "worker", "index": 0}})
     strategy = types.SimpleNamespace(cluster=own, agree=lambda built: None)
     across = collectives.Across(collectives.Options(2, 0, timeout=1), "/device:CPU:0")
+    return together._Scaffold(tf1.train.Scaffold(), strategy, across, {})
+
+
+def test_a_session_that_comes_to_nothing_leaves_the_next_one_alone(fresh_graph):
+    tf1.train.create_global_step()
+    for number in range(2):  # a scaffold finds them ambiguous
+        tf1.add_to_collection(tf1.GraphKeys.SUMMARY_OP, tf.constant(number))
+    own = tf1.train.SessionManager.prepare_session
+    with pytest.raises(RuntimeError, match="More than one"):
+        alone_of_two().finalize()
+    assert tf1.train.SessionManager.prepare_session is own
+
+
+def test_who_is_awaited_in_vain_at_the_start_is_named():
     with tf.Graph().as_default():
         tf1.train.create_global_step()
-        scaffold = together._Scaffold(tf1.train.Scaffold(), strategy, across, {})
+        scaffold = alone_of_two()
         creator = tf1.train.ChiefSessionCreator(scaffold)
         with pytest.raises(errors.ClusterError, match=r"has lost worker:1 \(127.0.0.1:2\)"):
             tf1.train.MonitoredSession(creator)
