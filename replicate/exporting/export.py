@@ -86,8 +86,10 @@ def _require_chief(estimator: Any) -> None:
     if not callable(chosen):
         return
     config = estimator.config
-    is_other = config.num_ps_replicas > 0 and not config.is_chief
-    if is_other or not chosen(types.PREDICT, config).is_chief:
+    strategy = chosen(types.PREDICT, config)
+    if not strategy.is_chief:
+        raise presence.export_refusal(strategy.cluster.name)
+    if config.num_ps_replicas > 0 and not config.is_chief:
         raise presence.export_refusal(f"{config.task_type}:{config.task_id}")
 
 

@@ -99,6 +99,7 @@ class _Watch(tf1.train.SessionRunHook):
         self._farewell = farewell
         self._meeting = meeting
         self._is_in_step = False
+        self._has_failed = False
 
     def after_create_session(self, session: tf1.Session, coord: Any) -> None:
         """See base class."""
@@ -107,8 +108,12 @@ class _Watch(tf1.train.SessionRunHook):
         run = presence.watched(session.run, self._cluster, self._seconds, agreement.LOSSES)
 
         def step(*args, **kwargs):
-            result = run(*args, **kwargs)
-            self._is_in_step = False  # whatever other hooks make of it
+            try:
+                result = run(*args, **kwargs)
+            except Exception:
+                self._has_failed |= self._is_in_step  # hooks run more, as the one that saves
+                raise
+            self._is_in_step = False  # whatever other hooks make of the step
             return result
 
         session.run = step
@@ -119,7 +124,7 @@ class _Watch(tf1.train.SessionRunHook):
 
     def end(self, session: tf1.Session) -> None:
         """See base class; where all workers' input has ended in a step, all know of it."""
-        if self._farewell is not None and not self._is_in_step:
+        if self._farewell is not None and not (self._is_in_step or self._has_failed):
             fed = {self._farewell.brought: self._farewell.value}
             with contextlib.suppress(tf.errors.OutOfRangeError):
                 session.run(self._farewell.ended, fed)
