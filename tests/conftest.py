@@ -20,6 +20,7 @@ os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 try:
     import pytest
 
+    from replicate.compat import tensorflow as tfc
     from replicate.compat.tensorflow import tf, tf1
 
     tf.config.set_logical_device_configuration(
@@ -50,9 +51,11 @@ def session(fresh_graph):
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """After each test the default graph is the process's own, empty one again."""
+    """After each test the default graph is the process's own, empty one, and nothing is seeded."""
     yield
     tf1.reset_default_graph()
+    if tfc.eager_context.global_seed() is not None:  # as `seed` of a config does
+        tf.random.set_seed(None)
 
 
 @pytest.fixture(scope="session")
