@@ -1,6 +1,6 @@
 """Which operations lie behind others in a graph, and which lie before them."""
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
@@ -82,14 +82,9 @@ def is_repeatable(
 
 def reached_from(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
     """Returns `operations`, and all whose values depend on one of them."""
-    reached: set = set()
-    waiting = list(operations)
-    while waiting:
-        op = waiting.pop()
-        if op not in reached:
-            reached.add(op)
-            waiting.extend(user for tensor in op.outputs for user in tensor.consumers())
-    return reached
+    return _followed(
+        operations, lambda op: (user for tensor in op.outputs for user in tensor.consumers())
+    )
 
 
 def behind(operations: Iterable[tf.Operation], within: set) -> set[tf.Operation]:
@@ -103,13 +98,18 @@ def behind(operations: Iterable[tf.Operation], within: set) -> set[tf.Operation]
     for op in within:
         for before in (*op.control_inputs, *(tensor.op for tensor in op.inputs)):
             users.setdefault(before, []).append(op)
+    return _followed(operations, lambda op: users.get(op, ()))
+
+
+def _followed(operations: Iterable[tf.Operation], users: Callable) -> set[tf.Operation]:
+    """Returns `operations`, and their users, and the users of these, and so on."""
     found: set = set()
     waiting = list(operations)
     while waiting:
         op = waiting.pop()
         if op not in found:
             found.add(op)
-            waiting.extend(users.get(op, ()))
+            waiting.extend(users(op))
     return found
 
 

@@ -39,8 +39,7 @@ def refuse_lone(
     executed = ancestry.executed_by(running)
     spared = ancestry.executed_by(updates)
     later = {i: creations.operations(i) for i in range(1, len(rows.weights))}
-    shared = {id(variable): variable for variable in [*creations.all(), *tf1.global_variables()]}
-    for variable in shared.values():
+    for variable in _shared(creations):
         _check_copies(variable, executed)
         for op in _uses(variable, executed, spared):
             users = {op, *_readers(op, executed)}
@@ -49,6 +48,11 @@ def refuse_lone(
                 tower_id = 0 if op in join.whole.varying else None
             if tower_id is not None:
                 raise _refusal(variable, op, tower_id)
+
+
+def _shared(creations: sharing.Creations) -> list:
+    """Returns the variables that towers share, each once."""
+    return list({id(v): v for v in [*creations.all(), *tf1.global_variables()]}.values())
 
 
 def order(creations: sharing.Creations, join: joining.Joining, running: Sequence[Any]) -> None:
@@ -71,8 +75,7 @@ def order(creations: sharing.Creations, join: joining.Joining, running: Sequence
     executed = ancestry.executed_by(running)
     batch = [tensor.op for tensor in rows.given[0] if tensor.op in executed][:1]
     before_batch = ancestry.executed_by(batch)
-    shared = {id(v): v for v in [*creations.all(), *tf1.global_variables()]}.values()
-    members = [member for v in shared for member in getattr(v, "members", (v,))]
+    members = [member for v in _shared(creations) for member in getattr(v, "members", (v,))]
     writes = [
         [op for op in ancestry.writes(member) if op in executed and op not in before_batch]
         for member in members
