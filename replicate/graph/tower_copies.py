@@ -58,6 +58,7 @@ class TowerCopies:
         self._waits = copied_state.Waits()
         self._passed: set[tf.Operation] = set()
         self._scopes: set[str] = set()
+        self._scoped = 0  # in how many operations scopes were looked for
         self._placed: dict[tf.Operation, str] = {}
         self._places: dict[tf.Operation, Any] = {}
         self._merged: dict[tuple[int, _Place], str] = {}
@@ -236,8 +237,9 @@ class TowerCopies:
 
         NOTE: what is imported may be named as no scope is, though what Python makes may be.
         """
-        prefixes = tuple(self._prefixes[1:])
-        for op in self._graph.get_operations():
+        prefixes, made = tuple(self._prefixes[1:]), self._graph.get_operations()
+        begin, self._scoped = self._scoped, len(made)
+        for op in made[begin:]:
             name = op.name
             if name.startswith(prefixes):
                 scope = name.rpartition("/")[0]
