@@ -171,6 +171,28 @@ class Across:
             return tf.IndexedSlices(value.values[:0], value.indices[:0], value.dense_shape)
         return tf.zeros_like(value)
 
+    def meeting(self) -> tf.Operation:
+        """Returns an operation that ends when it runs in all workers; for a step of its own.
+
+        NOTE: steps with the collectives that are used elsewhere have one row of numbers, in all
+        graphs. One that fails leaves its number to the next, and a worker still clears away what
+        was left of it while another one begins the next, which is then torn. Steps with this
+        older operation have a row of numbers of their own.
+        """
+        text = f"{self._name} meeting"
+        with self._at_home():
+            return tf.raw_ops.CollectiveReduce(
+                input=tf.constant([1.0]),
+                group_size=self.size,
+                group_key=zlib.crc32(f"{self._group} {text}".encode()) & _KEYS,
+                instance_key=zlib.crc32(text.encode()) & _KEYS,
+                merge_op="Add",
+                final_op="Id",
+                subdiv_offsets=[0],
+                communication_hint=self.options.hint,
+                timeout_seconds=self.options.timeout,
+            ).op
+
     def _reduced(self, tensors: Sequence[tf.Tensor], op: str) -> list:
         if tf.executing_eagerly() or getattr(tf1.get_default_graph(), "building_function", False):
             raise RuntimeError(

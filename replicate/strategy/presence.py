@@ -33,12 +33,24 @@ def silent(cluster: clusters.Cluster, seconds: float = 2.0) -> list[int]:
 
 
 def _answers(address: str, seconds: float) -> bool:
+    """Whether a server speaks, as gRPC's do first, or at least keeps the connection open.
+
+    NOTE: connections are made to a process that is being ended, too, until all its files are
+    closed. One that only stands still is not lost.
+    """
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), seconds):
-            return True
+        with socket.create_connection((host.strip("[]"), int(port)), seconds) as connection:
+            return _is_open(connection)
     except (OSError, ValueError):
         return False
+
+
+def _is_open(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.recv(1))
+    except TimeoutError:
+        return True
 
 
 def wait_for_all(

@@ -75,7 +75,7 @@ def begin(
         farewell: How a worker that ends alone tells the others: an `ends.Farewell`, or None.
     """
     hooks = "training_hooks" if spec.mode == types.TRAIN else "evaluation_hooks"
-    meeting = across.apart("end").sum([tf.constant(1)])[0].op if spec.mode == types.TRAIN else None
+    meeting = across.apart("end").meeting() if spec.mode == types.TRAIN else None
     watch = _Watch(strategy.cluster, across.options.timeout, farewell, meeting)
     return spec._replace(
         scaffold=_Scaffold(spec.scaffold, strategy, across, compared),
@@ -130,7 +130,8 @@ class _Watch(tf1.train.SessionRunHook):
                 session.run(self._farewell.ended, fed)
         if self._meeting is not None:
             # NOTE: this hook comes behind the one that saves. When a worker goes on, the chief's
-            # last checkpoint is there: what evaluates, or asks whether max_steps are reached.
+            # last checkpoint is there: what evaluates, or asks whether max_steps are reached. The
+            # step before has failed, as one does in which input ends.
             session.run(self._meeting)
 
 

@@ -11,6 +11,7 @@ from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
 from tests.cluster import cases, once, processes
 
+WORKS = ["core", "refusals", "leaving", "ending", *cases.CASES, "exporting"]
 FOUR_TOWERS = ["momentum_masked", "momentum_masked_single", "embedding_adam", "clipped"]
 
 
@@ -19,7 +20,7 @@ def trained(tmp_path_factory) -> pathlib.Path:
     """A folder with what two workers of two towers made of all cases."""
 
     def train(folder):
-        ended = processes.run(folder, ["core", "refusals", "leaving", *cases.CASES, "exporting"])
+        ended = processes.run(folder, WORKS)
         assert ended.codes == [0, 0], "\n".join(ended.logs)
         return folder
 
@@ -113,6 +114,10 @@ def test_all_end_where_one_of_them_stops(trained):
         np.load(trained / f"leaving-{worker}.npz")["global_step of tower 0"] for worker in (0, 1)
     ]
     assert steps == [2, 2]
+
+
+def test_a_step_that_fails_in_all_tears_no_meeting_behind_it(trained):
+    assert all((trained / f"ending-{worker}").exists() for worker in range(2))
 
 
 def test_no_worker_goes_on_before_the_chief_has_saved(trained):

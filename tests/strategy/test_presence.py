@@ -12,12 +12,30 @@ from replicate.strategy import cluster, presence
 
 
 @contextlib.contextmanager
-def listening():
-    """An address at which somebody answers."""
+def listening(word=b"!"):
+    """An address at which somebody says a word to who comes, and closes; None: says nothing."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         found.listen()
+        speaker = threading.Thread(target=speak, args=(found, word), daemon=True)
+        speaker.start()
         yield f"127.0.0.1:{found.getsockname()[1]}"
+        found.shutdown(socket.SHUT_RDWR)
+        speaker.join()
+
+
+def speak(listener, word):
+    kept = []
+    with contextlib.suppress(OSError):  # the listener is closed
+        while True:
+            connection, _ = listener.accept()
+            if word is None:
+                kept.append(connection)
+                continue
+            with connection:
+                connection.sendall(word)
+    for connection in kept:
+        connection.close()
 
 
 def three(second, third):
@@ -35,6 +53,11 @@ def gone():
 def test_who_does_not_answer_is_silent():
     with listening() as address:
         assert presence.silent(three(address, gone())) == [2]
+
+
+def test_who_closes_without_a_word_is_silent_and_who_stands_still_is_not():
+    with listening(b"") as ended, listening(None) as still:
+        assert presence.silent(three(ended, still), 0.3) == [1]
 
 
 def test_an_error_names_who_is_lost():
