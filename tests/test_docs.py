@@ -1,6 +1,7 @@
 """What the documents name exists, and their links lead somewhere."""
 
 import ast
+import os
 import pathlib
 import re
 
@@ -70,6 +71,13 @@ def is_path(text):
 @each_document
 def test_what_is_named_exists(document):
     assert [text for text in named(document) if is_path(text) and not exists(text)] == []
+
+
+@each_document
+def test_scripts_of_examples_can_be_run(document):
+    for block in re.findall(r"```.*?```", document.read_text(encoding="utf-8"), re.DOTALL):
+        for name in re.findall(r"^(?:\w+=\S+ )*(scripts/[\w.]+)", block, re.MULTILINE):
+            assert os.access(ROOT / name, os.X_OK), name
 
 
 @each_document
