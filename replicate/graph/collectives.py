@@ -174,10 +174,10 @@ class Across:
     def meeting(self) -> tf.Operation:
         """Returns an operation that ends when it runs in all workers; for a step of its own.
 
-        NOTE: steps with the collectives that are used elsewhere have one row of numbers, in all
-        graphs. One that fails leaves its number to the next, and a worker still clears away what
+        NOTE: steps with the collectives that are used elsewhere share a sequence of step ids, in
+        all graphs. One that fails leaves its id to the next, and a worker still clears away what
         was left of it while another one begins the next, which is then torn. Steps with this
-        older operation have a row of numbers of their own.
+        older operation have a sequence of their own.
         """
         text = f"{self._name} meeting"
         with self._at_home():

@@ -19,9 +19,11 @@ def listening(word=b"!"):
         found.listen()
         speaker = threading.Thread(target=speak, args=(found, word), daemon=True)
         speaker.start()
-        yield f"127.0.0.1:{found.getsockname()[1]}"
-        found.shutdown(socket.SHUT_RDWR)
-        speaker.join()
+        try:
+            yield f"127.0.0.1:{found.getsockname()[1]}"
+        finally:
+            found.shutdown(socket.SHUT_RDWR)
+            speaker.join()
 
 
 def speak(listener, word):
@@ -57,7 +59,7 @@ def test_who_does_not_answer_is_silent():
 
 def test_who_closes_without_a_word_is_silent_and_who_stands_still_is_not():
     with listening(b"") as ended, listening(None) as still:
-        assert presence.silent(three(ended, still), 0.3) == [1]
+        assert presence.silent(three(ended, still)) == [1]
 
 
 def test_an_error_names_who_is_lost():
