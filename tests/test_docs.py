@@ -17,13 +17,14 @@ ROOMS = sorted(
     if path.name != "__init__.py"
 )
 FOLDERS = (ROOT, ROOT / "replicate")
+EXAMPLE = re.compile(r"```.*?```", re.DOTALL)
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 
 
 def prose(document):
     """Returns a document's text without its examples."""
-    return re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return EXAMPLE.sub("", document.read_text(encoding="utf-8"))
 
 
 def named(document):
@@ -75,7 +76,7 @@ def test_what_is_named_exists(document):
 
 @each_document
 def test_scripts_of_examples_can_be_run(document):
-    for block in re.findall(r"```.*?```", document.read_text(encoding="utf-8"), re.DOTALL):
+    for block in EXAMPLE.findall(document.read_text(encoding="utf-8")):
         for name in re.findall(r"^(?:\w+=\S+ )*(scripts/[\w.]+)", block, re.MULTILINE):
             assert os.access(ROOT / name, os.X_OK), name
 

@@ -59,7 +59,7 @@ class Across:
         self.was_left = False
         self._told: list[str] = []
         self._awaited: list[str] = []
-        self._group = zlib.crc32(f"{options.size} {device}".encode()) & _KEYS
+        self._group = _key_of(options.size, device)
 
     @property
     def size(self) -> int:
@@ -179,13 +179,12 @@ class Across:
         was left of it while another one begins the next, which is then torn. Steps with this
         older operation have a sequence of their own.
         """
-        text = f"{self._name} meeting"
         with self._at_home():
             return tf.raw_ops.CollectiveReduce(
                 input=tf.constant([1.0]),
                 group_size=self.size,
-                group_key=zlib.crc32(f"{self._group} {text}".encode()) & _KEYS,
-                instance_key=zlib.crc32(text.encode()) & _KEYS,
+                group_key=_key_of(self.size, self._device, "meeting"),
+                instance_key=_key_of("meeting"),
                 merge_op="Add",
                 final_op="Id",
                 subdiv_offsets=[0],
@@ -315,13 +314,17 @@ class Across:
         NOTE: a process keeps what it has learned of a key, shape included. Of two graphs, the
         same key names what is alike in both.
         """
-        text = " ".join(map(str, (self._name, len(self._names), *parts)))
-        return tf.constant(zlib.crc32(text.encode()) & _KEYS)
+        return tf.constant(_key_of(self._name, len(self._names), *parts))
 
     @contextlib.contextmanager
     def _at_home(self) -> Iterator[None]:
         with reductions.alone_on(self._device, SCOPE):
             yield
+
+
+def _key_of(*parts: Any) -> int:
+    """Returns a number that is the same in all workers."""
+    return zlib.crc32(" ".join(map(str, parts)).encode()) & _KEYS
 
 
 def together(running: Sequence[Generator], totals: Callable[[list], list] | None = None) -> list:

@@ -75,7 +75,7 @@ def begin(
         farewell: How a worker that ends alone tells the others: an `ends.Farewell`, or None.
     """
     hooks = "training_hooks" if spec.mode == types.TRAIN else "evaluation_hooks"
-    meeting = across.apart("end").meeting() if spec.mode == types.TRAIN else None
+    meeting = across.meeting() if spec.mode == types.TRAIN else None
     watch = _Watch(strategy.cluster, across.options.timeout, farewell, meeting)
     return spec._replace(
         scaffold=_Scaffold(spec.scaffold, strategy, across, compared),

@@ -27,17 +27,12 @@ def listening(word=b"!"):
 
 
 def speak(listener, word):
-    kept = []
-    with contextlib.suppress(OSError):  # the listener is closed
+    with contextlib.ExitStack() as kept, contextlib.suppress(OSError):  # the listener is closed
         while True:
-            connection, _ = listener.accept()
-            if word is None:
-                kept.append(connection)
-                continue
-            with connection:
+            connection = kept.enter_context(listener.accept()[0])
+            if word is not None:
                 connection.sendall(word)
-    for connection in kept:
-        connection.close()
+                connection.close()
 
 
 def three(second, third):
