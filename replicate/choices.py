@@ -24,6 +24,7 @@ class Choices:
     step: step.GradientStep
     update_ops: str
     tower_building: str
+    random_numbers: str | None = None
 
     def __post_init__(self):
         """Refuses what no model can be built with."""
@@ -40,9 +41,30 @@ class Choices:
             )
         towers.argument_names(self.model_fn)
         _require_one_of("update_ops", self.update_ops, train.UPDATE_OPS)
-        _require_one_of("tower_building", self.tower_building, ("auto", "call", "clone"))
+        _require_one_of("tower_building", self.tower_building, ("auto", "call", "clone", "split"))
+        _require_one_of("random_numbers", self.random_numbers, (None, "one_device", "per_device"))
+        self._refuse_mixed()
         if isinstance(self.strategy, str):
             _require_one_of("strategy", self.strategy, tuple(chosen_strategy.STRATEGIES))
+
+    def _refuse_mixed(self) -> None:
+        """Refuses options that only the other way of building has."""
+        is_split = self.tower_building == "split"
+        of_towers = {"loss_reduction": self.reduction}
+        if self.update_ops != "first":
+            of_towers["update_ops"] = self.update_ops
+        for name, value in of_towers.items() if is_split else ():
+            if value is not None:
+                raise ValueError(
+                    'tower_building="split" computes what one device computes, and '
+                    f"{name} is about towers: got {name}={value!r} with it. Leave out one of them."
+                )
+        if not is_split and self.random_numbers is not None:
+            raise ValueError(
+                'random_numbers says how tower_building="split" draws: got random_numbers='
+                f"{self.random_numbers!r} with tower_building={self.tower_building!r}. Leave out "
+                "one of them."
+            )
 
     def chosen(self, mode: str, config: Any) -> base.DistributionStrategy:
         """Returns the strategy that was given, or makes the one that was named.
@@ -68,6 +90,8 @@ class Choices:
             f"loss_reduction={self.reduction}",
             *self.step.told(),
             f"update_ops={self.update_ops}",
+            f"tower_building={self.tower_building}",
+            f"random_numbers={self.random_numbers}",
         ]
 
 

@@ -13,8 +13,10 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import saver
 from replicate.graph import batches, copied_state, ends, whole
 from replicate.specs import evaluate, predict, summaries, train
+from replicate.splitting import batches as splitting_batches
+from replicate.splitting import specs
 from replicate.strategy import base, cloning, context, sharing, values, variables
-from replicate.strategy.policies import one_device, parameter_server
+from replicate.strategy.policies import one_device, parameter_server, single_tower
 from replicate.training import (
     beside_servers,
     joining,
@@ -42,6 +44,7 @@ def replicate_model_fn(
     clip_global_norm: float | None = None,
     update_ops: str = "first",
     tower_building: str = "auto",
+    random_numbers: str | None = None,
 ) -> Callable:
     """Takes a model_fn written for one device to many.
 
@@ -67,6 +70,10 @@ def replicate_model_fn(
         tower_building: `"call"` runs the model_fn once per tower; `"clone"` runs it once, and
             copies its operations, gradients included, to the other towers' devices; `"auto"`
             does so where all towers provably build the same. Both give the same numbers.
+            `"split"` runs it once, on the whole batch, and splits the graph of one device by
+            rows: one device's numbers for every model.
+        random_numbers: With `"split"`: `"one_device"` draws what one device draws; `"per_device"`
+            lets each device draw its own; None: the latter.
 
     Returns:
         A model_fn with the parameters `(features, labels, mode, params=None, config=None)`.
@@ -84,6 +91,7 @@ def replicate_model_fn(
         step.GradientStep(accumulate_steps, clip_global_norm),
         update_ops,
         tower_building,
+        random_numbers,
     )
 
     def replicated_model_fn(features, labels, mode, params=None, config=None):
@@ -104,6 +112,11 @@ def _replicate(options: choices.Choices, features, labels, mode, params, config)
     if options.optimizer_fn is not None and mode == types.TRAIN:
         factory = optimizer.OptimizerFactory(options.optimizer_fn, params)
     before = saver.operation_names()
+    if options.tower_building == "split" and not chosen.is_single_tower:
+        spec = _split(chosen, call, features, labels, factory, options)
+        return saver.make_exportable(
+            spec, before, (features, labels), chosen.worker_devices, config
+        )
     with chosen.scope(), _without_collector():
         across = _across(chosen, mode, config, (features, labels))
         spec = _build(chosen, call, features, labels, factory, options, across)
@@ -113,6 +126,16 @@ def _replicate(options: choices.Choices, features, labels, mode, params, config)
             spec = beside_servers.begin(spec, chosen, config)
     towers_to_place = () if context.is_one_tower() else chosen.worker_devices
     return saver.make_exportable(spec, before, (features, labels), towers_to_place, config)
+
+
+def _split(chosen, call, features, labels, factory, options: choices.Choices) -> Any:
+    """Builds the model once, as on one device, and splits its graph over the devices."""
+    with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
+        batch = splitting_batches.checked(features, labels)
+    lone = single_tower.SingleTowerStrategy(chosen)
+    with lone.scope(), _without_collector():
+        spec = _build(lone, call, batch.features, batch.labels, factory, options, None)
+    return specs.split(spec, batch, chosen, options.random_numbers or "per_device")
 
 
 @contextlib.contextmanager

@@ -83,17 +83,7 @@ def split_batch(
     """
     if num_towers == 1 and across is None:
         return Batch([features], [labels], [None], None, [1.0], [True])
-    named = [_as_tensor(leaf) for leaf in _leaves(features, labels)]
-    batched = [leaf for leaf in named if rows.is_batched(leaf.value)]
-    if not batched:
-        raise errors.BatchError(
-            "A batch is split along the first dimension of its tensors; got "
-            f"{_listed(named)}. Give features or labels a batch dimension, for example with "
-            "dataset.batch(...) in the input_fn."
-        )
-    total = _agreed_rows(batched)
-    total, own_checks = _checked_total(total, batched)
-    leaves = [_gated(leaf.value, total, [*own_checks, *checks]) for leaf in named]
+    leaves, total = checked_leaves(features, labels, checks)
     if isinstance(total, int):
         runs = _static_runs(total, num_towers, _of_all_workers(total, across, None))
     else:
@@ -112,6 +102,30 @@ def split_batch(
         runs.weights,
         runs.has_rows,
     )
+
+
+def checked_leaves(features: Any, labels: Any, checks: Sequence[Any] = ()) -> tuple[list, Any]:
+    """Returns all leaves of features and labels, as tensors of one number of rows, and that.
+
+    Args:
+        features: See `split_batch`.
+        labels: See `split_batch`.
+        checks: What must have run before the rows are used.
+
+    Raises:
+        BatchError: If leaves disagree on B (names both), or none has rows.
+    """
+    named = [_as_tensor(leaf) for leaf in _leaves(features, labels)]
+    batched = [leaf for leaf in named if rows.is_batched(leaf.value)]
+    if not batched:
+        raise errors.BatchError(
+            "A batch is split along the first dimension of its tensors; got "
+            f"{_listed(named)}. Give features or labels a batch dimension, for example with "
+            "dataset.batch(...) in the input_fn."
+        )
+    total = _agreed_rows(batched)
+    total, own_checks = _checked_total(total, batched)
+    return [_gated(leaf.value, total, [*own_checks, *checks]) for leaf in named], total
 
 
 def take_rows(nest: Any, count: Any) -> Any:

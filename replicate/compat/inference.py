@@ -1,0 +1,114 @@
+"""The shapes that TensorFlow infers of a graph that no one runs.
+
+A graph is given as its definition. What is known of an operation's outputs beforehand is written
+into its node: inference of an importer joins it with what it finds, and goes on from there.
+Inference of an importer ends at loops' variables; that of Grappler, TensorFlow's optimizer of
+graphs, goes around loops, and its Python module is private.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from replicate.compat import importing
+from replicate.compat.tensorflow import Door, tf, tf1
+
+Dims = list[int | None]
+
+_SHAPES = "_output_shapes"  # what an importer takes for known
+
+grappler_item = Door(
+    "tensorflow.python.grappler.item",
+    {"Item": "infers shapes around loops, where importers know none"},
+)
+
+
+class UnfitError(Exception):
+    """Shapes that operations of a graph do not allow; the reason is the text."""
+
+
+def know(node: Any, shapes: Sequence[Dims | None]) -> None:
+    """Writes into a node what is known of its outputs; None: nothing is.
+
+    Args:
+        node: A node of a graph's definition.
+        shapes: For each output its dimensions, None where one is not known.
+    """
+    del node.attr[_SHAPES].list.shape[:]
+    for dims in shapes:
+        shape = node.attr[_SHAPES].list.shape.add()
+        if dims is None:
+            shape.unknown_rank = True
+        else:
+            for size in dims:
+                shape.dim.add().size = -1 if size is None else size
+
+
+def infer(graph_def: Any) -> dict[str, tf.Operation]:
+    """Imports a graph, and so infers its shapes.
+
+    Returns:
+        The operations of a scratch graph by their names; their outputs have the shapes.
+
+    Raises:
+        UnfitError: If operations do not allow the shapes of what they read.
+    """
+    with tf.Graph().as_default():
+        try:
+            return importing.add(graph_def, {}, {})
+        except (tf.errors.OpError, ValueError) as e:
+            raise UnfitError(str(e)) from e
+
+
+def infer_around_loops(
+    graph_def: Any, given: Mapping[str, Sequence[Dims | None]], dtypes: Mapping[str, Sequence]
+) -> dict[str, list[Dims | None]]:
+    """Infers shapes also around loops.
+
+    Args:
+        graph_def: The graph.
+        given: For operations by name the shapes of their outputs.
+        dtypes: For the same operations the dtypes of their outputs.
+
+    Returns:
+        For operations by name the shapes of their outputs; none if Grappler refuses the graph.
+    """
+    meta = tf1.MetaGraphDef()
+    meta.graph_def.CopyFrom(graph_def)
+    meta.meta_info_def.stripped_op_list.SetInParent()
+    moved = {}
+    for name, shapes in given.items():
+        for n, dims in enumerate(shapes):
+            if dims is not None and None not in dims:
+                made = _empty(meta.graph_def, f"{name}/given{n}", dims, dtypes[name][n])
+                moved[f"{name}:{n}" if n else name] = made
+    for node in meta.graph_def.node:
+        for n, read in enumerate(node.input):
+            if read in moved:
+                node.input[n] = moved[read]
+    # Grappler asks what is fetched, and infers the shapes of everything.
+    meta.collection_def["train_op"].node_list.value.append(graph_def.node[-1].name)
+    try:
+        found = grappler_item.Item(meta).GetOpProperties()
+    except (tf.errors.OpError, ValueError):
+        return {}
+    return {name: [_dims(each.shape) for each in outputs] for name, outputs in found.items()}
+
+
+def _empty(graph_def: Any, name: str, dims: Sequence[int], dtype: tf.DType) -> str:
+    """Adds an operation of a known shape, and returns its name.
+
+    NOTE: of a placeholder Grappler takes the shape for unknown, as anything may be fed.
+    """
+    shape = graph_def.node.add(op="Const", name=f"{name}/shape")
+    shape.attr["dtype"].type = tf.int32.as_datatype_enum
+    shape.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(list(dims), tf.int32, [len(dims)]))
+    node = graph_def.node.add(op="Empty", name=name, input=[shape.name])
+    node.attr["dtype"].type = dtype.base_dtype.as_datatype_enum
+    node.attr["init"].b = False
+    return name
+
+
+def _dims(shape: Any) -> Dims | None:
+    if shape.unknown_rank:
+        return None
+    return [None if dim.size < 0 else dim.size for dim in shape.dim]

@@ -1,0 +1,208 @@
+"""Gives every tensor of a graph its state, by the rules.
+
+One pass over the operations behind the batch, each after what it reads. What lists and loops
+hold is assumed, since it is known only behind them; where a pass finds that an assumption was
+wrong it is changed, and the pass begins anew.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting import facts as known
+from replicate.splitting import folding, loops, states
+from replicate.splitting.rules import registry
+from replicate.splitting.states import SIZE, WHOLE, Rows, Space, Split, WholeError
+
+LEAVES = ("Shape", "ShapeN", "Size", "Rank")
+
+_BOOKKEEPING = (tf.resource, tf.variant)
+
+
+class Given(NamedTuple):
+    """A tensor of the batch.
+
+    Attributes:
+        tensor: The whole one.
+        state: What each device holds of it: `Rows`, or SIZE for the shape of a sparse tensor.
+        parts: The K parts where they are made already; None: they are cut from the whole one.
+    """
+
+    tensor: tf.Tensor
+    state: states.State
+    parts: tuple | None = None
+
+
+class Analysis:
+    """The states of a graph's tensors.
+
+    Args:
+        given: The tensors of the batch, and others that have its rows though they are not made
+            from it.
+        batch: Whose rows these are.
+        facts: What is known for every size of the batch.
+        structure: The graph's loops, stacks and lists.
+        assumptions: What is assumed of these.
+        random_numbers: `"one_device"` or `"per_device"`.
+
+    Attributes:
+        how: For each operation that is not whole its `Split`, or SIZE.
+        why: For operations with rows that are whole the reason.
+    """
+
+    def __init__(
+        self,
+        given: Sequence[Given],
+        batch: Space,
+        facts: known.Facts,
+        structure: loops.Structure,
+        assumptions: loops.Assumptions,
+        random_numbers: str,
+    ):
+        self.given = {each.tensor.ref(): each for each in given}
+        self.batch = batch
+        self.facts = facts
+        self.structure = structure
+        self.assumptions = assumptions
+        self._random_numbers = random_numbers
+        self._begin()
+
+    def _begin(self) -> None:
+        self.how: dict[tf.Operation, Any] = {}
+        self.why: dict[tf.Operation, str] = {}
+        self._states = {ref: each.state for ref, each in self.given.items()}
+        self._at_hand = set(self.given)
+        self._spaces: dict = {}
+        self.assumptions.begin()
+        self.facts.begin(self.state)
+
+    # What was found.
+
+    def state(self, tensor: tf.Tensor) -> states.State:
+        """Returns the state of a tensor."""
+        return self._states.get(tensor.ref(), WHOLE)
+
+    def is_at_hand(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor has rows, and the whole value is there all the same."""
+        return tensor.ref() in self._at_hand
+
+    def is_split(self, op: tf.Operation) -> bool:
+        """Whether an operation has a copy on each device."""
+        return isinstance(self.how.get(op), Split)
+
+    def space_of(self, tensor: tf.Tensor) -> Space:
+        """Returns the space of the rows that an operation picks, the same at each call."""
+        if tensor.ref() not in self._spaces:
+            self._spaces[tensor.ref()] = Space(tensor.op.name, tensor)
+        return self._spaces[tensor.ref()]
+
+    # Finding it.
+
+    def run(self, ops: Sequence[tf.Operation]) -> None:
+        """Gives each operation's outputs a state.
+
+        Args:
+            ops: All operations behind the batch, each behind what it reads.
+        """
+        while True:
+            try:
+                for op in ops:
+                    self._decide(op)
+                return
+            except loops.AgainError:
+                self._begin()
+
+    def _decide(self, op: tf.Operation) -> None:
+        inputs = [self.state(tensor) for tensor in op.inputs]
+        if self._is_in_whole_loop(op):
+            if op.type == "Exit" or any(state is not WHOLE for state in inputs):
+                self._be_whole(op, "it is in a loop that is whole")
+            return
+        rule = registry.RULES.get(op.type)
+        is_asked = rule is not None and op.type in registry.ALWAYS
+        if not is_asked and all(state is WHOLE for state in inputs):
+            if self.structure.loop(op) is None:
+                self._be_whole(op, "it is made from whole values")
+        elif op.type in LEAVES:
+            self._take(op, [SIZE] * len(op.outputs), SIZE)
+        elif not is_asked and self._is_of_sizes(op, inputs):
+            self._take(op, [SIZE] * len(op.outputs), SIZE)
+        else:
+            self._split(op, inputs, rule)
+
+    def _split(self, op: tf.Operation, inputs: list, rule: Any) -> None:
+        try:
+            if rule is None:
+                raise WholeError(f"{op.type} has no rule")
+            plain = inputs if op.type in registry.KEEPS_IDS else [_plain(each) for each in inputs]
+            case = registry.Case(op, plain, self, self._random_numbers)
+            found = rule(case)
+            if found is SIZE:
+                self._take(op, [SIZE] * len(op.outputs), SIZE)
+                return
+            if found is None:
+                raise WholeError("its inputs do not fit its rule")
+            if len(found.wants) != len(op.inputs) or len(found.gives) != len(op.outputs):
+                raise ValueError(
+                    f"A rule answers for each input and output; that of {op.type} does not for "
+                    f"{op.name}: {found}. Correct the rule."
+                )
+            self._take(op, found.gives, found)
+        except WholeError as reason:
+            self._be_whole(op, str(reason))
+
+    def _take(self, op: tf.Operation, outputs: Sequence[states.State], how: Any) -> None:
+        self.how[op] = how
+        for tensor, state in zip(op.outputs, outputs, strict=True):
+            self._states[tensor.ref()] = state
+
+    def _be_whole(self, op: tf.Operation, reason: str) -> None:
+        """Lets an operation run once; what it makes with rows counts as rows at hand."""
+        for tensor in op.inputs:
+            self.assumptions.wanted_whole(tensor, self.state(tensor), reason)
+        for tensor in op.outputs:
+            axis = self._axis_with_rows(tensor)
+            if axis is not None:
+                self.why[op] = reason
+                self._states[tensor.ref()] = Rows(axis, self.batch)
+                self._at_hand.add(tensor.ref())
+
+    def _axis_with_rows(self, tensor: tf.Tensor) -> int | None:
+        """Returns the first axis of a tensor that has the batch's rows; None: there is none."""
+        if tensor.dtype in _BOOKKEEPING or tensor.dtype._is_ref_dtype:
+            return None
+        extents = self.facts.shape(tensor) or ()
+        return next((n for n, each in enumerate(extents) if each.has_rows(self.batch)), None)
+
+    def _is_in_whole_loop(self, op: tf.Operation) -> bool:
+        root = self.structure.root(op)
+        return root is not None and self.assumptions.is_whole(root)
+
+    def _is_of_sizes(self, op: tf.Operation, inputs: Sequence[states.State]) -> bool:
+        """Whether an operation makes small whole numbers of sizes."""
+        if not all(state in (WHOLE, SIZE) for state in inputs):
+            return False
+        if op.type not in folding.FOLDED or not all(_is_number(each) for each in op.outputs):
+            return False
+        if op.type == "BroadcastGradientArgs":
+            # NOTE: of an unknown whole shape and a device's own it would compare what differs.
+            return all(
+                state is SIZE or self.facts.value(tensor) is not None
+                for tensor, state in zip(op.inputs, inputs, strict=True)
+            )
+        return all(self._is_small(tensor) for tensor in op.outputs)
+
+    def _is_small(self, tensor: tf.Tensor) -> bool:
+        extents = self.facts.shape(tensor)
+        return (
+            extents is not None and len(extents) <= 1 and all(e.size is not None for e in extents)
+        )
+
+
+def _is_number(tensor: tf.Tensor) -> bool:
+    return tensor.dtype in (tf.int32, tf.int64, tf.bool)
+
+
+def _plain(state: states.State) -> states.State:
+    """Returns a state whose values mean the same on each device."""
+    return Rows(state.axis, state.space) if isinstance(state, Rows) else state

@@ -1,0 +1,98 @@
+"""What has an effect happens once, and reads come before writes where no order is given."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from replicate.compat.tensorflow import tf
+from replicate.graph import ancestry
+from replicate.splitting import loops
+
+_WRITING = (
+    "Assign",
+    "ResourceApply",
+    "ResourceSparseApply",
+    "ResourceScatter",
+    "Scatter",
+    "Apply",
+    "SparseApply",
+)
+_EFFECTS = (
+    *_WRITING,
+    "PyFunc",
+    "EagerPyFunc",
+    "Print",
+    "Queue",
+    "LookupTableI",
+    "LookupTableR",
+    "WriteSummary",
+    "WriteScalarSummary",
+    "WriteHistogramSummary",
+    "Barrier",
+    "Stage",
+    "Unstage",
+    "Map",
+    "OrderedMap",
+    "ResourceAccumulator",
+    "Accumulator",
+    "SparseAccumulator",
+    "ResourceCountUpTo",
+    "ResourceConditionalAccumulator",
+)
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+
+
+def has_effect(op: tf.Operation) -> bool:
+    """Whether an operation does something beside making its outputs."""
+    return op.op_def is not None and op.op_def.is_stateful and op.type.startswith(_EFFECTS)
+
+
+def keep_whole(
+    ops: Iterable[tf.Operation], structure: loops.Structure, assumptions: loops.Assumptions
+) -> None:
+    """Lets loops be whole in which something has an effect.
+
+    Args:
+        ops: The operations of a graph.
+        structure: Its loops.
+        assumptions: Where it is noted.
+    """
+    for op in ops:
+        root = structure.root(op)
+        if root is not None and has_effect(op) and not assumptions.is_whole(root):
+            assumptions.make_loop_whole(op, f"{op.type} has an effect")
+
+
+def order(written: Any, made: dict[str, tf.Operation]) -> None:
+    """Lets a step read variables before it writes them, where the graph leaves that open.
+
+    Copies on several devices read at several times: without an order some might see the value of
+    after the step.
+
+    Args:
+        written: The writer.
+        made: The new operations by their names.
+    """
+    running = {*written.run_whole, *made.values()}
+    reads, writes = _users(running)
+    behind = ancestry.behind([op for ops in writes.values() for op in ops], running)
+    for handle, found in writes.items():
+        first = [op for op in reads.get(handle, ()) if op not in behind]
+        for write in found:
+            before = set(write.control_inputs)
+            write._add_control_inputs([op for op in first if op not in before])
+
+
+def _users(running: set[tf.Operation]) -> tuple[dict, dict]:
+    """Returns what reads, and what writes, each variable, outside of branches and loops."""
+    reads: dict[tf.Operation, list] = {}
+    writes: dict[tf.Operation, list] = {}
+    for op in running:
+        if op._get_control_flow_context() is not None:
+            continue
+        for tensor in op.inputs:
+            if tensor.dtype == tf.resource and tensor.op.type == "VarHandleOp":
+                if op.type in _READS:
+                    reads.setdefault(tensor.op, []).append(op)
+                elif op.type.startswith(_WRITING):
+                    writes.setdefault(tensor.op, []).append(op)
+    return reads, writes

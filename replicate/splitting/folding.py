@@ -1,0 +1,385 @@
+"""What small tensors of whole numbers are, worked out from the lengths of dimensions.
+
+A value is an array of Python numbers and of `extents.Amount`s. Whole, it is what one device
+would have; of a *mode* it is what a device has of its own, where that is another one. Where an
+operation gives something that no one expression tells for every number of rows, nothing is known.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting import extents
+from replicate.splitting.extents import Number, UnknownError
+
+MOST_ENTRIES = 256
+WHOLE_MODE = 0
+
+Value = np.ndarray  # of objects
+LEAVES = ("Shape", "ShapeN", "Size", "Rank")
+
+
+class Structure(Protocol):
+    """Where stacks and lists are filled that are read elsewhere."""
+
+    def push_of(self, pop: tf.Operation) -> tf.Operation | None:
+        """Returns the only push on the stack that a pop reads from; None: there are more."""
+
+    def list_sources(self, tensor: tf.Tensor) -> Sequence[tf.Operation]:
+        """Returns the operations that made a list, or all lists that it may be."""
+
+    def push_backs(self, source: tf.Operation) -> Sequence[tf.Operation]:
+        """Returns the `TensorListPushBack`s on the list that an operation made."""
+
+
+class Folder:
+    """Works out values, and keeps them.
+
+    Args:
+        lengths: Given a tensor and a mode, its lengths; None: its rank is not known.
+        given: For tensors by `ref()`, given a mode, the value.
+        structure: Where stacks and lists are filled.
+        is_size: Whether a tensor's value differs by device; all others are whole in each mode.
+    """
+
+    def __init__(
+        self,
+        lengths: Callable[[tf.Tensor, int], Sequence[Number] | None],
+        given: dict[Any, Callable[[int], Sequence[Number]]],
+        structure: Structure,
+        is_size: Callable[[tf.Tensor], bool],
+    ):
+        self._lengths = lengths
+        self._given = given
+        self._structure = structure
+        self._is_size = is_size
+        self._whole: dict[Any, Value | None] = {}
+        self._own: dict[Any, Value | None] = {}
+
+    def begin(self) -> None:
+        """Forgets what devices have of their own."""
+        self._own = {}
+
+    def fold(self, tensor: tf.Tensor, mode: int = WHOLE_MODE) -> Value | None:
+        """Returns a tensor's value, None if it is not known; not to be changed."""
+        if mode != WHOLE_MODE and not self._is_size(tensor):
+            mode = WHOLE_MODE
+        kept = self._own if mode else self._whole
+        key = (tensor.ref(), mode)
+        if key not in kept:
+            kept[key] = None  # of a circle nothing is known
+            kept[key] = self._folded(tensor, mode)
+        return kept[key]
+
+    def _folded(self, tensor: tf.Tensor, mode: int) -> Value | None:
+        number = tensor.shape.num_elements()
+        if number is not None and number > MOST_ENTRIES:
+            return None
+        op = tensor.op
+        if tensor.ref() in self._given:
+            return _array(self._given[tensor.ref()](mode))
+        if op.type == "Const":
+            return _constant(tensor)
+        if not (tensor.dtype.is_integer or tensor.dtype.is_bool):
+            return None
+        if op.type in LEAVES:
+            return self._leaf(tensor, mode)
+        if op.type in _LISTS:
+            return self._listed(tensor, mode)
+        if op.type not in FOLD:
+            return None
+        operands = [self.fold(each, mode) for each in op.inputs]
+        if any(each is None for each in operands):
+            return None
+        try:
+            found = FOLD[op.type](op, operands)
+        except (UnknownError, TypeError, ValueError, IndexError, ZeroDivisionError):
+            return None
+        found = _array(found[tensor.value_index] if isinstance(found, list) else found)
+        return found if _fits(found, tensor.dtype) else None
+
+    def _leaf(self, tensor: tf.Tensor, mode: int) -> Value | None:
+        op = tensor.op
+        lengths = self._lengths(op.inputs[tensor.value_index if op.type == "ShapeN" else 0], mode)
+        if lengths is None:
+            return None
+        if op.type == "Rank":
+            return _array(len(lengths))
+        if op.type == "Size":
+            return _array(np.prod(_array(lengths)) if lengths else 1)
+        return _array(lengths)
+
+    def _listed(self, tensor: tf.Tensor, mode: int) -> Value | None:
+        """Returns what comes from a stack or a list that always holds the same."""
+        op, found = tensor.op, []
+        if op.type == "StackPopV2":
+            push = self._structure.push_of(op)
+            found = [] if push is None else [push.inputs[1]]
+        elif op.type == "StackPushV2":
+            found = [op.inputs[1]]
+        elif op.type == "TensorListElementShape":
+            for source in self._structure.list_sources(op.inputs[0]):
+                found.append(source.inputs[1 if source.type == "TensorListFromTensor" else 0])
+        elif tensor.value_index == 1:  # TensorListPopBack
+            for source in self._structure.list_sources(op.inputs[0]):
+                pushes = self._structure.push_backs(source)
+                if not pushes:
+                    return None
+                found += [push.inputs[1] for push in pushes]
+        values = [self.fold(each, mode) for each in found]
+        if not values or any(each is None for each in values):
+            return None
+        first = values[0]
+        return first if all(equal(first, each) for each in values[1:]) else None
+
+
+def equal(a: Value, b: Value) -> bool:
+    """Whether two values are the same expressions."""
+    return a.shape == b.shape and all(x == y for x, y in zip(a.flat, b.flat, strict=True))
+
+
+def plain(value: Value | None, dtype: tf.DType) -> np.ndarray | None:
+    """Returns a value as numbers of a dtype; None: it grows with rows, or does not fit."""
+    if value is None or any(isinstance(each, extents.Amount) for each in value.flat):
+        return None
+    return value.astype(dtype.as_numpy_dtype) if _fits(value, dtype) else None
+
+
+def _fits(value: Value, dtype: tf.DType) -> bool:
+    """Whether a value is small, and has no number that its dtype does not hold."""
+    if value.size > MOST_ENTRIES or dtype.is_bool:
+        return value.size <= MOST_ENTRIES
+    numbers = [each for each in value.flat if not isinstance(each, extents.Amount)]
+    return all(dtype.min <= each <= dtype.max for each in numbers)
+
+
+def _constant(tensor: tf.Tensor) -> Value | None:
+    number = tensor.shape.num_elements()
+    if number is None or not (tensor.dtype.is_integer or tensor.dtype.is_bool):
+        return None
+    return np.asarray(tf.get_static_value(tensor)).astype(object)
+
+
+def _array(value: Any) -> Value:
+    """Returns an array of objects; numbers in it are Python's."""
+    if isinstance(value, np.ndarray):
+        return value.astype(object)
+    if isinstance(value, list | tuple):
+        made = np.empty(len(value), object)
+        made[:] = value
+        return made
+    made = np.empty((), object)
+    made[()] = value.item() if isinstance(value, np.generic) else value
+    return made
+
+
+def _numbers(value: Value) -> list[int]:
+    """Returns the entries of a value that must not grow with rows, as axes and places."""
+    flat = list(value.flat)
+    if any(isinstance(each, extents.Amount) for each in flat):
+        raise UnknownError("a place that depends on rows")
+    return [int(each) for each in flat]
+
+
+def _number(value: Value) -> int:
+    return _numbers(value)[0]
+
+
+def _each(function: Callable[..., Any]) -> Callable:
+    """Returns what works out an operation entry by entry."""
+    number = function.__code__.co_argcount
+    ufunc = np.frompyfunc(function, number, 1)
+    return lambda op, v: ufunc(*v)
+
+
+def _over(function: Callable[..., Any]) -> Callable:
+    """Returns what works out a reduction over axes."""
+
+    def reduce(op, v):
+        axes = tuple(axis % v[0].ndim for axis in _numbers(v[1])) if v[0].ndim else ()
+        return function(v[0], axis=axes, keepdims=op.get_attr("keep_dims")) if axes else v[0]
+
+    return reduce
+
+
+def _largest(value: Value, axis: tuple, keepdims: bool) -> Value:
+    if len(axis) != 1:
+        raise UnknownError("a maximum over several axes")
+    return np.frompyfunc(extents.larger, 2, 1).reduce(value, axis=axis[0], keepdims=keepdims)
+
+
+def _strided_slice(op: tf.Operation, v: Sequence[Value]) -> Value:
+    begin, end, strides = (_numbers(each) for each in v[1:])
+    masks = {
+        name: op.get_attr(f"{name}_mask")
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    index: list = []
+    for n in range(len(begin)):
+        on = {name for name, mask in masks.items() if mask >> n & 1}
+        if "ellipsis" in on:
+            index.append(Ellipsis)
+        elif "new_axis" in on:
+            index.append(None)
+        elif "shrink_axis" in on:
+            index.append(begin[n])
+        else:
+            first = None if "begin" in on else begin[n]
+            last = None if "end" in on else end[n]
+            index.append(slice(first, last, strides[n]))
+    return _array(v[0][tuple(index)])
+
+
+def _slice(op: tf.Operation, v: Sequence[Value]) -> Value:
+    places = zip(_numbers(v[1]), _numbers(v[2]), strict=True)
+    index = (slice(first, None if size < 0 else first + size) for first, size in places)
+    return v[0][tuple(index)]
+
+
+def _gather(op: tf.Operation, v: Sequence[Value]) -> Value:
+    if op.get_attr("batch_dims"):
+        raise UnknownError("a gather by batches")
+    places = np.reshape(_numbers(v[1]), v[1].shape).astype(int)
+    return np.take(v[0], places, axis=_number(v[2]))
+
+
+def _stitched(op: tf.Operation, v: Sequence[Value]) -> Value:
+    half = len(v) // 2
+    places = [_numbers(each) for each in v[:half]]
+    inner = v[half].shape[v[0].ndim :]
+    length = max((max(each) for each in places if each), default=-1) + 1
+    made = np.full((length, *inner), None, object)
+    for where, data in zip(places, v[half:], strict=True):
+        made[where] = np.reshape(data, (len(where), *inner))
+    if any(each is None for each in made.flat):
+        raise UnknownError("entries that nothing sets")
+    return made
+
+
+def _range(op: tf.Operation, v: Sequence[Value]) -> Value:
+    places = range(*(_number(each) for each in v))
+    if len(places) > MOST_ENTRIES:
+        raise UnknownError("too long")
+    return _array(list(places))
+
+
+def _filled(op: tf.Operation, v: Sequence[Value]) -> Value:
+    dims = _numbers(v[0])
+    if np.prod(dims) > MOST_ENTRIES:
+        raise UnknownError("too long")
+    return np.full(dims, v[1][()], object)
+
+
+def _concat_offset(op: tf.Operation, v: Sequence[Value]) -> list[Value]:
+    axis, offset, found = _number(v[0]), 0, []
+    for shape in v[1:]:
+        made = np.full(shape.shape, 0, object)
+        made[axis] = offset
+        offset = offset + shape[axis]
+        found.append(made)
+    return found
+
+
+def _aligned(v: Sequence[Value]) -> list[list]:
+    rank = max(len(each) for each in v)
+    return [[1] * (rank - len(each)) + list(each) for each in v]
+
+
+def _broadcast_axes(op: tf.Operation, v: Sequence[Value]) -> list[Value]:
+    """Returns the axes over which gradients are summed: those where a shape has 1."""
+    found: list[list[int]] = [[], []]
+    for axis, (a, b) in enumerate(zip(*_aligned(v), strict=True)):
+        if a == b and a != 1:
+            continue
+        for one, each in enumerate((a, b)):
+            if _is_one(each):
+                found[one].append(axis)
+        if not (_is_one(a) or _is_one(b)) and not extents.same(a, b):
+            raise UnknownError("shapes that do not fit")
+    return [_array(axes) for axes in found]
+
+
+def _is_one(number: Number) -> bool:
+    """Whether a length is 1; one that grows is taken not to be, for its sum is the same."""
+    return not isinstance(number, extents.Amount) and number == 1
+
+
+def _broadcast_shape(op: tf.Operation, v: Sequence[Value]) -> Value:
+    found = []
+    for a, b in zip(*_aligned(v), strict=True):
+        if not (a == b or _is_one(a) or _is_one(b)):
+            raise UnknownError("shapes that may not fit")
+        found.append(b if _is_one(a) else a)
+    return _array(found)
+
+
+def _selected(op: tf.Operation, v: Sequence[Value]) -> Value:
+    chosen = np.reshape(np.array([bool(each) for each in _numbers(v[0])]), v[0].shape)
+    if op.type == "Select" and chosen.ndim == 1:
+        chosen = np.reshape(chosen, chosen.shape + (1,) * (v[1].ndim - 1))
+    return np.where(chosen, v[1], v[2])
+
+
+def _cast(op: tf.Operation, v: Sequence[Value]) -> Value:
+    dtype = op.outputs[0].dtype
+    if dtype.is_bool:
+        return np.frompyfunc(lambda a: not extents.same(a, 0), 1, 1)(v[0])
+    if not _fits(v[0], dtype):
+        raise UnknownError("a number does not fit")
+    return np.frompyfunc(lambda a: int(a) if isinstance(a, bool) else a, 1, 1)(v[0])
+
+
+_LISTS = ("StackPopV2", "StackPushV2", "TensorListElementShape", "TensorListPopBack")
+
+FOLD: dict[str, Callable[[tf.Operation, Sequence[Value]], Any]] = {
+    "Abs": _each(lambda a: extents.larger(a, -a)),
+    "Add": _each(lambda a, b: a + b),
+    "AddV2": _each(lambda a, b: a + b),
+    "BroadcastArgs": _broadcast_shape,
+    "BroadcastGradientArgs": _broadcast_axes,
+    "Cast": _cast,
+    "ConcatOffset": _concat_offset,
+    "ConcatV2": lambda op, v: np.concatenate(v[:-1], _number(v[-1])),
+    "DynamicStitch": _stitched,
+    "Enter": lambda op, v: v[0],
+    "Equal": _each(lambda a, b: extents.same(a, b)),
+    "Exit": lambda op, v: v[0],
+    "ExpandDims": lambda op, v: np.expand_dims(v[0], _number(v[1])),
+    "Fill": _filled,
+    "FloorDiv": _each(lambda a, b: a // b),
+    "FloorMod": _each(lambda a, b: a % b),
+    "GatherV2": _gather,
+    "Greater": _each(lambda a, b: extents.less(b, a)),
+    "GreaterEqual": _each(lambda a, b: not extents.less(a, b)),
+    "Identity": lambda op, v: v[0],
+    "InvertPermutation": lambda op, v: np.argsort(_numbers(v[0])),
+    "Less": _each(lambda a, b: extents.less(a, b)),
+    "LessEqual": _each(lambda a, b: not extents.less(b, a)),
+    "LogicalAnd": _each(lambda a, b: a and b),
+    "LogicalNot": _each(lambda a: not a),
+    "LogicalOr": _each(lambda a, b: a or b),
+    "Max": _over(_largest),
+    "Maximum": _each(lambda a, b: extents.larger(a, b)),
+    "Minimum": _each(lambda a, b: extents.smaller(a, b)),
+    "Mul": _each(lambda a, b: a * b),
+    "Neg": _each(lambda a: -a),
+    "NotEqual": _each(lambda a, b: not extents.same(a, b)),
+    "OnesLike": lambda op, v: np.full(v[0].shape, 1, object),
+    "Pack": lambda op, v: np.stack(v, op.get_attr("axis")),
+    "Prod": _over(np.prod),
+    "Range": _range,
+    "Reshape": lambda op, v: np.reshape(v[0], _numbers(v[1])),
+    "Select": _selected,
+    "SelectV2": _selected,
+    "Slice": _slice,
+    "Squeeze": lambda op, v: np.squeeze(v[0], tuple(op.get_attr("squeeze_dims")) or None),
+    "StopGradient": lambda op, v: v[0],
+    "StridedSlice": _strided_slice,
+    "Sub": _each(lambda a, b: a - b),
+    "Sum": _over(np.sum),
+    "Unpack": lambda op, v: [_array(each) for each in np.moveaxis(v[0], op.get_attr("axis"), 0)],
+    "ZerosLike": lambda op, v: np.full(v[0].shape, 0, object),
+}
+FOLDED = {*FOLD, "StackPushV2"}  # operations whose results are sizes, if all operands are

@@ -1,0 +1,314 @@
+"""Loops of version 1 whose bodies are split: each device has a loop of its own.
+
+A device's loop has a frame of its own, and in it, beside the copies of what is split, copies of
+what is whole: condition, counters, constants, stacks. What a loop reads from outside enters each
+device's. Where a body would need a value that all devices make together, the loop is whole.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting import analysis as analyses
+from replicate.splitting import loops
+from replicate.splitting.nodes import Reference
+from replicate.splitting.states import FIRST, FLOW, SIZE, WHOLE, ListOf, Partial, Rows
+
+_READS = {"ReadVariableOp": "dtype", "VariableShape": "out_type"}
+_OF_LOOPS = (
+    "StackPushV2",
+    "StackPopV2",
+    "Enter",
+    "Exit",
+    "NextIteration",
+    "Merge",
+    "Switch",
+    "LoopCond",
+)
+_EFFECTLESS = (
+    "ReadVariableOp",
+    "VarHandleOp",
+    "RandomUniform",
+    "RandomStandardNormal",
+    "IteratorGetNext",
+    "Placeholder",
+)
+_MANY = 200
+
+
+class LoopCopies:
+    """Writes what devices' own loops need, for a `Writer`.
+
+    Args:
+        writer: The writer.
+    """
+
+    def __init__(self, writer: Any):
+        self._writer = writer
+        self._nodes = writer.nodes
+        self._analysis = writer.analysis
+        self._structure: loops.Structure = writer.structure
+        self._devices = writer.devices
+        self._memo: dict = {}
+        self._copied: set[tf.Operation] = set()
+        self._is_inside = False
+
+    # Whole values on a device.
+
+    def whole(self, tensor: tf.Tensor, k: int) -> Reference:
+        """Returns a whole value as device k's own loop has it; outside of loops as it is."""
+        op = tensor.op
+        loop = self._structure.loop(op)
+        if loop is None:
+            is_exit = op.type in ("Exit", "RefExit") and self._is_inside
+            if not is_exit or self._is_in_whole_loop(op):
+                return self._writer.whole(tensor)
+        elif self._is_in_whole_loop(op):
+            return self._writer.whole(tensor)
+        state = self._analysis.state(tensor)
+        if state == FIRST:
+            return self._writer.own(tensor, k)
+        is_apart = isinstance(state, (Partial, ListOf)) or state is FLOW
+        is_rows = isinstance(state, Rows) and not self._analysis.is_at_hand(tensor)
+        if is_apart or is_rows:
+            raise loops.LoopWholeError(op, f"{op.type} is wanted whole")
+        if state is SIZE and op.type in analyses.LEAVES:
+            return self._whole_size(tensor, k)
+        if op.type in _READS:
+            return self.entered(self._read_outside(op), tensor.dtype, loop, k)
+        self._want(op)
+        return self._output(tensor, k)
+
+    def _is_in_whole_loop(self, op: tf.Operation) -> bool:
+        root = self._structure.root(op)
+        return root is not None and self._analysis.assumptions.is_whole(root)
+
+    def _output(self, tensor: tf.Tensor, k: int) -> Reference:
+        name = self.name(tensor.op, k)
+        return f"{name}:{tensor.value_index}" if tensor.value_index else name
+
+    @staticmethod
+    def name(op: tf.Operation, k: int) -> str:
+        """Returns the name of the copy that makes an operation's whole values on device k."""
+        return f"tower_{k}/whole/{op.name}"
+
+    def _read_outside(self, op: tf.Operation) -> Reference:
+        """Returns what a loop's body reads of a variable, read once in front of the loop."""
+        handle = op.inputs[0]
+        while handle.op.type == "Enter":
+            handle = handle.op.inputs[0]
+        kind = _READS[op.type]
+        dtype = op.outputs[0].dtype
+        key = ("read", op.type, handle.ref(), dtype)
+        if key not in self._memo:
+            source = self._writer.whole(handle)
+            device = handle.op.device
+            self._memo[key] = self._nodes.add(op.type, [source], device, **{kind: dtype})
+            self._writer.changes.reads.append((handle, self._memo[key]))
+        return self._memo[key]
+
+    def _want(self, op: tf.Operation) -> None:
+        if op not in self._copied:
+            self._copied.add(op)
+            self._writer.later(self._copy, op)
+
+    def _copy(self, op: tf.Operation) -> None:
+        if op.type in _READS:
+            tensor = op.outputs[0]
+            for k, device in enumerate(self._devices):
+                read = self.whole(tensor, k)
+                self._nodes.add("Identity", [read], device, name=self.name(op, k), T=tensor.dtype)
+            return
+        if op.op_def.is_stateful and op.type not in _OF_LOOPS:
+            raise loops.LoopWholeError(op, f"{op.type} has a state")
+        self.before_copies(op)
+        for k, device in enumerate(self._devices):
+            node = self._nodes.copy(op, self.name(op, k), device)
+            self.set_frame(node, k)
+            with self._entered_part():
+                for tensor in op.inputs:
+                    is_handle = tensor.dtype == tf.resource
+                    found = self._whole_handle(tensor, k) if is_handle else self.whole(tensor, k)
+                    node.input.append(self._nodes.name(found))
+            node.input.extend(self.controls(op, k))
+        if op.type == "StackPopV2":
+            self._want(self._structure.push_of(op))
+
+    def _whole_size(self, tensor: tf.Tensor, k: int) -> Reference:
+        """Returns the shape of what has rows as one device has it, in device k's own loop."""
+        op = tensor.op
+        given = op.inputs[tensor.value_index if op.type == "ShapeN" else 0]
+        state = self._analysis.state(given)
+        if state is WHOLE or self._analysis.is_at_hand(given):
+            self._want(op)
+            return self._output(tensor, k)
+        if op.type == "Rank" or isinstance(state, Partial):
+            return self._writer.own(tensor, k)
+        facts = self._analysis.facts
+        multiple = facts.multiple(given, state.axis) if isinstance(state, Rows) else None
+        if not multiple or op.type == "Size":
+            raise loops.LoopWholeError(op, "the number of all rows is wanted")
+        key = ("size", tensor.ref(), k)
+        if key not in self._memo:
+            self._memo[key] = self._scaled_up(tensor, state, multiple, k)
+        return self._memo[key]
+
+    def _scaled_up(self, tensor: tf.Tensor, state: Rows, multiple: int, k: int) -> str:
+        own, dtype, device = self._writer.own(tensor, k), tensor.dtype, self._devices[k]
+        total = self._writer.joins.total(state.space, dtype)
+        total = self.entered(total, dtype, self._structure.loop(tensor.op), k)
+        mask = np.arange(self._analysis.facts.rank(tensor.op.inputs[tensor.value_index])) == (
+            state.axis
+        )
+        scale = (mask * multiple).astype(dtype.as_numpy_dtype)
+        scale = self._nodes.constant(scale, device, own)
+        everything = self._nodes.add("Mul", [scale, total], device, T=dtype)
+        mask = self._nodes.constant(mask, device, own)
+        return self._nodes.add("SelectV2", [mask, everything, own], device, T=dtype)
+
+    # Lists and stacks.
+
+    def handle(self, tensor: tf.Tensor, k: int) -> Reference:
+        """Returns device k's own TensorArray or stack."""
+        op = tensor.op
+        if self._analysis.is_split(op) and op.type in ("TensorArrayV3", "TensorArrayGradV3"):
+            return self._writer.own_copy(tensor, k)
+        return self._own_handle(tensor, k, "", self.handle)
+
+    def _whole_handle(self, tensor: tf.Tensor, k: int) -> Reference:
+        """Returns device k's own stack of whole values."""
+        maker = self._structure.handle_of(tensor)
+        if maker.type != "StackV2":
+            raise loops.LoopWholeError(tensor.op, f"a loop's body uses {maker.type}")
+        return self._own_handle(tensor, k, "whole/", self._whole_handle)
+
+    def _own_handle(self, tensor: tf.Tensor, k: int, kind: str, of: Any) -> Reference:
+        op = tensor.op
+        key = ("handle", op, k, kind)
+        if key not in self._memo:
+            node = self._nodes.copy(op, f"tower_{k}/handle/{kind}{op.name}", self._devices[k])
+            self.set_frame(node, k)
+            for given in op.inputs:
+                is_handle = given.dtype == tf.resource
+                found = of(given, k) if is_handle else self._writer.whole(given)
+                node.input.append(self._nodes.name(found))
+            if op.type == "StackV2":
+                node.attr["stack_name"].s += f"/{kind}{k}".encode()
+            self._memo[key] = node.name
+        return f"{self._memo[key]}:{tensor.value_index}" if tensor.value_index else self._memo[key]
+
+    # Frames.
+
+    def set_frame(self, node: Any, k: int) -> None:
+        """Puts what enters a loop into device k's own."""
+        if node.op in ("Enter", "RefEnter"):
+            node.attr["frame_name"].s += f"/tower_{k}".encode()
+
+    def entered(self, reference: Reference, dtype: tf.DType, loop: Any, k: int) -> Reference:
+        """Returns a value of outside of all loops as it is inside of device k's.
+
+        Args:
+            reference: The value.
+            dtype: Its dtype.
+            loop: The loop; None: none.
+            k: The device.
+        """
+        if loop is None:
+            return reference
+        key = ("enter", self._nodes.name(reference), id(loop), k)
+        if key not in self._memo:
+            outer = self.entered(reference, dtype, self._structure.outer(loop), k)
+            frame = self._structure.frame_name(loop) + f"/tower_{k}".encode()
+            self._memo[key] = self._nodes.add(
+                "Enter",
+                [outer],
+                self._devices[k],
+                T=dtype,
+                frame_name=frame,
+                is_constant=True,
+                parallel_iterations=loop.parallel_iterations,
+            )
+        return self._memo[key]
+
+    @contextlib.contextmanager
+    def inside(self, op: tf.Operation) -> Iterator[None]:
+        """Enters the making of a copy's inputs, which is in a loop if the operation is."""
+        before, self._is_inside = self._is_inside, self._structure.loop(op) is not None
+        yield
+        self._is_inside = before
+
+    @contextlib.contextmanager
+    def _entered_part(self) -> Iterator[None]:
+        before, self._is_inside = self._is_inside, True
+        yield
+        self._is_inside = before
+
+    # What waits for what.
+
+    def before_copies(self, op: tf.Operation) -> None:
+        """Has what waits for a push to a stack, and the push that a pop needs, be made as well."""
+        if op.type == "StackPushV2":
+            for waiting in op._control_outputs:
+                if self._writer.has_copies(waiting):
+                    raise loops.LoopWholeError(op, "a copy waits for a push to a stack")
+                self._want(waiting)
+        if op.type == "StackPopV2" and self._writer.has_copies(op):
+            self._writer.want_copies(self._structure.push_of(op))
+
+    def controls(self, op: tf.Operation, k: int) -> list[str]:
+        """Returns the control inputs of a copy on device k."""
+        found = []
+        for control in op.control_inputs:
+            if control.type == "StackPushV2":
+                continue
+            has_copies = self._writer.has_copies(control)
+            is_of_loop = self._structure.own_loop(control) is not None
+            if is_of_loop and not self._is_in_whole_loop(control):
+                if has_copies:
+                    self._writer.want_copies(control)
+                    found.append("^" + self._writer.copy_name(control, k))
+                else:
+                    self._want(control)
+                    found.append("^" + self.name(control, k))
+            elif has_copies:
+                if control in self._writer.run_split:
+                    found.append("^" + self._writer.copy_name(control, k))
+            elif _matters(control):
+                self._writer.want_whole(control)
+                found.append(self._nodes.wait(control))
+        return found
+
+    def finish(self) -> None:
+        """Lets counters of devices' loops wait for the pushes to their stacks."""
+        makers = [(self._writer.run_split, self._writer.copy_name), (self._copied, self.name)]
+        for ops, name in makers:
+            for push in [op for op in ops if op.type == "StackPushV2"]:
+                for waiting in push._control_outputs:
+                    for k in range(len(self._devices)):
+                        node = self._nodes.by_name.get(self.name(waiting, k))
+                        if node is not None:
+                            node.input.append("^" + name(push, k))
+
+
+def _matters(control: tf.Operation) -> bool:
+    """Whether a copy must wait for an operation that runs once: a pivot, or one with an effect."""
+    if control._get_control_flow_context() is not None:
+        return True
+    found: set[tf.Operation] = set()
+    waiting = [control]
+    while waiting:
+        op = waiting.pop()
+        if op in found:
+            continue
+        found.add(op)
+        if op.op_def.is_stateful and op.type not in _EFFECTLESS:
+            return True
+        if len(found) > _MANY:
+            return True
+        waiting.extend(op.control_inputs)
+        if op.type in ("NoOp", "Identity", "Const"):
+            waiting.extend(tensor.op for tensor in op.inputs)
+    return False

@@ -1,0 +1,215 @@
+"""Batch normalisation in training, written as the sums that it is made of.
+
+The fused operations take mean and variance of the whole batch inside of their kernels. As plain
+operations the sums over rows are parts on the devices, which are joined, and all else is split.
+
+For x of N entries per channel, over all dimensions but the channels':
+
+    mean = sum(x) / N,  variance = sum((x - mean)^2) / N
+    y = (x - mean) * scale / sqrt(variance + epsilon) + offset
+
+and with dy the gradient by y, s = 1 / sqrt(variance + epsilon), p = sum(dy * (x - mean)):
+
+    doffset = sum(dy),  dscale = p * s
+    dx = scale * s * (dy - doffset / N - (x - mean) * s^2 * p / N)
+
+(Ioffe and Szegedy, Batch Normalization, arXiv:1502.03167.)
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator
+
+from replicate.compat import graphs
+from replicate.compat.tensorflow import tf
+
+_FORWARD = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
+_BACKWARD = ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+_PASSED = ("Identity", "Switch", "Merge")
+
+
+def lower(graph: tf.Graph, ops: Collection[tf.Operation]) -> dict:
+    """Writes fused batch normalisations in training as plain operations.
+
+    What read the outputs reads those of the new operations. What the forward operations reserve
+    for their gradients, and is not a value of one meaning on all kinds of devices, stays theirs.
+    Operations inside of loops stay as they are.
+
+    Args:
+        graph: The graph.
+        ops: Among which operations.
+
+    Returns:
+        The new tensors, by references to those that they stand for.
+    """
+    wanted = set(ops)
+    fused = [
+        op
+        for op in graph.get_operations()
+        if op in wanted and op.type in _FORWARD + _BACKWARD and _is_lowered(op)
+    ]
+    moved: dict = {}
+    moments: dict[tf.Operation, _Moments] = {}
+    for op in fused:
+        if op.type in _FORWARD:
+            with _written_for(op):
+                moments[op], outputs = _forward(op)
+            _move(op, outputs, moved)
+    for op in fused:
+        source = _source(op.inputs[3]) if op.type in _BACKWARD else None
+        if source is not None:
+            with _written_for(op):
+                outputs = _backward(op, moments.get(op.inputs[3].op))
+            _move(op, outputs, moved)
+    return moved
+
+
+class _Moments:
+    """Mean and variance of each channel.
+
+    Args:
+        op: A fused operation.
+        x: Its input, of float32.
+
+    Attributes:
+        axes: All dimensions but the channels'.
+        mean: Of shape [1, ..., C, ..., 1].
+        variance: Biased, of the same shape.
+    """
+
+    def __init__(self, op: tf.Operation, x: tf.Tensor):
+        layout = op.get_attr("data_format").decode()
+        self.axes = [axis for axis, letter in enumerate(layout) if letter != "C"]
+        self.mean = tf.reduce_mean(x, self.axes, keepdims=True)
+        squares = tf.math.squared_difference(x, self.mean)
+        self.variance = tf.reduce_mean(squares, self.axes, keepdims=True)
+
+
+def _forward(op: tf.Operation) -> tuple[_Moments, list]:
+    x, scale, offset, old_mean, old_variance = (_as_float(tensor) for tensor in op.inputs)
+    moments = _Moments(op, x)
+    factor = _by_channel(scale, moments) * _inverse_deviation(op, moments)
+    y = (x - moments.mean) * factor + _by_channel(offset, moments)
+    mean, biased = (tf.reshape(each, [-1]) for each in (moments.mean, moments.variance))
+    number = _number(x, scale)
+    variance = biased * (number / tf.maximum(number - 1.0, 1.0))
+    share = op.get_attr("exponential_avg_factor") if _has(op, "exponential_avg_factor") else 1.0
+    if share != 1.0:
+        mean = old_mean * (1.0 - share) + mean * share
+        variance = old_variance * (1.0 - share) + variance * share
+    return moments, _as_outputs(op, [y, mean, variance])
+
+
+def _backward(op: tf.Operation, moments: _Moments | None) -> list:
+    gradient, x, scale = (_as_float(tensor) for tensor in op.inputs[:3])
+    if moments is None:
+        moments = _Moments(op, x)
+    axes, inverse = moments.axes, _inverse_deviation(op, moments)
+    centered = x - moments.mean
+    to_offset = tf.reduce_sum(gradient, axes, keepdims=True)
+    product = tf.reduce_sum(gradient * centered, axes, keepdims=True)
+    number = _number(x, scale)
+    slope = product * tf.square(inverse) / number
+    inner = gradient - to_offset / number - centered * slope
+    to_x = inner * (_by_channel(scale, moments) * inverse)
+    to_scale, to_offset = (tf.reshape(each, [-1]) for each in (product * inverse, to_offset))
+    return _as_outputs(op, [to_x, to_scale, to_offset])
+
+
+def _inverse_deviation(op: tf.Operation, moments: _Moments) -> tf.Tensor:
+    return tf.math.rsqrt(moments.variance + op.get_attr("epsilon"))
+
+
+def _number(x: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """Returns how many entries each channel has, a number of float32."""
+    size, channels = (tf.size(each, out_type=tf.int64) for each in (x, scale))
+    return tf.cast(size // tf.maximum(channels, 1), tf.float32)
+
+
+def _by_channel(parameter: tf.Tensor, moments: _Moments) -> tf.Tensor:
+    """Returns a parameter of shape [C] so that it is broadcast along the channels of x."""
+    rank = len(moments.axes) + 1
+    if rank - 1 not in moments.axes:
+        return parameter
+    return tf.reshape(parameter, [1 if axis in moments.axes else -1 for axis in range(rank)])
+
+
+def _as_float(tensor: tf.Tensor) -> tf.Tensor:
+    return tensor if tensor.dtype == tf.float32 else tf.cast(tensor, tf.float32)
+
+
+def _as_outputs(op: tf.Operation, values: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns values of the dtypes of an operation's first outputs."""
+    return [
+        value if value.dtype == old.dtype else tf.cast(value, old.dtype)
+        for old, value in zip(op.outputs, values, strict=False)
+    ]
+
+
+# What is written anew, and where.
+
+
+def _has(op: tf.Operation, attribute: str) -> bool:
+    return attribute in op.node_def.attr
+
+
+def _is_lowered(op: tf.Operation) -> bool:
+    context = op._get_control_flow_context()
+    while context is not None:
+        if context.IsWhileContext():
+            return False
+        context = context.outer_context
+    return op.get_attr("is_training")
+
+
+def _source(reserved: tf.Tensor) -> tf.Operation | None:
+    """Returns the operation that reserved the mean that a gradient reads.
+
+    Where it is another tensor than this one mean, the gradient is by statistics of another kind.
+    """
+    waiting, seen = [reserved], set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.op.type in _FORWARD and tensor.value_index == 3:
+            return tensor.op if tensor.op.get_attr("is_training") else None
+        if tensor.op in seen or tensor.op.type not in _PASSED:
+            continue
+        seen.add(tensor.op)
+        waiting.extend(tensor.op.inputs[:1] if tensor.op.type == "Switch" else tensor.op.inputs)
+    return None
+
+
+@contextlib.contextmanager
+def _written_for(op: tf.Operation) -> Iterator[None]:
+    """Makes operations in place of one: on its device, in its branch, after what it is after."""
+    graph = op.graph
+    before = graph.version
+    with (
+        graph.as_default(),
+        graphs.alone(graph),
+        graph.device(None),
+        graph.device(op.device),
+        graph.name_scope(f"{op.name}/split/"),
+    ):
+        yield
+    context, controls = op._get_control_flow_context(), op.control_inputs
+    if context is None and not controls:
+        return
+    for made in graph.get_operations():
+        # NOTE: a constant may be read in a branch though it is outside.
+        if made._id > before and made.inputs:
+            made._set_control_flow_context(context)
+            made._add_control_inputs(controls)
+
+
+def _move(op: tf.Operation, outputs: list[tf.Tensor], moved: dict) -> None:
+    """Lets all that reads an operation's outputs, or waits for it, do so of new ones."""
+    for old, new in zip(op.outputs, outputs, strict=False):
+        moved[old.ref()] = new
+        for user in old.consumers():
+            for n, tensor in enumerate(user.inputs):
+                if tensor is old:
+                    user._update_input(n, new)
+    for user in op._control_outputs:
+        others = [each for each in user.control_inputs if each is not op]
+        user._remove_all_control_inputs()
+        user._add_control_inputs([*others, *(new.op for new in outputs)])

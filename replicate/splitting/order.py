@@ -1,0 +1,64 @@
+"""Operations in an order in which what they read comes first."""
+
+import collections
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+from replicate.compat.tensorflow import tf
+
+
+def behind(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
+    """Returns the operations that are made from tensors, loops' ways back included.
+
+    Args:
+        tensors: Where to begin; what makes them is not among the result.
+    """
+    starts = {tensor.op for tensor in tensors}
+    found: set[tf.Operation] = set()
+    waiting = list(starts)
+    while waiting:
+        op = waiting.pop()
+        for output in op.outputs:
+            for user in output.consumers():
+                if user not in found:
+                    found.add(user)
+                    waiting.append(user)
+    return found - starts
+
+
+def is_way_back(op: tf.Operation, tensor: tf.Tensor) -> bool:
+    """Whether an operation reads a tensor from a loop's iteration before."""
+    return op.type == "Merge" and tensor.op.type == "NextIteration"
+
+
+def ordered(
+    ops: set[tf.Operation], more: Mapping[tf.Operation, Sequence[tf.Operation]]
+) -> list[tf.Operation]:
+    """Returns operations so that each comes after those that it reads from.
+
+    Args:
+        ops: The operations; of a loop the ways back are left out.
+        more: What else an operation comes after, as what is read from a stack after the push.
+    """
+    waiting: dict[tf.Operation, int] = {}
+    after: dict[tf.Operation, list] = collections.defaultdict(list)
+    for op in ops:
+        before = {tensor.op for tensor in op.inputs if not is_way_back(op, tensor)}
+        before = {other for other in (*before, *more.get(op, ())) if other in ops}
+        waiting[op] = len(before)
+        for other in before:
+            after[other].append(op)
+    ready = [(op._id, op) for op, number in waiting.items() if not number]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        _, op = heapq.heappop(ready)
+        found.append(op)
+        for user in after[op]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                heapq.heappush(ready, (user._id, user))
+    if len(found) < len(ops):
+        circle = sorted(op.name for op, number in waiting.items() if number)[:5]
+        raise ValueError(f"Operations must not wait for each other; {', '.join(circle)} do.")
+    return found

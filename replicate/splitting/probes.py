@@ -1,0 +1,272 @@
+"""Lengths of dimensions, found by inferring a graph's shapes for several sizes of the batch.
+
+One inference assumes few rows, another many: what is the same in both does not depend on rows,
+what grows like them is a multiple of them, and of all else nothing is known. A third inference
+assumes other unknown inner dimensions, where there are any.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from replicate.compat import inference
+from replicate.compat.inference import Dims
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import extents
+from replicate.splitting.extents import Number, Sizes
+
+# Assumed rows of the batch and picked rows, in two inferences. The first pair is small, so that
+# a cut at ten rows shows; differences are prime, so that remainders show. Not all graphs allow
+# them: some ask for more rows, some for whole groups.
+_FEW, _MANY = (3, 5), (2030, 3066)
+_ROWS = (
+    (_FEW, _MANY),
+    ((1021, 1531), _MANY),
+    ((960 * 1021, 960 * 1531), (960 * 2030, 960 * 3066)),
+)
+# Two guesses of an unknown length, by dimension; all further ones are as the last.
+_GUESSES = ((53, 61), (48, 59), (55, 67), (49, 71), (47, 73))
+
+
+class Given(NamedTuple):
+    """A tensor that has rows from the start.
+
+    Attributes:
+        tensor: The tensor.
+        axis: Which dimension has the rows, one entry each.
+        is_picked: Whether the rows are picked ones; else they are the batch's.
+    """
+
+    tensor: tf.Tensor
+    axis: int = 0
+    is_picked: bool = False
+
+
+class GivenShape(NamedTuple):
+    """A vector that is a shape, as that of a sparse tensor.
+
+    Attributes:
+        tensor: The vector.
+        entries: For each entry `extents.BATCH`, or a number, or None: not known.
+    """
+
+    tensor: tf.Tensor
+    entries: Sequence[Any]
+
+
+class Probe:
+    """One inference.
+
+    Args:
+        graph_def: The graph's definition; it is copied.
+        known: For tensors by `ref()` what is assumed of their dimensions.
+        values: For vectors by `ref()` what they are.
+        sizes: The numbers of rows that are assumed.
+    """
+
+    def __init__(
+        self,
+        graph_def: Any,
+        known: Mapping[Any, Dims],
+        values: Mapping[Any, Sequence[int]],
+        sizes: Sizes,
+    ):
+        self.sizes = sizes
+        self.known = dict(known)
+        self.values = values
+        self._graph_def = graph_def
+        self._around_loops: dict[str, list[Dims | None]] = {}
+        self._ops: dict[str, tf.Operation] = {}
+        self._merged: dict[Any, Dims | None] = {}
+        self.infer()
+
+    def infer(self) -> None:
+        """Infers all shapes from what is known; raises `UnfitError`."""
+        self._merged = {}
+        self._ops = inference.infer(self._written())
+
+    def look_around_loops(self) -> None:
+        """Learns what Grappler infers of shapes in and behind loops."""
+        given: dict[str, list] = {}
+        dtypes: dict[str, list] = {}
+        for ref, dims in self.known.items():
+            op = ref.deref().op
+            outputs = given.setdefault(op.name, [None] * len(op.outputs))
+            outputs[ref.deref().value_index] = dims
+            dtypes[op.name] = [each.dtype for each in op.outputs]
+        self._merged = {}
+        self._around_loops = inference.infer_around_loops(self._written(False), given, dtypes)
+
+    def dims(self, tensor: tf.Tensor) -> Dims | None:
+        """Returns a tensor's dimensions; None: its rank is not known."""
+        key = tensor.ref()
+        if key not in self._merged:
+            self._merged[key] = self._dims(tensor)
+        return self._merged[key]
+
+    def imported(self, tensor: tf.Tensor) -> Dims | None:
+        """Returns a tensor's dimensions as far as what reads it in the inference knows them."""
+        op = self._ops.get(tensor.op.name)
+        if op is None or tensor.value_index >= len(op.outputs):
+            return None
+        return static_dims(op.outputs[tensor.value_index])
+
+    def _dims(self, tensor: tf.Tensor) -> Dims | None:
+        found = static_dims(tensor)
+        if found is not None and None not in found:
+            return found
+        found = _merged(found, self.imported(tensor))
+        outputs = self._around_loops.get(tensor.op.name, ())
+        if (found is None or None in found) and tensor.value_index < len(outputs):
+            if tensor.dtype not in (tf.resource, tf.variant):
+                found = _merged(found, outputs[tensor.value_index])
+        return found
+
+    def _written(self, is_annotated: bool = True) -> Any:
+        """Returns the graph's definition with what is known in it."""
+        graph_def = tf1.GraphDef()
+        graph_def.CopyFrom(self._graph_def)
+        nodes = {node.name: node for node in graph_def.node}
+        shapes: dict[tf.Operation, list] = {}
+        for ref, dims in self.known.items() if is_annotated else ():
+            op = ref.deref().op
+            outputs = shapes.setdefault(op, [None] * len(op.outputs))
+            outputs[ref.deref().value_index] = dims
+        for op, outputs in shapes.items():
+            inference.know(nodes[op.name], outputs)
+        for n, (ref, value) in enumerate(self.values.items()):
+            _replace(graph_def, nodes, ref.deref(), f"known/{n}", value)
+        return graph_def
+
+
+class Assumption(NamedTuple):
+    """What several inferences assume.
+
+    Attributes:
+        sizes: For each the numbers of rows.
+        guess: Given a dimension, two guesses of its length; None: there is none.
+    """
+
+    sizes: list[Sizes]
+    guess: Callable[[int], tuple[int, int] | None]
+
+
+def assumptions(
+    given: Sequence[Given | GivenShape], static_rows: int | None
+) -> Iterator[Assumption]:
+    """Yields assumptions, those first that tell most."""
+    has_picked = any(isinstance(each, Given) and each.is_picked for each in given)
+    has_inner = any(_has_inner(each) for each in given)
+    ways: list[Callable] = [guess, lambda axis: _GUESSES[1], lambda axis: None]
+    for way in ways if has_inner else ways[:1]:
+        for few, many in _ROWS:
+            if static_rows:
+                few, many = (static_rows, few[1]), (static_rows, many[1])
+            sizes = [Sizes(*few)]
+            if not static_rows or has_picked:
+                sizes.append(Sizes(*many))
+            if has_inner and way(1) is not None:
+                sizes.append(Sizes(*few, 1))
+            yield Assumption(sizes, way)
+            if static_rows and not has_picked:
+                break  # there are no other rows to assume
+
+
+def guess(axis: int) -> tuple[int, int]:
+    """Returns two guesses of the length of a dimension."""
+    return _GUESSES[min(axis, len(_GUESSES) - 1)]
+
+
+def probed(
+    graph: tf.Graph, given: Sequence[Given | GivenShape], static_rows: int | None
+) -> list[Probe]:
+    """Infers a graph's shapes for several sizes; none where the graph allows none."""
+    graph_def = graph.as_graph_def()
+    for node in graph_def.node:
+        if node.device:
+            node.device = ""
+    for assumption in assumptions(given, static_rows):
+        try:
+            return [_probe(graph_def, given, assumption.guess, s) for s in assumption.sizes]
+        except inference.UnfitError:
+            continue
+    return []
+
+
+def static_dims(tensor: tf.Tensor) -> Dims | None:
+    """Returns a tensor's dimensions as its own graph knows them."""
+    shape = tensor.shape
+    return None if shape.rank is None else shape.as_list()
+
+
+def is_open(given: Sequence[Given | GivenShape]) -> bool:
+    """Whether shapes depend on more than on a number of rows of the batch."""
+    return any(_has_inner(each) or isinstance(each, GivenShape) or each.is_picked for each in given)
+
+
+def entry(number: Any, axis: int, static_rows: int | None) -> Number:
+    """Returns an entry of a given shape."""
+    if number == extents.BATCH:
+        return static_rows or extents.rows(extents.BATCH)
+    return extents.simplest({(): guess(axis)}) if number is None else int(number)
+
+
+def _probe(
+    graph_def: Any, given: Sequence[Given | GivenShape], way: Callable, sizes: Sizes
+) -> Probe:
+    known: dict[Any, Dims] = {}
+    values: dict[Any, Sequence[int]] = {}
+    for each in given:
+        if isinstance(each, GivenShape):
+            dims = [sizes.batch if e == extents.BATCH else e for e in each.entries]
+        else:
+            dims = static_dims(each.tensor)
+            if dims is None:
+                continue
+            if dims[each.axis] is None:
+                dims[each.axis] = sizes.picked if each.is_picked else sizes.batch
+        if isinstance(each, GivenShape) or not each.is_picked:
+            dims = [_guessed(size, way(axis), sizes) for axis, size in enumerate(dims)]
+        if isinstance(each, Given):
+            known[each.tensor.ref()] = dims
+        elif None not in dims:
+            values[each.tensor.ref()] = dims
+    return Probe(graph_def, known, values, sizes)
+
+
+def _guessed(size: int | None, pair: tuple[int, int] | None, sizes: Sizes) -> int | None:
+    return pair[sizes.guess] if size is None and pair is not None else size
+
+
+def _has_inner(given: Given | GivenShape) -> bool:
+    """Whether dimensions other than that of rows are not known."""
+    if isinstance(given, GivenShape):
+        return None in given.entries
+    dims = static_dims(given.tensor)
+    if dims is None or given.is_picked:
+        return False
+    return None in dims[: given.axis] + dims[given.axis + 1 :]
+
+
+def _merged(a: Dims | None, b: Dims | None) -> Dims | None:
+    """Returns what two descriptions of one shape say; where they part, the first holds."""
+    if a is None or b is None or len(a) != len(b):
+        return b if a is None else a
+    return [y if x is None else x for x, y in zip(a, b, strict=True)]
+
+
+def _replace(
+    graph_def: Any, nodes: Mapping[str, Any], tensor: tf.Tensor, name: str, value: Sequence[int]
+) -> None:
+    """Lets all that read a tensor read a constant."""
+    node = graph_def.node.add(op="Const", name=name)
+    while node.name in nodes:
+        node.name += "_"
+    node.attr["dtype"].type = tensor.dtype.base_dtype.as_datatype_enum
+    made = tf.make_tensor_proto(list(value), tensor.dtype.base_dtype, [len(value)])
+    node.attr["value"].tensor.CopyFrom(made)
+    old = {tensor.name, tensor.op.name} if tensor.value_index == 0 else {tensor.name}
+    for user in tensor.consumers():
+        inputs = nodes[user.name].input
+        for n, each in enumerate(inputs):
+            if each in old:
+                inputs[n] = node.name

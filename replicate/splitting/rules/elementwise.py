@@ -1,0 +1,258 @@
+"""Operations that treat each element by itself: one operand, or several that are broadcast.
+
+Rows stay where they are. What is linear keeps parts of a sum apart.
+"""
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting import states
+from replicate.splitting.rules import items
+from replicate.splitting.rules.registry import Case, Extent, rule
+from replicate.splitting.states import FIRST, FLOW, SIZE, SUM, WHOLE, ListOf, Rows, Split
+from replicate.splitting.states import WholeError as Whole
+
+SAME = "Identity StopGradient PreventGradient Snapshot DebugGradientIdentity"
+
+LINEAR = "Neg Real Imag Conj"
+
+UNARY = """
+Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1
+BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Bucketize Ceil CheckNumerics
+CheckNumericsV2 ComplexAbs Cos Cosh Dawsn Digamma Elu Erf Erfc Erfinv Exp Expint Expm1 Floor
+FresnelCos FresnelSin Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri
+OnesLike PopulationCount Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh
+Softplus Softsign Spence Sqrt Square Tan Tanh
+"""
+
+BROADCAST = """
+ApproximateEqual Atan2 Betainc BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex Equal FloorDiv
+FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac LeftShift Less LessEqual LogicalAnd
+LogicalOr Maximum Minimum Mod MulNoNan NextAfter NotEqual Polygamma Pow RightShift SelectV2
+SquaredDifference TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta
+"""
+
+ALIKE = """
+EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad
+SoftplusGrad SoftsignGrad SqrtGrad TanhGrad
+"""
+
+
+def rows_of(case: Case, n: int = 0) -> Rows:
+    """Returns the state of input n, which must have rows."""
+    state = case.inputs[n]
+    if not states.is_rows(state):
+        raise Whole("its operand has no rows")
+    return state
+
+
+def linear(case: Case, n: int = 0) -> Split:
+    """Splits an operation that is linear in input n, of which devices hold parts of a sum."""
+    wants = [SUM if other == n else WHOLE for other in range(len(case.inputs))]
+    return Split(wants, [SUM] * len(case.op.outputs))
+
+
+def stretched(case: Case, n: int, rows: Rows) -> states.View:
+    """Returns the view of input n, where a dimension of length 1 is used for all rows.
+
+    A length that is not known, or is the number of other picked rows, may be 1 in some run only:
+    it does not fit.
+
+    Args:
+        case: The operation.
+        n: Which input.
+        rows: The rows, along the input's own axis; an axis below 0: the input lacks it.
+    """
+    if rows.axis < 0 or case.shape(n)[rows.axis].is_one:
+        return WHOLE
+    state = case.inputs[n]
+    has_these = states.is_rows(state) and (state.axis, state.space) == (rows.axis, rows.space)
+    is_counted = not rows.space.is_picked and case.shape(n)[rows.axis].has_rows(rows.space)
+    if has_these or is_counted:
+        return rows
+    raise Whole("whether an operand is as long as the rows is not known")
+
+
+def broadcast(case: Case) -> Split:
+    """Splits an operation on operands that are broadcast: along the foremost axis with rows."""
+    _values_only(case)
+    rank = max(case.rank(n) for n in range(len(case.inputs)))
+    found = [
+        state.at(state.axis + rank - case.rank(n))
+        for n, state in enumerate(case.inputs)
+        if states.is_rows(state)
+    ]
+    if not found:
+        raise Whole("no operand has rows")
+    rows = min(found, key=lambda each: each.axis)
+    wants = [
+        stretched(case, n, rows.at(rows.axis - rank + case.rank(n)))
+        for n in range(len(case.inputs))
+    ]
+    return Split(wants, [rows])
+
+
+def alike(case: Case) -> Split:
+    """Splits an operation on operands of one shape, and with a result of this shape."""
+    _values_only(case)
+    rows = case.rows
+    if rows is None or len({case.rank(n) for n in range(len(case.inputs))}) > 1:
+        raise Whole("no operand has rows, or ranks differ")
+    rows = rows.at(rows.axis)
+    return Split([items.along(case, n, rows) for n in range(len(case.inputs))], [rows])
+
+
+def _values_only(case: Case) -> None:
+    if any(state is FLOW or isinstance(state, ListOf) for state in case.inputs):
+        raise Whole("an operand is a list")
+
+
+@rule(*UNARY.split())
+def unary(case: Case) -> Split:
+    """One operand; what else there is are attributes."""
+    rows = rows_of(case)
+    return Split([rows.at(rows.axis)], [rows.at(rows.axis)])
+
+
+@rule(*LINEAR.split())
+def linear_unary(case: Case) -> Split:
+    """One operand, in which the operation is linear."""
+    return linear(case) if case.inputs[0] == SUM else unary(case)
+
+
+@rule("ZerosLike")
+def zeros(case: Case) -> Split:
+    """Zeros of a shape, or a list of them."""
+    state = case.inputs[0]
+    return Split([state], [state]) if isinstance(state, ListOf) else unary(case)
+
+
+@rule("Cast")
+def cast(case: Case) -> Split:
+    """Parts of a sum are cast apart only to a dtype that holds all values of theirs."""
+    if case.inputs[0] != SUM:
+        return unary(case)
+    old, new = case.op.inputs[0].dtype, case.op.outputs[0].dtype
+    is_one_kind = (old.is_floating and new.is_floating) or (old.is_complex and new.is_complex)
+    if old != new and not (is_one_kind and old.size < new.size):
+        raise Whole("a sum is cast to a dtype that rounds")
+    return linear(case)
+
+
+@rule(*SAME.split(), keeps_ids=True)
+def same(case: Case) -> Split:
+    """The value itself, whatever devices hold of it."""
+    state = case.inputs[0]
+    if not _passes(state):
+        raise Whole("its operand is whole")
+    return Split([state], [state])
+
+
+@rule("IdentityN", keeps_ids=True)
+def same_each(case: Case) -> Split:
+    """The values themselves; those that are whole are then the same on all devices."""
+    if not any(_passes(state) for state in case.inputs):
+        raise Whole("its operands are whole")
+    if any(
+        not _passes(state) and tensor.dtype in (tf.resource, tf.variant)
+        for tensor, state in zip(case.op.inputs, case.inputs, strict=True)
+    ):
+        raise Whole("an operand is a handle")
+    wants = [state if _passes(state) else WHOLE for state in case.inputs]
+    return Split(wants, [FIRST if want is WHOLE else want for want in wants])
+
+
+def _passes(state: states.State) -> bool:
+    return states.is_rows(state) or state == SUM or state is FLOW or isinstance(state, ListOf)
+
+
+@rule("EnsureShape")
+def ensure_shape(case: Case) -> Split:
+    """A check of a shape; copies leave the number of rows open."""
+    if case.inputs[0] == SUM:
+        return linear(case)
+    rows = rows_of(case)
+    if case.result_shape()[rows.axis].size is not None:
+        raise Whole("it fixes the number of rows")
+    shape = tf.TensorShape(case.attribute("shape"))
+    if shape.rank is not None:
+        lengths = shape.as_list()
+        lengths[rows.axis] = None
+        shape = tf.TensorShape(lengths)
+    return Split([rows.at(rows.axis)], [rows.at(rows.axis)], attributes={"shape": shape})
+
+
+@rule(*BROADCAST.split())
+def nary(case: Case) -> Split:
+    """Operands that are broadcast to each other."""
+    if case.type in ("Equal", "NotEqual") and not case.attribute("incompatible_shape_error"):
+        _check_compatible(case)
+    return broadcast(case)
+
+
+def _check_compatible(case: Case) -> None:
+    """Refuses a comparison that may be of shapes that do not fit, and is one truth then."""
+    one, two = case.shape(0), case.shape(1)
+    for a, b in zip(reversed(one), reversed(two), strict=False):
+        if not (a.is_one or b.is_one or (a == b and _is_known(a))):
+            raise Whole("it may compare shapes that do not fit")
+
+
+def _is_known(extent: Extent) -> bool:
+    return extent.size is not None or bool(extent.multiple and not extent.is_picked)
+
+
+@rule(*ALIKE.split())
+def gradient(case: Case) -> Split:
+    """Gradients of functions of one operand: operands of one shape."""
+    return alike(case)
+
+
+@rule("Add", "AddV2", "Sub")
+def add(case: Case) -> Split:
+    """Parts of sums are added apart, and so are the orders of lists."""
+    if all(state == SUM for state in case.inputs):
+        return Split([SUM, SUM], [SUM])
+    if case.type != "Sub" and FLOW in case.inputs:
+        return _add_flows(case)
+    return broadcast(case)
+
+
+@rule("AddN")
+def add_all(case: Case) -> Split:
+    """A sum of operands of one shape, or of lists."""
+    first = case.inputs[0]
+    if all(state == first for state in case.inputs) and (first == SUM or isinstance(first, ListOf)):
+        return Split(case.inputs, [first])
+    return _add_flows(case) if FLOW in case.inputs else alike(case)
+
+
+def _add_flows(case: Case) -> Split:
+    """What comes after several operations of TensorArrays; the value has no meaning."""
+    if any(state not in (FLOW, WHOLE) for state in case.inputs):
+        raise Whole("an operand is no order")
+    return Split(case.inputs, [FLOW])
+
+
+@rule("Mul", "Div", "DivNoNan", "RealDiv")
+def scale(case: Case) -> Split:
+    """Parts of a sum are scaled apart by a whole value; scalars are joined before."""
+    if case.rows is not None:
+        return broadcast(case)
+    n = 1 if case.type == "Mul" and case.inputs[1] == SUM else 0
+    if case.inputs[n] != SUM or case.inputs[1 - n] not in (WHOLE, SIZE):
+        raise Whole("no operand has rows")
+    if not case.is_float() or not case.result_rank():
+        raise Whole("a scalar or an integer is scaled")
+    return linear(case, n)
+
+
+@rule("Select")
+def select(case: Case) -> Split:
+    """By a condition of the operands' shape, for each entry of the first dimension, or one."""
+    _values_only(case)
+    rows = case.rows
+    if rows is None:
+        raise Whole("no operand has rows")
+    rows = rows.at(rows.axis)
+    wants = [items.along(case, 1, rows), items.along(case, 2, rows)]
+    is_for_all = case.rank(0) == 0 or (case.rank(0) == 1 and rows.axis > 0)
+    return Split([WHOLE if is_for_all else items.along(case, 0, rows), *wants], [rows])

@@ -1,0 +1,239 @@
+"""Entries picked by numbers, and added up by numbers.
+
+A gather has each entry of `indices` pick from a table: the entries are split, the table goes
+whole. The other way round, devices add up what their rows have, and the parts are joined.
+"""
+
+from replicate.splitting import states
+from replicate.splitting.rules import items
+from replicate.splitting.rules.registry import Case, rule
+from replicate.splitting.states import SUM, WHOLE, Kind, Partial, Rows, Split, WholeError
+
+
+@rule("GatherV2")
+def _gather(case: Case) -> Split:
+    """`params` of shape [batch, P, n, Q] and `indices` of [batch, I] to [batch, P, I, Q]."""
+    axis = case.axis(2, case.rank(0))
+    batch_dims = case.attribute("batch_dims")
+    batch_dims += case.rank(1) if batch_dims < 0 else 0
+    return _gather_along(case, axis, batch_dims, [case.number(2)])
+
+
+@rule("Gather")
+def _gather_first(case: Case) -> Split:
+    """`params` of shape [n, Q] and `indices` of [I] to [I, Q]."""
+    return _gather_along(case, 0, 0, [])
+
+
+def _gather_along(case: Case, axis: int, batch_dims: int, more: list) -> Split:
+    params, indices = case.inputs[:2]
+    if params == SUM and not states.is_rows(indices):
+        return Split([SUM, items.same(case, 1), *more], [SUM])
+    for rows in (params, indices):
+        if states.is_rows(rows) and rows.axis < batch_dims:
+            rows = rows.at(rows.axis)
+            wants = [items.along(case, 0, rows), items.along(case, 1, rows)]
+            return Split([*wants, *more], [rows])
+    if states.is_rows(params) and params.axis != axis:
+        # What lies behind the gathered dimension moves by the dimensions that it becomes.
+        moved = case.rank(1) - batch_dims - 1 if params.axis > axis else 0
+        wants = [params, items.same(case, 1), *more]
+        return Split(wants, [params.at(params.axis + moved)])
+    if states.is_rows(indices):
+        return Split([WHOLE, indices, *more], [indices.at(axis + indices.axis - batch_dims)])
+    raise WholeError("it picks rows")
+
+
+@rule("GatherNd")
+def _gather_nd(case: Case) -> Split:
+    """`params` of shape [n1, ..., nD, Q] and `indices` of [I, D] to [I, Q]."""
+    params, indices = case.inputs
+    if params == SUM and not states.is_rows(indices):
+        return Split([SUM, items.same(case, 1)], [SUM])
+    front = case.rank(1) - 1
+    if states.is_rows(params):
+        depth = _depth(case, 1)
+        if params.axis >= depth:
+            wants = [params, items.same(case, 1)]
+            found = Split(wants, [params.at(params.axis - depth + front)])
+            return items.never_none(found)
+    if states.is_rows(indices) and indices.axis < front:
+        return Split([WHOLE, indices], [indices.at(indices.axis)])
+    raise WholeError("it picks rows")
+
+
+def _depth(case: Case, n: int) -> int:
+    """Returns how many numbers make one index, of input n of shape [..., D]."""
+    depth = case.shape(n)[-1].size
+    if depth is None:
+        raise WholeError("how many numbers make an index is not known")
+    return depth
+
+
+@rule("ResourceGather", "ResourceGatherNd")
+def _gather_variable(case: Case) -> Split:
+    """Reads rows of a variable, each copy where the variable is: `indices` of shape [I] or [I, D].
+
+    With `batch_dims` the first dimensions of `indices` are the variable's too, of a fixed size.
+    """
+    indices = case.inputs[1]
+    if not states.is_rows(indices):
+        raise WholeError("its indices have no rows")
+    is_nd = case.type == "ResourceGatherNd"
+    first = 0 if is_nd else case.attribute("batch_dims")
+    behind = case.rank(1) - (1 if is_nd else 0)
+    if not 0 <= first <= indices.axis < behind:
+        raise WholeError("rows are inside of the indices")
+    return Split([WHOLE, indices], [indices.at(indices.axis)], is_beside=True)
+
+
+_TABLES = (
+    "AnonymousHashTable",
+    "AnonymousMutableHashTable",
+    "AnonymousMutableHashTableOfTensors",
+    "HashTable",
+    "HashTableV2",
+    "MutableHashTable",
+    "MutableHashTableOfTensors",
+    "MutableHashTableOfTensorsV2",
+    "MutableHashTableV2",
+)
+
+
+@rule("LookupTableFind", "LookupTableFindV2")
+def _find(case: Case) -> Split:
+    """A value for each key; the value of a table of tensors adds dimensions at the end."""
+    made_by = case.op.inputs[0].op
+    while made_by.type in ("Identity", "Enter", "RefEnter", "Switch", "RefSwitch"):
+        made_by = made_by.inputs[0].op
+    if made_by.type not in _TABLES:
+        # A table whose keys are vectors looks up one key for several entries.
+        raise WholeError("what a key of the table is, is not known")
+    keys = case.inputs[1]
+    if not states.is_rows(keys):
+        raise WholeError("its keys have no rows")
+    return Split([WHOLE, keys, WHOLE], [keys.at(keys.axis)], is_beside=True)
+
+
+@rule("OneHot")
+def _one_hot(case: Case) -> Split:
+    """A dimension more, at `axis`: in it the entry that the index names is on."""
+    _, rows = items.rows_of(case, (0,))
+    axis = case.attribute("axis") % (case.rank(0) + 1)
+    others = [items.same(case, n) for n in (1, 2, 3)]
+    return Split([rows, *others], [rows.at(rows.axis + (axis <= rows.axis))])
+
+
+_SEGMENTS = {
+    "UnsortedSegmentMax": Kind.MAX,
+    "UnsortedSegmentMin": Kind.MIN,
+    "UnsortedSegmentProd": Kind.PROD,
+    "UnsortedSegmentSum": Kind.SUM,
+}
+
+
+@rule(*_SEGMENTS)
+def _segments(case: Case) -> Split:
+    """`data` of shape [I, Q] and `segment_ids` of [I] to [num_segments, Q].
+
+    A segment without entries has what joins with all others: 0, 1, the lowest or the highest.
+    """
+    kind = Partial(_SEGMENTS[case.type])
+    data, ids = case.inputs[:2]
+    number = items.same(case, 2)
+    if data == SUM and kind == SUM and not states.is_rows(ids):
+        return Split([SUM, items.same(case, 1), number], [SUM])
+    n, rows = items.rows_of(case, (0, 1))
+    rows = rows.at(rows.axis)
+    ids_rank = case.rank(1)
+    if n == 0 and rows.axis >= ids_rank:
+        return Split([rows, WHOLE, number], [rows.at(rows.axis - ids_rank + 1)])
+    if case.result_shape()[0].has_rows():
+        raise WholeError("there are as many segments as rows")
+    return Split([items.along(case, 0, rows), items.along(case, 1, rows), number], [kind])
+
+
+@rule("SegmentMax", "SegmentMean", "SegmentMin", "SegmentProd", "SegmentSum")
+def _sorted_segments(case: Case) -> Split:
+    """`data` of shape [n, Q] and `segment_ids` of [n]; how many there are the last one says."""
+    _, rows = items.rows_of(case, (0,))
+    if rows.axis == 0:
+        raise WholeError("the last row says how many segments there are")
+    return Split([rows, items.same(case, 1)], [rows.at(rows.axis)])
+
+
+@rule("ScatterNd")
+def _scatter(case: Case) -> Split:
+    """`indices` of shape [I, D], `updates` of [I, Q], and the shape [n1, ..., nD, Q] of zeros.
+
+    Updates of one entry add up.
+    """
+    indices, updates = case.inputs[:2]
+    if updates == SUM and not states.is_rows(indices):
+        return Split([items.same(case, 0), SUM, case.number(2)], [SUM])
+    n, rows = items.rows_of(case, (1, 0))
+    rows = rows.at(rows.axis)
+    front = case.rank(0) - 1
+    if n == 1 and rows.axis >= front:
+        found = rows.at(rows.axis - front + _depth(case, 0))
+        return items.never_none(Split([WHOLE, rows, case.shape_view(2, found)], [found]))
+    if rows.axis >= front:
+        raise WholeError("rows are inside of the indices")
+    if not case.is_float(1):
+        raise WholeError("only floating sums are joined")
+    if any(extent.has_rows() for extent in case.result_shape()):
+        raise WholeError("it makes rows")
+    wants = [items.along(case, 0, rows), items.along(case, 1, rows), case.number(2)]
+    return Split(wants, [SUM])
+
+
+@rule(
+    "TensorScatterAdd",
+    "TensorScatterMax",
+    "TensorScatterMin",
+    "TensorScatterSub",
+    "TensorScatterUpdate",
+)
+def _scatter_into(case: Case) -> Split:
+    """`tensor` of shape [n1, ..., nD, Q], `indices` of [I, D], `updates` of [I, Q].
+
+    Split along Q alone: which entries are written is then the same on every device.
+    """
+    n, rows = items.rows_of(case, (0, 2))
+    depth, front = _depth(case, 1), case.rank(1) - 1
+    axis = rows.axis if n == 0 else rows.axis - front + depth
+    if axis < depth:
+        raise WholeError("it writes rows")
+    rows = Rows(axis, rows.space)
+    wants = [
+        items.along(case, 0, rows),
+        items.same(case, 1),
+        items.along(case, 2, rows.at(axis - depth + front)),
+    ]
+    return items.never_none(Split(wants, [rows]))
+
+
+@rule("ReverseSequence")
+def _reverse(case: Case) -> Split:
+    """Reverses along `seq_dim`, as far as `seq_lengths` says for each entry of `batch_dim`."""
+    rank = case.rank(0)
+    batch, along = case.attribute("batch_dim") % rank, case.attribute("seq_dim") % rank
+    n, rows = items.rows_of(case, (0, 1))
+    if n == 0 and rows.axis == along:
+        raise WholeError("it is along the rows")
+    if n == 0 and rows.axis != batch:
+        return Split([rows, items.same(case, 1)], [rows.at(rows.axis)])
+    rows = rows.at(batch)
+    return Split([items.along(case, 0, rows), items.along(case, 1, rows.at(0))], [rows])
+
+
+@rule("InTopK", "InTopKV2")
+def _in_top(case: Case) -> Split:
+    """`predictions` of shape [n, C] and `targets` of [n] to a truth for each."""
+    return items.split_first(case, items=(0, 1))
+
+
+@rule("NthElement", "TopK", "TopKV2")
+def _top(case: Case) -> Split:
+    """[..., C] and how many of the last dimension, or which."""
+    return items.split(case, 1)

@@ -1,0 +1,129 @@
+"""What rules of many families share: operations on items, of which each row has its own.
+
+Such an operation does to each item (an image, a matrix, a text, a list of scores) what it would
+do to it alone; the dimensions in front of the items are copied from inputs to outputs.
+"""
+
+from collections.abc import Sequence
+
+from replicate.splitting import states
+from replicate.splitting.rules.registry import Case, Extent
+from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, Split, View, WholeError
+
+
+def rows_of(case: Case, inputs: Sequence[int]) -> tuple[int, Rows]:
+    """Returns the first of some inputs that has rows, and its state."""
+    for n in inputs:
+        if states.is_rows(case.inputs[n]):
+            return n, case.inputs[n]
+    raise WholeError("its rows are not where items are")
+
+
+def along(case: Case, n: int, rows: Rows) -> Rows:
+    """Returns the view of input n, which the operation wants as long as the rows are.
+
+    Only for an operation that fails where the lengths differ: a length that is not known may be
+    cut into rows for that reason alone.
+    """
+    extents = case.shape(n)
+    if not 0 <= rows.axis < len(extents):
+        raise WholeError("an input has no dimension for the rows")
+    extent = extents[rows.axis]
+    if _is_along(case, n, rows, extent) or (extent.size is None and extent.multiple == 0):
+        return rows
+    raise WholeError("an input has another length than there are rows")
+
+
+def along_or_one(case: Case, n: int, rows: Rows) -> View:
+    """Returns the view of input n, which is as long as the rows are, or one for all of them.
+
+    A dimension that the input lacks is one for all. A length that is not known may be 1.
+    """
+    if rows.axis < 0:
+        return WHOLE
+    extent = case.shape(n)[rows.axis]
+    if extent.is_one:
+        return WHOLE
+    if _is_along(case, n, rows, extent):
+        return rows
+    raise WholeError("whether an input has rows is not known")
+
+
+def same(case: Case, n: int) -> View:
+    """Returns the view of input n, a number that is the same on every device, constant or not."""
+    is_constant = case.facts.value(case.op.inputs[n]) is not None
+    return OWN if case.inputs[n] is SIZE and is_constant else WHOLE
+
+
+def split(
+    case: Case,
+    item_rank: int,
+    *,
+    items: Sequence[int] = (0,),
+    shapes: Sequence[int] = (),
+    gives: Sequence | None = None,
+) -> Split:
+    """Splits an operation on items whose rows are in front of them.
+
+    Args:
+        case: The operation.
+        item_rank: How many of the last dimensions of the first item with rows are the item's.
+        items: The inputs that have items; their dimensions in front are the same.
+        shapes: The inputs that are the shape of a result. All others go whole.
+        gives: The outputs' states; None: all have the rows.
+    """
+    n, rows = rows_of(case, items)
+    if rows.axis >= case.rank(n) - item_rank:
+        raise WholeError("rows are inside of the items")
+    return in_front(case, rows, items=items, shapes=shapes, gives=gives)
+
+
+def split_first(
+    case: Case,
+    *,
+    items: Sequence[int] = (0,),
+    shapes: Sequence[int] = (),
+    gives: Sequence | None = None,
+) -> Split:
+    """Splits an operation whose items lie along the first dimension; see `split`."""
+    _, rows = rows_of(case, items)
+    if rows.axis != 0:
+        raise WholeError("rows are inside of the items")
+    return in_front(case, rows, items=items, shapes=shapes, gives=gives)
+
+
+def in_front(
+    case: Case,
+    rows: Rows,
+    *,
+    items: Sequence[int],
+    shapes: Sequence[int] = (),
+    gives: Sequence | None = None,
+) -> Split:
+    """Splits an operation with rows along an axis that is in front of all items; see `split`."""
+    rows = rows.at(rows.axis)
+    wants = []
+    for n in range(len(case.inputs)):
+        if n in items:
+            wants.append(along(case, n, rows))
+        elif n in shapes:
+            wants.append(case.shape_view(n, rows))
+        else:
+            wants.append(same(case, n))
+    return Split(wants, [rows] * len(case.op.outputs) if gives is None else gives)
+
+
+def never_none(found: Split) -> Split:
+    """Refuses picked rows for a kernel that fails on none.
+
+    Of a batch each device has a row at least, of what is picked perhaps none.
+    """
+    if any(states.is_rows(want) and want.space.is_picked for want in found.wants):
+        raise WholeError("a device may have picked no rows")
+    return found
+
+
+def _is_along(case: Case, n: int, rows: Rows, extent: Extent) -> bool:
+    state = case.inputs[n]
+    is_state = states.is_rows(state) and (state.axis, state.space) == (rows.axis, rows.space)
+    return is_state or extent.has_rows(rows.space)

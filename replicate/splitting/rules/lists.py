@@ -1,0 +1,286 @@
+"""Rules for TensorArrays and stacks of TensorFlow 1, and for tensor lists.
+
+A list whose elements have rows, or are partial sums, is one list on each device. Stacks and
+arrays are told by what is written to them, in the same pass; a list is a value that goes through
+loops, so what it holds is assumed where it is made: see `loops.Assumptions`.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting import loops, states
+from replicate.splitting.rules import control_flow, registry
+from replicate.splitting.states import (
+    FIRST,
+    FLOW,
+    HANDLE,
+    OWN,
+    SIZE,
+    SUM,
+    WHOLE,
+    ListOf,
+    Rows,
+    Split,
+    WholeError,
+)
+
+# TensorArrays.
+
+
+@registry.rule("TensorArrayV3", always=True)
+def _array(case: registry.Case) -> Split | None:
+    """(size) -> handle, flow; the elements are told by what is written."""
+    if case.assumptions.is_array_whole(case.op):
+        return None
+    shape, writes = _element_shape(case), case.structure.array_writes(case.op)
+    loosened = {}
+    if shape.rank is not None:
+        with_rows = {n for write in writes for n in _axes_with_rows(case, write, shape.rank)}
+        loosened["element_shape"] = _loosened(shape, with_rows)
+    return Split([WHOLE], [WHOLE, FLOW], attributes=loosened)
+
+
+@registry.rule("TensorArrayWriteV3", "TensorArrayScatterV3", always=True)
+def _array_write(case: registry.Case) -> Split | None:
+    """(handle, index, value, flow) -> flow; to scatter is to write along the first axis."""
+    array = _own_array(case)
+    if array is None:
+        return None
+    _, index, value, _ = case.inputs
+    first = case.type == "TensorArrayScatterV3"
+    if not states.is_rows(value) or value.axis < first or index not in (WHOLE, SIZE):
+        case.assumptions.let_array_be_whole(array, "what is written has no rows")
+    element = Rows(value.axis - first, value.space)
+    if case.assumptions.elements.setdefault(array, element) != element:
+        case.assumptions.let_array_be_whole(array, "elements have different rows")
+    return Split([HANDLE, WHOLE, value, FLOW], [FLOW])
+
+
+@registry.rule("TensorArrayReadV3", "TensorArrayGatherV3", always=True)
+def _array_read(case: registry.Case) -> Split | None:
+    """(handle, index, flow) -> value; to gather is to read along a new first axis."""
+    array = _own_array(case)
+    if array is None:
+        return None
+    element = case.assumptions.elements.get(array)
+    if element is None:
+        case.assumptions.let_array_be_whole(array, "it is read before it is written")
+    if case.type == "TensorArrayReadV3":
+        return Split([HANDLE, WHOLE, FLOW], [element])
+    shape = _element_shape(case)
+    loosened = {} if shape.rank is None else {"element_shape": _loosened(shape, {element.axis})}
+    return Split([HANDLE, WHOLE, FLOW], [element.at(element.axis + 1)], attributes=loosened)
+
+
+@registry.rule("TensorArraySizeV3", always=True)
+def _array_size(case: registry.Case) -> Split | None:
+    """(handle, flow) -> size, which is the same on all devices."""
+    return Split([HANDLE, FLOW], [FIRST]) if _own_array(case) is not None else None
+
+
+@registry.rule("TensorArrayGradV3", always=True)
+def _array_gradient(case: registry.Case) -> Split | None:
+    """(handle, flow) -> handle, flow of an array of gradients, one for each element."""
+    array = _own_array(case)
+    if array is None:
+        return None
+    if array not in case.assumptions.elements:
+        case.assumptions.let_array_be_whole(array, "its gradient is taken before it is written")
+    case.assumptions.elements[case.op] = case.assumptions.elements[array]
+    return Split([HANDLE, FLOW], [WHOLE, FLOW])
+
+
+@registry.rule("TensorArrayConcatV3", "TensorArrayGradWithShape", "TensorArraySplitV3", always=True)
+def _array_rest(case: registry.Case) -> None:
+    """What is joined or cut along the first axis has no rows that stay in order."""
+    array = _own_array(case)
+    if array is not None:
+        case.assumptions.let_array_be_whole(array, f"{case.type} uses it")
+
+
+def _own_array(case: registry.Case) -> tf.Operation | None:
+    """Returns the array of an operation if each device has one; None: it is whole.
+
+    All operations of an array are to be known as such, for those on the whole one would not see
+    what the devices' hold.
+    """
+    array = loops.handle_of(case.op.inputs[0])
+    if case.assumptions.is_array_whole(array):
+        return None
+    if array.type not in ("TensorArrayV3", "TensorArrayGradV3"):
+        case.assumptions.let_array_be_whole(None, "branches give different arrays")
+    if case.inputs[-1] is not FLOW:
+        case.assumptions.let_array_be_whole(array, "the order of its operations is not known")
+    return array
+
+
+def _element_shape(case: registry.Case) -> tf.TensorShape:
+    return tf.TensorShape(case.attribute("element_shape"))
+
+
+def _loosened(shape: tf.TensorShape, axes: set[int]) -> tf.TensorShape:
+    """Returns a shape with any length along some axes."""
+    return tf.TensorShape([None if n in axes else size for n, size in enumerate(shape)])
+
+
+def _axes_with_rows(case: registry.Case, write: tf.Operation, rank: int) -> list[int]:
+    """Returns along which axes the elements that an operation writes may have rows."""
+    extents = case.facts.shape(write.inputs[2])
+    if extents is None or write.type == "TensorArraySplitV3":
+        return list(range(rank))
+    first = write.type == "TensorArrayScatterV3"
+    return [n for n, extent in enumerate(extents[first:]) if extent.size is None]
+
+
+# Stacks, which hold what a loop's gradient needs of the loop.
+
+
+@registry.rule("StackPushV2", always=True)
+def _push(case: registry.Case) -> Split | None:
+    """(handle, value) -> value."""
+    state = case.inputs[1]
+    stack = loops.handle_of(case.op.inputs[0])
+    if case.structure.push_of(case.op) is None or state is WHOLE or stack.type != "StackV2":
+        return None
+    if isinstance(state, ListOf):
+        return None
+    case.assumptions.elements[stack] = state
+    return SIZE if state is SIZE else Split([HANDLE, state], [state])
+
+
+@registry.rule("StackPopV2", always=True)
+def _pop(case: registry.Case) -> Split | None:
+    """(handle) -> value; comes after the push."""
+    state = case.assumptions.elements.get(loops.handle_of(case.op.inputs[0]))
+    if state is None or state is SIZE:
+        return state
+    return Split([HANDLE], [state])
+
+
+# Tensor lists.
+
+
+@registry.rule("EmptyTensorList", "TensorListReserve", always=True)
+def _new_list(case: registry.Case) -> Split | None:
+    """(element_shape, number) -> list."""
+    element = case.assumptions.element(case.op)
+    if element is None or element is WHOLE:
+        return None
+    return Split([_shape_of_new(case, 0, element), WHOLE], [ListOf(element)])
+
+
+@registry.rule("TensorListFromTensor", always=True)
+def _list_from_tensor(case: registry.Case) -> Split | None:
+    """(tensor, element_shape) -> list of what is along the first axis."""
+    element, state = case.assumptions.element(case.op), case.inputs[0]
+    if element is None:
+        if states.is_rows(state) and state.axis > 0:
+            case.assumptions.want_list(case.op, Rows(state.axis - 1, state.space))
+        if state == SUM:
+            case.assumptions.want_list(case.op, SUM)
+        return None
+    if element is WHOLE:
+        return None
+    wanted = element.at(element.axis + 1) if states.is_rows(element) else element
+    if state != wanted and not control_flow.may_have_rows(case, 0, wanted):
+        case.assumptions.let_lists_be_whole([case.op], "it is made from something else")
+    return Split([wanted, _shape_of_new(case, 1, element)], [ListOf(element)])
+
+
+def _shape_of_new(case: registry.Case, n: int, element: states.State) -> states.View:
+    """Returns the view of input n, the shape of the elements of a list that is made."""
+    try:
+        return _shape_of_own(case, n, element)
+    except WholeError as reason:
+        case.assumptions.let_lists_be_whole([case.op], str(reason))
+        raise
+
+
+@registry.rule("TensorListPushBack")
+def _push_back(case: registry.Case) -> Split | None:
+    """(list, value) -> list."""
+    held, value = case.inputs
+    element = _written(case, held, value)
+    return Split([held, element], [held])
+
+
+@registry.rule("TensorListSetItem")
+def _set_item(case: registry.Case) -> Split | None:
+    """(list, index, value) -> list."""
+    held, _, value = case.inputs
+    element = _written(case, held, value)
+    return Split([held, WHOLE, element], [held])
+
+
+def _written(case: registry.Case, held: states.State, value: states.State) -> states.View:
+    """Returns the state in which a value is written to a list that each device has."""
+    if not isinstance(held, ListOf):
+        if states.is_rows(value) or value == SUM or isinstance(value, ListOf):
+            case.assumptions.want_lists(case.op.inputs[0], value)
+        raise WholeError("the list is whole")
+    n = len(case.inputs) - 1
+    if value != held.element and not control_flow.may_have_rows(case, n, held.element):
+        raise WholeError("a list holds values in different states")
+    return held.element
+
+
+@registry.rule("TensorListPopBack")
+def _pop_back(case: registry.Case) -> Split | None:
+    """(list, element_shape) -> list, value."""
+    held = _own_list(case)
+    return Split([held, _shape_of_own(case, 1, held.element)], [held, held.element])
+
+
+@registry.rule("TensorListGetItem")
+def _get_item(case: registry.Case) -> Split | None:
+    """(list, index, element_shape) -> value."""
+    held = _own_list(case)
+    return Split([held, WHOLE, _shape_of_own(case, 2, held.element)], [held.element])
+
+
+@registry.rule("TensorListStack")
+def _stack(case: registry.Case) -> Split | None:
+    """(list, element_shape) -> the elements along a new first axis."""
+    held = _own_list(case)
+    element = held.element
+    if isinstance(element, ListOf):
+        raise WholeError("lists are stacked")
+    stacked = element.at(element.axis + 1) if states.is_rows(element) else element
+    return Split([held, _shape_of_own(case, 1, element)], [stacked])
+
+
+@registry.rule("TensorListLength")
+def _length(case: registry.Case) -> Split | None:
+    """(list) -> number of elements, which is the same on all devices."""
+    return Split([_own_list(case)], [FIRST])
+
+
+@registry.rule("TensorListElementShape")
+def _list_shape(case: registry.Case) -> Split | None:
+    """(list) -> shape of its elements, the same on all devices if it does not tell their rows."""
+    held = _own_list(case)
+    shape: Any = case.facts.value(case.op.outputs[0])
+    if shape is None:
+        raise WholeError("the shape of a list's elements is not known")
+    element = held.element
+    if states.is_rows(element) and np.ndim(shape) and shape[element.axis] != -1:
+        raise WholeError("the shape of a list's elements tells their rows")
+    return Split([held], [FIRST])
+
+
+def _own_list(case: registry.Case) -> ListOf:
+    if not isinstance(case.inputs[0], ListOf):
+        raise WholeError("the list is whole")
+    return case.inputs[0]
+
+
+def _shape_of_own(case: registry.Case, n: int, element: states.State) -> states.View:
+    """Returns the view of input n, the shape of an element, as a device's own elements have it."""
+    if not states.is_rows(element):
+        return WHOLE
+    view = OWN if case.inputs[n] is SIZE else WHOLE
+    shape = case.facts.value(case.op.inputs[n])
+    is_open = shape is not None and (np.ndim(shape) == 0 or shape[element.axis] == -1)
+    return view if is_open else case.shape_view(n, element)

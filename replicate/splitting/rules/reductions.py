@@ -1,0 +1,154 @@
+"""Sums, maxima and what else makes one value of many, and what goes along an axis."""
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting import states
+from replicate.splitting.rules import elementwise, items
+from replicate.splitting.rules.registry import Case, rule
+from replicate.splitting.states import SUM, WHOLE, Kind, Partial, Split, View, WholeError
+
+KINDS = {
+    "Sum": Kind.SUM,
+    "Max": Kind.MAX,
+    "Min": Kind.MIN,
+    "Prod": Kind.PROD,
+    "All": Kind.ALL,
+    "Any": Kind.ANY,
+}
+
+
+@rule(*KINDS)
+def reduction(case: Case) -> Split:
+    """Over rows it leaves a part on each device; parts of its own kind it reduces apart."""
+    part = Partial(KINDS[case.type])
+    if case.inputs[0] == part:
+        return Split([part, case.number(1)], [part])
+    return _reduced(case) or Split(_reads(case), [part])
+
+
+@rule("Mean")
+def mean(case: Case) -> Split:
+    """Over rows each device makes a sum, for the number of all rows is known where it is joined.
+
+    The sum of float16 may be too large where the mean is not: it is whole.
+    """
+    if case.inputs[0] == SUM and case.is_float():
+        return Split([SUM, case.number(1)], [SUM])
+    found = _reduced(case)
+    if found is None and (not case.is_float() or case.op.inputs[0].dtype == tf.float16):
+        raise WholeError("a mean of integers or of float16 over rows")
+    return found or Split(_reads(case), [Partial(Kind.MEAN)], type="Sum")
+
+
+@rule("EuclideanNorm")
+def norm(case: Case) -> Split:
+    """Not over rows: a root of a sum is no sum."""
+    found = _reduced(case)
+    if found is None:
+        raise WholeError("a norm over rows")
+    return found
+
+
+def _reads(case: Case) -> list[View]:
+    rows = elementwise.rows_of(case)
+    return [rows.at(rows.axis), case.number(1)]
+
+
+def _reduced(case: Case) -> Split | None:
+    """Returns how axes other than the rows' are reduced; None: the rows' is among them."""
+    rows = elementwise.rows_of(case)
+    axes = case.axes(1, case.rank(0))
+    if rows.axis in axes:
+        return None
+    before = 0 if case.attribute("keep_dims") else sum(axis < rows.axis for axis in axes)
+    return Split(_reads(case), [rows.at(rows.axis - before)])
+
+
+@rule("ArgMax", "ArgMin")
+def position(case: Case) -> Split:
+    """The axis goes away; not along rows."""
+    rows = elementwise.rows_of(case)
+    axis = case.axis(1, case.rank(0))
+    if axis == rows.axis:
+        raise WholeError("a position among rows")
+    return Split(_reads(case), [rows.at(rows.axis - (axis < rows.axis))])
+
+
+@rule("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2")
+def in_order(case: Case) -> Split:
+    """Not along rows: each entry is made from those before it."""
+    if case.inputs[0] == SUM and case.type in ("Cumsum", "ReverseV2"):
+        return elementwise.linear(case)
+    rows = elementwise.rows_of(case)
+    if rows.axis in case.axes(1, case.rank(0)):
+        raise WholeError("along rows")
+    return Split(_reads(case), [rows.at(rows.axis)])
+
+
+@rule("Reverse")
+def reverse(case: Case) -> Split:
+    """For each axis a truth: whether it is turned round. It fails on no rows."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    rows = elementwise.rows_of(case)
+    if rows.space.is_picked or case.value(1)[rows.axis]:
+        raise WholeError("along rows, or of rows of which a device may have none")
+    return Split(_reads(case), [rows.at(rows.axis)])
+
+
+@rule("L2Loss")
+def squares(case: Case) -> Split:
+    """Half the sum of all squares."""
+    rows = elementwise.rows_of(case)
+    return Split([rows.at(rows.axis)], [SUM])
+
+
+@rule("BiasAddGrad")
+def bias_gradient(case: Case) -> Split:
+    """A sum over all axes but the channels'."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    rows = elementwise.rows_of(case)
+    gives = rows.at(0) if rows.axis == channels(case) else SUM
+    return Split([rows.at(rows.axis)], [gives])
+
+
+def channels(case: Case) -> int:
+    """Returns which axis of input 0 has the channels of a bias."""
+    is_last = case.type == "BiasAddV1" or case.attribute("data_format") == "NHWC"
+    return case.rank(0) - 1 if is_last else 1
+
+
+@rule("HistogramFixedWidth")
+def histogram(case: Case) -> Split:
+    """Counts of values of any shape; the range is whole."""
+    rows = elementwise.rows_of(case)
+    return Split([rows.at(rows.axis), WHOLE, case.number(2)], [SUM])
+
+
+@rule("Bincount", "DenseBincount")
+def counts(case: Case) -> Split:
+    """Counts of whole numbers, or sums of their weights; of a matrix for each of its rows."""
+    rows = elementwise.rows_of(case)
+    is_matrix = case.type == "DenseBincount" and case.rank(0) == 2
+    is_binary = case.type == "DenseBincount" and case.attribute("binary_output")
+    if is_matrix and rows.axis > 0:
+        raise WholeError("counts of a matrix with rows along its other axis")
+    if is_binary and not is_matrix:
+        raise WholeError("whether a number is there, over rows")
+    return Split(
+        [rows.at(rows.axis), case.number(1), _weights(case, rows)],
+        [rows.at(0) if is_matrix else SUM],
+    )
+
+
+def _weights(case: Case, rows: states.Rows) -> View:
+    """Returns the view of weights: of the shape of the numbers, or of length 0 for none."""
+    extents = case.shape(2)
+    if len(extents) == 1 and extents[0].size == 0:
+        return WHOLE
+    state, axis = case.inputs[2], rows.axis
+    if len(extents) != case.rank(0) or not (
+        extents[axis].has_rows() or (states.is_rows(state) and state.axis == axis)
+    ):
+        raise WholeError("whether there are weights is not known")
+    return items.along(case, 2, rows.at(axis))

@@ -1,0 +1,400 @@
+"""Operations that move entries, and leave each as it is: shapes, slices, joins end to end.
+
+A whole operand that says a shape is the same on each device, but for its entry of the rows. What
+is linear (all of these but a constant padding) keeps parts of a sum apart: they have the whole
+value's shape, and so read whole shapes.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from replicate.splitting import states
+from replicate.splitting.rules import elementwise, items
+from replicate.splitting.rules.registry import Case, Extent, rule
+from replicate.splitting.states import SIZE, SUM, WHOLE, Rows, Space, Split, WholeError
+
+
+@rule("Reshape")
+def reshape(case: Case) -> Split:
+    """Rows stay if the entries before them are as many as before."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    rows = elementwise.rows_of(case)
+    new = rows.at(_reshaped_axis(case, rows))
+    return Split([rows.at(rows.axis), case.shape_view(1, new)], [new])
+
+
+def _reshaped_axis(case: Case, rows: Rows) -> int:
+    """Returns which axis of a reshaped value has the rows.
+
+    With p entries before the rows and q behind them, [p, m * n, q] becomes [p, l, r]: the rows
+    are along the second axis if l = m * n * q / r is a multiple of their number n.
+    """
+    old, new = case.shape(0), _reshaped(case)
+    before = _number(old[: rows.axis])
+    if not before:
+        raise WholeError("a length before the rows is not known")
+    for axis, extent in enumerate(new):
+        is_there = extent.size is None and _number(new[:axis]) == before
+        if is_there and _is_multiple(old[rows.axis :], new[axis:], rows.space):
+            if rows.space.is_picked:
+                _check_no_other_is_left_over(case, axis)
+            return axis
+    raise WholeError("it mixes rows")
+
+
+def _reshaped(case: Case) -> list[Extent]:
+    """Returns the extents of a reshaped value: as they are inferred, else as they are asked for."""
+    entries = case.facts.shape_entries(case.op.inputs[1]) or ()
+    found = list(case.result_shape())
+    for axis, entry in enumerate(entries):
+        if found[axis].size is None and not found[axis].has_rows() and entry.size != -1:
+            found[axis] = entry
+    return found
+
+
+def _is_multiple(old: Sequence[Extent], new: Sequence[Extent], space: Space) -> bool:
+    """Whether, for shapes that begin with rows and are as long, the new first is a multiple."""
+    behind, left = _number(old[1:]), _number(new[1:])
+    if behind and left:
+        many = old[0].multiple or 0
+        if behind == left or (many and many * behind % left == 0):
+            return True
+    # NOTE: among picked rows a length may be a multiple of the number of other ones.
+    return not space.is_picked and new[0].has_rows(space)
+
+
+def _check_no_other_is_left_over(case: Case, axis: int) -> None:
+    """Refuses -1 beside the rows: where a device has none, what is left over is not known."""
+    if any(entry.size == -1 for n, entry in enumerate(case.entries(1)) if n != axis):
+        raise WholeError("a length is left over beside rows that may be none")
+
+
+def _number(extents: Sequence[Extent]) -> int | None:
+    """Returns how many entries a shape has; None: it is not known."""
+    sizes = [extent.size for extent in extents]
+    return None if None in sizes or -1 in sizes else math.prod(sizes)
+
+
+@rule("ExpandDims")
+def expand(case: Case) -> Split:
+    """A new axis of length 1."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    rows = elementwise.rows_of(case)
+    axis = case.axis(1, case.rank(0) + 1)
+    return Split([rows.at(rows.axis), case.number(1)], [rows.at(rows.axis + (axis <= rows.axis))])
+
+
+@rule("Squeeze")
+def squeeze(case: Case) -> Split:
+    """Axes of length 1 go away; copies name them, for a device may have one row."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    rows, extents = elementwise.rows_of(case), case.shape(0)
+    axes = sorted({axis % len(extents) for axis in case.attribute("squeeze_dims")})
+    if not axes:
+        if any(each.size is None for n, each in enumerate(extents) if n != rows.axis):
+            raise WholeError("which axes go away is not known")
+        axes = [n for n, extent in enumerate(extents) if extent.is_one and n != rows.axis]
+    if rows.axis in axes or not axes:
+        raise WholeError("it takes away the axis of rows, or none")
+    new = rows.at(rows.axis - sum(axis < rows.axis for axis in axes))
+    return Split([rows.at(rows.axis)], [new], attributes={"squeeze_dims": axes})
+
+
+@rule("Transpose", "ConjugateTranspose")
+def transpose(case: Case) -> Split:
+    """Output axis n is the input's axis `perm[n]`."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    rows = elementwise.rows_of(case)
+    order = [int(axis) for axis in case.value(1).reshape(-1)]
+    return Split([rows.at(rows.axis), case.number(1)], [rows.at(order.index(rows.axis))])
+
+
+@rule("Pack")
+def pack(case: Case) -> Split:
+    """Values of one shape along a new axis."""
+    if all(state == SUM for state in case.inputs):
+        return Split(case.inputs, [SUM])
+    found = elementwise.alike(case)
+    rows = found.gives[0]
+    axis = case.attribute("axis") % (case.rank(0) + 1)
+    return Split(found.wants, [rows.at(rows.axis + (axis <= rows.axis))])
+
+
+@rule("Unpack")
+def unpack(case: Case) -> Split:
+    """The parts along an axis, which goes away."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    rows = elementwise.rows_of(case)
+    axis = case.attribute("axis") % case.rank(0)
+    _check_other(axis, rows)
+    new = rows.at(rows.axis - (axis < rows.axis))
+    return Split([rows.at(rows.axis)], [new] * len(case.op.outputs))
+
+
+def _check_other(axis: int, rows: Rows) -> None:
+    if axis == rows.axis:
+        raise WholeError("along rows")
+
+
+@rule("Concat", "ConcatV2")
+def concat(case: Case) -> Split:
+    """Values end to end along an axis, which is the last operand, in version 1 the first."""
+    numbers = range(len(case.inputs))
+    place = 0 if case.type == "Concat" else len(numbers) - 1
+    values = [n for n in numbers if n != place]
+    if all(case.inputs[n] == SUM for n in values):
+        return Split([WHOLE if n == place else SUM for n in numbers], [SUM])
+    found = next((case.inputs[n] for n in values if states.is_rows(case.inputs[n])), None)
+    ranks = {case.rank(n) for n in values}
+    if found is None or len(ranks) > 1:
+        raise WholeError("no value has rows, or ranks differ")
+    rows = found.at(found.axis)
+    _check_other(case.axis(place, *ranks), rows)
+    wants = [case.number(n) if n == place else items.along(case, n, rows) for n in numbers]
+    return Split(wants, [rows])
+
+
+@rule("Split", "SplitV")
+def split(case: Case) -> Split:
+    """Runs along an axis: `Split(axis, value)`, `SplitV(value, sizes, axis)`."""
+    value, place = (1, 0) if case.type == "Split" else (0, 2)
+    if case.inputs[value] == SUM:
+        return elementwise.linear(case, value)
+    rows = elementwise.rows_of(case, value)
+    _check_other(case.axis(place, case.rank(value)), rows)
+    wants = [items.same(case, n) for n in range(len(case.inputs))]
+    wants[value] = rows.at(rows.axis)
+    return Split(wants, [rows.at(rows.axis)] * len(case.op.outputs))
+
+
+@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
+def pad(case: Case) -> Split:
+    """Entries before and behind each axis, none along rows; a constant is in no sum's parts.
+
+    What is mirrored fails on no rows.
+    """
+    if case.inputs[0] == SUM and case.type != "PadV2":
+        return elementwise.linear(case)
+    rows = elementwise.rows_of(case)
+    if case.value(1)[rows.axis].any():
+        raise WholeError("along rows")
+    if rows.space.is_picked and case.type.startswith("Mirror"):
+        raise WholeError("a device may have no rows")
+    wants = [rows.at(rows.axis), case.number(1), WHOLE][: len(case.inputs)]
+    return Split(wants, [rows.at(rows.axis)])
+
+
+@rule("Roll")
+def roll(case: Case) -> Split:
+    """Shifts along axes, each by its number."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    rows = elementwise.rows_of(case)
+    if rows.axis in case.axes(2, case.rank(0)):
+        raise WholeError("along rows")
+    return Split([rows.at(rows.axis), items.same(case, 1), case.number(2)], [rows.at(rows.axis)])
+
+
+@rule("Bitcast")
+def bitcast(case: Case) -> Split:
+    """The last axis may go away, or come."""
+    rows = elementwise.rows_of(case)
+    if rows.axis >= case.result_rank():
+        raise WholeError("along rows")
+    return Split([rows.at(rows.axis)], [rows.at(rows.axis)])
+
+
+@rule("Fill")
+def fill(case: Case) -> Split:
+    """`dims` and a value: rows along the first axis whose length is a number of rows."""
+    rows = _rows_of_shape(case, 0)
+    return Split([case.shape_view(0, rows), WHOLE], [rows])
+
+
+@rule("Tile")
+def tile(case: Case) -> Split:
+    """Copies along each axis: of rows one; or as many as there are rows of an axis of length 1."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    if states.is_rows(case.inputs[0]):
+        rows = elementwise.rows_of(case)
+        if not case.entries(1)[rows.axis].is_one:
+            raise WholeError("along rows")
+        return Split([rows.at(rows.axis), items.same(case, 1)], [rows.at(rows.axis)])
+    rows = _rows_of_shape(case, 1)
+    if not case.shape(0)[rows.axis].is_one:
+        raise WholeError("it repeats several entries")
+    return Split([WHOLE, case.shape_view(1, rows)], [rows])
+
+
+@rule("BroadcastTo")
+def broadcast_to(case: Case) -> Split:
+    """To a shape; rows stay rows, a length 1 becomes a number of rows."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    entries = case.entries(1)
+    more = len(entries) - case.rank(0)
+    if not states.is_rows(case.inputs[0]):
+        rows = _rows_of_shape(case, 1)
+        if rows.axis >= more and not case.shape(0)[rows.axis - more].is_one:
+            raise WholeError("its operand is whole")
+        return Split([WHOLE, case.shape_view(1, rows)], [rows])
+    own = elementwise.rows_of(case)
+    rows = own.at(own.axis + more)
+    if not entries[rows.axis].has_rows(rows.space):
+        raise WholeError("the shape has no rows there")
+    return Split([own.at(own.axis), case.shape_view(1, rows)], [rows])
+
+
+def _rows_of_shape(case: Case, n: int) -> Rows:
+    """Returns the rows of a result whose lengths are made from sizes: input n."""
+    for axis, entry in enumerate(case.entries(n)):
+        if entry.has_rows():
+            return Rows(axis, _space_of_size(case, n, entry.is_picked))
+    raise WholeError("the shape has no rows")
+
+
+def _space_of_size(case: Case, n: int, is_picked: bool) -> Space:
+    """Returns whose rows a size counts: those of the only tensors that it is made from."""
+    found, seen, waiting = set(), set(), [case.op.inputs[n]]
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.ref() in seen:
+            continue
+        seen.add(tensor.ref())
+        state = case.state_of(tensor)
+        if state is SIZE:
+            waiting.extend(tensor.op.inputs)
+        elif states.is_rows(state) and state.space.is_picked == is_picked:
+            found.add(state.space)
+        if is_picked and state is not SIZE and _may_count_others(case, tensor):
+            raise WholeError("whose picked rows a size counts is not known")
+    if len(found) != 1:
+        raise WholeError("whose rows a size counts is not known")
+    return found.pop()
+
+
+def _may_count_others(case: Case, tensor: Any) -> bool:
+    """Whether a size of a tensor may be the number of picked rows that are not its own."""
+    state, extents = case.state_of(tensor), case.facts.shape(tensor)
+    if not states.is_rows(state):
+        return case.facts.value(tensor) is None
+    return extents is None or any(
+        extent.has_rows() and extent.is_picked
+        for axis, extent in enumerate(extents)
+        if axis != state.axis
+    )
+
+
+class _Spec(NamedTuple):
+    """What the entries of a strided slice stand for.
+
+    Attributes:
+        entry: For axes of the input that an entry is for: which.
+        place: For each axis of the input the result's; None: it goes away.
+    """
+
+    entry: dict[int, int]
+    place: dict[int, int | None]
+
+
+def _spec(case: Case, rank: int) -> _Spec:
+    """Reads the masks of a strided slice of a value of a rank."""
+    number = case.shape(1)[0].size
+    if number is None:
+        raise WholeError("how many entries a slice has is not known")
+    ellipsis, new, shrink = (
+        case.attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")
+    )
+    named = sum(not (ellipsis | new) >> n & 1 for n in range(number))
+    found, axis, place = _Spec({}, {}), 0, 0
+    for n in range(number):
+        if ellipsis >> n & 1:
+            for _ in range(rank - named):
+                found.place[axis] = place
+                axis, place = axis + 1, place + 1
+        elif new >> n & 1:
+            place += 1
+        else:
+            is_kept = not shrink >> n & 1
+            found.entry[axis] = n
+            found.place[axis] = place if is_kept else None
+            axis, place = axis + 1, place + is_kept
+    for left in range(axis, rank):
+        found.place[left] = place + left - axis
+    return found
+
+
+@rule("StridedSlice")
+def strided_slice(case: Case) -> Split:
+    """`input`, `begin`, `end`, `strides`: all rows are taken."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    rows = elementwise.rows_of(case)
+    spec = _spec(case, case.rank(0))
+    place = spec.place[rows.axis]
+    if place is None:
+        raise WholeError("it picks a row")
+    views = _views_of_all(case, spec.entry.get(rows.axis), rows, case.shape(0)[rows.axis])
+    return Split([rows.at(rows.axis), *views], [rows.at(place)])
+
+
+@rule("StridedSliceGrad")
+def strided_slice_gradient(case: Case) -> Split:
+    """`shape`, `begin`, `end`, `strides`, `dy`: zeros of a shape, in which a slice is set."""
+    if case.inputs[4] == SUM:
+        return elementwise.linear(case, 4)
+    rows, entries = elementwise.rows_of(case, 4), case.entries(0)
+    spec = _spec(case, len(entries))
+    axis = next((n for n, place in spec.place.items() if place == rows.axis), None)
+    if axis is None:
+        raise WholeError("a new axis has the rows")
+    views = _views_of_all(case, spec.entry.get(axis), rows, entries[axis])
+    new = rows.at(axis)
+    return Split([case.shape_view(0, new), *views, rows.at(rows.axis)], [new])
+
+
+def _views_of_all(case: Case, entry: int | None, rows: Rows, length: Extent) -> list[states.View]:
+    """Returns the views of begin, end and strides, of which an entry must take all rows."""
+    views = [items.same(case, n) for n in (1, 2, 3)]
+    if entry is None:
+        return views
+    if case.value(3)[entry] != 1:
+        raise WholeError("it slices rows")
+    if not case.attribute("begin_mask") >> entry & 1 and case.entries(1)[entry].size != 0:
+        raise WholeError("it slices rows")
+    if not case.attribute("end_mask") >> entry & 1:
+        _check_length(case.entries(2)[entry], length)
+        views[1] = case.shape_view(2, rows.at(entry))
+    return views
+
+
+def _check_length(entry: Extent, length: Extent) -> None:
+    """Refuses a slice that may end before the last row.
+
+    A number of picked rows may be that of other ones, and does not fit.
+    """
+    if entry != length or not length.multiple or length.is_picked:
+        raise WholeError("it slices rows")
+
+
+@rule("Slice")
+def slice_of_size(case: Case) -> Split:
+    """`input`, `begin`, `size`: all rows are taken."""
+    if case.inputs[0] == SUM:
+        return elementwise.linear(case)
+    rows = elementwise.rows_of(case)
+    if case.entries(1)[rows.axis].size != 0:
+        raise WholeError("it slices rows")
+    size = case.entries(2)[rows.axis]
+    if size.size != -1:
+        _check_length(size, case.shape(0)[rows.axis])
+    return Split(
+        [rows.at(rows.axis), items.same(case, 1), case.shape_view(2, rows)], [rows.at(rows.axis)]
+    )

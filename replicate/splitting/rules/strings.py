@@ -1,0 +1,76 @@
+"""Texts: each is worked on by itself."""
+
+from replicate.splitting import states
+from replicate.splitting.rules import items
+from replicate.splitting.rules.registry import Case, rule
+from replicate.splitting.states import WHOLE, Rows, Split, WholeError
+
+
+@rule(
+    "AsString",
+    "DecodeBase64",
+    "DecodeCSV",
+    "DecodeCompressed",
+    "DecodePaddedRaw",
+    "EncodeBase64",
+    "RegexFullMatch",
+    "RegexReplace",
+    "StaticRegexFullMatch",
+    "StaticRegexReplace",
+    "StringLength",
+    "StringLower",
+    "StringStrip",
+    "StringToHashBucket",
+    "StringToHashBucketFast",
+    "StringToHashBucketStrong",
+    "StringToNumber",
+    "StringUpper",
+    "UnicodeScript",
+    "UnicodeTranscode",
+)
+def _texts(case: Case) -> Split:
+    """One or more results for each text; patterns, lengths and defaults are for all."""
+    return items.split(case, 0)
+
+
+@rule("DecodeRaw")
+def _bytes(case: Case) -> Split:
+    """A dimension more at the end, as long as the texts are, which are of one length."""
+    return items.never_none(items.split(case, 0))
+
+
+@rule("StringJoin")
+def _join(case: Case) -> Split:
+    """Texts of one shape, and single ones."""
+    _, rows = items.rows_of(case, range(len(case.inputs)))
+    rows = rows.at(rows.axis)
+    wants = [items.along(case, n, rows) if case.rank(n) else WHOLE for n in range(len(case.inputs))]
+    return Split(wants, [rows])
+
+
+@rule("Substr")
+def _part(case: Case) -> Split:
+    """Texts, positions and lengths, which are broadcast."""
+    ranks = [case.rank(n) for n in range(3)]
+    n, rows = items.rows_of(case, (0, 1, 2))
+    axis = rows.axis + max(ranks) - ranks[n]
+    wants = [
+        items.along_or_one(case, n, Rows(axis - max(ranks) + rank, rows.space))
+        for n, rank in enumerate(ranks)
+    ]
+    if wants[1] != wants[2]:
+        raise WholeError("positions and lengths differ")
+    return Split(wants, [Rows(axis, rows.space)])
+
+
+@rule("ReduceJoin")
+def _reduce_join(case: Case) -> Split:
+    """Joins texts along axes, or along all where none are named."""
+    rows = case.inputs[0]
+    if not states.is_rows(rows):
+        raise WholeError("its texts have no rows")
+    axes = case.axes(1, case.rank(0))
+    if not axes or rows.axis in axes:
+        raise WholeError("it is along the rows")
+    gone = 0 if case.attribute("keep_dims") else sum(axis < rows.axis for axis in axes)
+    return Split([rows, case.number(1)], [rows.at(rows.axis - gone)])

@@ -1,0 +1,95 @@
+"""Which rows each device computes on.
+
+Rows stay in order: device k has the k-th run, and runs differ by at most one row, the longer ones
+first. A device without rows has one on loan, since kernels fail on none; what it makes of that
+counts for nothing.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting.nodes import Nodes, Reference
+
+
+class Runs(NamedTuple):
+    """The rows of a space on K devices, as references of int32 and of shape [].
+
+    Attributes:
+        total: How many rows there are.
+        begins: K numbers of first rows.
+        lengths: K numbers of rows, those on loan counted.
+        has_rows: K truths: whether a device has rows of its own; None: it has, always.
+        sum: The sum of `lengths`; None: it is `total`.
+    """
+
+    total: Reference
+    begins: Sequence[Reference]
+    lengths: Sequence[Reference]
+    has_rows: Sequence[Reference | None]
+    sum: Reference | None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether no device has rows on loan, ever."""
+        return self.sum is None
+
+
+def of_static(total: int, nodes: Nodes, num_devices: int, device: str) -> Runs:
+    """Returns the runs of a batch whose size is static.
+
+    Args:
+        total: B >= 1.
+        nodes: Where new operations are added.
+        num_devices: K.
+        device: Where the numbers are.
+    """
+    counts = static_counts(total, num_devices)
+    begins = [sum(counts[:k]) if number else 0 for k, number in enumerate(counts)]
+    lengths = [max(number, 1) for number in counts]
+
+    def number(value):
+        return nodes.constant(np.int32(value), device)
+
+    return Runs(
+        number(total),
+        [number(begin) for begin in begins],
+        [number(length) for length in lengths],
+        [None if count else nodes.constant(np.bool_(False), device) for count in counts],
+        None if all(counts) else number(sum(lengths)),
+    )
+
+
+def static_counts(total: int, num_devices: int) -> list[int]:
+    """Returns how many of B rows each of K devices has."""
+    return [total // num_devices + (k < total % num_devices) for k in range(num_devices)]
+
+
+def of_dynamic(total: tf.Tensor, num_devices: int) -> Runs:
+    """Returns the runs of a batch whose size is known when the graph runs.
+
+    Args:
+        total: B >= 1, int32, of shape [].
+        num_devices: K.
+    """
+    numbers = np.arange(num_devices, dtype=np.int32)
+    base, longer = total // num_devices, total % num_devices
+    counts = base + tf.cast(numbers < longer, tf.int32)
+    has_rows = counts > 0
+    begins = base * numbers + tf.minimum(numbers, longer)
+    begins = tf.where(has_rows, begins, tf.zeros_like(begins))
+    lengths = tf.maximum(counts, 1)
+    return Runs(
+        total,
+        tf.unstack(begins, num_devices),
+        tf.unstack(lengths, num_devices),
+        [None, *tf.unstack(has_rows, num_devices)[1:]],
+        tf.reduce_sum(lengths),
+    )
+
+
+def count(tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    """Returns the length of a dimension, int32 and of shape []."""
+    return tf1.shape(tensor)[axis]

@@ -1,0 +1,111 @@
+"""An EstimatorSpec of one device's graph, and the graph split over the devices of a strategy."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import batches, splitter
+from replicate.strategy import base
+
+_log = logging.getLogger("replicate")
+
+# The attributes by which export outputs keep what they were given.
+_EXPORTED = ("_outputs", "_scores", "_classes", "_value")
+
+
+def split(
+    spec: Any, batch: batches.Batch, strategy: base.DistributionStrategy, numbers: str
+) -> Any:
+    """Splits the graph of a spec, and returns the spec of what is run then.
+
+    Args:
+        spec: The EstimatorSpec of one device.
+        batch: What the model_fn was given.
+        strategy: Whose devices compute.
+        numbers: See `replicate_model_fn`'s `random_numbers`.
+    """
+    groups = [_Group(items) for items in _groups(spec)]
+    result = splitter.split_graph(
+        batch.given,
+        strategy.worker_devices,
+        [group.items for group in groups],
+        home=strategy.home,
+        random_numbers=numbers,
+        static_rows=batch.total,
+    )
+    moved: dict = {}
+    for group, found in zip(groups, result.fetch, strict=True):
+        for before, after in zip(group.items, found, strict=True):
+            if isinstance(before, tf.Tensor) and after is not before:
+                after.set_shape(before.shape)
+                moved[before.ref()] = after
+    _tell(result, strategy)
+    return _replaced(spec, moved)
+
+
+class _Group:
+    """Tensors and operations that are run together."""
+
+    def __init__(self, items: list):
+        self.items = items
+
+
+def _groups(spec: Any) -> Iterator[list]:
+    """Yields what is run of a spec: what is run together is one list."""
+    metrics = list((spec.eval_metric_ops or {}).values())
+    exported = [vars(output) for output in (spec.export_outputs or {}).values()]
+    scaffold = spec.scaffold
+    runs = [
+        spec.loss,
+        spec.train_op,
+        [spec.predictions, exported],
+        [value for value, _ in metrics],
+        [update for _, update in metrics],
+        [tf1.get_collection(tf1.GraphKeys.SUMMARIES), getattr(scaffold, "_summary_op", None)],
+    ]
+    for run in runs:
+        leaves = tf.nest.flatten(run, expand_composites=True)
+        found = [leaf for leaf in leaves if isinstance(leaf, (tf.Tensor, tf.Operation))]
+        graph = tf1.get_default_graph()
+        found = [leaf for leaf in found if leaf.graph is graph]
+        if found:
+            yield list({id(leaf): leaf for leaf in found}.values())
+
+
+def _replaced(spec: Any, moved: dict) -> Any:
+    """Returns a spec with what is run in place of what the model_fn returned."""
+
+    def new(leaf):
+        return moved.get(leaf.ref(), leaf) if isinstance(leaf, tf.Tensor) else leaf
+
+    def nest(value):
+        if value is None:
+            return None
+        return tf.nest.map_structure(new, value, expand_composites=True)
+
+    for output in (spec.export_outputs or {}).values():
+        for name in _EXPORTED:
+            if getattr(output, name, None) is not None:
+                setattr(output, name, nest(getattr(output, name)))
+    return spec._replace(
+        loss=nest(spec.loss),
+        predictions=nest(spec.predictions),
+        train_op=nest(spec.train_op) if isinstance(spec.train_op, tf.Tensor) else spec.train_op,
+        eval_metric_ops={
+            name: (nest(value), nest(update) if isinstance(update, tf.Tensor) else update)
+            for name, (value, update) in (spec.eval_metric_ops or {}).items()
+        },
+    )
+
+
+def _tell(result: splitter.Result, strategy: base.DistributionStrategy) -> None:
+    """Says what is split, and what is whole and why."""
+    whole = [(op.type, result.why(op)) for op in result.whole if result.why(op)]
+    _log.info(
+        "The model's graph is split over %d devices: each runs %d operations on its rows; %d with "
+        "rows run once.",
+        strategy.num_towers,
+        len(result.split),
+        len(whole),
+    )

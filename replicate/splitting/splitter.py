@@ -1,0 +1,183 @@
+"""Splits one device's graph by rows over K devices, in place.
+
+Right for every graph, because each operation is replaced by something that gives the same values,
+by one rule per kind of operation, and what has no rule runs once, on whole values.
+"""
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import analysis as analyses
+from replicate.splitting import effects, loops, order, runs, states, transport, writer
+from replicate.splitting import facts as known
+from replicate.splitting.lowering import batch_norm, functions
+from replicate.splitting.nodes import Nodes, Reference
+from replicate.splitting.rules import families
+from replicate.splitting.states import Rows, Space
+
+_log = logging.getLogger("replicate")
+
+
+class Given(NamedTuple):
+    """A tensor of the batch, with rows along its first axis.
+
+    Attributes:
+        tensor: The whole one.
+        parts: The K devices' parts, where they are made already; None: they are cut.
+    """
+
+    tensor: tf.Tensor
+    parts: Sequence[tf.Tensor] | None = None
+
+
+class Result:
+    """What became of a graph.
+
+    Args:
+        fetch: What is run in place of each tensor and operation that is kept.
+        moved: What operations that were written anew make, by the tensors that they stand for.
+        analysis: The states of the graph's tensors.
+        written: Its writer.
+        made: The new operations by their names.
+    """
+
+    def __init__(self, fetch: list, moved: dict, analysis: Any, written: Any, made: dict):
+        self.fetch = fetch
+        self._moved = moved
+        self._analysis = analysis
+        self._writer = written
+        self._made = made
+
+    def how(self, op: tf.Operation) -> str:
+        """Returns whether an operation is `"split"`, `"whole"` or makes a `"size"`."""
+        if op.outputs and op.outputs[0].ref() in self._moved:
+            op = self._moved[op.outputs[0].ref()].op
+        found = self._analysis.how.get(op)
+        if found is states.SIZE:
+            return "size"
+        return "whole" if found is None else "split"
+
+    def why(self, op: tf.Operation) -> str:
+        """Returns why an operation is whole; empty where nothing speaks against it."""
+        return self._analysis.why.get(op, "")
+
+    @property
+    def split(self) -> set[tf.Operation]:
+        """The operations of which each device runs a copy."""
+        return self._writer.run_split
+
+    @property
+    def whole(self) -> set[tf.Operation]:
+        """The operations that run once."""
+        return self._writer.run_whole
+
+    @property
+    def made(self) -> dict[str, tf.Operation]:
+        """The new operations by their names."""
+        return self._made
+
+
+def split_graph(
+    given: Sequence[Given],
+    devices: Sequence[str],
+    keep: Sequence[Any],
+    *,
+    home: str,
+    random_numbers: str = "one_device",
+    static_rows: int | None = None,
+) -> Result:
+    """Splits the current graph over K devices, in place.
+
+    Args:
+        given: The tensors of the batch.
+        devices: The K devices.
+        keep: What will be run: tensors and operations, and lists of those that are run together.
+        home: The device of joined values and of small whole numbers.
+        random_numbers: `"one_device"`: what is drawn is what one device draws; `"per_device"`:
+            each device draws its own.
+        static_rows: B, where the batch is of a static size; None: it is known in a run.
+    """
+    graph, tensors = tf1.get_default_graph(), [each.tensor for each in given]
+    families.load()
+    moved = _lowered(graph, tensors)
+    keep = [_each(functools.partial(_moved_to, moved), group) for group in keep]
+    batch = Space("the batch")
+    structure = loops.Structure(graph)
+    assumptions = loops.Assumptions(structure)
+    found = [
+        analyses.Given(each.tensor, Rows(0, batch), each.parts and tuple(each.parts))
+        for each in given
+    ]
+    facts = known.Facts(graph, [(t, 0) for t in tensors], structure, len(devices), static_rows)
+    ops = _order(graph, tensors, structure)
+    effects.keep_whole(ops, structure, assumptions)
+    with tf1.name_scope("replicate_split/") as prefix, tf1.control_dependencies(None):
+        prefix = graph.unique_name("rows")
+        with tf.device(home):
+            total = None if static_rows else runs.count(tensors[0], 0)
+            batch_runs = None if static_rows else runs.of_dynamic(total, len(devices))
+    while True:
+        analysis = analyses.Analysis(found, batch, facts, structure, assumptions, random_numbers)
+        analysis.run(ops)
+        nodes = Nodes(graph, prefix)
+        if static_rows:
+            batch_runs = runs.of_static(static_rows, nodes, len(devices), home)
+        written = writer.Writer(analysis, tuple(devices), home, batch_runs, nodes)
+        try:
+            fetch = [_each(written.fetch, group) for group in keep]
+            written.finish()
+            break
+        except loops.LoopWholeError as reason:
+            assumptions.make_loop_whole(reason.op, str(reason))
+    transport.pack(written, fetch)
+    made = nodes.write()
+    _apply(written.changes, made)
+    effects.order(written, made)
+    fetch = [_each(functools.partial(_tensor, made), group) for group in fetch]
+    return Result(fetch, moved, analysis, written, made)
+
+
+def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor]) -> dict:
+    """Writes functions and batch statistics as the operations that they are made of."""
+    moved = functions.lower(graph, order.behind(given))
+    behind = order.behind(given)
+    ops = [op for op in graph.get_operations() if op in behind]
+    return {**moved, **batch_norm.lower(graph, ops)}
+
+
+def _each(function: Any, group: Any) -> Any:
+    """Applies a function to what is run: one thing, or each of a list."""
+    return [function(each) for each in group] if isinstance(group, list) else function(group)
+
+
+def _moved_to(moved: dict, wanted: Any) -> Any:
+    while isinstance(wanted, tf.Tensor) and wanted.ref() in moved:
+        wanted = moved[wanted.ref()]
+    return wanted
+
+
+def _order(graph: tf.Graph, given: Sequence[tf.Tensor], structure: loops.Structure) -> list:
+    """Returns all operations behind the batch, each behind what it reads."""
+    starts = [*given, *structure.list_starts()]
+    ops = order.behind(starts) | {tensor.op for tensor in structure.list_starts()}
+    ops, more = structure.with_pops(ops)
+    return order.ordered(ops, more)
+
+
+def _apply(changes: writer.Changes, made: dict[str, tf.Operation]) -> None:
+    """Lets operations that run once read joined values, and wait for copies."""
+    for op, n, reference in changes.inputs:
+        op._update_input(n, _tensor(made, reference))
+    for op, controls in changes.controls:
+        op._remove_all_control_inputs()
+        op._add_control_inputs([made[each] if isinstance(each, str) else each for each in controls])
+
+
+def _tensor(made: dict[str, tf.Operation], reference: Reference) -> Any:
+    if not isinstance(reference, str):
+        return reference
+    name, _, index = reference.partition(":")
+    return made[name].outputs[int(index or 0)]

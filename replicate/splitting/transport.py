@@ -1,0 +1,384 @@
+"""Few transfers: what goes from one device to another at one time travels together.
+
+Each edge between devices is a transfer, and with many small ones they, not the arithmetic, set
+the time of a step. Constants go nowhere: each device has its own. Small sums are made end to end.
+What goes from a device to another at one *stage* travels in one Optional: a stage counts how
+often what a value is made from has left a device, so that nothing that travels together waits for
+itself. And it travels together only if the same of what is run wants it, so that nothing runs
+that is not asked for.
+"""
+
+import collections
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting.nodes import Reference
+
+SMALL_BYTES = 1 << 14  # sums up to this many bytes each are made end to end
+_FEWEST = 3  # of so many sums it pays
+
+_UNSENT = (tf.resource, tf.variant)
+
+
+def pack(written: Any, fetch: Sequence[Any]) -> None:
+    """Packs the transfers of a graph that is written, but not added yet.
+
+    Args:
+        written: The writer.
+        fetch: What is run: references and operations; a list of them is run together.
+    """
+    Transport(written, fetch).run()
+
+
+class Transport:
+    """The transfers of one graph.
+
+    Args:
+        written: The writer.
+        fetch: See `pack`.
+    """
+
+    def __init__(self, written: Any, fetch: Sequence[Any]):
+        self._nodes = written.nodes
+        self._changes = written.changes
+        self._home = written.home
+        self._devices = written.devices
+        self._writer = written
+        self._fetch = fetch
+        self._copies: dict = {}
+
+    def run(self) -> None:
+        """Packs them."""
+        self._copy_constants()
+        self._learn()
+        self._sum_end_to_end()
+        self._leave_out_loans()
+        self._copy_constants()
+        self._learn()
+        for (source, target, *_), uses in self._transfers().items():
+            if len(uses) > 1:
+                self._send_together(source, target, uses)
+
+    # What is there.
+
+    def _device(self, name: Any) -> str:
+        """Returns the device of a new operation, by its name, or of one of the graph."""
+        if isinstance(name, str):
+            return self._nodes.by_name[name].device
+        return name.device if name.device in self._devices else self._home
+
+    def _maker(self, written: str) -> Any:
+        """Returns what makes an input as it is written: a new operation's name, or an operation."""
+        tensor = self._nodes.tensors.get(written)
+        return tensor.op if tensor is not None else written.split(":")[0]
+
+    def _inputs(self, name: str) -> Iterator[Any]:
+        """Yields what a new operation reads or waits for."""
+        node = self._nodes.by_name[name]
+        for written in node.input:
+            if written.startswith("^"):
+                waited = self._nodes.waited(written)
+                yield written[1:] if waited is None else waited
+            else:
+                yield self._maker(written)
+
+    def _learn(self) -> None:
+        """Finds the users, the stage, and who wants it, of everything that runs."""
+        before = collections.defaultdict(list)
+        changed = {(op, n): reference for op, n, reference in self._changes.inputs}
+        controls = dict(self._changes.controls)
+        waiting: list = [*self._nodes.by_name, *self._writer.run_whole]
+        found = set(waiting)
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, str):
+                before[each] = list(self._inputs(each))
+            else:
+                before[each] = list(self._inputs_of(each, changed, controls))
+            for other in before[each]:
+                if other not in found:
+                    found.add(other)
+                    waiting.append(other)
+        self._add_pops(before)
+        self._before = before
+        users = collections.defaultdict(list)
+        for each, others in before.items():
+            for other in others:
+                users[other].append(each)
+        self._users = users
+        self._stages = self._find_stages(found)
+        self._wanted_by = self._find_wanted()
+        self._dead = self._find_dead(found)
+
+    def _inputs_of(self, op: tf.Operation, changed: dict, controls: dict) -> Iterator[Any]:
+        for n, tensor in enumerate(op.inputs):
+            reference = changed.get((op, n), tensor)
+            yield reference.split(":")[0] if isinstance(reference, str) else reference.op
+        yield from controls.get(op, op.control_inputs)
+
+    def _add_pops(self, before: dict) -> None:
+        """Has what is popped from a stack come after what is pushed."""
+        structure = self._writer.structure
+        for pop in structure.pops:
+            push = structure.push_of(pop)
+            if push is None:
+                continue
+            names = [(pop, push)]
+            for k in range(len(self._devices)):
+                copy = self._writer.copy_name
+                names.append((copy(pop, k), copy(push, k)))
+                whole = self._writer.in_loops.name
+                names.append((whole(pop, k), whole(push, k)))
+            for later, earlier in names:
+                if later in before and earlier in before:
+                    before[later].append(earlier)
+
+    def _find_stages(self, found: Iterable[Any]) -> dict:
+        """Returns how often what each value is made from has left a device.
+
+        What leaves home is not counted: a way back to home leaves another device.
+        """
+        stages = dict.fromkeys(found, 0)
+        waiting = collections.deque(each for each in stages if not self._before[each])
+        waiting.extend(each for each in stages if self._before[each])
+        is_waiting = set(waiting)
+        while waiting:
+            each = waiting.popleft()
+            is_waiting.discard(each)
+            device, stage = self._device(each), stages[each]
+            for user in self._users.get(each, ()):
+                leaves = device != self._home and self._device(user) != device
+                if stages[user] < stage + leaves:
+                    stages[user] = stage + leaves
+                    if user not in is_waiting:
+                        is_waiting.add(user)
+                        waiting.append(user)
+        return stages
+
+    def _find_wanted(self) -> dict:
+        """Returns for each operation, as bits, which of what is run wants it."""
+        wanted: dict = collections.defaultdict(int)
+        for n, group in enumerate(self._fetch):
+            waiting = [self._root(each) for each in _flat(group)]
+            bit = 1 << n
+            while waiting:
+                each = waiting.pop()
+                if not wanted[each] & bit:
+                    wanted[each] |= bit
+                    waiting.extend(self._before.get(each, ()))
+        return wanted
+
+    @staticmethod
+    def _root(each: Any) -> Any:
+        if isinstance(each, str):
+            return each.split(":")[0]
+        return each if isinstance(each, tf.Operation) else each.op
+
+    def _find_dead(self, found: Iterable[Any]) -> set:
+        """Returns what may be without a value: it is of a branch that is not taken."""
+        dead, waiting = set(), [each for each in found if self._begins_branch(each)]
+        while waiting:
+            each = waiting.pop()
+            if each in dead or self._type(each) in ("Merge", "RefMerge"):
+                continue
+            dead.add(each)
+            waiting.extend(self._users.get(each, ()))
+        for each in found:
+            op = each if isinstance(each, tf.Operation) else self._nodes.original(each)
+            if op is not None and op._get_control_flow_context() is not None:
+                if op.type not in ("Exit", "Merge"):
+                    dead.add(each)
+        return dead
+
+    def _type(self, each: Any) -> str:
+        return self._nodes.by_name[each].op if isinstance(each, str) else each.type
+
+    def _begins_branch(self, each: Any) -> bool:
+        if self._type(each) not in ("Switch", "RefSwitch"):
+            return False
+        makers = self._before[each]
+        return len(makers) < 2 or self._type(makers[1]) != "LoopCond"
+
+    # Constants.
+
+    def _copy_constants(self) -> None:
+        """Gives each device the constants that it reads."""
+        for node in list(self._nodes.by_name.values()):
+            for n, written in enumerate(node.input):
+                if written.startswith("^"):
+                    continue
+                value = self._constant(written, node.device)
+                if value is not None:
+                    node.input[n] = value
+
+    def _constant(self, written: str, device: str) -> str | None:
+        """Returns a constant's copy on a device; None: it is there, or no constant."""
+        maker = self._maker(written)
+        if self._type(maker) != "Const" or self._device(maker) == device:
+            return None
+        key = (written, device)
+        if key in self._copies:
+            return self._copies[key]
+        if isinstance(maker, str):
+            definition = self._nodes.by_name[maker]
+            if definition.input:
+                return None
+        else:
+            if maker.control_inputs or maker._get_control_flow_context() is not None:
+                return None
+            definition = maker.node_def
+        attributes = {name: definition.attr[name] for name in ("dtype", "value")}
+        self._copies[key] = self._nodes.add("Const", [], device, **attributes)
+        return self._copies[key]
+
+    # Sums.
+
+    def _sum_end_to_end(self) -> None:
+        """Makes one sum of small ones that are made at the same time."""
+        groups = collections.defaultdict(list)
+        for name, tensor in self._changes.sums.items():
+            size = tensor.shape.num_elements()
+            if name not in self._nodes.by_name or name in self._dead or size is None:
+                continue
+            if size * tensor.dtype.size <= SMALL_BYTES:
+                key = (tensor.dtype, self._stages[name], self._wanted_by[name], self._device(name))
+                groups[key].append(name)
+        for (dtype, _, _, device), names in groups.items():
+            if len(names) >= _FEWEST:
+                self._sum_together(names, dtype, device)
+
+    def _sum_together(self, names: list[str], dtype: tf.DType, device: str) -> None:
+        nodes, sums = self._nodes, self._changes.sums
+        parts = []
+        for k, place in enumerate(self._devices):
+            flat = [self._flat(nodes.by_name[name].input[k], sums[name], place) for name in names]
+            zero = nodes.constant(np.int32(0), place)
+            kinds = {"T": dtype, "Tidx": tf.int32, "N": len(flat)}
+            parts.append(nodes.add("ConcatV2", [*flat, zero], place, **kinds))
+        total = nodes.add("AddN", parts, device, T=dtype, N=len(parts))
+        sizes = [sums[name].shape.num_elements() for name in names]
+        sizes = nodes.constant(np.array(sizes, np.int64), device)
+        zero = nodes.constant(np.int32(0), device)
+        kinds = {"T": dtype, "Tlen": tf.int64, "num_split": len(names)}
+        cut = nodes.add("SplitV", [total, sizes, zero], device, **kinds)
+        moved = {}
+        for n, name in enumerate(names):
+            moved[name] = self._shaped(f"{cut}:{n}" if n else cut, sums[name], device)
+            nodes.remove(name)
+        self._move(moved)
+        for name in names:
+            del sums[name]
+        sums[total] = tf.TensorSpec([None], dtype)
+
+    def _flat(self, written: str, tensor: Any, device: str) -> str:
+        reference = self._nodes.tensors.get(written, written)
+        if tensor.shape.rank == 1:
+            return reference
+        shape = self._nodes.constant(np.array([-1], np.int32), device)
+        kinds = {"T": tensor.dtype, "Tshape": tf.int32}
+        return self._nodes.add("Reshape", [reference, shape], device, **kinds)
+
+    def _shaped(self, reference: str, tensor: Any, device: str) -> str:
+        if tensor.shape.rank == 1:
+            return reference
+        shape = self._nodes.constant(np.array(tensor.shape.as_list(), np.int32), device)
+        kinds = {"T": tensor.dtype, "Tshape": tf.int32}
+        return self._nodes.add("Reshape", [reference, shape], device, **kinds)
+
+    def _move(self, moved: dict[str, str]) -> None:
+        """Lets everything read other references in place of some."""
+        for node in self._nodes.by_name.values():
+            for n, written in enumerate(node.input):
+                if written in moved:
+                    node.input[n] = moved[written]
+        changes = self._changes
+        changes.inputs = [(op, n, _in(moved, reference)) for op, n, reference in changes.inputs]
+        self._fetch[:] = [_mapped(moved, group) for group in self._fetch]
+
+    def _leave_out_loans(self) -> None:
+        """Leaves out of sums what a device without rows adds."""
+        for name, tensor in self._changes.sums.items():
+            node = self._nodes.by_name[name]
+            for k, has_rows in enumerate(self._writer.joins.has_rows):
+                if has_rows is not None:
+                    device = self._devices[k]
+                    zero = self._nodes.constant(np.zeros([], tensor.dtype.as_numpy_dtype), device)
+                    part = self._nodes.tensors.get(node.input[k], node.input[k])
+                    node.input[k] = self._nodes.add(
+                        "SelectV2", [has_rows, part, zero], device, T=tensor.dtype
+                    )
+
+    # Transfers.
+
+    def _transfers(self) -> dict:
+        """Returns who reads what of another device, by devices, stage and who wants it."""
+        found: dict = collections.defaultdict(lambda: collections.defaultdict(list))
+        for node in list(self._nodes.by_name.values()):
+            for n, written in enumerate(node.input):
+                if not written.startswith("^"):
+                    self._note(found, written, node.device, (node, n))
+        for n, (op, _, reference) in enumerate(self._changes.inputs):
+            if isinstance(reference, str):
+                self._note(found, reference, self._device(op), n)
+        return found
+
+    def _note(self, found: dict, written: str, target: str, use: Any) -> None:
+        maker = self._maker(written)
+        source = self._device(maker)
+        wanted = self._wanted_by.get(maker, 0)
+        if source == target or not wanted or maker in self._dead:
+            return
+        dtype = self.dtype(written)
+        if dtype in _UNSENT or dtype._is_ref_dtype:
+            return
+        key = (source, target, self._stages[maker], wanted)
+        found[key][written].append(use)
+
+    def _send_together(self, source: str, target: str, uses: dict) -> None:
+        nodes = self._nodes
+        sent = sorted(uses)
+        types = [self.dtype(written) for written in sent]
+        references = [nodes.tensors.get(written, written) for written in sent]
+        shapes = [r.shape if isinstance(r, tf.Tensor) else tf.TensorShape(None) for r in references]
+        key = ("sent", source, tuple(sent))
+        if key not in self._copies:
+            self._copies[key] = nodes.add(
+                "OptionalFromValue", references, source, Toutput_types=types
+            )
+        got = nodes.add(
+            "OptionalGetValue",
+            [self._copies[key]],
+            target,
+            output_types=types,
+            output_shapes=shapes,
+        )
+        for n, written in enumerate(sent):
+            reference = f"{got}:{n}" if n else got
+            for use in uses[written]:
+                if isinstance(use, int):
+                    op, which, _ = self._changes.inputs[use]
+                    self._changes.inputs[use] = (op, which, reference)
+                else:
+                    use[0].input[use[1]] = reference
+
+    def dtype(self, written: str) -> tf.DType:
+        """Returns the dtype of an input as it is written."""
+        tensor = self._nodes.tensors.get(written)
+        return tensor.dtype if tensor is not None else self._nodes.dtype(written)
+
+
+def _in(moved: dict, reference: Reference) -> Reference:
+    return moved.get(reference, reference) if isinstance(reference, str) else reference
+
+
+def _mapped(moved: dict, group: Any) -> Any:
+    if isinstance(group, (list, tuple)):
+        return [_in(moved, each) for each in group]
+    return _in(moved, group)
+
+
+def _flat(group: Any) -> list:
+    return list(group) if isinstance(group, (list, tuple)) else [group]

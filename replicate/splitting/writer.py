@@ -1,0 +1,298 @@
+"""Makes the copies of what is split, and what lies between them and the rest.
+
+Nothing is made that is not wanted: from what will be run the writer goes back to what that reads.
+An operation that is whole stays the one that it is, and reads joined values; one that is split
+gets a copy on each device, which reads its inputs in the views that the rule asks for.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting import analysis as analyses
+from replicate.splitting import joins, loop_copies, loops, runs, states
+from replicate.splitting import nodes as definitions
+from replicate.splitting.nodes import Nodes, Reference
+from replicate.splitting.rules import random
+from replicate.splitting.states import FIRST, FLOW, HANDLE, OWN, SIZE, WHOLE, ListOf, Partial, Rows
+
+_PASSED = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
+
+
+@dataclasses.dataclass
+class Changes:
+    """What becomes of operations that are whole, once the new ones are there.
+
+    Attributes:
+        inputs: Of which operation the which input reads what.
+        controls: Of which operation the control inputs are which: operations, and names.
+        reads: Reads of variables in front of loops: of which handle which new operation.
+        sums: Sums of K parts, by the names of the operations that make them: what they stand
+            for. What a device without rows adds is to be left out.
+    """
+
+    inputs: list = dataclasses.field(default_factory=list)
+    controls: list = dataclasses.field(default_factory=list)
+    reads: list = dataclasses.field(default_factory=list)
+    sums: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Writer:
+    """Writes the copies of one graph.
+
+    Args:
+        analysis: The states of its tensors.
+        devices: The K devices.
+        home: Where joined values and small whole numbers are.
+        batch: The runs of the batch.
+        nodes: Where new operations are added.
+
+    Attributes:
+        changes: What becomes of operations that are whole.
+        run_whole: The operations that run once.
+        run_split: The operations that have copies which run.
+    """
+
+    def __init__(
+        self,
+        analysis: analyses.Analysis,
+        devices: tuple[str, ...],
+        home: str,
+        batch: runs.Runs,
+        nodes: Nodes,
+    ):
+        self.analysis = analysis
+        self.structure: loops.Structure = analysis.structure
+        self.devices = devices
+        self.home = home
+        self.nodes = nodes
+        self.changes = Changes()
+        self.run_whole: set[tf.Operation] = set()
+        self.run_split: set[tf.Operation] = set()
+        self.joins = joins.Joins(self, batch)
+        self.in_loops = loop_copies.LoopCopies(self)
+        self._memo: dict = {}
+        self._queue: list = []
+        self._taken = {op.name for op in nodes.graph.get_operations()}
+        self._names: dict = {}
+
+    # What is wanted.
+
+    def fetch(self, wanted: Any) -> Any:
+        """Returns what is run in place of a tensor or an operation."""
+        if isinstance(wanted, tf.Operation):
+            self.want_whole(wanted)
+            return wanted
+        return self.whole(wanted)
+
+    def finish(self) -> None:
+        """Makes all that is wanted."""
+        while self._queue:
+            make, op = self._queue.pop()
+            make(op)
+        self.in_loops.finish()
+
+    def want_whole(self, op: tf.Operation) -> None:
+        """Has an operation run once, on whole values."""
+        if op not in self.run_whole:
+            self.run_whole.add(op)
+            self._queue.append((self._keep, op))
+
+    def want_copies(self, op: tf.Operation) -> None:
+        """Has an operation's copies run."""
+        if op not in self.run_split:
+            self.run_split.add(op)
+            self._queue.append((self._copy, op))
+
+    def later(self, make: Any, op: tf.Operation) -> None:
+        """Has a function make something of an operation, in its turn."""
+        self._queue.append((make, op))
+
+    # Views of a tensor.
+
+    def whole(self, tensor: tf.Tensor) -> Reference:
+        """Returns a tensor as one device has it."""
+        state = self.analysis.state(tensor)
+        if state is WHOLE or self.analysis.is_at_hand(tensor):
+            self.want_whole(tensor.op)
+            return tensor
+        if isinstance(state, (Rows, Partial)):
+            tensor = self._passed(tensor)
+            if self.analysis.is_at_hand(tensor):
+                return self.whole(tensor)
+        key = ("whole", tensor.ref())
+        if key not in self._memo:
+            self._memo[key] = self._whole(tensor, state)
+        return self._memo[key]
+
+    def _whole(self, tensor: tf.Tensor, state: states.State) -> Reference:
+        op = tensor.op
+        is_leaf = op.type in analyses.LEAVES
+        if self.structure.loop(op) is not None and (state is not SIZE or is_leaf):
+            raise loops.LoopWholeError(op, f"{op.type} is wanted whole")
+        if state is SIZE:
+            if is_leaf and self.analysis.how.get(op) is SIZE:
+                return self.joins.whole_size(tensor)
+            self.want_whole(op)
+            return tensor
+        if state == FIRST:
+            return self.own(tensor, 0)
+        if isinstance(state, Partial):
+            return self.joins.of_parts(tensor, state)
+        if isinstance(state, Rows):
+            return self.joins.of_rows(tensor, state)
+        raise loops.LoopWholeError(op, f"a list of {op.type} is wanted whole")
+
+    def view(self, tensor: tf.Tensor, want: states.View, k: int) -> Reference:
+        """Returns a tensor as a copy on device k wants it."""
+        state = self.analysis.state(tensor)
+        if want is HANDLE:
+            return self.in_loops.handle(tensor, k)
+        if want is WHOLE:
+            return self.in_loops.whole(tensor, k)
+        if want is OWN:
+            return self.own(tensor, k) if state is SIZE else self.in_loops.whole(tensor, k)
+        if isinstance(want, states.Shape):
+            return self.joins.own_shape(tensor, want, k)
+        if want is FLOW or isinstance(want, ListOf) or state == want:
+            return self.own(tensor, k)
+        if isinstance(want, Partial):
+            if state is WHOLE and tensor.op.type == "Enter":
+                return self.in_loops.whole(tensor, k)  # zeros, in front of a loop that adds
+            raise ValueError(f"A part of {tensor.name} is wanted, which is {state}: {want}.")
+        tensor = self._passed(tensor)
+        state = self.analysis.state(tensor)
+        if isinstance(state, Rows) and (state.axis, state.space) == (want.axis, want.space):
+            if state.ids is not None and want.ids is None:
+                return self.joins.plain(tensor, state, k)
+            return self.own(tensor, k)
+        return self.joins.cut(tensor, want, k)
+
+    def own(self, tensor: tf.Tensor, k: int) -> Reference:
+        """Returns what device k holds of a tensor, in the state that it has."""
+        given = self.analysis.given.get(tensor.ref())
+        if given is not None and given.parts is not None:
+            return given.parts[k]
+        state = self.analysis.state(tensor)
+        if isinstance(state, (Rows, Partial)):
+            tensor = self._passed(tensor)
+        if self.analysis.is_at_hand(tensor):
+            return self.joins.cut(tensor, state, k)
+        if state is SIZE and self.structure.loop(tensor.op) is None:
+            value = self.analysis.facts.constant(tensor)
+            if value is not None:
+                return self.constant(np.asarray(value, tensor.dtype.as_numpy_dtype), k)
+        return self.own_copy(tensor, k)
+
+    def own_copy(self, tensor: tf.Tensor, k: int) -> Reference:
+        """Returns what an operation's copy on device k makes."""
+        self.want_copies(tensor.op)
+        return output(self.copy_name(tensor.op, k), tensor.value_index)
+
+    def _passed(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns the tensor in front of operations that do nothing to a device's part."""
+        analysis = self.analysis
+        while not analysis.is_at_hand(tensor) and analysis.is_split(tensor.op):
+            op = tensor.op
+            if op.type not in _PASSED or op.control_inputs or op._get_control_flow_context():
+                break
+            if analysis.state(op.inputs[0]) != analysis.state(tensor):
+                break
+            tensor = op.inputs[0]
+        return tensor
+
+    # Making.
+
+    def _keep(self, op: tf.Operation) -> None:
+        """Lets an operation that runs once read joined values."""
+        for n, tensor in enumerate(op.inputs):
+            found = self.whole(tensor)
+            if found is not tensor:
+                self.changes.inputs.append((op, n, found))
+        controls, is_changed = [], False
+        for control in op.control_inputs:
+            if not self.has_copies(control):
+                self.want_whole(control)
+                controls.append(control)
+                continue
+            is_changed = True
+            if control.outputs:
+                self.want_copies(control)
+                controls += [self.copy_name(control, k) for k in range(len(self.devices))]
+        if is_changed:
+            self.changes.controls.append((op, controls))
+
+    def has_copies(self, op: tf.Operation) -> bool:
+        """Whether devices run an operation each, rather than one device once."""
+        how = self.analysis.how.get(op)
+        return isinstance(how, states.Split) or (how is SIZE and op.type in analyses.LEAVES)
+
+    def _copy(self, op: tf.Operation) -> None:
+        split = self._split_of(op)
+        self.in_loops.before_copies(op)
+        for k in range(len(self.devices)):
+            node = self.nodes.copy(op, self.copy_name(op, k), self.device_of(op, split, k))
+            node.op = split.type or op.type
+            self._set_attributes(node, split, k)
+            self.in_loops.set_frame(node, k)
+            with self.in_loops.inside(op):
+                for n, (tensor, want) in enumerate(zip(op.inputs, split.wants, strict=True)):
+                    found = self.view(tensor, want, k)
+                    if n in split.blank:
+                        found = self.joins.blank(found, tensor.dtype, k)
+                    node.input.append(self.nodes.name(found))
+            node.input.extend(self.in_loops.controls(op, k))
+
+    def _split_of(self, op: tf.Operation) -> states.Split:
+        """Returns how an operation's copies are made, those of sizes too."""
+        how = self.analysis.how[op]
+        if how is not SIZE:
+            return how
+        wants = []
+        for tensor in op.inputs:
+            state = self.analysis.state(tensor)
+            if tensor.dtype == tf.resource:
+                wants.append(HANDLE)
+            elif state is SIZE or op.type not in analyses.LEAVES:
+                wants.append(OWN)
+            else:
+                wants.append(state)
+        return states.Split(wants, [SIZE] * len(op.outputs))
+
+    def _set_attributes(self, node: Any, split: states.Split, k: int) -> None:
+        for key, value in split.attributes.items():
+            node.attr[key].CopyFrom(definitions.attribute(value))
+        if node.op in random.SEEDED and (node.attr["seed"].i or node.attr["seed2"].i):
+            node.attr["seed2"].i = random.seed_of_copy(node.attr["seed2"].i, k)
+        static_rows = self.analysis.facts.static_rows
+        for value in node.attr.values() if static_rows else ():
+            for dimension in value.shape.dim if value.HasField("shape") else ():
+                if dimension.size > 0 and dimension.size % static_rows == 0:
+                    dimension.size = -1
+
+    def device_of(self, op: tf.Operation, split: states.Split, k: int) -> str:
+        """Returns where an operation's copy k runs; a device that the model names stays."""
+        is_named = op.device not in ("", self.home, self.devices[0])
+        return op.device if split.is_beside or is_named else self.devices[k]
+
+    def copy_name(self, op: tf.Operation, k: int) -> str:
+        """Returns the name of an operation's copy on device k."""
+        key = (op, k)
+        if key not in self._names:
+            name = f"tower_{k}/{op.name}"
+            while name in self._taken:
+                name += "_copy"
+            self._taken.add(name)
+            self._names[key] = name
+        return self._names[key]
+
+    def constant(self, value: Any, k: int | None, after: Reference | None = None) -> str:
+        """Returns a constant on device k, or at home."""
+        return self.nodes.constant(value, self.home if k is None else self.devices[k], after)
+
+
+def output(name: str, index: int) -> Reference:
+    """Returns the reference to an output of a new operation."""
+    return f"{name}:{index}" if index else name

@@ -1,0 +1,51 @@
+"""One tower, whose variables lie where another strategy puts them."""
+
+import contextlib
+from typing import Any
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import placement
+from replicate.strategy import base
+from replicate.strategy.policies import one_device
+
+
+class SingleTowerStrategy(one_device.OneDeviceStrategy):
+    """Builds one device's graph for another strategy, which splits it.
+
+    To whoever builds it there is one tower. Partitioned variables stay partitioned: the other
+    strategy places each part.
+
+    Args:
+        owner: The other strategy.
+    """
+
+    def __init__(self, owner: base.DistributionStrategy):
+        base.DistributionStrategy.__init__(
+            self, owner.worker_devices[:1], owner.parameter_devices[:1]
+        )
+        self._owner = owner
+
+    @contextlib.contextmanager
+    def _making(self):
+        scope = tf1.get_variable_scope()
+        with (
+            tf.variable_creator_scope(self._creator),
+            tf1.variable_scope(scope, use_resource=True, auxiliary_name_scope=False),
+            self._default_device(),
+        ):
+            yield
+
+    def run_towers(self, *args: Any, **kwargs: Any) -> list:
+        """See base class."""
+        results = super().run_towers(*args, **kwargs)
+        placement.keep_beside_variables(tf1.get_default_graph())
+        return results
+
+    def _tower_device(self, tower_id):
+        return self._owner._tower_device(tower_id)
+
+    def _default_device(self):
+        return self._owner._default_device()
+
+    def _places(self, kwargs):
+        return self._owner._places(kwargs)[:1]
