@@ -220,7 +220,7 @@ def _probe(
             dims = [sizes.batch if e == extents.BATCH else e for e in each.entries]
         else:
             dims = static_dims(each.tensor)
-            if dims is None:
+            if dims is None or each.axis >= len(dims):
                 continue
             if dims[each.axis] is None:
                 dims[each.axis] = sizes.picked if each.is_picked else sizes.batch

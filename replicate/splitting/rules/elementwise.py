@@ -7,8 +7,17 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.rules import items
 from replicate.splitting.rules.registry import Case, Extent, rule
-from replicate.splitting.states import FIRST, FLOW, SIZE, SUM, WHOLE, ListOf, Rows, Split
-from replicate.splitting.states import WholeError as Whole
+from replicate.splitting.states import (
+    FIRST,
+    FLOW,
+    SIZE,
+    SUM,
+    WHOLE,
+    ListOf,
+    Rows,
+    Split,
+    WholeError,
+)
 
 SAME = "Identity StopGradient PreventGradient Snapshot DebugGradientIdentity"
 
@@ -40,7 +49,7 @@ def rows_of(case: Case, n: int = 0) -> Rows:
     """Returns the state of input n, which must have rows."""
     state = case.inputs[n]
     if not states.is_rows(state):
-        raise Whole("its operand has no rows")
+        raise WholeError("its operand has no rows")
     return state
 
 
@@ -68,7 +77,7 @@ def stretched(case: Case, n: int, rows: Rows) -> states.View:
     is_counted = not rows.space.is_picked and case.shape(n)[rows.axis].has_rows(rows.space)
     if has_these or is_counted:
         return rows
-    raise Whole("whether an operand is as long as the rows is not known")
+    raise WholeError("whether an operand is as long as the rows is not known")
 
 
 def broadcast(case: Case) -> Split:
@@ -81,7 +90,7 @@ def broadcast(case: Case) -> Split:
         if states.is_rows(state)
     ]
     if not found:
-        raise Whole("no operand has rows")
+        raise WholeError("no operand has rows")
     rows = min(found, key=lambda each: each.axis)
     wants = [
         stretched(case, n, rows.at(rows.axis - rank + case.rank(n)))
@@ -95,14 +104,14 @@ def alike(case: Case) -> Split:
     _values_only(case)
     rows = case.rows
     if rows is None or len({case.rank(n) for n in range(len(case.inputs))}) > 1:
-        raise Whole("no operand has rows, or ranks differ")
+        raise WholeError("no operand has rows, or ranks differ")
     rows = rows.at(rows.axis)
     return Split([items.along(case, n, rows) for n in range(len(case.inputs))], [rows])
 
 
 def _values_only(case: Case) -> None:
     if any(state is FLOW or isinstance(state, ListOf) for state in case.inputs):
-        raise Whole("an operand is a list")
+        raise WholeError("an operand is a list")
 
 
 @rule(*UNARY.split())
@@ -133,7 +142,7 @@ def cast(case: Case) -> Split:
     old, new = case.op.inputs[0].dtype, case.op.outputs[0].dtype
     is_one_kind = (old.is_floating and new.is_floating) or (old.is_complex and new.is_complex)
     if old != new and not (is_one_kind and old.size < new.size):
-        raise Whole("a sum is cast to a dtype that rounds")
+        raise WholeError("a sum is cast to a dtype that rounds")
     return linear(case)
 
 
@@ -142,7 +151,7 @@ def same(case: Case) -> Split:
     """The value itself, whatever devices hold of it."""
     state = case.inputs[0]
     if not _passes(state):
-        raise Whole("its operand is whole")
+        raise WholeError("its operand is whole")
     return Split([state], [state])
 
 
@@ -150,12 +159,12 @@ def same(case: Case) -> Split:
 def same_each(case: Case) -> Split:
     """The values themselves; those that are whole are then the same on all devices."""
     if not any(_passes(state) for state in case.inputs):
-        raise Whole("its operands are whole")
+        raise WholeError("its operands are whole")
     if any(
         not _passes(state) and tensor.dtype in (tf.resource, tf.variant)
         for tensor, state in zip(case.op.inputs, case.inputs, strict=True)
     ):
-        raise Whole("an operand is a handle")
+        raise WholeError("an operand is a handle")
     wants = [state if _passes(state) else WHOLE for state in case.inputs]
     return Split(wants, [FIRST if want is WHOLE else want for want in wants])
 
@@ -171,7 +180,7 @@ def ensure_shape(case: Case) -> Split:
         return linear(case)
     rows = rows_of(case)
     if case.result_shape()[rows.axis].size is not None:
-        raise Whole("it fixes the number of rows")
+        raise WholeError("it fixes the number of rows")
     shape = tf.TensorShape(case.attribute("shape"))
     if shape.rank is not None:
         lengths = shape.as_list()
@@ -193,7 +202,7 @@ def _check_compatible(case: Case) -> None:
     one, two = case.shape(0), case.shape(1)
     for a, b in zip(reversed(one), reversed(two), strict=False):
         if not (a.is_one or b.is_one or (a == b and _is_known(a))):
-            raise Whole("it may compare shapes that do not fit")
+            raise WholeError("it may compare shapes that do not fit")
 
 
 def _is_known(extent: Extent) -> bool:
@@ -228,7 +237,7 @@ def add_all(case: Case) -> Split:
 def _add_flows(case: Case) -> Split:
     """What comes after several operations of TensorArrays; the value has no meaning."""
     if any(state not in (FLOW, WHOLE) for state in case.inputs):
-        raise Whole("an operand is no order")
+        raise WholeError("an operand is no order")
     return Split(case.inputs, [FLOW])
 
 
@@ -239,9 +248,9 @@ def scale(case: Case) -> Split:
         return broadcast(case)
     n = 1 if case.type == "Mul" and case.inputs[1] == SUM else 0
     if case.inputs[n] != SUM or case.inputs[1 - n] not in (WHOLE, SIZE):
-        raise Whole("no operand has rows")
+        raise WholeError("no operand has rows")
     if not case.is_float() or not case.result_rank():
-        raise Whole("a scalar or an integer is scaled")
+        raise WholeError("a scalar or an integer is scaled")
     return linear(case, n)
 
 
@@ -251,7 +260,7 @@ def select(case: Case) -> Split:
     _values_only(case)
     rows = case.rows
     if rows is None:
-        raise Whole("no operand has rows")
+        raise WholeError("no operand has rows")
     rows = rows.at(rows.axis)
     wants = [items.along(case, 1, rows), items.along(case, 2, rows)]
     is_for_all = case.rank(0) == 0 or (case.rank(0) == 1 and rows.axis > 0)

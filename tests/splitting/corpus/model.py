@@ -27,7 +27,7 @@ def batch(rows: int, step: int, is_static: bool) -> tuple[dict, dict]:
         "ids": numbers.randint(0, 6, [rows, 2]),
         "bags": bags,
         "other": numbers.uniform(-1, 1, [rows, losses.WIDTH]),
-        "lengths": features["is_token"].sum(1).astype(np.int32),
+        "lengths": np.asarray(features["is_token"].sum(1), np.int32),
         "words": numbers.choice(["a", "b", "c", "d"], [rows, 2]).astype(object),
         "group": numbers.randint(0, 3, rows),
     }

@@ -142,6 +142,7 @@ def norm_layers_channels_first(f, y):
 def norm_layers_renormalised(f, y):
     """Batch renormalisation (Ioffe 2017): clipped corrections towards the averages."""
     clipping = {"rmax": 1.5, "rmin": 0.6, "dmax": 0.5}
+    clipping = {key: tf.constant(value, F64) for key, value in clipping.items()}
     x = layers_norm(hidden(f["x"]), renorm=True, renorm_clipping=clipping, renorm_momentum=0.8)
     return squares(hidden(x, 3, "out"), y), {"x": x}
 

@@ -11,6 +11,7 @@ from tests import exactness
 from tests.splitting.corpus import table
 
 STEPS = 3
+PATIENCE = tf1.RunOptions(timeout_in_ms=8_000)  # a graph that waits for itself is a failure
 DEVICES = [f"/device:CPU:{k}" for k in range(8)]
 
 
@@ -119,10 +120,10 @@ class Built:
                 session.run(initializer, {initializer.inputs[1]: start})
             for step in range(STEPS):
                 feed = self._feed(rows, step)
-                given, _ = session.run([now, self.steps[0]], feed)
+                given, _ = session.run([now, self.steps[0]], feed, PATIENCE)
                 for each in self.steps[1:]:
-                    session.run(each, feed)
-                given |= session.run(after, feed)
+                    session.run(each, feed, PATIENCE)
+                given |= session.run(after, feed, PATIENCE)
                 found.append({"values": given, "variables": session.run(self.reads)})
         return found
 

@@ -25,6 +25,7 @@ from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
 
 MOST_COMBINATIONS = 24  # of states, for one case
+PATIENCE = tf1.RunOptions(timeout_in_ms=60_000)  # a graph that waits for itself is a failure
 DEVICES = [f"/device:CPU:{k}" for k in range(8)]
 # What reassociation may change, by dtype; everything else must be equal.
 TOLERANCES = {
@@ -534,14 +535,14 @@ class Built:
 
     def _run(self, session, feed) -> list:
         try:
-            return session.run(self.fetches, feed)
+            return session.run(self.fetches, feed, PATIENCE)
         except (tf.errors.OpError, TypeError, ValueError):
             return [self._run_one(session, fetches, feed) for fetches in self.fetches]
 
     @staticmethod
     def _run_one(session, fetches, feed):
         try:
-            return session.run(fetches, feed)
+            return session.run(fetches, feed, PATIENCE)
         except (tf.errors.OpError, TypeError, ValueError) as error:
             return ValueError(str(getattr(error, "message", error)).partition("Original stack")[0][-400:])
 

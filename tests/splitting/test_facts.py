@@ -1,0 +1,553 @@
+"""What is known of a graph for every size of the batch."""
+
+import numpy as np
+import pytest
+
+from replicate.compat import inference
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import extents, folding, loops
+from replicate.splitting.extents import BATCH, PICKED, UnknownError, rows
+from replicate.splitting.facts import Facts
+from replicate.splitting.probes import Given
+from replicate.splitting.rules.registry import Extent
+from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, Shape, Space, WholeError
+
+BATCH_SPACE = Space("the batch")
+ROW = Extent(None, 1)  # one entry for each row
+OPEN = Extent(None)  # of which nothing is known
+
+
+def facts_of(graph, given, static_rows=None, num_devices=2, shapes=None):
+    return Facts(graph, given, loops.Structure(graph), num_devices, static_rows, shapes)
+
+
+def begun(facts, rows_of, sizes=()):
+    """A run in which some tensors have rows, by `(tensor, axis)`, and some are sizes."""
+    states = {tensor.ref(): Rows(axis, BATCH_SPACE) for tensor, axis in rows_of}
+    states.update((tensor.ref(), SIZE) for tensor in sizes)
+    facts.begin(lambda tensor: states.get(tensor.ref(), WHOLE))
+    return facts
+
+
+def behind(tensor):
+    """All tensors of sizes that a tensor is made of, itself included."""
+    found, waiting = [], [tensor]
+    while waiting:
+        each = waiting.pop()
+        found.append(each)
+        if each.op.type not in folding.LEAVES:
+            waiting += [t for t in each.op.inputs if t.op.type != "Const"]
+    return found
+
+
+@pytest.fixture
+def graph(fresh_graph):
+    return fresh_graph
+
+
+def batch(*inner):
+    return tf1.placeholder(tf.float32, [None, *inner])
+
+
+# Amounts.
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (rows(BATCH) * 4, rows(BATCH, 4)),
+        (rows(BATCH, 4) // 2, rows(BATCH, 2)),
+        (rows(BATCH, 6) // rows(BATCH, 2), 3),
+        (rows(BATCH, 6) % 3, 0),
+        (rows(BATCH) - rows(BATCH), 0),
+        (rows(BATCH, 2) + rows(BATCH, 3), rows(BATCH, 5)),
+        (7 - rows(BATCH) + rows(BATCH), 7),
+        (extents.larger(rows(BATCH), 1), rows(BATCH)),
+        (extents.smaller(rows(BATCH), 1), 1),
+        (extents.larger(rows(BATCH, 3), rows(BATCH, 2)), rows(BATCH, 3)),
+    ],
+)
+def test_arithmetic_holds_for_every_number_of_rows(found, wanted):
+    assert found == wanted
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: rows(BATCH) // 4,
+        lambda: rows(BATCH) % 2,
+        lambda: extents.larger(rows(BATCH), 10),
+        lambda: extents.smaller(rows(BATCH), 10),
+        lambda: extents.same(rows(BATCH), 1),
+        lambda: extents.less(rows(BATCH), 100),
+        lambda: rows(PICKED) // rows(PICKED),  # they may be picked by two operations
+        lambda: extents.same(rows(PICKED), rows(PICKED)),
+        lambda: extents.larger(rows(PICKED), 1),  # an operation may pick none
+        lambda: rows(BATCH) // rows(BATCH_SPACE),
+    ],
+)
+def test_what_holds_for_some_numbers_of_rows_only_is_unknown(work):
+    with pytest.raises(UnknownError):
+        work()
+
+
+def test_what_is_decided_for_every_number_of_rows():
+    assert not extents.same(rows(BATCH), 0)
+    assert extents.same(rows(BATCH, 2), rows(BATCH) + rows(BATCH))
+    assert extents.less(0, rows(BATCH))
+    assert not extents.less(rows(BATCH), rows(BATCH))
+
+
+# Extents.
+
+
+def test_lengths_are_multiples_of_the_rows_or_do_not_depend_on_them(graph):
+    x = batch(6)
+    tall = tf.reshape(x, [-1, 3])  # 6·B / 3 = 2·B
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(x) == (ROW, Extent(6))
+    assert facts.shape(tall) == (Extent(None, 2), Extent(3))
+    assert facts.shape(tf.constant([[1.0]])) == (Extent(1), Extent(1))
+    assert facts.multiple(tall, 0) == 2
+    assert facts.rank(tall) == 2
+    assert facts.known_shape(tall, 0) == [None, 3]
+    assert [facts.dims(x, probe)[1] for probe in (0, 1)] == [6, 6]
+
+
+def test_lengths_that_grow_otherwise_are_unknown(graph):
+    x = batch(4)
+    outer = tf.reshape(tf.matmul(x, x, transpose_b=True), [-1])  # B·B
+    more = tf.concat([x, tf.zeros([1, 4])], 0)  # B + 1
+    some = x[:10]  # the smaller of B and 10
+    remainder = tf.zeros([tf.shape(x)[0] % 2 + 1])  # 1 or 2
+    facts = facts_of(graph, [(x, 0)])
+    for tensor in (outer, more, some, remainder):
+        assert facts.shape(tensor)[0] == OPEN
+
+
+def test_rows_may_be_along_another_axis(graph):
+    x = tf1.placeholder(tf.float32, [5, None])
+    facts = facts_of(graph, [(x, 1)])
+    assert facts.shape(x) == (Extent(5), ROW)
+    assert facts.known_shape(x, 1) == [5, None]
+
+
+def test_what_has_no_rank_or_no_such_axis_is_let_be(graph):
+    x, scalar, any_rank = batch(6), tf1.placeholder(tf.float32, []), tf1.placeholder(tf.float32)
+    facts = facts_of(graph, [(x, 0), (scalar, 0), (any_rank, 0)])
+    assert facts.shape(scalar) == ()
+    assert facts.shape(any_rank) is None
+    assert facts.rank(any_rank) is None
+    assert facts.shape(x) == (ROW, Extent(6))
+
+
+def test_unknown_inner_lengths_are_told_from_fixed_ones(graph):
+    x = tf1.placeholder(tf.float32, [None, None, 8])
+    flat = tf.reshape(x, [-1, 8])  # B·T: the number of entries per row is known in a run
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(x) == (ROW, OPEN, Extent(8))
+    assert facts.shape(flat) == (Extent(None, None), Extent(8))
+    assert facts.multiple(flat, 0) is None
+    assert facts.known_shape(x, 0) == [None, None, 8]
+
+
+def test_guesses_that_do_not_fit_leave_lengths_unknown(graph):
+    x = tf1.placeholder(tf.float32, [None, None])  # 7 wide: no guess is
+    y = tf.matmul(x, tf.zeros([7, 5]))
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(x) == (ROW, OPEN)
+    assert facts.shape(y) == (ROW, Extent(5))
+
+
+def test_graphs_that_want_whole_groups_of_rows_get_them(graph):
+    x = batch(5)
+    groups = tf.reshape(x, [8, -1, 5])  # needs a multiple of 8 rows
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(groups) == (Extent(8), OPEN, Extent(5))
+    assert facts.shape(x) == (ROW, Extent(5))
+
+
+def test_where_no_inference_fits_nothing_is_known(graph):
+    x = batch(5)
+    groups = tf.reshape(x, [7, -1, 5])
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(groups) == (Extent(7), OPEN, Extent(5))
+    assert facts.shape(x) == (ROW, Extent(5))
+
+
+def test_picked_rows_are_told_from_the_batchs(graph):
+    x = batch(4)
+    where = tf.where(tf.reduce_sum(x, 1) > 0)
+    picked = tf.gather(x, where[:, 0])
+    facts = facts_of(graph, [(x, 0), Given(where, is_picked=True)])
+    row = Extent(None, 1, is_picked=True)
+    assert facts.shape(where) == (row, Extent(1))
+    assert facts.shape(picked) == (row, Extent(4))
+    assert not facts.shape(picked)[0].has_rows(BATCH_SPACE)
+
+
+def test_shapes_of_sparse_tensors_have_entries(graph):
+    sparse = tf1.sparse_placeholder(tf.float32, [None, 9])
+    weights = tf.zeros([9, 4])
+    product = tf.sparse.sparse_dense_matmul(sparse, weights)
+    ends = [Given(sparse.indices, is_picked=True), Given(sparse.values, is_picked=True)]
+    vector = sparse.dense_shape
+    facts = facts_of(graph, ends, shapes={vector.ref(): [BATCH, 9]})
+    assert facts.shape(product) == (ROW, Extent(4))
+    assert facts.shape_entries(vector) == (ROW, Extent(9))
+    assert facts.value(vector[1]) == 9
+
+
+# Values.
+
+
+def test_values_are_the_same_for_every_batch(graph):
+    x = batch(6)
+    size = tf.shape(x)
+    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)], behind(size[1]) + behind(size[0]))
+    assert facts.value(size[1]) == 6
+    assert facts.value(size[0]) is None
+    assert facts.value(size) is None
+    np.testing.assert_array_equal(facts.value(tf.constant([0.5, 2.0])), [0.5, 2.0])
+
+
+def test_small_batches_count_too(graph):
+    # Of 20 and more rows it is always 20.
+    x = batch(6)
+    few = tf.minimum(tf.shape(x)[0], 20)
+    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)], behind(few))
+    assert facts.value(few) is None
+
+
+def test_values_of_unknown_inner_lengths_are_no_constants(graph):
+    x = tf1.placeholder(tf.float32, [None, None])
+    width = tf.shape(x)[1]
+    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)], behind(width))
+    assert facts.value(width) is None
+    assert facts.shape_entries(tf.shape(x)) == (ROW, OPEN)
+
+
+def test_constants_are_what_the_graph_has(graph):
+    # The graph does not know that B / B · 4 is 4; inferences for 3 and 2,030 rows find it.
+    x = batch(6)
+    size = tf.shape(x)
+    found = tf.shape(tf.zeros([size[0] // size[0] * 4]))
+    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)])
+    assert facts.constant(size[1]) == 6
+    assert facts.value(found) == [4]
+    assert facts.constant(found) is None
+
+
+def test_axes_of_broadcast_gradients_are_values(graph):
+    x = batch(6)
+    args = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(x), s1=tf.constant([6]))
+    facts = begun(
+        facts_of(graph, [(x, 0)]), [(x, 0)], [*args, args.r0.op.inputs[0]]
+    )  # [B, 6] with [6]: the other is summed over axis 0
+    np.testing.assert_array_equal(facts.value(args.r0), [])
+    np.testing.assert_array_equal(facts.value(args.r1), [0])
+
+
+# Views of shapes.
+
+
+def test_a_device_makes_its_own_shape_where_that_is_the_scaled_one(graph):
+    x = batch(6)
+    shape = tf.stack([tf.shape(x)[0] * 2, 3])  # [2·B, 3]
+    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)], behind(shape))
+    assert facts.shape_view(shape, 0, BATCH_SPACE) is OWN
+    assert facts.shape_entries(shape) == (Extent(None, 2), Extent(3))
+    with pytest.raises(WholeError, match="no rows there"):
+        facts.shape_view(shape, 1, BATCH_SPACE)
+
+
+def test_a_shape_with_all_rows_twice_is_scaled_in_one_entry(graph):
+    x = batch(6)
+    shape = tf.stack([tf.shape(x)[0], tf.shape(x)[0]])  # as of x·xᵀ
+    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)], behind(shape))
+    assert facts.shape_view(shape, 0, BATCH_SPACE) == Shape(0, BATCH_SPACE)
+
+
+def test_a_size_of_a_whole_tensor_is_whole(graph):
+    x = batch(6)
+    other = tf.identity(x)  # whole: its shape is the same on every device
+    shape = tf.shape(other)
+    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)], [shape])
+    assert facts.shape_view(shape, 0, BATCH_SPACE) == Shape(0, BATCH_SPACE)
+
+
+def test_what_is_left_over_is_each_devices_own(graph):
+    x = batch(6)
+    constant, mixed = tf.constant([-1, 3]), tf.stack([-1, tf.shape(x)[0]])
+    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)], behind(mixed))
+    assert facts.shape_view(constant, 0, BATCH_SPACE) is WHOLE
+    assert facts.shape_entries(constant) == (Extent(-1), Extent(3))
+    # [-1, B]: each device wants all B of the other dimension.
+    assert facts.shape_view(mixed, 0, BATCH_SPACE) is WHOLE
+
+
+def test_an_unknown_shape_is_refused(graph):
+    x = batch(6)
+    shape = tf1.placeholder(tf.int32, [2])
+    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)])
+    with pytest.raises(WholeError, match="not known"):
+        facts.shape_view(shape, 0, BATCH_SPACE)
+
+
+def test_each_run_has_states_of_its_own(graph):
+    x = batch(6)
+    shape = tf.stack([tf.shape(x)[0], 6])
+    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)], behind(shape))
+    assert facts.shape_view(shape, 0, BATCH_SPACE) is OWN
+    begun(facts, [])
+    assert facts.shape_view(shape, 0, BATCH_SPACE) == Shape(0, BATCH_SPACE)
+
+
+# Static batches.
+
+
+def test_a_static_batch_has_rows_where_its_multiples_are(graph):
+    x = tf1.placeholder(tf.float32, [7, 14])
+    facts = facts_of(graph, [(x, 0)], static_rows=7)
+    assert facts.shape(x) == (ROW, Extent(None, 2))  # 14 = 2·7: it may be cut
+    assert facts.shape(tf.zeros([5, 7])) == (Extent(5), ROW)
+    assert facts.shape_entries(tf.constant([-1, 21, 4])) == (
+        Extent(-1),
+        Extent(None, 3),
+        Extent(4),
+    )
+    assert facts.known_shape(x, 0) == [None, 14]
+
+
+def test_a_static_shape_is_scaled(graph):
+    x = tf1.placeholder(tf.float32, [7, 5])
+    facts = begun(facts_of(graph, [(x, 0)], static_rows=7), [(x, 0)])
+    assert facts.shape_view(tf.constant([7, 5]), 0, BATCH_SPACE) == Shape(0, BATCH_SPACE)
+    with pytest.raises(WholeError):
+        facts.shape_view(tf.constant([7, 5]), 1, BATCH_SPACE)
+
+
+@pytest.mark.parametrize(("rows_", "wanted"), [(8, 2), (7, None)])
+def test_a_static_value_counts_on_each_number_of_rows(graph, rows_, wanted):
+    # Of 8 rows over 4 devices each has 2; of 7 one has 1: the smaller of 2 and those is 2 or 1.
+    x = tf1.placeholder(tf.float32, [rows_, 5])
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float32, [rows_, 5])
+        size = tf.raw_ops.Shape(input=x)
+        few = tf.raw_ops.Minimum(x=size, y=tf.constant([2, 5]))
+        facts = facts_of(graph, [(x, 0)], static_rows=rows_, num_devices=4)
+    begun(facts, [(x, 0)], [size, few])
+    found = facts.value(few)
+    assert (None if found is None else found[0]) == wanted
+
+
+def test_one_static_row_cannot_be_split(graph):
+    x = tf1.placeholder(tf.float32, [1, 5])
+    facts = facts_of(graph, [(x, 0)], static_rows=1)
+    assert not facts.is_splittable
+    assert facts.shape(tf.zeros([5, 3])) == (Extent(5), Extent(3))
+
+
+def test_unknown_inner_lengths_of_a_static_batch(graph):
+    x = tf1.placeholder(tf.float32, [8, None, 3])
+    flat = tf.reshape(x, [-1, 3])  # 8·T
+    facts = begun(facts_of(graph, [(x, 0)], static_rows=8), [(x, 0)])
+    assert facts.shape(x) == (ROW, OPEN, Extent(3))
+    assert facts.shape(flat) == (Extent(None, None), Extent(3))
+    assert facts.value(tf.shape(x)[1]) is None
+
+
+# Loops.
+
+
+@pytest.fixture
+def old_loops():
+    before = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    yield
+    if before:
+        tf1.enable_control_flow_v2()
+
+
+def cumulated(x):
+    """Sums over time with a `TensorArray`, and the gradient."""
+    array = tf.TensorArray(tf.float32, 4).unstack(tf.transpose(x, [1, 0, 2]))
+
+    def body(n, state, out):
+        state = tf.tanh(state + array.read(n))
+        return n + 1, state, out.write(n, state)
+
+    start = (0, tf.zeros([tf.shape(x)[0], 3]), tf.TensorArray(tf.float32, 4))
+    _, state, out = tf.while_loop(lambda n, *_: n < 4, body, start)
+    return state, out.stack()
+
+
+@pytest.mark.usefixtures("old_loops")
+def test_shapes_go_around_loops(graph):
+    x = batch(4, 3)
+    state, out = cumulated(x)
+    gradient = tf.gradients(out, x)[0]
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(state) == (ROW, Extent(3))
+    assert facts.shape(out)[1:] == (ROW, Extent(3))
+    assert facts.shape(gradient) == (ROW, Extent(4), Extent(3))
+    pops = [op.outputs[0] for op in graph.get_operations() if op.type == "StackPopV2"]
+    pops = [pop for pop in pops if pop.dtype == tf.float32 and pop.shape.rank]  # no flows
+    assert pops
+    assert {facts.shape(pop) for pop in pops} == {(ROW, Extent(3))}
+
+
+@pytest.mark.usefixtures("old_loops")
+def test_a_variable_that_grows_in_a_loop_is_unknown(graph):
+    x = batch(3)
+    start = (0, x[:, :1])
+    shapes = (tf.TensorShape([]), tf.TensorShape([None, None]))
+    _, grown = tf.while_loop(
+        lambda n, _: n < 4,
+        lambda n, y: (n + 1, tf.concat([y, y], 1)),
+        start,
+        shape_invariants=shapes,
+    )
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(grown)[1] == OPEN
+
+
+@pytest.mark.usefixtures("old_loops")
+@pytest.mark.parametrize("static_rows", [None, 6])
+def test_an_lstm_and_its_gradients_have_rows(graph, static_rows):
+    x = tf1.placeholder(tf.float32, [static_rows, None, 8])
+    with pytest.warns(UserWarning, match="deprecated"):
+        cell = tf1.nn.rnn_cell.LSTMCell(5)
+    out, state = tf1.nn.dynamic_rnn(cell, x, dtype=tf.float32)
+    gradient = tf.gradients(tf.reduce_mean(out), x)[0]
+    facts = facts_of(graph, [(x, 0)], static_rows)
+    assert facts.shape(state.h) == (ROW, Extent(5))
+    assert facts.shape(out) == (ROW, OPEN, Extent(5))
+    assert facts.shape(gradient) == (ROW, OPEN, Extent(8))
+
+
+# The law: what is known holds in runs.
+
+
+def dense_net():
+    x, y = batch(6), tf1.placeholder(tf.int64, [None])
+    h = tf1.nn.relu(tf.matmul(x, tf1.get_variable("w", [6, 4])) + tf1.get_variable("b", [4]))
+    loss = tf1.losses.sparse_softmax_cross_entropy(y, h)
+    tf1.train.AdamOptimizer().minimize(loss)
+    return [(x, 0), (y, 0)]
+
+
+def shape_games():
+    x = batch(6)
+    n = tf.shape(x)[0]
+    tiled = tf.tile(tf.reshape(x, [n, 1, 6]), [1, 3, 1])
+    wide = tf.broadcast_to(tf.reduce_mean(x, 0, keepdims=True), tf.shape(x))
+    flat = tf.reshape(tiled, [n * 3, -1])
+    ones = tf.fill([n, 2], 1.0) + tf.concat([x[:, :1], x[:, -1:]], 1)
+    back = tf.reshape(tf.transpose(flat), [3 * 6, n])
+    total = tf.reduce_sum(tf.stack([tf.reduce_sum(t) for t in (wide, flat, ones, back)]))
+    tf.gradients(total, x)
+    tf.zeros([tf.maximum(n, 4), tf.minimum(n, 4), tf.maximum(n // 2, 1)])
+    return [(x, 0)]
+
+
+def all_pairs():
+    x = batch(6)
+    outer = tf.matmul(x, x, transpose_b=True) - tf.linalg.eye(tf.shape(x)[0])
+    tf.gradients(tf.reduce_sum(outer) + tf.reduce_mean(tf.reshape(outer, [-1, 1])), x)
+    return [(x, 0)]
+
+
+def sequences():
+    x = tf1.placeholder(tf.float32, [None, None, 4])
+    scores = tf.nn.softmax(tf.matmul(x, x, transpose_b=True))
+    kept = tf.reshape(tf.matmul(scores, x), [-1, tf.shape(x)[1] * 4])
+    tf.gradients(tf.reduce_mean(kept) + tf.reduce_sum(x[:, 0]), x)
+    return [(x, 0)]
+
+
+@pytest.mark.parametrize("build", [dense_net, shape_games, all_pairs, sequences])
+def test_what_is_known_holds_for_every_batch(graph, build):
+    given = build()
+    facts = begun(facts_of(graph, given), [])
+    tensors = [
+        tensor
+        for op in graph.get_operations()
+        for tensor in op.outputs
+        if op.type not in ("Placeholder", "ReadVariableOp", "VariableV2")
+        and tensor.dtype in (tf.float32, tf.int32, tf.int64, tf.bool)
+    ]
+    with tf1.Session(graph=graph) as session:
+        session.run(tf1.global_variables_initializer())
+        for number, inner in ((1, 2), (2, 7), (5, 3)):
+            feed = {
+                tensor: np.ones([number] + [d or inner for d in tensor.shape.as_list()[1:]])
+                for tensor, _ in given
+            }
+            for tensor, value in zip(tensors, session.run(tensors, feed), strict=True):
+                check(facts, tensor, np.asarray(value), number)
+
+
+@pytest.mark.parametrize("build", [dense_net, shape_games, sequences])
+def test_devices_own_shapes_are_the_scaled_ones(graph, build):
+    # A device with 2 of 6 rows makes of its own rows what one device makes of a batch of 2.
+    given = build()
+    facts = facts_of(graph, given)
+
+    def state(tensor):
+        if tensor.dtype == tf.int32:
+            return SIZE
+        extents_ = facts.shape(tensor) or ()
+        axis = next((n for n, each in enumerate(extents_) if each.has_rows(BATCH_SPACE)), None)
+        return WHOLE if axis is None else Rows(axis, BATCH_SPACE)
+
+    facts.begin(state)
+    found = []
+    for op in graph.get_operations():
+        for tensor in op.outputs:
+            if tensor.dtype == tf.int32 and tensor.shape.rank == 1 and op.type != "Placeholder":
+                for axis in range(tensor.shape[0] or 0):
+                    try:
+                        is_own = facts.shape_view(tensor, axis, BATCH_SPACE) is OWN
+                    except WholeError:
+                        continue
+                    found += [(tensor, axis)] if is_own else []
+    assert found
+    with tf1.Session(graph=graph) as session:
+        session.run(tf1.global_variables_initializer())
+        values = []
+        for number in (6, 2):
+            shapes = [[number] + [d or 7 for d in t.shape.as_list()[1:]] for t, _ in given]
+            feed = {t: np.ones(dims) for (t, _), dims in zip(given, shapes, strict=True)}
+            values.append(session.run([tensor for tensor, _ in found], feed))
+    for (tensor, axis), whole, own in zip(found, *values, strict=True):
+        if whole[axis] > 0:
+            whole[axis] = whole[axis] // 6 * 2
+        np.testing.assert_array_equal(own, whole, str(tensor))
+
+
+def check(facts, tensor, value, number):
+    found = facts.shape(tensor)
+    assert found is None or len(found) == value.ndim, tensor
+    for extent, length in zip(found or (), value.shape, strict=False):
+        assert extent.size in (None, length), (tensor, found, value.shape)
+        if extent.multiple:
+            assert extent.multiple * number == length, (tensor, found, value.shape)
+        elif extent.multiple is None:
+            assert length % number == 0, (tensor, found, value.shape)
+    if (same := facts.value(tensor)) is not None:
+        if tensor.op.type != "BroadcastGradientArgs" or number > 1:  # over 1 row a sum is itself
+            np.testing.assert_array_equal(same, value, str(tensor))
+    entries = facts.shape_entries(tensor) if tensor.dtype == tf.int32 else None
+    for extent, entry in zip(entries or (), value.reshape(-1), strict=False):
+        assert extent.size in (None, entry), (tensor, entries, value)
+        assert not extent.multiple or extent.multiple * number == entry, (tensor, entries)
+
+
+# TensorFlow's private names.
+
+
+def test_private_names_exist():
+    door = inference.grappler_item
+    for name in door.names:
+        assert hasattr(door.target(), name)
