@@ -27,6 +27,7 @@ from replicate.training import (
     together,
     towers,
     whole_batch,
+    whole_model,
     writes,
 )
 
@@ -114,6 +115,8 @@ def _replicate(options: choices.Choices, features, labels, mode, params, config)
     before = saver.operation_names()
     if options.tower_building == "split" and not chosen.is_single_tower:
         spec = _split(chosen, call, features, labels, factory, options)
+        if mode == types.TRAIN:
+            spec = synchronous.with_hook(spec, factory and factory.made, config)
         return saver.make_exportable(
             spec, before, (features, labels), chosen.worker_devices, config
         )
@@ -134,8 +137,10 @@ def _split(chosen, call, features, labels, factory, options: choices.Choices) ->
         batch = splitting_batches.checked(features, labels)
     lone = single_tower.SingleTowerStrategy(chosen)
     with lone.scope(), _without_collector():
-        spec = _build(lone, call, batch.features, batch.labels, factory, options, None)
-    return specs.split(spec, batch, chosen, options.random_numbers or "per_device")
+        spec = whole_model.build(lone, call, batch.features, batch.labels, factory, options.step)
+        mirrored = lone.mirrored
+    numbers = options.random_numbers or "per_device"
+    return specs.split(spec, batch, chosen, numbers, mirrored)
 
 
 @contextlib.contextmanager

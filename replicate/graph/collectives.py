@@ -123,6 +123,25 @@ class Across:
         """Returns the largest over workers of N dense tensors; see `sum`."""
         return self._reduced(tensors, "Max")
 
+    def merged(self, tensors: Sequence[tf.Tensor], how: str) -> list[tf.Tensor]:
+        """Returns what N dense tensors make over workers; see `sum`.
+
+        Args:
+            tensors: See `sum`.
+            how: `"Add"`, `"Max"`, `"Min"` or `"Mul"`.
+        """
+        return self._reduced(tensors, how)
+
+    def gathered(self, tensor: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:
+        """Returns all workers' rows of a tensor, of which all have as many.
+
+        Args:
+            tensor: Of shape [n, ...], n > 0.
+            kind: A whole number that tells n from others, as a key of what is met again.
+        """
+        with self._at_home():
+            return self._gather(tensor, kind)
+
     def totals(self, values: Sequence[Any]) -> list:
         """Returns the sums over workers of N values; of IndexedSlices, all workers' slices."""
         totals = list(values)
@@ -275,8 +294,7 @@ class Across:
 
     def _all_slices(self, value: tf.IndexedSlices, counts: tf.Tensor) -> tf.IndexedSlices:
         largest = tf.maximum(tf.reduce_max(counts), 1)
-        steps = tf.range(31)
-        bits = tf.reduce_sum(tf.cast(tf.bitwise.left_shift(1, steps) < largest, tf.int32))
+        bits = bits_of(largest)
         size = tf.bitwise.left_shift(1, bits)
         is_own = tf.reshape(tf.sequence_mask(counts, size), [-1])
         rows, indices = (
@@ -320,6 +338,12 @@ class Across:
     def _at_home(self) -> Iterator[None]:
         with reductions.alone_on(self._device, SCOPE):
             yield
+
+
+def bits_of(number: tf.Tensor) -> tf.Tensor:
+    """Returns the exponent of the next power of two, int32, of a number of 1 or more."""
+    steps = tf.range(31)
+    return tf.reduce_sum(tf.cast(tf.bitwise.left_shift(1, steps) < number, tf.int32))
 
 
 def _key_of(*parts: Any) -> int:

@@ -72,7 +72,9 @@ def order(written: Any, made: dict[str, tf.Operation]) -> None:
         written: The writer.
         made: The new operations by their names.
     """
-    running = {*written.run_whole, *made.values()}
+    aside, original = written.run_aside, written.nodes.original
+    running = {op for op in written.run_whole if op not in aside}
+    running |= {op for name, op in made.items() if not {name, original(name)} & aside}
     reads, writes = _users(running)
     behind = ancestry.behind([op for ops in writes.values() for op in ops], running)
     for handle, found in writes.items():

@@ -15,6 +15,7 @@ from replicate.splitting.states import Kind, Partial, Rows, Space
 
 _REDUCTIONS = {Kind.MAX: "Max", Kind.MIN: "Min", Kind.ALL: "All", Kind.ANY: "Any"}
 _REDUCTIONS[Kind.PROD] = "Prod"
+_MERGES = {Kind.MAX: "Max", Kind.MIN: "Min", Kind.ALL: "Min", Kind.ANY: "Max", Kind.PROD: "Mul"}
 
 
 class Joins:
@@ -23,6 +24,9 @@ class Joins:
     Args:
         writer: The writer.
         batch: The runs of the batch.
+
+    Attributes:
+        crossings: What goes over workers, by the names of new operations.
     """
 
     def __init__(self, writer: Any, batch: runs.Runs):
@@ -31,8 +35,49 @@ class Joins:
         self._analysis = writer.analysis
         self._devices = writer.devices
         self._home = writer.home
+        self.crossings: dict = {}
         self._runs = {writer.analysis.batch: batch}
         self._memo: dict = {}
+
+    # What several workers change.
+
+    def of_all(
+        self,
+        value: Reference,
+        how: str,
+        tensor: tf.Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape | None = None,
+    ) -> Reference:
+        """Returns what all workers' values make; there is one worker.
+
+        Args:
+            value: What this worker's devices have made.
+            how: `"Add"`, `"Max"`, `"Min"` or `"Mul"`.
+            tensor: What it is made for: the value is there where this is.
+            dtype: Of the value.
+            shape: Of the value; None: that of the tensor.
+        """
+        del how, tensor, dtype, shape
+        return value
+
+    def at_home(self, tensor: tf.Tensor) -> Reference:
+        """Returns a value that an operation makes that runs once."""
+        self._writer.want_whole(tensor.op)
+        return tensor
+
+    def _is_at_home(self, tensor: tf.Tensor) -> bool:
+        """Whether the graph itself has a value as one device has it."""
+        return self._analysis.is_at_hand(tensor)
+
+    def _runs_here(self, space: Space) -> runs.Runs:
+        """Returns the runs of a space's rows in this worker."""
+        return self.runs_of(space)
+
+    def _static_run(self, k: int) -> tuple[int, int]:
+        """Returns the first row of device k, and how many it has, of a static batch."""
+        counts = runs.static_counts(self._analysis.facts.static_rows, len(self._devices))
+        return sum(counts[:k]) if counts[k] else 0, max(counts[k], 1)
 
     # Numbers of rows.
 
@@ -92,9 +137,8 @@ class Joins:
             self._memo[key] = self._nodes.add("Cast", [value], device, **kinds)
         return self._memo[key]
 
-    def _own_part(self, grown: Reference, space: Space, dtype: tf.DType) -> Reference:
+    def _own_part(self, grown: Reference, found: runs.Runs, dtype: tf.DType) -> Reference:
         """Returns of a number that grows with rows on loan, too, what is the rows' own."""
-        found = self.runs_of(space)
         if found.is_exact:
             return grown
         per_row = self._binary("FloorDiv", grown, self._cast(found.sum, dtype, self._home), dtype,
@@ -112,12 +156,12 @@ class Joins:
         if state.kind is Kind.MEAN:
             total = self._sum(parts, tensor)
             return self._divided(total, self._number_of_elements(tensor), tensor.dtype)
-        return self._reduced(parts, tensor.dtype, state.kind)
+        return self._reduced(parts, tensor, state.kind)
 
     def _sum(self, parts: list, tensor: tf.Tensor) -> str:
         found = self._add(parts, tensor.dtype)
         self._writer.changes.sums[found] = tensor
-        return found
+        return self.of_all(found, "Add", tensor, tensor.dtype)
 
     def _divided(self, total: Reference, number: Reference, dtype: tf.DType) -> Reference:
         number = self._cast(number, dtype, self._home)
@@ -145,7 +189,10 @@ class Joins:
             shape = self._shape(part, tensor.dtype, tf.int32, device)
             sizes = self._gathered(shape, np.array(axes, np.int32), tf.int32, device)
             numbers.append(self._reduced_all(sizes, "Prod", tf.int32, device))
-        return self._own_part(self._add(numbers, tf.int32), state.space, tf.int32)
+        number = self.of_all(
+            self._add(numbers, tf.int32), "Add", mean, tf.int32, tf.TensorShape([])
+        )
+        return self._own_part(number, self.runs_of(state.space), tf.int32)
 
     def _reduced_all(self, values: Reference, type: str, dtype: tf.DType, device: str) -> str:
         axis = self._nodes.constant(np.int32(0), device, values)
@@ -154,19 +201,18 @@ class Joins:
             type, [values, axis], device, Tidx=tf.int32, keep_dims=False, **kinds
         )
 
-    def _reduced(self, parts: list, dtype: tf.DType, kind: Kind) -> str:
-        """Returns the maximum or the like; a device without rows stands back for the first."""
-        has_rows = self.runs_of(self._analysis.batch).has_rows
-        neutral = parts[0]
-        if kind is Kind.PROD:
-            neutral = self._writer.constant(np.ones([], dtype.as_numpy_dtype), None)
+    def _reduced(self, parts: list, tensor: tf.Tensor, kind: Kind) -> Reference:
+        """Returns the maximum or the like; a device without rows stands back."""
+        has_rows, dtype = self.has_rows, tensor.dtype
+        neutral = self._writer.constant(_neutral(kind, dtype), None)
         found = []
         for part, has in zip(parts, has_rows, strict=True):
             if has is not None:
                 part = self._nodes.add("SelectV2", [has, part, neutral], self._home, T=dtype)
             found.append(part)
         packed = self._nodes.add("Pack", found, self._home, T=dtype, N=len(found), axis=0)
-        return self._reduced_all(packed, _REDUCTIONS[kind], dtype, self._home)
+        found = self._reduced_all(packed, _REDUCTIONS[kind], dtype, self._home)
+        return self.of_all(found, _MERGES[kind], tensor, dtype)
 
     # Rows become whole.
 
@@ -174,10 +220,16 @@ class Joins:
         """Returns all devices' rows, those on loan left out."""
         wanted = Rows(state.axis, state.space)
         parts = [self._writer.view(tensor, wanted, k) for k in range(len(self._devices))]
-        axis = self._writer.constant(np.int32(state.axis), None)
-        kinds = {"T": tensor.dtype, "Tidx": tf.int32, "N": len(parts)}
-        found = self._nodes.add("ConcatV2", [*parts, axis], self._home, **kinds)
-        rows = self.runs_of(state.space)
+        found = parts[0]
+        if len(parts) > 1:
+            axis = self._writer.constant(np.int32(state.axis), None)
+            kinds = {"T": tensor.dtype, "Tidx": tf.int32, "N": len(parts)}
+            found = self._nodes.add("ConcatV2", [*parts, axis], self._home, **kinds)
+        return self._without_loans(found, tensor, state)
+
+    def _without_loans(self, found: Reference, tensor: tf.Tensor, state: Rows) -> Reference:
+        """Returns of this worker's rows those that are its own."""
+        rows = self._runs_here(state.space)
         if rows.is_exact:
             return found
         rank, multiple = self._rank(tensor), self._multiple(tensor, state)
@@ -187,7 +239,7 @@ class Joins:
             scale = self._writer.constant(mask * (multiple or 1), None)
             if multiple is None:
                 shape = self._shape(found, tensor.dtype, tf.int32, self._home)
-                length = self._own_part(shape, state.space, tf.int32)
+                length = self._own_part(shape, rows, tf.int32)
             else:
                 length = rows.total
             length = self._binary("Mul", scale, length, tf.int32, self._home)
@@ -226,34 +278,41 @@ class Joins:
         key = ("cut", tensor.ref(), want.axis, want.space, k)
         if key in self._memo:
             return self._memo[key]
-        facts, device = self._analysis.facts, self._home if loop is None else self._devices[k]
+        facts = self._analysis.facts
         if facts.static_rows and tensor.op.type == "Const" and loop is None:
             value = facts.constant(tensor)
             if value is not None and not want.space.is_picked:
                 self._memo[key] = self._cut_constant(np.asarray(value), tensor, want, k)
                 return self._memo[key]
         whole = self._writer.in_loops.whole(tensor, k)
-        begin, length = self._window(tensor, whole, want, k, loop)
-        kinds = {"T": tensor.dtype, "Index": tf.int32}
-        self._memo[key] = self._nodes.add("Slice", [whole, begin, length], device, **kinds)
+        rows = self.runs_of(want.space)
+        self._memo[key] = self._cut_out(tensor, whole, rows, want, k, loop)
         return self._memo[key]
 
+    def _cut_out(
+        self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int, loop: Any
+    ) -> str:
+        device = self._home if loop is None else self._devices[k]
+        begin, length = self._window(tensor, whole, rows, want, k, loop)
+        kinds = {"T": tensor.dtype, "Index": tf.int32}
+        return self._nodes.add("Slice", [whole, begin, length], device, **kinds)
+
     def _cut_constant(self, value: np.ndarray, tensor: tf.Tensor, want: Rows, k: int) -> str:
-        total = self._analysis.facts.static_rows
-        counts = runs.static_counts(total, len(self._devices))
-        begin = sum(counts[:k]) if counts[k] else 0
-        multiple = value.shape[want.axis] // total
-        rows = range(begin * multiple, (begin + max(counts[k], 1)) * multiple)
+        begin, count = self._static_run(k)
+        multiple = value.shape[want.axis] // self._analysis.facts.static_rows
+        rows = range(begin * multiple, (begin + count) * multiple)
         value = np.ascontiguousarray(np.take(value, rows, want.axis))
         return self._writer.constant(value.astype(tensor.dtype.as_numpy_dtype), k)
 
-    def _window(self, tensor: tf.Tensor, whole: Reference, want: Rows, k: int, loop: Any) -> tuple:
+    def _window(
+        self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int, loop: Any
+    ) -> tuple:
         """Returns where device k's rows begin, and how many entries they have, as vectors."""
         rank, multiple = self._rank(tensor), self._multiple(tensor, want)
-        key = ("window", want.space, rank, want.axis, multiple, k, id(loop))
+        key = ("window", id(rows), rank, want.axis, multiple, k, id(loop))
         if multiple is not None and key in self._memo:
             return self._memo[key]
-        device, rows = self._home if loop is None else self._devices[k], self.runs_of(want.space)
+        device = self._home if loop is None else self._devices[k]
 
         def number(value):
             return self._nodes.constant(value, device, whole if loop is not None else None)
@@ -296,7 +355,7 @@ class Joins:
         op = leaf.op
         tensor = op.inputs[leaf.value_index if op.type == "ShapeN" else 0]
         state = self._analysis.state(tensor)
-        if self._analysis.is_at_hand(tensor) or state is states.WHOLE or state is states.SIZE:
+        if self._is_at_home(tensor) or state is states.WHOLE or state is states.SIZE:
             if op.type != "ShapeN":
                 self._writer.want_whole(op)
                 return leaf
@@ -309,7 +368,8 @@ class Joins:
 
     def _joined_size(self, leaf: tf.Tensor, state: Rows) -> Reference:
         sizes = [self._writer.own(leaf, k) for k in range(len(self._devices))]
-        return self._own_part(self._add(sizes, leaf.dtype), state.space, leaf.dtype)
+        size = self.of_all(self._add(sizes, leaf.dtype), "Add", leaf, leaf.dtype)
+        return self._own_part(size, self.runs_of(state.space), leaf.dtype)
 
     def _whole_shape(self, leaf: tf.Tensor, tensor: tf.Tensor, state: Rows) -> Reference:
         facts, dtype = self._analysis.facts, leaf.dtype
@@ -327,7 +387,8 @@ class Joins:
             )
             return self._binary("AddV2", scaled, rest, dtype, self._home)
         parts = [self._writer.own(leaf, k) for k in range(len(self._devices))]
-        total = self._own_part(self._add(parts, dtype), state.space, dtype)
+        total = self.of_all(self._add(parts, dtype), "Add", leaf, dtype)
+        total = self._own_part(total, self.runs_of(state.space), dtype)
         mask = self._writer.constant(mask, None)
         return self._nodes.add("SelectV2", [mask, total, parts[0]], self._home, T=dtype)
 
@@ -346,8 +407,7 @@ class Joins:
     def _own_constant_shape(self, value, tensor: tf.Tensor, want: states.Shape, k: int) -> str:
         total = self._analysis.facts.static_rows
         if value[want.axis] > 0:
-            count = max(runs.static_counts(total, len(self._devices))[k], 1)
-            value[want.axis] = value[want.axis] // total * count
+            value[want.axis] = value[want.axis] // total * self._static_run(k)[1]
         return self._writer.constant(value.astype(tensor.dtype.as_numpy_dtype), k)
 
     def _scaled(self, tensor: tf.Tensor, want: states.Shape, k: int, loop: Any) -> str:
@@ -365,3 +425,13 @@ class Joins:
         mask = np.arange(len(self._analysis.facts.shape_entries(tensor))) == want.axis
         mask = self._nodes.constant(mask, device, whole if loop is not None else None)
         return self._nodes.add("SelectV2", [mask, mine, whole], device, T=dtype)
+
+
+def _neutral(kind: Kind, dtype: tf.DType) -> np.ndarray:
+    """Returns what changes no maximum or the like of a dtype."""
+    found = {Kind.PROD: 1, Kind.ALL: True, Kind.ANY: False}.get(kind)
+    if found is None and dtype.is_floating:
+        found = -np.inf if kind is Kind.MAX else np.inf
+    elif found is None:
+        found = dtype.min if kind is Kind.MAX else dtype.max
+    return np.array(found, dtype.as_numpy_dtype)

@@ -1,11 +1,11 @@
 """An EstimatorSpec of one device's graph, and the graph split over the devices of a strategy."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import batches, splitter
+from replicate.splitting import batches, mirroring, splitter
 from replicate.strategy import base
 
 _log = logging.getLogger("replicate")
@@ -15,7 +15,11 @@ _EXPORTED = ("_outputs", "_scores", "_classes", "_value")
 
 
 def split(
-    spec: Any, batch: batches.Batch, strategy: base.DistributionStrategy, numbers: str
+    spec: Any,
+    batch: batches.Batch,
+    strategy: base.DistributionStrategy,
+    numbers: str,
+    mirrored: Sequence[tf.Variable] = (),
 ) -> Any:
     """Splits the graph of a spec, and returns the spec of what is run then.
 
@@ -24,6 +28,7 @@ def split(
         batch: What the model_fn was given.
         strategy: Whose devices compute.
         numbers: See `replicate_model_fn`'s `random_numbers`.
+        mirrored: The variables of which each device gets a copy.
     """
     groups = [_Group(items) for items in _groups(spec)]
     result = splitter.split_graph(
@@ -33,13 +38,16 @@ def split(
         home=strategy.home,
         random_numbers=numbers,
         static_rows=batch.total,
+        mirrored=mirrored,
     )
+    mirroring.list_copies(strategy, mirrored, result)
     moved: dict = {}
     for group, found in zip(groups, result.fetch, strict=True):
         for before, after in zip(group.items, found, strict=True):
-            if isinstance(before, tf.Tensor) and after is not before:
-                after.set_shape(before.shape)
-                moved[before.ref()] = after
+            if after is not before:
+                moved[id(before)] = after
+                if isinstance(before, tf.Tensor):
+                    after.set_shape(before.shape)
     _tell(result, strategy)
     return _replaced(spec, moved)
 
@@ -77,7 +85,7 @@ def _replaced(spec: Any, moved: dict) -> Any:
     """Returns a spec with what is run in place of what the model_fn returned."""
 
     def new(leaf):
-        return moved.get(leaf.ref(), leaf) if isinstance(leaf, tf.Tensor) else leaf
+        return moved.get(id(leaf), leaf)
 
     def nest(value):
         if value is None:
@@ -91,9 +99,9 @@ def _replaced(spec: Any, moved: dict) -> Any:
     return spec._replace(
         loss=nest(spec.loss),
         predictions=nest(spec.predictions),
-        train_op=nest(spec.train_op) if isinstance(spec.train_op, tf.Tensor) else spec.train_op,
+        train_op=new(spec.train_op),
         eval_metric_ops={
-            name: (nest(value), nest(update) if isinstance(update, tf.Tensor) else update)
+            name: (nest(value), new(update))
             for name, (value, update) in (spec.eval_metric_ops or {}).items()
         },
     )

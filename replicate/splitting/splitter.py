@@ -11,7 +11,16 @@ from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import analysis as analyses
-from replicate.splitting import effects, loops, order, runs, states, transport, writer
+from replicate.splitting import (
+    effects,
+    loops,
+    mirroring,
+    order,
+    states,
+    transport,
+    workers,
+    writer,
+)
 from replicate.splitting import facts as known
 from replicate.splitting.lowering import batch_norm, functions
 from replicate.splitting.nodes import Nodes, Reference
@@ -42,14 +51,18 @@ class Result:
         analysis: The states of the graph's tensors.
         written: Its writer.
         made: The new operations by their names.
+        copies: See `mirroring.mirror`.
     """
 
-    def __init__(self, fetch: list, moved: dict, analysis: Any, written: Any, made: dict):
+    def __init__(
+        self, fetch: list, moved: dict, analysis: Any, written: Any, made: dict, copies: dict
+    ):
         self.fetch = fetch
         self._moved = moved
         self._analysis = analysis
         self._writer = written
         self._made = made
+        self.copies = copies
 
     def how(self, op: tf.Operation) -> str:
         """Returns whether an operation is `"split"`, `"whole"` or makes a `"size"`."""
@@ -88,6 +101,8 @@ def split_graph(
     home: str,
     random_numbers: str = "one_device",
     static_rows: int | None = None,
+    cluster: workers.Workers | None = None,
+    mirrored: Sequence[tf.Variable] = (),
 ) -> Result:
     """Splits the current graph over K devices, in place.
 
@@ -99,6 +114,8 @@ def split_graph(
         random_numbers: `"one_device"`: what is drawn is what one device draws; `"per_device"`:
             each device draws its own.
         static_rows: B, where the batch is of a static size; None: it is known in a run.
+        cluster: The workers, where there are several: the batch is all workers'.
+        mirrored: The variables, on the first device, of which each device gets a copy.
     """
     graph, tensors = tf1.get_default_graph(), [each.tensor for each in given]
     families.load()
@@ -111,33 +128,42 @@ def split_graph(
         analyses.Given(each.tensor, Rows(0, batch), each.parts and tuple(each.parts))
         for each in given
     ]
-    facts = known.Facts(graph, [(t, 0) for t in tensors], structure, len(devices), static_rows)
+    if cluster is None:
+        place: Any = workers.Alone(tensors[0], static_rows, len(devices), home)
+    else:
+        place = workers.Cluster(cluster, len(devices), home)
+    facts = known.Facts(graph, [(t, 0) for t in tensors], structure, place.num_devices, static_rows)
     ops = _order(graph, tensors, structure)
     effects.keep_whole(ops, structure, assumptions)
-    with tf1.name_scope("replicate_split/") as prefix, tf1.control_dependencies(None):
+    with tf1.name_scope("replicate_split/"):
         prefix = graph.unique_name("rows")
-        with tf.device(home):
-            total = None if static_rows else runs.count(tensors[0], 0)
-            batch_runs = None if static_rows else runs.of_dynamic(total, len(devices))
     while True:
         analysis = analyses.Analysis(found, batch, facts, structure, assumptions, random_numbers)
         analysis.run(ops)
         nodes = Nodes(graph, prefix)
-        if static_rows:
-            batch_runs = runs.of_static(static_rows, nodes, len(devices), home)
-        written = writer.Writer(analysis, tuple(devices), home, batch_runs, nodes)
+        written = writer.Writer(
+            analysis,
+            tuple(devices),
+            home,
+            place.runs(nodes),
+            nodes,
+            place.make_joins,
+            place.first_device,
+        )
         try:
             fetch = [_each(written.fetch, group) for group in keep]
-            written.finish()
+            written.finish(aside=mirroring.writes(graph, structure, mirrored))
             break
         except loops.LoopWholeError as reason:
             assumptions.make_loop_whole(reason.op, str(reason))
+    copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
     transport.pack(written, fetch)
     made = nodes.write()
     _apply(written.changes, made)
     effects.order(written, made)
     fetch = [_each(functools.partial(_tensor, made), group) for group in fetch]
-    return Result(fetch, moved, analysis, written, made)
+    place.write(written, made, fetch)
+    return Result(fetch, moved, analysis, written, made, copies)
 
 
 def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor]) -> dict:
@@ -180,4 +206,4 @@ def _tensor(made: dict[str, tf.Operation], reference: Reference) -> Any:
     if not isinstance(reference, str):
         return reference
     name, _, index = reference.partition(":")
-    return made[name].outputs[int(index or 0)]
+    return made[name].outputs[int(index or 0)] if made[name].outputs else made[name]

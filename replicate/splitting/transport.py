@@ -139,9 +139,11 @@ class Transport:
     def _find_stages(self, found: Iterable[Any]) -> dict:
         """Returns how often what each value is made from has left a device.
 
-        What leaves home is not counted: a way back to home leaves another device.
+        What leaves home is not counted: a way back to home leaves another device. What goes over
+        workers leaves home, and comes back later than what does not.
         """
         stages = dict.fromkeys(found, 0)
+        crossings = self._writer.joins.crossings
         waiting = collections.deque(each for each in stages if not self._before[each])
         waiting.extend(each for each in stages if self._before[each])
         is_waiting = set(waiting)
@@ -151,6 +153,7 @@ class Transport:
             device, stage = self._device(each), stages[each]
             for user in self._users.get(each, ()):
                 leaves = device != self._home and self._device(user) != device
+                leaves += each in crossings
                 if stages[user] < stage + leaves:
                     stages[user] = stage + leaves
                     if user not in is_waiting:

@@ -6,6 +6,7 @@ gets a copy on each device, which reads its inputs in the views that the rule as
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,11 +49,14 @@ class Writer:
         home: Where joined values and small whole numbers are.
         batch: The runs of the batch.
         nodes: Where new operations are added.
+        make_joins: Makes the joins, of the writer and these runs.
+        first_device: The number of the first device among those of all workers.
 
     Attributes:
         changes: What becomes of operations that are whole.
         run_whole: The operations that run once.
         run_split: The operations that have copies which run.
+        run_aside: Of what runs once what no step runs, and names of new operations like that.
     """
 
     def __init__(
@@ -62,6 +66,8 @@ class Writer:
         home: str,
         batch: runs.Runs,
         nodes: Nodes,
+        make_joins: Callable[[Any, runs.Runs], joins.Joins] = joins.Joins,
+        first_device: int = 0,
     ):
         self.analysis = analysis
         self.structure: loops.Structure = analysis.structure
@@ -71,7 +77,9 @@ class Writer:
         self.changes = Changes()
         self.run_whole: set[tf.Operation] = set()
         self.run_split: set[tf.Operation] = set()
-        self.joins = joins.Joins(self, batch)
+        self.run_aside: set[Any] = set()
+        self.joins = make_joins(self, batch)
+        self._first_device = first_device
         self.in_loops = loop_copies.LoopCopies(self)
         self._memo: dict = {}
         self._queue: list = []
@@ -87,12 +95,24 @@ class Writer:
             return wanted
         return self.whole(wanted)
 
-    def finish(self) -> None:
-        """Makes all that is wanted."""
+    def finish(self, aside: Sequence[tf.Operation] = ()) -> None:
+        """Makes all that is wanted.
+
+        Args:
+            aside: What no step runs, as initializers, and is wanted all the same.
+        """
+        self._empty_queue()
+        step = set(self.run_whole)
+        for op in aside:
+            self.want_whole(op)
+        self._empty_queue()
+        self.run_aside |= self.run_whole - step
+        self.in_loops.finish()
+
+    def _empty_queue(self) -> None:
         while self._queue:
             make, op = self._queue.pop()
             make(op)
-        self.in_loops.finish()
 
     def want_whole(self, op: tf.Operation) -> None:
         """Has an operation run once, on whole values."""
@@ -116,8 +136,7 @@ class Writer:
         """Returns a tensor as one device has it."""
         state = self.analysis.state(tensor)
         if state is WHOLE or self.analysis.is_at_hand(tensor):
-            self.want_whole(tensor.op)
-            return tensor
+            return self.joins.at_home(tensor)
         if isinstance(state, (Rows, Partial)):
             tensor = self._passed(tensor)
             if self.analysis.is_at_hand(tensor):
@@ -265,7 +284,7 @@ class Writer:
         for key, value in split.attributes.items():
             node.attr[key].CopyFrom(definitions.attribute(value))
         if node.op in random.SEEDED and (node.attr["seed"].i or node.attr["seed2"].i):
-            node.attr["seed2"].i = random.seed_of_copy(node.attr["seed2"].i, k)
+            node.attr["seed2"].i = random.seed_of_copy(node.attr["seed2"].i, self._first_device + k)
         static_rows = self.analysis.facts.static_rows
         for value in node.attr.values() if static_rows else ():
             for dimension in value.shape.dim if value.HasField("shape") else ():

@@ -6,7 +6,9 @@ from typing import Any
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
 from replicate.strategy import base
-from replicate.strategy.policies import one_device
+from replicate.strategy.policies import mirrored, one_device
+
+_LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
 
 
 class SingleTowerStrategy(one_device.OneDeviceStrategy):
@@ -24,6 +26,7 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
             self, owner.worker_devices[:1], owner.parameter_devices[:1]
         )
         self._owner = owner
+        self._made: list[Any] = []
 
     @contextlib.contextmanager
     def _making(self):
@@ -41,6 +44,23 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
         placement.keep_beside_variables(tf1.get_default_graph())
         return results
 
+    @property
+    def mirrored(self) -> list[tf.Variable]:
+        """The variables in the current graph of which the other strategy keeps copies.
+
+        NOTE: a metric's variables are not among them. They are written whole, and once.
+        """
+        if not isinstance(self._owner, mirrored.MirroredStrategy):
+            return []
+        graph = tf1.get_default_graph()
+        local = {id(each) for key in _LOCAL for each in graph.get_collection(key)}
+        return [each for each in self._made if id(each) not in local and _is_of(each, graph)]
+
+    def _make_variable(self, next_creator, kwargs):
+        made = super()._make_variable(next_creator, kwargs)
+        self._made.append(made)
+        return made
+
     def _tower_device(self, tower_id):
         return self._owner._tower_device(tower_id)
 
@@ -49,3 +69,9 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
 
     def _places(self, kwargs):
         return self._owner._places(kwargs)[:1]
+
+
+def _is_of(variable: Any, graph: tf.Graph) -> bool:
+    """Whether a variable is a resource of a graph."""
+    handle = getattr(variable, "handle", None)
+    return getattr(handle, "graph", None) is graph and handle.op.type == "VarHandleOp"

@@ -497,7 +497,10 @@ class Built:
             self.world.marker()
             for n, (case, states) in enumerate(self.entries):
                 with tf.name_scope(f"entry{n}"):
-                    self.results.append(case.build(self.world, states))
+                    try:
+                        self.results.append(case.build(self.world, states))
+                    except Exception as error:
+                        raise AssertionError(f"{told((case, states))}: {error}") from error
             self.fetches = self.results
             self.initializer = tf1.global_variables_initializer()
 

@@ -7,7 +7,20 @@ import pytest
 
 from replicate.splitting import splitter  # noqa: F401 - registers the rules
 from replicate.splitting.rules import registry
-from tests.splitting.rules import cases_elementwise, cases_shapes, harness
+from tests.splitting.rules import (
+    cases_contractions,
+    cases_elementwise,
+    cases_gathers,
+    cases_images,
+    cases_loops,
+    cases_matrices,
+    cases_normalisation,
+    cases_random,
+    cases_reductions,
+    cases_shapes,
+    cases_strings,
+    harness,
+)
 
 FAMILIES = [module.FAMILY for module in (cases_elementwise, cases_shapes)]
 SETTINGS = [

@@ -1,0 +1,357 @@
+"""What goes over workers, by levels: few collectives, in the same order in all workers.
+
+A level is what waits for the same number of others that go over workers. Of a level all values
+of a kind travel together. No collective is in a branch: what is made in a branch leaves it first,
+as nothing where the branch is not taken, and comes back as what all have made.
+"""
+
+import collections
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from replicate.compat.tensorflow import tf
+from replicate.graph import carriers, collectives, reductions
+from replicate.splitting import loops
+from replicate.splitting.nodes import Reference
+
+ROWS = "rows"
+FIRST = "first"
+
+_SWITCHES = ("Switch", "RefSwitch")
+_MERGES = ("Merge", "RefMerge")
+
+
+class Crossing(NamedTuple):
+    """A value that goes over workers.
+
+    Attributes:
+        name: Of the operation that passes on this worker's value, until it reads all workers'.
+        how: `"Add"`, `"Max"`, `"Min"` or `"Mul"`; ROWS: one worker's rows behind the other's;
+            FIRST: the first worker's.
+        axis: Along which the rows are.
+        rows: How many rows each worker has, int32, of shape [W].
+        multiple: How long each row is along the axis.
+        shape: What is known of this worker's value.
+        conditions: The branches that the value is made in, innermost first: predicates, and on
+            which side of them.
+    """
+
+    name: str
+    how: str
+    axis: int | None
+    rows: Reference | None
+    multiple: int
+    shape: tf.TensorShape
+    conditions: Sequence[tuple[Reference, bool]]
+
+
+class Conditions:
+    """Which branches must be taken for a tensor to have a value, by the data.
+
+    Gradients of branches have no control flow context, so contexts do not tell.
+
+    Args:
+        graph: The graph, which is complete when it is first asked for.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
+        self._found: dict[tf.Operation, frozenset] | None = None
+        self._predicates: dict[Any, tf.Tensor] = {}
+
+    def of(self, tensor: tf.Tensor) -> list[tuple[tf.Tensor, bool]]:
+        """Returns the predicates, innermost first, and on which side of them a tensor is."""
+        if self._found is None:
+            self._find()
+        found = [(self._predicates[key], side) for key, side in self._of_tensor(tensor)]
+        return sorted(found, key=lambda each: (-len(self._of_tensor(each[0])), each[0].name))
+
+    def _find(self) -> None:
+        self._found = {}
+        ops = self._graph.get_operations()
+        if not any(_begins_branch(op) for op in ops):
+            return
+        is_changed = True
+        while is_changed:
+            is_changed = False
+            for op in ops:
+                new = self._of_inputs(op)
+                if new and new != self._found.get(op):
+                    self._found[op] = new
+                    is_changed = True
+
+    def _of_inputs(self, op: tf.Operation) -> frozenset:
+        if op.type in _MERGES:
+            ways = [t for t in op.inputs if t.op.type not in ("NextIteration", "RefNextIteration")]
+            return frozenset.intersection(*[self._of_tensor(tensor) for tensor in ways])
+        found = [self._of_tensor(tensor) for tensor in op.inputs]
+        found += [self._found.get(control, frozenset()) for control in op.control_inputs]
+        return frozenset().union(*found)
+
+    def _of_tensor(self, tensor: tf.Tensor) -> frozenset:
+        found = self._found.get(tensor.op, frozenset())
+        if _begins_branch(tensor.op):
+            predicate = tensor.op.inputs[1]
+            while predicate.op.type == "Identity":
+                predicate = predicate.op.inputs[0]
+            self._predicates[predicate.ref()] = predicate
+            found |= {(predicate.ref(), bool(tensor.value_index))}
+        return found
+
+
+def _begins_branch(op: tf.Operation) -> bool:
+    return op.type in _SWITCHES and op.inputs[1].op.type != "LoopCond"
+
+
+class _Join:
+    """What goes over workers, in the graph.
+
+    Attributes:
+        op: Passes on the worker's value, until it reads all workers'; in no branch.
+        value: The worker's value.
+        how: See `Crossing`.
+        axis: See `Crossing`.
+        lengths: How long each worker's value is along the axis, int32, of shape [W].
+    """
+
+    def __init__(self, op: tf.Operation, how: str, axis: int | None, lengths: Any):
+        self.op = op
+        self.value: tf.Tensor = op.inputs[0]
+        self.how = how
+        self.axis = axis
+        self.lengths = lengths
+        if lengths is not None:  # they may go over workers themselves
+            op._add_control_input(lengths.op)
+
+
+def write(
+    crossings: Iterable[Crossing],
+    made: dict[str, tf.Operation],
+    fetch: Sequence[Any],
+    across: collectives.Across,
+    home: str,
+) -> None:
+    """Lets all that goes over workers be what they have made together.
+
+    Args:
+        crossings: What goes over workers, in the same order in all of them.
+        made: The new operations by their names.
+        fetch: What is run: tensors and operations.
+        across: Joins what workers bring.
+        home: Where that is.
+    """
+    with alone_on(home):
+        found = _joins(crossings, made)
+        roots = [getattr(each, "op", each) for each in fetch]
+        for members in _levels(found, roots):
+            _join(members, across)
+
+
+def alone_on(home: str):
+    """Enters the device and the scope of what workers join."""
+    return reductions.alone_on(home, collectives.SCOPE)
+
+
+def _joins(crossings: Iterable[Crossing], made: dict[str, tf.Operation]) -> list[_Join]:
+    outside: dict[str, tf.Tensor] = {}  # the joined values, in no branch
+    found = []
+    for crossing in crossings:
+        op, lengths = made[crossing.name], None
+        op.inputs[0].set_shape(crossing.shape)  # from another device it may have come without
+        if crossing.rows is not None:
+            name = crossing.rows if isinstance(crossing.rows, str) else ""
+            lengths = outside[name] if name in outside else _tensor(made, crossing.rows)
+            lengths = lengths * crossing.multiple
+        # NOTE: a predicate may be joined itself, and lie in a branch around this one.
+        conditions = [(_tensor(made, each), side) for each, side in crossing.conditions]
+        if conditions:
+            op = _hoisted(op, conditions)
+        outside[crossing.name] = op.outputs[0]
+        if op.outputs[0].dtype == tf.string and crossing.how == ROWS:
+            found += _of_text(op, crossing.axis, lengths)
+        else:
+            found.append(_Join(op, crossing.how, crossing.axis, lengths))
+    return found
+
+
+def _tensor(made: dict[str, tf.Operation], reference: Reference) -> tf.Tensor:
+    if not isinstance(reference, str):
+        return reference
+    name, _, index = reference.partition(":")
+    return made[name].outputs[int(index or 0)]
+
+
+# Branches.
+
+
+def _hoisted(op: tf.Operation, conditions: Sequence[tuple[tf.Tensor, bool]]) -> tf.Operation:
+    """Lets a value leave its branches and come back; returns what passes it on outside."""
+    value = op.inputs[0]
+    shape = value.shape
+    for n, (predicate, side) in enumerate(conditions):
+        nothing = tf.zeros(shape if shape.is_fully_defined() else [0] * shape.rank, value.dtype)
+        for outer, outer_side in reversed(conditions[n + 1 :]):
+            nothing = _side(nothing, outer, outer_side)
+        nothing = _side(nothing, predicate, not side)
+        value = tf.raw_ops.Merge(inputs=[value, nothing]).output
+        value.set_shape(shape)
+    outside = tf.identity(value)
+    back = outside
+    for predicate, side in reversed(conditions):
+        back = _side(back, predicate, side)
+    op._update_input(0, back)
+    return outside.op
+
+
+def _side(value: tf.Tensor, predicate: tf.Tensor, side: bool) -> tf.Tensor:
+    return tf.raw_ops.Switch(data=value, pred=predicate)[int(side)]
+
+
+# Text.
+
+
+def _of_text(op: tf.Operation, axis: int, lengths: tf.Tensor) -> list[_Join]:
+    """Lets text go over workers, as numbers: letters, and how many there are."""
+    text = op.inputs[0]
+    sizes = tf.strings.length(text)
+    longest = tf.identity(tf.reduce_max(tf.concat([[1], tf.reshape(sizes, [-1])], 0)))
+    letters = tf.identity(tf.io.decode_raw(text, tf.uint8, fixed_length=longest))
+    letters.set_shape([*text.shape, None])
+    sizes = tf.identity(sizes)
+    names = tf.constant([bytes([number]) for number in range(256)])
+    whole = tf.strings.reduce_join(tf.gather(names, tf.cast(letters, tf.int32)), -1)
+    op._update_input(0, tf.strings.substr(whole, tf.zeros_like(sizes), sizes))
+    return [
+        _Join(longest.op, "Max", None, None),
+        _Join(letters.op, ROWS, axis, lengths),
+        _Join(sizes.op, ROWS, axis, lengths),
+    ]
+
+
+# Levels.
+
+
+def _levels(joins: Sequence[_Join], roots: Sequence[tf.Operation]) -> list[list[_Join]]:
+    """Returns what is wanted by levels: each waits for those before it, and for no later one."""
+    before = _before(roots)
+    crossing = {join.op for join in joins}
+    users = collections.defaultdict(list)
+    for op, others in before.items():
+        for other in others:
+            users[other].append(op)
+    found = {op: int(op in crossing) for op in before}
+    waiting = collections.deque(op for op in before if op in crossing)
+    while waiting:
+        op = waiting.popleft()
+        for user in users[op]:
+            level = found[op] + (user in crossing)
+            if level > len(crossing):
+                raise ValueError(
+                    f"What goes over workers must not wait for itself; {user.name} does. This is "
+                    "an error in replicate; please report it."
+                )
+            if level > found[user]:
+                found[user] = level
+                waiting.append(user)
+    members = collections.defaultdict(list)
+    for join in joins:
+        if join.op in found:
+            members[found[join.op]].append(join)
+    return [members[level] for level in sorted(members)]
+
+
+def _before(roots: Sequence[tf.Operation]) -> dict[tf.Operation, set]:
+    """Returns for each operation that is run those that it waits for, pushes of stacks too."""
+    pushes = collections.defaultdict(set)
+    for op in roots[0].graph.get_operations() if roots else ():
+        if op.type == "StackPushV2":
+            pushes[loops.handle_of(op.inputs[0])].add(op)
+    found: dict[tf.Operation, set] = {}
+    waiting = list(roots)
+    while waiting:
+        op = waiting.pop()
+        if op in found:
+            continue
+        found[op] = {tensor.op for tensor in op.inputs} | set(op.control_inputs)
+        if op.type == "StackPopV2":
+            found[op] |= pushes[loops.handle_of(op.inputs[0])]
+        waiting.extend(found[op])
+    return found
+
+
+# Joining.
+
+
+def _join(members: Sequence[_Join], across: collectives.Across) -> None:
+    """Joins a level."""
+    groups = collections.defaultdict(list)
+    for join in members:
+        if join.how == ROWS:
+            groups[ROWS, carriers.carried(join.value).dtype.name].append(join)
+        else:
+            groups["Add" if join.how == FIRST else join.how, ""].append(join)
+    for (how, _), found in sorted(groups.items(), key=lambda group: group[0]):
+        values = [across.of_first(j.value) if j.how == FIRST else j.value for j in found]
+        brought = [carriers.carried(value) for value in values]
+        if how == ROWS:
+            whole = _gathered(found, brought, across)
+        else:
+            whole = _merged(brought, how, across)
+        for join, value, before in zip(found, whole, values, strict=True):
+            join.op._update_input(0, carriers.restored(value, before))
+
+
+def _merged(values: Sequence[tf.Tensor], how: str, across: collectives.Across) -> list:
+    """Merges tensors; those of unknown sizes, which are the same in all workers, make one."""
+    open_ones = collections.defaultdict(list)
+    for n, value in enumerate(values):
+        if not value.shape.is_fully_defined() or not value.shape.num_elements():
+            open_ones[value.dtype].append(n)
+    sent = {n for members in open_ones.values() for n in members}
+    alone = [n for n in range(len(values)) if n not in sent]
+    flat = []
+    for dtype, members in open_ones.items():
+        parts = [tf.reshape(values[n], [-1]) for n in members]
+        flat.append(tf.concat([*parts, tf.zeros([1], dtype)], 0))  # a ring of nothing breaks
+    found = iter(across.merged([*[values[n] for n in alone], *flat], how))
+    whole: dict[int, tf.Tensor] = {n: next(found) for n in alone}
+    for members, joined in zip(open_ones.values(), found, strict=True):
+        sizes = [tf.size(values[n]) for n in members]
+        for n, part in zip(members, tf.split(joined, [*sizes, 1])[:-1], strict=True):
+            whole[n] = tf.reshape(part, tf.shape(values[n]))
+            whole[n].set_shape(values[n].shape)
+    return [whole[n] for n in range(len(values))]
+
+
+def _gathered(
+    joins: Sequence[_Join], values: Sequence[tf.Tensor], across: collectives.Across
+) -> list[tf.Tensor]:
+    """Returns all workers' rows of tensors of one dtype.
+
+    NOTE: a collective wants one size in all workers. Rows are made as many as the worker with
+    most has, and all together as long as the next power of two, so that few sizes are met.
+    """
+    orders, longer = [], []
+    for join, value in zip(joins, values, strict=True):
+        order = list(range(value.shape.rank))
+        axis = join.axis + value.shape.rank - join.value.shape.rank  # numbers may be pairs
+        order[0], order[axis] = order[axis], order[0]
+        orders.append(order)
+        most = tf.reduce_max(join.lengths)
+        longer.append(carriers.lengthened(tf.transpose(value, order), most))
+    flat = tf.concat([tf.reshape(each, [-1]) for each in longer], 0)
+    bits = collectives.bits_of(tf.size(flat))
+    size = tf.bitwise.left_shift(1, bits)
+    whole = tf.reshape(across.gathered(carriers.lengthened(flat, size), bits), [-1, size])
+    sizes = [tf.size(each) for each in longer]
+    pieces = tf.split(whole, [*sizes, size - tf.add_n(sizes)], 1)[:-1]
+    found = []
+    for n, (join, piece) in enumerate(zip(joins, pieces, strict=True)):
+        shape = tf.shape(longer[n])
+        rows = tf.reshape(piece, tf.concat([[across.size], shape], 0))
+        rows = tf.boolean_mask(rows, tf.sequence_mask(join.lengths, shape[0]))
+        found.append(tf.transpose(rows, orders[n]))
+        known = values[n].shape.as_list()
+        known[orders[n][0]] = None
+        found[-1].set_shape(known)
+    return found

@@ -1,0 +1,599 @@
+"""Mirrored variables in a split graph: each device reads, and writes, a copy of its own.
+
+The model is built with plain variables on the first device, the *primaries*. Here each gets a
+copy on every later device. What a later device reads of a primary it reads of its copy, together
+with what is made of variables and joined values alone, as a cast or a normalised weight. And each
+write of a primary, an initializer's and a restored checkpoint's too, is written once more for
+each copy, from the same values: what is cheap and the same anywhere is made on each device, all
+else is made once and sent. The write of the primary waits for those of the copies. So whoever
+waits for it waits for them, and whoever runs it runs them.
+
+A write that cannot be written again, as one in a loop, is followed by another one, of the
+primary's new value to the copies.
+
+NOTE: on GPUs a `ResourceScatterAdd` adds entries of one row in any order, as in TensorFlow's own
+mirrored variables: there copies may differ by rounding.
+"""
+
+import collections
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from replicate.compat import importing
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import order
+from replicate.splitting.lowering import definitions
+from replicate.splitting.nodes import Reference
+from replicate.strategy import variables as distributed
+
+_READS = frozenset(
+    ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
+)
+_WRITES = (
+    "Assign",
+    "ResourceApply",
+    "ResourceCountUpTo",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)
+_PASSING = ("Enter", "Identity", "RefEnter", "Switch")
+_EXITS = ("Exit", "RefExit")
+# What is much work, or adds up in an order that a GPU leaves open: made once, and sent.
+_MADE_ONCE = frozenset(
+    """BatchMatMul BatchMatMulV2 BatchMatMulV3 Bincount Conv2D Conv2DBackpropFilter
+    Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2 CumsumV2 Cholesky
+    DenseBincount DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
+    DepthwiseConv2dNativeBackpropInput Einsum Enter Exit LoopCond MatMul MatrixInverse
+    NextIteration Placeholder PlaceholderWithDefault PyFuncStateless Qr RefEnter RefExit ScatterNd
+    SegmentMean SegmentSum SelfAdjointEigV2 SparseSegmentMean SparseSegmentSqrtN SparseSegmentSum
+    SparseTensorDenseMatMul Svd TensorScatterAdd TensorScatterSub TopKV2 Unique UniqueV2
+    UniqueWithCounts UnsortedSegmentProd UnsortedSegmentSum""".split()
+)
+
+
+def writes(graph: tf.Graph, structure: Any, variables: Iterable[tf.Variable]) -> list:
+    """Returns what writes variables, and what leaves loops that do.
+
+    Args:
+        graph: The graph.
+        structure: Its loops.
+        variables: The variables.
+    """
+    functions = definitions.Functions(graph)
+    found = [
+        op for variable in variables for op in _users(variable.handle) if _writes(op, functions)
+    ]
+    roots = {structure.root(op) for op in found} - {None}
+    exits = [op for op in graph.get_operations() if roots and op.type in _EXITS]
+    exits = [op for op in exits if structure.root(op) in roots and structure.loop(op) is None]
+    return list(dict.fromkeys([*found, *exits]))
+
+
+def mirror(written: Any, variables: Sequence[tf.Variable], fetch: list) -> dict:
+    """Gives variables copies on all devices but the first, and lets these read and write them.
+
+    Args:
+        written: The writer, which has written all `writes` of the variables too.
+        variables: The variables.
+        fetch: What will be run: references and operations, and lists of them; changed in place.
+
+    Returns:
+        The names of the operations that hold the copies, device by device, by the operations that
+        hold the variables.
+    """
+    pass_ = _Mirroring(written, variables)
+    pass_.run(fetch)
+    return pass_.handles
+
+
+def list_copies(strategy: Any, variables: Sequence[tf.Variable], result: Any) -> None:
+    """Lists variables in collections with their copies, as one mirrored variable each.
+
+    Args:
+        strategy: Whose variables they are.
+        variables: The primaries.
+        result: What `split_graph` returned.
+    """
+    found, devices = {}, strategy.worker_devices
+    for variable in variables:
+        names = result.copies[variable.handle.op]
+        copies = [_member(variable, name, result.made) for name in names]
+        members = [variable, *copies]
+        mirrored = distributed.MirroredVariable(strategy, members, devices, distributed.NONE)
+        if variable._save_slice_info is not None:
+            mirrored._set_save_slice_info(variable._save_slice_info)
+        found[id(variable)] = mirrored
+    graph = tf1.get_default_graph()
+    for key in graph.get_all_collection_keys():
+        listed = graph.get_collection_ref(key)
+        listed[:] = [found.get(id(each), each) for each in listed]
+
+
+def _member(primary: tf.Variable, name: str, made: dict[str, tf.Operation]) -> tf.Variable:
+    """Returns a copy as a variable."""
+    k = name.split("/")[0].removeprefix("tower_")
+    handle = made[name].outputs[0]
+    if hasattr(primary.handle, "_handle_data"):
+        handle._handle_data = primary.handle._handle_data
+    initializer = primary.initializer
+    return tfc.resource_variable_ops.BaseResourceVariable(
+        trainable=primary.trainable,
+        shape=primary.shape,
+        dtype=primary.dtype,
+        handle=handle,
+        constraint=primary.constraint,
+        synchronization=primary.synchronization,
+        aggregation=primary.aggregation,
+        unique_id=name,
+        handle_name=f"{name}:0",
+        graph_element=made[_read_name(name)].outputs[0],
+        initial_value=primary._initial_value,
+        initializer_op=made.get(_copy_name(initializer, k), initializer),
+        is_initialized_op=made[_check_name(name)].outputs[0],
+    )
+
+
+def _copy_name(op: tf.Operation, k: Any) -> str:
+    """Returns the name of the copy on device k of an operation that runs once."""
+    return f"tower_{k}/whole/{op.name}"
+
+
+def _read_name(handle: str) -> str:
+    return f"{handle}/Read/ReadVariableOp"
+
+
+def _check_name(handle: str) -> str:
+    return f"{handle}/IsInitialized/VarIsInitializedOp"
+
+
+def _root(tensor: tf.Tensor) -> tf.Operation:
+    """Returns what made a handle that may have entered a branch or a loop."""
+    while tensor.op.type in _PASSING:
+        tensor = tensor.op.inputs[0]
+    return tensor.op
+
+
+def _users(handle: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the operations that use a handle, in branches and loops too."""
+    waiting = [handle]
+    while waiting:
+        for op in waiting.pop().consumers():
+            if op.type in _PASSING:
+                waiting.extend(op.outputs)
+            else:
+                yield op
+
+
+def _writes(op: tf.Operation, functions: definitions.Functions) -> bool:
+    called = definitions.called(op.node_def)
+    if called:
+        return not all(functions.only_reads(name) for name in called)
+    return op.type.startswith(_WRITES)
+
+
+class _Mirroring:
+    """What `mirror` does.
+
+    Args:
+        written: The writer.
+        variables: The variables.
+
+    Attributes:
+        handles: See `mirror`.
+    """
+
+    def __init__(self, written: Any, variables: Sequence[tf.Variable]):
+        self._written = written
+        self._nodes = written.nodes
+        self._devices = written.devices
+        self._later = range(1, len(written.devices))
+        self._changed = {(op, n): found for op, n, found in written.changes.inputs}
+        self._controls = dict(written.changes.controls)
+        self._functions = _OwnFunctions(written.nodes.graph, written.devices)
+        self.handles = {each.handle.op: self._hold(each.handle.op) for each in variables}
+        self._names = {name for names in self.handles.values() for name in names}
+        found = [op for op in written.run_whole if self._has_copies_of(op)]
+        found = [op for op in found if _writes(op, self._functions.known)]
+        self._rewritten = {op for op in found if self._can_be_written_again(op)}
+        self._once = [op for op in found if op not in self._rewritten]
+        self._synced: dict[tf.Operation, list[str]] = {}
+        self._asked: set = set()
+        self._todo: list = []
+        self._readers: dict = {}
+
+    def run(self, fetch: list) -> None:
+        """Does it."""
+        self._write_after()
+        self._learn()
+        self._move_reads()
+        for op in self._rewritten:
+            for k in self._later:
+                self._want(op, k)
+        while self._todo:
+            self._copy(*self._todo.pop())
+        for op in self._rewritten:
+            copies = [_copy_name(op, k) for k in self._later]
+            self._controls[op] = [*self._waited_by(op), *copies]
+        self._written.changes.controls = list(self._controls.items())
+        self._functions.add()
+        fetch[:] = [
+            [self._fetched(each) for each in group]
+            if isinstance(group, list)
+            else self._fetched(group)
+            for group in fetch
+        ]
+
+    # The copies.
+
+    def _hold(self, handle: tf.Operation) -> list[str]:
+        """Makes what holds a variable's copies, and what a session reads of them."""
+        names = []
+        kind = tf.as_dtype(handle.get_attr("dtype"))
+        for k in self._later:
+            device, name = self._devices[k], self._written.copy_name(handle, k)
+            node = self._nodes.copy(handle, name, device)
+            for key in ("shared_name", "debug_name"):
+                if key in node.attr:
+                    node.attr[key].s = name.encode()
+            read, check = _read_name(name), _check_name(name)
+            self._nodes.add("ReadVariableOp", [name], device, name=read, dtype=kind)
+            self._nodes.add("VarIsInitializedOp", [name], device, name=check)
+            self._written.run_aside.update((read, check))
+            names.append(name)
+        return names
+
+    def _handles_of(self, op: tf.Operation) -> set[tf.Operation]:
+        return {_root(tensor) for tensor in op.inputs if tensor.dtype == tf.resource}
+
+    def _has_copies_of(self, op: tf.Operation) -> bool:
+        """Whether an operation uses a variable that has copies."""
+        return any(handle in self.handles for handle in self._handles_of(op))
+
+    def _can_be_written_again(self, op: tf.Operation) -> bool:
+        if self._written.structure.own_loop(op) is not None:
+            return False
+        if any(handle not in self.handles for handle in self._handles_of(op)):
+            return False
+        return self._functions.can_be_copied(op.node_def)
+
+    # What is known of operations that run once.
+
+    def _read_by(self, op: tf.Operation) -> list[Reference]:
+        """Returns what an operation reads: tensors, and names of joined values."""
+        return [self._changed.get((op, n), tensor) for n, tensor in enumerate(op.inputs)]
+
+    def _waited_by(self, op: tf.Operation) -> Sequence[Any]:
+        """Returns what an operation waits for: operations and names."""
+        return self._controls.get(op, op.control_inputs)
+
+    def _learn(self) -> None:
+        """Finds what may be made on each device, what is worth it, and what stands for writes."""
+        self._of_batch: set[tf.Operation] = set()
+        self._useful: set[tf.Operation] = set()
+        self._copyable: set[tf.Operation] = set()
+        self._touching: set[tf.Operation] = set()
+        given = {each.tensor.op for each in self._written.analysis.given.values()}
+        run = self._written.run_whole
+        for op in order.ordered(run, {op: op.control_inputs for op in run}):
+            read = self._read_by(op)
+            tensors = [each for each in read if isinstance(each, tf.Tensor)]
+            big = (t.op for t in tensors if t.dtype != tf.resource and t.shape.rank != 0)
+            if op in given or any(each in self._of_batch for each in big):
+                self._of_batch.add(op)
+            if self._may_be_copied(op):
+                self._copyable.add(op)
+                is_joined = len(tensors) < len(read)
+                before = (tensor.op in self._useful for tensor in tensors)
+                if self._is_read(op) or is_joined or any(before):
+                    self._useful.add(op)
+            if self._touches(op, tensors):
+                self._touching.add(op)
+
+    def _is_read(self, op: tf.Operation) -> bool:
+        return op.type in _READS and self._has_copies_of(op)
+
+    def _may_be_copied(self, op: tf.Operation) -> bool:
+        """Whether an operation gives the same on each device, and costs little."""
+        if self._written.structure.own_loop(op) is not None:
+            return False
+        if self._is_read(op):
+            return op.type != "VarIsInitializedOp"
+        if op.type in _MADE_ONCE or op.op_def.is_stateful or definitions.called(op.node_def):
+            return False
+        if op.device not in ("", self._written.home, self._devices[0]):
+            return False
+        kinds = [tensor.dtype for tensor in op.outputs]
+        if tf.resource in kinds:
+            return op.type in ("Identity", "Switch") and self._has_copies_of(op)
+        is_plain = not any(kind == tf.variant or kind._is_ref_dtype for kind in kinds)
+        return is_plain and op not in self._of_batch
+
+    def _touches(self, op: tf.Operation, tensors: list[tf.Tensor]) -> bool:
+        """Whether who waits for an operation waits for reads or writes that devices do, too."""
+        if op in self._rewritten or op in self._synced:
+            return True
+        if op.type in _READS:
+            return op in self._copyable
+        if op.type.startswith(_WRITES):
+            return False
+        found = {each for each in self._waited_by(op) if isinstance(each, tf.Operation)}
+        if op.type == "Identity":
+            found |= {tensor.op for tensor in tensors}
+        return any(each in self._touching for each in found)
+
+    # What a later device has in place of what is at home.
+
+    def _want(self, op: tf.Operation, k: int) -> str:
+        """Has an operation be copied to device k; returns the copy's name."""
+        if (op, k) not in self._asked:
+            self._asked.add((op, k))
+            self._todo.append((op, k))
+        return _copy_name(op, k)
+
+    def _view(self, reference: Reference, k: int) -> Reference:
+        """Returns a value as device k reads it; what is not its own is sent."""
+        if isinstance(reference, str):
+            return reference
+        op = reference.op
+        if op in self.handles:
+            return self.handles[op][k - 1]
+        is_constant = op.type == "Const"
+        if is_constant and op._get_control_flow_context() is None and not op.control_inputs:
+            return reference  # each device has constants of its own
+        if op in self._useful or (is_constant and op in self._copyable):
+            return self._output(reference, k)
+        if reference.dtype == tf.resource and op in self._copyable:
+            return self._output(reference, k)
+        return reference
+
+    def _output(self, tensor: tf.Tensor, k: int) -> str:
+        name = self._want(tensor.op, k)
+        return f"{name}:{tensor.value_index}" if tensor.value_index else name
+
+    def _waits(self, waited: Any, k: int) -> list:
+        """Returns what device k waits for, where the first one waits for something."""
+        if isinstance(waited, str):
+            return [waited] if self._place(waited) == k else []
+        if waited in self._synced:
+            return [waited, self._synced[waited][k - 1]]
+        if waited in self._rewritten or (waited in self._copyable and self._is_read(waited)):
+            return [self._want(waited, k)]
+        if waited not in self._touching:
+            is_constant = waited.type == "Const" and waited._get_control_flow_context() is None
+            return [] if is_constant and not waited.control_inputs else [waited]
+        if waited.type == "NoOp":
+            return [self._want(waited, k)]
+        found = [each for before in self._waited_by(waited) for each in self._waits(before, k)]
+        if waited.type == "Identity":
+            made_from = [each.op for each in self._read_by(waited) if isinstance(each, tf.Tensor)]
+            found += [each for op in made_from for each in self._waits(op, k)]
+        return [*found, waited]
+
+    def _place(self, name: str) -> int | None:
+        """Returns the number of a new operation's device; None: it is on another one."""
+        if self._nodes.original(name) is not None:
+            return int(name.split("/")[0].removeprefix("tower_"))
+        device = self._nodes.by_name[name].device
+        return self._devices.index(device) if device in self._devices else None
+
+    def _copy(self, op: tf.Operation, k: int) -> None:
+        """Copies an operation to device k."""
+        node = self._nodes.copy(op, _copy_name(op, k), self._devices[k])
+        for value in node.attr.values():
+            self._functions.change(value, k)
+        decides = 1 if op.type == "Switch" else 0 if op.type in definitions.BRANCHES else None
+        waits = []
+        for n, reference in enumerate(self._read_by(op)):
+            # NOTE: a branch is taken on all devices or on none.
+            found = reference if n == decides else self._view(reference, k)
+            node.input.append(self._nodes.name(found))
+            waits += self._behind(reference, k)
+        for waited in self._waited_by(op):
+            waits += self._waits(waited, k)
+        node.input.extend(dict.fromkeys(self._nodes.wait(each) for each in waits))
+
+    def _behind(self, reference: Reference, k: int) -> list[str]:
+        """Returns what device k waits for if it reads something behind a write of all copies."""
+        synced = None if isinstance(reference, str) else self._synced.get(reference.op)
+        return [synced[k - 1]] if synced else []
+
+    # What later devices' parts of the graph read.
+
+    def _move_reads(self) -> None:
+        """Lets the parts of later devices read the copies."""
+        self._readers = {
+            name: handle
+            for handle, name in self._written.changes.reads
+            if _root(handle) in self.handles
+        }
+        own = [(self._place(name), self._nodes.by_name[name]) for name in self._nodes.by_name]
+        for k, node in own:
+            if k and node.name not in self._written.run_aside:
+                self._move_reads_of(node, k)
+        for k, node in own:
+            if k and node.op in _READS and self._is_of_copy(node.input[0]):
+                node.device = self._devices[k]
+
+    def _move_reads_of(self, node: Any, k: int) -> None:
+        inputs, waits = [], []
+        for written in node.input:
+            if written.startswith("^"):
+                waited = self._nodes.waited(written)
+                if waited in self._touching:
+                    waits += map(self._nodes.wait, self._waits(waited, k))
+                else:
+                    waits.append(written)
+                continue
+            tensor = self._nodes.tensors.get(written)
+            inputs.append(self._moved(written, tensor, k))
+            if tensor is not None:
+                waits += map(self._nodes.wait, self._behind(tensor, k))
+        node.input[:] = [*inputs, *dict.fromkeys(waits)]
+
+    def _moved(self, written: str, tensor: tf.Tensor | None, k: int) -> str:
+        """Returns what a node of device k reads in place of an input."""
+        if written in self._readers:
+            return self._own_reader(written, k)
+        if tensor is None or (tensor.dtype == tf.resource and _root(tensor) not in self.handles):
+            return written
+        return self._nodes.name(self._view(tensor, k))
+
+    def _own_reader(self, name: str, k: int) -> str:
+        """Returns device k's read of what a loop's body reads."""
+        own = f"tower_{k}/{name}"
+        if own not in self._nodes.by_name:
+            reader = self._nodes.by_name[name]
+            handle = self._view(self._readers[name], k)
+            attributes = dict(reader.attr)
+            self._nodes.add(reader.op, [handle], self._devices[k], name=own, **attributes)
+        return own
+
+    def _is_of_copy(self, written: str) -> bool:
+        """Whether a handle, as it is written, is a copy's."""
+        while written not in self._names:
+            node = self._nodes.by_name.get(written.split(":")[0])
+            if node is None or node.op not in _PASSING:
+                return False
+            written = node.input[0]
+        return True
+
+    # Writes that are not written again.
+
+    def _write_after(self) -> None:
+        """Lets copies follow what writes primaries and is not copied itself."""
+        behind: dict = collections.defaultdict(dict)
+        structure = self._written.structure
+        for op in self._once:
+            handles = [handle for handle in self._handles_of(op) if handle in self.handles]
+            root = structure.root(op)
+            behind[root or op, root is None].update(dict.fromkeys(handles))
+        for (of, is_op), handles in behind.items():
+            ops = [of] if is_op else self._exits(of)
+            names = self._sync(ops, handles)
+            self._synced.update(dict.fromkeys(ops, names))
+        for op, names in self._synced.items():
+            users = {user for tensor in op.outputs for user in tensor.consumers()}
+            for user in users | set(op._control_outputs):
+                is_run = user in self._written.run_whole and structure.own_loop(user) is None
+                if is_run and user not in self._synced:
+                    waits = [*self._waited_by(user), *names]
+                    self._controls[user] = list(dict.fromkeys(waits))
+
+    def _exits(self, root: Any) -> list[tf.Operation]:
+        structure = self._written.structure
+        ops = [op for op in self._written.run_whole if op.type in _EXITS]
+        return [op for op in ops if structure.root(op) is root and structure.loop(op) is None]
+
+    def _sync(self, ops: list[tf.Operation], handles: Iterable[tf.Operation]) -> list[str]:
+        """Writes primaries' values to the copies behind operations; returns what waits for it."""
+        written: dict[int, list] = {k: [] for k in self._later}
+        is_aside = all(op in self._written.run_aside for op in ops)
+        names = []
+        for handle in handles:
+            kind = tf.as_dtype(handle.get_attr("dtype"))
+            device = handle.device or self._written.home
+            source = handle.outputs[0]
+            read = self._nodes.add("ReadVariableOp", [source], device, controls=ops, dtype=kind)
+            names.append(read)
+            for k in self._later:
+                inputs = [self.handles[handle][k - 1], read]
+                made = self._nodes.add("AssignVariableOp", inputs, self._devices[k], dtype=kind)
+                written[k].append(made)
+        if is_aside:
+            self._written.run_aside.update(names)
+            self._written.run_aside.update(name for each in written.values() for name in each)
+        return [
+            self._nodes.add("NoOp", [], self._devices[k], controls=waits)
+            for k, waits in written.items()
+        ]
+
+    def _fetched(self, wanted: Any) -> Any:
+        """Returns what is run in place of what would be run too early."""
+        op = wanted if isinstance(wanted, tf.Operation) else getattr(wanted, "op", None)
+        if op not in self._synced:
+            return wanted
+        waits = [op, *self._synced[op]]
+        if isinstance(wanted, tf.Operation):
+            return self._nodes.add("NoOp", [], self._written.home, controls=waits)
+        return self._nodes.add(
+            "Identity", [wanted], self._written.home, controls=waits, T=wanted.dtype
+        )
+
+
+class _OwnFunctions:
+    """Functions as later devices call them, which name neither device nor variable.
+
+    Args:
+        graph: The graph that holds them.
+        devices: The devices.
+    """
+
+    def __init__(self, graph: tf.Graph, devices: Sequence[str]):
+        self.known = definitions.Functions(graph)
+        self._graph = graph
+        self._devices = devices
+        self._made: dict[str, _Function] = {}
+
+    def can_be_copied(self, node: Any) -> bool:
+        """Whether what a write calls, if it calls anything, gives the same on each device."""
+        called = definitions.called(node)
+        if not called:
+            return True
+        kinds = (*definitions.BRANCHES, *definitions.CALLS)
+        return node.op in kinds and all(self._is_same_anywhere(name) for name in called)
+
+    def _is_same_anywhere(self, name: str) -> bool:
+        definition = self.known.definition(name)
+        return definition is not None and all(map(self._may_be_copied, definition.node_def))
+
+    def _may_be_copied(self, node: Any) -> bool:
+        if definitions.called(node):
+            return self.can_be_copied(node)
+        if node.op in _READS or node.op.startswith(_WRITES):
+            return True
+        definition = tfc.op_def_registry.get(node.op)
+        return definition is not None and not definition.is_stateful and node.op not in _MADE_ONCE
+
+    def change(self, attribute: Any, k: int) -> None:
+        """Lets an attribute name device k's functions; to be followed by `add`."""
+        for held in [attribute.func] if attribute.HasField("func") else attribute.list.func:
+            held.name = self._own(held.name, k)
+
+    def _own(self, name: str, k: int) -> str:
+        own = f"{name}_tower_{k}"
+        if own in self._made:
+            return own
+        definition = self.known.definition(name)
+        made = type(definition)()
+        made.CopyFrom(definition)
+        made.signature.name = own
+        self._made[own] = _Function(made, self._graph._get_function(name))
+        for node in made.node_def:
+            node.attr.pop("_class", None)  # beside the primary
+            if node.device == self._devices[0]:
+                node.device = self._devices[k]
+            for attribute in node.attr.values():
+                self.change(attribute, k)
+        return own
+
+    def add(self) -> None:
+        """Adds to the graph what was made."""
+        with self._graph.as_default():
+            importing.add_functions(list(self._made.values()))
+
+
+class _Function:
+    """A function of a later device, as a graph keeps it.
+
+    Args:
+        definition: What it does.
+        function: What it is a copy of.
+    """
+
+    def __init__(self, definition: Any, function: Any):
+        self.name = definition.signature.name
+        self.definition = self.cached_definition = definition
+        self.graph = getattr(function, "graph", None)
+        self.children: Sequence = ()

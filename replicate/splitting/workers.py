@@ -1,0 +1,389 @@
+"""Several workers: each splits the same graph over its own devices, and all are one device.
+
+Each worker has a part of the batch, in its turn, and its devices have the runs of that. A whole
+value is the cluster's: it is made of what all workers have, and is the same in each, since each
+runs the same whole operations on the same values. Only the batch's own tensors are the worker's.
+So each join has a second stage, over workers: what this worker's devices have made goes through
+an operation that `levels` lets read what all have made. What is random, or comes from outside, is
+the first worker's.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import carriers, collectives, reductions
+from replicate.splitting import joins, levels, loops, runs
+from replicate.splitting.nodes import Nodes, Reference
+from replicate.splitting.states import Rows, Space
+
+_SHARED = ("Print", "TensorArray", "Stack", "Collective", "Placeholder")
+_OUTSIDE = ("Iterator", "Queue", "Optional", "Unstage", "MapUnstage")
+_HANDLES = (tf.resource, tf.variant)
+_EXITS = ("Exit", "RefExit")
+_ARRAY_READS = ("TensorArrayGatherV3", "TensorArrayReadV3", "TensorArrayConcatV3")
+_LIST_READS = ("TensorListStack", "TensorListGetItem", "TensorListConcatV2")
+
+
+class Workers(NamedTuple):
+    """The workers of a cluster, as one of them is given its part of a batch.
+
+    Attributes:
+        across: Joins what workers bring.
+        rows: How many rows are the worker's own: a number in a static batch, the same in all
+            workers; else int32, of shape [], and 0 where the only row is on loan.
+        own: The worker's own rows of each tensor of the batch, by the `ref()` of that.
+        lone: The tensors of the batch without rows: the first worker's count.
+    """
+
+    across: collectives.Across
+    rows: Any
+    own: Mapping[Any, tf.Tensor]
+    lone: Sequence[tf.Tensor] = ()
+
+
+class Alone:
+    """One worker, whose batch is the whole one.
+
+    Args:
+        given: A tensor of the batch.
+        static_rows: B where it is static, else None.
+        num_devices: K.
+        home: Where numbers are.
+    """
+
+    first_device = 0
+    make_joins: Callable = joins.Joins
+
+    def __init__(self, given: tf.Tensor, static_rows: int | None, num_devices: int, home: str):
+        self._static_rows = static_rows
+        self._home = home
+        self.num_devices = num_devices
+        if not static_rows:
+            with _at(home):
+                self._runs = runs.of_dynamic(runs.count(given, 0), num_devices)
+
+    def runs(self, nodes: Nodes) -> runs.Runs:
+        """Returns the runs of the batch."""
+        if self._static_rows:
+            return runs.of_static(self._static_rows, nodes, self.num_devices, self._home)
+        return self._runs
+
+    def write(self, written: Any, made: dict, fetch: Sequence[Any]) -> None:
+        """Joins what workers have made."""
+
+
+class Cluster:
+    """Several workers.
+
+    Args:
+        workers: The workers.
+        num_devices: K, of this one.
+        home: Where numbers are.
+
+    Attributes:
+        num_devices: The number of all workers' devices.
+        first_device: The number of this worker's first device among these.
+        conditions: Of which branches tensors are.
+    """
+
+    def __init__(self, workers: Workers, num_devices: int, home: str):
+        self.workers = workers
+        self.num_devices = num_devices * workers.across.size
+        self.first_device = num_devices * workers.across.options.position
+        self.conditions = levels.Conditions(tf1.get_default_graph())
+        self._own_devices = num_devices
+        self._home = home
+        self._dynamic = None
+        if not isinstance(workers.rows, int):
+            with _at(home):
+                self._dynamic = self._of_dynamic(_counts(workers), num_devices)
+
+    def share(self, nodes: Nodes) -> "Share":
+        """Returns which rows of the batch are whose."""
+        if self._dynamic is not None:
+            return self._dynamic
+        rows, across = self.workers.rows, self.workers.across
+
+        def number(value: Any) -> Reference:
+            return nodes.constant(np.int32(value), self._home)
+
+        counts = runs.static_counts(rows, self._own_devices)
+        first = rows * across.options.position
+        begins = [first + (sum(counts[:k]) if own else 0) for k, own in enumerate(counts)]
+        here = runs.of_static(rows, nodes, self._own_devices, self._home)
+        everywhere = here._replace(
+            total=number(rows * across.size),
+            begins=[number(begin) for begin in begins],
+            sum=None if here.is_exact else number(across.size * max(rows, self._own_devices)),
+        )
+        return Share(everywhere, here, number([rows] * across.size))
+
+    def runs(self, nodes: Nodes) -> runs.Runs:
+        """Returns the runs of the batch, the cluster's."""
+        return self.share(nodes).everywhere
+
+    @property
+    def make_joins(self) -> Callable:
+        """Makes the joins."""
+        return functools.partial(Joins, cluster=self)
+
+    def _of_dynamic(self, counts: tf.Tensor, num_devices: int) -> "Share":
+        position = self.workers.across.options.position
+        own, whole = counts[position], tf.reduce_sum(counts)
+        here = runs.of_dynamic(own, num_devices)
+        first_has_rows = own > 0
+        has_rows = [first_has_rows, *here.has_rows[1:]]
+        start = tf.reduce_sum(counts[:position])
+        begins = tf.stack(here.begins) + start
+        # Of the batch there may be no rows behind those of this worker, which has one on loan.
+        begins = tf.unstack(tf.minimum(begins, tf.maximum(whole - 1, 0)), num_devices)
+        lengths = tf.reduce_sum(tf.maximum(counts, num_devices))
+        everywhere = runs.Runs(whole, begins, here.lengths, has_rows, lengths)
+        return Share(everywhere, here._replace(has_rows=has_rows), counts)
+
+    def write(self, written: Any, made: dict, fetch: Sequence[Any]) -> None:
+        """Lets what goes over workers be what all of them have made.
+
+        Args:
+            written: The writer.
+            made: The new operations by their names.
+            fetch: What is run: tensors and operations, and lists of them.
+        """
+        across, crossings = self.workers.across, written.joins.crossings
+        levels.write(crossings.values(), made, tf.nest.flatten(fetch), across, self._home)
+
+
+class Share(NamedTuple):
+    """Which rows of a space are whose.
+
+    Attributes:
+        everywhere: Which rows each of this worker's devices has, of all workers'.
+        here: Which it has of this worker's.
+        counts: How many rows each worker has, int32, of shape [W].
+    """
+
+    everywhere: runs.Runs
+    here: runs.Runs
+    counts: Reference
+
+
+class Joins(joins.Joins):
+    """Writes joins over devices, and notes what goes over workers.
+
+    Args:
+        writer: The writer.
+        batch: The runs of the batch.
+        cluster: The workers.
+
+    Attributes:
+        crossings: What goes over workers, by the names of the operations that stand for it.
+    """
+
+    def __init__(self, writer: Any, batch: runs.Runs, cluster: Cluster):
+        super().__init__(writer, batch)
+        self.crossings: dict[str, levels.Crossing] = {}
+        self._cluster = cluster
+        self._across = cluster.workers.across
+        self._own = cluster.workers.own
+        self._lone = {tensor.ref() for tensor in cluster.workers.lone}
+        share = cluster.share(writer.nodes)
+        self._shares = {writer.analysis.batch: share._replace(everywhere=batch)}
+
+    # What goes over workers.
+
+    def of_all(
+        self,
+        value: Reference,
+        how: str,
+        tensor: tf.Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape | None = None,
+    ) -> Reference:
+        """See base class."""
+        return self._crossing(value, how, tensor, dtype, shape)
+
+    def _crossing(
+        self,
+        value: Reference,
+        how: str,
+        tensor: tf.Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape | None = None,
+        axis: int | None = None,
+        rows: tuple[Reference | None, int] = (None, 1),
+    ) -> str:
+        found = self._cluster.conditions.of(tensor)
+        conditions = [(self._writer.whole(predicate), side) for predicate, side in found]
+        name = self._nodes.add("Identity", [value], self._home, T=dtype)
+        shape = tensor.shape if shape is None else shape
+        self.crossings[name] = levels.Crossing(name, how, axis, *rows, shape, conditions)
+        return name
+
+    def _of_all_rows(self, found: Reference, tensor: tf.Tensor, state: Rows) -> Reference:
+        """Returns all workers' rows, of this worker's own."""
+        rows = self._share(state.space).counts, self._multiple(tensor, state)
+        if rows[1] is None:
+            length = self._entry(found, tensor.dtype, state.axis, self._home)
+            rows = self._counts(length, tensor), 1
+        rank = self._rank(tensor)
+        shape = [None] * rank if tensor.shape.rank is None else tensor.shape.as_list()
+        shape[state.axis] = None
+        return self._crossing(
+            found, levels.ROWS, tensor, tensor.dtype, tf.TensorShape(shape), state.axis, rows
+        )
+
+    def _counts(self, own: Reference, tensor: tf.Tensor) -> Reference:
+        """Returns how much each worker has, of how much this one has."""
+        is_own = np.arange(self._across.size) == self._across.options.position
+        place = self._writer.constant(is_own.astype(np.int32), None)
+        counts = self._binary("Mul", place, own, tf.int32, self._home)
+        return self._crossing(counts, "Add", tensor, tf.int32, tf.TensorShape([self._across.size]))
+
+    # Whole values.
+
+    def at_home(self, tensor: tf.Tensor) -> Reference:
+        """See base class; what is not the same in all workers is joined, or the first one's."""
+        key = ("at home", tensor.ref())
+        if key not in self._memo:
+            self._memo[key] = self._at_home(tensor)
+        return self._memo[key]
+
+    def _at_home(self, tensor: tf.Tensor) -> Reference:
+        own = self._own.get(tensor.ref())
+        if own is not None:
+            state = self._analysis.given[tensor.ref()].state
+            return self._of_all_rows(self._without_loans(own, tensor, state), tensor, state)
+        if tensor.ref() in self._lone:
+            found, is_own = tensor, True
+        else:
+            found, is_own = super().at_home(tensor), self._is_own(tensor)
+        if not is_own or not carriers.is_sent(tensor):
+            return found
+        return self._crossing(found, levels.FIRST, tensor, tensor.dtype)
+
+    def _is_own(self, tensor: tf.Tensor) -> bool:
+        """Whether workers' values differ though what they are made from does not."""
+        op, structure = tensor.op, self._writer.structure
+        if tensor.dtype in _HANDLES or tensor.dtype._is_ref_dtype:
+            return False
+        if structure.loop(op) is not None or loops.is_flow(tensor):
+            return False
+        if op.type in _EXITS:
+            return structure.root(op) in self._own_loops
+        if op.type in _ARRAY_READS:
+            writes = structure.array_writes(loops.handle_of(op.inputs[0]))
+        elif op.type in _LIST_READS:
+            sources = structure.list_sources(op.inputs[0])
+            writes = [write for source in sources for write in structure.list_writes(source)]
+        else:
+            return is_own(op)
+        return any(structure.root(write) in self._own_loops for write in writes)
+
+    @functools.cached_property
+    def _own_loops(self) -> set:
+        """The outermost loops that run once, and in which workers' values differ."""
+        structure, found = self._writer.structure, set()
+        for op in self._nodes.graph.get_operations():
+            root = structure.root(op)
+            if root is not None and root not in found and is_own(op):
+                found |= structure.loops_sharing_stacks(root)
+        return {root for root in found if self._analysis.assumptions.is_whole(root)}
+
+    def _is_at_home(self, tensor: tf.Tensor) -> bool:
+        return super()._is_at_home(tensor) and tensor.ref() not in self._own
+
+    # Rows.
+
+    def of_rows(self, tensor: tf.Tensor, state: Rows) -> Reference:
+        """See base class; those of all workers."""
+        return self._of_all_rows(super().of_rows(tensor, state), tensor, state)
+
+    def cut(self, tensor: tf.Tensor, want: Rows, k: int) -> Reference:
+        """See base class; the batch's own tensors are cut from what the worker has."""
+        own = self._own.get(tensor.ref())
+        if own is None or want != self._analysis.given[tensor.ref()].state:
+            return super().cut(tensor, want, k)
+        key = ("cut here", tensor.ref(), k)
+        if key not in self._memo:
+            here = self._runs_here(want.space)
+            self._memo[key] = self._cut_out(tensor, own, here, want, k, None)
+        return self._memo[key]
+
+    def _share(self, space: Space) -> Share:
+        self.runs_of(space)
+        return self._shares[space]
+
+    def _runs_here(self, space: Space) -> runs.Runs:
+        return self._share(space).here
+
+    def _static_run(self, k: int) -> tuple[int, int]:
+        counts = runs.static_counts(self._cluster.workers.rows, len(self._devices))
+        first = self._cluster.workers.rows * self._across.options.position
+        return first + (sum(counts[:k]) if counts[k] else 0), max(counts[k], 1)
+
+    def _picked(self, space: Space) -> runs.Runs:
+        here = super()._picked(space)
+        counts = self._counts(here.total, space.source)
+        is_before = np.arange(self._across.size) < self._across.options.position
+        before = self._writer.constant(is_before.astype(np.int32), None)
+        before = self._binary("Mul", counts, before, tf.int32, self._home)
+        total, start = (
+            self._reduced_all(each, "Sum", tf.int32, self._home) for each in (counts, before)
+        )
+        begins = [
+            self._binary("AddV2", start, begin, tf.int32, self._home) for begin in here.begins
+        ]
+        everywhere = here._replace(total=total, begins=begins)
+        self._shares[space] = Share(everywhere, here, counts)
+        return everywhere
+
+
+def is_own(op: tf.Operation) -> bool:
+    """Whether workers' values of an operation differ though its inputs do not.
+
+    What reads variables and tables does not: these are the same in all workers.
+    """
+    if op.op_def is None or not op.op_def.is_stateful or op.type.startswith(_SHARED):
+        return False
+    reads = [t for t in op.inputs if t.dtype in _HANDLES or t.dtype._is_ref_dtype]
+    return not reads or op.type.startswith(_OUTSIDE)
+
+
+def _counts(workers: Workers) -> tf.Tensor:
+    """Returns how many rows each worker has; they are refused if they differ in their widths."""
+    across = workers.across
+    widths = [tf.shape(t)[1:] for t in workers.own.values() if not _is_known(t)]
+    brought = tf.concat([tf.reshape(workers.rows, [1]), *widths], 0)
+    others = tf.zeros_like(brought)
+    position = across.options.position
+    table = tf.stack([brought if n == position else others for n in range(across.size)])
+    (table,) = across.sum([table])
+    if not widths:
+        return table[:, 0]
+    counts, widths = table[:, 0], table[:, 1:]
+    has_rows = tf.reshape(counts > 0, [-1, 1])
+    widest = tf.reduce_max(tf.where(has_rows, widths, tf.zeros_like(widths)), 0)
+    check = tf.debugging.Assert(
+        tf.reduce_all(tf.equal(widths, widest) | ~has_rows),
+        [
+            "Workers' rows are one batch, so they need the same shape; those of a step have "
+            "several (a line for each worker, behind its number of rows). Pad all rows to one "
+            "length, or drop_remainder, in the input_fn:",
+            table,
+        ],
+        summarize=1000,
+    )
+    with tf1.control_dependencies([check]):
+        return tf.identity(counts)
+
+
+def _is_known(tensor: tf.Tensor) -> bool:
+    return tensor.shape[1:].is_fully_defined()
+
+
+def _at(home: str) -> Any:
+    return reductions.alone_on(home, "replicate_split/")
