@@ -114,7 +114,7 @@ def _replicate(options: choices.Choices, features, labels, mode, params, config)
         factory = optimizer.OptimizerFactory(options.optimizer_fn, params)
     before = saver.operation_names()
     if options.tower_building == "split" and not chosen.is_single_tower:
-        spec = _split(chosen, call, features, labels, factory, options)
+        spec = _split(chosen, call, features, labels, factory, options, config)
         if mode == types.TRAIN:
             spec = synchronous.with_hook(spec, factory and factory.made, config)
         return saver.make_exportable(
@@ -131,16 +131,33 @@ def _replicate(options: choices.Choices, features, labels, mode, params, config)
     return saver.make_exportable(spec, before, (features, labels), towers_to_place, config)
 
 
-def _split(chosen, call, features, labels, factory, options: choices.Choices) -> Any:
+def _split(chosen, call, features, labels, factory, options: choices.Choices, config) -> Any:
     """Builds the model once, as on one device, and splits its graph over the devices."""
+    with chosen.scope():
+        across = _across(chosen, call.mode, config, (features, labels))
+    given = ends.Input(features, labels)
+    if across is not None:
+        given = ends.joined(features, labels, across, call.mode == types.EVAL)
     with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
-        batch = splitting_batches.checked(features, labels)
+        if across is None:
+            batch = splitting_batches.checked(features, labels)
+        else:
+            batch = splitting_batches.checked_of_worker(given, across, chosen.home)
     lone = single_tower.SingleTowerStrategy(chosen)
     with lone.scope(), _without_collector():
         spec = whole_model.build(lone, call, batch.features, batch.labels, factory, options.step)
         mirrored = lone.mirrored
     numbers = options.random_numbers or "per_device"
-    return specs.split(spec, batch, chosen, numbers, mirrored)
+    spec = specs.split(spec, batch, chosen, numbers, mirrored)
+    return spec if across is None else _together(spec, chosen, across, batch, options, given)
+
+
+def _together(spec, strategy, across, batch, options: choices.Choices, given: ends.Input) -> Any:
+    """Lets workers begin alike, and run each step together."""
+    total = batch.total if isinstance(batch.total, int) else "of any size"
+    compared = {"the batch": [str(total)], "the options of replicate_model_fn": options.told()}
+    spec = together.run_all(spec, across)
+    return together.begin(spec, strategy, across, compared, given.farewell)
 
 
 @contextlib.contextmanager
@@ -193,12 +210,7 @@ def _build(strategy, call, features, labels, factory, options: choices.Choices, 
     reductions = keras.loss_reductions(towers.keras_reduction)
     with reductions, keras.output_names(towers.is_of_one_batch):
         spec = _build_on(strategy, call, batch, (features, labels), factory, options, across)
-    if across is None:
-        return spec
-    total = batch.total if isinstance(batch.total, int) else "of any size"
-    compared = {"the batch": [str(total)], "the options of replicate_model_fn": options.told()}
-    spec = together.run_all(spec, across)
-    return together.begin(spec, strategy, across, compared, given.farewell)
+    return spec if across is None else _together(spec, strategy, across, batch, options, given)
 
 
 def _build_on(strategy, call, batch, given, factory, options: choices.Choices, across: Any) -> Any:

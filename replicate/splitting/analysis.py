@@ -12,7 +12,7 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting import facts as known
 from replicate.splitting import folding, loops, states
 from replicate.splitting.rules import registry
-from replicate.splitting.states import SIZE, WHOLE, Rows, Space, Split, WholeError
+from replicate.splitting.states import SIZE, WHOLE, Local, Rows, Space, Split, WholeError
 
 LEAVES = ("Shape", "ShapeN", "Size", "Rank")
 
@@ -65,14 +65,13 @@ class Analysis:
         self.structure = structure
         self.assumptions = assumptions
         self._random_numbers = random_numbers
-        self._begin()
+        self._spaces: dict = {}
 
     def _begin(self) -> None:
         self.how: dict[tf.Operation, Any] = {}
         self.why: dict[tf.Operation, str] = {}
         self._states = {ref: each.state for ref, each in self.given.items()}
         self._at_hand = set(self.given)
-        self._spaces: dict = {}
         self.assumptions.begin()
         self.facts.begin(self.state)
 
@@ -105,12 +104,13 @@ class Analysis:
             ops: All operations behind the batch, each behind what it reads.
         """
         while True:
+            self._begin()
             try:
                 for op in ops:
                     self._decide(op)
                 return
             except loops.AgainError:
-                self._begin()
+                continue
 
     def _decide(self, op: tf.Operation) -> None:
         inputs = [self.state(tensor) for tensor in op.inputs]
@@ -131,25 +131,36 @@ class Analysis:
             self._split(op, inputs, rule)
 
     def _split(self, op: tf.Operation, inputs: list, rule: Any) -> None:
-        try:
-            if rule is None:
-                raise WholeError(f"{op.type} has no rule")
-            plain = inputs if op.type in registry.KEEPS_IDS else [_plain(each) for each in inputs]
-            case = registry.Case(op, plain, self, self._random_numbers)
-            found = rule(case)
-            if found is SIZE:
-                self._take(op, [SIZE] * len(op.outputs), SIZE)
-                return
-            if found is None:
-                raise WholeError("its inputs do not fit its rule")
-            if len(found.wants) != len(op.inputs) or len(found.gives) != len(op.outputs):
-                raise ValueError(
-                    f"A rule answers for each input and output; that of {op.type} does not for "
-                    f"{op.name}: {found}. Correct the rule."
-                )
+        found = self._answer(registry.OF_IDS.get(op.type), op, inputs) if _have_ids(inputs) else ""
+        if isinstance(found, str):
+            found = self._answer(rule, op, [_plain(each) for each in inputs])
+        if isinstance(found, str):
+            is_of_rows = any(state is not WHOLE for state in inputs)
+            if is_of_rows or self.structure.loop(op) is None:
+                self._be_whole(op, found)
+        elif found is SIZE:
+            self._take(op, [SIZE] * len(op.outputs), SIZE)
+        else:
             self._take(op, found.gives, found)
+
+    def _answer(self, rule: Any, op: tf.Operation, inputs: list) -> Any:
+        """Returns what a rule answers: a `Split`, SIZE, or as text why it does not fit."""
+        if rule is None:
+            return f"{op.type} has no rule"
+        try:
+            found = rule(registry.Case(op, inputs, self, self._random_numbers))
         except WholeError as reason:
-            self._be_whole(op, str(reason))
+            return str(reason)
+        if found is None:
+            return "its inputs do not fit its rule"
+        if found is not SIZE and (
+            len(found.wants) != len(op.inputs) or len(found.gives) != len(op.outputs)
+        ):
+            raise ValueError(
+                f"A rule answers for each input and output; that of {op.type} does not for "
+                f"{op.name}: {found}. Correct the rule."
+            )
+        return found
 
     def _take(self, op: tf.Operation, outputs: Sequence[states.State], how: Any) -> None:
         self.how[op] = how
@@ -201,6 +212,14 @@ class Analysis:
 
 def _is_number(tensor: tf.Tensor) -> bool:
     return tensor.dtype in (tf.int32, tf.int64, tf.bool)
+
+
+def _have_ids(inputs: Sequence[states.State]) -> bool:
+    """Whether one of several tensors has numbers of rows, or is each device's own."""
+    return any(
+        isinstance(state, Local) or (isinstance(state, Rows) and state.ids is not None)
+        for state in inputs
+    )
 
 
 def _plain(state: states.State) -> states.State:

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from replicate import errors
 from replicate.compat.tensorflow import tf
-from replicate.graph import batches, rows
+from replicate.graph import batches, collectives, ends
+from replicate.splitting import gathering, workers
 from replicate.splitting.splitter import Given
 
 
@@ -15,13 +17,15 @@ class Batch(NamedTuple):
         features: The features, whole.
         labels: The labels, whole.
         given: The tensors with rows.
-        total: B where it is static; None: it is known in a run.
+        total: B where it is static, all workers'; None: it is known in a run.
+        cluster: Whose rows these are, where there are several workers.
     """
 
     features: Any
     labels: Any
     given: Sequence[Given]
     total: int | None
+    cluster: workers.Workers | None = None
 
 
 def checked(features: Any, labels: Any) -> Batch:
@@ -38,14 +42,62 @@ def checked(features: Any, labels: Any) -> Batch:
     """
     leaves, total = batches.checked_leaves(features, labels)
     cut = len(tf.nest.flatten(features))
-    given = [
-        Given(leaf)
-        for leaf in leaves
-        if isinstance(leaf, tf.Tensor) and rows.is_batched(leaf) and leaf.shape.rank is not None
-    ]
+    given = [Given(leaf) for leaf in leaves if _has_rows(leaf)]
     return Batch(
         tf.nest.pack_sequence_as(features, leaves[:cut]),
         tf.nest.pack_sequence_as(labels, leaves[cut:]),
         given,
         total if isinstance(total, int) else None,
     )
+
+
+def checked_of_worker(given: ends.Input, across: collectives.Across, home: str) -> Batch:
+    """Returns a worker's batch, whose tensors stand for those of all workers.
+
+    Args:
+        given: The worker's features and labels; see `checked`.
+        across: Joins what workers bring.
+        home: Where that is.
+
+    Raises:
+        BatchError: See `checked`; or if the rank of a tensor is not known.
+    """
+    leaves, total = batches.checked_leaves(given.features, given.labels, given.checks)
+    is_static = isinstance(total, int)
+    number = total if is_static or given.numbers is None else given.numbers.own
+    total = total * across.size if is_static else None
+    makers = {
+        tf.SparseTensor: lambda found: gathering.widened(found, total, across, home),
+        tf.RaggedTensor: lambda found: gathering.whole(found, number, across, home),
+    }
+    for kind, make in makers.items():
+        places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, kind)]
+        for n, leaf in zip(places, make([leaves[n] for n in places]), strict=True):
+            leaves[n] = leaf
+    dense = [n for n, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
+    own = {}
+    for n in dense:
+        leaf = leaves[n]
+        if leaf.shape.rank is None:
+            raise errors.BatchError(
+                f"Workers' rows are one batch, and {leaf.name} has an unknown rank. Set its shape "
+                "in the input_fn, for example with tensor.set_shape or tf.ensure_shape."
+            )
+        if leaf.shape.rank:
+            # It is never run: whoever reads it is given the rows of all workers.
+            leaves[n] = tf.concat([leaf] * across.size, 0) if is_static else tf.identity(leaf)
+            own[leaves[n].ref()] = leaf
+    lone = [leaves[n] for n in dense if not leaves[n].shape.rank]
+    given_leaves = [leaf for leaf in leaves if _has_rows(leaf)]
+    cut = len(tf.nest.flatten(given.features))
+    return Batch(
+        tf.nest.pack_sequence_as(given.features, leaves[:cut]),
+        tf.nest.pack_sequence_as(given.labels, leaves[cut:]),
+        [Given(leaf) for leaf in given_leaves],
+        total,
+        workers.Workers(across, number, own, lone),
+    )
+
+
+def _has_rows(leaf: Any) -> bool:
+    return isinstance(leaf, (tf.Tensor, tf.SparseTensor)) and bool(leaf.shape.rank)

@@ -114,6 +114,28 @@ class Facts:
             return OWN
         return Shape(axis, space)
 
+    def number_view(self, tensor: tf.Tensor, space: Space, stride: int) -> states.View | None:
+        """Returns the view of a number of rows as a device has it; None: it is another number.
+
+        Args:
+            tensor: A whole number, of shape [].
+            space: Whose rows.
+            stride: How many are counted for each row.
+        """
+        if self._state(tensor) is not SIZE:
+            return None
+        whole = self._folder.fold(tensor)
+        if whole is None or whole.ndim:
+            return None
+        extent = extents.extent(whole[()], self._literal)
+        if not extent.has_rows(space) or extent.multiple != stride or space.is_picked:
+            return None
+        is_own = all(
+            self._is_value(tensor, np.array(self._own(whole[()], space, mode), object), mode)
+            for mode in self._modes
+        )
+        return OWN if is_own else None
+
     # What the writer asks.
 
     def constant(self, tensor: tf.Tensor) -> np.ndarray | None:

@@ -97,15 +97,24 @@ class Joins:
         return self._cast(self.runs_of(space).total, dtype, self._home)
 
     def _picked(self, space: Space) -> runs.Runs:
-        """Returns how many rows each device picked; it has none on loan."""
-        lengths = []
+        """Returns how many rows each device picked; of rows on loan the picks are on loan."""
+        batch, none = self.runs_of(self._analysis.batch), self._writer.constant(np.int32(0), None)
+        begins, lengths, end = [], [], none
         for k, device in enumerate(self._devices):
             part = self._writer.own(space.source, k)
-            lengths.append(self._entry(part, space.source.dtype, 0, device))
-        begins = [self._writer.constant(np.int32(0), None)]
-        for length in lengths:
-            begins.append(self._add([begins[-1], length], tf.int32))
-        return runs.Runs(begins.pop(), begins, lengths, [None] * len(lengths), None)
+            length = self._entry(part, space.source.dtype, 0, device)
+            has_rows = batch.has_rows[k]
+            begin, own = end, length
+            if has_rows is not None:
+                begin, own = (self._or_none(has_rows, each, none) for each in (end, length))
+            begins.append(begin)
+            lengths.append(length)
+            end = self._add([end, own], tf.int32)
+        everything = None if batch.is_exact else self._add(lengths, tf.int32)
+        return runs.Runs(end, begins, lengths, batch.has_rows, everything)
+
+    def _or_none(self, has_rows: Reference, number: Reference, none: Reference) -> str:
+        return self._nodes.add("SelectV2", [has_rows, number, none], self._home, T=tf.int32)
 
     def _entry(self, value: Reference, dtype: tf.DType, axis: int, device: str) -> str:
         """Returns the length of a dimension, int32."""
@@ -141,8 +150,9 @@ class Joins:
         """Returns of a number that grows with rows on loan, too, what is the rows' own."""
         if found.is_exact:
             return grown
-        per_row = self._binary("FloorDiv", grown, self._cast(found.sum, dtype, self._home), dtype,
-                               self._home)  # fmt: skip
+        number = self._at_least_one(found.sum, self._home, None)  # of none that are picked
+        number = self._cast(number, dtype, self._home)
+        per_row = self._binary("FloorDiv", grown, number, dtype, self._home)
         total = self._cast(found.total, dtype, self._home)
         return self._binary("Mul", per_row, total, dtype, self._home)
 
@@ -309,7 +319,7 @@ class Joins:
     ) -> tuple:
         """Returns where device k's rows begin, and how many entries they have, as vectors."""
         rank, multiple = self._rank(tensor), self._multiple(tensor, want)
-        key = ("window", id(rows), rank, want.axis, multiple, k, id(loop))
+        key = ("window", id(rows), rank, want.axis, multiple, k, self._place(tensor, loop))
         if multiple is not None and key in self._memo:
             return self._memo[key]
         device = self._home if loop is None else self._devices[k]
@@ -335,18 +345,14 @@ class Joins:
             self._memo[key] = begin, length
         return begin, length
 
+    @staticmethod
+    def _place(tensor: tf.Tensor, loop: Any) -> Any:
+        """Returns what tells where constants that are made behind a tensor may be used."""
+        return None if loop is None else tensor.op._get_control_flow_context()
+
     def _at_least_one(self, total: Reference, device: str, loop: Any) -> str:
         one = self._nodes.constant(np.int32(1), device, total if loop is not None else None)
         return self._binary("Maximum", total, one, tf.int32, device)
-
-    def blank(self, part: Reference, dtype: tf.DType, k: int) -> Reference:
-        """Returns zeros in place of what a device has on loan alone."""
-        has_rows = self.runs_of(self._analysis.batch).has_rows[k]
-        if has_rows is None:
-            return part
-        device = self._devices[k]
-        zeros = self._nodes.add("ZerosLike", [part], device, T=dtype)
-        return self._nodes.add("SelectV2", [has_rows, part, zeros], device, T=dtype)
 
     # Sizes.
 
@@ -355,7 +361,8 @@ class Joins:
         op = leaf.op
         tensor = op.inputs[leaf.value_index if op.type == "ShapeN" else 0]
         state = self._analysis.state(tensor)
-        if self._is_at_home(tensor) or state is states.WHOLE or state is states.SIZE:
+        is_here = state is states.WHOLE or state is states.SIZE or isinstance(state, states.Local)
+        if is_here or self._is_at_home(tensor):
             if op.type != "ShapeN":
                 self._writer.want_whole(op)
                 return leaf

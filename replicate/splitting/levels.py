@@ -147,7 +147,26 @@ def write(
             _join(members, across)
 
 
-def alone_on(home: str):
+def gathered(
+    values: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor], across: collectives.Across
+) -> list[tf.Tensor]:
+    """Returns all workers' rows of N tensors, along axis 0.
+
+    Args:
+        values: The worker's own.
+        lengths: For each how many rows each worker has, int32, of shape [W].
+        across: Joins what workers bring.
+    """
+    passed = [tf.identity(value).op for value in values]
+    found = []
+    for op, length in zip(passed, lengths, strict=True):
+        found += _ways(op, ROWS, 0, length)
+    for members in _levels(found, passed):
+        _join(members, across)
+    return [op.outputs[0] for op in passed]
+
+
+def alone_on(home: str) -> Any:
     """Enters the device and the scope of what workers join."""
     return reductions.alone_on(home, collectives.SCOPE)
 
@@ -167,11 +186,15 @@ def _joins(crossings: Iterable[Crossing], made: dict[str, tf.Operation]) -> list
         if conditions:
             op = _hoisted(op, conditions)
         outside[crossing.name] = op.outputs[0]
-        if op.outputs[0].dtype == tf.string and crossing.how == ROWS:
-            found += _of_text(op, crossing.axis, lengths)
-        else:
-            found.append(_Join(op, crossing.how, crossing.axis, lengths))
+        found += _ways(op, crossing.how, crossing.axis, lengths)
     return found
+
+
+def _ways(op: tf.Operation, how: str, axis: int | None, lengths: Any) -> list[_Join]:
+    """Returns as what a value goes over workers."""
+    if op.outputs[0].dtype == tf.string and how == ROWS:
+        return _of_text(op, axis, lengths)
+    return [_Join(op, how, axis, lengths)]
 
 
 def _tensor(made: dict[str, tf.Operation], reference: Reference) -> tf.Tensor:

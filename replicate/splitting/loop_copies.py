@@ -255,7 +255,7 @@ class LoopCopies:
                 if self._writer.has_copies(waiting):
                     raise loops.LoopWholeError(op, "a copy waits for a push to a stack")
                 self._want(waiting)
-        if op.type == "StackPopV2" and self._writer.has_copies(op):
+        if op.type == "StackPopV2" and self._analysis.how.get(op) is not None:
             self._writer.want_copies(self._structure.push_of(op))
 
     def controls(self, op: tf.Operation, k: int) -> list[str]:

@@ -205,13 +205,11 @@ class Structure:
         seen, waiting, found = set(), [tensor], []
         while waiting:
             tensor = waiting.pop()
-            if tensor.ref() in seen:
-                continue
-            seen.add(tensor.ref())
-            if tensor.op.type in NEW_LISTS:
-                found.append(tensor.op)
-            else:
-                waiting.extend(self._before(tensor))
+            if tensor.ref() not in seen:
+                seen.add(tensor.ref())
+                is_source = tensor.op.type in NEW_LISTS
+                found.extend([tensor.op] if is_source else [])
+                waiting.extend([] if is_source else self._before(tensor))
         return found
 
     def _before(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -236,10 +234,9 @@ class Assumptions:
     A loop's variable has a state before the body gives it one, and a list holds elements before
     something is written to it. So a pass assumes; and where a rule learns better, the assumption
     is changed, `AgainError` is raised, and the pass begins anew. This ends, since each change is
-    made once and none is taken back: an array is split and then perhaps whole; of a list nothing
-    is assumed, then a state of its elements, then perhaps that it is whole; a loop's sum is
-    partial and then perhaps not; a loop is split and then perhaps whole. Where there is nothing
-    left to change, all arrays and lists are whole.
+    made once and none is taken back: an array or a loop is split, then perhaps whole; of a list
+    nothing is assumed, then a state of its elements, then perhaps that it is whole; a loop's sum
+    is partial, then perhaps not. Where nothing is left to change, all arrays and lists are whole.
 
     Args:
         structure: The graph's loops and lists.

@@ -199,6 +199,7 @@ class _Mirroring:
         self._rewritten = {op for op in found if self._can_be_written_again(op)}
         self._once = [op for op in found if op not in self._rewritten]
         self._synced: dict[tf.Operation, list[str]] = {}
+        self._outputs: dict[Any, list[str]] = {}
         self._asked: set = set()
         self._todo: list = []
         self._readers: dict = {}
@@ -206,6 +207,7 @@ class _Mirroring:
     def run(self, fetch: list) -> None:
         """Does it."""
         self._write_after()
+        self._follow_outputs()
         self._learn()
         self._move_reads()
         for op in self._rewritten:
@@ -389,15 +391,16 @@ class _Mirroring:
             # NOTE: a branch is taken on all devices or on none.
             found = reference if n == decides else self._view(reference, k)
             node.input.append(self._nodes.name(found))
-            waits += self._behind(reference, k)
+            waits += self._behind(reference)[k - 1 : k]
         for waited in self._waited_by(op):
             waits += self._waits(waited, k)
         node.input.extend(dict.fromkeys(self._nodes.wait(each) for each in waits))
 
-    def _behind(self, reference: Reference, k: int) -> list[str]:
-        """Returns what device k waits for if it reads something behind a write of all copies."""
-        synced = None if isinstance(reference, str) else self._synced.get(reference.op)
-        return [synced[k - 1]] if synced else []
+    def _behind(self, reference: Reference) -> list[str]:
+        """Returns what each later device waits for if it reads what comes with a write."""
+        if isinstance(reference, str):
+            return []
+        return self._synced.get(reference.op) or self._outputs.get(reference.ref(), [])
 
     # What later devices' parts of the graph read.
 
@@ -429,7 +432,7 @@ class _Mirroring:
             tensor = self._nodes.tensors.get(written)
             inputs.append(self._moved(written, tensor, k))
             if tensor is not None:
-                waits += map(self._nodes.wait, self._behind(tensor, k))
+                waits += map(self._nodes.wait, self._behind(tensor)[k - 1 : k])
         node.input[:] = [*inputs, *dict.fromkeys(waits)]
 
     def _moved(self, written: str, tensor: tf.Tensor | None, k: int) -> str:
@@ -475,11 +478,36 @@ class _Mirroring:
             self._synced.update(dict.fromkeys(ops, names))
         for op, names in self._synced.items():
             users = {user for tensor in op.outputs for user in tensor.consumers()}
-            for user in users | set(op._control_outputs):
-                is_run = user in self._written.run_whole and structure.own_loop(user) is None
-                if is_run and user not in self._synced:
-                    waits = [*self._waited_by(user), *names]
-                    self._controls[user] = list(dict.fromkeys(waits))
+            self._let_wait(users | set(op._control_outputs), names)
+
+    def _let_wait(self, users: Iterable[tf.Operation], names: Sequence[str]) -> None:
+        """Lets operations wait for new ones."""
+        for user in users:
+            is_outside = self._written.structure.own_loop(user) is None
+            if user in self._written.run_whole and is_outside and user not in self._synced:
+                self._controls[user] = list(dict.fromkeys([*self._waited_by(user), *names]))
+
+    def _follow_outputs(self) -> None:
+        """Lets what reads an output of a function that writes wait for those of the copies.
+
+        Of a function only that runs which its outputs that are read, and those who wait, need.
+        """
+        for op in self._rewritten:
+            for n, tensor in enumerate(op.outputs if definitions.called(op.node_def) else ()):
+                names = []
+                for k in self._later:
+                    name = self._want(op, k)
+                    output = f"{name}:{n}" if n else name
+                    made = self._nodes.add(
+                        "Identity",
+                        [output],
+                        self._devices[k],
+                        name=f"{name}/output_{n}",
+                        T=tensor.dtype,
+                    )
+                    names.append(made)
+                self._outputs[tensor.ref()] = names
+                self._let_wait(tensor.consumers(), names)
 
     def _exits(self, root: Any) -> list[tf.Operation]:
         structure = self._written.structure
@@ -511,15 +539,14 @@ class _Mirroring:
 
     def _fetched(self, wanted: Any) -> Any:
         """Returns what is run in place of what would be run too early."""
-        op = wanted if isinstance(wanted, tf.Operation) else getattr(wanted, "op", None)
-        if op not in self._synced:
+        home = self._written.home
+        if isinstance(wanted, tf.Operation) and wanted in self._synced:
+            waits = [wanted, *self._synced[wanted]]
+            return self._nodes.add("NoOp", [], home, controls=waits)
+        waits = self._behind(wanted) if isinstance(wanted, tf.Tensor) else []
+        if not waits:
             return wanted
-        waits = [op, *self._synced[op]]
-        if isinstance(wanted, tf.Operation):
-            return self._nodes.add("NoOp", [], self._written.home, controls=waits)
-        return self._nodes.add(
-            "Identity", [wanted], self._written.home, controls=waits, T=wanted.dtype
-        )
+        return self._nodes.add("Identity", [wanted], home, controls=waits, T=wanted.dtype)
 
 
 class _OwnFunctions:

@@ -91,7 +91,9 @@ class Nodes:
             name: Its name; None: one that tells its kind.
             **attributes: Its attributes.
         """
-        node = self._new(name or f"{self._prefix}/{type}_{len(self._definition.node)}", type, device)
+        node = self._new(
+            name or f"{self._prefix}/{type}_{len(self._definition.node)}", type, device
+        )
         node.input.extend([self.name(each) for each in inputs])
         node.input.extend([self.wait(each) for each in controls])
         for key, value in attributes.items():

@@ -46,25 +46,30 @@ def of_static(total: int, nodes: Nodes, num_devices: int, device: str) -> Runs:
         num_devices: K.
         device: Where the numbers are.
     """
-    counts = static_counts(total, num_devices)
-    begins = [sum(counts[:k]) if number else 0 for k, number in enumerate(counts)]
-    lengths = [max(number, 1) for number in counts]
+    counts, bounds = static_counts(total, num_devices), static_bounds(total, num_devices)
 
     def number(value):
         return nodes.constant(np.int32(value), device)
 
     return Runs(
         number(total),
-        [number(begin) for begin in begins],
-        [number(length) for length in lengths],
+        [number(begin) for begin, _ in bounds],
+        [number(end - begin) for begin, end in bounds],
         [None if count else nodes.constant(np.bool_(False), device) for count in counts],
-        None if all(counts) else number(sum(lengths)),
+        None if all(counts) else number(sum(end - begin for begin, end in bounds)),
     )
 
 
 def static_counts(total: int, num_devices: int) -> list[int]:
     """Returns how many of B rows each of K devices has."""
     return [total // num_devices + (k < total % num_devices) for k in range(num_devices)]
+
+
+def static_bounds(total: int, num_devices: int) -> list[tuple[int, int]]:
+    """Returns for each of K devices its first row, and the row after its last one."""
+    counts = static_counts(total, num_devices)
+    begins = [sum(counts[:k]) if count else 0 for k, count in enumerate(counts)]
+    return [(begin, begin + max(count, 1)) for begin, count in zip(begins, counts, strict=True)]
 
 
 def of_dynamic(total: tf.Tensor, num_devices: int) -> Runs:

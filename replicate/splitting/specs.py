@@ -30,7 +30,7 @@ def split(
         numbers: See `replicate_model_fn`'s `random_numbers`.
         mirrored: The variables of which each device gets a copy.
     """
-    groups = [_Group(items) for items in _groups(spec)]
+    groups = [_Group(items) for items in _groups(spec, batch.cluster is None)]
     result = splitter.split_graph(
         batch.given,
         strategy.worker_devices,
@@ -38,6 +38,7 @@ def split(
         home=strategy.home,
         random_numbers=numbers,
         static_rows=batch.total,
+        cluster=batch.cluster,
         mirrored=mirrored,
     )
     mirroring.list_copies(strategy, mirrored, result)
@@ -59,15 +60,21 @@ class _Group:
         self.items = items
 
 
-def _groups(spec: Any) -> Iterator[list]:
-    """Yields what is run of a spec: what is run together is one list."""
+def _groups(spec: Any, is_alone: bool) -> Iterator[list]:
+    """Yields what is run of a spec: what is run together is one list.
+
+    Args:
+        spec: The EstimatorSpec.
+        is_alone: Whether there is one worker. Of several each keeps the predictions of its own
+            rows, which no step asks for: to gather them would take time in each.
+    """
     metrics = list((spec.eval_metric_ops or {}).values())
     exported = [vars(output) for output in (spec.export_outputs or {}).values()]
     scaffold = spec.scaffold
     runs = [
         spec.loss,
         spec.train_op,
-        [spec.predictions, exported],
+        [spec.predictions, exported] if is_alone else [],
         [value for value, _ in metrics],
         [update for _, update in metrics],
         [tf1.get_collection(tf1.GraphKeys.SUMMARIES), getattr(scaffold, "_summary_op", None)],

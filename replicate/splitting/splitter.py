@@ -5,7 +5,6 @@ by one rule per kind of operation, and what has no rule runs once, on whole valu
 """
 
 import functools
-import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import analysis as analyses
 from replicate.splitting import (
     effects,
+    inputs,
     loops,
     mirroring,
     order,
@@ -25,21 +25,17 @@ from replicate.splitting import facts as known
 from replicate.splitting.lowering import batch_norm, functions
 from replicate.splitting.nodes import Nodes, Reference
 from replicate.splitting.rules import families
-from replicate.splitting.states import Rows, Space
-
-_log = logging.getLogger("replicate")
+from replicate.splitting.states import Space
 
 
 class Given(NamedTuple):
     """A tensor of the batch, with rows along its first axis.
 
     Attributes:
-        tensor: The whole one.
-        parts: The K devices' parts, where they are made already; None: they are cut.
+        tensor: The whole one, dense or sparse.
     """
 
-    tensor: tf.Tensor
-    parts: Sequence[tf.Tensor] | None = None
+    tensor: tf.Tensor | tf.SparseTensor
 
 
 class Result:
@@ -117,28 +113,27 @@ def split_graph(
         cluster: The workers, where there are several: the batch is all workers'.
         mirrored: The variables, on the first device, of which each device gets a copy.
     """
-    graph, tensors = tf1.get_default_graph(), [each.tensor for each in given]
+    graph, leaves = tf1.get_default_graph(), [each.tensor for each in given]
     families.load()
+    tensors = tf.nest.flatten(leaves, expand_composites=True)
     moved = _lowered(graph, tensors)
     keep = [_each(functools.partial(_moved_to, moved), group) for group in keep]
     batch = Space("the batch")
     structure = loops.Structure(graph)
     assumptions = loops.Assumptions(structure)
-    found = [
-        analyses.Given(each.tensor, Rows(0, batch), each.parts and tuple(each.parts))
-        for each in given
-    ]
+    ops = _order(tensors, structure, moved)
+    effects.keep_whole(ops, structure, assumptions)
     if cluster is None:
-        place: Any = workers.Alone(tensors[0], static_rows, len(devices), home)
+        place: Any = workers.Alone(leaves[0], static_rows, len(devices), home)
     else:
         place = workers.Cluster(cluster, len(devices), home)
-    facts = known.Facts(graph, [(t, 0) for t in tensors], structure, place.num_devices, static_rows)
-    ops = _order(graph, tensors, structure)
-    effects.keep_whole(ops, structure, assumptions)
+    found = inputs.of(batch, leaves, place.bounds, len(devices), home)
+    rows = [*found.known, *inputs.picked(ops)]
+    facts = known.Facts(graph, rows, structure, place.num_devices, static_rows, found.shapes)
     with tf1.name_scope("replicate_split/"):
         prefix = graph.unique_name("rows")
+    analysis = analyses.Analysis(found.given, batch, facts, structure, assumptions, random_numbers)
     while True:
-        analysis = analyses.Analysis(found, batch, facts, structure, assumptions, random_numbers)
         analysis.run(ops)
         nodes = Nodes(graph, prefix)
         written = writer.Writer(
@@ -185,12 +180,12 @@ def _moved_to(moved: dict, wanted: Any) -> Any:
     return wanted
 
 
-def _order(graph: tf.Graph, given: Sequence[tf.Tensor], structure: loops.Structure) -> list:
-    """Returns all operations behind the batch, each behind what it reads."""
+def _order(given: Sequence[tf.Tensor], structure: loops.Structure, moved: dict) -> list:
+    """Returns all operations behind the batch that are not replaced, each behind what it reads."""
     starts = [*given, *structure.list_starts()]
     ops = order.behind(starts) | {tensor.op for tensor in structure.list_starts()}
     ops, more = structure.with_pops(ops)
-    return order.ordered(ops, more)
+    return order.ordered(ops - {tensor.deref().op for tensor in moved}, more)
 
 
 def _apply(changes: writer.Changes, made: dict[str, tf.Operation]) -> None:

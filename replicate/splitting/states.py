@@ -75,11 +75,13 @@ class Ids:
         space: Whose rows.
         column: Which entry of the last dimension is a row's number; None: every value is.
         stride: How many numbers each row has, as in a matrix of which entries are counted.
+        is_complete: Whether each row occurs, and they are in order.
     """
 
     space: Space
     column: int | None = None
     stride: int = 1
+    is_complete: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +123,20 @@ class ListOf:
     """
 
     element: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """Each device has a value of its own, which is no part of the whole one.
+
+    So are the different values among a device's rows, and where each of them stands. The whole
+    value the operation itself makes, of whole inputs.
+
+    Attributes:
+        source: The operation that made the first such value; values of another are no match.
+    """
+
+    source: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,8 +182,6 @@ class Split:
         type: The copies' type of operation, where it is another one than the original's.
         attributes: Attributes that the copies have in place of the original's.
         is_beside: Whether each copy runs where the original does, as a read of a table.
-        blank: Inputs that are zeros on a device which has rows on loan alone: of them nothing
-            may be picked.
     """
 
     wants: Sequence[View]
@@ -175,7 +189,6 @@ class Split:
     type: str | None = None
     attributes: dict = dataclasses.field(default_factory=dict)
     is_beside: bool = False
-    blank: Sequence[int] = ()
 
 
 class WholeError(Exception):

@@ -16,9 +16,10 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import carriers, collectives, reductions
+from replicate.graph import rows as counted
 from replicate.splitting import joins, levels, loops, runs
 from replicate.splitting.nodes import Nodes, Reference
-from replicate.splitting.states import Rows, Space
+from replicate.splitting.states import SIZE, Rows, Space
 
 _SHARED = ("Print", "TensorArray", "Stack", "Collective", "Placeholder")
 _OUTSIDE = ("Iterator", "Queue", "Optional", "Unstage", "MapUnstage")
@@ -58,19 +59,26 @@ class Alone:
     first_device = 0
     make_joins: Callable = joins.Joins
 
-    def __init__(self, given: tf.Tensor, static_rows: int | None, num_devices: int, home: str):
+    def __init__(self, given: Any, static_rows: int | None, num_devices: int, home: str):
         self._static_rows = static_rows
         self._home = home
         self.num_devices = num_devices
         if not static_rows:
             with _at(home):
-                self._runs = runs.of_dynamic(runs.count(given, 0), num_devices)
+                self._runs = runs.of_dynamic(counted.count(given), num_devices)
 
     def runs(self, nodes: Nodes) -> runs.Runs:
         """Returns the runs of the batch."""
         if self._static_rows:
             return runs.of_static(self._static_rows, nodes, self.num_devices, self._home)
         return self._runs
+
+    def bounds(self, k: int) -> tuple[Any, Any]:
+        """Returns the first row of device k, and the row after its last one."""
+        if self._static_rows:
+            return runs.static_bounds(self._static_rows, self.num_devices)[k]
+        begin = self._runs.begins[k]
+        return begin, begin + self._runs.lengths[k]
 
     def write(self, written: Any, made: dict, fetch: Sequence[Any]) -> None:
         """Joins what workers have made."""
@@ -111,20 +119,26 @@ class Cluster:
         def number(value: Any) -> Reference:
             return nodes.constant(np.int32(value), self._home)
 
-        counts = runs.static_counts(rows, self._own_devices)
         first = rows * across.options.position
-        begins = [first + (sum(counts[:k]) if own else 0) for k, own in enumerate(counts)]
+        begins = [first + begin for begin, _ in runs.static_bounds(rows, self._own_devices)]
         here = runs.of_static(rows, nodes, self._own_devices, self._home)
         everywhere = here._replace(
             total=number(rows * across.size),
             begins=[number(begin) for begin in begins],
-            sum=None if here.is_exact else number(across.size * max(rows, self._own_devices)),
+            sum=None if here.is_exact else number(across.size * self._own_devices),
         )
         return Share(everywhere, here, number([rows] * across.size))
 
     def runs(self, nodes: Nodes) -> runs.Runs:
         """Returns the runs of the batch, the cluster's."""
         return self.share(nodes).everywhere
+
+    def bounds(self, k: int) -> tuple[Any, Any]:
+        """Returns the first row of device k in this worker, and the row after its last one."""
+        if self._dynamic is None:
+            return runs.static_bounds(self.workers.rows, self._own_devices)[k]
+        here = self._dynamic.here
+        return here.begins[k], here.begins[k] + here.lengths[k]
 
     @property
     def make_joins(self) -> Callable:
@@ -257,6 +271,10 @@ class Joins(joins.Joins):
         if own is not None:
             state = self._analysis.given[tensor.ref()].state
             return self._of_all_rows(self._without_loans(own, tensor, state), tensor, state)
+        given = self._analysis.given.get(tensor.ref())
+        if given is not None:  # a part of what is sparse
+            state = given.state
+            return self._of_shape(tensor) if state is SIZE else self.of_rows(tensor, state)
         if tensor.ref() in self._lone:
             found, is_own = tensor, True
         else:
@@ -264,6 +282,13 @@ class Joins(joins.Joins):
         if not is_own or not carriers.is_sent(tensor):
             return found
         return self._crossing(found, levels.FIRST, tensor, tensor.dtype)
+
+    def _of_shape(self, tensor: tf.Tensor) -> Reference:
+        """Returns the shape of all workers' rows of a sparse tensor, of the worker's own."""
+        total = self.total(self._analysis.batch, tensor.dtype)
+        is_rows = np.arange(tensor.shape.num_elements()) == 0
+        is_rows = self._writer.constant(is_rows, None)
+        return self._nodes.add("SelectV2", [is_rows, total, tensor], self._home, T=tensor.dtype)
 
     def _is_own(self, tensor: tf.Tensor) -> bool:
         """Whether workers' values differ though what they are made from does not."""
@@ -294,7 +319,7 @@ class Joins(joins.Joins):
         return {root for root in found if self._analysis.assumptions.is_whole(root)}
 
     def _is_at_home(self, tensor: tf.Tensor) -> bool:
-        return super()._is_at_home(tensor) and tensor.ref() not in self._own
+        return super()._is_at_home(tensor) and tensor.ref() not in self._analysis.given
 
     # Rows.
 
@@ -321,9 +346,9 @@ class Joins(joins.Joins):
         return self._share(space).here
 
     def _static_run(self, k: int) -> tuple[int, int]:
-        counts = runs.static_counts(self._cluster.workers.rows, len(self._devices))
-        first = self._cluster.workers.rows * self._across.options.position
-        return first + (sum(counts[:k]) if counts[k] else 0), max(counts[k], 1)
+        rows = self._cluster.workers.rows
+        begin, end = runs.static_bounds(rows, len(self._devices))[k]
+        return rows * self._across.options.position + begin, end - begin
 
     def _picked(self, space: Space) -> runs.Runs:
         here = super()._picked(space)
@@ -337,7 +362,10 @@ class Joins(joins.Joins):
         begins = [
             self._binary("AddV2", start, begin, tf.int32, self._home) for begin in here.begins
         ]
-        everywhere = here._replace(total=total, begins=begins)
+        lengths = here.sum
+        if lengths is not None:
+            lengths = self._crossing(lengths, "Add", space.source, tf.int32, tf.TensorShape([]))
+        everywhere = here._replace(total=total, begins=begins, sum=lengths)
         self._shares[space] = Share(everywhere, here, counts)
         return everywhere
 

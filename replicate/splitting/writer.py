@@ -17,7 +17,18 @@ from replicate.splitting import joins, loop_copies, loops, runs, states
 from replicate.splitting import nodes as definitions
 from replicate.splitting.nodes import Nodes, Reference
 from replicate.splitting.rules import random
-from replicate.splitting.states import FIRST, FLOW, HANDLE, OWN, SIZE, WHOLE, ListOf, Partial, Rows
+from replicate.splitting.states import (
+    FIRST,
+    FLOW,
+    HANDLE,
+    OWN,
+    SIZE,
+    WHOLE,
+    ListOf,
+    Local,
+    Partial,
+    Rows,
+)
 
 _PASSED = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 
@@ -162,6 +173,9 @@ class Writer:
             return self.joins.of_parts(tensor, state)
         if isinstance(state, Rows):
             return self.joins.of_rows(tensor, state)
+        if isinstance(state, Local):
+            self.want_whole(op)
+            return tensor
         raise loops.LoopWholeError(op, f"a list of {op.type} is wanted whole")
 
     def view(self, tensor: tf.Tensor, want: states.View, k: int) -> Reference:
@@ -257,11 +271,8 @@ class Writer:
             self._set_attributes(node, split, k)
             self.in_loops.set_frame(node, k)
             with self.in_loops.inside(op):
-                for n, (tensor, want) in enumerate(zip(op.inputs, split.wants, strict=True)):
-                    found = self.view(tensor, want, k)
-                    if n in split.blank:
-                        found = self.joins.blank(found, tensor.dtype, k)
-                    node.input.append(self.nodes.name(found))
+                for tensor, want in zip(op.inputs, split.wants, strict=True):
+                    node.input.append(self.nodes.name(self.view(tensor, want, k)))
             node.input.extend(self.in_loops.controls(op, k))
 
     def _split_of(self, op: tf.Operation) -> states.Split:

@@ -32,6 +32,7 @@ def run(
     is_patient: bool = False,
     number: int = 2,
     has_evaluator: bool = False,
+    script: pathlib.Path = _WORKER,
 ) -> Ended:
     """Runs workers to their end.
 
@@ -43,6 +44,7 @@ def run(
         is_patient: Whether the others go on when one has failed.
         number: How many workers there are.
         has_evaluator: Whether an evaluator comes behind them.
+        script: What they run.
     """
     for left in folder.glob("*.address"):
         left.unlink()  # of those that ran here before
@@ -56,7 +58,7 @@ def run(
             log = folder / f"{i}.log"
             log.write_text("")
             arguments = [str(folder), str(i), str(size), *names]
-            workers.append(forks.Forked(_WORKER, arguments, environment, log))
+            workers.append(forks.Forked(script, arguments, environment, log))
         waiting = set(range(number))
         while waiting and time.monotonic() - begun < seconds:
             for i in [i for i in waiting if workers[i].poll() is not None]:

@@ -146,7 +146,7 @@ def cast(case: Case) -> Split:
     return linear(case)
 
 
-@rule(*SAME.split(), keeps_ids=True)
+@rule(*SAME.split())
 def same(case: Case) -> Split:
     """The value itself, whatever devices hold of it."""
     state = case.inputs[0]
@@ -155,7 +155,7 @@ def same(case: Case) -> Split:
     return Split([state], [state])
 
 
-@rule("IdentityN", keeps_ids=True)
+@rule("IdentityN")
 def same_each(case: Case) -> Split:
     """The values themselves; those that are whole are then the same on all devices."""
     if not any(_passes(state) for state in case.inputs):

@@ -13,6 +13,7 @@ from replicate.splitting.rules import (
     reductions,
     registry,
     shapes,
+    spaces,
     strings,
 )
 
@@ -28,6 +29,7 @@ MODULES = (
     random,
     reductions,
     shapes,
+    spaces,
     strings,
 )
 

@@ -9,11 +9,11 @@ from replicate.splitting import states
 from replicate.splitting.states import Rows, Space, WholeError
 
 RULES: dict[str, Callable[["Case"], states.Split | None]] = {}
+OF_IDS: dict[str, Callable[["Case"], states.Split | None]] = {}
 ALWAYS: set[str] = set()
-KEEPS_IDS: set[str] = set()
 
 
-def rule(*types: str, always: bool = False, keeps_ids: bool = False) -> Callable:
+def rule(*types: str, always: bool = False) -> Callable:
     """Registers a function as the rule of kinds of operations.
 
     A rule gets a `Case` and returns a `Split`; or SIZE, where the outputs are sizes. It raises
@@ -23,19 +23,30 @@ def rule(*types: str, always: bool = False, keeps_ids: bool = False) -> Callable
         *types: The kinds.
         always: Whether the rule is asked though all inputs are whole, as for a list that will
             hold rows.
-        keeps_ids: Whether the rule knows of values that are row numbers; to any other one they
-            are numbers as one device has them.
     """
+    if always:
+        ALWAYS.update(types)
+    return _register(RULES, types)
 
+
+def rule_of_ids(*types: str) -> Callable:
+    """Registers a function as the rule where an input is `Local`, or has `Ids`.
+
+    It is asked first. Where it does not fit, the operation's other rule is: to that one ids are
+    numbers as one device has them.
+
+    Args:
+        *types: The kinds.
+    """
+    return _register(OF_IDS, types)
+
+
+def _register(rules: dict, types: Sequence[str]) -> Callable:
     def register(function):
         for name in types:
-            if name in RULES:
+            if name in rules:
                 raise ValueError(f"An operation has one rule; {name} has two. Remove one.")
-            RULES[name] = function
-            if always:
-                ALWAYS.add(name)
-            if keeps_ids:
-                KEEPS_IDS.add(name)
+            rules[name] = function
         return function
 
     return register

@@ -69,7 +69,9 @@ def in_batch_softmax_with_corrections(f, y):
     scores = tf.matmul(query, item, transpose_b=True)
     labels = y["class"]
     same = tf.equal(labels[:, None], labels[None, :])
-    scores = tf.where(same & ~tf.eye(tf.shape(scores)[0], dtype=bool)[:, :], tf.constant(-1e9, F64), scores)
+    scores = tf.where(
+        same & ~tf.eye(tf.shape(scores)[0], dtype=bool)[:, :], tf.constant(-1e9, F64), scores
+    )
     losses = -tf.linalg.diag_part(tf.nn.log_softmax(scores))
     return tf.reduce_sum(losses * f["real"]) / tf.reduce_sum(f["real"]), {"losses": losses}
 

@@ -125,7 +125,9 @@ def norm_layers_4d(f, y):
 
 @model(**FLOAT32)
 def norm_layers_fused(f, y):
-    x = tf1.layers.conv2d(tf.cast(f["images"], tf.float32), 3, 3, kernel_initializer=exactness.start)
+    x = tf1.layers.conv2d(
+        tf.cast(f["images"], tf.float32), 3, 3, kernel_initializer=exactness.start
+    )
     x = layers_norm(x)
     x = layers_norm(tf.nn.relu(x), name="second")
     return squares(tf.cast(tf.reduce_mean(x, [1, 2]), F64), y), {"x": x}
@@ -138,13 +140,13 @@ def norm_layers_channels_first(f, y):
     return squares(tf.reduce_mean(tf.nn.relu(x), [2, 3]), y), {"x": x}
 
 
-@model
+@model(**FLOAT32)
 def norm_layers_renormalised(f, y):
     """Batch renormalisation (Ioffe 2017): clipped corrections towards the averages."""
     clipping = {"rmax": 1.5, "rmin": 0.6, "dmax": 0.5}
-    clipping = {key: tf.constant(value, F64) for key, value in clipping.items()}
-    x = layers_norm(hidden(f["x"]), renorm=True, renorm_clipping=clipping, renorm_momentum=0.8)
-    return squares(hidden(x, 3, "out"), y), {"x": x}
+    x = tf.cast(hidden(f["x"]), tf.float32)
+    x = layers_norm(x, renorm=True, renorm_clipping=clipping, renorm_momentum=0.8)
+    return squares(hidden(tf.cast(x, F64), 3, "out"), y), {"x": x}
 
 
 @model(sizes=(8, 4))

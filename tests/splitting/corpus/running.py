@@ -11,7 +11,7 @@ from tests import exactness
 from tests.splitting.corpus import table
 
 STEPS = 3
-PATIENCE = tf1.RunOptions(timeout_in_ms=8_000)  # a graph that waits for itself is a failure
+PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)  # a graph that waits for itself is a failure
 DEVICES = [f"/device:CPU:{k}" for k in range(8)]
 
 

@@ -30,7 +30,13 @@ for transposes, first, second in (
     function = raw("SparseMatMul", transpose_a=transposes[0], transpose_b=transposes[1])
     case("SparseMatMul", function, tensor(*first), tensor(*second), dtypes=(F32,))
 case("MatMul", raw("MatMul"), tensor("B", 3), tensor(3, 4), dtypes=(tf.complex128, tf.int32))
-case("MatMul", raw("MatMul", transpose_a=True), tensor("B", 3), tensor("B", 4), dtypes=(tf.int32, tf.half))
+case(
+    "MatMul",
+    raw("MatMul", transpose_a=True),
+    tensor("B", 3),
+    tensor("B", 4),
+    dtypes=(tf.int32, tf.half),
+)
 
 for kind in ("BatchMatMul", "BatchMatMulV2"):
     for adjoints, first, second in (
@@ -55,7 +61,13 @@ for first, second in (
 ):
     case("BatchMatMulV2", raw("BatchMatMulV2"), tensor(*first), tensor(*second), dtypes=(F64, F32))
     case("BatchMatMulV3", raw("BatchMatMulV3", Tout=F64), tensor(*first), tensor(*second))
-case("BatchMatMulV2", raw("BatchMatMulV2", adj_x=True), tensor("B", 3, 2), tensor("B", 3, 2), dtypes=(tf.complex128,))
+case(
+    "BatchMatMulV2",
+    raw("BatchMatMulV2", adj_x=True),
+    tensor("B", 3, 2),
+    tensor("B", 3, 2),
+    dtypes=(tf.complex128,),
+)
 for equation, *operands in (
     ("bi,ij->bj", ("B", 3), (3, 4)),
     ("bi,bj->ij", ("B", 3), ("B", 4)),

@@ -31,7 +31,9 @@ def unary(kinds, values=real, dtypes=(F64,), **attributes):
         case(kind, raw(kind, **attributes), tensor(2, 3, of=values), dtypes=dtypes[:1])
 
 
-unary("Abs Neg Sign Square Tanh Sin Cos Exp Expm1 Atan Sinh Cosh Erf Erfc Sigmoid", dtypes=(F64, F32))
+unary(
+    "Abs Neg Sign Square Tanh Sin Cos Exp Expm1 Atan Sinh Cosh Erf Erfc Sigmoid", dtypes=(F64, F32)
+)
 unary("Identity StopGradient PreventGradient Snapshot OnesLike ZerosLike", dtypes=(F64, F32))
 unary("Asin Acos Atanh Tan Ceil Floor Rint Round IsFinite IsInf IsNan Asinh Digamma Lgamma")
 unary("Relu Relu6 Elu Selu Softplus Softsign", dtypes=(F64, F32))

@@ -46,7 +46,13 @@ for table, places, axis, batched in (
 case("GatherV2", raw("GatherV2", axis=0), tensor("B", 3), indices("B", below=1))
 case("GatherV2", raw("GatherV2", axis=0), tensor("B", 3), indices(4, below=1))
 case("GatherV2", lambda x: tf.gather(x, tf.range(tf.shape(x)[0])[::-1]), tensor("B", 3))
-case("GatherV2", raw("GatherV2", axis=0), tensor(3, 2), indices("B", dtype=tf.int64), dtypes=(tf.int32,))
+case(
+    "GatherV2",
+    raw("GatherV2", axis=0),
+    tensor(3, 2),
+    indices("B", dtype=tf.int64),
+    dtypes=(tf.int32,),
+)
 for table, places in (
     ((3, 2), ("B", 1)),
     ((3, 2), ("B", 2)),
@@ -82,7 +88,12 @@ for axis in (-1, 0, 1):
         case("OneHot", raw("OneHot", axis=axis), indices(*dims), 3, tensor(), tensor())
 case("OneHot", raw("OneHot"), indices("B"), size(), np.float64(1.0), np.float64(0.0))
 
-for kind in ("UnsortedSegmentSum", "UnsortedSegmentProd", "UnsortedSegmentMax", "UnsortedSegmentMin"):
+for kind in (
+    "UnsortedSegmentSum",
+    "UnsortedSegmentProd",
+    "UnsortedSegmentMax",
+    "UnsortedSegmentMin",
+):
     for data, places in (
         (("B", 2), ("B",)),
         (("B",), ("B",)),
@@ -95,7 +106,14 @@ for kind in ("UnsortedSegmentSum", "UnsortedSegmentProd", "UnsortedSegmentMax", 
         case(kind, raw(kind), tensor(*data), indices(*places), 3)
     case(kind, raw(kind), tensor("B", 2), indices("B", below=1), size())
     case(kind, raw(kind), tensor("B", 2), tensor("B", dtype=tf.int32, of=between(-1, 3)), 3)
-case("UnsortedSegmentSum", raw("UnsortedSegmentSum"), tensor("B"), indices("B"), 3, dtypes=(tf.int32,))
+case(
+    "UnsortedSegmentSum",
+    raw("UnsortedSegmentSum"),
+    tensor("B"),
+    indices("B"),
+    3,
+    dtypes=(tf.int32,),
+)
 ORDERED = lambda n, s: np.sort(n.randint(0, 2, s), 0)  # noqa: E731
 for kind in ("SegmentSum", "SegmentProd", "SegmentMax", "SegmentMin", "SegmentMean"):
     case(kind, raw(kind), tensor("B", 2), tensor("B", dtype=tf.int32, of=ORDERED))
@@ -130,7 +148,12 @@ case("NthElement", raw("NthElement", n=1), tensor(2, "2B", of=apart))
 case("NthElement", raw("NthElement", n=1, reverse=True), tensor(2, 3, of=apart))
 for dtype in (tf.int32, tf.int64):
     case("InTopK", raw("InTopK", k=2), tensor("B", 3, dtype=tf.float32), indices("B", dtype=dtype))
-    case("InTopKV2", raw("InTopKV2", k=np.array(2, dtype.as_numpy_dtype)), tensor("B", 3, dtype=tf.float32), indices("B", dtype=dtype))
+    case(
+        "InTopKV2",
+        raw("InTopKV2", k=np.array(2, dtype.as_numpy_dtype)),
+        tensor("B", 3, dtype=tf.float32),
+        indices("B", dtype=dtype),
+    )
 case("InTopK", raw("InTopK", k=2), tensor(2, 3, dtype=tf.float32), indices(2))
 
 

@@ -20,25 +20,85 @@ case("Conv2D", raw("Conv2D", **HALF), tensor(*PICTURE), tensor(*KERNEL))
 case("Conv2D", raw("Conv2D", **ONES), tensor(2, 4, 4, 2), tensor(*KERNEL))
 case("Conv2D", raw("Conv2D", **ONES), tensor(2, 4, 4, "B"), tensor(3, 3, "B", 3))
 case("Conv2D", raw("Conv2D", **ONES), tensor("B", 4, 4, 2), tensor(3, 3, 2, "B"))
-case("Conv2DBackpropInput", raw("Conv2DBackpropInput", **ONES), shape(*PICTURE), tensor(*KERNEL), tensor(*MADE), dtypes=(F64, F32))
-case("Conv2DBackpropInput", raw("Conv2DBackpropInput", **ONES), [2, 4, 4, 2], tensor(*KERNEL), tensor(2, 4, 4, 3))
-case("Conv2DBackpropFilter", raw("Conv2DBackpropFilter", **ONES), tensor(*PICTURE), list(KERNEL), tensor(*MADE), dtypes=(F64, F32))
-case("Conv2DBackpropFilter", raw("Conv2DBackpropFilter", **ONES), tensor(2, 4, 4, 2), list(KERNEL), tensor(2, 4, 4, 3))
-case("Conv2DBackpropInputV2", raw("Conv2DBackpropInputV2", **ONES), tensor(*PICTURE), tensor(*KERNEL), tensor(*MADE))
-case("Conv2DBackpropFilterV2", raw("Conv2DBackpropFilterV2", **ONES), tensor(*PICTURE), tensor(*KERNEL), tensor(*MADE))
-case("Conv", raw("Conv", strides=[1, 1], padding="SAME"), tensor(*PICTURE), tensor(*KERNEL))
+case(
+    "Conv2DBackpropInput",
+    raw("Conv2DBackpropInput", **ONES),
+    shape(*PICTURE),
+    tensor(*KERNEL),
+    tensor(*MADE),
+    dtypes=(F64, F32),
+)
+case(
+    "Conv2DBackpropInput",
+    raw("Conv2DBackpropInput", **ONES),
+    [2, 4, 4, 2],
+    tensor(*KERNEL),
+    tensor(2, 4, 4, 3),
+)
+case(
+    "Conv2DBackpropFilter",
+    raw("Conv2DBackpropFilter", **ONES),
+    tensor(*PICTURE),
+    list(KERNEL),
+    tensor(*MADE),
+    dtypes=(F64, F32),
+)
+case(
+    "Conv2DBackpropFilter",
+    raw("Conv2DBackpropFilter", **ONES),
+    tensor(2, 4, 4, 2),
+    list(KERNEL),
+    tensor(2, 4, 4, 3),
+)
+case(
+    "Conv2DBackpropInputV2",
+    raw("Conv2DBackpropInputV2", **ONES),
+    tensor(*PICTURE),
+    tensor(*KERNEL),
+    tensor(*MADE),
+)
+case(
+    "Conv2DBackpropFilterV2",
+    raw("Conv2DBackpropFilterV2", **ONES),
+    tensor(*PICTURE),
+    tensor(*KERNEL),
+    tensor(*MADE),
+)
+case("Conv", raw("Conv", strides=[1, 1, 1, 1], padding="SAME"), tensor(*PICTURE), tensor(*KERNEL))
 
 VOLUME, FILTER, RESULT = ("B", 2, 2, 2, 2), (2, 2, 2, 2, 3), ("B", 2, 2, 2, 3)
 case("Conv3D", raw("Conv3D", **CUBE), tensor(*VOLUME), tensor(*FILTER))
-case("Conv3DBackpropInputV2", raw("Conv3DBackpropInputV2", **CUBE), shape(*VOLUME), tensor(*FILTER), tensor(*RESULT))
-case("Conv3DBackpropFilterV2", raw("Conv3DBackpropFilterV2", **CUBE), tensor(*VOLUME), list(FILTER), tensor(*RESULT))
-case("Conv3DBackpropInput", raw("Conv3DBackpropInput", **CUBE), tensor(*VOLUME), tensor(*FILTER), tensor(*RESULT))
-case("Conv3DBackpropFilter", raw("Conv3DBackpropFilter", **CUBE), tensor(*VOLUME), tensor(*FILTER), tensor(*RESULT))
+case(
+    "Conv3DBackpropInputV2",
+    raw("Conv3DBackpropInputV2", **CUBE),
+    shape(*VOLUME),
+    tensor(*FILTER),
+    tensor(*RESULT),
+)
+case(
+    "Conv3DBackpropFilterV2",
+    raw("Conv3DBackpropFilterV2", **CUBE),
+    tensor(*VOLUME),
+    list(FILTER),
+    tensor(*RESULT),
+)
 
 DEEP, DEEPER = (3, 3, 2, 2), ("B", 4, 4, 4)
 case("DepthwiseConv2dNative", raw("DepthwiseConv2dNative", **ONES), tensor(*PICTURE), tensor(*DEEP))
-case("DepthwiseConv2dNativeBackpropInput", raw("DepthwiseConv2dNativeBackpropInput", **ONES), shape(*PICTURE), tensor(*DEEP), tensor(*DEEPER))
-case("DepthwiseConv2dNativeBackpropFilter", raw("DepthwiseConv2dNativeBackpropFilter", **ONES), tensor(*PICTURE), list(DEEP), tensor(*DEEPER))
+case(
+    "DepthwiseConv2dNativeBackpropInput",
+    raw("DepthwiseConv2dNativeBackpropInput", **ONES),
+    shape(*PICTURE),
+    tensor(*DEEP),
+    tensor(*DEEPER),
+)
+case(
+    "DepthwiseConv2dNativeBackpropFilter",
+    raw("DepthwiseConv2dNativeBackpropFilter", **ONES),
+    tensor(*PICTURE),
+    list(DEEP),
+    tensor(*DEEPER),
+)
 
 DILATED = {"strides": [1, 1, 1, 1], "rates": [1, 2, 2, 1], "padding": "SAME"}
 case("Dilation2D", raw("Dilation2D", **DILATED), tensor(*PICTURE), tensor(3, 3, 2))
@@ -60,7 +120,9 @@ included = raw("MaxPoolWithArgmax", include_batch_in_index=True, **POOL)
 case("MaxPoolWithArgmax", included, tensor(*PICTURE, of=apart))
 case("AvgPoolGrad", raw("AvgPoolGrad", **POOL), shape(*PICTURE), tensor(*SMALL))
 case("AvgPool3D", raw("AvgPool3D", **POOL3), tensor("B", 2, 2, 4, 2))
-case("AvgPool3DGrad", raw("AvgPool3DGrad", **POOL3), shape("B", 2, 2, 4, 2), tensor("B", 1, 1, 2, 2))
+case(
+    "AvgPool3DGrad", raw("AvgPool3DGrad", **POOL3), shape("B", 2, 2, 4, 2), tensor("B", 1, 1, 2, 2)
+)
 case("MaxPool3D", raw("MaxPool3D", **POOL3), tensor("B", 2, 2, 4, 2, dtype=F32))
 
 
@@ -110,9 +172,17 @@ case("LRNGrad", raw("LRNGrad", depth_radius=1), *(tensor(*PICTURE, dtype=F32) fo
 case("SpaceToDepth", raw("SpaceToDepth", block_size=2), tensor(*PICTURE))
 case("DepthToSpace", raw("DepthToSpace", block_size=2), tensor("B", 2, 2, 4))
 PATCHES = {"strides": [1, 2, 2, 1], "rates": [1, 1, 1, 1], "padding": "VALID"}
-case("ExtractImagePatches", raw("ExtractImagePatches", ksizes=[1, 2, 2, 1], **PATCHES), tensor(*PICTURE))
+case(
+    "ExtractImagePatches",
+    raw("ExtractImagePatches", ksizes=[1, 2, 2, 1], **PATCHES),
+    tensor(*PICTURE),
+)
 PATCHES3 = {"strides": [1, 2, 2, 2, 1], "padding": "VALID"}
-case("ExtractVolumePatches", raw("ExtractVolumePatches", ksizes=[1, 2, 2, 2, 1], **PATCHES3), tensor("B", 2, 2, 4, 2))
+case(
+    "ExtractVolumePatches",
+    raw("ExtractVolumePatches", ksizes=[1, 2, 2, 2, 1], **PATCHES3),
+    tensor("B", 2, 2, 4, 2),
+)
 
 for kind in ("Bilinear", "NearestNeighbor", "Bicubic", "Area"):
     case(f"Resize{kind}", raw(f"Resize{kind}"), tensor(*PICTURE), [3, 5])
@@ -123,7 +193,9 @@ for kind in ("Bilinear", "Bicubic"):
 case("ResizeNearestNeighborGrad", raw("ResizeNearestNeighborGrad"), tensor("B", 3, 5, 2), [4, 4])
 case("ResizeBilinear", raw("ResizeBilinear"), tensor("B", 4, 4, "B"), [3, 5], worlds=("none",))
 SCALE = {"scale": [0.8, 1.2], "translation": [0.1, -0.2]}
-case("ScaleAndTranslate", raw("ScaleAndTranslate", size=[3, 5], **SCALE), tensor(*PICTURE, dtype=F32))
+case(
+    "ScaleAndTranslate", raw("ScaleAndTranslate", size=[3, 5], **SCALE), tensor(*PICTURE, dtype=F32)
+)
 case(
     "ScaleAndTranslateGrad",
     raw("ScaleAndTranslateGrad", **SCALE),
@@ -134,7 +206,9 @@ TURN = np.array([[1.0, 0.1, 0.0, -0.1, 1.0, 0.0, 0.0, 0.0]], np.float32)
 for kind, more in (("ImageProjectiveTransformV2", ()), ("ImageProjectiveTransformV3", (0.5,))):
     turned = raw(kind, interpolation="BILINEAR")
     case(kind, turned, tensor(*PICTURE, dtype=F32), TURN, [3, 3], *more)
-    case(kind, turned, tensor(*PICTURE, dtype=F32), tensor("B", 8, dtype=F32, of=unit), [3, 3], *more)
+    case(
+        kind, turned, tensor(*PICTURE, dtype=F32), tensor("B", 8, dtype=F32, of=unit), [3, 3], *more
+    )
 COLOURS = ("B", 2, 2, 3)
 for kind in ("RGBToHSV", "HSVToRGB"):
     case(kind, raw(kind), tensor(*COLOURS, of=unit))
@@ -142,8 +216,15 @@ for kind in ("RGBToHSV", "HSVToRGB"):
     case(kind, raw(kind), tensor(2, 3, of=unit))
 for kind in ("AdjustContrastv2", "AdjustHue", "AdjustSaturation"):
     case(kind, raw(kind), tensor(*COLOURS, dtype=F32, of=unit), tensor(dtype=F32, of=unit))
-    case(kind, raw(kind), tensor("B", 3, dtype=F32, of=unit), 0.7) if kind != "AdjustContrastv2" else None
-case("DrawBoundingBoxes", raw("DrawBoundingBoxes"), tensor(*COLOURS, dtype=F32), tensor("B", 1, 4, dtype=F32, of=unit))
+    case(
+        kind, raw(kind), tensor("B", 3, dtype=F32, of=unit), 0.7
+    ) if kind != "AdjustContrastv2" else None
+case(
+    "DrawBoundingBoxes",
+    raw("DrawBoundingBoxes"),
+    tensor(*COLOURS, dtype=F32),
+    tensor("B", 1, 4, dtype=F32, of=unit),
+)
 case(
     "DrawBoundingBoxesV2",
     raw("DrawBoundingBoxesV2"),

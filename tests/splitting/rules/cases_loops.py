@@ -25,7 +25,7 @@ def version(number):
 
 
 def case(kinds, function, *operands):
-    """Adds cases of version 1 for each kind, and one of version 2."""
+    """Adds a case of version 1, which has operations of kinds, and one of version 2."""
 
     def of(number):
         def make(*given):
@@ -34,9 +34,8 @@ def case(kinds, function, *operands):
 
         return make
 
-    for kind in kinds.split():
-        FAMILY.case(kind, of(1), *operands)
-    FAMILY.case("While" if "Enter" in kinds else "If", of(2), *operands)
+    FAMILY.case(kinds, of(1), *operands)
+    FAMILY.case("StatelessWhile" if "Enter" in kinds else "StatelessIf", of(2), *operands)
 
 
 def repeated(x, w):
@@ -78,7 +77,12 @@ LOOP = "Enter Exit NextIteration Merge Switch LoopCond"
 for dims, other in ((("B", 3), (3,)), ((2, "B"), (2, 1)), (("2B", 3), (1, 3))):
     case(LOOP, repeated, tensor(*dims), tensor(*other))
     case("Enter StackPushV2 StackPopV2", accumulated, tensor(*dims), tensor(*other))
-    case("Enter TensorArrayV3 TensorArrayWriteV3 TensorArrayGatherV3 TensorArraySizeV3", written, tensor(*dims), tensor(*other))
+    case(
+        "Enter TensorArrayV3 TensorArrayWriteV3 TensorArrayGatherV3 TensorArraySizeV3",
+        written,
+        tensor(*dims),
+        tensor(*other),
+    )
     case("Enter TensorArrayReadV3 TensorArrayScatterV3", read, tensor(*dims), tensor(*other))
     case("Enter TensorArrayGradV3", of_both(read), tensor(*dims), tensor(*other))
     case("Enter TensorArrayGradV3", of_both(written), tensor(*dims), tensor(*other))

@@ -15,7 +15,13 @@ for kind in ("Softmax", "LogSoftmax"):
     for dims in (("B", 3), (2, "B"), (2, 3), ("2B", 3), (3, "B", 2)):
         case(kind, raw(kind), tensor(*dims), dtypes=(F64, F32))
 cross = "SoftmaxCrossEntropyWithLogits"
-for first, second in ((("B", 3), ("B", 3)), (("B", 3), (1, 3)), (("B", 1), ("B", 3)), ((2, 3), (2, 3)), ((2, "B"), (2, "B"))):
+for first, second in (
+    (("B", 3), ("B", 3)),
+    (("B", 3), (1, 3)),
+    (("B", 1), ("B", 3)),
+    ((2, 3), (2, 3)),
+    ((2, "B"), (2, "B")),
+):
     case(cross, raw(cross), tensor(*first), tensor(*second, of=unit), dtypes=(F64, F32))
 sparse = "SparseSoftmaxCrossEntropyWithLogits"
 for dtype in (tf.int32, tf.int64):

@@ -87,13 +87,24 @@ binary = raw("DenseBincount", binary_output=True)
 case("DenseBincount", binary, indices("B"), 4, tensor("B"))
 case("DenseBincount", binary, indices("B", 3), 4, tensor("B", 3))
 case("DenseBincount", lambda x: tf.math.bincount(x, minlength=4, maxlength=4), indices("B"))
-for batch, along, dims in ((0, 1, ("B", 4)), (1, 0, (4, "B")), (0, 2, ("B", 2, 4)), (1, 2, (2, "B", 4))):
+for batch, along, dims in (
+    (0, 1, ("B", 4)),
+    (1, 0, (4, "B")),
+    (0, 2, ("B", 2, 4)),
+    (1, 2, (2, "B", 4)),
+):
     reverse = raw("ReverseSequence", seq_dim=along, batch_dim=batch)
     case("ReverseSequence", reverse, tensor(*dims), indices("B", below=5))
     if batch:
         continue
-    case("ReverseSequence", raw("ReverseSequence", seq_dim=0, batch_dim=1), tensor(4, 3), indices(3))
+    case(
+        "ReverseSequence", raw("ReverseSequence", seq_dim=0, batch_dim=1), tensor(4, 3), indices(3)
+    )
 case("Reverse", raw("Reverse"), tensor("B", 3), np.array([False, True]))
 case("Reverse", raw("Reverse"), tensor("B", 3), np.array([True, False]))
 case("Reverse", raw("Reverse"), tensor(2, 3), np.array([True, False]))
-case("Sum", lambda x: tf.reduce_sum(tf.strings.length(x), 0), tensor("B", 2, dtype=tf.string, of=among("a", "bcd")))
+case(
+    "Sum",
+    lambda x: tf.reduce_sum(tf.strings.length(x), 0),
+    tensor("B", 2, dtype=tf.string, of=among("a", "bcd")),
+)

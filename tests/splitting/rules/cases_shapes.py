@@ -89,7 +89,11 @@ case("ConcatV2", listed("ConcatV2", "values", axis=0), tensor(2, "B"), tensor(1,
 case("ConcatV2", listed("ConcatV2", "values", axis=1), tensor(2, "B"), tensor(2, 3))
 case("Concat", lambda *x: tf.raw_ops.Concat(concat_dim=1, values=x), tensor("B", 3), tensor("B", 2))
 for axis in (1, -1):
-    case("Split", lambda x, axis=axis: tf.raw_ops.Split(axis=axis, value=x, num_split=2), tensor("B", 4))
+    case(
+        "Split",
+        lambda x, axis=axis: tf.raw_ops.Split(axis=axis, value=x, num_split=2),
+        tensor("B", 4),
+    )
 case("Split", lambda x: tf.raw_ops.Split(axis=0, value=x, num_split=2), tensor(4, "B"))
 case("Split", lambda x: tf.raw_ops.Split(axis=0, value=x, num_split=2), tensor("2B", 3))
 case("Split", lambda x: tf.raw_ops.Split(axis=0, value=x, num_split=2), tensor(4, 3))
@@ -152,7 +156,9 @@ case("StridedSliceGrad", slice_gradient(**FIRST), shape("B", 3), tensor("B", 2))
 case("StridedSliceGrad", slice_gradient(**FIRST), [2, 3], tensor(2, 2))
 case(
     "StridedSliceGrad",
-    slice_gradient(begin=[0, 1], end=[0, 2], strides=[1, 1], begin_mask=1, end_mask=1, shrink_axis_mask=2),
+    slice_gradient(
+        begin=[0, 1], end=[0, 2], strides=[1, 1], begin_mask=1, end_mask=1, shrink_axis_mask=2
+    ),
     shape("B", 3),
     tensor("B"),
 )
@@ -177,7 +183,9 @@ case(
 )
 case(
     "StridedSliceGrad",
-    slice_gradient(begin=[0, 0], end=[0, 0], strides=[1, 1], begin_mask=3, end_mask=3, new_axis_mask=1),
+    slice_gradient(
+        begin=[0, 0], end=[0, 0], strides=[1, 1], begin_mask=3, end_mask=3, new_axis_mask=1
+    ),
     shape("B", 3),
     tensor(1, "B", 3),
 )

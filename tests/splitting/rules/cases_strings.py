@@ -36,7 +36,9 @@ for dims in (("B",), ("B", 2)):
     case("Substr", raw("Substr", pos=0, len=1), words)
     case("Substr", raw("Substr"), words, indices(*dims, below=2), indices(*dims, below=2))
     case("StringJoin", listed("StringJoin", "inputs", separator="-"), words, words)
-    case("StringJoin", listed("StringJoin", "inputs"), words, tensor(dtype=tf.string, of=among("z")))
+    case(
+        "StringJoin", listed("StringJoin", "inputs"), words, tensor(dtype=tf.string, of=among("z"))
+    )
     case("DecodePaddedRaw", raw("DecodePaddedRaw", fixed_length=4, out_type=tf.uint8), words)
     case("DecodeCSV", raw("DecodeCSV", record_defaults=[[""]]), words)
     case("UnicodeScript", raw("UnicodeScript"), tensor(*dims, dtype=tf.int32, of=between(65, 90)))

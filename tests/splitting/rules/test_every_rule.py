@@ -22,7 +22,38 @@ from tests.splitting.rules import (
     harness,
 )
 
-FAMILIES = [module.FAMILY for module in (cases_elementwise, cases_shapes)]
+FAMILIES = [
+    *(
+        module.FAMILY
+        for module in (
+            cases_contractions,
+            cases_elementwise,
+            cases_gathers,
+            cases_images,
+            cases_loops,
+            cases_matrices,
+            cases_normalisation,
+            cases_random,
+            cases_reductions,
+            cases_shapes,
+            cases_strings,
+        )
+    ),
+]
+# Kinds that no graph of this TensorFlow can be made of, or that have no kernel for a CPU.
+NOT_HERE = {
+    "AdjustContrast": "gone since version 2 of graphs",
+    "Conv3DBackpropFilter": "gone since version 10 of graphs",
+    "Conv3DBackpropInput": "gone since version 10 of graphs",
+    "EncodePng": "makes one text of each picture alone",
+    "LookupTableFind": "of tables with references",
+    "MaxPoolGradGradWithArgmax": "no kernel for a CPU",
+    "RandomPoisson": "gone since version 25 of graphs",
+    "RefEnter": "of variables with references",
+    "RefExit": "of variables with references",
+    "RefNextIteration": "of variables with references",
+    "TopK": "gone since version 7 of graphs",
+}
 SETTINGS = [
     harness.Setting("batch", 3, (5, 2)),  # all of them; the others take some of each case
     harness.Setting("batch", 2, (5, 2, 1), most=1),
@@ -45,8 +76,8 @@ def test_every_case_makes_its_kind():
 
 
 def test_every_rule_has_a_case():
-    kinds = {case.kind for family in FAMILIES for case in family.cases}
-    assert sorted(set(registry.RULES) - kinds) == []
+    kinds = {kind for family in FAMILIES for case in family.cases for kind in case.kind.split()}
+    assert sorted(set(registry.RULES) - kinds - set(NOT_HERE)) == []
 
 
 def test_every_rule_splits_one_of_its_cases():
@@ -55,5 +86,5 @@ def test_every_rule_splits_one_of_its_cases():
         outcome = harness.tried(family, EVERY)
         split |= outcome.split
         whole |= outcome.whole
-    missing = sorted(set(registry.RULES) - split)
+    missing = sorted(set(registry.RULES) - split - set(NOT_HERE))
     assert missing == [], "\n".join(f"{kind}: {whole.get(kind)}" for kind in missing)

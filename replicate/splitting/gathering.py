@@ -1,0 +1,73 @@
+"""Sparse and ragged rows of a worker, as those of all workers are, before a model sees them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicate.compat.tensorflow import tf
+from replicate.graph import collectives, reductions, rows
+from replicate.splitting import levels
+
+
+def widened(
+    values: Sequence[tf.SparseTensor], total: int | None, across: collectives.Across, home: str
+) -> list[tf.SparseTensor]:
+    """Returns sparse tensors that are as wide as the widest of all workers.
+
+    Args:
+        values: The worker's own.
+        total: How many rows all workers have, where the graph knows it.
+        across: Joins what workers bring.
+        home: Where that is.
+    """
+    if not values:
+        return []
+    with reductions.alone_on(home, collectives.SCOPE):
+        shapes = across.max([value.dense_shape for value in values])
+        found = []
+        for value, shape in zip(values, shapes, strict=True):
+            known = [None, *value.shape.as_list()[1:]]
+            inner = [shape[n] if known[n] is None else known[n] for n in range(1, len(known))]
+            number = value.dense_shape[0] if total is None else total
+            wide = tf.stack([tf.cast(size, tf.int64) for size in (number, *inner)])
+            found.append(tf.SparseTensor(value.indices, value.values, wide))
+        return found
+
+
+def whole(
+    values: Sequence[tf.RaggedTensor], number: Any, across: collectives.Across, home: str
+) -> list[tf.RaggedTensor]:
+    """Returns all workers' ragged tensors, one worker's rows behind the other's.
+
+    Args:
+        values: The worker's own.
+        number: How many rows are the worker's own: an int, or int32 of shape [].
+        across: Joins what workers bring.
+        home: Where that is.
+    """
+    if not values:
+        return []
+    with reductions.alone_on(home, collectives.SCOPE):
+        own = [_parts(value, number) for value in values]
+        parts = [part for each in own for part in each]
+        brought = tf.stack([tf.shape(part)[0] for part in parts])
+        others = tf.zeros_like(brought)
+        position = across.options.position
+        table = tf.stack([brought if n == position else others for n in range(across.size)])
+        (table,) = across.sum([table])
+        found = iter(levels.gathered(parts, tf.unstack(table, len(parts), axis=1), across))
+        return [
+            _ragged(value, [next(found) for _ in each])
+            for value, each in zip(values, own, strict=True)
+        ]
+
+
+def _parts(value: tf.RaggedTensor, number: Any) -> list[tf.Tensor]:
+    """Returns how long a worker's own rows are, and what is in them."""
+    own = rows.cut(value, 0, tf.cast(number, value.row_splits.dtype))
+    return [*own.nested_row_lengths(), own.flat_values]
+
+
+def _ragged(value: tf.RaggedTensor, parts: list[tf.Tensor]) -> tf.RaggedTensor:
+    *lengths, values = parts
+    values.set_shape([None, *value.flat_values.shape[1:]])
+    return tf.RaggedTensor.from_nested_row_lengths(values, lengths, validate=False)

@@ -1,0 +1,124 @@
+"""Models that take gradients by themselves, and step by themselves."""
+
+from replicate.compat.tensorflow import tf, tf1
+from tests import exactness
+from tests.splitting.corpus.model import F64, adam, count, hidden, model, weight
+
+
+def squares(found, y):
+    return tf.reduce_mean(tf.square(found - y["y"]))
+
+
+@model
+def gradient_penalty(f, y):
+    """WGAN-GP (Gulrajani et al. 2017): slopes of a critic in between two rows."""
+    between = f["real"][:, None] * f["x"] + (1.0 - f["real"][:, None]) * f["other"]
+    with tf1.variable_scope("critic", reuse=tf1.AUTO_REUSE):
+        scores = tf.reduce_sum(hidden(between), 1)
+    (slopes,) = tf.gradients(scores, between)
+    lengths = tf.sqrt(tf.reduce_sum(tf.square(slopes), 1) + 1e-6)
+    return tf.reduce_mean(tf.square(lengths - 1.0)) + tf.reduce_mean(scores), {"lengths": lengths}
+
+
+@model
+def maml(f, y):
+    """Two inner steps whose gradients are derived (Finn et al. 2017)."""
+    first = w = weight("w", 3, 3)
+    for _ in range(2):
+        w -= 0.5 * tf.gradients(squares(tf.tanh(tf.matmul(f["x"], w)), y), w)[0]
+    loss = squares(tf.tanh(tf.matmul(f["other"], w)), y)
+    return loss + 0.01 * tf.nn.l2_loss(first), {"adapted": w}
+
+
+@model
+def maml_of_each_row(f, y):
+    """Each row is a task with weights of its own."""
+    w = tf.tile(weight("w", 3, 3)[None], [tf.shape(f["x"])[0], 1, 1])
+    for _ in range(2):
+        losses = tf.reduce_sum(tf.square(tf.tanh(tf.einsum("bi,bij->bj", f["x"], w)) - y["y"]), 1)
+        w -= 0.5 * tf.gradients(losses, w)[0]
+    return squares(tf.tanh(tf.einsum("bi,bij->bj", f["other"], w)), y), {"adapted": w}
+
+
+@model
+def gradient_tape(f, y):
+    """A tape in the model, with a tape in it."""
+    v = tf1.get_variable("w", [3, 3], F64, exactness.start)
+    x = f["x"]
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            found = tf.tanh(tf.matmul(x, v))
+        slopes = inner.gradient(found, x)
+        loss = squares(found, y) + 0.1 * tf.reduce_mean(tf.square(slopes))
+    gradient = outer.gradient(loss, v)
+    step = tf1.train.GradientDescentOptimizer(0.1).apply_gradients([(gradient, v)])
+    return loss, {"slopes": slopes, "gradient": gradient}, step
+
+
+@model
+def jacobians_of_rows(f, y):
+    """A penalty on each row's Jacobian, column by column."""
+    found = hidden(f["x"], 3)
+    columns = [tf.gradients(found[:, i], f["x"])[0] for i in range(3)]
+    jacobian = tf.stack(columns, 1)
+    return squares(found, y) + 0.1 * tf.reduce_sum(tf.square(jacobian)), {"jacobian": jacobian}
+
+
+@model
+def clipped_by_the_norm(f, y):
+    loss = squares(hidden(hidden(f["x"]), 3, "out"), y)
+    trained = tf1.trainable_variables()
+    gradients, norm = tf.clip_by_global_norm(tf.gradients(loss, trained), 0.05)
+    step = adam().apply_gradients(list(zip(gradients, trained, strict=True)))
+    return loss, {"norm": norm, "first": gradients[0]}, step
+
+
+@model
+def two_optimizers(f, y):
+    """One after the other, each with a part of the variables."""
+    loss = squares(hidden(hidden(f["x"]), 3, "out"), y)
+    one, other = tf1.trainable_variables()
+    first = tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, var_list=[one])
+    with tf.control_dependencies([first]):
+        second = tf1.train.RMSPropOptimizer(0.01).minimize(loss, var_list=[other])
+    return loss, {}, second
+
+
+@model
+def sharpness_aware(f, y):
+    """SAM (Foret et al. 2020): the gradient at a point that the gradient leads to."""
+    v = tf1.get_variable("w", [3, 3], F64, exactness.start)
+    near = v.read_value()
+    gradient = tf.gradients(squares(tf.tanh(tf.matmul(f["x"], near)), y), near)[0]
+    far = tf.stop_gradient(near + 0.05 * gradient / tf.norm(gradient))
+    loss = squares(tf.tanh(tf.matmul(f["x"], far)), y)
+    return loss, {}, v.assign_sub(0.1 * tf.gradients(loss, far)[0])
+
+
+@model
+def gradient_noise_scale(f, y):
+    """Norms of each row's gradient beside that of the mean (per-example gradients)."""
+    w = tf.tile(weight("w", 3, 3)[None], [tf.shape(f["x"])[0], 1, 1])
+    losses = tf.reduce_sum(tf.square(tf.tanh(tf.einsum("bi,bij->bj", f["x"], w)) - y["y"]), 1)
+    (gradients,) = tf.gradients(losses, w)
+    norms = tf.reduce_sum(tf.square(gradients), [1, 2])
+    mean = tf.reduce_sum(tf.square(tf.reduce_sum(gradients, 0) / count(f["x"])))
+    return tf.reduce_mean(losses), {"norms": norms, "scale": tf.reduce_mean(norms) / mean}
+
+
+@model
+def virtual_adversarial(f, y):
+    """The direction that changes a row's output most (Miyato et al. 2018), by one iteration."""
+    with tf1.variable_scope("net", reuse=tf1.AUTO_REUSE):
+        clean = tf.nn.log_softmax(hidden(f["x"], 3))
+        direction = tf.nn.l2_normalize(f["other"], 1)
+        moved = tf.nn.log_softmax(hidden(f["x"] + 0.1 * direction, 3))
+        distance = tf.reduce_sum(tf.exp(clean) * (clean - moved), 1)
+        (gradient,) = tf.gradients(distance, direction)
+        worst = tf.stop_gradient(tf.nn.l2_normalize(gradient, 1))
+        moved = tf.nn.log_softmax(hidden(f["x"] + 0.5 * worst, 3))
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y["class"], clean)
+    return tf.reduce_mean(losses) + tf.reduce_mean(
+        tf.reduce_sum(tf.exp(clean) * (clean - moved), 1)
+    ), {"worst": worst}

@@ -1,0 +1,549 @@
+"""Mirrored variables in a split graph: copies that stay alike, and are one device's."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+import replicate
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import mirroring, splitter
+from replicate.strategy import variables
+from tests import exactness
+
+F64 = tf.float64
+ROWS, STEPS = 7, 3
+DEVICES = [f"/device:CPU:{k}" for k in range(3)]
+
+
+# Models: from a batch to a loss and what makes a step.
+
+
+def zeros(name, shape, dtype=F64):
+    return tf1.get_variable(name, shape, dtype, tf1.zeros_initializer(), trainable=False)
+
+
+def weight(name, *shape):
+    return tf1.get_variable(name, shape, F64, exactness.start)
+
+
+def dense(x, width, name):
+    return tf.matmul(x, weight(name, x.shape[1], width)) + weight(f"{name}_bias", width)
+
+
+def mean_loss(x, y):
+    hidden = tf.tanh(dense(tf.nn.relu(dense(x, 8, "a")), 8, "b"))
+    return tf.reduce_mean((dense(hidden, 1, "c") - y) ** 2)
+
+
+def count():
+    return tf1.train.get_or_create_global_step()
+
+
+def trained_by(optimizer):
+    def build(x, ids, y):
+        loss = mean_loss(x, y)
+        return loss, optimizer().minimize(loss, count())
+
+    return build
+
+
+def embedding(optimizer):
+    def build(x, ids, y):
+        found = tf.nn.embedding_lookup(weight("table", 11, 4), ids)
+        x = tf.concat([tf.reshape(found, [-1, 12]), x], 1)
+        loss = tf.reduce_mean((dense(x, 1, "c") - y) ** 2)
+        return loss, optimizer().minimize(loss, count())
+
+    return build
+
+
+def clipped(x, ids, y):
+    loss, optimizer = mean_loss(x, y), tf1.train.AdamOptimizer(0.01)
+    gradients, variables_ = zip(*optimizer.compute_gradients(loss), strict=True)
+    gradients, _ = tf.clip_by_global_norm(gradients, 0.1)
+    return loss, optimizer.apply_gradients(zip(gradients, variables_, strict=True), count())
+
+
+def decayed(x, ids, y):
+    rate = tf1.train.exponential_decay(tf.constant(0.1, F64), count(), 2, 0.7)
+    loss = mean_loss(x, y)
+    return loss, tf1.train.RMSPropOptimizer(rate).minimize(loss, count())
+
+
+def normalised(x, ids, y):
+    """The averages of a normalisation are written by UPDATE_OPS."""
+    h = dense(x, 6, "a")
+    mean, variance = tf.nn.moments(h, [0])
+    for name, value in (("moving_mean", mean), ("moving_variance", variance)):
+        average = zeros(name, [6])
+        update = tf1.assign_sub(average, (average - value) * 0.1)
+        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, update)
+    h = tf.nn.batch_normalization(h, mean, variance, None, None, 1e-3)
+    loss = tf.reduce_mean((dense(h, 1, "c") - y) ** 2)
+    with tf1.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
+        return loss, tf1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, count())
+
+
+def averaged(x, ids, y):
+    loss = mean_loss(x, y)
+    step = tf1.train.AdamOptimizer(0.01).minimize(loss, count())
+    with tf1.control_dependencies([step]):
+        average = tf1.train.ExponentialMovingAverage(0.9, num_updates=count())
+        return loss, average.apply(tf1.trainable_variables())
+
+
+def own_assigns(x, ids, y):
+    """An optimizer that assigns by itself, as BERT's."""
+    loss, steps = mean_loss(x, y), [count().assign_add(1)]
+    found = tf1.trainable_variables()
+    gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, found), 1.0)
+    for variable, gradient in zip(found, gradients, strict=True):
+        m = zeros(f"{variable.op.name}/m", variable.shape)
+        v = zeros(f"{variable.op.name}/v", variable.shape)
+        new_m, new_v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
+        new = variable - 0.01 * (new_m / (tf.sqrt(new_v) + 1e-6) + 0.01 * variable)
+        steps += [variable.assign(new), m.assign(new_m), v.assign(new_v)]
+    return loss, tf.group(steps)
+
+
+def accumulated(x, ids, y):
+    """Gradients of two batches are applied in a branch."""
+    loss, optimizer = mean_loss(x, y), tf1.train.AdamOptimizer(0.01)
+    found = tf1.trainable_variables()
+    sums = [zeros(f"{variable.op.name}/sum", variable.shape) for variable in found]
+    added = [s.assign_add(g) for s, g in zip(sums, tf.gradients(loss, found), strict=True)]
+    with tf1.control_dependencies([*added, count().assign_add(1)]):
+        number, totals = count().read_value(), [s.read_value() for s in sums]
+
+    def apply():
+        pairs = [(total / 2.0, variable) for total, variable in zip(totals, found, strict=True)]
+        with tf1.control_dependencies([optimizer.apply_gradients(pairs)]):
+            return tf.group([s.assign(tf.zeros_like(s)) for s in sums])
+
+    return loss, tf1.cond(tf.equal(number % 2, 0), apply, tf.no_op)
+
+
+def scaled(x, ids, y):
+    """A loss scale: what is finite is applied, and a branch in the branch doubles the scale."""
+    loss, optimizer = mean_loss(x, y), tf1.train.AdamOptimizer(0.01)
+    scale, good = zeros("scale", []), zeros("good", [], tf.int64)
+    pairs = [(g / (scale + 1), v) for g, v in optimizer.compute_gradients(loss * (scale + 1))]
+    count()
+    is_finite = tf.less(tf.linalg.global_norm([g for g, _ in pairs]), 0.9)
+
+    def apply():
+        with tf1.control_dependencies([optimizer.apply_gradients(pairs, count())]):
+            added = good.assign_add(1)
+        with tf1.control_dependencies([added]):
+            double = tf1.cond(
+                good.read_value() > 1, lambda: tf.group(scale.assign(scale * 2.0 + 1)), tf.no_op
+            )
+        return tf.group(added, double)
+
+    return loss, tf1.cond(is_finite, apply, lambda: tf.group(scale.assign(1.0), good.assign(0)))
+
+
+def value_of_branch(x, ids, y):
+    """A value, not an operation, comes out of the branch that writes."""
+    loss, first, second = mean_loss(x, y), zeros("first", [2]), zeros("second", [2])
+    step = tf1.train.MomentumOptimizer(0.01, 0.9).minimize(loss, count())
+    with tf1.control_dependencies([step]):
+        found = tf1.cond(
+            count().read_value() > 2,
+            lambda: first.assign_add(tf.stack([loss, loss])).read_value(),
+            lambda: first.assign_sub([1.0, loss]).read_value(),
+        )
+    return loss, second.assign_add(found).op
+
+
+def read_back(x, ids, y):
+    """The model reads on its devices what it has just written."""
+    number = tf1.assign_add(zeros("number", []), 1.0)
+    loss = mean_loss(x, y) + tf.reduce_mean((dense(x * number, 1, "z") - y) ** 2)
+    return loss, tf1.train.AdamOptimizer(0.01).minimize(loss, count())
+
+
+def written_in_loop(x, ids, y):
+    loss, sums = mean_loss(x, y), zeros("sums", [3])
+
+    def body(j):
+        with tf1.control_dependencies(
+            [sums.assign_add(tf.cast(j, F64) * loss * tf.ones([3], F64))]
+        ):
+            return j + 1
+
+    step = tf1.train.AdamOptimizer(0.01).minimize(loss, count())
+    with tf1.control_dependencies([step]):
+        end = tf1.while_loop(lambda j: j < 3, body, [tf.constant(0)])
+    with tf1.control_dependencies([end]):
+        doubled = sums.assign(sums.read_value() * 2.0)
+    return loss, tf.group(step, doubled)
+
+
+def read_in_loop(x, ids, y):
+    """Each device's own loop reads the weights that it multiplies by."""
+    w = weight("w", 5, 5)
+    _, x = tf1.while_loop(
+        lambda j, x: j < 3, lambda j, x: (j + 1, tf.tanh(tf.matmul(x, w))), [tf.constant(0), x]
+    )
+    loss = tf.reduce_mean((dense(x, 1, "c") - y) ** 2)
+    return loss, tf1.train.AdamOptimizer(0.01).minimize(loss, count())
+
+
+def scattered(x, ids, y):
+    loss, sums = mean_loss(x, y), zeros("sums", [11, 2])
+    step = tf1.train.AdamOptimizer(0.01).minimize(loss, count())
+    added = tf1.scatter_add(sums, ids[:, 0], tf.concat([y, y], 1))
+    return loss, tf.group(step, getattr(added, "op", added))
+
+
+def tied(x, ids, y):
+    """Weights are normalised and transposed: that is done on each device."""
+    w = tf.nn.l2_normalize(weight("w", 5, 8), 0) * weight("scale", 8)
+    found = tf.matmul(tf.tanh(tf.matmul(x, w)), w, transpose_b=True)
+    loss = tf.reduce_mean((found - x) ** 2) + 0.1 * tf.nn.l2_loss(w)
+    return loss, tf1.train.AdamOptimizer(0.01).minimize(loss, count())
+
+
+def noisy(x, ids, y):
+    """Random numbers are drawn once."""
+    loss, found = mean_loss(x, y), tf1.trainable_variables()
+    gradients = [
+        g + 0.1 * tf.random.stateless_normal(g.shape, [1, 2], dtype=F64)
+        for g in tf.gradients(loss, found)
+    ]
+    noise = tf1.get_variable("noise", [5], F64, tf1.random_normal_initializer(seed=1))
+    step = tf1.train.AdamOptimizer(0.01).apply_gradients(
+        zip(gradients, found, strict=True), count()
+    )
+    return loss, tf.group(step, noise.assign_add(tf1.random_normal([5], dtype=F64, seed=2)))
+
+
+MODELS = {
+    "gradient_descent": trained_by(lambda: tf1.train.GradientDescentOptimizer(0.1)),
+    "momentum": trained_by(lambda: tf1.train.MomentumOptimizer(0.01, 0.9, use_nesterov=True)),
+    "adam": trained_by(lambda: tf1.train.AdamOptimizer(0.01)),
+    "sparse_adagrad": embedding(lambda: tf1.train.AdagradOptimizer(0.1)),
+    "sparse_adam": embedding(lambda: tf1.train.AdamOptimizer(0.1)),
+    "sparse_gradient_descent": embedding(lambda: tf1.train.GradientDescentOptimizer(0.1)),
+} | {
+    each.__name__: each
+    for each in (
+        clipped,
+        decayed,
+        normalised,
+        averaged,
+        own_assigns,
+        accumulated,
+        scaled,
+        value_of_branch,
+        read_back,
+        written_in_loop,
+        read_in_loop,
+        scattered,
+        tied,
+        noisy,
+    )
+}
+WITH_CONTROL_FLOW = (
+    "accumulated", "scaled", "value_of_branch", "written_in_loop", "read_in_loop"
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def control_flow(version):
+    before = tf1.control_flow_v2_enabled()
+    (tf1.enable_control_flow_v2 if version == 2 else tf1.disable_control_flow_v2)()
+    try:
+        yield
+    finally:
+        (tf1.enable_control_flow_v2 if before else tf1.disable_control_flow_v2)()
+
+
+def batch(step):
+    numbers = np.random.RandomState(100 + step)
+    return numbers.randn(ROWS, 5), numbers.randint(0, 11, [ROWS, 3]), numbers.randn(ROWS, 1)
+
+
+class Owner:
+    """What lists copies, of a strategy."""
+
+    def __init__(self, devices):
+        self.worker_devices = devices
+
+
+class Built:
+    """A model in a graph of its own, on one device or split over several."""
+
+    def __init__(self, build, num_devices=0, mirrored=tf1.global_variables):
+        self.devices = DEVICES[:num_devices]
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            tf1.set_random_seed(5)
+            with tf1.variable_scope("", use_resource=True), tf.device(DEVICES[0]):
+                self.given = (
+                    tf1.placeholder(F64, [None, 5]),
+                    tf1.placeholder(tf.int64, [None, 3]),
+                    tf1.placeholder(F64, [None, 1]),
+                )
+                self.run = list(build(*self.given))
+                self.own_saver = tf1.train.Saver()
+            self.primaries = tf1.global_variables()
+            if num_devices:
+                self._split(mirrored())
+            found = tf1.global_variables()
+            self.reads = {
+                each.name: [m._graph_element for m in getattr(each, "members", [each])]
+                for each in found
+            }
+            self.saver = tf1.train.Saver()
+            self.initializer = tf1.global_variables_initializer()
+
+    def _split(self, mirrored):
+        result = splitter.split_graph(
+            [splitter.Given(each) for each in self.given],
+            self.devices,
+            self.run,
+            home=self.devices[0],
+            random_numbers="one_device",
+            mirrored=mirrored,
+        )
+        self.run = result.fetch
+        mirroring.list_copies(Owner(self.devices), mirrored, result)
+
+    @contextlib.contextmanager
+    def session(self):
+        with tf1.Session(graph=self.graph, config=exactness.session_config()) as session:
+            yield session
+
+    def feed(self, step):
+        return dict(zip(self.given, batch(step), strict=True))
+
+    def step(self, session, step, run=None):
+        options = tf1.RunOptions(timeout_in_ms=20_000)
+        return session.run(run or self.run, self.feed(step), options)[0]
+
+    def values(self, session):
+        """The variables, whose copies must be alike."""
+        found = session.run(self.reads)
+        for name, copies in found.items():
+            for copy in copies[1:]:
+                np.testing.assert_array_equal(copy, copies[0], name)
+        return {name: copies[0] for name, copies in found.items()}
+
+
+def trained(built):
+    with built.session() as session:
+        session.run(built.initializer)
+        found = [built.values(session)]
+        for step in range(STEPS):
+            found.append({"loss": built.step(session, step), **built.values(session)})
+    return found
+
+
+def compare(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        assert set(one) == set(other)
+        for name in other:
+            np.testing.assert_allclose(one[name], other[name], 1e-12, 1e-12, err_msg=name)
+
+
+CASES = [(name, 1) for name in MODELS] + [(name, 2) for name in WITH_CONTROL_FLOW]
+
+
+@pytest.mark.parametrize(("name", "version"), CASES)
+def test_copies_are_alike_and_one_devices(name, version):
+    with control_flow(version):
+        wanted = trained(Built(MODELS[name]))
+        for num_devices in (2, 3):
+            built = Built(MODELS[name], num_devices)
+            assert all(isinstance(v, variables.MirroredVariable) for v in built_variables(built))
+            compare(trained(built), wanted)
+
+
+def built_variables(built):
+    with built.graph.as_default():
+        return tf1.global_variables()
+
+
+@pytest.mark.parametrize("name", ["adam", "sparse_adam", "accumulated", "own_assigns"])
+def test_writes_of_mirrored_and_other_variables_at_once_are_followed(name):
+    with control_flow(1):
+        built = Built(MODELS[name], 2, mirrored=tf1.trainable_variables)
+        compare(trained(built), trained(Built(MODELS[name])))
+
+
+def test_each_device_reads_its_own_copy():
+    built = Built(MODELS["adam"], 3)
+    for k in range(3):
+        product = built.graph.get_operation_by_name(f"tower_{k}/MatMul")
+        name = "a" if k == 0 else f"tower_{k}/a"
+        assert product.inputs[1].op.inputs[0].op.name == name
+        assert product.device == product.inputs[1].op.inputs[0].op.device == DEVICES[k]
+
+
+def test_a_gather_reads_its_devices_copy():
+    built = Built(MODELS["sparse_adam"], 2)
+    gathers = [
+        op
+        for op in built.graph.get_operations()
+        if op.type == "ResourceGather" and op.name.startswith("tower_1/")
+    ]
+    assert gathers
+    for op in gathers:
+        assert (op.device, op.inputs[0].op.name) == (DEVICES[1], "tower_1/table")
+
+
+def test_names_are_one_devices():
+    one, many = Built(MODELS["adam"]), Built(MODELS["adam"], 2)
+    assert [v.name for v in built_variables(one)] == [v.name for v in built_variables(many)]
+
+
+@pytest.mark.parametrize("saver", ["saver", "own_saver"])
+def test_savers_restore_all_copies(saver, tmp_path):
+    built = Built(MODELS["adam"], 3)
+    with built.graph.as_default():
+        uninitialized = tf1.report_uninitialized_variables()
+    with built.session() as session:
+        assert len(session.run(uninitialized)) == len(built.reads)
+        session.run(built.initializer)
+        assert not len(session.run(uninitialized))
+        built.step(session, 0)
+        path = getattr(built, saver).save(session, str(tmp_path / "saved"))
+        wanted = built.values(session)
+        built.step(session, 1)
+        getattr(built, saver).restore(session, path)
+        compare([built.values(session)], [wanted])
+    names = sorted(name for name, _ in tf.train.list_variables(path))
+    assert names == sorted(v.op.name for v in built.primaries)
+
+
+def test_a_write_run_by_name_writes_all_copies():
+    built = Built(MODELS["adam"], 2)
+    with built.session() as session:
+        session.run(built.initializer)
+        before = built.values(session)
+        session.run("Adam", built.feed(0))
+        after = built.values(session)
+    assert all(np.any(before[name] != after[name]) for name in before)
+
+
+def test_a_branch_that_writes_run_by_name_writes_all_copies():
+    with control_flow(2):
+        built = Built(MODELS["accumulated"], 2)
+        one = Built(MODELS["accumulated"])
+    name = one.run[1].name
+    with built.session() as session:
+        session.run(built.initializer)
+        for step in range(2):
+            session.run(name, built.feed(step))
+        built.values(session)
+
+
+# Through an Estimator.
+
+
+def model_fn(features, labels, mode):
+    x, ids = features["x"], features["ids"]
+    found = tf.reshape(tf.nn.embedding_lookup(weight("table", 11, 4), ids), [-1, 12])
+    h = tf1.layers.dense(tf.concat([found, x], 1), 6, kernel_initializer=exactness.start)
+    h = tf1.layers.batch_normalization(h, training=mode == "train")
+    y = dense(tf.tanh(h), 1, "out")
+    if mode == "infer":
+        return estimator.EstimatorSpec(mode, predictions={"y": y})
+    loss = tf.reduce_mean((y - labels) ** 2)
+    if mode == "eval":
+        metrics = {
+            "mean": tf1.metrics.mean(y),
+            "squares": tf1.metrics.mean_squared_error(labels, y),
+        }
+        return estimator.EstimatorSpec(mode, loss=loss, eval_metric_ops=metrics)
+    with tf1.control_dependencies(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)):
+        step = tf1.train.AdamOptimizer(0.01).minimize(loss, tf1.train.get_global_step())
+    average = tf1.train.ExponentialMovingAverage(0.9)
+    with tf1.control_dependencies([step]):
+        step = average.apply(tf1.trainable_variables())
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=step)
+
+
+def input_fn():
+    def batches():
+        for step in range(STEPS):
+            x, ids, y = batch(step)
+            yield {"x": x, "ids": ids}, y
+
+    kinds = ({"x": F64, "ids": tf.int64}, F64)
+    shapes = ({"x": [None, 5], "ids": [None, 3]}, [None, 1])
+    return tf1.data.Dataset.from_generator(batches, kinds, shapes)
+
+
+def split(strategy, folder, num_devices=2):
+    replicated = replicate.replicate_model_fn(
+        model_fn,
+        strategy=strategy,
+        tower_building="split",
+        devices=[f"CPU:{k}" for k in range(num_devices)],
+    )
+    config = estimator.RunConfig(session_config=exactness.session_config(), tf_random_seed=1)
+    return estimator.Estimator(replicated, str(folder), config)
+
+
+def outcome(made):
+    values = {name: made.get_variable_value(name) for name in made.get_variable_names()}
+    predictions = [each["y"] for each in made.predict(input_fn)]
+    return {**values, **made.evaluate(input_fn), "predictions": np.array(predictions)}
+
+
+def close(found, wanted):
+    assert set(found) == set(wanted)
+    for name in wanted:
+        np.testing.assert_allclose(found[name], wanted[name], 1e-6, 1e-9, err_msg=name)
+
+
+def test_an_estimator_trains_evaluates_and_predicts(tmp_path):
+    mirrored = split("mirrored", tmp_path / "mirrored")
+    one = split("one_device", tmp_path / "one", 1)
+    for made in (mirrored, one):
+        made.train(input_fn)
+    close(outcome(mirrored), outcome(one))
+
+
+def test_checkpoints_are_any_strategys(tmp_path):
+    mirrored = split("mirrored", tmp_path)
+    mirrored.train(input_fn)
+    wanted = outcome(mirrored)
+    served = split("parameter_server", tmp_path)
+    close(outcome(served), wanted)
+    served.train(input_fn)
+    again = split("mirrored", tmp_path)
+    close(outcome(again), outcome(served))
+    again.train(input_fn)
+    assert again.get_variable_value("global_step") == 3 * STEPS
+
+
+def test_an_export_has_one_copy(tmp_path):
+    made = split("mirrored", tmp_path / "model")
+    made.train(input_fn)
+
+    def serving():
+        receiver = {
+            "x": tf1.placeholder(F64, [None, 5]),
+            "ids": tf1.placeholder(tf.int64, [None, 3]),
+        }
+        return estimator.export.ServingInputReceiver(receiver, receiver)
+
+    path = made.export_saved_model(str(tmp_path / "export"), serving)
+    with tf.Graph().as_default(), tf1.Session() as session:
+        meta = tf1.saved_model.load(session, ["serve"], path)
+        held = [node.name for node in meta.graph_def.node if node.op == "VarHandleOp"]
+        signature = next(iter(meta.signature_def.values()))
+        x, ids, _ = batch(0)
+        feed = {signature.inputs["x"].name: x, signature.inputs["ids"].name: ids}
+        (output,) = signature.outputs.values()
+        found = session.run(output.name, feed)
+    assert held
+    assert not any(name.startswith("tower_") for name in held)
+    wanted = [each["y"] for each in made.predict(input_fn)][:ROWS]
+    np.testing.assert_allclose(found, wanted, 1e-6)

@@ -1,0 +1,185 @@
+"""Models of the corpus, split by one of several workers; and some that only workers try."""
+
+from typing import Any
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import splitter, workers
+from tests import exactness
+from tests.splitting.corpus import running, table
+from tests.splitting.corpus.model import F64, adam, count, hidden, model, weight
+
+
+@model
+def plain(features, labels):
+    """A layer, and its error."""
+    return tf.reduce_mean(tf.square(hidden(features["x"], 3) - labels["y"])), {}
+
+
+@model(optimizer=adam)
+def clipped_by_the_norm(features, labels):
+    """A step that clips by the norm of all gradients."""
+    loss = tf.reduce_sum(tf.square(hidden(features["x"])))
+    trained = tf1.trainable_variables()
+    gradients, norm = tf.clip_by_global_norm(tf1.gradients(loss, trained), 0.1)
+    return loss, {"norm": norm}, adam().apply_gradients(zip(gradients, trained, strict=True))
+
+
+@model
+def looked_up(features, labels):
+    """Rows of a table, whose gradient is sparse."""
+    table = tf1.get_variable("table", [6, 4], F64)
+    rows = tf.nn.embedding_lookup(table, features["ids"])
+    loss = tf.reduce_mean(tf.square(tf.tanh(tf.reduce_sum(rows, 1)) - hidden(features["x"])))
+    return loss, {}, tf1.train.AdagradOptimizer(0.1).minimize(loss)
+
+
+@model
+def joins_of_all_kinds(features, labels):
+    """Everything that is joined, of several dtypes."""
+    x, ids = hidden(features["x"]), features["ids"]
+    text = tf.strings.join([tf.strings.as_string(ids[:, 0]), "é"])
+    return tf.reduce_sum(x * x), {
+        "largest": tf.reduce_max(x),
+        "smallest": tf.reduce_min(x, 0),
+        "all": tf.reduce_all(x > -0.1),
+        "any": tf.reduce_any(x > 0.1, 0),
+        "product": tf.reduce_prod(x, 0),
+        "whole number": tf.reduce_max(ids),
+        "sum": tf.reduce_sum(ids),
+        "size": tf.size(x),
+        "shape": tf.shape(tf.concat([x, x], 1)),
+        "rows": x,
+        "second axis": tf.transpose(x),
+        "twice the rows": tf.reshape(x, [-1, 2]),
+        "truths": x > 0.0,
+        "few bits": tf.cast(ids, tf.int8),
+        "half": tf.cast(x, tf.float16),
+        "complex": tf.complex(x, x),
+        "text": text,
+        "last": tf.argmax(x, 0),
+    }
+
+
+@model
+def joins_in_branches(features, labels):
+    """Joins and gathers in branches, in branches of branches, and their gradients."""
+    x, total = hidden(features["x"]), tf.reduce_sum(features["x"])
+
+    def inner():
+        return tf1.cond(
+            total > 0.5,
+            lambda: tf.reduce_mean(tf.square(x - tf.reduce_mean(x))),
+            lambda: tf.reduce_max(tf.nn.softmax(x, 0)),
+        )
+
+    loss = tf1.cond(total > 0.0, inner, lambda: tf.reduce_sum(tf.abs(x)) / count(x))
+    picked = features["ids"][:, 0] > 2
+    kept = tf1.cond(total > 0.0, lambda: tf.boolean_mask(x, picked), lambda: 2.0 * x)
+    ordered = tf1.cond(total > 0.0, lambda: x, lambda: tf.sort(x, 0))
+    return loss, {"kept": kept, "ordered": ordered, "number": tf.shape(kept)[0]}
+
+
+@model
+def picked_rows(features, labels):
+    """Rows that a mask picks, where they are, and what is made of them."""
+    x, is_picked = hidden(features["x"]), features["ids"][:, 0] > 2
+    kept = tf.boolean_mask(x, is_picked)
+    places = tf.where(is_picked)
+    back = tf.scatter_nd(places, kept, tf.cast(tf.shape(x), tf.int64))
+    loss = tf.reduce_sum(tf.square(kept)) + tf.reduce_sum(back * x) / count(x)
+    return loss, {"kept": kept, "places": places, "gathered": tf.gather(x, places[:, 0])}
+
+
+def run(name: str, is_static: bool, strategy: Any, number: int, rows: list[int]) -> list[dict]:
+    """Runs a model on this worker's rows; returns what each step gives."""
+    built = Built(name, is_static, strategy, rows[number])
+    config = tf1.ConfigProto()
+    strategy.configure(config)
+    found = []
+    with tf1.Session(strategy.start(), built.graph, config) as session:
+        session.run(built.initializers)
+        for initializer, variable in built.starts.items():
+            start = running.first_value(variable.shape.as_list())
+            session.run(initializer, {initializer.inputs[1]: start})
+        for step in range(running.STEPS):
+            feed = built.feed(step, sum(rows[:number]), rows[number], sum(rows))
+            given = session.run([built.fetch, *built.together], feed)[0]
+            values = dict(zip(built.names, given, strict=False))
+            found.append({"values": values, "variables": session.run(built.reads)})
+    return found
+
+
+class Built:
+    """A model in a graph of its own, which a worker splits.
+
+    Args:
+        name: The model.
+        is_static: Whether the graph knows how many rows there are.
+        strategy: Its devices compute.
+        own: How many rows the worker has, in each step.
+    """
+
+    def __init__(self, name: str, is_static: bool, strategy: Any, own: int):
+        self.model = table.MODELS[name]
+        self._is_static = is_static
+        self._own: dict = {}  # placeholders by what the model is given
+        self.graph = tf.Graph()
+        with self.graph.as_default(), tf.device(strategy.worker_devices[0]):
+            tf1.set_random_seed(3)
+            step = tf1.train.create_global_step()
+            self._number = own if is_static else tf1.placeholder(tf.int32, [])
+            with strategy.scope():
+                across = strategy.across()
+            arrays = self.model.batch(max(own, 1), 0, is_static)
+            self._parts = [
+                {key: self._given(array, across.size) for key, array in part.items()}
+                for part in arrays
+            ]
+            loss, extras, *steps = self.model.build(*self._parts)
+            self.names = ["loss", *extras]
+            if not steps:
+                steps = [self.model.optimizer().minimize(loss, step)]
+                steps = [tf1.group(*steps, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS))]
+            keep = [loss, *extras.values(), *tf.nest.flatten(steps)]
+            self.fetch = self._split(keep, across, strategy)
+            self.together = across.made
+            variables = [*tf1.global_variables(), *tf1.local_variables()]
+            self.starts = {v.initializer: v for v in tf1.trainable_variables()}
+            self.reads = {v.name: v.read_value() for v in variables}
+            self.initializers = [
+                tf1.global_variables_initializer(),
+                tf1.local_variables_initializer(),
+                tf1.tables_initializer(),
+            ]
+
+    def _given(self, array: Any, size: int) -> tf.Tensor:
+        own = exactness.placeholders(array, self._is_static)
+        whole = tf.concat([own] * size, 0) if self._is_static else tf.identity(own)
+        self._own[whole.ref()] = own
+        return whole
+
+    def _split(self, keep: list, across: Any, strategy: Any) -> list:
+        given = [ref.deref() for ref in self._own]
+        return splitter.split_graph(
+            given=[splitter.Given(tensor) for tensor in given],
+            devices=strategy.worker_devices,
+            keep=keep,
+            home=strategy.home,
+            static_rows=self._number * across.size if self._is_static else None,
+            cluster=workers.Workers(across, self._number, self._own),
+        ).fetch
+
+    def feed(self, step: int, start: int, own: int, total: int) -> dict:
+        """Returns the worker's rows of a step; where it has none, a row on loan."""
+        found = {} if self._is_static else {self._number: own}
+        parts = self.model.batch(total, step, self._is_static)
+        for tensors, arrays in zip(self._parts, parts, strict=True):
+            for key, tensor in tensors.items():
+                rows = np.asarray(arrays[key])[start : start + own]
+                lent = np.zeros((1, *rows.shape[1:]), rows.dtype)
+                if rows.dtype.kind == "O":
+                    lent = np.full(lent.shape, "", object)
+                found[self._own[tensor.ref()]] = rows if own else lent
+        return found

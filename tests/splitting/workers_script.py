@@ -1,0 +1,54 @@
+"""One worker that splits models of the corpus: `workers_script.py FOLDER NUMBER SIZE WORKS...`.
+
+A work is the name of a model; with `static ` in front of it the graph knows how many rows there
+are. TOWERS says how many devices each worker has, ROWS how many rows of each worker (as `4,3`).
+Or it is `train `, and a case of `tests.cluster.cases` that is trained by an Estimator.
+"""
+
+import json
+import os
+import pathlib
+import pickle
+import sys
+
+import numpy as np
+
+
+def main(folder: pathlib.Path, number: int, size: int, works: list[str]) -> None:
+    """Does the works that are named, one after the other."""
+    from tests.cluster import worker
+
+    addresses = worker._addresses(folder, number, size)
+    task = {"type": "worker", "index": number}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+
+    import replicate
+    from replicate.compat.tensorflow import tf, tf1
+    from tests.cluster import cases
+    from tests.splitting import workers_models
+
+    tf1.disable_eager_execution()
+    towers = int(os.environ["TOWERS"])
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * towers
+    )
+    strategy = replicate.MultiWorkerStrategy(devices=towers, timeout=30, communication="ring")
+    rows = [int(each) for each in os.environ["ROWS"].split(",")]
+    for name in works:
+        kind, _, case = name.partition(" ")
+        if kind == "train":
+            split = {
+                key: each._replace(options={**each.options, "tower_building": "split"})
+                for key, each in cases.cases_of(size).items()
+            }
+            worker.train(worker.Worker(folder, number, strategy, split), case)
+            continue
+        is_static = kind == "static"
+        found = workers_models.run(case if is_static else name, is_static, strategy, number, rows)
+        (folder / f"{name}-{number}.pickle").write_bytes(pickle.dumps(found))
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    np.seterr(all="ignore")
+    main(pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
