@@ -95,9 +95,14 @@ def checked_of_worker(given: ends.Input, across: collectives.Across, home: str) 
         tf.nest.pack_sequence_as(given.labels, leaves[cut:]),
         [Given(leaf) for leaf in given_leaves],
         total,
-        workers.Workers(across, number, own, lone),
+        workers.Workers(across, number, own, lone, _next_number()),
     )
 
 
 def _has_rows(leaf: Any) -> bool:
     return isinstance(leaf, (tf.Tensor, tf.SparseTensor)) and bool(leaf.shape.rank)
+
+
+def _next_number() -> int:
+    """Returns the number of the graph's next operation."""
+    return tf.no_op()._id

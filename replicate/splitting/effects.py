@@ -38,12 +38,19 @@ _EFFECTS = (
     "ResourceCountUpTo",
     "ResourceConditionalAccumulator",
 )
-_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
 def has_effect(op: tf.Operation) -> bool:
     """Whether an operation does something beside making its outputs."""
     return op.op_def is not None and op.op_def.is_stateful and op.type.startswith(_EFFECTS)
+
+
+def behind(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """Returns those of a graph's operations that come after one with an effect."""
+    ops = set(ops)
+    sources = [op for op in ops if has_effect(op)]
+    return ancestry.behind(sources, ops) - set(sources) if sources else set()
 
 
 def keep_whole(
@@ -93,7 +100,7 @@ def _users(running: set[tf.Operation]) -> tuple[dict, dict]:
             continue
         for tensor in op.inputs:
             if tensor.dtype == tf.resource and tensor.op.type == "VarHandleOp":
-                if op.type in _READS:
+                if op.type in READS:
                     reads.setdefault(tensor.op, []).append(op)
                 elif op.type.startswith(_WRITING):
                     writes.setdefault(tensor.op, []).append(op)

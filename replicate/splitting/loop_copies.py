@@ -97,16 +97,21 @@ class LoopCopies:
 
     def _read_outside(self, op: tf.Operation) -> Reference:
         """Returns what a loop's body reads of a variable, read once in front of the loop."""
-        handle = op.inputs[0]
+        handle, waits = op.inputs[0], []
         while handle.op.type == "Enter":
+            waits.extend(handle.op.control_inputs)
             handle = handle.op.inputs[0]
         kind = _READS[op.type]
         dtype = op.outputs[0].dtype
-        key = ("read", op.type, handle.ref(), dtype)
+        key = ("read", op.type, handle.ref(), dtype, *waits)
         if key not in self._memo:
             source = self._writer.whole(handle)
             device = handle.op.device
-            self._memo[key] = self._nodes.add(op.type, [source], device, **{kind: dtype})
+            for waited in waits:
+                self._writer.want_whole(waited)
+            self._memo[key] = self._nodes.add(
+                op.type, [source], device, controls=waits, **{kind: dtype}
+            )
             self._writer.changes.reads.append((handle, self._memo[key]))
         return self._memo[key]
 

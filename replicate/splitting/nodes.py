@@ -173,6 +173,14 @@ class Nodes:
             return importing.add(self._definition, self.tensors, self._waits)
 
 
+def tensor(reference: Reference, made: dict[str, tf.Operation]) -> Any:
+    """Returns what a reference stands for, once new operations are made; others as they are."""
+    if not isinstance(reference, str):
+        return reference
+    name, _, index = reference.partition(":")
+    return made[name].outputs[int(index or 0)]
+
+
 def attribute(value: Any) -> Any:
     """Returns a value as an attribute has it."""
     made = tf1.AttrValue()

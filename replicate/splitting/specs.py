@@ -30,6 +30,7 @@ def split(
         numbers: See `replicate_model_fn`'s `random_numbers`.
         mirrored: The variables of which each device gets a copy.
     """
+    spec = _with_updates(spec)
     groups = [_Group(items) for items in _groups(spec, batch.cluster is None)]
     result = splitter.split_graph(
         batch.given,
@@ -51,6 +52,18 @@ def split(
                     after.set_shape(before.shape)
     _tell(result, strategy)
     return _replaced(spec, moved)
+
+
+def _with_updates(spec: Any) -> Any:
+    """Returns a spec whose metrics' updates are tensors and operations.
+
+    An assignment gives a variable, which is read once it has happened.
+    """
+    metrics = {
+        name: (value, tf.convert_to_tensor(update) if isinstance(update, tf.Variable) else update)
+        for name, (value, update) in (spec.eval_metric_ops or {}).items()
+    }
+    return spec._replace(eval_metric_ops=metrics)
 
 
 class _Group:

@@ -13,6 +13,7 @@ from replicate.splitting import analysis as analyses
 from replicate.splitting import (
     effects,
     inputs,
+    leftovers,
     loops,
     mirroring,
     order,
@@ -22,8 +23,9 @@ from replicate.splitting import (
     writer,
 )
 from replicate.splitting import facts as known
+from replicate.splitting import nodes as references
 from replicate.splitting.lowering import batch_norm, functions
-from replicate.splitting.nodes import Nodes, Reference
+from replicate.splitting.nodes import Nodes
 from replicate.splitting.rules import families
 from replicate.splitting.states import Space
 
@@ -156,7 +158,9 @@ def split_graph(
     made = nodes.write()
     _apply(written.changes, made)
     effects.order(written, made)
-    fetch = [_each(functools.partial(_tensor, made), group) for group in fetch]
+    if cluster is None:
+        leftovers.repoint(written, made, home)
+    fetch = [_each(lambda each: references.tensor(each, made), group) for group in fetch]
     place.write(written, made, fetch)
     return Result(fetch, moved, analysis, written, made, copies)
 
@@ -191,14 +195,7 @@ def _order(given: Sequence[tf.Tensor], structure: loops.Structure, moved: dict) 
 def _apply(changes: writer.Changes, made: dict[str, tf.Operation]) -> None:
     """Lets operations that run once read joined values, and wait for copies."""
     for op, n, reference in changes.inputs:
-        op._update_input(n, _tensor(made, reference))
+        op._update_input(n, references.tensor(reference, made))
     for op, controls in changes.controls:
         op._remove_all_control_inputs()
         op._add_control_inputs([made[each] if isinstance(each, str) else each for each in controls])
-
-
-def _tensor(made: dict[str, tf.Operation], reference: Reference) -> Any:
-    if not isinstance(reference, str):
-        return reference
-    name, _, index = reference.partition(":")
-    return made[name].outputs[int(index or 0)] if made[name].outputs else made[name]

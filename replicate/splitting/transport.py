@@ -262,19 +262,40 @@ class Transport:
             kinds = {"T": dtype, "Tidx": tf.int32, "N": len(flat)}
             parts.append(nodes.add("ConcatV2", [*flat, zero], place, **kinds))
         total = nodes.add("AddN", parts, device, T=dtype, N=len(parts))
+        self._read_pieces(total, names, dtype, device)
+        self._move(self._pieces(total, names, dtype, device))
+        for name in names:
+            nodes.remove(name)
+            del sums[name]
+        sums[total] = tf.TensorSpec([None], dtype)
+
+    def _read_pieces(self, total: str, names: list[str], dtype: tf.DType, device: str) -> None:
+        """Lets devices that read several of the sums be sent all of them as one."""
+        uses = collections.defaultdict(list)
+        wanted = set(names)
+        for node in self._nodes.by_name.values():
+            if node.device in self._devices and node.device != device:
+                uses[node.device] += [
+                    (node, n) for n, written in enumerate(node.input) if written in wanted
+                ]
+        for place, found in uses.items():
+            if len({node.input[n] for node, n in found}) >= _FEWEST:
+                pieces = self._pieces(total, names, dtype, place)
+                for node, n in found:
+                    node.input[n] = pieces[node.input[n]]
+
+    def _pieces(self, total: str, names: list[str], dtype: tf.DType, device: str) -> dict[str, str]:
+        """Returns the sums by the names of those that were made one by one, cut on a device."""
+        nodes, sums = self._nodes, self._changes.sums
         sizes = [sums[name].shape.num_elements() for name in names]
         sizes = nodes.constant(np.array(sizes, np.int64), device)
         zero = nodes.constant(np.int32(0), device)
         kinds = {"T": dtype, "Tlen": tf.int64, "num_split": len(names)}
         cut = nodes.add("SplitV", [total, sizes, zero], device, **kinds)
-        moved = {}
-        for n, name in enumerate(names):
-            moved[name] = self._shaped(f"{cut}:{n}" if n else cut, sums[name], device)
-            nodes.remove(name)
-        self._move(moved)
-        for name in names:
-            del sums[name]
-        sums[total] = tf.TensorSpec([None], dtype)
+        return {
+            name: self._shaped(f"{cut}:{n}" if n else cut, sums[name], device)
+            for n, name in enumerate(names)
+        }
 
     def _flat(self, written: str, tensor: Any, device: str) -> str:
         reference = self._nodes.tensors.get(written, written)

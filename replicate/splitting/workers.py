@@ -38,12 +38,15 @@ class Workers(NamedTuple):
             workers; else int32, of shape [], and 0 where the only row is on loan.
         own: The worker's own rows of each tensor of the batch, by the `ref()` of that.
         lone: The tensors of the batch without rows: the first worker's count.
+        begin: The number of the graph's first operation that is made from these tensors. What
+            comes before is the input's, and is left as it is.
     """
 
     across: collectives.Across
     rows: Any
     own: Mapping[Any, tf.Tensor]
     lone: Sequence[tf.Tensor] = ()
+    begin: int = 0
 
 
 class Alone:
@@ -277,6 +280,8 @@ class Joins(joins.Joins):
             return self._of_shape(tensor) if state is SIZE else self.of_rows(tensor, state)
         if tensor.ref() in self._lone:
             found, is_own = tensor, True
+        elif tensor.op._id < self._cluster.workers.begin:
+            found, is_own = tensor, False
         else:
             found, is_own = super().at_home(tensor), self._is_own(tensor)
         if not is_own or not carriers.is_sent(tensor):

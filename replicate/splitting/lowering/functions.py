@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.splitting import order
+from replicate.splitting import effects, order
 from replicate.splitting.lowering import definitions
 from replicate.splitting.nodes import Nodes, Reference
 
@@ -91,7 +91,8 @@ def lower(graph: tf.Graph, ops: Iterable[tf.Operation]) -> dict[Any, tf.Tensor]:
     if not todo:
         return {}
     with graph.as_default(), tf1.name_scope(None):
-        lowering = _Lowering(graph, functions)
+        behind_effects = effects.behind(graph.get_operations())
+        lowering = _Lowering(graph, functions, behind_effects)
         return lowering.run([op for op in order.ordered(ops, todo) if op in todo])
 
 
@@ -101,9 +102,11 @@ class _Lowering:
     Args:
         graph: The graph.
         functions: Its functions.
+        behind_effects: Its operations that come after one with an effect.
     """
 
-    def __init__(self, graph: tf.Graph, functions: definitions.Functions):
+    def __init__(self, graph: tf.Graph, functions: definitions.Functions, behind_effects: set):
+        self._behind_effects = behind_effects
         self._graph = graph
         self._functions = functions
         self._nodes = Nodes(graph, graph.unique_name("lowered"))
@@ -128,7 +131,9 @@ class _Lowering:
     def _write(self, op: tf.Operation) -> list[Reference]:
         inputs = [self._newest(tensor) for tensor in op.inputs]
         waits: list[Any] = []
-        for waited in op.control_inputs:
+        # NOTE: an operation waits for all of its inputs, and so may come after a write.
+        before = [tensor.op for tensor in op.inputs if tensor.op in self._behind_effects]
+        for waited in dict.fromkeys([*op.control_inputs, *before]):
             waits.extend(self._written.get(waited, [waited]))
         context = op._get_control_flow_context()
         # NOTE: in a loop what has no inputs at all would not be in the loop's frame.

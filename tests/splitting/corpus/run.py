@@ -16,7 +16,7 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[3]))
 
-from replicate.compat.tensorflow import tf  # noqa: E402 - once its path is known
+from replicate.compat.tensorflow import tf
 
 
 def make_devices():

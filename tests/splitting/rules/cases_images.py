@@ -216,9 +216,7 @@ for kind in ("RGBToHSV", "HSVToRGB"):
     case(kind, raw(kind), tensor(2, 3, of=unit))
 for kind in ("AdjustContrastv2", "AdjustHue", "AdjustSaturation"):
     case(kind, raw(kind), tensor(*COLOURS, dtype=F32, of=unit), tensor(dtype=F32, of=unit))
-    case(
-        kind, raw(kind), tensor("B", 3, dtype=F32, of=unit), 0.7
-    ) if kind != "AdjustContrastv2" else None
+    case(kind, raw(kind), tensor(2, *COLOURS, dtype=F32, of=unit), 0.7)
 case(
     "DrawBoundingBoxes",
     raw("DrawBoundingBoxes"),

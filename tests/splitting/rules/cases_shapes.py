@@ -269,7 +269,7 @@ SIZES = {
     "Sum": lambda x: tf.fill([tf.reduce_sum(tf.shape(x)[:1])], 2),
     "Size": lambda x: tf.reshape(x, [tf.size(x)]),
     "Rank": lambda x: tf.fill([tf.raw_ops.Rank(input=x)], 2),
-    "Neg": lambda x: tf.fill([-(-tf.shape(x)[0])], 2),
+    "Neg": lambda x: tf.fill([tf.negative(tf.negative(tf.shape(x)[0]))], 2),
     "FloorMod": lambda x: tf.fill([tf.shape(x)[0] % 3], 2),
 }
 for kind, function in SIZES.items():
