@@ -86,10 +86,17 @@ class Config(checks.Section):
     update_ops: Literal["first", "mean", "all"] = Field(
         "first", description="Whose UPDATE_OPS run: first, mean, all."
     )
-    tower_building: Literal["auto", "call", "clone"] = Field(
+    tower_building: Literal["auto", "call", "clone", "split"] = Field(
         "auto",
         description="How towers are made: call runs the model_fn for each; clone runs it once and "
-        "copies, or refuses; auto copies where that is provably the same.",
+        "copies, or refuses; auto copies where that is provably the same; split runs it once, on "
+        "the whole batch, and splits one device's graph by rows.",
+    )
+    random_numbers: Literal["one_device", "per_device"] | None = Field(
+        None,
+        description="With tower_building split: one_device draws what one device draws; "
+        "per_device lets each device draw its own, of the same distribution; null: the latter. "
+        "`replicate verify` takes the first.",
     )
     seed: checks.whole() | None = Field(
         None,
@@ -137,8 +144,26 @@ class Config(checks.Section):
         for kind in [one.kind for one in exporters if one.kind != "final"]:
             if self.eval is None:
                 yield "export", f"must have no {kind} exporter without an eval section. Add one."
+        yield from self._faults_of_building()
         if self.train is not None:
             yield from self._faults_of_training(self.train)
+
+    def _faults_of_building(self) -> Iterator[tuple[str, str]]:
+        """Yields what only the other way of building towers has."""
+        is_split = self.tower_building == "split"
+        for name in ("loss_reduction", "update_ops") if is_split else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                yield (
+                    name,
+                    "must be left out with tower_building: split, which computes what one device "
+                    "computes. Leave out one of them.",
+                )
+        if not is_split and self.random_numbers is not None:
+            yield (
+                "random_numbers",
+                f"must come with tower_building: split, got {self.tower_building}. Leave out one "
+                "of them.",
+            )
 
     def _faults_of_training(self, training: train_config.Train) -> Iterator[tuple[str, str]]:
         every = self.eval.every_steps if self.eval is not None else None

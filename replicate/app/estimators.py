@@ -137,6 +137,7 @@ def _options(settings: config.Config) -> dict[str, Any]:
         "clip_global_norm",
         "update_ops",
         "tower_building",
+        "random_numbers",
     )
     fields = config.Config.model_fields
     given = {name: getattr(settings, name) for name in names}

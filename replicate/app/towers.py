@@ -19,6 +19,8 @@ _COMPARED = {
     "accumulate_steps",
     "clip_global_norm",
     "update_ops",
+    "tower_building",
+    "random_numbers",
     "seed",
     "train",
 }

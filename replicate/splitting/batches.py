@@ -95,7 +95,7 @@ def checked_of_worker(given: ends.Input, across: collectives.Across, home: str) 
         tf.nest.pack_sequence_as(given.labels, leaves[cut:]),
         [Given(leaf) for leaf in given_leaves],
         total,
-        workers.Workers(across, number, own, lone, _next_number()),
+        workers.Workers(across, number, own, lone, _next_number(), given.checks),
     )
 
 

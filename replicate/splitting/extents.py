@@ -190,6 +190,19 @@ def inferred(dims: list[int | None], sizes: list[Sizes]) -> Number:
     return unknown()
 
 
+def at(number: Number, sizes: Sizes) -> int | None:
+    """Returns what a number is for assumed numbers of rows; None: that is not known."""
+    total = 0
+    for symbols, pair in _terms(number).items():
+        factor = pair[sizes.guess]
+        for symbol in symbols:
+            if symbol not in (BATCH, PICKED):
+                return None
+            factor *= sizes.batch if symbol == BATCH else sizes.picked
+        total += factor
+    return total
+
+
 def extent(number: Number, static_rows: int | None) -> Extent:
     """Returns a number as rules see it.
 

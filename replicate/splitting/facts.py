@@ -56,6 +56,9 @@ class Facts:
         self._axes = {each.tensor.ref(): each for each in self._given}
         known = [GivenShape(ref.deref(), entries) for ref, entries in (shapes or {}).items()]
         self._probes = self._probed(graph, [*self._given, *known], structure)
+        self._one_row = None
+        if not static_rows:
+            self._one_row = probes.of_one_row(graph, [*self._given, *known], self._probes)
         self._lengths: dict[Any, tuple[Number, ...] | None] = {}
         self._state: Callable[[tf.Tensor], State] = lambda tensor: WHOLE
         self._own_rows = _own_rows(self._literal, num_devices)
@@ -201,11 +204,20 @@ class Facts:
             return None
         sizes = [probe.sizes for probe in self._probes] or [Sizes(1, 1)]
         lengths = [extents.inferred(list(dims), sizes) for dims in zip(*found, strict=True)]
+        self._forget_unlike_one_row(tensor, lengths)
         if given is not None and given.axis < len(lengths):
             symbol = extents.PICKED if given.is_picked else extents.BATCH
             is_number = self.static_rows and not given.is_picked
             lengths[given.axis] = self.static_rows if is_number else extents.rows(symbol)
         return tuple(lengths)
+
+    def _forget_unlike_one_row(self, tensor: tf.Tensor, lengths: list[Number]) -> None:
+        """Forgets lengths that one row shows to be others."""
+        dims = self._one_row and self._one_row.dims(tensor)
+        for axis, size in enumerate(dims or ()):
+            expected = axis < len(lengths) and extents.at(lengths[axis], self._one_row.sizes)
+            if None not in (size, expected) and expected is not False and size != expected:
+                lengths[axis] = extents.unknown()
 
     def _graphs_lengths(self, tensor: tf.Tensor, mode: int) -> Sequence[Number] | None:
         """Returns lengths of which none is a number that the graph itself does not know."""

@@ -19,38 +19,13 @@ import collections
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from replicate.compat import importing
-from replicate.compat import tensorflow as tfc
-from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import order
+from replicate.compat.tensorflow import tf
+from replicate.splitting import mirrored_functions, order
 from replicate.splitting.lowering import definitions
 from replicate.splitting.nodes import Reference
-from replicate.strategy import variables as distributed
 
-_READS = frozenset(
-    ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
-)
-_WRITES = (
-    "Assign",
-    "ResourceApply",
-    "ResourceCountUpTo",
-    "ResourceScatter",
-    "ResourceSparseApply",
-    "ResourceStridedSliceAssign",
-)
 _PASSING = ("Enter", "Identity", "RefEnter", "Switch")
 _EXITS = ("Exit", "RefExit")
-# What is much work, or adds up in an order that a GPU leaves open: made once, and sent.
-_MADE_ONCE = frozenset(
-    """BatchMatMul BatchMatMulV2 BatchMatMulV3 Bincount Conv2D Conv2DBackpropFilter
-    Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2 CumsumV2 Cholesky
-    DenseBincount DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
-    DepthwiseConv2dNativeBackpropInput Einsum Enter Exit LoopCond MatMul MatrixInverse
-    NextIteration Placeholder PlaceholderWithDefault PyFuncStateless Qr RefEnter RefExit ScatterNd
-    SegmentMean SegmentSum SelfAdjointEigV2 SparseSegmentMean SparseSegmentSqrtN SparseSegmentSum
-    SparseTensorDenseMatMul Svd TensorScatterAdd TensorScatterSub TopKV2 Unique UniqueV2
-    UniqueWithCounts UnsortedSegmentProd UnsortedSegmentSum""".split()
-)
 
 
 def writes(graph: tf.Graph, structure: Any, variables: Iterable[tf.Variable]) -> list:
@@ -88,63 +63,18 @@ def mirror(written: Any, variables: Sequence[tf.Variable], fetch: list) -> dict:
     return pass_.handles
 
 
-def list_copies(strategy: Any, variables: Sequence[tf.Variable], result: Any) -> None:
-    """Lists variables in collections with their copies, as one mirrored variable each.
-
-    Args:
-        strategy: Whose variables they are.
-        variables: The primaries.
-        result: What `split_graph` returned.
-    """
-    found, devices = {}, strategy.worker_devices
-    for variable in variables:
-        names = result.copies[variable.handle.op]
-        copies = [_member(variable, name, result.made) for name in names]
-        members = [variable, *copies]
-        mirrored = distributed.MirroredVariable(strategy, members, devices, distributed.NONE)
-        if variable._save_slice_info is not None:
-            mirrored._set_save_slice_info(variable._save_slice_info)
-        found[id(variable)] = mirrored
-    graph = tf1.get_default_graph()
-    for key in graph.get_all_collection_keys():
-        listed = graph.get_collection_ref(key)
-        listed[:] = [found.get(id(each), each) for each in listed]
-
-
-def _member(primary: tf.Variable, name: str, made: dict[str, tf.Operation]) -> tf.Variable:
-    """Returns a copy as a variable."""
-    k = name.split("/")[0].removeprefix("tower_")
-    handle = made[name].outputs[0]
-    if hasattr(primary.handle, "_handle_data"):
-        handle._handle_data = primary.handle._handle_data
-    initializer = primary.initializer
-    return tfc.resource_variable_ops.BaseResourceVariable(
-        trainable=primary.trainable,
-        shape=primary.shape,
-        dtype=primary.dtype,
-        handle=handle,
-        constraint=primary.constraint,
-        synchronization=primary.synchronization,
-        aggregation=primary.aggregation,
-        unique_id=name,
-        handle_name=f"{name}:0",
-        graph_element=made[_read_name(name)].outputs[0],
-        initial_value=primary._initial_value,
-        initializer_op=made.get(_copy_name(initializer, k), initializer),
-        is_initialized_op=made[_check_name(name)].outputs[0],
-    )
-
-
-def _copy_name(op: tf.Operation, k: Any) -> str:
+def copy_name(op: tf.Operation, k: Any) -> str:
     """Returns the name of the copy on device k of an operation that runs once."""
     return f"tower_{k}/whole/{op.name}"
 
 
-def _read_name(handle: str) -> str:
+def read_name(handle: str) -> str:
+    """Returns the name of the operation that a session reads a copy by."""
     return f"{handle}/Read/ReadVariableOp"
 
 
-def _check_name(handle: str) -> str:
+def check_name(handle: str) -> str:
+    """Returns the name of the operation that tells whether a copy has a value."""
     return f"{handle}/IsInitialized/VarIsInitializedOp"
 
 
@@ -170,7 +100,7 @@ def _writes(op: tf.Operation, functions: definitions.Functions) -> bool:
     called = definitions.called(op.node_def)
     if called:
         return not all(functions.only_reads(name) for name in called)
-    return op.type.startswith(_WRITES)
+    return op.type.startswith(mirrored_functions.WRITES)
 
 
 class _Mirroring:
@@ -191,7 +121,7 @@ class _Mirroring:
         self._later = range(1, len(written.devices))
         self._changed = {(op, n): found for op, n, found in written.changes.inputs}
         self._controls = dict(written.changes.controls)
-        self._functions = _OwnFunctions(written.nodes.graph, written.devices)
+        self._functions = mirrored_functions.OwnFunctions(written.nodes.graph, written.devices)
         self.handles = {each.handle.op: self._hold(each.handle.op) for each in variables}
         self._names = {name for names in self.handles.values() for name in names}
         found = [op for op in written.run_whole if self._has_copies_of(op)]
@@ -216,7 +146,7 @@ class _Mirroring:
         while self._todo:
             self._copy(*self._todo.pop())
         for op in self._rewritten:
-            copies = [_copy_name(op, k) for k in self._later]
+            copies = [copy_name(op, k) for k in self._later]
             self._controls[op] = [*self._waited_by(op), *copies]
         self._written.changes.controls = list(self._controls.items())
         self._functions.add()
@@ -239,7 +169,7 @@ class _Mirroring:
             for key in ("shared_name", "debug_name"):
                 if key in node.attr:
                     node.attr[key].s = name.encode()
-            read, check = _read_name(name), _check_name(name)
+            read, check = read_name(name), check_name(name)
             self._nodes.add("ReadVariableOp", [name], device, name=read, dtype=kind)
             self._nodes.add("VarIsInitializedOp", [name], device, name=check)
             self._written.run_aside.update((read, check))
@@ -294,7 +224,7 @@ class _Mirroring:
                 self._touching.add(op)
 
     def _is_read(self, op: tf.Operation) -> bool:
-        return op.type in _READS and self._has_copies_of(op)
+        return op.type in mirrored_functions.READS and self._has_copies_of(op)
 
     def _may_be_copied(self, op: tf.Operation) -> bool:
         """Whether an operation gives the same on each device, and costs little."""
@@ -302,7 +232,11 @@ class _Mirroring:
             return False
         if self._is_read(op):
             return op.type != "VarIsInitializedOp"
-        if op.type in _MADE_ONCE or op.op_def.is_stateful or definitions.called(op.node_def):
+        if (
+            op.type in mirrored_functions.MADE_ONCE
+            or op.op_def.is_stateful
+            or definitions.called(op.node_def)
+        ):
             return False
         if op.device not in ("", self._written.home, self._devices[0]):
             return False
@@ -316,9 +250,9 @@ class _Mirroring:
         """Whether who waits for an operation waits for reads or writes that devices do, too."""
         if op in self._rewritten or op in self._synced:
             return True
-        if op.type in _READS:
+        if op.type in mirrored_functions.READS:
             return op in self._copyable
-        if op.type.startswith(_WRITES):
+        if op.type.startswith(mirrored_functions.WRITES):
             return False
         found = {each for each in self._waited_by(op) if isinstance(each, tf.Operation)}
         if op.type == "Identity":
@@ -332,7 +266,7 @@ class _Mirroring:
         if (op, k) not in self._asked:
             self._asked.add((op, k))
             self._todo.append((op, k))
-        return _copy_name(op, k)
+        return copy_name(op, k)
 
     def _view(self, reference: Reference, k: int) -> Reference:
         """Returns a value as device k reads it; what is not its own is sent."""
@@ -382,7 +316,7 @@ class _Mirroring:
 
     def _copy(self, op: tf.Operation, k: int) -> None:
         """Copies an operation to device k."""
-        node = self._nodes.copy(op, _copy_name(op, k), self._devices[k])
+        node = self._nodes.copy(op, copy_name(op, k), self._devices[k])
         for value in node.attr.values():
             self._functions.change(value, k)
         decides = 1 if op.type == "Switch" else 0 if op.type in definitions.BRANCHES else None
@@ -416,7 +350,7 @@ class _Mirroring:
             if k and node.name not in self._written.run_aside:
                 self._move_reads_of(node, k)
         for k, node in own:
-            if k and node.op in _READS and self._is_of_copy(node.input[0]):
+            if k and node.op in mirrored_functions.READS and self._is_of_copy(node.input[0]):
                 node.device = self._devices[k]
 
     def _move_reads_of(self, node: Any, k: int) -> None:
@@ -547,80 +481,3 @@ class _Mirroring:
         if not waits:
             return wanted
         return self._nodes.add("Identity", [wanted], home, controls=waits, T=wanted.dtype)
-
-
-class _OwnFunctions:
-    """Functions as later devices call them, which name neither device nor variable.
-
-    Args:
-        graph: The graph that holds them.
-        devices: The devices.
-    """
-
-    def __init__(self, graph: tf.Graph, devices: Sequence[str]):
-        self.known = definitions.Functions(graph)
-        self._graph = graph
-        self._devices = devices
-        self._made: dict[str, _Function] = {}
-
-    def can_be_copied(self, node: Any) -> bool:
-        """Whether what a write calls, if it calls anything, gives the same on each device."""
-        called = definitions.called(node)
-        if not called:
-            return True
-        kinds = (*definitions.BRANCHES, *definitions.CALLS)
-        return node.op in kinds and all(self._is_same_anywhere(name) for name in called)
-
-    def _is_same_anywhere(self, name: str) -> bool:
-        definition = self.known.definition(name)
-        return definition is not None and all(map(self._may_be_copied, definition.node_def))
-
-    def _may_be_copied(self, node: Any) -> bool:
-        if definitions.called(node):
-            return self.can_be_copied(node)
-        if node.op in _READS or node.op.startswith(_WRITES):
-            return True
-        definition = tfc.op_def_registry.get(node.op)
-        return definition is not None and not definition.is_stateful and node.op not in _MADE_ONCE
-
-    def change(self, attribute: Any, k: int) -> None:
-        """Lets an attribute name device k's functions; to be followed by `add`."""
-        for held in [attribute.func] if attribute.HasField("func") else attribute.list.func:
-            held.name = self._own(held.name, k)
-
-    def _own(self, name: str, k: int) -> str:
-        own = f"{name}_tower_{k}"
-        if own in self._made:
-            return own
-        definition = self.known.definition(name)
-        made = type(definition)()
-        made.CopyFrom(definition)
-        made.signature.name = own
-        self._made[own] = _Function(made, self._graph._get_function(name))
-        for node in made.node_def:
-            node.attr.pop("_class", None)  # beside the primary
-            if node.device == self._devices[0]:
-                node.device = self._devices[k]
-            for attribute in node.attr.values():
-                self.change(attribute, k)
-        return own
-
-    def add(self) -> None:
-        """Adds to the graph what was made."""
-        with self._graph.as_default():
-            importing.add_functions(list(self._made.values()))
-
-
-class _Function:
-    """A function of a later device, as a graph keeps it.
-
-    Args:
-        definition: What it does.
-        function: What it is a copy of.
-    """
-
-    def __init__(self, definition: Any, function: Any):
-        self.name = definition.signature.name
-        self.definition = self.cached_definition = definition
-        self.graph = getattr(function, "graph", None)
-        self.children: Sequence = ()

@@ -41,6 +41,18 @@ class Given(NamedTuple):
     is_picked: bool = False
 
 
+_COMPARISONS = (
+    "Equal",
+    "Greater",
+    "GreaterEqual",
+    "Less",
+    "LessEqual",
+    "Maximum",
+    "Minimum",
+    "NotEqual",
+)
+
+
 class GivenShape(NamedTuple):
     """A vector that is a shape, as that of a sparse tensor.
 
@@ -73,7 +85,7 @@ class Probe:
         self.sizes = sizes
         self.known = dict(known)
         self.values = values
-        self._graph_def = graph_def
+        self.graph_def = graph_def
         self._around_loops: dict[str, list[Dims | None]] = {}
         self._ops: dict[str, tf.Operation] = {}
         self._merged: dict[Any, Dims | None] = {}
@@ -124,7 +136,7 @@ class Probe:
     def _written(self, is_annotated: bool = True) -> Any:
         """Returns the graph's definition with what is known in it."""
         graph_def = tf1.GraphDef()
-        graph_def.CopyFrom(self._graph_def)
+        graph_def.CopyFrom(self.graph_def)
         nodes = {node.name: node for node in graph_def.node}
         shapes: dict[tf.Operation, list] = {}
         for ref, dims in self.known.items() if is_annotated else ():
@@ -190,6 +202,37 @@ def probed(
         except inference.UnfitError:
             continue
     return []
+
+
+def of_one_row(
+    graph: tf.Graph, given: Sequence[Given | GivenShape], found: Sequence[Probe]
+) -> Probe | None:
+    """Infers a graph's shapes for one row, where they may not follow from those for more.
+
+    A graph may compare numbers of rows, and go another way where there is one: what is inferred
+    for more rows does not tell.
+
+    Args:
+        graph: The graph.
+        given: What is given.
+        found: What is inferred for more rows.
+    """
+    if not found or not any(map(_compares_numbers, graph.get_operations())):
+        return None
+    try:
+        return _probe(found[0].graph_def, given, guess, Sizes(1, 1))
+    except inference.UnfitError:
+        return None
+
+
+def _compares_numbers(op: tf.Operation) -> bool:
+    """Whether an operation compares two whole numbers, outside of loops."""
+    return (
+        op.type in _COMPARISONS
+        and op.inputs[0].dtype in (tf.int32, tf.int64)
+        and op.inputs[0].shape.rank == 0
+        and op._get_control_flow_context() is None
+    )
 
 
 def static_dims(tensor: tf.Tensor) -> Dims | None:

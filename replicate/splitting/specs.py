@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import batches, mirroring, splitter
+from replicate.splitting import batches, mirrored_variables, splitter
 from replicate.strategy import base
 
 _log = logging.getLogger("replicate")
@@ -42,7 +42,7 @@ def split(
         cluster=batch.cluster,
         mirrored=mirrored,
     )
-    mirroring.list_copies(strategy, mirrored, result)
+    mirrored_variables.list_copies(strategy, mirrored, result)
     moved: dict = {}
     for group, found in zip(groups, result.fetch, strict=True):
         for before, after in zip(group.items, found, strict=True):

@@ -17,7 +17,7 @@ import numpy as np
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import carriers, collectives, reductions
 from replicate.graph import rows as counted
-from replicate.splitting import joins, levels, loops, runs
+from replicate.splitting import effects, joins, levels, loops, runs
 from replicate.splitting.nodes import Nodes, Reference
 from replicate.splitting.states import SIZE, Rows, Space
 
@@ -40,6 +40,8 @@ class Workers(NamedTuple):
         lone: The tensors of the batch without rows: the first worker's count.
         begin: The number of the graph's first operation that is made from these tensors. What
             comes before is the input's, and is left as it is.
+        checks: What must have run before anything has an effect: tensors or operations that may
+            end the step.
     """
 
     across: collectives.Across
@@ -47,6 +49,7 @@ class Workers(NamedTuple):
     own: Mapping[Any, tf.Tensor]
     lone: Sequence[tf.Tensor] = ()
     begin: int = 0
+    checks: Sequence[Any] = ()
 
 
 class Alone:
@@ -171,6 +174,10 @@ class Cluster:
             fetch: What is run: tensors and operations, and lists of them.
         """
         across, crossings = self.workers.across, written.joins.crossings
+        checks = [getattr(check, "op", check) for check in self.workers.checks]
+        for op in {*written.run_whole, *made.values()}:
+            if effects.has_effect(op) and op._get_control_flow_context() is None:
+                op._add_control_inputs(checks)
         levels.write(crossings.values(), made, tf.nest.flatten(fetch), across, self._home)
 
 

@@ -8,7 +8,7 @@ import pytest
 import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import mirroring, splitter
+from replicate.splitting import mirrored_variables, splitter
 from replicate.strategy import variables
 from tests import exactness
 
@@ -311,7 +311,7 @@ class Built:
             mirrored=mirrored,
         )
         self.run = result.fetch
-        mirroring.list_copies(Owner(self.devices), mirrored, result)
+        mirrored_variables.list_copies(Owner(self.devices), mirrored, result)
 
     @contextlib.contextmanager
     def session(self):

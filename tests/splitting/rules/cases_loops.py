@@ -25,7 +25,7 @@ def version(number):
 
 
 def case(kinds, function, *operands):
-    """Adds a case of version 1, which has operations of kinds, and one of version 2."""
+    """Adds a case of version 1, which has operations of kinds, and some of version 2."""
 
     def of(number):
         def make(*given):
@@ -35,7 +35,8 @@ def case(kinds, function, *operands):
         return make
 
     FAMILY.case(kinds, of(1), *operands)
-    FAMILY.case("StatelessWhile" if "Enter" in kinds else "StatelessIf", of(2), *operands)
+    if operands[0].dims[0] == "B":
+        FAMILY.case("StatelessWhile" if "Enter" in kinds else "StatelessIf", of(2), *operands)
 
 
 def repeated(x, w):

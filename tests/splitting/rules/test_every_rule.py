@@ -39,10 +39,13 @@ FAMILIES = [
             cases_strings,
         )
     ),
+    cases_random.OWN,
 ]
 # Kinds that no graph of this TensorFlow can be made of, or that have no kernel for a CPU.
 NOT_HERE = {
     "AdjustContrast": "gone since version 2 of graphs",
+    "Conv2DBackpropFilterV2": "no kernel for a CPU",
+    "Conv2DBackpropInputV2": "no kernel for a CPU",
     "Conv3DBackpropFilter": "gone since version 10 of graphs",
     "Conv3DBackpropInput": "gone since version 10 of graphs",
     "EncodePng": "makes one text of each picture alone",

@@ -1,0 +1,109 @@
+"""Which operations give the same on each device, and functions as later devices call them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicate.compat import importing
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf
+from replicate.splitting.lowering import definitions
+
+READS = frozenset(
+    ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
+)
+WRITES = (
+    "Assign",
+    "ResourceApply",
+    "ResourceCountUpTo",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)
+# What is much work, or adds up in an order that a GPU leaves open: made once, and sent.
+MADE_ONCE = frozenset(
+    """BatchMatMul BatchMatMulV2 BatchMatMulV3 Bincount Conv2D Conv2DBackpropFilter
+    Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2 CumsumV2 Cholesky
+    DenseBincount DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
+    DepthwiseConv2dNativeBackpropInput Einsum Enter Exit LoopCond MatMul MatrixInverse
+    NextIteration Placeholder PlaceholderWithDefault PyFuncStateless Qr RefEnter RefExit ScatterNd
+    SegmentMean SegmentSum SelfAdjointEigV2 SparseSegmentMean SparseSegmentSqrtN SparseSegmentSum
+    SparseTensorDenseMatMul Svd TensorScatterAdd TensorScatterSub TopKV2 Unique UniqueV2
+    UniqueWithCounts UnsortedSegmentProd UnsortedSegmentSum""".split()
+)
+
+
+class OwnFunctions:
+    """Functions as later devices call them, which name neither device nor variable.
+
+    Args:
+        graph: The graph that holds them.
+        devices: The devices.
+    """
+
+    def __init__(self, graph: tf.Graph, devices: Sequence[str]):
+        self.known = definitions.Functions(graph)
+        self._graph = graph
+        self._devices = devices
+        self._made: dict[str, _Function] = {}
+
+    def can_be_copied(self, node: Any) -> bool:
+        """Whether what a write calls, if it calls anything, gives the same on each device."""
+        called = definitions.called(node)
+        if not called:
+            return True
+        kinds = (*definitions.BRANCHES, *definitions.CALLS)
+        return node.op in kinds and all(self._is_same_anywhere(name) for name in called)
+
+    def _is_same_anywhere(self, name: str) -> bool:
+        definition = self.known.definition(name)
+        return definition is not None and all(map(self._may_be_copied, definition.node_def))
+
+    def _may_be_copied(self, node: Any) -> bool:
+        if definitions.called(node):
+            return self.can_be_copied(node)
+        if node.op in READS or node.op.startswith(WRITES):
+            return True
+        definition = tfc.op_def_registry.get(node.op)
+        return definition is not None and not definition.is_stateful and node.op not in MADE_ONCE
+
+    def change(self, attribute: Any, k: int) -> None:
+        """Lets an attribute name device k's functions; to be followed by `add`."""
+        for held in [attribute.func] if attribute.HasField("func") else attribute.list.func:
+            held.name = self._own(held.name, k)
+
+    def _own(self, name: str, k: int) -> str:
+        own = f"{name}_tower_{k}"
+        if own in self._made:
+            return own
+        definition = self.known.definition(name)
+        made = type(definition)()
+        made.CopyFrom(definition)
+        made.signature.name = own
+        self._made[own] = _Function(made, self._graph._get_function(name))
+        for node in made.node_def:
+            node.attr.pop("_class", None)  # beside the primary
+            if node.device == self._devices[0]:
+                node.device = self._devices[k]
+            for attribute in node.attr.values():
+                self.change(attribute, k)
+        return own
+
+    def add(self) -> None:
+        """Adds to the graph what was made."""
+        with self._graph.as_default():
+            importing.add_functions(list(self._made.values()))
+
+
+class _Function:
+    """A function of a later device, as a graph keeps it.
+
+    Args:
+        definition: What it does.
+        function: What it is a copy of.
+    """
+
+    def __init__(self, definition: Any, function: Any):
+        self.name = definition.signature.name
+        self.definition = self.cached_definition = definition
+        self.graph = getattr(function, "graph", None)
+        self.children: Sequence = ()

@@ -1,0 +1,54 @@
+"""Lists the variables of a split graph with their copies, for Savers and all who come later."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import mirroring
+from replicate.strategy import variables as distributed
+
+
+def list_copies(strategy: Any, variables: Sequence[tf.Variable], result: Any) -> None:
+    """Lists variables in collections with their copies, as one mirrored variable each.
+
+    Args:
+        strategy: Whose variables they are.
+        variables: The primaries.
+        result: What `split_graph` returned.
+    """
+    found, devices = {}, strategy.worker_devices
+    for variable in variables:
+        names = result.copies[variable.handle.op]
+        copies = [_member(variable, name, result.made) for name in names]
+        members = [variable, *copies]
+        mirrored = distributed.MirroredVariable(strategy, members, devices, distributed.NONE)
+        if variable._save_slice_info is not None:
+            mirrored._set_save_slice_info(variable._save_slice_info)
+        found[id(variable)] = mirrored
+    graph = tf1.get_default_graph()
+    for key in graph.get_all_collection_keys():
+        listed = graph.get_collection_ref(key)
+        listed[:] = [found.get(id(each), each) for each in listed]
+
+
+def _member(primary: tf.Variable, name: str, made: dict[str, tf.Operation]) -> tf.Variable:
+    """Returns a copy as a variable."""
+    k = name.split("/")[0].removeprefix("tower_")
+    handle = made[name].outputs[0]
+    initializer = primary.initializer
+    return tfc.resource_variable_ops.BaseResourceVariable(
+        trainable=primary.trainable,
+        shape=primary.shape,
+        dtype=primary.dtype,
+        handle=handle,
+        constraint=primary.constraint,
+        synchronization=primary.synchronization,
+        aggregation=primary.aggregation,
+        unique_id=name,
+        handle_name=f"{name}:0",
+        graph_element=made[mirroring.read_name(name)].outputs[0],
+        initial_value=primary.initial_value,
+        initializer_op=made.get(mirroring.copy_name(initializer, k), initializer),
+        is_initialized_op=made[mirroring.check_name(name)].outputs[0],
+    )
