@@ -8,7 +8,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter, workers
 from tests import exactness
 from tests.splitting.corpus import running, table
-from tests.splitting.corpus.model import F64, adam, count, hidden, model, weight
+from tests.splitting.corpus.model import F64, adam, count, hidden, model
 
 
 @model
@@ -92,8 +92,29 @@ def picked_rows(features, labels):
     return loss, {"kept": kept, "places": places, "gathered": tf.gather(x, places[:, 0])}
 
 
+@model
+def random_by_the_first(features, labels):
+    """What is random, or made by Python, in the open, in a branch, and in a loop."""
+    x = hidden(features["x"])
+    noisy = x * tf.random.uniform(tf.shape(x), dtype=F64)
+    scale = tf.py_function(lambda: np.random.rand(), [], F64)
+    scale.set_shape([])
+    chosen = tf1.cond(
+        tf.random.uniform([]) > 0.5,
+        lambda: tf.reduce_mean(tf.nn.dropout(x, rate=0.3)),
+        lambda: tf.reduce_sum(tf.square(noisy)),
+    )
+    _, walked = tf.while_loop(
+        lambda i, a: i < 3,
+        lambda i, a: (i + 1, tf.tanh(a - tf.nn.dropout(a, rate=0.3))),
+        [0, x],
+    )
+    return chosen + scale * tf.reduce_mean(tf.square(walked)), {"walked": walked, "noisy": noisy}
+
+
 def run(name: str, is_static: bool, strategy: Any, number: int, rows: list[int]) -> list[dict]:
     """Runs a model on this worker's rows; returns what each step gives."""
+    rows = [rows[0]] * len(rows) if is_static else rows
     built = Built(name, is_static, strategy, rows[number])
     config = tf1.ConfigProto()
     strategy.configure(config)
@@ -127,7 +148,7 @@ class Built:
         self._own: dict = {}  # placeholders by what the model is given
         self.graph = tf.Graph()
         with self.graph.as_default(), tf.device(strategy.worker_devices[0]):
-            tf1.set_random_seed(3)
+            tf1.set_random_seed(3 + 10 * strategy.first_tower)
             step = tf1.train.create_global_step()
             self._number = own if is_static else tf1.placeholder(tf.int32, [])
             with strategy.scope():

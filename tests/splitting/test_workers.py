@@ -1,0 +1,110 @@
+"""Workers that split the same graph are one device on all their rows."""
+
+import pathlib
+import pickle
+
+import numpy as np
+import pytest
+
+from tests.cluster import cases, once, processes, test_training
+from tests.splitting import workers_models  # noqa: F401 - adds models
+from tests.splitting.corpus import running, table
+
+SCRIPT = pathlib.Path(__file__).with_name("workers_script.py")
+MODELS = [
+    "plain",
+    "looked_up",
+    "clipped_by_the_norm",
+    "joins_of_all_kinds",
+    "joins_in_branches",
+    "picked_rows",
+    "random_by_the_first",
+]
+MORE = ["simclr", "softmax_over_the_batch", "norm_layers_2d", "lstm_dynamic_with_lengths"]
+STATIC = ["static plain", "static clipped_by_the_norm", "static norm_layers_2d"]
+TRAINED = ["momentum_masked", "adam_penalized", "static", "none_in_one", "mixed", "wide"]
+OF_THREE = ["sgd", "embedding_option"]
+
+
+def ran(factory, towers: int, rows: tuple[int, ...], works: list[str]) -> pathlib.Path:
+    """Returns a folder with what workers make of works."""
+
+    def run(folder):
+        settings = {"TOWERS": str(towers), "ROWS": ",".join(map(str, rows))}
+        ended = processes.run(folder, works, settings, 100, number=len(rows), script=SCRIPT)
+        assert ended.codes == [0] * len(rows), "\n".join(ended.logs)
+        return folder
+
+    return once.made(factory, f"split_by_{towers}_on_{'_'.join(map(str, rows))}", run)
+
+
+@pytest.fixture(scope="module")
+def two_by_two(tmp_path_factory) -> pathlib.Path:
+    """What two workers of two devices make, of 4 and 3 rows."""
+    works = [*MODELS, *MORE, *STATIC, *[f"train {name}" for name in TRAINED]]
+    return ran(tmp_path_factory, 2, (4, 3), works)
+
+
+@pytest.fixture(scope="module")
+def one_without_rows(tmp_path_factory) -> pathlib.Path:
+    """The same, of 3 rows and of none."""
+    return ran(tmp_path_factory, 2, (3, 0), MODELS)
+
+
+@pytest.fixture(scope="module")
+def three_by_one(tmp_path_factory) -> pathlib.Path:
+    """What three workers of one device make."""
+    works = [*MODELS, *[f"train {name}" for name in OF_THREE]]
+    return ran(tmp_path_factory, 1, (3, 2, 2), works)
+
+
+def require_one_device(folder: pathlib.Path, name: str, rows: tuple[int, ...]) -> None:
+    """Requires that all workers have the same, and that it is one device's."""
+    found = [pickle.loads((folder / f"{name}-{n}.pickle").read_bytes()) for n in range(len(rows))]
+    bare = name.removeprefix("static ")
+    is_static = name != bare
+    total = len(rows) * rows[0] if is_static else sum(rows)
+    for each in found[1:]:
+        assert not running.differences(each, found[0], (0.0, 0.0), "another worker")
+    if name != "random_by_the_first":
+        expected = running.expected(running.Setting(bare, (total,), is_static))[total]
+        tolerance = table.MODELS[bare].tolerance
+        assert not running.differences(found[0], expected, tolerance, "the first worker")
+
+
+@pytest.mark.parametrize("name", [*MODELS, *MORE, *STATIC])
+def test_two_workers_of_two_devices_are_one_device(two_by_two, name):
+    require_one_device(two_by_two, name, (4, 3))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_worker_may_have_no_rows(one_without_rows, name):
+    require_one_device(one_without_rows, name, (3, 0))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_three_workers_of_one_device_are_one_device(three_by_one, name):
+    require_one_device(three_by_one, name, (3, 2, 2))
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_an_estimator_trains_and_evaluates_as_on_one_device(two_by_two, name):
+    require_trained(two_by_two, cases.CASES[name], name, 2)
+
+
+@pytest.mark.parametrize("name", OF_THREE)
+def test_three_estimators_train_as_one_device(three_by_one, name):
+    require_trained(three_by_one, cases.OF_THREE[name], name, 3)
+
+
+def require_trained(folder: pathlib.Path, case: cases.Case, name: str, workers: int) -> None:
+    """Requires that all workers' variables, and metrics, are one device's."""
+    expected = test_training.one_device(case, "train")
+    metrics = test_training.one_device(case, "eval", expected) if case.is_evaluated else {}
+    for worker in range(workers):
+        found = np.load(folder / f"{name}-{worker}.npz")
+        for variable, value in expected.items():
+            key = f"{variable} of tower 0"
+            np.testing.assert_allclose(found[key], value, 1e-9, 1e-11, err_msg=key)
+        for metric, value in metrics.items():
+            np.testing.assert_allclose(found[f"metric {metric}"], value, 1e-5, err_msg=metric)
