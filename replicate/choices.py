@@ -22,7 +22,7 @@ class Choices:
     strategy: Any
     reduction: types.Reduction | None
     step: step.GradientStep
-    update_ops: str
+    update_ops: str | None
     tower_building: str
     random_numbers: str | None = None
 
@@ -40,19 +40,19 @@ class Choices:
                 f"{type(self.optimizer_fn).__name__}(...)."
             )
         towers.argument_names(self.model_fn)
-        _require_one_of("update_ops", self.update_ops, train.UPDATE_OPS)
+        _require_one_of("update_ops", self.update_ops, (None, *train.UPDATE_OPS))
         _require_one_of("tower_building", self.tower_building, ("auto", "call", "clone", "split"))
         _require_one_of("random_numbers", self.random_numbers, (None, "one_device", "per_device"))
         self._refuse_mixed()
+        if self.tower_building != "split":
+            self.update_ops = self.update_ops or "first"
         if isinstance(self.strategy, str):
             _require_one_of("strategy", self.strategy, tuple(chosen_strategy.STRATEGIES))
 
     def _refuse_mixed(self) -> None:
         """Refuses options that only the other way of building has."""
         is_split = self.tower_building == "split"
-        of_towers = {"loss_reduction": self.reduction}
-        if self.update_ops != "first":
-            of_towers["update_ops"] = self.update_ops
+        of_towers = {"loss_reduction": self.reduction, "update_ops": self.update_ops}
         for name, value in of_towers.items() if is_split else ():
             if value is not None:
                 raise ValueError(

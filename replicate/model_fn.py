@@ -43,7 +43,7 @@ def replicate_model_fn(
     loss_reduction: Any = None,
     accumulate_steps: int = 1,
     clip_global_norm: float | None = None,
-    update_ops: str = "first",
+    update_ops: str | None = None,
     tower_building: str = "auto",
     random_numbers: str | None = None,
 ) -> Callable:
@@ -67,7 +67,8 @@ def replicate_model_fn(
         clip_global_norm: The largest global norm of the gradients, after reduction and
             accumulation; None: any.
         update_ops: Whose `UPDATE_OPS` run: the `"first"` tower's, `"all"` towers', or all
-            with their moving averages averaged over rows, `"mean"`.
+            with their moving averages averaged over rows, `"mean"`. None: the first tower's;
+            with `"split"` there are no towers', and the model's own run.
         tower_building: `"call"` runs the model_fn once per tower; `"clone"` runs it once, and
             copies its operations, gradients included, to the other towers' devices; `"auto"`
             does so where all towers provably build the same. Both give the same numbers.
@@ -113,16 +114,12 @@ def _replicate(options: choices.Choices, features, labels, mode, params, config)
     if options.optimizer_fn is not None and mode == types.TRAIN:
         factory = optimizer.OptimizerFactory(options.optimizer_fn, params)
     before = saver.operation_names()
-    if options.tower_building == "split" and not chosen.is_single_tower:
+    if options.tower_building == "split":
         spec = _split(chosen, call, features, labels, factory, options, config)
-        if mode == types.TRAIN:
-            spec = synchronous.with_hook(spec, factory and factory.made, config)
-        return saver.make_exportable(
-            spec, before, (features, labels), chosen.worker_devices, config
-        )
-    with chosen.scope(), _without_collector():
-        across = _across(chosen, mode, config, (features, labels))
-        spec = _build(chosen, call, features, labels, factory, options, across)
+    else:
+        with chosen.scope(), _without_collector():
+            across = _across(chosen, mode, config, (features, labels))
+            spec = _build(chosen, call, features, labels, factory, options, across)
     if mode == types.TRAIN:
         spec = synchronous.with_hook(spec, factory and factory.made, config)
         if isinstance(chosen, parameter_server.ParameterServerStrategy):
@@ -132,7 +129,14 @@ def _replicate(options: choices.Choices, features, labels, mode, params, config)
 
 
 def _split(chosen, call, features, labels, factory, options: choices.Choices, config) -> Any:
-    """Builds the model once, as on one device, and splits its graph over the devices."""
+    """Builds the model once, as on one device, and splits its graph over the devices.
+
+    On one device nothing is split, and no operation is added.
+    """
+    lone = single_tower.SingleTowerStrategy(chosen)
+    if chosen.is_single_tower:
+        with lone.scope(), _without_collector():
+            return whole_model.build(lone, call, features, labels, factory, options.step)
     with chosen.scope():
         across = _across(chosen, call.mode, config, (features, labels))
     given = ends.Input(features, labels)
@@ -143,7 +147,6 @@ def _split(chosen, call, features, labels, factory, options: choices.Choices, co
             batch = splitting_batches.checked(features, labels)
         else:
             batch = splitting_batches.checked_of_worker(given, across, chosen.home)
-    lone = single_tower.SingleTowerStrategy(chosen)
     with lone.scope(), _without_collector():
         spec = whole_model.build(lone, call, batch.features, batch.labels, factory, options.step)
         mirrored = lone.mirrored

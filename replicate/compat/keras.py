@@ -3,15 +3,19 @@
 A Keras loss that averages over its rows refuses to do so in a replica, because an average
 of averages is not the whole batch's. A `Reducer` may know better; while it is in charge,
 losses ask it first. What `model_to_estimator` returns cuts the numbers off its outputs' names
-where there is a strategy; to a tower of one batch there is none. What stood there before is
-put back, also after an exception.
+where there is a strategy; to a tower of one batch there is none. Layers without a seed draw one when
+they are made, from a generator outside of the graph. What stood there before is put back, also
+after an exception.
 """
 
 import contextlib
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
 
 from replicate.compat.tensorflow import tf
 
@@ -97,3 +101,32 @@ def output_names(is_one_device: Callable[[], bool]) -> Iterator[None]:
             _askers.remove(is_one_device)
             if not _askers:
                 converter.tf = tf
+
+
+@contextlib.contextmanager
+def drawing_from(seed: int) -> Iterator[None]:
+    """Lets Python, NumPy and Keras draw from a seed, and go on later from where they were.
+
+    Args:
+        seed: Of their generators.
+    """
+    seeds = _keras_seeds()
+    own = getattr(seeds, "generator", None)
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    if own is not None:
+        seeds.generator = random.Random(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if own is not None:
+            seeds.generator = own
+
+
+def _keras_seeds() -> Any:
+    """Returns what holds the generator of `tf.keras.utils.set_random_seed`; None: nobody does."""
+    package = tf.keras.layers.Layer.__module__.partition(".src.")[0]
+    return getattr(sys.modules.get(f"{package}.src.backend"), "_SEED_GENERATOR", None)

@@ -281,7 +281,7 @@ class LoopCopies:
             elif has_copies:
                 if control in self._writer.run_split:
                     found.append("^" + self._writer.copy_name(control, k))
-            elif _matters(control):
+            elif matters(control):
                 self._writer.want_whole(control)
                 found.append(self._nodes.wait(control))
         return found
@@ -298,7 +298,7 @@ class LoopCopies:
                             node.input.append("^" + name(push, k))
 
 
-def _matters(control: tf.Operation) -> bool:
+def matters(control: tf.Operation) -> bool:
     """Whether a copy must wait for an operation that runs once: a pivot, or one with an effect."""
     if control._get_control_flow_context() is not None:
         return True

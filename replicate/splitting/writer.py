@@ -93,6 +93,7 @@ class Writer:
         self._first_device = first_device
         self.in_loops = loop_copies.LoopCopies(self)
         self._memo: dict = {}
+        self._passes: dict[tf.Operation, bool] = {}
         self._queue: list = []
         self._taken = {op.name for op in nodes.graph.get_operations()}
         self._names: dict = {}
@@ -229,12 +230,32 @@ class Writer:
         analysis = self.analysis
         while not analysis.is_at_hand(tensor) and analysis.is_split(tensor.op):
             op = tensor.op
-            if op.type not in _PASSED or op.control_inputs or op._get_control_flow_context():
-                break
-            if analysis.state(op.inputs[0]) != analysis.state(tensor):
+            if op not in self._passes:
+                self._passes[op] = self._does_nothing(op)
+            if not self._passes[op]:
                 break
             tensor = op.inputs[0]
         return tensor
+
+    def _does_nothing(self, op: tf.Operation) -> bool:
+        """Whether a device's part of an operation's output is that of its first input."""
+        if op._get_control_flow_context() is not None or not len(op.outputs):
+            return False
+        if op.type not in (*_PASSED, "Sum", "Reshape"):
+            return False
+        facts, (given, made) = self.analysis.facts, (op.inputs[0], op.outputs[0])
+        if self.analysis.state(given) != self.analysis.state(made):
+            return False
+        if op.type == "Sum":
+            axes = facts.value(op.inputs[1])
+            if axes is None or axes.size:
+                return False
+        if op.type == "Reshape":
+            before, after = facts.shape(given), facts.shape(made)
+            is_known = before is not None and all(map(_is_known, before))
+            if not is_known or before != after or made.shape.rank is None:
+                return False
+        return not any(map(loop_copies.matters, op.control_inputs))
 
     # Making.
 
@@ -321,6 +342,11 @@ class Writer:
     def constant(self, value: Any, k: int | None, after: Reference | None = None) -> str:
         """Returns a constant on device k, or at home."""
         return self.nodes.constant(value, self.home if k is None else self.devices[k], after)
+
+
+def _is_known(extent: Any) -> bool:
+    """Whether a length, or how it follows from the rows, is known."""
+    return extent.size is not None or bool(extent.multiple)
 
 
 def output(name: str, index: int) -> Reference:

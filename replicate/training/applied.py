@@ -127,7 +127,7 @@ def clip(gradients: Sequence[Any], limit: float | None) -> list:
         return list(gradients)
     gradients = [_deduplicated(gradient) for gradient in gradients]
     norm = tf.linalg.global_norm([_first(gradient) for gradient in gradients])
-    limit = tf.cast(limit, norm.dtype)
+    limit = tf.constant(limit, norm.dtype)
     # NOTE: a norm that is not finite makes every gradient NaN, as on one device.
     factor = tf.where(norm > limit, limit / norm, tf.ones_like(norm))
     factor = tf.where(

@@ -20,6 +20,14 @@ RANDOM = (
     "The model draws random numbers ({names}); towers draw their own, so what depends on them "
     "is left out."
 )
+DRAWN = (
+    "The model draws random numbers ({names}): the towers draw those of one device, and what "
+    "depends on them is compared like all else."
+)
+SPLIT = (
+    "A graph that is split computes what one device computes: what differs is a fault of this "
+    "package, or depends on what is outside of the graph, such as Python functions or the time."
+)
 UPDATE_OPS = (
     'UPDATE_OPS see the first tower\'s rows; update_ops="mean" averages batch statistics over '
     "all towers' rows."

@@ -52,13 +52,19 @@ def _judge(what: str, found: Sequence, noises: measures.Noises, failed, explain)
         row = _row(verdicts.DIFFERS, worst, noises, _where(wrong, compared, worst))
         texts = verdicts.once(text for one in wrong for text in explain(one))
         return dataclasses.replace(row, explanations=tuple(texts))
-    by_order = [one for one in compared if one.difference and noises.depends_on_order(one)]
+    rounded = [one for one in compared if one.is_by_rounding and noises.depends_on_rounding(one)]
+    if rounded:
+        worst = max(rounded, key=lambda one: one.difference)
+        detail = f"weights that are rounded otherwise change as much in {_listed(rounded)}"
+        return _row(verdicts.ROUNDING, worst, noises, detail)
+    by_order = [one for one in compared if not one.is_by_rounding and one.difference]
+    by_order = [one for one in by_order if noises.depends_on_order(one)]
     if by_order:
         worst = max(by_order, key=lambda one: one.difference)
         detail = f"another order of the rows changes as much in {_listed(by_order)}"
         return _row(verdicts.ORDER, worst, noises, detail)
     worst = max(compared, key=lambda one: _excess(one, noises))
-    return _row(verdicts.EQUAL, worst, noises, _left_out(found))
+    return _row(verdicts.EQUAL, worst, noises, _told(found))
 
 
 def _row(
@@ -91,9 +97,13 @@ def _excess(one: measures.Measure, noises: measures.Noises) -> float:
     return one.difference / allowed if allowed else one.difference
 
 
-def _left_out(found: Sequence[measures.Measure]) -> str:
+def _told(found: Sequence[measures.Measure]) -> str:
+    """Says what is left out, or what the order of rows matters to."""
     count = sum(one.is_random for one in found)
-    return f"{count} of {len(found)} values depend on random numbers" if count else ""
+    if count:
+        return f"{count} of {len(found)} values depend on random numbers"
+    count = sum(one.is_ordered for one in found)
+    return f"another order of the rows changes {count} of {len(found)} values" if count else ""
 
 
 def _where(wrong: Sequence, compared: Sequence, worst: measures.Measure) -> str:

@@ -10,9 +10,13 @@ largest s of all values of its kind, since what cancels to zero leaves a rest of
 of what cancelled; m the largest number that the value is a difference of (a weight, of
 which the change is compared); and ε the distance of the value's dtype from 1 to the next
 number. Whole numbers, truths and texts have ε = 0.
+
+Where one device runs from weights that are rounded otherwise, too, what another order of the
+rows makes is noise only as far as additions in another order make it; else the order matters to
+the value, and its noise is what the weights' rounding makes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -37,12 +41,14 @@ class Measure(NamedTuple):
         mode: The mode key.
         place: Which batch, for people.
         difference: The largest one between the towers and one device.
-        noise: The largest one between one device and itself with its rows in another order.
+        noise: The largest one between one device and itself where only noise differs.
         scale: s, the largest number on one device.
         rounding: ε · m.
         epsilon: ε.
-        is_random: Whether it depends on random numbers, or on what does.
+        is_random: Whether it depends on random numbers, or on what does, and is left out.
         fault: What makes the values incomparable; empty where they can be compared.
+        is_by_rounding: Whether the noise is that of rounding, whatever the order of rows makes.
+        is_ordered: Whether the order of rows matters to it, which is not its noise then.
     """
 
     key: tracing.Key
@@ -55,6 +61,8 @@ class Measure(NamedTuple):
     epsilon: float
     is_random: bool
     fault: str = ""
+    is_by_rounding: bool = False
+    is_ordered: bool = False
 
 
 class Noises(NamedTuple):
@@ -74,13 +82,24 @@ class Noises(NamedTuple):
 
     def allowed(self, measure: Measure) -> float:
         """Returns the largest difference that does not count."""
+        return NOISE * self.of(measure) + self.floor(measure)
+
+    def floor(self, measure: Measure) -> float:
+        """Returns the largest difference that does not count where nothing makes noise."""
         of_kind = self.scales.get(measure.key.what, 0.0)
         floor = FLOOR * measure.scale + OF_KIND * of_kind
-        return NOISE * self.of(measure) + measure.epsilon * floor + ROUNDING * measure.rounding
+        return measure.epsilon * floor + ROUNDING * measure.rounding
 
     def depends_on_order(self, measure: Measure) -> bool:
         """Whether another order of rows makes more than reassociation does."""
-        return self.of(measure) > measure.epsilon * ORDER * measure.scale
+        return self.of(measure) > _reassociated(measure.epsilon, measure.scale)
+
+    def depends_on_rounding(self, measure: Measure) -> bool:
+        """Whether weights that are rounded otherwise make more than reassociation does.
+
+        What cancels to a rest within the floor is all rounding, and is as it should be.
+        """
+        return self.depends_on_order(measure) and measure.difference > self.floor(measure)
 
 
 def noises(measures: Iterable[Measure]) -> Noises:
@@ -113,23 +132,67 @@ def measure(
         one: On one device.
         towers: On K towers, with all copies.
         others: Pairs of the value on one device with the rows in another order, and the
-            order.
+            order; None in its place: from weights that are rounded otherwise.
         is_random: Whether it depends on random numbers.
     """
     value = one.copies[0]
-    noise = 0.0
-    for other, order in others:
-        apart = difference(value, other.copies[0])
-        has_rows = np.shape(value)[:1] == (len(order),)
-        if has_rows and key.what in (tracing.PREDICTIONS, tracing.EXPORTS):
-            back = other.copies[0][np.argsort(order)]
-            apart = min(apart, difference(value, back))  # what has no rows may be as long
-        noise = max(noise, apart)
+    others = list(others)
+    by_rounding = [difference(value, other.copies[0]) for other, order in others if order is None]
+    by_order = [
+        _apart(key, value, other.copies[0], order) for other, order in others if order is not None
+    ]
+    noise = max(by_order, default=0.0)
+    least, size = epsilon(value), scale(value)
+    is_ordered = bool(by_rounding) and noise > _reassociated(least, size)
+    if by_rounding:
+        noise = max(by_rounding) if is_ordered else max(noise, *by_rounding)
     found = max(difference(value, copy) for copy in towers.copies)
-    least = epsilon(value)
-    rounding = least * one.magnitude
-    size = scale(value)
-    return Measure(key, mode, place, found, noise, size, rounding, least, is_random)
+    return Measure(
+        key,
+        mode,
+        place,
+        found,
+        noise,
+        size,
+        least * one.magnitude,
+        least,
+        is_random,
+        is_by_rounding=bool(by_rounding),
+        is_ordered=is_ordered,
+    )
+
+
+def _apart(key: tracing.Key, value: np.ndarray, other: np.ndarray, order: np.ndarray) -> float:
+    """Returns what another order of the rows makes of a value; its rows are put back."""
+    apart = difference(value, other)
+    has_rows = np.shape(value)[:1] == (len(order),)
+    if has_rows and key.what in (tracing.PREDICTIONS, tracing.EXPORTS):
+        back = other[np.argsort(order)]
+        apart = min(apart, difference(value, back))  # what has no rows may be as long
+    return apart
+
+
+def _reassociated(least: float, size: float) -> float:
+    """Returns the most that additions in another order make of a value."""
+    return least * ORDER * size
+
+
+def rounded_otherwise(start: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    """Returns values of variables, numbers with a fraction one rounding up or down.
+
+    Args:
+        start: The values by name.
+        seed: Of what is up and what is down.
+    """
+    drawn = np.random.RandomState(seed)
+    made = {}
+    for name, value in start.items():
+        least = epsilon(np.asarray(value))
+        if least and not tf.as_dtype(value.dtype).is_complex:
+            signs = drawn.choice([-1.0, 1.0], np.shape(value))
+            value = np.asarray(value * (1.0 + least * signs), value.dtype)
+        made[name] = value
+    return made
 
 
 def failed(key: tracing.Key, mode: str, place: str, fault: str) -> Measure:

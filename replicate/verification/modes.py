@@ -22,6 +22,7 @@ _ALONE = (
     "accumulate_steps, clip_global_norm or second optimizer, and partitions variables."
 )
 _SHOWN = 2  # random operations in one line
+_REPEATS = 2  # runs that measure the noise
 
 
 class Comparison:
@@ -81,12 +82,27 @@ class Comparison:
             self.measures += self._faults(one_round, outcomes, e)
             return
         is_random = self._random_keys(one, one_round, outcomes)
-        orders = [_orders(one_round, kind) for kind in range(2)]
-        others = [one.run(_reordered(one_round, order), self._start) for order in orders]
+        others = list(self._others(one, one_round, bool(randomness.random_operations(one))))
         for i, outcome in enumerate(outcomes):
             place = _place(one_round, i)
-            noisy = [(run[i], by_batch[i]) for run, by_batch in zip(others, orders, strict=True)]
+            noisy = [(run[i], orders[i]) for run, orders in others]
             self.measures += _measures(outcome, found[i], noisy, is_random[i], self._mode, place)
+
+    def _others(
+        self, one: tracing.Trace, one_round: batches.Round, draws: bool
+    ) -> Iterator[tuple]:
+        """Runs one device so that noise alone makes other values; yields them with the orders.
+
+        The rows are in other orders. Where towers are compared in what depends on their order,
+        weights are rounded otherwise as well; and alone where rows are drawn numbers for.
+        """
+        is_split = self._sides.is_split
+        for kind in range(0 if is_split and draws else _REPEATS):
+            orders = _orders(one_round, kind)
+            yield one.run(_reordered(one_round, orders), self._start), orders
+        for kind in range(_REPEATS if is_split else 0):
+            start = measures.rounded_otherwise(self._start, kind)
+            yield one.run(one_round.batches, start), [None] * len(one_round.batches)
 
     def _trace(self, side: str, row_count: int, seed: int = _SEED, is_static=None) -> tracing.Trace:
         """Builds a side of the model, once for each batch size that its graph knows."""
@@ -144,7 +160,9 @@ class Comparison:
     def _random_keys(self, one, one_round, outcomes) -> list[set[tracing.Key]]:
         """Returns for each batch what depends on random numbers."""
         operations = randomness.random_operations(one)
-        if not operations:
+        if operations and self._sides.is_split:
+            self._random |= {op.name for op in operations}
+        if not operations or self._sides.is_split:
             return [set() for _ in outcomes]
         row_count = batches.row_count(one_round.batches[0])
         again = self._one_device(row_count, _OTHER_SEED).run(one_round.batches, self._start)
@@ -176,11 +194,17 @@ class Comparison:
         if self._limits is None:
             self._limits = list(self._known_limits())
         texts = list(self._limits)
+        if self._sides.is_split:
+            return texts
         if measure.key.what == tracing.OTHERS and self._trace("one", self._row_count).has_updates:
             texts.append(explanations.UPDATE_OPS)
         return texts
 
     def _known_limits(self) -> Iterator[str]:
+        if self._sides.is_split:
+            yield explanations.SPLIT
+            yield from map(explanations.warned, self._warnings)
+            return
         text = explanations.batch_normalization(self._trace("one", self._row_count))
         if text is None:
             text = explanations.rows_that_meet(
@@ -196,7 +220,8 @@ class Comparison:
         if self._random:
             names = sorted(self._random)
             more = ", ..." if len(names) > _SHOWN else ""
-            notes.append(explanations.RANDOM.format(names=", ".join(names[:_SHOWN]) + more))
+            text = explanations.DRAWN if self._sides.is_split else explanations.RANDOM
+            notes.append(text.format(names=", ".join(names[:_SHOWN]) + more))
         return [*notes, *map(explanations.warned, self._warnings)]
 
 

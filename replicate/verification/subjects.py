@@ -119,6 +119,19 @@ def replicated(
     return build
 
 
+def compared(options: dict) -> dict:
+    """Returns the options with which the towers are compared with one device.
+
+    A graph that is split draws what one device draws, so that this is compared as well.
+    """
+    return {**options, "random_numbers": "one_device"} if is_split(options) else dict(options)
+
+
+def is_split(options: dict) -> bool:
+    """Whether towers are one device's graph, split by rows, rather than calls of the model."""
+    return options.get("tower_building") == "split"
+
+
 class Sides(NamedTuple):
     """Functions of features, labels and mode that return an EstimatorSpec.
 
@@ -129,12 +142,15 @@ class Sides(NamedTuple):
             model_fn makes beside that of `optimizer_fn`, partitioners.
         towers: K towers.
         is_through_replication: Whether `alone` is what towers are compared with in training.
+        is_split: Whether the towers are one device's graph, split: then they draw what one
+            device draws, and nothing is known by which they may differ.
     """
 
     one: Callable
     alone: Callable
     towers: Callable
     is_through_replication: bool
+    is_split: bool
 
 
 def sides(
@@ -152,4 +168,5 @@ def sides(
         replicated(model, optimizer_fn, [workers[0]], on_one, **arguments),
         replicated(model, optimizer_fn, devices, options, **arguments),
         options.get("accumulate_steps", 1) != 1 or options.get("clip_global_norm") is not None,
+        is_split(options),
     )

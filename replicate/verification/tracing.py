@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicate import types
+from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry
 from replicate.strategy import variables
@@ -89,7 +90,7 @@ class Trace:
         self._session_config = session_config
         self.graph = tf.Graph()
         self.seed = seed
-        with self.graph.as_default():
+        with self.graph.as_default(), keras.drawing_from(seed):
             tf1.set_random_seed(seed)
             tf1.train.create_global_step()
             self._inputs = inputs.placeholders(form, row_count, is_static)
@@ -155,7 +156,8 @@ class Trace:
         Returns:
             What came out of each batch; the metrics are with the last one.
         """
-        with tf1.Session(graph=self.graph, config=self._session_config) as session:
+        session = tf1.Session(graph=self.graph, config=self._session_config)
+        with session, keras.drawing_from(self.seed):
             self._begin(session, start)
             before = session.run(self._reads)
             outcomes = []

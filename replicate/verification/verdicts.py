@@ -9,6 +9,7 @@ EQUAL = "equal"
 DIFFERS = "differs"
 RANDOM = "random"
 ORDER = "depends on order"
+ROUNDING = "depends on rounding"
 NOT_COMPARED = "not compared"
 
 _INDENT = "  "
@@ -22,11 +23,12 @@ class Row:
         what: The kind: loss, weights (their changes), slots, other variables, metrics,
             predictions, export outputs.
         verdict: `equal`; `differs`; `random`, all depends on random numbers; `depends on
-            order`, the order of rows alone makes differences of this size; `not compared`.
+            order`, the order of rows alone makes differences of this size; `depends on
+            rounding`, the last bits of weights alone do; `not compared`.
         difference: The largest one between the towers and one device; None where nothing
             was compared. Infinite where shapes differ, or numbers are not finite.
-        noise: What another order of the rows makes on one device of the same value; None
-            likewise.
+        noise: What another order of the rows, or weights rounded otherwise, makes on one device
+            of the same value; None likewise.
         name: The value that differs most, for its noise.
         place: The batch at which it does.
         detail: The verdict's reason, in words.
@@ -92,7 +94,7 @@ class Verification:
         if not self.holds:
             differing = [row.what for row in self.rows if row.verdict == DIFFERS]
             return f"The towers do not give what one device gives: {', '.join(differing)}."
-        untold = [row.what for row in self.rows if row.verdict in (ORDER, RANDOM)]
+        untold = [row.what for row in self.rows if row.verdict in (ORDER, RANDOM, ROUNDING)]
         left_out = f"; of {', '.join(untold)} that cannot be told" if untold else ""
         return f"The towers give what one device gives{left_out}."
 

@@ -45,6 +45,19 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
         return results
 
     @property
+    def home(self) -> str:
+        """See base class."""
+        return self._owner.home
+
+    def sum_places(self, destination: Any) -> tuple[str | None, ...]:
+        """See base class."""
+        return self._owner.sum_places(destination)
+
+    def _reduce_plain(self, aggregation, value, destination):
+        places = None if destination is None else self.sum_places(destination)
+        return super()._reduce_plain(aggregation, value, places)
+
+    @property
     def mirrored(self) -> list[tf.Variable]:
         """The variables in the current graph of which the other strategy keeps copies.
 

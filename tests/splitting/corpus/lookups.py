@@ -75,7 +75,9 @@ def sparse_product(f, y):
 @model
 def ragged_means(f, y):
     ragged = tf.RaggedTensor.from_tensor(f["bags"], padding=-1)
-    found = tf.ragged.map_flat_values(lambda ids: tf.gather(weight("w", 6, 3), ids), ragged)
+    found = tf.ragged.map_flat_values(
+        lambda ids: tf.gather(weight("w", 6, 3), tf.maximum(ids, 0)), ragged
+    )
     return squares(tf.reduce_mean(found, 1), y), {"lengths": ragged.row_lengths()}
 
 

@@ -168,3 +168,16 @@ WORDS = {"dtype": tf.string, "of": harness.among("a", "b", "c")}
 for dims in (("B",), ("B", 2), (2, "B")):
     case("LookupTableFindV2", from_table, tensor(*dims, **WORDS))
 case("IdentityN", listed("IdentityN", "input"), indices("B"), indices(3))
+
+# Rows that are picked.
+
+for dims in (("B",), ("B", 3), (2, "B"), ("2B", 2)):
+    case("Where", lambda x: tf.where(x > 0.0), tensor(*dims))
+    case("Where", lambda x: tf.gather_nd(x, tf.where(x > 0.0)) * 2.0, tensor(*dims))
+    case("Where", lambda x: tf.reduce_sum(tf.boolean_mask(x, x > 0.0)), tensor(*dims))
+case("Where", lambda x: tf.boolean_mask(x, x[:, 0] > 0.0), tensor("B", 3))
+case("Where", lambda x: tf.where(x > 0.0), tensor(2, 3))
+for dims in (("B",), ("2B",), (4,)):
+    case("Unique", lambda x: list(tf.unique(x)), indices(*dims))
+    case("Unique", lambda x: tf.unique(x).idx + tf.unique(x).y[0], indices(*dims))
+    case("UniqueV2", raw("UniqueV2", axis=[0]), indices(*dims))

@@ -8,7 +8,7 @@ from replicate.compat.tensorflow import tf, tf1
 from tests.splitting.rules import harness
 from tests.splitting.rules.harness import raw, size, tensor
 
-FAMILY = harness.Family("loops and lists")
+FAMILY = harness.Family("loops and lists", most=3)
 
 F64 = tf.float64
 
@@ -79,7 +79,7 @@ for dims, other in ((("B", 3), (3,)), ((2, "B"), (2, 1)), (("2B", 3), (1, 3))):
     case(LOOP, repeated, tensor(*dims), tensor(*other))
     case("Enter StackPushV2 StackPopV2", accumulated, tensor(*dims), tensor(*other))
     case(
-        "Enter TensorArrayV3 TensorArrayWriteV3 TensorArrayGatherV3 TensorArraySizeV3",
+        "Enter TensorArrayV3 TensorArrayWriteV3 TensorArrayGatherV3",
         written,
         tensor(*dims),
         tensor(*other),
@@ -200,7 +200,27 @@ def cut(x):
     return tf.raw_ops.TensorArrayReadV3(handle=array.handle, index=1, flow_in=flow, dtype=F64)
 
 
+def counted(handle, flow):
+    return tf.raw_ops.TensorArraySizeV3(handle=handle, flow_in=flow)
+
+
+def graded(handle, flow):
+    made = tf.raw_ops.TensorArrayGradWithShape(
+        handle=handle, flow_in=flow, shape_to_prepend=np.zeros([0], np.int32), source="g"
+    )
+    flow = made.flow_out
+    for n in range(2):
+        value = tf.raw_ops.TensorArrayReadV3(handle=handle, index=n, flow_in=flow, dtype=F64)
+        flow = tf.raw_ops.TensorArrayWriteV3(
+            handle=made.grad_handle, index=n, value=2.0 * value, flow_in=flow
+        )
+    return tf.raw_ops.TensorArrayReadV3(handle=made.grad_handle, index=1, flow_in=flow, dtype=F64)
+
+
 for dims in ((2, "B"), ("B", 3), (2, 3)):
+    once("TensorArraySizeV3", arrays(counted, clear_after_read=False), tensor(*dims), tensor(*dims))
+    kept = arrays(graded, clear_after_read=False)
+    once("TensorArrayGradWithShape", kept, tensor(*dims), tensor(*dims))
     once("TensorArrayConcatV3", arrays(joined), tensor(*dims), tensor(*dims))
 once("TensorArraySplitV3", cut, tensor(2, "B"))
 once("TensorArraySplitV3", cut, tensor(2, 3))

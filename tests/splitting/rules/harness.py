@@ -257,10 +257,14 @@ class Family:
     Args:
         name: Its name.
         random_numbers: See `splitter.split_graph`.
+        most: How many combinations of states are tried of each case, at most.
     """
 
-    def __init__(self, name: str, random_numbers: str = "one_device"):
+    def __init__(
+        self, name: str, random_numbers: str = "one_device", most: int = MOST_COMBINATIONS
+    ):
         self.name = name
+        self.most = most
         self.random_numbers = random_numbers
         self.cases = []
 
@@ -576,15 +580,15 @@ def entries_of(family: Family, setting: Setting, kinds=None) -> list[tuple[Case,
         (case, states)
         for case in family.cases
         if (kinds is None or case.kind in kinds) and (not case.worlds or world in case.worlds)
-        for states in some(case.combinations(), setting)
+        for states in some(case.combinations(), min(setting.most, family.most), str(setting))
     ]
 
 
-def some(combinations: list, setting: Setting) -> list:
-    """Returns those combinations of states that a setting tries."""
-    if len(combinations) <= setting.most or "RULES_FULL" in os.environ:
+def some(combinations: list, most: int, seed: str) -> list:
+    """Returns so many combinations of states, the same ones each time."""
+    if len(combinations) <= most or "RULES_FULL" in os.environ:
         return combinations
-    return random.Random(str(setting)).sample(combinations, setting.most)
+    return random.Random(seed).sample(combinations, most)
 
 
 def told(entry) -> str:
