@@ -83,8 +83,9 @@ class Config(checks.Section):
     clip_global_norm: checks.number(above=0) | None = Field(
         None, description="Clips reduced gradients to this norm; null: no clipping."
     )
-    update_ops: Literal["first", "mean", "all"] = Field(
-        "first", description="Whose UPDATE_OPS run: first, mean, all."
+    update_ops: Literal["first", "mean", "all"] | None = Field(
+        None,
+        description="Whose UPDATE_OPS run where there are towers: first, mean, all; null: first.",
     )
     tower_building: Literal["auto", "call", "clone", "split"] = Field(
         "auto",

@@ -4,18 +4,24 @@ The training graph is built as a training builds it, over a batch of the config'
 measured. Nothing runs, and no checkpoint is looked at.
 """
 
+import functools
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from replicate import estimator, model_fn
 from replicate.app import config, estimators, joins, scaling, section_inputs, traffic
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import ancestry
+from replicate.splitting import report, runs
 from replicate.strategy import distributed_variable
 from replicate.verification import subjects
 
 __all__ = ["Description", "Device", "Variable", "describe", "short"]
 
 _KINDS = ("weight", "slot", "other", "local")
+_TOWER = re.compile(r"tower_(\d+)/")  # begins the names of a tower's operations
 
 
 class Variable(NamedTuple):
@@ -48,6 +54,7 @@ class Device(NamedTuple):
         variables: How many variables have a copy there.
         bytes: Of these copies, as far as they are known.
         operations: How many operations of a training step run there.
+        split: How many of a step are the tower's part of a graph that is split by rows.
     """
 
     name: str
@@ -55,6 +62,7 @@ class Device(NamedTuple):
     variables: int
     bytes: int
     operations: int
+    split: int = 0
 
 
 class Description(NamedTuple):
@@ -68,6 +76,8 @@ class Description(NamedTuple):
         devices: The towers', in their order, then all others that have something to do.
         transfers: What travels between them in a step.
         cluster: What travels between workers, of whom this is one; None: it is alone.
+        split: What is split by rows of one device's graph, and what is whole; None: towers are
+            calls of the model.
     """
 
     name: str
@@ -77,6 +87,7 @@ class Description(NamedTuple):
     devices: tuple[Device, ...]
     transfers: tuple[traffic.Transfer, ...]
     cluster: scaling.Cluster | None = None
+    split: report.Report | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold."""
@@ -84,6 +95,9 @@ class Description(NamedTuple):
         for field in ("variables", "devices", "transfers"):
             told[field] = [one._asdict() for one in told[field]]
         told["cluster"] = None if self.cluster is None else self.cluster.as_dict()
+        if self.split is not None:
+            whole = [one._asdict() for one in self.split.whole]
+            told["split"] = {**self.split._asdict(), "whole": whole}
         return told
 
 
@@ -104,6 +118,7 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         RunError: If a function or a file is bad or missing.
     """
     described = estimators.describe(settings, scaling.task(wanted))
+    batch_size = settings.train.input.batch_size
     strategy = described.options.get("strategy")
     if strategy is None or isinstance(strategy, str):
         workers = subjects.worker_devices(described.devices, strategy)
@@ -117,9 +132,18 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
     with tf.Graph().as_default() as graph:
         tf1.set_random_seed(settings.seed)
         tf1.train.create_global_step()
-        spec = _built(described, make)
+        with report.heard() as heard:
+            spec = _built(described, make)
         variables = tuple(sorted(_variables(), key=lambda one: (_KINDS.index(one.kind), one.name)))
         step = [spec.train_op, spec.loss]
+        executed = ancestry.executed_by(step)
+        split, shape_of = None, _unknown
+        if heard:
+            split = report.of_step(heard[0], executed, len(workers), batch_size)
+            counts = runs.static_counts(source.batch_size, len(workers))
+            shape_of = functools.partial(
+                report.part_shape, heard[0], [max(one, 1) for one in counts]
+            )
         cluster = None
         if wanted is not None:
             cluster = scaling.measured(step, wanted, len(workers), source.batch_size)
@@ -128,10 +152,15 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         _name(settings.strategy, len(workers), wanted),
         source.batch_size,
         variables,
-        tuple(_devices(step, variables, workers)),
-        tuple(traffic.transfers(step, joins.row_counts(graph, source.batch_size))),
+        tuple(_devices(step, variables, workers, split is not None)),
+        tuple(traffic.transfers(step, joins.row_counts(graph, source.batch_size), shape_of)),
         cluster,
+        split,
     )
+
+
+def _unknown(tensor: tf.Tensor) -> None:
+    """Knows no shape."""
 
 
 def _name(strategy: str | None, num_towers: int, wanted: scaling.Wanted | None) -> str:
@@ -196,12 +225,15 @@ def _measured(variable: tf.Variable, kind: str) -> Variable:
 
 
 def _devices(
-    step: Sequence[Any], variables: Sequence[Variable], workers: Sequence[str]
+    step: Sequence[Any], variables: Sequence[Variable], workers: Sequence[str], is_split: bool
 ) -> Iterator[Device]:
     """Yields the towers' devices, then all others that hold or do something."""
     operations = traffic.operations_by_device(step)
+    named = (_TOWER.match(op.name) for op in ancestry.executed_by(step) if is_split)
+    parts = Counter(match[1] for match in named if match)
     held = {name for variable in variables for name in variable.devices}
     for name in (*workers, *sorted({*operations, *held} - set(workers))):
         own = [variable.bytes or 0 for variable in variables if name in variable.devices]
         tower = workers.index(name) if name in workers else None
-        yield Device(name, tower, len(own), sum(own), operations[name])
+        split = parts[str(tower)]
+        yield Device(name, tower, len(own), sum(own), operations[name], split)

@@ -160,7 +160,8 @@ def _foot(device: description.Device) -> Iterator[str]:
     yield description.short(device.name)
     yield f"tower {device.tower}" if device.tower is not None else "no tower"
     yield f"{_counted(device.variables, 'variable')}, {pictures.in_bytes(device.bytes)}"
-    yield _counted(device.operations, "operation")
+    of_rows = f", {device.split:,} of its rows" if device.split else ""
+    yield f"{_counted(device.operations, 'operation')}{of_rows}"
 
 
 def _draw_transfers(axes, found: description.Description) -> None:

@@ -11,6 +11,7 @@ from rich import text as rich_text
 
 from replicate import verification
 from replicate.app import description, json_output, predictions, scaling
+from replicate.splitting import report as splitting
 
 __all__ = [
     "print_all_metrics",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 _MAX_LISTED = 4  # devices
+_MAX_WHOLE = 10  # operations that are whole
 _WIDE = 1000  # columns, where no terminal says how many there are
 
 
@@ -62,7 +64,7 @@ def print_verification(found: verification.Verification) -> None:
 
 
 def print_description(found: description.Description) -> None:
-    """Prints a training's variables, devices, and what travels, as three tables."""
+    """Prints a training's variables, devices, what is split and what travels, as tables."""
     towers = sum(device.tower is not None for device in found.devices)
     of_towers = f"{towers} tower{'s' if towers > 1 else ''} ({found.strategy})"
     print(f"{found.name}: {of_towers}, batches of {found.batch_size} rows")
@@ -76,16 +78,20 @@ def print_description(found: description.Description) -> None:
     )
     _print_table(
         {"device": False, "tower": True, "variables": True, "bytes": True}
-        | {"operations of a step": True},
+        | {"operations of a step": True}
+        | ({} if found.split is None else {"of its rows": True}),
         (
             (
                 description.short(one.name),
                 "" if one.tower is None else str(one.tower),
                 *map(_count, (one.variables, one.bytes, one.operations)),
+                *(() if found.split is None else (_count(one.split),)),
             )
             for one in found.devices
         ),
     )
+    if found.split is not None:
+        _print_split(found.split)
     if found.transfers:
         print("moved between devices in a step:")
         _print_table(
@@ -101,6 +107,21 @@ def print_description(found: description.Description) -> None:
         )
     if found.cluster is not None:
         _print_cluster(found.cluster)
+
+
+def _print_split(found: splitting.Report) -> None:
+    """Prints how many operations are split by rows, and which ones with rows run once, and why."""
+    count, whole = len(found.whole), found.whole[:_MAX_WHOLE]
+    largest = ", the largest:" if count > len(whole) else ":" if whole else ""
+    print(
+        f"one device's graph, split by rows: {found.split:,} operations on each of "
+        f"{found.devices} devices; {count:,} with rows run once{largest}"
+    )
+    if whole:
+        _print_table(
+            {"operation": False, "kind": False, "bytes": True, "runs once because": False},
+            ((one.name, one.type, _count(one.bytes), one.reason) for one in whole),
+        )
 
 
 def _print_cluster(found: scaling.Cluster) -> None:

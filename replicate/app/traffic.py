@@ -6,7 +6,7 @@ operation that calls them; what TensorFlow itself improves of a graph comes afte
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicate import devices
@@ -17,6 +17,11 @@ __all__ = ["Places", "Sizes", "Transfer", "operations_by_device", "size_of", "tr
 
 _CPU = "/device:CPU:0"
 _HOLDER = "OptionalFromValue"  # several tensors that travel as one
+_HELD = "OptionalGetValue"  # the same, where they arrive
+_AS_LARGE = {"Identity": 0, "Reshape": 0, "SelectV2": 1}  # as which of their inputs
+_JOINED = "ConcatV2"  # what is of one kind, end to end
+
+Shaper = Callable[[tf.Tensor], tf.TensorShape | None]
 
 
 class Transfer(NamedTuple):
@@ -66,15 +71,18 @@ def operations_by_device(step: Sequence[Any]) -> Counter[str]:
     return Counter(places.of(op) for op in ancestry.executed_by(step))
 
 
-def transfers(step: Sequence[Any], row_counts: Mapping[str, int]) -> list[Transfer]:
+def transfers(
+    step: Sequence[Any], row_counts: Mapping[str, int], shape_of: Shaper = lambda tensor: None
+) -> list[Transfer]:
     """Returns what travels between devices when `step` is run, by source and target.
 
     Args:
         step: Operations and tensors of one graph.
         row_counts: For the operations that make the batch, by name, how many rows they make.
+        shape_of: Knows shapes that TensorFlow does not infer; None: nor does it.
     """
     crossing = sorted(_crossing(step), key=lambda one: (one[0].name, one[1]))
-    sizes = Sizes(row_counts)
+    sizes = Sizes(row_counts, shape_of)
     found: dict[tuple[str, str], list[int | None]] = defaultdict(list)
     places = Places()
     for tensor, target in crossing:
@@ -140,10 +148,12 @@ class Sizes:
 
     Args:
         row_counts: For the operations that make the batch, by name, how many rows they make.
+        shape_of: Knows shapes that TensorFlow does not infer; None: nor does it.
     """
 
-    def __init__(self, row_counts: Mapping[str, int]):
+    def __init__(self, row_counts: Mapping[str, int], shape_of: Shaper = lambda tensor: None):
         self._row_counts = row_counts
+        self._shape_of = shape_of
         self._copy: tf.Graph | None = None
 
     def of(self, tensor: tf.Tensor) -> int | None:
@@ -154,8 +164,27 @@ class Sizes:
         size = size_of(tensor.shape, tensor.dtype)
         if size is not None or tensor.dtype in (tf.string, tf.variant):
             return size
-        shape = self.shape_of(tensor)
-        return None if shape is None else size_of(shape, tensor.dtype)
+        for shape in (self.shape_of(tensor), self._shape_of(tensor)):
+            size = None if shape is None else size_of(shape, tensor.dtype)
+            if size is not None:
+                return size
+        return self._by_inputs(tensor)
+
+    def _by_inputs(self, tensor: tf.Tensor) -> int | None:
+        """Returns a tensor's bytes where those of what it is made from tell."""
+        op = tensor.op
+        parts: list[tf.Tensor] = []
+        if op.type in _AS_LARGE:
+            parts = [op.inputs[_AS_LARGE[op.type]]]
+        elif op.type == _JOINED:
+            parts = list(op.inputs[:-1])
+        elif op.type == _HELD:
+            holder = op.inputs[0].op
+            while holder.type == "Identity":
+                holder = holder.inputs[0].op
+            parts = [holder.inputs[tensor.value_index]] if holder.type == _HOLDER else []
+        found = [self.of(part) for part in parts]
+        return None if not found or None in found else sum(found)
 
     def shape_of(self, tensor: tf.Tensor) -> tf.TensorShape | None:
         """Returns a tensor's shape, as far as it can be known; None: it is told two of them."""

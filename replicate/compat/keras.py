@@ -3,9 +3,9 @@
 A Keras loss that averages over its rows refuses to do so in a replica, because an average
 of averages is not the whole batch's. A `Reducer` may know better; while it is in charge,
 losses ask it first. What `model_to_estimator` returns cuts the numbers off its outputs' names
-where there is a strategy; to a tower of one batch there is none. Layers without a seed draw one when
-they are made, from a generator outside of the graph. What stood there before is put back, also
-after an exception.
+where there is a strategy; to a tower of one batch there is none. Layers that are given no seed
+draw one from a generator outside of the graph. What stood there before is put back, also after an
+exception.
 """
 
 import contextlib

@@ -99,6 +99,11 @@ random_seed = Door(
     {"_graph_to_seed_dict": "tells seeds that a graph has counted from those that a model fixed"},
 )
 
+stateful_random_ops = Door(
+    "tensorflow.python.ops.stateful_random_ops",
+    {"get_replica_id": "a generator draws what one device draws; see compat/generators"},
+)
+
 op_def_registry = Door(
     "tensorflow.python.framework.op_def_registry",
     {"get": "whether operations of a type hold a state"},

@@ -171,6 +171,8 @@ class Analysis:
         """Lets an operation run once; what it makes with rows counts as rows at hand."""
         for tensor in op.inputs:
             self.assumptions.wanted_whole(tensor, self.state(tensor), reason)
+            if isinstance(self.state(tensor), Rows):
+                self.why[op] = reason
         for tensor in op.outputs:
             axis = self._axis_with_rows(tensor)
             if axis is not None:

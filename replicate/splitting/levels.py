@@ -211,9 +211,6 @@ def _hoisted(op: tf.Operation, conditions: Sequence[tuple[tf.Tensor, bool]]) -> 
     """Lets a value leave its branches and come back; returns what passes it on outside."""
     value = op.inputs[0]
     shape = value.shape
-    # NOTE: what is made of sizes alone may be there though its branch is not taken.
-    for predicate, side in reversed(conditions):
-        value = _side(value, predicate, side)
     for n, (predicate, side) in enumerate(conditions):
         nothing = tf.zeros(shape if shape.is_fully_defined() else [0] * shape.rank, value.dtype)
         for outer, outer_side in reversed(conditions[n + 1 :]):

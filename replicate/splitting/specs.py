@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import batches, mirrored_variables, splitter
+from replicate.splitting import batches, mirrored_variables, report, splitter
 from replicate.strategy import base
 
 _log = logging.getLogger("replicate")
@@ -85,11 +85,9 @@ def _groups(spec: Any, is_alone: bool) -> Iterator[list]:
     exported = [vars(output) for output in (spec.export_outputs or {}).values()]
     scaffold = spec.scaffold
     runs = [
-        spec.loss,
-        spec.train_op,
+        [spec.loss, spec.train_op, [update for _, update in metrics]],
         [spec.predictions, exported] if is_alone else [],
         [value for value, _ in metrics],
-        [update for _, update in metrics],
         [tf1.get_collection(tf1.GraphKeys.SUMMARIES), getattr(scaffold, "_summary_op", None)],
     ]
     for run in runs:
@@ -129,11 +127,6 @@ def _replaced(spec: Any, moved: dict) -> Any:
 
 def _tell(result: splitter.Result, strategy: base.DistributionStrategy) -> None:
     """Says what is split, and what is whole and why."""
-    whole = [(op.type, result.why(op)) for op in result.whole if result.why(op)]
-    _log.info(
-        "The model's graph is split over %d devices: each runs %d operations on its rows; %d with "
-        "rows run once.",
-        strategy.num_towers,
-        len(result.split),
-        len(whole),
-    )
+    report.tell(result)
+    if _log.isEnabledFor(logging.INFO):
+        _log.info("%s", report.of(result, strategy.num_towers))

@@ -75,6 +75,14 @@ class Result:
         """Returns why an operation is whole; empty where nothing speaks against it."""
         return self._analysis.why.get(op, "")
 
+    def shape(self, tensor: tf.Tensor) -> Any:
+        """Returns the extents of a tensor as a sequence; None: its rank is not known."""
+        return self._analysis.facts.shape(tensor)
+
+    def state(self, tensor: tf.Tensor) -> states.State:
+        """Returns what devices hold of a tensor."""
+        return self._analysis.state(tensor)
+
     @property
     def split(self) -> set[tf.Operation]:
         """The operations of which each device runs a copy."""

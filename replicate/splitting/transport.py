@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from replicate.compat.tensorflow import tf
+from replicate.splitting import effects
 from replicate.splitting.nodes import Reference
 
 SMALL_BYTES = 1 << 14  # sums up to this many bytes each are made end to end
@@ -112,6 +113,7 @@ class Transport:
         self._stages = self._find_stages(found)
         self._wanted_by = self._find_wanted()
         self._dead = self._find_dead(found)
+        self._effects = self._find_effects(found)
 
     def _inputs_of(self, op: tf.Operation, changed: dict, controls: dict) -> Iterator[Any]:
         for n, tensor in enumerate(op.inputs):
@@ -173,6 +175,22 @@ class Transport:
                     wanted[each] |= bit
                     waiting.extend(self._before.get(each, ()))
         return wanted
+
+    def _find_effects(self, found: Iterable[Any]) -> dict:
+        """Returns for each operation, as bits, behind which effects it comes.
+
+        NOTE: who fetches a value that comes behind none is to cause none.
+        """
+        behind: dict = collections.defaultdict(int)
+        ops = [each for each in found if isinstance(each, tf.Operation)]
+        for n, op in enumerate(op for op in ops if effects.has_effect(op)):
+            waiting, bit = list(self._users.get(op, ())), 1 << n
+            while waiting:
+                each = waiting.pop()
+                if not behind[each] & bit:
+                    behind[each] |= bit
+                    waiting.extend(self._users.get(each, ()))
+        return behind
 
     @staticmethod
     def _root(each: Any) -> Any:
@@ -247,9 +265,9 @@ class Transport:
             if name not in self._nodes.by_name or name in self._dead or size is None:
                 continue
             if size * tensor.dtype.size <= SMALL_BYTES:
-                key = (tensor.dtype, self._stages[name], self._wanted_by[name], self._device(name))
-                groups[key].append(name)
-        for (dtype, _, _, device), names in groups.items():
+                when = (self._stages[name], self._wanted_by[name], self._effects.get(name, 0))
+                groups[tensor.dtype, self._device(name), when].append(name)
+        for (dtype, device, _), names in groups.items():
             if len(names) >= _FEWEST:
                 self._sum_together(names, dtype, device)
 
@@ -358,7 +376,7 @@ class Transport:
         dtype = self.dtype(written)
         if dtype in _UNSENT or dtype._is_ref_dtype:
             return
-        key = (source, target, self._stages[maker], wanted)
+        key = (source, target, self._stages[maker], wanted, self._effects.get(maker, 0))
         found[key][written].append(use)
 
     def _send_together(self, source: str, target: str, uses: dict) -> None:

@@ -242,6 +242,11 @@ class Joins(joins.Joins):
     ) -> str:
         found = self._cluster.conditions.of(tensor)
         conditions = [(self._writer.whole(predicate), side) for predicate, side in found]
+        # NOTE: what is made of sizes alone is there though its branch is not taken. What comes
+        # back is not, and must not travel with what is.
+        for predicate, side in reversed(conditions):
+            gate = self._nodes.add("Switch", [value, predicate], self._home, T=dtype)
+            value = f"{gate}:1" if side else gate
         name = self._nodes.add("Identity", [value], self._home, T=dtype)
         shape = tensor.shape if shape is None else shape
         self.crossings[name] = levels.Crossing(name, how, axis, *rows, shape, conditions)

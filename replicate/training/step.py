@@ -52,6 +52,10 @@ class GradientStep:
             f"clip_global_norm={self._clip_global_norm}",
         ]
 
+    def alone(self) -> "OneDeviceStep":
+        """Returns this step for a single tower, which has the whole batch."""
+        return OneDeviceStep(self._accumulate_steps, self._clip_global_norm)
+
     def of(self, joining: Any) -> "GradientStep":
         """Returns this step for the towers of one batch.
 
@@ -177,6 +181,35 @@ class GradientStep:
         return self._joining.is_sum([values.select_tower(0, gradient) for gradient, _ in pairs])
 
 
+class OneDeviceStep(GradientStep):
+    """The step of a single tower, which has the whole batch.
+
+    Where nothing is to be done with gradients, an optimizer makes the operations that it makes
+    on one device, no other, and by the same names.
+    """
+
+    def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
+        """See base class."""
+        function = conversion.innermost(merge_fn)
+        if self.is_silent or self._changes_gradients:
+            return super().wrap(merge_fn, args)
+        if getattr(function, "__func__", None) is tf1.train.Optimizer._distributed_apply:
+            return functools.partial(_apply_here, function.__self__), args
+        if getattr(function, "__name__", "") == _KERAS_SUM:
+            return _as_given, args
+        return super().wrap(merge_fn, args)
+
+    def apply_gradients(self, optimizer: Any, pairs: Sequence, *args, **kwargs) -> Any:
+        """See base class."""
+        if self._changes_gradients:
+            return super().apply_gradients(optimizer, pairs, *args, **kwargs)
+        return optimizer.apply_gradients(pairs, *args, **kwargs)
+
+    @property
+    def _changes_gradients(self) -> bool:
+        return self.is_accumulated or self._clip_global_norm is not None
+
+
 def _column(gradient: Any) -> Sequence:
     """Returns what each tower brings."""
     return gradient.values if isinstance(gradient, values.PerDevice) else [gradient]
@@ -197,6 +230,13 @@ def _as_given(strategy, pairs, *args, **kwargs) -> list:
     """Stands for the sum of gradients for an optimizer that is left out."""
     del strategy, args, kwargs
     return [gradient for gradient, _ in pairs]
+
+
+def _apply_here(optimizer: Any, strategy: Any, pairs: Sequence, step: Any, name: Any) -> Any:
+    """Applies gradients as where there is no strategy."""
+    del strategy
+    apply = functools.partial(tf1.train.Optimizer.apply_gradients, optimizer)
+    return apply(pairs, step, name, skip_gradients_aggregation=True)
 
 
 def _apply_once(optimizer: Any, whole: Any, pairs: Sequence, global_step: Any, name: Any) -> Any:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicate.compat import keras
+from replicate.compat import generators, keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, isolation
 from replicate.strategy import base, context
@@ -30,7 +30,7 @@ def build(
         factory: Makes the optimizer in mode TRAIN; None: the model_fn uses its own.
         step: What is done with gradients before the update.
     """
-    step = step.of(None)
+    step = step.alone()
     step.is_silent = factory is not None
     share = context.Share((1.0,), (True,), _Alone(step))
 
@@ -39,6 +39,7 @@ def build(
         spec = call(features, labels)
         if factory is None:
             return spec
+        step.is_silent = False
         updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
         updates = [op for op in updates if not any(op is other for other in before)]
         return _with_step(spec, optimizers.minimize(factory.get(), spec.loss), updates)
@@ -48,6 +49,7 @@ def build(
         context.entered(context.current()._replace(share=share)),
         reductions,
         keras.output_names(towers.is_of_one_batch),
+        generators.drawing_as_one_device(_is_alone),
     ):
         return strategy.run_towers(lambda: tower_fn)[0]
 
@@ -80,6 +82,12 @@ def _is_used(variable: Any, replaced: set, running: set) -> bool:
     """Whether the model_fn's own step alone uses a variable."""
     users = set(variable.handle.consumers())
     return bool(users & replaced) and not users & running
+
+
+def _is_alone() -> bool:
+    """Whether the running code is one device's graph that is built for a strategy."""
+    mode = context.current()
+    return mode is not None and mode.share is not None and isinstance(mode.share.joiner, _Alone)
 
 
 class _Alone:

@@ -88,9 +88,7 @@ class Comparison:
             noisy = [(run[i], orders[i]) for run, orders in others]
             self.measures += _measures(outcome, found[i], noisy, is_random[i], self._mode, place)
 
-    def _others(
-        self, one: tracing.Trace, one_round: batches.Round, draws: bool
-    ) -> Iterator[tuple]:
+    def _others(self, one: tracing.Trace, one_round: batches.Round, draws: bool) -> Iterator[tuple]:
         """Runs one device so that noise alone makes other values; yields them with the orders.
 
         The rows are in other orders. Where towers are compared in what depends on their order,

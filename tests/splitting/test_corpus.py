@@ -47,7 +47,7 @@ def told(setting):
 
 
 @pytest.mark.filterwarnings("ignore")  # the models' own, of TensorFlow's older functions
-@pytest.mark.parametrize("setting", settings(), ids=told)
+@pytest.mark.parametrize("setting", list(settings()), ids=told)
 def test_a_split_model_is_one_devices(setting):
     found = running.faults(setting)
     assert not found, "\n".join(["", *found[:20]])

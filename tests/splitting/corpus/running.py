@@ -94,6 +94,8 @@ class Built:
     def _split(self):
         from replicate.splitting import splitter
 
+        if not self.features and not self.labels:  # a loss of nothing but weights
+            _ = self.features[next(iter(self.features.arrays))]
         given = [*self.features.values(), *self.labels.values()]
         keep = [*self.values.values(), *self.steps]
         self.result = splitter.split_graph(

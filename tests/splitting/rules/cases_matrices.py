@@ -121,13 +121,3 @@ for rank in (1, 2, 3):
         back = raw(f"IR{name}", fft_length=few, Treal=F64)
         case(f"IR{name}", back, tensor(*batch, *half), dtypes=(tf.complex128,))
 case("FFT", raw("FFT"), tensor(2, "B"), dtypes=(tf.complex128,))
-lengths, axes = np.array([4], np.int32), np.array([1], np.int32)
-for kind, options, dtype in (
-    ("FFTND", {}, tf.complex128),
-    ("IFFTND", {}, tf.complex128),
-    ("RFFTND", {"Tcomplex": tf.complex128}, F64),
-    ("IRFFTND", {"Treal": F64}, tf.complex128),
-):
-    if hasattr(tf.raw_ops, kind):
-        along = raw(kind, fft_length=lengths, axes=axes, **options)
-        case(kind, along, tensor("B", 4 if kind != "IRFFTND" else 3), dtypes=(dtype,))

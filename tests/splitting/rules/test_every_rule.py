@@ -49,6 +49,8 @@ NOT_HERE = {
     "Conv3DBackpropFilter": "gone since version 10 of graphs",
     "Conv3DBackpropInput": "gone since version 10 of graphs",
     "EncodePng": "makes one text of each picture alone",
+    **{f"{kind}FFTND": "no kernel for a CPU" for kind in ("", "I", "R", "IR")},
+    "LoopCond": "each device computes the whole truth by itself",
     "LookupTableFind": "of tables with references",
     "MaxPoolGradGradWithArgmax": "no kernel for a CPU",
     "RandomPoisson": "gone since version 25 of graphs",

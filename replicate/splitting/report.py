@@ -1,0 +1,156 @@
+"""What became of a graph that was split, for people: what is split, and what is whole and why."""
+
+import contextlib
+import contextvars
+import math
+import re
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting import splitter, states
+
+_TOLD = 3  # of the largest that are whole, in one line
+_COPY = re.compile(r"tower_(\d+)/(.+)")  # the names of what copies make
+_ROWS = 64  # for which bytes are compared where nobody says how many there are
+_heard: contextvars.ContextVar[list | None] = contextvars.ContextVar("heard", default=None)
+
+
+class Whole(NamedTuple):
+    """An operation with rows that runs once.
+
+    Attributes:
+        name: In the graph.
+        type: Which kind of operation it is.
+        reason: Why it is whole.
+        bytes: Of what it reads and makes, as far as lengths are known.
+    """
+
+    name: str
+    type: str
+    reason: str
+    bytes: int
+
+
+class Report(NamedTuple):
+    """A graph that was split.
+
+    Attributes:
+        devices: K.
+        split: How many operations each device runs a copy of.
+        whole: The operations with rows that run once, the largest first.
+    """
+
+    devices: int
+    split: int
+    whole: tuple[Whole, ...]
+
+    def __str__(self) -> str:
+        runs = "runs" if len(self.whole) == 1 else "run"
+        text = (
+            f"The model's graph is split over {self.devices} devices: each runs {self.split} "
+            f"operations on its rows; {len(self.whole)} with rows {runs} once"
+        )
+        told = [f"{one.type} {one.name} ({one.reason})" for one in self.whole[:_TOLD]]
+        more = ", the largest: " if len(self.whole) > _TOLD else ": "
+        return f"{text}{more if told else ''}{'; '.join(told)}."
+
+
+def of(result: splitter.Result, num_devices: int) -> Report:
+    """Returns the report on all that runs of a graph that was split.
+
+    Args:
+        result: What became of it.
+        num_devices: K.
+    """
+    return Report(num_devices, len(result.split), _whole(result, result.whole, _ROWS))
+
+
+def of_step(
+    result: splitter.Result, executed: Container[tf.Operation], num_devices: int, rows: int
+) -> Report:
+    """Returns the report on what one step runs.
+
+    Args:
+        result: What became of the graph.
+        executed: The operations of the step.
+        num_devices: K.
+        rows: How many rows the batch has, for which bytes are told.
+    """
+    split = [op for op in result.made.values() if op in executed]
+    split = sum(op.name.startswith("tower_0/") for op in split)
+    whole = [op for op in result.whole if op in executed]
+    return Report(num_devices, split, _whole(result, whole, rows))
+
+
+def _whole(result: splitter.Result, ops: Iterable[tf.Operation], rows: int) -> tuple[Whole, ...]:
+    """Returns what of operations is whole though it has rows, the largest first."""
+    found = [
+        Whole(op.name, op.type, result.why(op), _bytes(result, op, rows))
+        for op in ops
+        if result.why(op)
+    ]
+    return tuple(sorted(found, key=lambda one: (-one.bytes, one.name)))
+
+
+def part_shape(
+    result: splitter.Result, rows: Sequence[int], tensor: tf.Tensor
+) -> tf.TensorShape | None:
+    """Returns the shape of what a copy makes; None: it is no copy, or a run alone can tell.
+
+    Args:
+        result: What became of the graph.
+        rows: How many rows each device has.
+        tensor: One of the graph.
+    """
+    copied = _COPY.match(tensor.name)
+    try:
+        whole = tensor.graph.get_tensor_by_name(copied[2]) if copied else None
+    except (KeyError, ValueError):  # a model's own name, or an operation of which nothing is left
+        return None
+    if whole is None or result.how(whole.op) == "whole":
+        return None
+    state, extents = result.state(whole), result.shape(whole)
+    if extents is None or int(copied[1]) >= len(rows):
+        return None
+    lengths: list[int | None] = [each.size for each in extents]
+    if isinstance(state, states.Rows):
+        multiple = extents[state.axis].multiple
+        is_known = multiple and not state.space.is_picked
+        lengths[state.axis] = multiple * rows[int(copied[1])] if is_known else None
+    return tf.TensorShape(lengths)
+
+
+def _bytes(result: splitter.Result, op: tf.Operation, rows: int) -> int:
+    tensors = {tensor.ref() for tensor in (*op.inputs, *op.outputs)}
+    return sum(_size(result, ref.deref(), rows) for ref in tensors)
+
+
+def _size(result: splitter.Result, tensor: tf.Tensor, rows: int) -> int:
+    """Returns a tensor's bytes; a length that is not known counts as one."""
+    extents = result.shape(tensor)
+    if extents is None or tensor.dtype in (tf.string, tf.variant, tf.resource):
+        return 0
+    lengths = [
+        (each.multiple or 1) * rows if each.has_rows() else 1 if each.size is None else each.size
+        for each in extents
+    ]
+    return math.prod(lengths) * tensor.dtype.base_dtype.size
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[list[splitter.Result]]:
+    """Gives a list of what becomes of the graphs that are split meanwhile."""
+    found: list[splitter.Result] = []
+    before = _heard.set(found)
+    try:
+        yield found
+    finally:
+        _heard.reset(before)
+
+
+def tell(result: splitter.Result) -> None:
+    """Tells who listens what became of a graph."""
+    found = _heard.get()
+    if found is not None:
+        found.append(result)
