@@ -14,9 +14,9 @@ from replicate.exporting import saver
 from replicate.graph import batches, copied_state, ends, whole
 from replicate.specs import evaluate, predict, summaries, train
 from replicate.splitting import batches as splitting_batches
-from replicate.splitting import specs
+from replicate.splitting import single_tower, specs
 from replicate.strategy import base, cloning, context, sharing, values, variables
-from replicate.strategy.policies import one_device, parameter_server, single_tower
+from replicate.strategy.policies import one_device, parameter_server
 from replicate.training import (
     beside_servers,
     joining,

@@ -54,7 +54,7 @@ class Device(NamedTuple):
         variables: How many variables have a copy there.
         bytes: Of these copies, as far as they are known.
         operations: How many operations of a training step run there.
-        split: How many of a step are the tower's part of a graph that is split by rows.
+        of_tower: How many of a step are the tower's part of a graph that is split by rows.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Device(NamedTuple):
     variables: int
     bytes: int
     operations: int
-    split: int = 0
+    of_tower: int = 0
 
 
 class Description(NamedTuple):
@@ -235,5 +235,5 @@ def _devices(
     for name in (*workers, *sorted({*operations, *held} - set(workers))):
         own = [variable.bytes or 0 for variable in variables if name in variable.devices]
         tower = workers.index(name) if name in workers else None
-        split = parts[str(tower)]
-        yield Device(name, tower, len(own), sum(own), operations[name], split)
+        of_tower = parts[str(tower)]
+        yield Device(name, tower, len(own), sum(own), operations[name], of_tower)

@@ -79,13 +79,13 @@ def print_description(found: description.Description) -> None:
     _print_table(
         {"device": False, "tower": True, "variables": True, "bytes": True}
         | {"operations of a step": True}
-        | ({} if found.split is None else {"of its rows": True}),
+        | ({} if found.split is None else {"of its tower": True}),
         (
             (
                 description.short(one.name),
                 "" if one.tower is None else str(one.tower),
                 *map(_count, (one.variables, one.bytes, one.operations)),
-                *(() if found.split is None else (_count(one.split),)),
+                *(() if found.split is None else (_count(one.of_tower),)),
             )
             for one in found.devices
         ),

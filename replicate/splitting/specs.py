@@ -30,6 +30,13 @@ def split(
         numbers: See `replicate_model_fn`'s `random_numbers`.
         mirrored: The variables of which each device gets a copy.
     """
+    if not batch.given and batch.cluster is None:
+        _log.info(
+            "The model's graph runs on one device, %s: only dense tensors whose rank is known, and "
+            "sparse ones, are split, and the batch has none.",
+            strategy.worker_devices[0],
+        )
+        return spec
     spec = _with_updates(spec)
     groups = [_Group(items) for items in _groups(spec, batch.cluster is None)]
     result = splitter.split_graph(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import analysis as analyses
 from replicate.splitting import (
+    checks,
     effects,
     inputs,
     leftovers,
@@ -164,6 +165,8 @@ def split_graph(
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
     transport.pack(written, fetch)
     made = nodes.write()
+    if checks.are_wanted():
+        checks.check_shapes(written, made)
     _apply(written.changes, made)
     effects.order(written, made)
     if cluster is None:

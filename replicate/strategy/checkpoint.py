@@ -47,12 +47,19 @@ def _initialize_if_needed(member):
     return tf1.cond(member.is_initialized(), lambda: tf.constant(True), start)
 
 
-def saveable(variable, name: str):
-    """Returns what a `tf.compat.v1.train.Saver` writes for a distributed variable."""
+def saveable(variable, name: str, part: Any = None):
+    """Returns what a `tf.compat.v1.train.Saver` writes for a distributed variable.
+
+    Args:
+        variable: The variable.
+        name: The name of its value in the checkpoint.
+        part: Which part of that value it is, a `SaveSliceInfo`; None: it is all of it.
+    """
     first = variable.members[0]
     # A graph has that tensor already, and each more costs all who start a session.
     saved = variable.read_across if tf.executing_eagerly() else variable._as_graph_element
-    spec = tfc.saveable_object.SaveSpec(saved, "", name, dtype=variable.dtype, device=first.device)
+    cut = "" if part is None else part.spec
+    spec = tfc.saveable_object.SaveSpec(saved, cut, name, dtype=variable.dtype, device=first.device)
 
     def restore_variable(restored_tensors, restored_shapes):
         del restored_shapes  # the variable knows its own
@@ -61,7 +68,9 @@ def saveable(variable, name: str):
             value = tf.ensure_shape(value, variable.shape)
         return restore(variable, value)
 
-    made = tfc.saveable_object.SaveableObject(saved, [spec], name)
+    # NOTE: a Saver keeps one of each name, and parts of one value are several.
+    own = name if part is None else variable._shared_name
+    made = tfc.saveable_object.SaveableObject(saved, [spec], own)
     made.restore = restore_variable
     return made
 
@@ -195,10 +204,13 @@ class Persistent:
 
     def _gather_saveables_for_checkpoint(self):
         # NOTE: a Saver of version 1 takes the name from here, one of objects gives its own.
-        name_of_all = self._shared_name if self._slice is None else self._slice.full_name
+        part = self._slice
+        is_cut = part is not None and list(part.var_shape) != list(part.full_shape)
 
-        def factory(name=name_of_all):
-            return saveable(self, name)
+        def factory(name=None):
+            if name is not None or part is None:
+                return saveable(self, name or self._shared_name)
+            return saveable(self, part.full_name, part if is_cut else None)
 
         return {tfc.trackable.VARIABLE_VALUE_KEY: factory}
 

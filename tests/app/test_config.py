@@ -169,7 +169,7 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("loss_reduction=average", "must be one of sum, mean"),
         ("strategy=miror", "strategy: must be one of"),
         ("strategy=multi", "strategy: must be one of parameter_server, round_robin"),
-        ("tower_building=copy", "tower_building: must be one of auto, call, clone, got 'copy'"),
+        ("tower_building=copy", "tower_building: must be one of auto, call, clone, split, got 'copy'"),
         ("devices=[/cpu:0, 'CPU:00']", "devices[1]: must be a device that is not listed yet"),
         ("devices=['GPU:1', '/job:localhost/task:0/gpu:1']", "not listed yet"),
         ("devices=[/device:XLA_GPU:0]", "devices[0]: must be a device such as /gpu:0"),

@@ -1,0 +1,55 @@
+"""With REPLICATE_DEBUG=1: shapes of copies are held against the whole ones, while a graph is built.
+
+A wrong rule may show so before anything runs: but for its rows a copy's shape is the whole one.
+"""
+
+import os
+from typing import Any
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting import runs
+from replicate.splitting.states import Local, Partial, Rows
+
+
+def are_wanted() -> bool:
+    """Whether shapes are to be checked."""
+    return os.environ.get("REPLICATE_DEBUG") == "1"
+
+
+def check_shapes(written: Any, made: dict[str, tf.Operation]) -> None:
+    """Holds the shapes of copies against those of the operations that they are copies of.
+
+    Args:
+        written: The writer.
+        made: The new operations by their names.
+
+    Raises:
+        ValueError: If one does not fit; names the operation, the device and both shapes.
+    """
+    for op in written.run_split:
+        for k in range(len(written.devices)):
+            copy = made.get(written.copy_name(op, k))
+            for n, tensor in enumerate(op.outputs if copy is not None else ()):
+                wanted = _wanted(written.analysis, tensor, k, len(written.devices))
+                if not copy.outputs[n].shape.is_compatible_with(wanted):
+                    raise ValueError(
+                        "A device's part of a value has the whole one's shape, but for its rows: "
+                        f"{tensor.name}, {written.analysis.state(tensor)}, would be of shape "
+                        f"{wanted} on device {k}, and is of {copy.outputs[n].shape}. The rule of "
+                        f"{op.type} is wrong: it gives {written.analysis.how.get(op)}."
+                    )
+
+
+def _wanted(analysis: Any, tensor: tf.Tensor, k: int, num_devices: int) -> tf.TensorShape:
+    """Returns the shape that device k's part has, as far as that is known."""
+    state, shape = analysis.state(tensor), tensor.shape
+    if isinstance(state, Local) or shape.rank is None or not isinstance(state, (Rows, Partial)):
+        return tf.TensorShape(None)
+    lengths = shape.as_list()
+    if isinstance(state, Rows):
+        total, length = analysis.facts.static_rows, lengths[state.axis]
+        lengths[state.axis] = None
+        if total and length is not None and not state.space.is_picked:
+            own = max(runs.static_counts(total, num_devices)[k], 1)
+            lengths[state.axis] = length // total * own
+    return tf.TensorShape(lengths)
