@@ -400,3 +400,86 @@ def test_an_input_without_batches_is_refused():
 
     with pytest.raises(errors.BatchError, match="came to its end before the first one"):
         verify(line, input_fn)
+
+
+def split(model_fn, **options):
+    return verify(model_fn, tower_building="split", loss_reduction=None, **options)
+
+
+def regression(disturb):
+    """Returns a model_fn that disturbs its features in training."""
+
+    def model_fn(features, labels, mode):
+        x = disturb(features["x"]) if mode == "train" else features["x"]
+        y = tf1.layers.dense(x, 1)
+        return spec(mode, {"y": y}, None if labels is None else squared(labels, y), labels)
+
+    return model_fn
+
+
+def drop_as_keras_does(x):
+    return tf.keras.layers.Dropout(0.5)(x, training=True)
+
+
+def add_noise_of_python(x):
+    def noise(x):
+        return np.random.normal(size=x.shape).astype(np.float32)
+
+    return x + tf.ensure_shape(tf.numpy_function(noise, [x], tf.float32), x.shape)
+
+
+@pytest.mark.parametrize(
+    "disturb",
+    [
+        lambda x: tf.nn.dropout(x, rate=0.5),
+        drop_with_a_graphs_seed,
+        drop_as_keras_does,
+        add_stateless_noise,
+        add_noise_of_a_generator,
+        add_noise_of_python,
+        tf.random.shuffle,
+    ],
+)
+def test_random_numbers_of_a_split_graph_are_compared(disturb):
+    found = split(regression(disturb), random_numbers="per_device")
+    assert found.holds
+    assert set(verdicts(found).values()) == {"equal"}
+    assert "the towers draw those of one device" in str(found)
+
+
+def test_a_split_graph_needs_no_explanations():
+    def model_fn(features, labels, mode):
+        x = tf1.layers.dense(features["x"], 2)
+        x = tf1.layers.batch_normalization(x, training=mode == "train", name="norm")
+        x = tf.matmul(tf.nn.softmax(tf.matmul(x, x, transpose_b=True)), x)
+        y = tf1.layers.dense(x, 1)
+        return spec(mode, {"y": y}, None if labels is None else squared(labels, y), labels)
+
+    for strategy in ("parameter_server", "mirrored"):
+        found = split(model_fn, strategy=strategy)
+        assert found.holds
+        assert set(verdicts(found).values()) == {"equal"}
+        assert found.notes == ()
+
+
+def test_what_depends_on_the_order_of_rows_is_compared_where_a_graph_is_split():
+    found = split(regression(lambda x: tf.roll(x, 1, 0)))
+    assert found.holds
+    loss = row_of(found, "loss")
+    assert (loss.verdict, loss.noise < 1e-4) == ("equal", True)
+    # Of two batches of 7 rows and one of 5, 2 and 1: that of one row has no other order.
+    assert re.fullmatch("another order of the rows changes [34] of 10 values", loss.detail)
+
+
+def test_a_fault_of_a_split_graph_is_found():
+    builds = iter(range(1, 100))
+
+    def model_fn(features, labels, mode):
+        made = line(features, labels, mode)
+        return made if labels is None else made._replace(loss=made.loss * next(builds))
+
+    found = split(model_fn)
+    assert not found.holds
+    loss = row_of(found, "loss")
+    assert loss.verdict == "differs"
+    assert "a fault of this package, or depends on what is outside of the graph" in str(found)

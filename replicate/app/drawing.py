@@ -160,8 +160,9 @@ def _foot(device: description.Device) -> Iterator[str]:
     yield description.short(device.name)
     yield f"tower {device.tower}" if device.tower is not None else "no tower"
     yield f"{_counted(device.variables, 'variable')}, {pictures.in_bytes(device.bytes)}"
-    of_tower = f", {device.of_tower:,} of its tower" if device.of_tower else ""
-    yield f"{_counted(device.operations, 'operation')}{of_tower}"
+    yield _counted(device.operations, "operation")
+    if device.of_tower:
+        yield f"{device.of_tower:,} of its tower"
 
 
 def _draw_transfers(axes, found: description.Description) -> None:

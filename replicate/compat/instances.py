@@ -74,11 +74,18 @@ TAKEN = _rows(
             "_set_attr": "what a gradient changes in an operation is changed in its copies",
             "_add_outputs": "what a gradient changes in an operation is changed in its copies",
             "_add_control_inputs": "a write waits for the batch, and for what reads the variable",
+            "_add_control_input": "a value that goes over workers waits for its lengths",
+            "_remove_all_control_inputs": "what is whole waits for copies, not for originals",
+            "_control_outputs": "who waits for an operation waits for what replaces it",
+            "_update_input": "what is whole reads joined values in place of originals",
             "_add_while_inputs": "what a gradient changes in a loop is changed in its copies",
             "_get_control_flow_context": "what runs under a condition is not changed",
             "_set_control_flow_context": "copies of a loop's exits belong to that loop",
             "_clear_attr": "what reads a variable leaves what else it was put beside",
             "_set_device": "what reads a variable is put beside it",
+        },
+        "dtype": {
+            "_is_ref_dtype": "a reference to a variable is neither copied nor sent",
         },
         "tensor": {
             "_as_tf_output": "copies of operations read it",
@@ -92,6 +99,9 @@ TAKEN = _rows(
             "_strided_slice_assign": "a slice of a copy is written by it",
             "_unique_id": "a replicated variable as a TPU replica sees it is the same variable",
             "_distribute_strategy": "whether a variable was made under a strategy",
+            "_save_slice_info": "a mirrored part of a variable is saved as that part",
+            "_set_save_slice_info": "a mirrored part of a variable is saved as that part",
+            "_shared_name": "a Saver keeps one value of each name",
             "_export_to_saved_model_graph": "a SavedModel gets a distributed variable once",
             "_write_object_proto": "a SavedModel describes a distributed variable as its copy",
             "sparse_read": "a gather from a tower's variable reads those rows alone",
@@ -126,6 +136,7 @@ TAKEN = _rows(
         },
         "optimizer": {
             "_create_slots": "slots are made where no condition holds",
+            "_distributed_apply": "a single tower's step is the one that one device makes",
             "_learning_rate": "the learning rate is shown, by whichever of both names it has",
         },
         "synchronous optimizer": {
@@ -146,6 +157,9 @@ TAKEN = _rows(
         "loss of tf.keras": {
             "_get_reduction": "a loss asks it whether it may average over rows in a replica",
         },
+        "backend of tf.keras": {
+            "_SEED_GENERATOR": "verify has both sides draw the same seeds",
+        },
         "optimizer of tf.keras": {
             "add_variable_from_reference": "the slots of an optimizer are replicated",
             "_create_iteration_variable": "the iterations of an optimizer are replicated",
@@ -153,6 +167,7 @@ TAKEN = _rows(
         },
         "scaffold": {
             "_saver": "a scaffold of the user's own class gets another Saver",
+            "_summary_op": "summaries that a model merges by itself are run with a step",
         },
         "estimator": {
             "_model_fn": "a replicated model_fn is asked for its strategy, to train and to export",

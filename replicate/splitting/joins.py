@@ -289,7 +289,7 @@ class Joins:
         if key in self._memo:
             return self._memo[key]
         facts = self._analysis.facts
-        if facts.static_rows and tensor.op.type == "Const" and loop is None:
+        if facts.static_rows and tensor.op.type == "Const" and self._is_free(tensor.op):
             value = facts.constant(tensor)
             if value is not None and not want.space.is_picked:
                 self._memo[key] = self._cut_constant(np.asarray(value), tensor, want, k)
@@ -354,6 +354,9 @@ class Joins:
         one = self._nodes.constant(np.int32(1), device, total if loop is not None else None)
         return self._binary("Maximum", total, one, tf.int32, device)
 
+    def _is_free(self, op: tf.Operation) -> bool:
+        return self._writer.structure.is_free(op)
+
     # Sizes.
 
     def whole_size(self, leaf: tf.Tensor) -> Reference:
@@ -384,7 +387,8 @@ class Joins:
         rank = self._rank(tensor)
         mask = np.arange(rank) == state.axis
         others = None if shape is None else [n for axis, n in enumerate(shape) if not mask[axis]]
-        if multiple is not None and others is not None and None not in others:
+        is_told = others is not None and None not in others and self._is_free(leaf.op)
+        if multiple is not None and is_told:
             total = self._cast(self.runs_of(state.space).total, dtype, self._home)
             scale = (mask * multiple).astype(dtype.as_numpy_dtype)
             rest = np.array([0 if mask[n] else shape[n] for n in range(rank)])
@@ -402,7 +406,7 @@ class Joins:
     def own_shape(self, tensor: tf.Tensor, want: states.Shape, k: int) -> Reference:
         """Returns a shape whose entry of rows is that of device k."""
         facts, loop = self._analysis.facts, self._writer.structure.loop(tensor.op)
-        if facts.static_rows and loop is None and not want.space.is_picked:
+        if facts.static_rows and self._is_free(tensor.op) and not want.space.is_picked:
             value = facts.constant(tensor)
             if value is not None:
                 return self._own_constant_shape(np.array(value), tensor, want, k)

@@ -67,6 +67,7 @@ class Structure:
         for op in ops:
             self._note(op)
         self._find_list_writes([op for op in ops if op.type in _LIST_WRITES])
+        self._branches = _of_branches(ops)
 
     def _note(self, op: tf.Operation) -> None:
         if op.type in _ENTERS:
@@ -82,6 +83,14 @@ class Structure:
                 self._pushes[stack].append(op)
             else:
                 self.pops.append(op)
+
+    def is_free(self, op: tf.Operation) -> bool:
+        """Whether an operation runs in each step: it is of no loop, and of no branch.
+
+        What stands for another operation runs as that one does: of a branch that is not taken
+        nothing may have a value.
+        """
+        return op not in self._branches and op._get_control_flow_context() is None
 
     # Loops.
 
@@ -345,6 +354,23 @@ class Assumptions:
             )
         self._has_lists = False
         raise AgainError
+
+
+def _of_branches(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """Returns what runs only if a branch is taken."""
+    found: set[tf.Operation] = set()
+    waiting = [
+        op
+        for op in ops
+        if op.type in ("Switch", "RefSwitch") and op.inputs[1].op.type != "LoopCond"
+    ]
+    while waiting:
+        op = waiting.pop()
+        if op not in found and op.type not in ("Merge", "RefMerge"):
+            found.add(op)
+            waiting.extend(user for tensor in op.outputs for user in tensor.consumers())
+            waiting.extend(op._control_outputs)
+    return found
 
 
 def handle_of(tensor: tf.Tensor) -> tf.Operation:

@@ -102,10 +102,11 @@ class Writer:
 
     def fetch(self, wanted: Any) -> Any:
         """Returns what is run in place of a tensor or an operation."""
-        if isinstance(wanted, tf.Operation):
-            self.want_whole(wanted)
-            return wanted
-        return self.whole(wanted)
+        found = wanted if isinstance(wanted, tf.Operation) else self.whole(wanted)
+        if isinstance(found, str):
+            return found
+        self.want_whole(getattr(wanted, "op", wanted))
+        return wanted
 
     def finish(self, aside: Sequence[tf.Operation] = ()) -> None:
         """Makes all that is wanted.
@@ -214,7 +215,7 @@ class Writer:
             tensor = self._passed(tensor)
         if self.analysis.is_at_hand(tensor):
             return self.joins.cut(tensor, state, k)
-        if state is SIZE and self.structure.loop(tensor.op) is None:
+        if state is SIZE and self.structure.is_free(tensor.op):
             value = self.analysis.facts.constant(tensor)
             if value is not None:
                 return self.constant(np.asarray(value, tensor.dtype.as_numpy_dtype), k)

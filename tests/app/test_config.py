@@ -69,6 +69,21 @@ def test_a_model_dir_is_in_a_home_folder_that_is_known(tmp_path):
     assert "model_dir: must be a path in a home folder that is known, got '~nobody-is" in fault
 
 
+def test_how_towers_are_built_and_draw_goes_together(tmp_path):
+    split = "tower_building=split"
+    read = load(tmp_path, SMALL, split, "random_numbers=one_device")
+    assert (read.tower_building, read.random_numbers) == ("split", "one_device")
+    assert load(tmp_path, config.to_yaml(read)) == read
+    for key, value in [("loss_reduction", "mean"), ("update_ops", "first")]:
+        (fault,) = faults_of(tmp_path, SMALL, split, f"{key}={value}")
+        assert fault == (
+            f"--set {key}={value}: {key}: must be left out with tower_building: split, which "
+            "computes what one device computes. Leave out one of them."
+        )
+    (fault,) = faults_of(tmp_path, SMALL, split, "random_numbers=one_devise")
+    assert "must be one of one_device, per_device, got 'one_devise'. Did you mean one_dev" in fault
+
+
 def test_what_was_read_does_not_change(tmp_path):
     read = load(tmp_path, SMALL)
     for section, key in [(read, "seed"), (read.train, "steps"), (read.train.input, "file")]:
@@ -169,7 +184,10 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("loss_reduction=average", "must be one of sum, mean"),
         ("strategy=miror", "strategy: must be one of"),
         ("strategy=multi", "strategy: must be one of parameter_server, round_robin"),
-        ("tower_building=copy", "tower_building: must be one of auto, call, clone, split, got 'copy'"),
+        (
+            "tower_building=copy",
+            "tower_building: must be one of auto, call, clone, split, got 'copy'",
+        ),
         ("devices=[/cpu:0, 'CPU:00']", "devices[1]: must be a device that is not listed yet"),
         ("devices=['GPU:1', '/job:localhost/task:0/gpu:1']", "not listed yet"),
         ("devices=[/device:XLA_GPU:0]", "devices[0]: must be a device such as /gpu:0"),
@@ -294,6 +312,11 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("name=3", "must be a text"),
         ("params=[]", "must be a mapping"),
         ("run={threads: 1}", "run.threads: is no key"),
+        ("random_number=one_device", "random_number: is no key that is known here. Did you mean"),
+        (
+            "random_numbers=one_device",
+            "random_numbers: must come with tower_building: split, got auto. Leave out one",
+        ),
         ('run={"\\0csv": 1}', "run.\0csv: is no key"),
         ('train.input={kind: npz, file: x, "\\0npz": 1}', "input.\0npz: is no key"),
         ('train.input={kind: npz, file: x, "[key]": 1}', "input.[key]: is no key"),

@@ -19,6 +19,13 @@ def dense(features, labels, mode, params):
     loss = tf1.reduce_mean(tf1.square(y - labels))
     return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
 
+def noisy(features, labels, mode, params):
+    """As dense, with a number added to each entry of y."""
+    y = tf1.layers.dense(features["x"], 2, name="dense")
+    noise = tf1.random.uniform(tf1.shape(y), name="noise")
+    loss = tf1.reduce_mean(tf1.square(y + noise - labels))
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
+
 def bag(features, labels, mode, params):
     """y sums what a table has for each word; a text may have any number of words."""
     table = tf1.get_variable("table", [10, 2])
@@ -127,6 +134,61 @@ def test_what_only_a_run_can_size_is_counted_apart(describe):
     # has; its 16 of 32 labels; 1 and 8 + 8 as above.
     there = next(one for one in found.transfers if one.target == SECOND)
     assert there == Transfer(FIRST, SECOND, 6, 16 * 8 + 1 + 8 + 8, 2)
+
+
+SPLIT = "tower_building=split"
+
+
+def test_a_split_graph_is_told_with_what_it_moves(describe):
+    found = describe(SPLIT)
+    first, second = found.devices
+    assert (first.variables, first.bytes, second.variables) == (5, 72, 0)
+    # Each tower multiplies and adds, forth and back; the update is the first device's alone.
+    assert first.of_tower == second.of_tower == found.split.split >= 10
+    assert first.operations > second.operations >= second.of_tower
+    assert (found.split.devices, found.split.whole) == (2, ())
+    # To the second device: its 3 rows of x (36 bytes) and of y (24), W (24) and b (8), and some
+    # numbers. Back: the gradients of W and b (32), its part of the loss (4).
+    there, back = found.transfers
+    assert (there.source, there.target, there.unsized) == (FIRST, SECOND, 0)
+    assert 36 + 24 + 24 + 8 <= there.bytes <= 92 + 32
+    assert (back.source, back.target, back.unsized) == (SECOND, FIRST, 0)
+    assert 32 + 4 <= back.bytes <= 36 + 16
+
+
+def test_mirrored_variables_of_a_split_graph_do_not_travel(describe):
+    found = describe(SPLIT, "strategy=mirrored")
+    weights_and_slots = [one for one in found.variables if one.kind in ("weight", "slot")]
+    assert {one.devices for one in weights_and_slots} == {(FIRST, SECOND)}
+    there, back = found.transfers
+    # As above without W and b, with the sum of their gradients.
+    assert 36 + 24 + 32 <= there.bytes <= 92 + 32
+    assert 32 + 4 <= back.bytes <= 36 + 16
+
+
+def test_what_is_whole_of_a_split_graph_is_told_with_the_reason(describe):
+    found = describe(SPLIT, "random_numbers=one_device", "model_fn=described_model:noisy")
+    (drawn,) = found.split.whole
+    assert (drawn.name, drawn.type) == ("noise/RandomUniform", "RandomUniform")
+    assert drawn.reason == "draws random numbers"
+    assert drawn.bytes == 6 * 2 * 4 + 2 * 4  # what it makes, and the shape that it reads
+    assert describe(SPLIT, "model_fn=described_model:noisy").split.whole == ()
+    assert describe().split is None
+
+
+def test_the_command_prints_what_is_split(folder, capsys):
+    line = ["describe", str(folder / "dense.yaml"), "--tower_building", "split"]
+    line += ["--random_numbers", "one_device", "--model_fn", "described_model:noisy"]
+    assert cli.main(line) == 0
+    shown = capsys.readouterr().out
+    assert "one device's graph, split by rows: " in shown
+    assert " operations on each of 2 devices; 1 with rows run once:" in shown
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines()]
+    assert ["noise/RandomUniform", "RandomUniform", "56", "draws random numbers"] in cells
+    assert cli.main([*line, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["split"]
+    assert found["devices"] == 2
+    assert found["whole"][0]["type"] == "RandomUniform"
 
 
 @pytest.fixture(name="cluster")

@@ -12,3 +12,15 @@ def test_digits_are_read_with_at_least_97_percent(tmp_path, capsys):
     capsys.readouterr()
     assert cli.main(["evaluate", *where, *devices, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["accuracy"] >= 0.97
+
+
+def test_split_digits_train_without_a_warning(tmp_path, capsys, caplog):
+    where = ["configs/digits.yaml", "--model-dir", str(tmp_path), "--tower_building", "split"]
+    devices = ["--set", "devices=[/cpu:0, /cpu:1]", "--set", "train.steps=3"]
+    assert cli.main(["train", *where, *devices]) == 0
+    told = capsys.readouterr().err.splitlines()
+    begun = ("digits: 2 towers", "training from step 0", "evaluated at", "exported best", "done at")
+    assert [line for line in told if not line.startswith(begun)] == []
+    assert [
+        one for one in caplog.records if one.name == "replicate" and one.levelname != "INFO"
+    ] == []

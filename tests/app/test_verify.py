@@ -74,6 +74,15 @@ def test_a_difference_is_exit_code_1_and_named(folder, capsys):
     assert "equal" in rows["predictions"]
 
 
+def test_a_split_graph_is_one_devices(folder, capsys):
+    # To the model there is one tower, number 0: none counts more than others.
+    options = ["--tower_building", "split", "--set", "params.extra=0.5", "--quiet", "--json"]
+    assert run(folder, *options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["holds"]
+    assert {row["verdict"] for row in found["rows"]} <= {"equal", "not compared"}
+
+
 @pytest.mark.parametrize(("extra", "code"), [(0.0, 0), (0.5, 1)])
 def test_machines_get_json(folder, capsys, extra, code):
     assert run(folder, "--json", "--quiet", "--set", f"params.extra={extra}") == code

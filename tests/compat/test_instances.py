@@ -3,6 +3,7 @@
 import ast
 import pathlib
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -68,10 +69,16 @@ def variable_that_keras_sets():
         return variable
 
 
+def backend_of_keras():
+    package = tf.keras.layers.Layer.__module__.partition(".src.")[0]
+    return sys.modules[f"{package}.src.backend"]
+
+
 MAKERS = {
     "graph": tf1.get_default_graph,
     "stack of a graph": lambda: tf1.get_default_graph()._colocation_stack,
     "operation": lambda: tf.constant(1.0).op,
+    "dtype": lambda: tf.float32,
     "tensor": lambda: tf.constant(1.0),
     "resource variable": resource_variable,
     "variable that tf.keras has set": variable_that_keras_sets,
@@ -89,6 +96,7 @@ MAKERS = {
     "hook of a synchronous optimizer": lambda: synchronous().make_session_run_hook(True),
     "loss-scale optimizer": loss_scale_optimizer,
     "loss of tf.keras": lambda: tf.keras.losses.MeanSquaredError(),
+    "backend of tf.keras": backend_of_keras,
     "optimizer of tf.keras": lambda: tf.keras.optimizers.SGD(),
     "scaffold": tf1.train.Scaffold,
     "estimator": lambda: estimator.Estimator(lambda features: None, model_dir="unused"),

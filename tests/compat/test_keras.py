@@ -1,13 +1,15 @@
 """Keras losses ask our reducer while it is in charge, and nobody afterwards."""
 
+import random
 import sys
 import threading
 import types
 
+import numpy as np
 import pytest
 
 from replicate.compat import keras
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 
 
 def loss(reduction="auto"):
@@ -94,3 +96,30 @@ def test_a_converter_of_models_sees_no_strategy_where_there_is_to_be_none(monkey
         with pytest.raises(ZeroDivisionError), keras.output_names(lambda: True):
             raise ZeroDivisionError
     assert converter.tf is tf
+
+
+def drawn():
+    return random.random(), np.random.uniform(), layer_seed()
+
+
+def layer_seed():
+    """Returns the seed that a layer without one draws."""
+    with tf.Graph().as_default() as graph:
+        tf.keras.layers.Dropout(0.5)(tf1.placeholder(tf.float32, [None, 2]), training=True)
+        (op,) = [op for op in graph.get_operations() if op.type == "RandomUniform"]
+        return op.get_attr("seed2")
+
+
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_python_numpy_and_keras_draw_from_a_seed_and_go_on_from_where_they_were(is_seeded):
+    if is_seeded:
+        tf.keras.utils.set_random_seed(3)
+    states = random.getstate(), np.random.get_state()
+    with keras.drawing_from(5):
+        first = drawn()
+    with keras.drawing_from(5):
+        assert drawn() == first
+    with keras.drawing_from(6):
+        assert drawn()[:2] != first[:2]
+    assert random.getstate() == states[0]
+    assert all(np.array_equal(*pair) for pair in zip(np.random.get_state(), states[1], strict=True))

@@ -20,6 +20,7 @@ CASES: dict[str, dict] = {
     "inside": {},
     "one": {"optimizer_fn": lambda: tf1.train.AdamOptimizer(0.01, epsilon=1e-3), "devices": 1},
 }
+SIZES = ((2, 4, 1), (5, 3, 2))  # of the chief's and the worker's batches
 
 
 def model_of(name: str) -> Callable:
@@ -57,21 +58,23 @@ def train(folder: pathlib.Path, job: str) -> None:
             told(company, name, seen)
             acts.reset()
     company.meet("together")
-    seen = acts.Seen(lambda number, session: company.meet(f"step-{number}"))
-    # Weights that do not depend on who comes first: gradients that do not depend on weights.
-    model = linear
-    both = acts.made(
-        folder,
-        "together",
-        model,
-        lambda: tf1.train.GradientDescentOptimizer(0.5),
-        tower_building="split",
-    )
-    number = 0 if company.is_chief else 1
-    given = estimators.input_fn(sizes=(5, 3) if number else (2, 4)).repeat
-    both.train(lambda: given(), max_steps=servers_task.STEPS, hooks=[seen])
+    # Gradients that do not depend on weights: it does not matter which step is the first.
+    optimizer_fn = lambda: tf1.train.GradientDescentOptimizer(0.5)  # noqa: E731
+    both = acts.made(folder, "together", linear, optimizer_fn, tower_building="split")
+    sizes = SIZES[0 if company.is_chief else 1]
+    seen = Stepping(lambda number, session: company.meet(f"step-{number}"))
+    both.train(lambda: estimators.input_fn(sizes=sizes), hooks=[seen])
     told(company, "together", seen)
     company.meet("end")
+
+
+class Stepping(acts.Seen):
+    """Ends after as many steps as there are batches."""
+
+    def after_run(self, context, values):
+        super().after_run(context, values)
+        if self.steps == len(SIZES[0]):
+            context.request_stop()
 
 
 def linear(features, labels, mode):

@@ -7,7 +7,6 @@ import sys
 import traceback
 
 DEVICES = 2
-STEPS = 6
 
 
 def main(folder: pathlib.Path) -> None:
@@ -18,7 +17,8 @@ def main(folder: pathlib.Path) -> None:
 
     tf1.disable_eager_execution()
     tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * DEVICES,
     )
     from tests.splitting import servers_acts
 

@@ -225,6 +225,32 @@ def test_a_loss_without_any_gradient_is_refused(tmp_path, is_inside):
         made.train(estimators.input_fn, steps=1)
 
 
+def test_what_a_model_updates_runs_with_an_optimizer_that_is_given(tmp_path):
+    def normalised(features, labels, mode):
+        x = tf1.layers.batch_normalization(features["x"], training=mode == "train")
+        return model({**features, "x": x}, labels, mode)
+
+    require_one_device(tmp_path, normalised, momentum)
+
+
+def test_to_the_model_there_is_one_tower(tmp_path):
+    def told(features, labels, mode):
+        tower = replicate.get_tower_context()
+        assert (tower.tower_id, tower.num_towers) == (0, 1)
+        replica = tf.distribute.get_replica_context()
+        assert replica.num_replicas_in_sync == 1
+        assert tf.distribute.has_strategy()
+        spec = model(features, labels, mode)
+        total = replica.all_reduce("SUM", spec.loss)
+        return spec._replace(loss=tower.merge_call(lambda strategy, loss: 2 * loss, total))
+
+    def single(features, labels, mode):
+        spec = model(features, labels, mode)
+        return spec._replace(loss=2 * spec.loss)
+
+    require_one_device(tmp_path, told, momentum, stepping(momentum, single), modes=("train",))
+
+
 # Around the step.
 
 

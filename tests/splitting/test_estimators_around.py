@@ -219,6 +219,20 @@ def test_checkpoints_with_parts_go_on_without_and_back(tmp_path):
         estimators.require_same(each, estimators.outcomes(make()))
 
 
+@pytest.mark.parametrize("strategy", ["round_robin", "mirrored"])
+def test_a_warm_start_from_one_device(tmp_path, strategy):
+    single = estimators.one(stepping(momentum), tmp_path / "one")
+    single.train(estimators.input_fn, steps=2)
+    reference = estimators.one(stepping(momentum), tmp_path / "other")
+    several = estimators.split(model, tmp_path / "split", momentum, strategy=strategy)
+    results = []
+    for made in (reference, several):
+        settings = estimator.WarmStartSettings(str(tmp_path / "one"), ["table", "dense/.*"])
+        warm = estimator.Estimator(made._model_fn, made.model_dir, made.config, None, settings)
+        results.append(estimators.outcomes(warm))
+    estimators.require_same(*results)
+
+
 def predictions_of(made):
     return list(made.predict(estimators.input_fn, yield_single_examples=False))
 
@@ -244,14 +258,15 @@ def collected(build):
         tf1.train.create_global_step()
         features, labels = next(iter(estimators.batches()))
         build(tf.nest.map_structure(tf.constant, features), tf.constant(labels), "train")
-        return {
+        names = {op.name: op.type for op in graph.get_operations()}
+        return names, {
             key: [getattr(item, "name", str(item)) for item in graph.get_collection(key)]
             for key in graph.get_all_collection_keys()
         }
 
 
 @pytest.mark.parametrize("num_devices", [1, 3])
-def test_collections_are_one_devices(num_devices):
+def test_names_and_collections_are_one_devices(num_devices):
     def summarized(features, labels, mode):
         spec = model(features, labels, mode)
         tf1.layers.batch_normalization(features["x"], training=True)
@@ -260,10 +275,15 @@ def test_collections_are_one_devices(num_devices):
         return spec
 
     single = stepping(momentum, summarized)
-    expected = collected(single)
+    names, expected = collected(single)
     made = model_fn.replicate_model_fn(single, None, num_devices, tower_building="split")
-    found = collected(made)
+    more, found = collected(made)
     assert found == expected
+    assert names.items() <= more.items()
+    own = {name for name in more if not name.startswith(("tower_", "replicate_split"))}
+    # What is grouped lies on several devices, and has an operation for each.
+    assert {name for name in own - set(names) if "group_deps" not in name} == set()
+    assert num_devices > 1 or own == set(more)
 
 
 # Exports.

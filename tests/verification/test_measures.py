@@ -32,7 +32,7 @@ def measure(key, one, towers, others=(), is_random=False, magnitude=0.0):
     def quantity(*copies):
         return tracing.Quantity(tuple(np.float32(copy) for copy in copies), magnitude)
 
-    pairs = [(quantity(other), np.array(order)) for other, order in others]
+    pairs = [(quantity(other), order and np.array(order)) for other, order in others]
     return measures.measure(
         key, "train", "a batch", quantity(one), quantity(*towers), pairs, is_random
     )
@@ -76,3 +76,36 @@ def test_whole_numbers_have_no_noise():
     assert measures.epsilon(value) == 0.0
     assert measures.scale(value) == 7.0
     assert measures.scale(np.array([b"a"])) == 1.0
+
+
+def test_what_the_order_of_rows_changes_is_told_apart_where_weights_are_rounded_otherwise():
+    # One part in two by order, three parts in 2^23 by rounding.
+    others = [([1.5], [0]), ([1 + 3 * EPSILON], None)]
+    one = measure(WEIGHT, [1.0], ([1.0],), [others[0]])
+    assert (one.noise, one.is_by_rounding, one.is_ordered) == (0.5, False, False)
+    one = measure(WEIGHT, [1.0], ([1.0],), others)
+    assert (one.noise, one.is_by_rounding, one.is_ordered) == (3 * EPSILON, True, True)
+
+
+def test_what_additions_in_another_order_make_is_noise_beside_that_of_rounding():
+    others = [([1 + 8 * EPSILON], [0]), ([1 + 3 * EPSILON], None)]
+    one = measure(WEIGHT, [1.0], ([1.0],), others)
+    assert (one.noise, one.is_ordered) == (8 * EPSILON, False)
+
+
+def test_what_is_all_rounding_cannot_be_told_unless_it_is_within_the_floor():
+    shaken = [([0.5], None)]
+    one = measure(WEIGHT, [1.0], ([1.25],), shaken)
+    assert measures.noises([one]).depends_on_rounding(one)
+    one = measure(WEIGHT, [1.0], ([1.0 + EPSILON],), shaken)
+    assert not measures.noises([one]).depends_on_rounding(one)
+
+
+def test_weights_are_rounded_otherwise_by_one_rounding():
+    start = {"w": np.float32([1.0, -2.0, 0.0]), "step": np.int64(7), "name": np.array(b"a")}
+    made = measures.rounded_otherwise(start, 0)
+    assert (made["step"], made["name"]) == (7, b"a")
+    assert made["w"].dtype == np.float32
+    np.testing.assert_allclose(np.abs(made["w"] - start["w"]), [EPSILON, 2 * EPSILON, 0], rtol=0.5)
+    others = [measures.rounded_otherwise(start, seed)["w"].tolist() for seed in range(8)]
+    assert len(set(map(tuple, others))) > 1

@@ -1,0 +1,706 @@
+"""Rows that are picked from others, sparse and ragged ones, stay on their devices.
+
+Each model is trained two steps on one device and split over K, from the same weights, on 7, 2 and
+1 rows of which some devices have none, and some batches pick nothing. All that it names and all
+variables must be one device's, and the operations that it tells must be split.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import splitter
+from tests import exactness
+
+F64 = tf.float64
+DEVICES = [f"/device:CPU:{k}" for k in range(8)]
+PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)
+STEPS = 3
+MODELS: dict[str, "Model"] = {}
+
+
+class Model(NamedTuple):
+    """A model.
+
+    Attributes:
+        build: From a batch to a loss, and other tensors by name.
+        split: The kinds of operations that must be split, all of those before the gradients.
+        statics: Whether it can be built of static and dynamic batches.
+        tolerance: Relative and absolute.
+    """
+
+    build: Callable
+    split: Sequence[str]
+    statics: Sequence[bool] = (False, True)
+    tolerance: tuple[float, float] = (1e-12, 1e-12)
+
+
+def model(split: str = "", **options) -> Callable:
+    """Adds a function to the models, with the kinds of operations that it is to split."""
+
+    def add(function):
+        MODELS[function.__name__] = Model(function, split.split(), **options)
+        return function
+
+    return add
+
+
+def batch(rows: int, step: int) -> dict:
+    """Returns a batch; in the second step nothing is picked, and sparse rows are empty."""
+    numbers = np.random.RandomState(100 * rows + step)
+    some = 0.0 if step == 1 else 0.6
+    counts = numbers.randint(0, 4, rows) * (step != 1)
+    return {
+        "x": numbers.uniform(-1, 1, [rows, 3]),
+        "t": numbers.uniform(-1, 1, [rows, 4, 3]),
+        "y": numbers.uniform(-1, 1, [rows, 3]),
+        "mask": numbers.uniform(size=rows) < some,
+        "mask2": numbers.uniform(size=[rows, 4]) < some,
+        "label": numbers.randint(0, 3, rows),
+        "ids": numbers.randint(0, 6, [rows, 2]),
+        "ages": numbers.uniform(0, 90, [rows]),
+        "texts": numbers.choice(["a b", "c", "", "d e f"], rows).astype(object),
+        "dense_words": numbers.choice(["a", "b", "c", ""], [rows, 2]).astype(object),
+        "bags": sparse(counts, numbers.randint(0, 6, counts.sum())),
+        "weights": sparse(counts, numbers.uniform(0.1, 2, counts.sum())),
+        "words": sparse(counts, numbers.choice(["a", "b", "c", "d"], counts.sum()).astype(object)),
+        "ragged": ragged(counts, numbers.uniform(-1, 1, counts.sum())),
+        "ragged_ids": ragged(counts, numbers.randint(0, 6, counts.sum())),
+    }
+
+
+def sparse(counts, values):
+    indices = [[row, column] for row, count in enumerate(counts) for column in range(count)]
+    indices = np.array(indices, np.int64).reshape([-1, 2])
+    return tf1.SparseTensorValue(indices, values, [len(counts), 4])
+
+
+def ragged(counts, values):
+    splits = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return tf1.ragged.RaggedTensorValue(values, splits)
+
+
+def squares(found, f):
+    return tf.reduce_mean(tf.square(found - f["y"]))
+
+
+def weight(name, *shape):
+    return tf1.get_variable(name, shape, F64, exactness.start, use_resource=True)
+
+
+def hidden(x, name="hidden"):
+    return tf.tanh(tf.tensordot(x, weight(name, 3, 3).read_value(), 1))
+
+
+# Masks.
+
+
+@model("Where GatherV2 SquaredDifference Tanh MatMul")
+def masked_rows(f):
+    kept = tf.boolean_mask(hidden(f["x"]), f["mask"])
+    wanted = tf.boolean_mask(f["y"], f["mask"])
+    losses = tf.math.squared_difference(hidden(kept, "second"), wanted)
+    total = tf.reduce_sum(losses)
+    loss = tf.math.divide_no_nan(total, tf.cast(tf.shape(kept)[0], F64)) + squares(f["x"], f)
+    return loss, {"kept": kept, "losses": losses}
+
+
+@model("Where GatherV2 Tanh MatMul")
+def masked_entries(f):
+    """A mask of two dimensions."""
+    kept = tf.boolean_mask(hidden(f["t"]), f["mask2"])
+    return tf.reduce_sum(tf.square(hidden(kept, "second"))), {"kept": kept}
+
+
+@model("Where GatherV2 Tanh MatMul")
+def masked_twice(f):
+    """Of what a mask leaves a mask of its own leaves some."""
+    kept = tf.boolean_mask(f["x"], f["mask"])
+    kept = hidden(kept)
+    again = tf.boolean_mask(kept, kept[:, 0] > 0.0)
+    return tf.reduce_sum(hidden(again, "second")), {"again": again, "count": tf.shape(again)[0]}
+
+
+@model("Where GatherV2 Tanh MatMul")
+def masked_entries_of_masked_rows(f):
+    """A mask of two dimensions of what a mask leaves: it counts entries, four of each row."""
+    kept = tf.boolean_mask(f["t"], f["mask"])
+    kept = hidden(kept)
+    again = tf.boolean_mask(kept, kept[:, :, 0] > 0.0)
+    places = tf.where(tf.reshape(kept[:, :, 0] > 0.0, [-1]))
+    return tf.reduce_sum(hidden(again, "second")), {"again": again, "places": places}
+
+
+@model("Where")
+def two_masks(f):
+    """Of two masks' rows each is of its own space."""
+    one = tf.boolean_mask(hidden(f["x"]), f["mask"])
+    other = tf.boolean_mask(hidden(f["x"]), tf.logical_not(f["mask"]))
+    both = tf.concat([one, other], 0)
+    return tf.reduce_sum(tf.square(both)) + tf.reduce_sum(one[:, 0]), {"both": both}
+
+
+@model("Where")
+def mask_of_another_mask(f):
+    """The rows of one mask are numbered by another: they are no rows of these numbers."""
+    one = tf.boolean_mask(hidden(f["x"]), f["x"][:, 0] > 0.0)
+    number = tf.minimum(tf.shape(one)[0], tf.shape(tf.where(f["mask"]))[0])
+    other = tf.where(f["mask"])[:number]
+    return tf.reduce_sum(tf.gather(hidden(f["x"], "second"), other[:, 0])), {"one": one}
+
+
+@model("Where GatherNd ScatterNd")
+def gathered_and_scattered(f):
+    places = tf.where(f["mask2"])
+    found = tf.gather_nd(hidden(f["t"]), places)
+    made = tf.scatter_nd(places, hidden(found, "second"), tf.cast(tf.shape(f["t"]), tf.int64))
+    return tf.reduce_sum(tf.square(made)), {"found": found, "made": made, "places": places}
+
+
+@model("Where GatherV2 UnsortedSegmentSum UnsortedSegmentMax")
+def summed_back_to_rows(f):
+    places = tf.where(f["mask2"])
+    found = hidden(tf.gather_nd(f["t"], places))
+    sums = tf.math.unsorted_segment_sum(found, places[:, 0], tf.shape(f["t"])[0])
+    largest = tf.math.unsorted_segment_max(found, tf.cast(places[:, 0], tf.int32), tf.shape(sums)[0])
+    largest = tf.maximum(largest, -2.0)
+    back = tf.gather(sums, places[:, 0])
+    return squares(sums, f) + tf.reduce_sum(tf.square(back)), {"largest": largest, "back": back}
+
+
+@model("Where Max Sum")
+def mean_and_largest_of_masked(f):
+    kept = tf.boolean_mask(hidden(f["x"]), f["mask"])
+    mean = tf.math.divide_no_nan(tf.reduce_sum(kept, 0), tf.cast(tf.shape(kept)[0], F64))
+    largest = tf.maximum(tf.reduce_max(kept, 0), -1.0)
+    return squares(mean + largest, f), {"mean": mean, "largest": largest, "all": tf.shape(kept)}
+
+
+@model("Where")
+def softmax_of_masked(f):
+    """A softmax over what a mask leaves of all rows."""
+    scores = tf.boolean_mask(hidden(f["x"]), f["mask"])
+    found = tf.nn.softmax(scores, 0)
+    return tf.reduce_sum(found * scores) + squares(f["x"], f), {"found": found}
+
+
+@model("Where GatherV2 MatMul")
+def masked_softmax_loss(f):
+    """A language model's loss of the tokens that are there."""
+    logits = tf.tensordot(hidden(f["t"]), weight("out", 3, 5).read_value(), 1)
+    kept = tf.boolean_mask(logits, f["mask2"])
+    labels = tf.boolean_mask(tf.tile(f["label"][:, None], [1, 4]), f["mask2"])
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=kept)
+    number = tf.maximum(tf.cast(tf.size(labels), F64), 1.0)
+    return tf.reduce_sum(losses) / number, {"losses": losses, "labels": labels}
+
+
+@model("Where")
+def three_operands(f):
+    chosen = tf.where(f["mask"][:, None], hidden(f["x"]), f["y"])
+    places = tf.where(tf.reduce_any(tf.greater(f["x"], 0.9), 1))
+    return squares(chosen, f), {"places": places, "squeezed": tf.squeeze(places, 1)}
+
+
+@model()
+def numbers_in_arithmetic(f):
+    """What is worked out from numbers of rows is one device's."""
+    places = tf.where(f["mask2"])
+    rows = places[:, 0]
+    found = {
+        "twice": rows * 2,
+        "even": rows % 2 == 0,
+        "largest": tf.reduce_max(tf.concat([rows, [0]], 0)),
+        "both": places[:, 0] * 4 + places[:, 1],
+        "columns": tf.reverse(places, [1]),
+        "picked": tf.gather(tf.range(50), tf.cast(rows, tf.int32)),
+        "real": tf.cast(rows, F64),
+    }
+    return squares(hidden(f["x"]) * tf.reduce_sum(found["real"]), f), found
+
+
+# Different values.
+
+
+@model("Unique GatherV2")
+def different_values(f):
+    ids = tf.reshape(f["ids"], [-1])
+    values, places = tf.unique(ids)
+    found = tf.gather(tf.gather(weight("table", 6, 3), values), places)
+    found = tf.reshape(found, [-1, 2, 3])
+    return squares(tf.reduce_sum(found, 1), f), {"values": values, "places": places, "found": found}
+
+
+@model()
+def different_values_in_arithmetic(f):
+    """What a device's own different values are is no part of what all are."""
+    values, places = tf.unique(tf.reshape(f["ids"], [-1]))
+    table = weight("table", 6, 3)
+    found = {
+        "twice": values * 2,
+        "number": tf.size(values),
+        "sum": tf.reduce_sum(values),
+        "by values": tf.gather(tf.gather(table, values), tf.minimum(values, tf.size(values) - 1)),
+        "by themselves": tf.gather(tf.concat([values] * 6, 0), values),
+        "sums": tf.math.unsorted_segment_sum(tf.ones_like(places), places, tf.size(values)),
+        "one hot": tf.one_hot(places, 12),
+        "shape": tf.shape(values),
+    }
+    different, other, counts = tf.unique_with_counts(f["label"])
+    found |= {"counts": counts, "different": different, "other": other}
+    loss = squares(tf.reduce_sum(found["by values"], 0), f)
+    return loss, found
+
+
+@model()
+def values_by_values(f):
+    """Values are no places, though both are of one operation."""
+    values, places = tf.unique(tf.reshape(tf.minimum(f["ids"], 0), [-1]))
+    table = tf.gather(weight("table", 6, 3), values)
+    return squares(tf.gather(table, values), f), {"twice": tf.gather(values, values)}
+
+
+# Sparse tensors.
+
+
+def lookups(f, **options):
+    start = {"ids": f["bags"], "combiner": "sum"}
+    return {
+        name: tf.nn.embedding_lookup_sparse(
+            weight(name, 6, 3), f["bags"], None, combiner=name, **options
+        )
+        for name in ("sum", "mean", "sqrtn")
+        if start
+    }
+
+
+def filled(f, key="bags"):
+    """A sparse tensor in which each row has an entry."""
+    return tf.sparse.fill_empty_rows(f[key], tf.zeros([], f[key].dtype))[0]
+
+
+@model("SparseFillEmptyRows Unique SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN")
+def embeddings_of_bags(f):
+    f = {**f, "bags": filled(f)}
+    found = lookups(f)
+    return squares(tf.add_n(list(found.values())), f), found
+
+
+@model("SparseFillEmptyRows Unique")
+def embeddings_of_weighted_bags(f):
+    ids = filled(f)
+    weights = tf.sparse.SparseTensor(
+        ids.indices, tf.cast(ids.values, F64) * 0.3 + 0.1, ids.dense_shape
+    )
+    found = {
+        name: tf.nn.embedding_lookup_sparse(weight(name, 6, 3), ids, weights, combiner=name)
+        for name in ("sum", "mean", "sqrtn")
+    }
+    return squares(tf.add_n(list(found.values())), f), found
+
+
+@model()
+def embeddings_of_bags_with_weights_beside(f):
+    found = tf.nn.safe_embedding_lookup_sparse(weight("w", 6, 3), f["bags"], f["weights"])
+    return squares(found, f), {"found": found}
+
+
+@model("SparseFillEmptyRows Unique")
+def embeddings_of_bags_with_a_largest_norm(f):
+    found = lookups({**f, "bags": filled(f)}, max_norm=0.5)
+    return squares(tf.add_n(list(found.values())), f), found
+
+
+@model("SparseFillEmptyRows SparseSegmentMean Unique Where GatherV2 ResourceGather")
+def embeddings_of_bags_that_may_be_empty(f):
+    found = tf.nn.safe_embedding_lookup_sparse(weight("table", 6, 3), f["bags"])
+    default = tf.nn.safe_embedding_lookup_sparse(weight("other", 6, 3), f["bags"], default_id=2)
+    return squares(found + default, f), {"found": found}
+
+
+@model("SparseToDense ResourceGather")
+def dense_bags(f):
+    dense = tf.sparse.to_dense(f["bags"], default_value=0)
+    found = tf.gather(weight("table", 6, 3), dense)
+    return squares(tf.reduce_sum(found, 1), f), {"dense": dense}
+
+
+@model("SparseTensorDenseMatMul")
+def sparse_product(f):
+    w = weight("w", 4, 3)
+    found = tf.sparse.sparse_dense_matmul(f["weights"], w)
+    return squares(found, f), {"found": found}
+
+
+@model("SparseReduceSum")
+def sparse_sums(f):
+    values = tf.SparseTensor(
+        f["bags"].indices, tf.cast(f["bags"].values, F64), f["bags"].dense_shape
+    )
+    found = {
+        "rows": tf.sparse.reduce_sum(values, 1),
+        "columns": tf.sparse.reduce_sum(values, 0),
+        "kept": tf.sparse.reduce_sum(values, 1, keepdims=True),
+        "largest": tf.sparse.reduce_max(values, 1),
+        "all": tf.sparse.reduce_sum(values),
+    }
+    return squares(hidden(f["x"]) * found["kept"], f), found
+
+
+@model()
+def sparse_edits(f):
+    """What changes which entries there are."""
+    bags, weights = f["bags"], f["weights"]
+    joined = tf.sparse.concat(1, [bags, bags])
+    below = tf.sparse.concat(0, [bags, bags])
+    slice_ = tf.sparse.slice(weights, [0, 1], [tf.cast(tf.shape(f["x"])[0], tf.int64), 2])
+    kept = tf.sparse.retain(weights, weights.values > 0.9)
+    order = tf.sparse.reorder(weights)
+    turned = tf.sparse.transpose(weights)
+    flat = tf.sparse.reshape(weights, [-1])
+    pairs = tf.sparse.reshape(weights, [-1, 2, 2])
+    sparse_tensors = {
+        "joined": joined,
+        "below": below,
+        "slice": slice_,
+        "kept": kept,
+        "order": order,
+        "turned": turned,
+        "flat": flat,
+        "pairs": pairs,
+        "added": tf.sparse.add(weights, weights),
+        "softmax": tf.sparse.softmax(weights),
+        "scaled": weights * tf.constant([1.0, 2.0, 3.0, 4.0], F64),
+    }
+    found = {}
+    for name, each in sparse_tensors.items():
+        found[f"{name} indices"], found[f"{name} values"] = each.indices, each.values
+        found[f"{name} shape"] = tf.identity(each.dense_shape)
+    dense = tf.sparse.to_dense(kept) + tf.sparse.to_dense(slice_)[:, :1]
+    loss = tf.reduce_sum(tf.square(dense @ weight("w", 4, 3).read_value()))
+    return loss, found
+
+
+@model("SparseToDense Where GatherV2")
+def retained(f):
+    kept = tf.sparse.retain(f["weights"], f["weights"].values > 0.9)
+    dense = tf.sparse.to_dense(kept)
+    return squares(dense @ weight("w", 4, 3).read_value(), f), {"dense": dense}
+
+
+@model("LookupTableFindV2 StringToHashBucketFast SparseToDense")
+def tables_of_words(f):
+    keys, values = tf.constant(["a", "b"]), tf.constant([1, 2], tf.int64)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(keys, values), 0)
+    words = f["words"]
+    found = tf.sparse.to_dense(table.lookup(words))
+    hashed = tf.SparseTensor(
+        words.indices, tf.strings.to_hash_bucket_fast(words.values, 6), words.dense_shape
+    )
+    hashed = tf.sparse.to_dense(hashed)
+    ids = tf.gather(weight("a", 6, 3), hashed) + tf.gather(weight("b", 6, 3), found)
+    return squares(tf.reduce_sum(ids, 1), f), {"found": found, "hashed": hashed}
+
+
+# Feature columns, of sparse and of dense inputs.
+
+
+def columns_of(f, keys):
+    return {key: f[key] for key in keys}
+
+
+def start(shape, dtype=None, partition_info=None):
+    return exactness.start(shape, tf.float32)
+
+
+SINGLE = (2e-5, 2e-6)  # feature columns compute in float32
+
+
+@model("ResourceGather SparseFillEmptyRows SparseSegmentMean SparseToDense Where", tolerance=SINGLE)
+def deep_columns(f):
+    column = tf.feature_column
+    words = column.categorical_column_with_hash_bucket("words", 5)
+    listed = column.categorical_column_with_vocabulary_list("words", ["a", "b"], default_value=0)
+    dense = column.categorical_column_with_vocabulary_list("dense_words", ["a", "b", "c"])
+    ids = column.categorical_column_with_identity("bags", 6)
+    ages = column.bucketized_column(column.numeric_column("ages"), [20.0, 40.0])
+    columns = [
+        column.embedding_column(words, 2, initializer=start),
+        column.embedding_column(dense, 2, initializer=start, combiner="sqrtn"),
+        column.embedding_column(ids, 2, initializer=start, combiner="sum"),
+        column.indicator_column(listed),
+        column.indicator_column(dense),
+        column.embedding_column(
+            column.crossed_column([ages, "dense_words"], 7), 2, initializer=start
+        ),
+        ages,
+    ]
+    keys = ("words", "dense_words", "bags", "ages")
+    found = tf1.feature_column.input_layer(columns_of(f, keys), columns)
+    found = tf1.layers.dense(found, 3, kernel_initializer=start)
+    return squares(tf.cast(found, F64), f), {"found": found}
+
+
+@model("ResourceGather SparseFillEmptyRows", tolerance=SINGLE)
+def linear_columns(f):
+    column = tf.feature_column
+    words = column.categorical_column_with_hash_bucket("words", 5)
+    ages = column.bucketized_column(column.numeric_column("ages"), [20.0, 40.0])
+    columns = [
+        words,
+        column.categorical_column_with_vocabulary_list("dense_words", ["a", "b", "c"]),
+        column.crossed_column([ages, "dense_words"], 7),
+        ages,
+    ]
+    keys = ("words", "dense_words", "ages")
+    found = tf1.feature_column.linear_model(columns_of(f, keys), columns, units=3)
+    return squares(tf.cast(found, F64), f), {"found": found}
+
+
+@model("ResourceGather", tolerance=SINGLE)
+def weighted_columns(f):
+    column = tf.feature_column
+    ids = column.categorical_column_with_identity("bags", 6)
+    ids = column.weighted_categorical_column(ids, "weights", F64 and tf.float64)
+    found = tf1.feature_column.input_layer(
+        columns_of({**f, "weights": f["weights"]}, ("bags", "weights")),
+        [column.embedding_column(ids, 3, initializer=start)],
+    )
+    return squares(tf.cast(found, F64), f), {"found": found}
+
+
+# Numbers of rows.
+
+
+@model("GatherNd Range Pack")
+def chosen_by_labels(f):
+    """The score of each row's label, by its coordinates."""
+    scores = hidden(f["x"])
+    places = tf.stack([tf.range(tf.shape(scores)[0], dtype=tf.int64), f["label"]], 1)
+    found = tf.gather_nd(scores, places)
+    return tf.reduce_sum(tf.square(found)), {"found": found, "places": places}
+
+
+@model("GatherV2 Range")
+def rows_by_their_numbers(f):
+    scores = hidden(f["x"])
+    rows = tf.range(tf.shape(scores)[0])
+    same = tf.gather(scores, rows)
+    back = tf.scatter_nd(rows[:, None], scores, tf.shape(scores))
+    sums = tf.math.segment_sum(scores, rows)
+    return squares(same + back + sums, f), {"rows": rows, "back": back, "twice": rows * 2}
+
+
+@model("GatherNd Range")
+def last_of_each_row(f):
+    """What is there at the end of rows of different lengths."""
+    x = tf.reshape(hidden(f["t"]), [-1, 4, 3])
+    last = tf.cast(f["label"], tf.int32)
+    rows = tf.expand_dims(tf.range(tf.shape(x)[0]), 1)
+    found = tf.gather_nd(x, tf.concat([rows, last[:, None]], 1))
+    return squares(found, f), {"found": found}
+
+
+@model()
+def other_ranges(f):
+    number = tf.shape(f["x"])[0]
+    found = {
+        "from one": tf.range(1, number + 1),
+        "by two": tf.range(0, 2 * number, 2),
+        "twice": tf.range(2 * number),
+        "back": tf.range(number - 1, -1, -1),
+        "less": tf.range(number - 1),
+        "real": tf.range(tf.cast(number, F64)),
+        "matrix": tf.range(number)[:, None] - tf.range(number)[None, :],
+        "odd": tf.gather(f["x"], tf.range(number) // 2),
+        "reversed": tf.gather(f["x"], tf.range(number)[::-1]),
+        "masked": tf.boolean_mask(tf.range(number), f["mask"]),
+        "picked": tf.range(tf.shape(tf.where(f["mask"]))[0]),
+    }
+    return squares(hidden(found["odd"]), f), found
+
+
+# Ragged tensors.
+
+
+@model("SegmentSum UnsortedSegmentSum RaggedTensorToTensor", statics=(False,))
+def ragged_sums(f):
+    ragged = f["ragged"]
+    found = {
+        "sums": tf.reduce_sum(ragged, 1),
+        "lengths": ragged.row_lengths(),
+        "dense": ragged.to_tensor(),
+    }
+    return squares(hidden(f["x"]) * found["sums"][:, None], f), found
+
+
+@model("ResourceGather RaggedTensorToTensor", statics=(False,))
+def ragged_embeddings(f):
+    ids = f["ragged_ids"]
+    table = weight("table", 6, 3)
+    vectors = tf.ragged.map_flat_values(lambda ids: tf.nn.embedding_lookup(table, ids), ids)
+    sums = tf.reduce_sum(vectors, 1)
+    dense = vectors.to_tensor()
+    mean = tf.math.divide_no_nan(sums, tf.cast(ids.row_lengths(), F64)[:, None])
+    return squares(sums + mean, f) + tf.reduce_sum(tf.square(dense)), {"sums": sums}
+
+
+@model("ResourceGather", statics=(False,))
+def ragged_to_sparse(f):
+    ids = f["ragged_ids"].to_sparse()
+    found = tf.nn.safe_embedding_lookup_sparse(weight("table", 6, 3), ids)
+    return squares(found, f), {"found": found}
+
+
+@model("", statics=(False,))
+def ragged_edits(f):
+    ragged = f["ragged"]
+    found = {
+        "rows": ragged.value_rowids(),
+        "starts": ragged.row_starts(),
+        "total": ragged.nvals(),
+        "count": ragged.nrows(),
+        "first": ragged[:, :1].to_tensor(),
+        "values": ragged.flat_values * 2.0,
+        "concat": tf.concat([ragged, ragged], 1).to_tensor(),
+        "below": tf.concat([ragged, ragged], 0).to_tensor(),
+        "gathered": tf.gather(ragged, tf.zeros_like(f["label"])).to_tensor(),
+        "masked": tf.ragged.boolean_mask(ragged, ragged > 0.0).to_tensor(),
+        "largest": tf.maximum(tf.reduce_max(ragged, 1), -9.0),
+        "longest": ragged.bounding_shape(),
+    }
+    return squares(hidden(f["x"]) * found["largest"][:, None], f), found
+
+
+# Texts.
+
+
+@model("StringSplitV2 SparseToDense", statics=(False, True))
+def split_texts(f):
+    words = tf1.string_split(f["texts"], " ")
+    ids = tf.SparseTensor(
+        words.indices, tf.strings.to_hash_bucket_fast(words.values, 6), words.dense_shape
+    )
+    found = tf.nn.safe_embedding_lookup_sparse(weight("table", 6, 3), ids)
+    dense = tf.sparse.to_dense(ids, default_value=-1)
+    return squares(found, f), {"dense": dense}
+
+
+class Read(dict):
+    """Features of which a placeholder is made when a model first reads it."""
+
+    def __init__(self, arrays, is_static):
+        super().__init__()
+        self.arrays = arrays
+        self.is_static = is_static
+
+    def __missing__(self, key):
+        value = self.arrays[key]
+        with tf.control_dependencies(None), tf.name_scope(f"given/{key}"):
+            if isinstance(value, tf1.SparseTensorValue):
+                shape = [value.dense_shape[0] if self.is_static else None, 4]
+                self[key] = tf1.sparse_placeholder(value.values.dtype, shape)
+            else:
+                self[key] = exactness.placeholders(value, self.is_static)
+        return self[key]
+
+
+class Built:
+    """A model in a graph of its own, on one device or split over K."""
+
+    def __init__(self, name, rows, is_static, num_devices):
+        self.graph, self.result = tf.Graph(), None
+        with self.graph.as_default():
+            self.features = Read(batch(rows, 0), is_static)
+            self.features["x"], self.features["y"]  # noqa: B018 - a batch has rows
+            loss, extras = MODELS[name].build(self.features)
+            self.forward = self.graph.get_operations()
+            if num_devices % 2:
+                optimizer = tf1.train.AdagradOptimizer(0.1)
+            else:
+                optimizer = tf1.train.GradientDescentOptimizer(0.1)
+            self.values, self.step = {"loss": loss, **extras}, [optimizer.minimize(loss)]
+            if num_devices > 1:
+                self._split(rows if is_static else None, num_devices)
+            self.starts = {v.initializer: v for v in tf1.trainable_variables()}
+            self.reads = {v.name: v.read_value() for v in tf1.global_variables()}
+            self.initializers = [tf1.global_variables_initializer(), tf1.tables_initializer()]
+
+    def _split(self, static_rows, num_devices):
+        # A ragged tensor of the batch is made of tensors of its own.
+        self.result = splitter.split_graph(
+            given=[splitter.Given(tensor) for tensor in self.features.values()],
+            devices=DEVICES[:num_devices],
+            keep=[*self.values.values(), *self.step],
+            home=DEVICES[0],
+            static_rows=static_rows,
+        )
+        found = list(self.result.fetch)
+        self.values = dict(zip(self.values, found, strict=False))
+        self.step = found[len(self.values) :]
+
+    def run(self, rows):
+        found = []
+        with tf1.Session(graph=self.graph, config=exactness.session_config()) as session:
+            session.run(self.initializers)
+            for step in range(STEPS):
+                arrays = batch(rows, step)
+                feed = {holder: arrays[key] for key, holder in self.features.items()}
+                values = session.run(self.values, feed, PATIENCE)
+                session.run(self.step, feed, PATIENCE)
+                found.append({"values": values, "variables": session.run(self.reads)})
+        return found
+
+
+@functools.cache
+def expected(name, rows, is_static, is_odd):
+    return Built(name, rows, is_static, -1 if is_odd else 0).run(rows)
+
+
+def compare(name, found, wanted):
+    for step, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        for part in ("values", "variables"):
+            for key, value in other[part].items():
+                given = one[part][key]
+                assert np.shape(given) == np.shape(value), (step, key)
+                if np.asarray(value).dtype.kind == "f":
+                    assert np.isfinite(value).all(), (step, key)
+                    relative, absolute = MODELS[name].tolerance
+                    np.testing.assert_allclose(
+                        given, value, relative, absolute, err_msg=f"{key} in step {step}"
+                    )
+                else:
+                    np.testing.assert_array_equal(given, value, f"{key} in step {step}")
+
+
+def whole(built, kinds):
+    """Returns the operations of some kinds, before the gradients, that are not split."""
+    return [
+        f"{op.type} {op.name}: {built.result.why(op)}"
+        for op in built.forward
+        if op.type in kinds and built.result.how(op) != "split"
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("num_devices", [2, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_dynamic(name, num_devices):
+    built = Built(name, 7, False, num_devices)
+    for rows in (7, 2, 1):
+        wanted = expected(name, rows, False, num_devices % 2)
+        compare(name, built.run(rows), wanted)
+    assert whole(built, MODELS[name].split) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("rows", [7, 2])
+@pytest.mark.parametrize("name", [name for name in MODELS if True in MODELS[name].statics])
+def test_static(name, rows):
+    built = Built(name, rows, True, 3)
+    compare(name, built.run(rows), expected(name, rows, True, True))
+    assert whole(built, MODELS[name].split) == []
