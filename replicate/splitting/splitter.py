@@ -124,47 +124,13 @@ def split_graph(
         cluster: The workers, where there are several: the batch is all workers'.
         mirrored: The variables, on the first device, of which each device gets a copy.
     """
-    graph, leaves = tf1.get_default_graph(), [each.tensor for each in given]
-    families.load()
-    tensors = tf.nest.flatten(leaves, expand_composites=True)
-    moved = _lowered(graph, tensors)
-    keep = [_each(functools.partial(_moved_to, moved), group) for group in keep]
-    batch = Space("the batch")
-    structure = loops.Structure(graph)
-    assumptions = loops.Assumptions(structure)
-    ops = _order(tensors, structure, moved)
-    effects.keep_whole(ops, structure, assumptions)
-    if cluster is None:
-        place: Any = workers.Alone(leaves[0], static_rows, len(devices), home)
-    else:
-        place = workers.Cluster(cluster, len(devices), home)
-    found = inputs.of(batch, leaves, place.bounds, len(devices), home)
-    rows = [*found.known, *inputs.picked(ops)]
-    facts = known.Facts(graph, rows, structure, place.num_devices, static_rows, found.shapes)
-    with tf1.name_scope("replicate_split/"):
-        prefix = graph.unique_name("rows")
-    analysis = analyses.Analysis(found.given, batch, facts, structure, assumptions, random_numbers)
-    while True:
-        analysis.run(ops)
-        nodes = Nodes(graph, prefix)
-        written = writer.Writer(
-            analysis,
-            tuple(devices),
-            home,
-            place.runs(nodes),
-            nodes,
-            place.make_joins,
-            place.first_device,
-        )
-        try:
-            fetch = [_each(written.fetch, group) for group in keep]
-            written.finish(aside=mirroring.writes(graph, structure, mirrored))
-            break
-        except loops.LoopWholeError as reason:
-            assumptions.make_loop_whole(reason.op, str(reason))
+    plan = _Plan([each.tensor for each in given], tuple(devices), home)
+    plan.look(static_rows, cluster, random_numbers)
+    keep = [_each(functools.partial(_moved_to, plan.moved), group) for group in keep]
+    written, fetch = plan.write(keep, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
     transport.pack(written, fetch)
-    made = nodes.write()
+    made = written.nodes.write()
     if checks.are_wanted():
         checks.check_shapes(written, made)
     _apply(written.changes, made)
@@ -172,8 +138,84 @@ def split_graph(
     if cluster is None:
         leftovers.repoint(written, made, home)
     fetch = [_each(lambda each: references.tensor(each, made), group) for group in fetch]
-    place.write(written, made, fetch)
-    return Result(fetch, moved, analysis, written, made, copies)
+    plan.place.write(written, made, fetch)
+    return Result(fetch, plan.moved, plan.analysis, written, made, copies)
+
+
+class _Plan:
+    """What is known of a graph that is to be split.
+
+    Args:
+        leaves: The tensors of the batch, dense and sparse.
+        devices: The K devices.
+        home: See `split_graph`.
+
+    Attributes:
+        moved: What is written anew, by what it stands for.
+        place: Which rows are whose: `workers.Alone`, or `workers.Cluster`.
+        analysis: The states of the tensors.
+    """
+
+    def __init__(self, leaves: list, devices: tuple[str, ...], home: str):
+        families.load()
+        self._leaves, self._devices, self._home = leaves, devices, home
+        self._graph = tf1.get_default_graph()
+        tensors = tf.nest.flatten(leaves, expand_composites=True)
+        self.moved = _lowered(self._graph, tensors)
+        self._structure = loops.Structure(self._graph)
+        self._assumptions = loops.Assumptions(self._structure)
+        self._ops = _order(tensors, self._structure, self.moved)
+        effects.keep_whole(self._ops, self._structure, self._assumptions)
+        self.place: Any = None
+        self.analysis: Any = None
+
+    def look(self, static_rows: int | None, cluster: Any, random_numbers: str) -> None:
+        """Finds out what can be known before states are; see `split_graph`."""
+        num_devices = len(self._devices)
+        if cluster is None:
+            self.place = workers.Alone(self._leaves[0], static_rows, num_devices, self._home)
+        else:
+            self.place = workers.Cluster(cluster, num_devices, self._home)
+        batch = Space("the batch")
+        found = inputs.of(batch, self._leaves, self.place.bounds, num_devices, self._home)
+        facts = known.Facts(
+            self._graph,
+            [*found.known, *inputs.picked(self._ops)],
+            self._structure,
+            self.place.num_devices,
+            static_rows,
+            found.shapes,
+        )
+        self.analysis = analyses.Analysis(
+            found.given, batch, facts, self._structure, self._assumptions, random_numbers
+        )
+
+    def write(self, keep: Sequence[Any], mirrored: Sequence[tf.Variable]) -> tuple[Any, list]:
+        """Writes the copies that are wanted; returns the writer, and what is run.
+
+        Where a body turns out to need what devices make together, its loop is whole, and all is
+        looked at again.
+        """
+        with tf1.name_scope("replicate_split/"):
+            prefix = self._graph.unique_name("rows")
+        while True:
+            self.analysis.run(self._ops)
+            nodes = Nodes(self._graph, prefix)
+            written = writer.Writer(
+                self.analysis,
+                self._devices,
+                self._home,
+                self.place.runs(nodes),
+                nodes,
+                self.place.make_joins,
+                self.place.first_device,
+            )
+            try:
+                fetch = [_each(written.fetch, group) for group in keep]
+                written.finish(aside=mirroring.writes(self._graph, self._structure, mirrored))
+                return written, fetch
+            except loops.LoopWholeError as reason:
+                self._assumptions.make_loop_whole(reason.op, str(reason))
 
 
 def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor]) -> dict:
