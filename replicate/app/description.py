@@ -119,12 +119,7 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
     """
     described = estimators.describe(settings, scaling.task(wanted))
     batch_size = settings.train.input.batch_size
-    strategy = described.options.get("strategy")
-    if strategy is None or isinstance(strategy, str):
-        workers = subjects.worker_devices(described.devices, strategy)
-    else:  # of a cluster: servers know devices by other names
-        workers = strategy.worker_devices
-        strategy.start = lambda: ""  # nobody listens
+    workers = _workers(described)
     if wanted is not None:
         settings = scaling.of_a_worker(settings, wanted)
     source = settings.train.input
@@ -136,14 +131,13 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
             spec = _built(described, make)
         variables = tuple(sorted(_variables(), key=lambda one: (_KINDS.index(one.kind), one.name)))
         step = [spec.train_op, spec.loss]
-        executed = ancestry.executed_by(step)
         split, shape_of = None, _unknown
         if heard:
+            executed = ancestry.executed_by(step)
             split = report.of_step(heard[0], executed, len(workers), batch_size)
-            counts = runs.static_counts(source.batch_size, len(workers))
-            shape_of = functools.partial(
-                report.part_shape, heard[0], [max(one, 1) for one in counts]
-            )
+            bounds = runs.static_bounds(source.batch_size, len(workers))
+            rows = [end - begin for begin, end in bounds]
+            shape_of = functools.partial(report.part_shape, heard[0], rows)
         cluster = None
         if wanted is not None:
             cluster = scaling.measured(step, wanted, len(workers), source.batch_size)
@@ -157,6 +151,15 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         cluster,
         split,
     )
+
+
+def _workers(described: estimators.Described) -> Sequence[str]:
+    """Returns the towers' devices."""
+    strategy = described.options.get("strategy")
+    if strategy is None or isinstance(strategy, str):
+        return subjects.worker_devices(described.devices, strategy)
+    strategy.start = lambda: ""  # nobody listens
+    return strategy.worker_devices  # of a cluster: servers know devices by other names
 
 
 def _unknown(tensor: tf.Tensor) -> None:

@@ -76,20 +76,7 @@ def print_description(found: description.Description) -> None:
             for one in found.variables
         ),
     )
-    _print_table(
-        {"device": False, "tower": True, "variables": True, "bytes": True}
-        | {"operations of a step": True}
-        | ({} if found.split is None else {"of its tower": True}),
-        (
-            (
-                description.short(one.name),
-                "" if one.tower is None else str(one.tower),
-                *map(_count, (one.variables, one.bytes, one.operations)),
-                *(() if found.split is None else (_count(one.of_tower),)),
-            )
-            for one in found.devices
-        ),
-    )
+    _print_devices(found)
     if found.split is not None:
         _print_split(found.split)
     if found.transfers:
@@ -107,6 +94,24 @@ def print_description(found: description.Description) -> None:
         )
     if found.cluster is not None:
         _print_cluster(found.cluster)
+
+
+def _print_devices(found: description.Description) -> None:
+    """Prints what each device holds and does."""
+    _print_table(
+        {"device": False, "tower": True, "variables": True, "bytes": True}
+        | {"operations of a step": True}
+        | ({} if found.split is None else {"of its tower": True}),
+        (
+            (
+                description.short(one.name),
+                "" if one.tower is None else str(one.tower),
+                *map(_count, (one.variables, one.bytes, one.operations)),
+                *(() if found.split is None else (_count(one.of_tower),)),
+            )
+            for one in found.devices
+        ),
+    )
 
 
 def _print_split(found: splitting.Report) -> None:

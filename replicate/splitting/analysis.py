@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf
+from replicate.splitting import equal, folding, loops, states
 from replicate.splitting import facts as known
-from replicate.splitting import folding, loops, states
 from replicate.splitting.rules import registry
 from replicate.splitting.states import SIZE, WHOLE, Local, Rows, Space, Split, WholeError
 
@@ -90,10 +90,11 @@ class Analysis:
         return isinstance(self.how.get(op), Split)
 
     def space_of(self, tensor: tf.Tensor) -> Space:
-        """Returns the space of the rows that an operation picks, the same at each call."""
-        if tensor.ref() not in self._spaces:
-            self._spaces[tensor.ref()] = Space(tensor.op.name, tensor)
-        return self._spaces[tensor.ref()]
+        """Returns the space of the rows that an operation picks, the same for equal picks."""
+        key = equal.key(tensor)
+        if key not in self._spaces:
+            self._spaces[key] = Space(tensor.op.name, tensor)
+        return self._spaces[key]
 
     # Finding it.
 
@@ -131,8 +132,12 @@ class Analysis:
             self._split(op, inputs, rule)
 
     def _split(self, op: tf.Operation, inputs: list, rule: Any) -> None:
-        found = self._answer(registry.OF_IDS.get(op.type), op, inputs) if _have_ids(inputs) else ""
-        if isinstance(found, str):
+        found: Any = ""
+        for of_ids in registry.OF_IDS.get(op.type, ()) if _have_ids(inputs) else ():
+            found = self._answer(of_ids, op, inputs)
+            if not isinstance(found, str):
+                break
+        if isinstance(found, str) and (rule is not None or not found):
             found = self._answer(rule, op, [_plain(each) for each in inputs])
         if isinstance(found, str):
             is_of_rows = any(state is not WHOLE for state in inputs)

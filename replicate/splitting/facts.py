@@ -19,7 +19,17 @@ from replicate.splitting.extents import Number, Sizes, UnknownError
 from replicate.splitting.folding import WHOLE_MODE, Structure
 from replicate.splitting.probes import Given, GivenShape
 from replicate.splitting.rules.registry import Extent
-from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, Shape, Space, State, WholeError
+from replicate.splitting.states import (
+    OWN,
+    SIZE,
+    WHOLE,
+    Local,
+    Rows,
+    Shape,
+    Space,
+    State,
+    WholeError,
+)
 
 
 class Facts:
@@ -117,27 +127,36 @@ class Facts:
             return OWN
         return Shape(axis, space)
 
-    def number_view(self, tensor: tf.Tensor, space: Space, stride: int) -> states.View | None:
-        """Returns the view of a number of rows as a device has it; None: it is another number.
-
-        Args:
-            tensor: A whole number, of shape [].
-            space: Whose rows.
-            stride: How many are counted for each row.
-        """
-        if self._state(tensor) is not SIZE:
-            return None
+    def number(self, tensor: tf.Tensor) -> Extent | None:
+        """Returns a whole number of shape []; None: it is not known."""
         whole = self._folder.fold(tensor)
         if whole is None or whole.ndim:
             return None
-        extent = extents.extent(whole[()], self._literal)
-        if not extent.has_rows(space) or extent.multiple != stride or space.is_picked:
-            return None
-        is_own = all(
-            self._is_value(tensor, np.array(self._own(whole[()], space, mode), object), mode)
-            for mode in self._modes
-        )
-        return OWN if is_own else None
+        return extents.extent(whole[()], self._literal)
+
+    def number_view(self, tensor: tf.Tensor, space: Space) -> states.View:
+        """Returns the view that gives a device's own part of a number that grows with rows."""
+        whole = self._folder.fold(tensor)
+        if self._state(tensor) is SIZE and self._is_own(tensor, whole, (), space):
+            return OWN
+        return Shape(None, space)
+
+    def is_own(self, tensor: tf.Tensor, space: Space) -> bool:
+        """Whether the first entry of a shape, as devices have it, is that of their rows."""
+        whole = self._folder.fold(tensor)
+        if self._state(tensor) is not SIZE or whole is None or whole.ndim != 1:
+            return False
+        return self._is_own(tensor, whole, 0, space)
+
+    def _is_own(self, tensor: tf.Tensor, whole: folding.Value, place: Any, space: Space) -> bool:
+        for mode in self._modes:
+            found = self._folder.fold(tensor, mode)
+            try:
+                if found is None or found[place] != self._own(whole[place], space, mode):
+                    return False
+            except UnknownError:
+                return False
+        return True
 
     # What the writer asks.
 
@@ -208,7 +227,8 @@ class Facts:
         if given is not None and given.axis < len(lengths):
             symbol = extents.PICKED if given.is_picked else extents.BATCH
             is_number = self.static_rows and not given.is_picked
-            lengths[given.axis] = self.static_rows if is_number else extents.rows(symbol)
+            rows = self.static_rows if is_number else extents.rows(symbol)
+            lengths[given.axis] = rows + given.more
         return tuple(lengths)
 
     def _forget_unlike_one_row(self, tensor: tf.Tensor, lengths: list[Number]) -> None:
@@ -233,6 +253,8 @@ class Facts:
 
     def _lengths_in(self, tensor: tf.Tensor, mode: int) -> Sequence[Number] | None:
         lengths, state = self._whole_lengths(tensor), self._state(tensor)
+        if lengths and mode != WHOLE_MODE and isinstance(state, Local):
+            return [extents.unknown(), *lengths[1:]]
         if lengths is None or mode == WHOLE_MODE or not isinstance(state, Rows):
             return lengths
         found = list(lengths)

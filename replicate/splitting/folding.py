@@ -88,6 +88,8 @@ class Folder:
             return self._leaf(tensor, mode)
         if op.type in _LISTS:
             return self._listed(tensor, mode)
+        if op.type in SHAPES:
+            return self._of_entries(tensor, mode)
         if op.type not in FOLD:
             return None
         operands = [self.fold(each, mode) for each in op.inputs]
@@ -110,6 +112,31 @@ class Folder:
         if op.type == "Size":
             return _array(np.prod(_array(lengths)) if lengths else 1)
         return _array(lengths)
+
+    def _of_entries(self, tensor: tf.Tensor, mode: int) -> Value | None:
+        """Returns the shape of sparse entries that an operation makes."""
+        op = tensor.op
+        if tensor.value_index != SHAPES[op.type]:
+            return None
+        if op.type == "SparseReshape":
+            old, new = (self.fold(each, mode) for each in op.inputs[1:3])
+            try:
+                return None if old is None or new is None else _reshaped(old, new)
+            except (UnknownError, ZeroDivisionError):
+                return None
+        number = self._number_of_rows(op, mode)
+        return None if number is None else _array([number, extents.unknown()])
+
+    def _number_of_rows(self, op: tf.Operation, mode: int) -> Number | None:
+        """Returns how many rows there are of crossed values, of texts, or of a ragged tensor."""
+        many = op.get_attr("N") if op.type.startswith("SparseCross") else 0
+        if many:
+            shape = self.fold(op.inputs[2 * many], mode)
+            return None if shape is None else shape[0]
+        lengths = self._lengths(op.inputs[0], mode)
+        if not lengths:
+            return None
+        return lengths[0] - 1 if op.type == "RaggedTensorToSparse" else lengths[0]
 
     def _listed(self, tensor: tf.Tensor, mode: int) -> Value | None:
         """Returns what comes from a stack or a list that always holds the same."""
@@ -330,6 +357,31 @@ def _cast(op: tf.Operation, v: Sequence[Value]) -> Value:
         raise UnknownError("a number does not fit")
     return np.frompyfunc(lambda a: int(a) if isinstance(a, bool) else a, 1, 1)(v[0])
 
+
+def _reshaped(old: Value, new: Value) -> Value:
+    """Returns the new shape of sparse entries, whose entry -1 is what is left over."""
+    left = [n for n, entry in enumerate(new) if isinstance(entry, int) and entry == -1]
+    if not left:
+        return new
+    found, total, others = new.copy(), 1, 1
+    for entry in old:
+        total = total * entry
+    for n, entry in enumerate(new):
+        others = others if n in left else others * entry
+    found[left[0]] = total // others
+    return found
+
+
+# Which output of an operation on sparse entries is their shape.
+SHAPES = {
+    "RaggedTensorToSparse": 2,
+    "SparseCross": 2,
+    "SparseCrossHashed": 2,
+    "SparseCrossV2": 2,
+    "SparseReshape": 1,
+    "StringSplit": 2,
+    "StringSplitV2": 2,
+}
 
 _LISTS = ("StackPopV2", "StackPushV2", "TensorListElementShape", "TensorListPopBack")
 

@@ -275,8 +275,11 @@ class Joins:
         offset = self._cast(self.runs_of(ids.space).begins[k], dtype, self._home)
         scale = np.array(ids.stride, dtype.as_numpy_dtype)
         if ids.column is not None:
-            width = self._analysis.facts.known_shape(tensor, state.axis)[-1]
-            scale = (np.arange(width) == ids.column).astype(dtype.as_numpy_dtype) * scale
+            shape = self._analysis.facts.known_shape(tensor, state.axis)
+            columns = np.arange(shape[0 if ids.is_upright else -1]) == ids.column
+            scale = columns.astype(dtype.as_numpy_dtype) * scale
+            if ids.is_upright:
+                scale = scale.reshape([-1] + [1] * (len(shape) - 1))
         by = self._binary("Mul", offset, self._writer.constant(scale, k), dtype, device)
         return self._binary("AddV2", part, by, dtype, device)
 
@@ -417,8 +420,9 @@ class Joins:
 
     def _own_constant_shape(self, value, tensor: tf.Tensor, want: states.Shape, k: int) -> str:
         total = self._analysis.facts.static_rows
-        if value[want.axis] > 0:
-            value[want.axis] = value[want.axis] // total * self._static_run(k)[1]
+        place = () if want.axis is None else want.axis
+        if value[place] > 0:
+            value[place] = value[place] // total * self._static_run(k)[1]
         return self._writer.constant(value.astype(tensor.dtype.as_numpy_dtype), k)
 
     def _scaled(self, tensor: tf.Tensor, want: states.Shape, k: int, loop: Any) -> str:
@@ -433,6 +437,8 @@ class Joins:
             total = self._binary("Maximum", total, one, dtype, device)
         per_row = self._binary("FloorDiv", whole, total, dtype, device)
         mine = self._binary("Mul", per_row, length, dtype, device)
+        if want.axis is None:
+            return mine
         mask = np.arange(len(self._analysis.facts.shape_entries(tensor))) == want.axis
         mask = self._nodes.constant(mask, device, whole if loop is not None else None)
         return self._nodes.add("SelectV2", [mask, mine, whole], device, T=dtype)

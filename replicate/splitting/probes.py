@@ -34,11 +34,13 @@ class Given(NamedTuple):
         tensor: The tensor.
         axis: Which dimension has the rows, one entry each.
         is_picked: Whether the rows are picked ones; else they are the batch's.
+        more: How many entries there are beside those of the rows.
     """
 
     tensor: tf.Tensor
     axis: int = 0
     is_picked: bool = False
+    more: int = 0
 
 
 _COMPARISONS = (
@@ -266,7 +268,8 @@ def _probe(
             if dims is None or each.axis >= len(dims):
                 continue
             if dims[each.axis] is None:
-                dims[each.axis] = sizes.picked if each.is_picked else sizes.batch
+                rows = sizes.picked if each.is_picked else sizes.batch
+                dims[each.axis] = rows + each.more
         if isinstance(each, GivenShape) or not each.is_picked:
             dims = [_guessed(size, way(axis), sizes) for axis, size in enumerate(dims)]
         if isinstance(each, Given):

@@ -37,6 +37,12 @@ def split(
             strategy.worker_devices[0],
         )
         return spec
+    if batch.total == 1:
+        _log.info(
+            "The model's graph runs on one device, %s: the batch has one row.",
+            strategy.worker_devices[0],
+        )
+        return spec
     spec = _with_updates(spec)
     groups = [_Group(items) for items in _groups(spec, batch.cluster is None)]
     result = splitter.split_graph(

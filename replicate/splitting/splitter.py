@@ -124,8 +124,9 @@ def split_graph(
         cluster: The workers, where there are several: the batch is all workers'.
         mirrored: The variables, on the first device, of which each device gets a copy.
     """
-    plan = _Plan([each.tensor for each in given], tuple(devices), home)
-    plan.look(static_rows, cluster, random_numbers)
+    leaves = [each.tensor for each in given] if static_rows != 1 else []  # one row is whole
+    plan = _Plan(leaves, tuple(devices), home, static_rows)
+    plan.look(cluster, random_numbers)
     keep = [_each(functools.partial(_moved_to, plan.moved), group) for group in keep]
     written, fetch = plan.write(keep, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
@@ -149,6 +150,7 @@ class _Plan:
         leaves: The tensors of the batch, dense and sparse.
         devices: The K devices.
         home: See `split_graph`.
+        static_rows: See `split_graph`.
 
     Attributes:
         moved: What is written anew, by what it stands for.
@@ -156,24 +158,28 @@ class _Plan:
         analysis: The states of the tensors.
     """
 
-    def __init__(self, leaves: list, devices: tuple[str, ...], home: str):
+    def __init__(
+        self, leaves: list, devices: tuple[str, ...], home: str, static_rows: int | None
+    ):
         families.load()
+        self._static_rows = static_rows
         self._leaves, self._devices, self._home = leaves, devices, home
         self._graph = tf1.get_default_graph()
         tensors = tf.nest.flatten(leaves, expand_composites=True)
         self.moved = _lowered(self._graph, tensors)
         self._structure = loops.Structure(self._graph)
         self._assumptions = loops.Assumptions(self._structure)
-        self._ops = _order(tensors, self._structure, self.moved)
+        self._ops = _order(tensors, self._structure, self.moved, static_rows)
         effects.keep_whole(self._ops, self._structure, self._assumptions)
         self.place: Any = None
         self.analysis: Any = None
 
-    def look(self, static_rows: int | None, cluster: Any, random_numbers: str) -> None:
+    def look(self, cluster: Any, random_numbers: str) -> None:
         """Finds out what can be known before states are; see `split_graph`."""
-        num_devices = len(self._devices)
+        num_devices, static_rows = len(self._devices), self._static_rows
         if cluster is None:
-            self.place = workers.Alone(self._leaves[0], static_rows, num_devices, self._home)
+            given = next(iter(self._leaves), None)
+            self.place = workers.Alone(given, static_rows, num_devices, self._home)
         else:
             self.place = workers.Cluster(cluster, num_devices, self._home)
         batch = Space("the batch")
@@ -237,10 +243,16 @@ def _moved_to(moved: dict, wanted: Any) -> Any:
     return wanted
 
 
-def _order(given: Sequence[tf.Tensor], structure: loops.Structure, moved: dict) -> list:
+def _order(
+    given: Sequence[tf.Tensor], structure: loops.Structure, moved: dict, static_rows: int | None
+) -> list:
     """Returns all operations behind the batch that are not replaced, each behind what it reads."""
     starts = [*given, *structure.list_starts()]
     ops = order.behind(starts) | {tensor.op for tensor in structure.list_starts()}
+    if static_rows and given:
+        made = inputs.made(ops, given, static_rows, structure)
+        ops |= made | order.behind(tensor for op in made for tensor in op.outputs)
+        ops -= {tensor.op for tensor in given}
     ops, more = structure.with_pops(ops)
     return order.ordered(ops - {tensor.deref().op for tensor in moved}, more)
 

@@ -76,12 +76,14 @@ class Ids:
         column: Which entry of the last dimension is a row's number; None: every value is.
         stride: How many numbers each row has, as in a matrix of which entries are counted.
         is_complete: Whether each row occurs, and they are in order.
+        is_upright: Whether `column` is an entry of the first dimension, not of the last.
     """
 
     space: Space
     column: int | None = None
     stride: int = 1
     is_complete: bool = False
+    is_upright: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +135,8 @@ class Local:
     value the operation itself makes, of whole inputs.
 
     Attributes:
-        source: The operation that made the first such value; values of another are no match.
+        source: What tells one such value from another: a tensor of the operation that made it.
+            Values that have an entry for each of the source's have the same one.
     """
 
     source: Any
@@ -147,11 +150,11 @@ class Shape:
     entry of that axis scaled down to the device's rows.
 
     Attributes:
-        axis: Which entry.
+        axis: Which entry; None: the operand is one number, of shape [].
         space: Whose rows.
     """
 
-    axis: int
+    axis: int | None
     space: Space
 
 

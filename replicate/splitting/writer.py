@@ -31,6 +31,7 @@ from replicate.splitting.states import (
 )
 
 _PASSED = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
+_NUMBERING = ("Range",)  # what makes rows of their number alone: no device has to send its own
 
 
 @dataclasses.dataclass
@@ -152,8 +153,8 @@ class Writer:
             return self.joins.at_home(tensor)
         if isinstance(state, (Rows, Partial)):
             tensor = self._passed(tensor)
-            if self.analysis.is_at_hand(tensor):
-                return self.whole(tensor)
+            if self.analysis.is_at_hand(tensor) or tensor.op.type in _NUMBERING:
+                return self.joins.at_home(tensor)
         key = ("whole", tensor.ref())
         if key not in self._memo:
             self._memo[key] = self._whole(tensor, state)

@@ -111,9 +111,11 @@ def layer_seed():
 
 
 @pytest.mark.parametrize("is_seeded", [False, True])
-def test_python_numpy_and_keras_draw_from_a_seed_and_go_on_from_where_they_were(is_seeded):
-    if is_seeded:
-        tf.keras.utils.set_random_seed(3)
+def test_python_numpy_and_keras_draw_from_a_seed_and_go_on_from_where_they_were(
+    monkeypatch, is_seeded
+):
+    own = random.Random(3) if is_seeded else None  # as `tf.keras.utils.set_random_seed` sets it
+    monkeypatch.setattr(keras._keras_seeds(), "generator", own, raising=False)
     states = random.getstate(), np.random.get_state()
     with keras.drawing_from(5):
         first = drawn()
@@ -121,5 +123,6 @@ def test_python_numpy_and_keras_draw_from_a_seed_and_go_on_from_where_they_were(
         assert drawn() == first
     with keras.drawing_from(6):
         assert drawn()[:2] != first[:2]
+    assert keras._keras_seeds().generator is own
     assert random.getstate() == states[0]
     assert all(np.array_equal(*pair) for pair in zip(np.random.get_state(), states[1], strict=True))

@@ -2,11 +2,9 @@
 
 import functools
 
-import numpy as np
 import pytest
 
 import replicate
-from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 from replicate.training import synchronous
 from tests import exactness
@@ -280,7 +278,9 @@ def accumulated(features, labels, mode):
         def apply():
             means = [k.read_value() / 2 for k in kept]
             clipped, _ = tf.clip_by_global_norm(means, 0.05)
-            with tf1.control_dependencies([made.apply_gradients(zip(clipped, trained))]):
+            with tf1.control_dependencies(
+                [made.apply_gradients(zip(clipped, trained, strict=True))]
+            ):
                 return tf.group(*[k.assign(tf.zeros_like(k)) for k in kept])
 
         applied = tf1.cond(is_full, apply, tf1.no_op)
@@ -292,16 +292,16 @@ def four():
     return estimators.input_fn(sizes=(7, 2, 1, 5))
 
 
-@pytest.mark.parametrize("is_inside", [False, True])
-def test_gradients_of_several_batches_are_averaged_and_clipped(tmp_path, is_inside):
-    inside = stepping(sgd)
+@pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "mirrored"])
+def test_gradients_of_several_batches_are_averaged_and_clipped(tmp_path, strategy):
+    is_inside = strategy == "round_robin"
     require_one_device(
         tmp_path,
-        inside if is_inside else model,
+        stepping(sgd) if is_inside else model,
         None if is_inside else sgd,
         accumulated,
         given=four,
-        strategy="round_robin" if is_inside else None,
+        strategy=strategy,
         accumulate_steps=2,
         clip_global_norm=0.05,
     )

@@ -9,7 +9,7 @@ from replicate.splitting import states
 from replicate.splitting.states import Rows, Space, WholeError
 
 RULES: dict[str, Callable[["Case"], states.Split | None]] = {}
-OF_IDS: dict[str, Callable[["Case"], states.Split | None]] = {}
+OF_IDS: dict[str, list[Callable[["Case"], states.Split | None]]] = {}
 ALWAYS: set[str] = set()
 
 
@@ -32,13 +32,19 @@ def rule(*types: str, always: bool = False) -> Callable:
 def rule_of_ids(*types: str) -> Callable:
     """Registers a function as the rule where an input is `Local`, or has `Ids`.
 
-    It is asked first. Where it does not fit, the operation's other rule is: to that one ids are
-    numbers as one device has them.
+    It is asked first; a kind may have several. Where none fits, the operation's other rule is
+    asked: to that one ids are numbers as one device has them.
 
     Args:
         *types: The kinds.
     """
-    return _register(OF_IDS, types)
+
+    def register(function):
+        for name in types:
+            OF_IDS.setdefault(name, []).append(function)
+        return function
+
+    return register
 
 
 def _register(rules: dict, types: Sequence[str]) -> Callable:
@@ -116,6 +122,7 @@ class Case:
         self.assumptions = analysis.assumptions
         self.state_of: Callable[[Any], states.State] = analysis.state
         self.space_of: Callable[[Any], Space] = analysis.space_of
+        self.batch: Space = analysis.batch
         self.random_numbers = random_numbers
 
     def attribute(self, name: str) -> Any:

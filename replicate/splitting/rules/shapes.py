@@ -12,7 +12,17 @@ from typing import Any, NamedTuple
 from replicate.splitting import states
 from replicate.splitting.rules import elementwise, items
 from replicate.splitting.rules.registry import Case, Extent, rule
-from replicate.splitting.states import SIZE, SUM, WHOLE, Rows, Space, Split, WholeError
+from replicate.splitting.states import (
+    OWN,
+    SIZE,
+    SUM,
+    WHOLE,
+    Local,
+    Rows,
+    Space,
+    Split,
+    WholeError,
+)
 
 
 @rule("Reshape")
@@ -212,7 +222,13 @@ def bitcast(case: Case) -> Split:
 
 @rule("Fill")
 def fill(case: Case) -> Split:
-    """`dims` and a value: rows along the first axis whose length is a number of rows."""
+    """`dims` and a value: rows along the first axis whose length is a number of rows.
+
+    A fill of the shape of a device's own values is its own too.
+    """
+    made_by = case.op.inputs[0].op
+    if made_by.type == "Shape" and isinstance(case.state_of(made_by.inputs[0]), Local):
+        return Split([OWN, WHOLE], [case.state_of(made_by.inputs[0])])
     rows = _rows_of_shape(case, 0)
     return Split([case.shape_view(0, rows), WHOLE], [rows])
 
@@ -256,11 +272,11 @@ def _rows_of_shape(case: Case, n: int) -> Rows:
     """Returns the rows of a result whose lengths are made from sizes: input n."""
     for axis, entry in enumerate(case.entries(n)):
         if entry.has_rows():
-            return Rows(axis, _space_of_size(case, n, entry.is_picked))
+            return Rows(axis, space_of_size(case, n, entry.is_picked))
     raise WholeError("the shape has no rows")
 
 
-def _space_of_size(case: Case, n: int, is_picked: bool) -> Space:
+def space_of_size(case: Case, n: int, is_picked: bool) -> Space:
     """Returns whose rows a size counts: those of the only tensors that it is made from."""
     found, seen, waiting = set(), set(), [case.op.inputs[n]]
     while waiting:

@@ -5,15 +5,22 @@ it comes from: each device has a run of it, of a length that is known in a run. 
 count on a device from its own first row, so that a device finds its own rows by them.
 """
 
+import copy
+import dataclasses
+from typing import Any
+
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
+from replicate.splitting.rules import elementwise, registry, shapes
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
-from replicate.splitting.states import SIZE, WHOLE, Ids, Local, Rows, Split, WholeError
+from replicate.splitting.states import SIZE, WHOLE, Ids, Rows, Space, Split, WholeError
 
-# Which outputs of an operation have picked rows along their first dimension.
-PICKING = {"Where": (0,), "SparseFillEmptyRows": (0, 1)}
-
-_SAME = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
+# What makes an entry of each, whose shape is not inferred where a table's is not.
+_ENTRY_BY_ENTRY = (
+    *elementwise.UNARY.split(),
+    *elementwise.BROADCAST.split(),
+    *("Cast", "Identity", "LookupTableFind", "LookupTableFindV2", "Reshape"),
+)
 
 
 @rule("Where")
@@ -22,19 +29,72 @@ def _where(case: Case) -> Split:
     rows = case.inputs[0]
     if not states.is_rows(rows) or rows.axis != 0:
         raise WholeError("its rows are not along the first dimension")
-    extent = case.shape(0)[0]
-    if not extent.multiple and not rows.space.is_picked:
-        raise WholeError("how many entries a row has is not known")
-    stride = 1 if rows.space.is_picked else extent.multiple
-    ids = Ids(rows.space, 0, stride)
+    check_no_loop(case)
+    ids = Ids(rows.space, 0, entries_of_a_row(case, 0))
     return Split([rows.at(0)], [Rows(0, case.space_of(case.op.outputs[0]), ids)])
+
+
+def entries_of_a_row(case: Case, n: int) -> int:
+    """Returns how many entries along the first dimension of input n each row has."""
+    state, tensor = case.inputs[n], case.op.inputs[n]
+    while tensor is not None:
+        extents = case.facts.shape(tensor)
+        if extents and extents[0].multiple:
+            return extents[0].multiple
+        tensor = _as_long(case, tensor, state)
+    raise WholeError("how many entries a row has is not known")
+
+
+def _as_long(case: Case, tensor: tf.Tensor, state: Rows) -> tf.Tensor | None:
+    """Returns an operand that has as many entries along the rows as a tensor that it makes."""
+    rank = case.facts.rank(tensor)
+    if tensor.op.type not in _ENTRY_BY_ENTRY or (tensor.op.type == "Reshape" and rank != 1):
+        return None
+    for each in tensor.op.inputs:
+        has_rows = without(case.state_of(each)) == without(state)
+        if has_rows and rank is not None and case.facts.rank(each) == rank:
+            return each
+    return None
+
+
+def check_no_loop(case: Case) -> None:
+    """Refuses what picks or counts rows in a loop: outside, how many there are is not known."""
+    if case.structure.loop(case.op) is not None:
+        raise WholeError("it is in a loop")
+
+
+@rule("Range", always=True)
+def _range(case: Case) -> Split | states.State:
+    """The numbers of all rows: from 0, by 1, up to a number of rows."""
+    check_no_loop(case)
+    number = case.facts.number(case.op.inputs[1])
+    if SIZE in case.inputs and case.result_shape()[0].size is not None:
+        return SIZE
+    if number is None or not number.multiple:
+        raise WholeError("it is no range of rows")
+    if int(case.value(0)) != 0 or int(case.value(2)) != 1:
+        raise WholeError("it does not count from 0 by 1")
+    if not case.op.outputs[0].dtype.is_integer:
+        raise WholeError("numbers of rows are whole")
+    space = _space_of_number(case, 1)
+    view = case.facts.number_view(case.op.inputs[1], space)
+    found = Rows(0, space, Ids(space, None, number.multiple, True))
+    return Split([case.number(0), view, case.number(2)], [found])
+
+
+def _space_of_number(case: Case, n: int) -> Space:
+    """Returns whose rows a number counts, which is known to count rows."""
+    number = case.facts.number(case.op.inputs[n])
+    if not number.is_picked and case.facts.static_rows:
+        return case.batch
+    return shapes.space_of_size(case, n, number.is_picked)
 
 
 # What keeps numbers of rows as they are.
 
 
-@rule_of_ids(*_SAME)
-def _same(case: Case) -> Split:
+@rule_of_ids("Identity", "StopGradient", "PreventGradient", "Snapshot")
+def same(case: Case) -> Split:
     """The value itself."""
     (state,) = case.inputs
     return Split([state], [state])
@@ -43,16 +103,20 @@ def _same(case: Case) -> Split:
 @rule_of_ids("Cast")
 def _cast(case: Case) -> Split:
     """The same numbers in another dtype that has them."""
-    if case.op.outputs[0].dtype not in (tf.int32, tf.int64):
+    if has_ids(case.inputs[0]) and case.op.outputs[0].dtype not in (tf.int32, tf.int64):
         raise WholeError("numbers of rows become no numbers")
-    return _same(case)
+    return same(case)
 
 
 @rule_of_ids("StridedSlice")
-def _column(case: Case) -> Split:
-    """The column of coordinates that names the rows, or another one: `[:, c]`."""
+def _slice(case: Case) -> Split:
+    """The column of coordinates that names the rows, or another one: `[:, c]`; or more axes."""
     state = case.inputs[0]
-    if not _has_ids(state) or state.axis != 0 or case.rank(0) != 2 or state.ids.column is None:
+    if not has_ids(state):
+        raise WholeError("they are no numbers of rows")
+    if state.ids.column is None:
+        return _moved(case)
+    if state.axis != 0 or case.rank(0) != 2:
         raise WholeError("they are no coordinates")
     begin, _, strides = (case.value(n) for n in (1, 2, 3))
     is_column = (
@@ -69,53 +133,114 @@ def _column(case: Case) -> Split:
         raise WholeError("it takes no column of coordinates")
     ids = None
     if int(begin[1]) % width == state.ids.column:
-        ids = Ids(state.ids.space, None, state.ids.stride, state.ids.is_complete)
+        ids = dataclasses.replace(state.ids, column=None)
     return Split([state, *[case.number(n) for n in (1, 2, 3)]], [Rows(0, state.space, ids)])
 
 
-@rule_of_ids("Squeeze")
-def _squeeze(case: Case) -> Split:
-    """Coordinates in one dimension, [n, 1], as numbers [n]."""
-    return Split([case.inputs[0]], [_flat(case)], attributes={"squeeze_dims": [1]})
-
-
-@rule_of_ids("Reshape")
-def _reshape(case: Case) -> Split:
-    """Coordinates in one dimension, [n, 1], as numbers: reshaped to [-1]."""
-    entries = case.entries(1)
-    if len(entries) != 1 or entries[0].size != -1:
-        raise WholeError("it is reshaped otherwise")
-    return Split([case.inputs[0], case.number(1)], [_flat(case)])
-
-
-def _flat(case: Case) -> Rows:
+@rule_of_ids("Transpose")
+def _transposed(case: Case) -> Split:
+    """Coordinates of which each is a column become rows of a matrix; numbers move."""
     state = case.inputs[0]
-    if not _has_ids(state) or state.axis != 0:
+    if not has_ids(state) or not state.ids.is_upright:
+        return _moved(case)
+    if case.rank(0) != 2 or list(case.value(1).reshape(-1)) != [1, 0]:
+        raise WholeError("it makes no coordinates")
+    ids = dataclasses.replace(state.ids, is_upright=False)
+    return Split([state, case.number(1)], [Rows(1 - state.axis, state.space, ids)])
+
+
+@rule_of_ids("BroadcastTo", "ExpandDims", "Reshape", "Squeeze", "Tile")
+def _moved(case: Case) -> Split:
+    """The same numbers in other places; coordinates in one dimension, [n, 1], are numbers."""
+    state, *others = case.inputs
+    if not has_ids(state) or column_of(case, 0) not in (None, 0) or any(map(has_ids, others)):
         raise WholeError("they are no numbers of rows")
-    if case.rank(0) == 1:
-        return state
-    if case.rank(0) != 2 or not case.shape(0)[1].is_one or case.result_rank() != 1:
+    if state.ids.column is not None and not case.shape(0)[-1].is_one:
         raise WholeError("they are coordinates in several dimensions")
-    return Rows(0, state.space, Ids(state.ids.space, None, state.ids.stride))
+    found = _of_plain(case, [Rows(state.axis, state.space), *others])
+    (made,) = found.gives
+    if found.wants[0] != Rows(state.axis, state.space) or not states.is_rows(made):
+        raise WholeError("its rows are others then")
+    is_complete = state.ids.is_complete and case.type in ("ExpandDims", "Reshape", "Squeeze")
+    ids = dataclasses.replace(state.ids, column=None, is_complete=is_complete)
+    wants = [state, *found.wants[1:]]
+    return dataclasses.replace(found, wants=wants, gives=[Rows(made.axis, made.space, ids)])
+
+
+def _of_plain(case: Case, inputs: list) -> Split:
+    """Returns what the operation's other rule answers for other inputs."""
+    case = copy.copy(case)
+    case.inputs = tuple(inputs)
+    found = registry.RULES[case.type](case)
+    if not isinstance(found, Split):
+        raise WholeError("its inputs do not fit its rule")
+    return found
+
+
+@rule_of_ids("Pack")
+def _columns(case: Case) -> Split:
+    """Numbers of rows beside other numbers, along a new last axis, or the first: coordinates."""
+    rank = case.rank(0)
+    axis = case.attribute("axis") % (rank + 1)
+    if axis not in (0, rank):
+        raise WholeError("it makes no coordinates")
+    found = _beside(case, range(len(case.inputs)), [1] * len(case.inputs))
+    if axis == rank:
+        return found
+    (made,) = found.gives
+    ids = dataclasses.replace(made.ids, is_upright=True)
+    return dataclasses.replace(found, gives=[Rows(made.axis + 1, made.space, ids)])
+
+
+@rule_of_ids("ConcatV2")
+def _joined_columns(case: Case) -> Split:
+    """Numbers of rows beside other numbers, along the last axis: coordinates."""
+    numbers = range(len(case.inputs) - 1)
+    if case.axis(len(case.inputs) - 1, case.rank(0)) != case.rank(0) - 1 or case.rank(0) < 2:
+        raise WholeError("it makes no coordinates")
+    widths = [case.shape(n)[-1].size for n in numbers]
+    found = _beside(case, numbers, widths)
+    return dataclasses.replace(found, wants=[*found.wants, case.number(len(case.inputs) - 1)])
+
+
+def _beside(case: Case, numbers: range, widths: list) -> Split:
+    """Splits values of which one is numbers of rows, that go side by side into the last axis."""
+    (n, *more) = [n for n in numbers if has_ids(case.inputs[n])] or [None]
+    if n is None or more:
+        raise WholeError("several operands are numbers of rows")
+    state = case.inputs[n]
+    rows = Rows(state.axis, state.space)
+    column = column_of(case, n) if case.type == "ConcatV2" else state.ids.column
+    is_column = column == 0 and widths[n] == 1 if case.type == "ConcatV2" else column is None
+    if not is_column or None in widths[:n]:
+        raise WholeError("they are no column of coordinates")
+    for other in numbers:
+        given = case.inputs[other]
+        is_along = states.is_rows(given) and (given.axis, given.space) == (rows.axis, rows.space)
+        extent = case.shape(other)[rows.axis]
+        if not is_along and not (extent.has_rows(rows.space) and not rows.space.is_picked):
+            raise WholeError("whether an operand is as long as the rows is not known")
+    ids = dataclasses.replace(state.ids, column=sum(widths[:n]))
+    wants = [state if other == n else rows for other in numbers]
+    return Split(wants, [Rows(rows.axis, rows.space, ids)])
 
 
 # What finds rows by their numbers.
 
 
-@rule_of_ids("GatherV2", "Gather")
-def _gather(case: Case) -> Split:
+def gather(case: Case) -> Split:
     """A device's own rows of `params`, by their numbers on it."""
     params, indices = case.inputs[:2]
     more = [case.number(2)] if case.type == "GatherV2" else []
     if case.type == "GatherV2" and (case.attribute("batch_dims") or case.axis(2, case.rank(0))):
         raise WholeError("it gathers along another dimension")
-    if isinstance(params, Local) and params == indices:
-        return Split([params, indices, *more], [params])
     if not _are_of(indices, case, 0):
         raise WholeError("the numbers are not those of the rows")
-    ids = params.ids if _has_ids(params) else None
-    if ids is not None:
-        ids = Ids(ids.space, ids.column, ids.stride)
+    ids = params.ids if has_ids(params) else None
+    if ids is not None and (ids.column is not None or case.rank(0) == 1) and indices.axis == 0:
+        ids = dataclasses.replace(ids, is_complete=False)
+    else:
+        params, ids = without(params), None
     return Split([params, indices, *more], [Rows(indices.axis, indices.space, ids)])
 
 
@@ -123,9 +248,11 @@ def _gather(case: Case) -> Split:
 def _gather_nd(case: Case) -> Split:
     """A device's own entries of `params`, by coordinates of which the first is a row's number."""
     indices = case.inputs[1]
+    if not has_ids(indices) or indices.axis == case.rank(1) - 1:
+        raise WholeError("the coordinates are not those of the rows")
     if not _are_of(indices, case, 0, column=0):
         raise WholeError("the coordinates are not those of the rows")
-    return Split([_without(case.inputs[0]), indices], [Rows(indices.axis, indices.space)])
+    return Split([without(case.inputs[0]), indices], [Rows(indices.axis, indices.space)])
 
 
 @rule_of_ids(
@@ -134,178 +261,87 @@ def _gather_nd(case: Case) -> Split:
 def _segments(case: Case) -> Split:
     """Sums and the like by rows, as many as there are rows."""
     data, ids = case.inputs[:2]
-    rows = _rows_named(case, 1)
-    if not states.is_rows(data) or (data.axis, data.space) != (0, ids.space) or ids.axis != 0:
+    rows = rows_named(case, 1)
+    if not states.is_rows(data) or (data.axis, data.space) != (0, ids.space):
         raise WholeError("the data are not as the numbers")
-    return Split([_without(data), ids, _number_of_rows(case, 2, rows)], [rows])
+    number = case.facts.number(case.op.inputs[2])
+    if number is None or number.multiple != ids.ids.stride:
+        raise WholeError("it makes another number of rows")
+    if not number.has_rows(rows.space) or _space_of_number(case, 2) is not rows.space:
+        raise WholeError("it makes another number of rows")
+    view = case.facts.number_view(case.op.inputs[2], rows.space)
+    return Split([without(data), ids, view], [rows])
 
 
 @rule_of_ids("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd")
 def _sorted_segments(case: Case) -> Split:
     """Sums and the like by rows, if each row occurs."""
     data, ids = case.inputs[:2]
-    rows = _rows_named(case, 1, is_complete=True)
+    rows = rows_named(case, 1, is_complete=True)
     if not states.is_rows(data) or (data.axis, data.space) != (0, ids.space):
         raise WholeError("the data are not as the numbers")
-    return Split([_without(data), ids], [rows])
-
-
-@rule_of_ids("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
-def _sparse_segments(case: Case) -> Split:
-    """Sums by rows of data that `indices` names, if each row occurs."""
-    data, indices, _ = case.inputs
-    rows = _rows_named(case, 2, is_complete=True)
-    is_own = isinstance(data, Local) and data == indices
-    if not is_own and not (data is WHOLE and states.is_rows(indices) and not _has_ids(indices)):
-        raise WholeError("the indices are of other data")
-    return Split([data, indices, case.inputs[2]], [rows])
+    return Split([without(data), ids], [rows])
 
 
 @rule_of_ids("ScatterNd")
 def _scatter(case: Case) -> Split:
     """Entries at coordinates of which the first is a row's number."""
     indices, updates = case.inputs[:2]
-    if not _has_ids(indices) or indices.axis != 0 or indices.ids.column != 0:
+    if not has_ids(indices) or indices.axis != 0 or column_of(case, 0) != 0 or case.rank(0) < 2:
         raise WholeError("the coordinates are not those of rows")
     if not states.is_rows(updates) or (updates.axis, updates.space) != (0, indices.space):
         raise WholeError("the updates are not as the coordinates")
+    check_shape(case, 2, indices.ids)
     found = Rows(0, indices.ids.space)
-    return Split([indices, _without(updates), case.shape_view(2, found)], [found])
+    return Split([indices, without(updates), case.shape_view(2, found)], [found])
 
 
-# What different values there are.
+def check_shape(case: Case, n: int, ids: Ids) -> None:
+    """Refuses a shape, input n, whose first entry is not the number of the rows that ids count."""
+    first = case.entries(n)[0]
+    if not first.has_rows(ids.space) or first.multiple != ids.stride:
+        raise WholeError("it makes another number of rows")
+    if ids.space.is_picked and shapes.space_of_size(case, n, True) is not ids.space:
+        raise WholeError("it makes rows of another number")
 
 
-@rule("Unique", "UniqueV2")
-def _unique(case: Case) -> Split:
-    """Each device's own different values, and where each of its values stands among them."""
-    rows = case.inputs[0]
-    if not states.is_rows(rows) or rows.axis != 0 or case.rank(0) != 1:
-        raise WholeError("its values have no rows")
-    if case.type == "UniqueV2" and case.value(1).size and int(case.value(1).reshape(-1)[0]):
-        raise WholeError("it is along another dimension")
-    wants = [rows.at(0), *[WHOLE] * (len(case.inputs) - 1)]
-    return Split(wants, [Local(case.op), Local(case.op)])
-
-
-@rule_of_ids("ResourceGather")
-def _lookup(case: Case) -> Split:
-    """Rows of a table for each device's own values."""
-    indices = case.inputs[1]
-    if not isinstance(indices, Local) or case.attribute("batch_dims"):
-        raise WholeError("its indices are not a device's own")
-    return Split([WHOLE, indices], [indices], is_beside=True)
-
-
-# Sparse tensors.
-
-
-@rule_of_ids("SparseFillEmptyRows")
-def _fill(case: Case) -> Split:
-    """Adds an entry to each row that has none."""
-    indices, values, _, _ = case.inputs
-    if not _has_ids(indices) or indices.ids.column != 0 or indices.ids.stride != 1:
-        raise WholeError("its rows are not along the first dimension")
-    if not states.is_rows(values) or values.space is not indices.space:
-        raise WholeError("its values are not as its indices")
-    source = case.space_of(case.op.outputs[1])
-    rows = Rows(0, indices.ids.space)
-    filled = Ids(indices.ids.space, 0, is_complete=True)
-    return Split(
-        [indices, _without(values), case.shape_view(2, rows), WHOLE],
-        [Rows(0, source, filled), Rows(0, source), rows, Rows(0, values.space, Ids(source))],
-    )
-
-
-@rule_of_ids("SparseReshape")
-def _sparse_reshape(case: Case) -> Split:
-    """Coordinates of a matrix that stays one, with rows as they are."""
-    indices = case.inputs[0]
-    if not _has_ids(indices) or indices.ids.column != 0:
-        raise WholeError("its rows are not along the first dimension")
-    rows = Rows(0, indices.ids.space)
-    views = [case.shape_view(n, rows) for n in (1, 2)]
-    old, new = (case.entries(n) for n in (1, 2))
-    if len(old) != len(new) or old[0] != new[0] or len(old) != 2:
-        raise WholeError("rows may get lost")
-    return Split([indices, *views], [indices, SIZE])
-
-
-@rule_of_ids("SparseToDense")
-def _to_dense(case: Case) -> Split:
-    """A matrix with values at coordinates of which the first is a row's number."""
-    indices, _, values, _ = case.inputs
-    if not _has_ids(indices) or indices.ids.column not in (0, None):
-        raise WholeError("its coordinates are not those of rows")
-    rows = Rows(0, indices.ids.space)
-    if indices.ids.column is None and case.rank(0) != 1:
-        raise WholeError("its coordinates are not those of rows")
-    if states.is_rows(values) and values.space is not indices.space:
-        raise WholeError("its values are not as its coordinates")
-    wants = [indices, case.shape_view(1, rows), _without(values), WHOLE]
-    return Split(wants, [rows])
-
-
-@rule_of_ids("SparseTensorDenseMatMul")
-def _product(case: Case) -> Split:
-    """A sparse matrix of rows times a matrix that all devices have."""
-    indices, values, _, _ = case.inputs
-    is_transposed = case.attribute("adjoint_a")
-    if not _has_ids(indices) or indices.ids.column != 0 or is_transposed:
-        raise WholeError("its rows are not along the first dimension")
-    if not states.is_rows(values) or values.space is not indices.space:
-        raise WholeError("its values are not as its indices")
-    rows = Rows(0, indices.ids.space)
-    return Split([indices, _without(values), case.shape_view(2, rows), WHOLE], [rows])
-
-
-@rule_of_ids("SparseReorder")
-def _reorder(case: Case) -> Split:
-    """Entries in order, row by row."""
-    indices, values, _ = case.inputs
-    if not _has_ids(indices) or indices.ids.column != 0:
-        raise WholeError("its rows are not along the first dimension")
-    if not states.is_rows(values) or values.space is not indices.space:
-        raise WholeError("its values are not as its indices")
-    rows = Rows(0, indices.ids.space)
-    wants = [indices, _without(values), case.shape_view(2, rows)]
-    return Split(wants, [indices, _without(values)])
-
-
-def _has_ids(state: states.State) -> bool:
+def has_ids(state: states.State) -> bool:
+    """Whether a state is that of numbers of rows."""
     return isinstance(state, Rows) and state.ids is not None
 
 
-def _without(state: states.State) -> states.View:
+def column_of(case: Case, n: int) -> int | None:
+    """Returns which column of input n has the numbers; None: every value is one."""
+    ids = case.inputs[n].ids
+    if ids.is_upright:
+        return -1
+    if ids.column is None and case.rank(n) > 1 and case.shape(n)[-1].is_one:
+        return 0
+    return ids.column
+
+
+def without(state: states.State) -> states.View:
     """Returns the view of values that are to mean the same on each device."""
     return Rows(state.axis, state.space) if isinstance(state, Rows) else WHOLE
 
 
-def _are_of(indices: states.State, case: Case, n: int, column: int | None = None) -> bool:
-    """Whether indices are numbers of the rows that input n has along its first dimension."""
+def _are_of(indices: Any, case: Case, n: int, column: int | None = None) -> bool:
+    """Whether indices, input 1, are numbers of the rows of input n's first dimension."""
     state = case.inputs[n]
-    if not _has_ids(indices) or indices.ids.column != column or not states.is_rows(state):
+    if not has_ids(indices) or not states.is_rows(state):
+        return False
+    if (column_of(case, 1) if column is not None else indices.ids.column) != column:
         return False
     if state.axis != 0 or state.space is not indices.ids.space:
         return False
-    multiple = 1 if state.space.is_picked else case.shape(n)[0].multiple
-    return multiple == indices.ids.stride
+    return case.shape(n)[0].multiple == indices.ids.stride
 
 
-def _rows_named(case: Case, n: int, is_complete: bool = False) -> Rows:
-    """Returns the rows that the numbers of input n name."""
+def rows_named(case: Case, n: int, is_complete: bool = False) -> Rows:
+    """Returns the rows that the numbers of input n, of shape [n], name."""
     state = case.inputs[n]
-    if not _has_ids(state) or state.ids.column is not None or state.axis != 0:
+    if not has_ids(state) or state.ids.column is not None or case.rank(n) != 1:
         raise WholeError("they are no numbers of rows")
     if is_complete and not state.ids.is_complete:
         raise WholeError("a row may not occur")
     return Rows(0, state.ids.space)
-
-
-def _number_of_rows(case: Case, n: int, rows: Rows) -> states.View:
-    """Returns the view of input n, a number that is to be that of the rows."""
-    ids = case.inputs[1].ids
-    found = case.facts.number_view(case.op.inputs[n], rows.space, ids.stride)
-    if found is None:
-        raise WholeError("it makes another number of rows")
-    return found

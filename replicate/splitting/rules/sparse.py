@@ -1,0 +1,224 @@
+"""Sparse tensors: entries that are spread over the devices as the rows are that they are of.
+
+A device has the entries of its own rows; their first coordinates are numbers of rows, which count
+from its own first one. Shapes of its own have its own number of rows, and all other lengths are
+those that one device has, unless an operation does not look at them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from replicate.splitting import states
+from replicate.splitting.rules import items, spaces
+from replicate.splitting.rules.registry import Case, Extent, rule, rule_of_ids
+from replicate.splitting.states import OWN, SIZE, SUM, WHOLE, Ids, Rows, Split, WholeError
+
+# Which outputs of an operation have picked rows along their first dimension.
+PICKING = {
+    "SparseConcat": (0, 1),
+    "SparseCross": (0, 1),
+    "SparseCrossHashed": (0, 1),
+    "SparseCrossV2": (0, 1),
+    "SparseFillEmptyRows": (0, 1),
+    "StringSplit": (0, 1),
+    "StringSplitV2": (0, 1),
+    "Where": (0,),
+}
+
+
+def _entries(case: Case, indices: int, values: int, shape: int | None = None) -> Rows:
+    """Returns the rows that sparse entries are of; checks that the inputs are such."""
+    state = case.inputs[indices]
+    if not spaces.has_ids(state) or state.axis != 0 or spaces.column_of(case, indices) != 0:
+        raise WholeError("its rows are not along the first dimension")
+    if case.rank(indices) != 2 or case.rank(values) != 1:
+        raise WholeError("it has no entries of one row each")
+    if shape is not None:
+        spaces.check_shape(case, shape, state.ids)
+    return Rows(0, state.ids.space)
+
+
+def _values(case: Case, indices: int) -> Rows:
+    """Returns the view of values: there are as many as coordinates, or the operation fails."""
+    return Rows(0, case.inputs[indices].space)
+
+
+def _shape_of_rows(case: Case, n: int, rows: Rows) -> states.View:
+    """Returns the view of a shape of which only the number of rows counts."""
+    return OWN if case.facts.is_own(case.op.inputs[n], rows.space) else case.shape_view(n, rows)
+
+
+@rule_of_ids("SparseFillEmptyRows")
+def _fill(case: Case) -> Split:
+    """Adds an entry to each row that has none; looks at the number of rows alone."""
+    rows = _entries(case, 0, 1, 2)
+    spaces.check_no_loop(case)
+    state, source = case.inputs[0], case.space_of(case.op.outputs[1])
+    filled = Ids(rows.space, 0, state.ids.stride, True)
+    wants = [state, _values(case, 0), _shape_of_rows(case, 2, rows), WHOLE]
+    made = [Rows(0, source, filled), Rows(0, source), rows, Rows(0, state.space, Ids(source))]
+    return Split(wants, made)
+
+
+@rule_of_ids("SparseReshape")
+def _reshape(case: Case) -> Split:
+    """Coordinates of the same entries in another shape, whose first dimension has rows too."""
+    state = case.inputs[0]
+    if not spaces.has_ids(state) or state.axis != 0 or spaces.column_of(case, 0) != 0:
+        raise WholeError("its rows are not along the first dimension")
+    spaces.check_shape(case, 1, state.ids)
+    rows, old, new = Rows(0, state.ids.space), case.entries(1), case.entries(2)
+    stride = _new_stride(old, new, state.ids.stride)
+    if any(entry.size == -1 for entry in new) and rows.space.is_picked:
+        raise WholeError("a length is left over beside rows that may be none")
+    if len(old) == len(new) == 2 and all(
+        case.facts.is_own(case.op.inputs[n], rows.space) for n in (1, 2)
+    ):
+        views = [OWN, OWN]  # of matrices with the same number of rows coordinates stay
+    else:
+        views = [case.shape_view(n, rows) for n in (1, 2)]
+    ids = dataclasses.replace(state.ids, column=0, stride=stride)
+    ids = dataclasses.replace(ids, is_complete=ids.is_complete and stride == state.ids.stride)
+    return Split([state, *views], [Rows(0, state.space, ids), SIZE])
+
+
+def _new_stride(old: Sequence[Extent], new: Sequence[Extent], stride: int) -> int:
+    """Returns how many entries of the new first dimension each row has."""
+    if new and new[0].multiple and new[0] == old[0]:
+        return stride
+    behind, left = _product(old[1:]), _product(new[1:])
+    if not new or not behind or not left or stride * behind % left:
+        raise WholeError("rows may get lost")
+    if new[0].size != -1 and new[0].multiple != stride * behind // left:
+        raise WholeError("rows may get lost")
+    return stride * behind // left
+
+
+def _product(extents: Sequence[Extent]) -> int | None:
+    sizes = [extent.size for extent in extents]
+    return None if None in sizes or -1 in sizes else math.prod(sizes)
+
+
+@rule_of_ids("SparseToDense")
+def _to_dense(case: Case) -> Split:
+    """A tensor of `output_shape` with values at coordinates; one value may be for all."""
+    state = case.inputs[0]
+    if not spaces.has_ids(state) or state.axis != 0:
+        raise WholeError("its rows are not along the first dimension")
+    if case.rank(0) > 1 and spaces.column_of(case, 0) != 0:
+        raise WholeError("its rows are not along the first dimension")
+    spaces.check_shape(case, 1, state.ids)
+    rows = Rows(0, state.ids.space)
+    values = _values(case, 0) if case.rank(2) else WHOLE
+    return Split([state, case.shape_view(1, rows), values, WHOLE], [rows])
+
+
+@rule_of_ids("SparseTensorDenseMatMul")
+def _product_of_matrices(case: Case) -> Split:
+    """A sparse matrix A of rows times a matrix; or of A's transpose, which is a sum over rows."""
+    rows = _entries(case, 0, 1, 2)
+    wants = [case.inputs[0], _values(case, 0), case.shape_view(2, rows)]
+    if not case.attribute("adjoint_a"):
+        return Split([*wants, WHOLE], [rows])
+    return Split([*wants, items.along(case, 3, rows.at(int(case.attribute("adjoint_b"))))], [SUM])
+
+
+@rule_of_ids("SparseReorder")
+def _reorder(case: Case) -> Split:
+    """Entries in order, row by row."""
+    rows = _entries(case, 0, 1, 2)
+    wants = [case.inputs[0], _values(case, 0), case.shape_view(2, rows)]
+    return Split(wants, wants[:2])
+
+
+@rule_of_ids("SparseReduceSum", "SparseReduceMax")
+def _reduce(case: Case) -> Split:
+    """Over other dimensions for each row; over rows the devices make parts of a sum."""
+    rows = _entries(case, 0, 1, 2)
+    wants = [case.inputs[0], _values(case, 0), case.shape_view(2, rows), case.number(3)]
+    rank = len(case.entries(2))
+    axes = case.axes(3, rank) or range(rank)
+    if 0 not in axes:
+        return Split(wants, [rows])
+    if case.type == "SparseReduceMax":
+        raise WholeError("it is over rows")
+    return Split(wants, [SUM])
+
+
+@rule_of_ids("SparseSoftmax")
+def _softmax(case: Case) -> Split:
+    """Over the entries that differ in the last coordinate alone."""
+    rows = _entries(case, 0, 1, 2)
+    if len(case.entries(2)) < 2:
+        raise WholeError("it is over rows")
+    wants = [case.inputs[0], _values(case, 0), case.shape_view(2, rows)]
+    return Split(wants, [wants[1]])
+
+
+@rule_of_ids("SparseConcat")
+def _concat(case: Case) -> Split:
+    """`indices`, `values` and `shapes` of N tensors, side by side: entries in order again."""
+    number = case.attribute("N")
+    if case.attribute("concat_dim") % len(case.entries(2 * number)) == 0:
+        raise WholeError("it puts rows behind rows")
+    spaces.check_no_loop(case)
+    wants: list = [None] * len(case.inputs)
+    found = set()
+    for n in range(number):
+        rows = _entries(case, n, number + n, 2 * number + n)
+        found.add((rows, case.inputs[n].ids.stride))
+        wants[n], wants[number + n] = case.inputs[n], _values(case, n)
+        wants[2 * number + n] = case.shape_view(2 * number + n, rows)
+    if len(found) > 1:
+        raise WholeError("its rows are several tensors'")
+    return Split(wants, _made(case, *found.pop()))
+
+
+def _made(case: Case, rows: Rows, stride: int) -> list:
+    """Returns the states of coordinates, values and the shape of new entries."""
+    source = case.space_of(case.op.outputs[1])
+    return [Rows(0, source, Ids(rows.space, 0, stride)), Rows(0, source), SIZE]
+
+
+@rule("SparseCross", "SparseCrossHashed", "SparseCrossV2")
+def cross(case: Case) -> Split:
+    """Row by row the combinations of what N sparse tensors and dense matrices have.
+
+    Of shapes it looks at the number of rows alone.
+    """
+    number, spare = case.attribute("N"), {"SparseCrossV2": 1, "SparseCrossHashed": 3}
+    spaces.check_no_loop(case)
+    wants: list = [WHOLE] * len(case.inputs)
+    found = set()
+    for n in range(number):
+        rows = _entries(case, n, number + n, 2 * number + n)
+        found.add((rows, case.inputs[n].ids.stride))
+        wants[n], wants[number + n] = case.inputs[n], _values(case, n)
+        wants[2 * number + n] = _shape_of_rows(case, 2 * number + n, rows)
+    for n in range(3 * number, len(case.inputs) - spare.get(case.type, 0)):
+        state = case.inputs[n]
+        if not states.is_rows(state) or state.axis != 0:
+            raise WholeError("its rows are not along the first dimension")
+        found.add((state.at(0), spaces.entries_of_a_row(case, n)))
+        wants[n] = state.at(0)
+    if len(found) != 1:
+        raise WholeError("its rows are several tensors'")
+    return Split(wants, _made(case, *found.pop()))
+
+
+@rule_of_ids("SparseCross", "SparseCrossHashed", "SparseCrossV2")
+def _cross_of_ids(case: Case) -> Split:
+    """See `cross`."""
+    return cross(case)
+
+
+@rule("StringSplit", "StringSplitV2")
+def _split_texts(case: Case) -> Split:
+    """The words of each text, as sparse entries: [n, 2], [n], and the shape."""
+    rows = case.inputs[0]
+    if not states.is_rows(rows) or case.rank(0) != 1:
+        raise WholeError("its texts have no rows")
+    spaces.check_no_loop(case)
+    stride = spaces.entries_of_a_row(case, 0)
+    return Split([rows.at(0), WHOLE], _made(case, rows.at(0), stride))
