@@ -114,6 +114,8 @@ class Analysis:
                 continue
 
     def _decide(self, op: tf.Operation) -> None:
+        if any(tensor.ref() in self.given for tensor in op.outputs):
+            return
         inputs = [self.state(tensor) for tensor in op.inputs]
         if self._is_in_whole_loop(op):
             if op.type == "Exit" or any(state is not WHOLE for state in inputs):

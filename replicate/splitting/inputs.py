@@ -115,14 +115,15 @@ def _add_ragged(
     lengths = whole.nrows().op.inputs[0].op.inputs[0]
     entries = Space(values.op.name, values)
     splits_of = [part.row_splits for part in parts]
-    found.given += [
+    given = [
         Given(values, Rows(0, entries), tuple(part.flat_values for part in parts)),
         Given(numbers, Rows(0, entries, Ids(batch)), tuple(_value_rows(part) for part in parts)),
         Given(splits, Local(ragged.Bounds(batch, entries)), tuple(splits_of)),
         Given(lengths, Rows(0, batch), tuple(each[1:] - each[:-1] for each in splits_of)),
     ]
-    found.known += [probes.Given(tensor, 0, True) for tensor in (values, numbers)]
-    found.known += [probes.Given(splits, 0, False, 1), probes.Given(lengths)]
+    found.given.extend(given)
+    found.known.extend(probes.Given(tensor, 0, True) for tensor in (values, numbers))
+    found.known.extend([probes.Given(splits, 0, False, 1), probes.Given(lengths)])
 
 
 def _rank(tensor: tf.SparseTensor) -> int:

@@ -158,9 +158,7 @@ class _Plan:
         analysis: The states of the tensors.
     """
 
-    def __init__(
-        self, leaves: list, devices: tuple[str, ...], home: str, static_rows: int | None
-    ):
+    def __init__(self, leaves: list, devices: tuple[str, ...], home: str, static_rows: int | None):
         families.load()
         self._static_rows = static_rows
         self._leaves, self._devices, self._home = leaves, devices, home
@@ -207,15 +205,7 @@ class _Plan:
         while True:
             self.analysis.run(self._ops)
             nodes = Nodes(self._graph, prefix)
-            written = writer.Writer(
-                self.analysis,
-                self._devices,
-                self._home,
-                self.place.runs(nodes),
-                nodes,
-                self.place.make_joins,
-                self.place.first_device,
-            )
+            written = writer.Writer(self.analysis, self._devices, self._home, self.place, nodes)
             try:
                 fetch = [_each(written.fetch, group) for group in keep]
                 written.finish(aside=mirroring.writes(self._graph, self._structure, mirrored))

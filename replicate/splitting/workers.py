@@ -228,18 +228,19 @@ class Joins(joins.Joins):
         shape: tf.TensorShape | None = None,
     ) -> Reference:
         """See base class."""
-        return self._crossing(value, how, tensor, dtype, shape)
+        shape = tensor.shape if shape is None else shape
+        return self._crossing(value, how, tensor, tf.TensorSpec(shape, dtype))
 
     def _crossing(
         self,
         value: Reference,
         how: str,
         tensor: tf.Tensor,
-        dtype: tf.DType,
-        shape: tf.TensorShape | None = None,
+        spec: tf.TensorSpec,
         axis: int | None = None,
         rows: tuple[Reference | None, int] = (None, 1),
     ) -> str:
+        dtype = spec.dtype
         found = self._cluster.conditions.of(tensor)
         conditions = [(self._writer.whole(predicate), side) for predicate, side in found]
         # NOTE: what is made of sizes alone is there though its branch is not taken. What comes
@@ -248,8 +249,7 @@ class Joins(joins.Joins):
             gate = self._nodes.add("Switch", [value, predicate], self._home, T=dtype)
             value = f"{gate}:1" if side else gate
         name = self._nodes.add("Identity", [value], self._home, T=dtype)
-        shape = tensor.shape if shape is None else shape
-        self.crossings[name] = levels.Crossing(name, how, axis, *rows, shape, conditions)
+        self.crossings[name] = levels.Crossing(name, how, axis, *rows, spec.shape, conditions)
         return name
 
     def _of_all_rows(self, found: Reference, tensor: tf.Tensor, state: Rows) -> Reference:
@@ -261,16 +261,15 @@ class Joins(joins.Joins):
         rank = self._rank(tensor)
         shape = [None] * rank if tensor.shape.rank is None else tensor.shape.as_list()
         shape[state.axis] = None
-        return self._crossing(
-            found, levels.ROWS, tensor, tensor.dtype, tf.TensorShape(shape), state.axis, rows
-        )
+        spec = tf.TensorSpec(shape, tensor.dtype)
+        return self._crossing(found, levels.ROWS, tensor, spec, state.axis, rows)
 
     def _counts(self, own: Reference, tensor: tf.Tensor) -> Reference:
         """Returns how much each worker has, of how much this one has."""
         is_own = np.arange(self._across.size) == self._across.options.position
         place = self._writer.constant(is_own.astype(np.int32), None)
         counts = self._binary("Mul", place, own, tf.int32, self._home)
-        return self._crossing(counts, "Add", tensor, tf.int32, tf.TensorShape([self._across.size]))
+        return self._crossing(counts, "Add", tensor, tf.TensorSpec([self._across.size], tf.int32))
 
     # Whole values.
 
@@ -298,7 +297,7 @@ class Joins(joins.Joins):
             found, is_own = super().at_home(tensor), self._is_own(tensor)
         if not is_own or not carriers.is_sent(tensor):
             return found
-        return self._crossing(found, levels.FIRST, tensor, tensor.dtype)
+        return self._crossing(found, levels.FIRST, tensor, _spec_of(tensor))
 
     def _of_shape(self, tensor: tf.Tensor) -> Reference:
         """Returns the shape of all workers' rows of a sparse tensor, of the worker's own."""
@@ -381,10 +380,14 @@ class Joins(joins.Joins):
         ]
         lengths = here.sum
         if lengths is not None:
-            lengths = self._crossing(lengths, "Add", space.source, tf.int32, tf.TensorShape([]))
+            lengths = self._crossing(lengths, "Add", space.source, tf.TensorSpec([], tf.int32))
         everywhere = here._replace(total=total, begins=begins, sum=lengths)
         self._shares[space] = Share(everywhere, here, counts)
         return everywhere
+
+
+def _spec_of(tensor: tf.Tensor) -> tf.TensorSpec:
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
 
 
 def is_own(op: tf.Operation) -> bool:

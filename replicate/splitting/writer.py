@@ -6,14 +6,14 @@ gets a copy on each device, which reads its inputs in the views that the rule as
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
-from replicate.splitting import joins, loop_copies, loops, runs, states
+from replicate.splitting import loop_copies, loops, states
 from replicate.splitting import nodes as definitions
 from replicate.splitting.nodes import Nodes, Reference
 from replicate.splitting.rules import random
@@ -59,10 +59,8 @@ class Writer:
         analysis: The states of its tensors.
         devices: The K devices.
         home: Where joined values and small whole numbers are.
-        batch: The runs of the batch.
+        place: Which rows are whose: `workers.Alone`, or `workers.Cluster`.
         nodes: Where new operations are added.
-        make_joins: Makes the joins, of the writer and these runs.
-        first_device: The number of the first device among those of all workers.
 
     Attributes:
         changes: What becomes of operations that are whole.
@@ -76,10 +74,8 @@ class Writer:
         analysis: analyses.Analysis,
         devices: tuple[str, ...],
         home: str,
-        batch: runs.Runs,
+        place: Any,
         nodes: Nodes,
-        make_joins: Callable[[Any, runs.Runs], joins.Joins] = joins.Joins,
-        first_device: int = 0,
     ):
         self.analysis = analysis
         self.structure: loops.Structure = analysis.structure
@@ -90,8 +86,8 @@ class Writer:
         self.run_whole: set[tf.Operation] = set()
         self.run_split: set[tf.Operation] = set()
         self.run_aside: set[Any] = set()
-        self.joins = make_joins(self, batch)
-        self._first_device = first_device
+        self.joins = place.make_joins(self, place.runs(nodes))
+        self._first_device = place.first_device
         self.in_loops = loop_copies.LoopCopies(self)
         self._memo: dict = {}
         self._passes: dict[tf.Operation, bool] = {}

@@ -319,16 +319,25 @@ def exported(features, labels, mode):
     return spec._replace(export_outputs=outputs) if mode == "infer" else spec
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    made = estimators.split(exported, tmp_path_factory.mktemp("exported"), momentum)
+@pytest.fixture(scope="module", params=["parameter_server", "mirrored"])
+def trained(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("exported")
+    made = estimators.split(exported, directory, momentum, strategy=request.param)
     made.train(estimators.input_fn)
     return made
 
 
-def devices_in(path):
+def devices_in(path, mode="infer"):
+    """Returns all devices that are named in an export, which has each variable once.
+
+    What trains writes the copies of mirrored variables too, and has them.
+    """
     (meta_graph,) = placed_towers.export.read(path).meta_graphs
-    return {node.device for node in meta_graph.graph_def.node}
+    nodes = meta_graph.graph_def.node
+    handles = [node.name for node in nodes if node.op == "VarHandleOp"]
+    assert "table" in handles
+    assert mode == "train" or not [name for name in handles if name.startswith("tower_")]
+    return {node.device for node in nodes}
 
 
 @pytest.mark.parametrize("way", ["estimator", "one", "merged"])
@@ -378,7 +387,7 @@ def test_exports_of_other_modes(tmp_path, trained, mode, towers):
     path = replicate.export_saved_model(
         trained, str(tmp_path), receiver, towers=towers, experimental_mode=mode
     ).decode()
-    assert devices_in(path) == {""}
+    assert devices_in(path, mode) == {""}
     expected = trained.evaluate(lambda: estimators.input_fn(sizes=(7,)))
     (features, labels), *_ = estimators.batches()
     with predictor.load_exported(path, tags=[mode]) as loaded:

@@ -27,7 +27,6 @@ def _windows(case: Case) -> Split:
 @rule(
     "DepthToSpace",
     "ExtractImagePatches",
-    "ExtractVolumePatches",
     "LRN",
     "ResizeArea",
     "ResizeBicubic",

@@ -166,12 +166,6 @@ case(
     raw("ExtractImagePatches", ksizes=[1, 2, 2, 1], **PATCHES),
     tensor(*PICTURE),
 )
-PATCHES3 = {"strides": [1, 2, 2, 2, 1], "padding": "VALID"}
-case(
-    "ExtractVolumePatches",
-    raw("ExtractVolumePatches", ksizes=[1, 2, 2, 2, 1], **PATCHES3),
-    tensor("B", 2, 2, 4, 2),
-)
 
 for kind in ("Bilinear", "NearestNeighbor", "Bicubic", "Area"):
     case(f"Resize{kind}", raw(f"Resize{kind}"), tensor(*PICTURE), [3, 5])
