@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from replicate import errors
 from replicate.compat.tensorflow import tf
 from replicate.graph import batches, collectives, ends
-from replicate.splitting import gathering, workers
+from replicate.splitting import gathering, inputs, workers
 from replicate.splitting.splitter import Given
 
 
@@ -41,8 +41,9 @@ def checked(features: Any, labels: Any) -> Batch:
             in a run ends in an `InvalidArgumentError` there.
     """
     leaves, total = batches.checked_leaves(features, labels)
+    leaves = [inputs.numbered(leaf) if inputs.is_known_ragged(leaf) else leaf for leaf in leaves]
     cut = len(tf.nest.flatten(features))
-    given = [Given(leaf) for leaf in leaves if _has_rows(leaf)]
+    given = [Given(leaf) for leaf in leaves if _has_rows(leaf) or inputs.is_known_ragged(leaf)]
     return Batch(
         tf.nest.pack_sequence_as(features, leaves[:cut]),
         tf.nest.pack_sequence_as(labels, leaves[cut:]),

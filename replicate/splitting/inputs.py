@@ -91,12 +91,16 @@ def numbered(whole: tf.RaggedTensor) -> tf.RaggedTensor:
     with tf.control_dependencies(None), tf1.name_scope("ragged"):
         splits = whole.row_splits
         lengths = tf.identity(splits[1:] - splits[:-1])
+        number = tf.raw_ops.Shape(input=lengths, out_type=splits.dtype)[0]
         return tf.RaggedTensor.from_value_rowids(
-            whole.flat_values,
-            _value_rows(whole),
-            tf.shape(lengths, out_type=splits.dtype)[0],
-            validate=False,
+            whole.flat_values, _value_rows(whole), number, validate=False
         )
+
+
+def _counted(numbered: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the lengths of rows, and where rows begin and end, that `numbered` began with."""
+    lengths = numbered.nrows().op.inputs[0].op.inputs[0]
+    return lengths, lengths.op.inputs[0].op.inputs[0].op.inputs[0]
 
 
 def _value_rows(ragged: tf.RaggedTensor) -> tf.Tensor:
@@ -110,9 +114,10 @@ def _add_ragged(
     found: Inputs, batch: Space, whole: tf.RaggedTensor, bounds: Bounds, num_devices: int
 ) -> None:
     """Adds a ragged tensor that `numbered` returned."""
-    parts = [rows.cut(whole, *bounds(k)) for k in range(num_devices)]
     values, numbers, splits = whole.flat_values, whole.value_rowids(), whole.row_splits
-    lengths = whole.nrows().op.inputs[0].op.inputs[0]
+    lengths, source = _counted(whole)
+    source = tf.RaggedTensor.from_row_splits(values, source, validate=False)
+    parts = [rows.cut(source, *bounds(k)) for k in range(num_devices)]
     entries = Space(values.op.name, values)
     splits_of = [part.row_splits for part in parts]
     given = [

@@ -30,25 +30,17 @@ def split(
         numbers: See `replicate_model_fn`'s `random_numbers`.
         mirrored: The variables of which each device gets a copy.
     """
-    if not batch.given and batch.cluster is None:
-        _log.info(
-            "The model's graph runs on one device, %s: only dense tensors whose rank is known, and "
-            "sparse ones, are split, and the batch has none.",
-            strategy.worker_devices[0],
-        )
-        return spec
-    if batch.total == 1:
-        _log.info(
-            "The model's graph runs on one device, %s: the batch has one row.",
-            strategy.worker_devices[0],
-        )
+    reason = _why_whole(batch)
+    if reason:
+        device = strategy.worker_devices[0]
+        _log.info("The model's graph runs on one device, %s: %s.", device, reason)
         return spec
     spec = _with_updates(spec)
-    groups = [_Group(items) for items in _groups(spec, batch.cluster is None)]
+    groups = list(_groups(spec, batch.cluster is None))
     result = splitter.split_graph(
         batch.given,
         strategy.worker_devices,
-        [group.items for group in groups],
+        groups,
         home=strategy.home,
         random_numbers=numbers,
         static_rows=batch.total,
@@ -56,15 +48,30 @@ def split(
         mirrored=mirrored,
     )
     mirrored_variables.list_copies(strategy, mirrored, result)
-    moved: dict = {}
-    for group, found in zip(groups, result.fetch, strict=True):
-        for before, after in zip(group.items, found, strict=True):
-            if after is not before:
-                moved[id(before)] = after
-                if isinstance(before, tf.Tensor):
-                    after.set_shape(before.shape)
     _tell(result, strategy)
-    return _replaced(spec, moved)
+    return _replaced(spec, _moved(groups, result.fetch))
+
+
+def _why_whole(batch: batches.Batch) -> str:
+    """Returns why a batch cannot be split; empty where it can."""
+    if not batch.given and batch.cluster is None:
+        return (
+            "only dense tensors whose rank is known, sparse and ragged ones are split, and the "
+            "batch has none"
+        )
+    return "the batch has one row" if batch.total == 1 else ""
+
+
+def _moved(groups: list[list], fetch: list[list]) -> dict:
+    """Returns what is run in place of tensors and operations, by the `id` of these."""
+    moved: dict = {}
+    pairs = [pair for each in zip(groups, fetch, strict=True) for pair in zip(*each, strict=True)]
+    for before, after in pairs:
+        if after is not before:
+            moved[id(before)] = after
+            if isinstance(before, tf.Tensor):
+                after.set_shape(before.shape)
+    return moved
 
 
 def _with_updates(spec: Any) -> Any:
@@ -77,13 +84,6 @@ def _with_updates(spec: Any) -> Any:
         for name, (value, update) in (spec.eval_metric_ops or {}).items()
     }
     return spec._replace(eval_metric_ops=metrics)
-
-
-class _Group:
-    """Tensors and operations that are run together."""
-
-    def __init__(self, items: list):
-        self.items = items
 
 
 def _groups(spec: Any, is_alone: bool) -> Iterator[list]:

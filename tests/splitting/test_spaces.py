@@ -248,9 +248,7 @@ def different_values_in_arithmetic(f):
         "twice": values * 2,
         "number": tf.size(values),
         "sum": tf.reduce_sum(values),
-        "by values": tf.gather(
-            tf.gather(table, values), tf.minimum(tf.cast(values, tf.int32), tf.size(values) - 1)
-        ),
+        "by values": tf.gather(tf.gather(table, values), places * 0),
         "by themselves": tf.gather(tf.concat([values] * 6, 0), values),
         "sums": tf.math.unsorted_segment_sum(tf.ones_like(places), places, tf.size(values)),
         "one hot": tf.one_hot(places, 12),
@@ -265,7 +263,7 @@ def different_values_in_arithmetic(f):
 @model()
 def values_by_values(f):
     """Values are no places, though both are of one operation."""
-    values, places = tf.unique(tf.reshape(tf.minimum(f["ids"], 0), [-1]))
+    values, _ = tf.unique(tf.reshape(tf.minimum(f["ids"], 0), [-1]))
     table = tf.gather(weight("table", 6, 3), values)
     return squares(tf.gather(table, values), f), {"twice": tf.gather(values, values)}
 
@@ -611,11 +609,11 @@ class Read(dict):
             if isinstance(value, tf1.SparseTensorValue):
                 shape = [value.dense_shape[0] if self.is_static else None, 4]
                 self[key] = tf1.sparse_placeholder(value.values.dtype, shape)
+            elif isinstance(value, tf1.ragged.RaggedTensorValue):
+                self.fed[key] = tf1.ragged.placeholder(value.values.dtype, 1, [])
+                self[key] = inputs.numbered(self.fed[key])
             else:
                 self[key] = exactness.placeholders(value, self.is_static)
-            if isinstance(self[key], tf.RaggedTensor):
-                self.fed[key] = self[key]
-                self[key] = inputs.numbered(self[key])
         return self[key]
 
 
