@@ -53,6 +53,19 @@ def behind(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
     return ancestry.behind(sources, ops) - set(sources) if sources else set()
 
 
+def with_behind(graph: tf.Graph, given: Iterable[tf.Tensor]) -> set[tf.Operation]:
+    """Returns the operations with effects, and those that come after one.
+
+    Args:
+        graph: The graph.
+        given: The tensors of the batch; effects that these come after are over for all else.
+    """
+    ops = set(graph.get_operations())
+    before = ancestry.executed_by(list(given))
+    sources = [op for op in ops if op not in before and has_effect(op)]
+    return ancestry.behind(sources, ops) if sources else set()
+
+
 def keep_whole(
     ops: Iterable[tf.Operation], structure: loops.Structure, assumptions: loops.Assumptions
 ) -> None:

@@ -35,3 +35,38 @@ def _attributes(op: tf.Operation) -> tuple:
         for name in sorted(attributes)
         if not name.startswith("_")
     )
+
+
+def follows_alike(
+    tensor: tf.Tensor, given: tf.Tensor, other: tf.Tensor, other_given: tf.Tensor
+) -> bool:
+    """Whether a tensor is made from a given one as another is from another, by operations alone.
+
+    Args:
+        tensor: A tensor.
+        given: What it is made from, and constants.
+        other: A tensor, perhaps of another graph.
+        other_given: What that is made from.
+    """
+    waiting, seen = [(tensor, other)], set()
+    while waiting:
+        one, two = waiting.pop()
+        pair = (one.ref(), two.ref())
+        if pair in seen or (one is given and two is other_given):
+            continue
+        seen.add(pair)
+        if one is given or two is other_given or not _are_alike(one, two):
+            return False
+        waiting.extend(zip(one.op.inputs, two.op.inputs, strict=True))
+    return True
+
+
+def _are_alike(one: tf.Tensor, two: tf.Tensor) -> bool:
+    a, b = one.op, two.op
+    return (
+        (a.type, one.value_index, len(a.inputs)) == (b.type, two.value_index, len(b.inputs))
+        and (bool(a.inputs) or a.type == "Const")
+        and not a.op_def.is_stateful
+        and a._get_control_flow_context() is None
+        and _attributes(a) == _attributes(b)
+    )

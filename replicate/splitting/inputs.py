@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
-from replicate.splitting import extents, loops, probes
+from replicate.splitting import equal, extents, loops, order, probes
 from replicate.splitting.analysis import Given
 from replicate.splitting.rules import ragged, random, sparse
 from replicate.splitting.states import SIZE, Ids, Local, Rows, Space
@@ -126,9 +126,27 @@ def _add_ragged(
         Given(splits, Local(ragged.Bounds(batch, entries)), tuple(splits_of)),
         Given(lengths, Rows(0, batch), tuple(each[1:] - each[:-1] for each in splits_of)),
     ]
+    more = _numbers_anew(splits)
+    given.extend(Given(each, given[1].state, given[1].parts) for each in more)
     found.given.extend(given)
-    found.known.extend(probes.Given(tensor, 0, True) for tensor in (values, numbers))
+    found.known.extend(probes.Given(tensor, 0, True) for tensor in (values, numbers, *more))
     found.known.extend([probes.Given(splits, 0, False, 1), probes.Given(lengths)])
+
+
+def _numbers_anew(splits: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what TensorFlow's own code has made of where rows begin: which row each value is of.
+
+    It does so although a ragged tensor knows, for example where it sums over values.
+    """
+    with tf.Graph().as_default():
+        places = tf1.placeholder(splits.dtype, splits.shape)
+        values = tf1.placeholder(tf.float32, [None])
+        made = tf.RaggedTensor.from_row_splits(values, places, validate=False).value_rowids()
+    return [
+        op.outputs[0]
+        for op in order.behind([splits])
+        if op.type == made.op.type and equal.follows_alike(op.outputs[0], splits, made, places)
+    ]
 
 
 def _rank(tensor: tf.SparseTensor) -> int:

@@ -367,6 +367,9 @@ class Joins:
         op = leaf.op
         tensor = op.inputs[leaf.value_index if op.type == "ShapeN" else 0]
         state = self._analysis.state(tensor)
+        if op.type == "Shape" and isinstance(state, states.Local) and state.source is not tensor:
+            if isinstance(state.source, tf.Tensor):
+                return self._shape_of_different(leaf, tensor, state.source)
         is_here = state is states.WHOLE or state is states.SIZE or isinstance(state, states.Local)
         if is_here or self._is_at_home(tensor):
             if op.type != "ShapeN":
@@ -378,6 +381,14 @@ class Joins:
         if op.type == "Size":
             return self._joined_size(leaf, state)
         return self._whole_shape(leaf, tensor, state)
+
+    def _shape_of_different(self, leaf: tf.Tensor, tensor: tf.Tensor, source: tf.Tensor) -> str:
+        """Returns the shape of what there is for each different value, without making it."""
+        whole = self._writer.whole(source)
+        counted = self._shape(whole, source.dtype, leaf.dtype, self._home)
+        mask = self._writer.constant(np.arange(self._rank(tensor)) == 0, None)
+        shapes = [mask, counted, self._writer.own(leaf, 0)]
+        return self._nodes.add("SelectV2", shapes, self._home, T=leaf.dtype)
 
     def _joined_size(self, leaf: tf.Tensor, state: Rows) -> Reference:
         sizes = [self._writer.own(leaf, k) for k in range(len(self._devices))]

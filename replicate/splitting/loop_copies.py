@@ -270,6 +270,7 @@ class LoopCopies:
             if control.type == "StackPushV2":
                 continue
             has_copies = self._writer.has_copies(control)
+            is_effect = control in self._structure.behind_effects
             is_of_loop = self._structure.own_loop(control) is not None
             if is_of_loop and not self._is_in_whole_loop(control):
                 if has_copies:
@@ -279,9 +280,11 @@ class LoopCopies:
                     self._want(control)
                     found.append("^" + self.name(control, k))
             elif has_copies:
+                if is_effect:
+                    self._writer.want_copies(control)
                 if control in self._writer.run_split:
                     found.append("^" + self._writer.copy_name(control, k))
-            elif matters(control):
+            elif is_effect or matters(control):
                 self._writer.want_whole(control)
                 found.append(self._nodes.wait(control))
         return found

@@ -6,7 +6,7 @@ granted of loops and lists before it has seen all of them.
 """
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
@@ -50,11 +50,14 @@ class Structure:
     Args:
         graph: The graph.
 
+        behind_effects: The operations that come after one with an effect, and these.
+
     Attributes:
         pops: The operations that read from stacks.
+        behind_effects: As given.
     """
 
-    def __init__(self, graph: tf.Graph):
+    def __init__(self, graph: tf.Graph, behind_effects: Collection[tf.Operation] = ()):
         self._frames: dict[Any, bytes] = {}
         self._starts: list[tf.Tensor] = []
         self.pops: list[tf.Operation] = []
@@ -68,6 +71,7 @@ class Structure:
             self._note(op)
         self._find_list_writes([op for op in ops if op.type in _LIST_WRITES])
         self._branches = _of_branches(ops)
+        self.behind_effects = behind_effects
 
     def _note(self, op: tf.Operation) -> None:
         if op.type in _ENTERS:
@@ -85,12 +89,13 @@ class Structure:
                 self.pops.append(op)
 
     def is_free(self, op: tf.Operation) -> bool:
-        """Whether an operation runs in each step: it is of no loop, and of no branch.
+        """Whether an operation runs in each step, for its values alone.
 
-        What stands for another operation runs as that one does: of a branch that is not taken
-        nothing may have a value.
+        Something else may stand for such a one. Of a branch that is not taken nothing may have a
+        value; and what comes behind an effect is there for the effect as well.
         """
-        return op not in self._branches and op._get_control_flow_context() is None
+        is_of_step = op not in self._branches and op._get_control_flow_context() is None
+        return is_of_step and op not in self.behind_effects
 
     # Loops.
 

@@ -165,7 +165,7 @@ class _Plan:
         self._graph = tf1.get_default_graph()
         tensors = tf.nest.flatten(leaves, expand_composites=True)
         self.moved = _lowered(self._graph, tensors)
-        self._structure = loops.Structure(self._graph)
+        self._structure = loops.Structure(self._graph, effects.with_behind(self._graph, tensors))
         self._assumptions = loops.Assumptions(self._structure)
         self._ops = _order(tensors, self._structure, self.moved, static_rows)
         effects.keep_whole(self._ops, self._structure, self._assumptions)

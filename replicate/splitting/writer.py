@@ -237,7 +237,7 @@ class Writer:
 
     def _does_nothing(self, op: tf.Operation) -> bool:
         """Whether a device's part of an operation's output is that of its first input."""
-        if op._get_control_flow_context() is not None or not len(op.outputs):
+        if not self.structure.is_free(op) or not len(op.outputs):
             return False
         if op.type not in (*_PASSED, "Sum", "Reshape"):
             return False

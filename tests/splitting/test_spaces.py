@@ -306,6 +306,7 @@ def embeddings_of_weighted_bags(f):
 
 @model()
 def embeddings_of_bags_with_weights_beside(f):
+    """Nothing says before a run that there are as many weights as values: it is whole."""
     found = tf.nn.safe_embedding_lookup_sparse(weight("w", 6, 3), f["bags"], f["weights"])
     return squares(found, f), {"found": found}
 
@@ -462,8 +463,9 @@ def linear_columns(f):
     return squares(tf.cast(found, F64), f), {"found": found}
 
 
-@model("ResourceGather", tolerance=SINGLE)
+@model(tolerance=SINGLE)
 def weighted_columns(f):
+    """Nothing says before a run that there are as many weights as values: it is whole."""
     column = tf.feature_column
     ids = column.categorical_column_with_identity("bags", 6)
     ids = column.weighted_categorical_column(ids, "weights32")
@@ -710,4 +712,5 @@ def test_dynamic(name, num_devices):
 def test_static(name, rows):
     built = Built(name, rows, True, 3)
     compare(name, built.run(rows), expected(name, rows, True, True))
-    assert whole(built, MODELS[name].split) == []
+    if rows == 7:  # with two, each length of two may be that of the rows
+        assert whole(built, MODELS[name].split) == []

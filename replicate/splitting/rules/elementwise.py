@@ -3,6 +3,8 @@
 Rows stay where they are. What is linear keeps parts of a sum apart.
 """
 
+import numpy as np
+
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.rules import items
@@ -243,7 +245,10 @@ def _add_flows(case: Case) -> Split:
 
 @rule("Mul", "Div", "DivNoNan", "RealDiv")
 def scale(case: Case) -> Split:
-    """Parts of a sum are scaled apart by a whole value; scalars are joined before."""
+    """Parts of a sum are scaled apart by a whole value that is finite; scalars are joined before.
+
+    NOTE: 0 / 0 and 0 * inf are no numbers, and one device has none of them if its sum is not 0.
+    """
     if case.rows is not None:
         return broadcast(case)
     n = 1 if case.type == "Mul" and case.inputs[1] == SUM else 0
@@ -251,7 +256,17 @@ def scale(case: Case) -> Split:
         raise WholeError("no operand has rows")
     if not case.is_float() or not case.result_rank():
         raise WholeError("a scalar or an integer is scaled")
+    if case.structure.loop(case.op) is None and not _is_finite_scale(case, 1 - n):
+        raise WholeError("a sum is scaled by what may not be finite")
     return linear(case, n)
+
+
+def _is_finite_scale(case: Case, n: int) -> bool:
+    """Whether input n is known to be finite, and its inverse if it divides."""
+    value = tf.get_static_value(case.op.inputs[n])
+    if value is None or not np.all(np.isfinite(value)):
+        return False
+    return case.type == "Mul" or bool(np.all(value))
 
 
 @rule("Select")

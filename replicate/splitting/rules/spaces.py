@@ -84,10 +84,8 @@ def _range(case: Case) -> Split | states.State:
 
 def _space_of_number(case: Case, n: int) -> Space:
     """Returns whose rows a number counts, which is known to count rows."""
-    number = case.facts.number(case.op.inputs[n])
-    if not number.is_picked and case.facts.static_rows:
-        return case.batch
-    return shapes.space_of_size(case, n, number.is_picked)
+    is_picked = case.facts.number(case.op.inputs[n]).is_picked
+    return shapes.space_of_size(case, n, True) if is_picked else case.batch
 
 
 # What keeps numbers of rows as they are.

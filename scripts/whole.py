@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Prints what of public models' graphs each device runs on its rows, and what runs once.
+
+    python scripts/whole.py [MODEL ...] [--devices K]
+
+Without names all models of tests/models are told, and a SimCLR of the tests. For each: how many
+operations of a training step are split, how many that read or make rows are whole, the largest of
+these with the reason, and the floating-point operations of products and convolutions, of one row
+each. Exits with 1 if a product, a convolution or a lookup is whole.
+"""
+
+import argparse
+import logging
+import math
+import os
+import pathlib
+import sys
+import warnings
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul")
+CONVOLUTIONS = ("Conv", "DepthwiseConv")
+LOOKUPS = ("ResourceGather", "ResourceGatherNd", "SparseTensorDenseMatMul")
+TOLD = 5
+
+
+def main(arguments=None) -> int:
+    """Prints a table of the models that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--devices", type=int, default=4)
+    options = parser.parse_args(arguments)
+    _be_quiet()
+    from replicate.compat.tensorflow import tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    shown = [tf.config.LogicalDeviceConfiguration()] * 8
+    tf.config.set_logical_device_configuration(cpu, shown)
+    named = options.models or [*_models(), "simclr"]
+    print("| model | operations split | whole, with rows | flops split | flops whole |")
+    print("|---|---|---|---|---|")
+    told, is_right = [], True
+    for name in named:
+        result, step = _split(name, options.devices)
+        more, is_fit = _tell(name, result, step, options.devices)
+        told += more
+        is_right = is_right and is_fit
+    print("\n".join(told))
+    return 0 if is_right else 1
+
+
+def _be_quiet() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
+def _models() -> dict:
+    """Returns for each model its model_fn, its batches and its params."""
+    from tests.models import bert, crf, deepfm, gan, ranking, resnet
+
+    return {
+        "bert": (bert.model_fn, bert.input_fn, {}),
+        "resnet": (resnet.model_fn, resnet.input_fn, None),
+        "deepfm": (deepfm.model_fn, deepfm.input_fn, {"l2": 0.01}),
+        "crf": (crf.model_fn, crf.input_fn, None),
+        "gan": (gan.model_fn, gan.input_fn, None),
+        "ranking": (ranking.model_fn, ranking.input_fn, {"losses": ["pairwise", "listwise"]}),
+        "wide and deep": (None, None, None),
+    }
+
+
+def _split(name: str, num_devices: int) -> tuple:
+    """Returns what became of a model's graph, and the operations of a training step."""
+    from replicate.compat.tensorflow import tf, tf1
+    from replicate.splitting import report
+
+    if name == "simclr":
+        from tests.splitting.corpus import running
+
+        built = running.Built(running.Setting("simclr", (7,), num_devices=num_devices))
+        return built.result, list(built.steps)
+    with tf.Graph().as_default(), report.heard() as heard:
+        tf1.train.create_global_step()
+        spec = _spec(name, num_devices)
+        return heard[-1], [spec.train_op, spec.loss]
+
+
+def _spec(name: str, num_devices: int):
+    """Returns the spec of a model that is split over devices."""
+    from replicate import estimator, model_fn
+    from replicate.compat.tensorflow import tf1
+    from tests.models import wide_and_deep
+
+    options = {"devices": num_devices, "strategy": "parameter_server", "tower_building": "split"}
+    if name == "wide and deep":
+        canned = wide_and_deep.classifier(estimator.RunConfig())
+        build, input_fn, params = canned._model_fn, wide_and_deep.input_fn, {}
+        called = {"config": estimator.RunConfig()}
+    else:
+        build, input_fn, params = _models()[name]
+        called = {} if params is None else {"params": params}
+    features, labels = tf1.data.make_one_shot_iterator(input_fn()).get_next()
+    replicated = model_fn.replicate_model_fn(build, **options)
+    return replicated(features, labels, "train", **called)
+
+
+def _tell(name: str, result, step: list, num_devices: int) -> tuple[list, bool]:
+    """Prints a model's row of the table; returns what is told below, and whether all fits."""
+    from replicate.splitting import report
+
+    found = report.of(result, num_devices)
+    split_flops = sum(_flops(result, op) for op in result.split)
+    wrong = [op for op in result.whole if _is_large(op)]
+    whole_flops = sum(_flops(result, op) for op in wrong)
+    print(f"| {name} | {found.split} | {len(found.whole)} | {split_flops:,} | {whole_flops:,} |")
+    lines = ["", f"{name}: the largest that are whole"]
+    lines += [f"* {one.type} {one.name}: {one.reason}" for one in found.whole[:TOLD]]
+    lines += [f"* NOT SPLIT: {op.type} {op.name}: {result.why(op)}" for op in wrong]
+    return lines, not wrong
+
+
+def _is_large(op) -> bool:
+    return op.type in (*PRODUCTS, *LOOKUPS) or op.type.startswith(CONVOLUTIONS)
+
+
+def _flops(result, op) -> int:
+    """Returns two operations for each multiplication of a product or a convolution, of one row."""
+    is_product = op.type in PRODUCTS
+    if not is_product and not op.type.startswith(CONVOLUTIONS):
+        return 0
+    if is_product:
+        # [m, k] by [k, n]: the square root of mk * kn * mn is mkn.
+        sizes = [math.prod(_lengths(result, tensor)) for tensor in (*op.inputs, *op.outputs)]
+        return 2 * round(math.sqrt(math.prod(sizes)))
+    made = op.inputs[2] if "Backprop" in op.type else op.outputs[0]
+    kernel = _lengths(result, op.outputs[0] if "BackpropFilter" in op.type else op.inputs[1])
+    reads = kernel[:-2] if op.type.startswith("Depthwise") else kernel[:-1]
+    return 2 * math.prod(_lengths(result, made)) * math.prod(reads)
+
+
+def _lengths(result, tensor) -> list[int]:
+    """Returns a tensor's dimensions where there is one row; 1 where one is not known."""
+    return [each.size or each.multiple or 1 for each in result.shape(tensor) or ()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
