@@ -9,7 +9,7 @@ graphs, goes around loops, and its Python module is private.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replicate.compat import importing
+from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import Door, tf, tf1
 
 Dims = list[int | None]
@@ -43,20 +43,58 @@ def know(node: Any, shapes: Sequence[Dims | None]) -> None:
                 shape.dim.add().size = -1 if size is None else size
 
 
-def infer(graph_def: Any) -> dict[str, tf.Operation]:
-    """Imports a graph, and so infers its shapes.
+class Inferred:
+    """The shapes that the import of a graph infers.
 
-    Returns:
-        The operations of a scratch graph by their names; their outputs have the shapes.
+    NOTE: a scratch graph gets Python's objects of those operations alone that are asked for. To
+    make all of them would take ten times as long as the import.
+
+    Args:
+        graph_def: The graph's definition.
 
     Raises:
         UnfitError: If operations do not allow the shapes of what they read.
     """
-    with tf.Graph().as_default():
+
+    def __init__(self, graph_def: Any):
+        self._graph = tf.Graph()
         try:
-            return importing.add(graph_def, {}, {})
+            self._waiting = _imported(self._graph, graph_def)
         except (tf.errors.OpError, ValueError) as e:
             raise UnfitError(str(e)) from e
+        self._ops: dict[str, tf.Operation] = {}
+
+    def dims(self, tensor: tf.Tensor) -> Dims | None:
+        """Returns the dimensions of the tensor of the same name; None: its rank is not known."""
+        name = tensor.op.name
+        if name in self._waiting:
+            found = self._waiting.pop(name)
+            with self._graph.as_default():
+                op = self._graph._create_op_from_tf_operation(found, compute_device=False)
+            self._ops[name] = op
+        outputs = self._ops[name].outputs if name in self._ops else ()
+        if tensor.value_index >= len(outputs):
+            return None
+        shape = outputs[tensor.value_index].shape
+        return None if shape.rank is None else shape.as_list()
+
+
+def _imported(graph: tf.Graph, graph_def: Any) -> dict[str, Any]:
+    """Imports all nodes; returns what the session's interface calls operations, by name."""
+    door, names = tfc.session_api, [node.name for node in graph_def.node]
+    serialized = door.TF_NewBufferFromString(graph_def.SerializeToString())
+    options = door.TF_NewImportGraphDefOptions()
+    try:
+        for name in names:
+            door.TF_ImportGraphDefOptionsAddReturnOperation(options, name)
+        with graph._c_graph.get() as c_graph:
+            results = door.TF_GraphImportGraphDefWithResults(c_graph, serialized, options)
+        found = door.TF_ImportGraphDefResultsReturnOperations(results)
+        door.TF_DeleteImportGraphDefResults(results)
+        return dict(zip(names, found, strict=True))
+    finally:
+        door.TF_DeleteImportGraphDefOptions(options)
+        door.TF_DeleteBuffer(serialized)
 
 
 def infer_around_loops(

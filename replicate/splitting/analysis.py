@@ -17,6 +17,7 @@ from replicate.splitting.states import SIZE, WHOLE, Local, Rows, Space, Split, W
 LEAVES = ("Shape", "ShapeN", "Size", "Rank")
 
 _BOOKKEEPING = (tf.resource, tf.variant)
+_FILLS = ("Const", "Fill")  # they cost nothing
 
 
 class Given(NamedTuple):
@@ -183,7 +184,8 @@ class Analysis:
         for tensor in op.outputs:
             axis = self._axis_with_rows(tensor)
             if axis is not None:
-                self.why[op] = reason
+                if op.type not in _FILLS:
+                    self.why[op] = reason
                 self._states[tensor.ref()] = Rows(axis, self.batch)
                 self._at_hand.add(tensor.ref())
 

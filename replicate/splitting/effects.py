@@ -38,6 +38,7 @@ _EFFECTS = (
     "ResourceCountUpTo",
     "ResourceConditionalAccumulator",
 )
+_PASSING = ("Switch", "Enter", "Identity")
 READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 
@@ -98,23 +99,48 @@ def order(written: Any, made: dict[str, tf.Operation]) -> None:
     reads, writes = _users(running)
     behind = ancestry.behind([op for ops in writes.values() for op in ops], running)
     for handle, found in writes.items():
-        first = [op for op in reads.get(handle, ()) if op not in behind]
+        ends = dict.fromkeys(end for op in reads.get(handle, ()) for end in _ends(op, running))
+        first = [op for op in ends if op not in behind]
         for write in found:
             before = set(write.control_inputs)
             write._add_control_inputs([op for op in first if op not in before])
 
 
 def _users(running: set[tf.Operation]) -> tuple[dict, dict]:
-    """Returns what reads, and what writes, each variable, outside of branches and loops."""
+    """Returns what reads each variable, and what writes it outside of branches and loops."""
     reads: dict[tf.Operation, list] = {}
     writes: dict[tf.Operation, list] = {}
     for op in running:
-        if op._get_control_flow_context() is not None:
-            continue
         for tensor in op.inputs:
-            if tensor.dtype == tf.resource and tensor.op.type == "VarHandleOp":
-                if op.type in READS:
-                    reads.setdefault(tensor.op, []).append(op)
-                elif op.type.startswith(_WRITING):
-                    writes.setdefault(tensor.op, []).append(op)
+            handle = tensor.op if tensor.dtype == tf.resource else None
+            while handle is not None and handle.type in _PASSING:
+                handle = handle.inputs[0].op
+            if handle is None or handle.type != "VarHandleOp":
+                continue
+            if op.type in READS:
+                reads.setdefault(handle, []).append(op)
+            elif op.type.startswith(_WRITING) and op._get_control_flow_context() is None:
+                writes.setdefault(handle, []).append(op)
     return reads, writes
+
+
+def _ends(read: tf.Operation, running: set[tf.Operation]) -> list[tf.Operation]:
+    """Returns what has a value only when a read is over, and has one in each step.
+
+    Outside of branches and loops this is the read. What waits for an operation of a branch that
+    is not taken would never run; so inside it is what the branches merge in, or the loop's exits.
+    """
+    if read._get_control_flow_context() is None:
+        return [read]
+    ends, found, waiting = [], {read}, [read]
+    while waiting:
+        for tensor in waiting.pop().outputs:
+            for user in tensor.consumers():
+                if user in found or user not in running:
+                    continue
+                found.add(user)
+                if user.type in ("Merge", "Exit") and loops.Structure.is_outermost(user):
+                    ends.append(user)
+                else:
+                    waiting.append(user)
+    return ends

@@ -116,6 +116,14 @@ class Structure:
         return _loop_around(context)
 
     @staticmethod
+    def is_outermost(op: tf.Operation) -> bool:
+        """Whether an operation's outputs are in no loop and in no branch."""
+        context = op._get_control_flow_context()
+        if op.type in _EXITS and context is not None and context.IsWhileContext():
+            context = context.outer_context
+        return context is None
+
+    @staticmethod
     def outer(loop: Any) -> Any:
         """Returns the context of the loop around a loop; None: there is none."""
         return _loop_around(loop.outer_context)

@@ -48,16 +48,16 @@ def ordered(
         waiting[op] = len(before)
         for other in before:
             after[other].append(op)
-    ready = [(op._id, op) for op, number in waiting.items() if not number]
+    ready = [(op._id, op.name, op) for op, number in waiting.items() if not number]
     heapq.heapify(ready)
     found = []
     while ready:
-        _, op = heapq.heappop(ready)
+        *_, op = heapq.heappop(ready)
         found.append(op)
         for user in after[op]:
             waiting[user] -= 1
             if not waiting[user]:
-                heapq.heappush(ready, (user._id, user))
+                heapq.heappush(ready, (user._id, user.name, user))
     if len(found) < len(ops):
         circle = sorted(op.name for op, number in waiting.items() if number)[:5]
         raise ValueError(f"Operations must not wait for each other; {', '.join(circle)} do.")

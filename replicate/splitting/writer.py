@@ -270,7 +270,8 @@ class Writer:
                 controls.append(control)
                 continue
             is_changed = True
-            if control.outputs:
+            # NOTE: devices' own loops are in frames of their own, and nothing in them has an effect.
+            if control.outputs and self.structure.own_loop(control) is None:
                 self.want_copies(control)
                 controls += [self.copy_name(control, k) for k in range(len(self.devices))]
         if is_changed:
