@@ -97,7 +97,7 @@ def order(written: Any, made: dict[str, tf.Operation]) -> None:
     running = {op for op in written.run_whole if op not in aside}
     running |= {op for name, op in made.items() if not {name, original(name)} & aside}
     reads, writes = _users(running)
-    behind = ancestry.behind([op for ops in writes.values() for op in ops], running)
+    behind = _behind([op for ops in writes.values() for op in ops], running)
     for handle, found in writes.items():
         ends = dict.fromkeys(end for op in reads.get(handle, ()) for end in _ends(op, running))
         first = [op for op in ends if op not in behind]
@@ -111,6 +111,8 @@ def _users(running: set[tf.Operation]) -> tuple[dict, dict]:
     reads: dict[tf.Operation, list] = {}
     writes: dict[tf.Operation, list] = {}
     for op in running:
+        if op.type not in READS and not op.type.startswith(_WRITING):
+            continue
         for tensor in op.inputs:
             handle = tensor.op if tensor.dtype == tf.resource else None
             while handle is not None and handle.type in _PASSING:
@@ -122,6 +124,19 @@ def _users(running: set[tf.Operation]) -> tuple[dict, dict]:
             elif op.type.startswith(_WRITING) and op._get_control_flow_context() is None:
                 writes.setdefault(handle, []).append(op)
     return reads, writes
+
+
+def _behind(writes: Iterable[tf.Operation], running: set[tf.Operation]) -> set[tf.Operation]:
+    """Returns the writes, and what runs behind one of them."""
+    found: set[tf.Operation] = set()
+    waiting = list(writes)
+    while waiting:
+        op = waiting.pop()
+        if op in running and op not in found:
+            found.add(op)
+            waiting.extend(op._control_outputs)
+            waiting.extend(user for tensor in op.outputs for user in tensor.consumers())
+    return found
 
 
 def _ends(read: tf.Operation, running: set[tf.Operation]) -> list[tf.Operation]:

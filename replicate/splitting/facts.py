@@ -7,7 +7,7 @@ length is a multiple of B a value may be cut into as many runs. If it has no row
 needless cut, and no wrong one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,11 +70,14 @@ class Facts:
         if not static_rows:
             self._one_row = probes.of_one_row(graph, [*self._given, *known], self._probes)
         self._lengths: dict[Any, tuple[Number, ...] | None] = {}
+        self._extents: dict[Any, tuple[Extent, ...] | None] = {}
         self._state: Callable[[tf.Tensor], State] = lambda tensor: WHOLE
         self._own_rows = _own_rows(self._literal, num_devices)
         self._modes = range(1, 1 + len(self._own_rows))
         entries = {each.tensor.ref(): self._entries_of(each) for each in known}
-        self._folder = folding.Folder(self._lengths_in, entries, structure, self._is_size)
+        self._folder = folding.Folder(
+            self._lengths_in, entries, structure, self._is_size, self._own_element
+        )
         self._graphs_own = folding.Folder(self._graphs_lengths, {}, structure, lambda t: False)
 
     def begin(self, state_of: Callable[[tf.Tensor], State]) -> None:
@@ -90,10 +93,11 @@ class Facts:
 
     def shape(self, tensor: tf.Tensor) -> tuple[Extent, ...] | None:
         """Returns the extents of a tensor; None: its rank is not known."""
-        lengths = self._whole_lengths(tensor)
-        if lengths is None:
-            return None
-        return tuple(extents.extent(length, self._literal) for length in lengths)
+        key = tensor.ref()
+        if key not in self._extents:
+            lengths = self._whole_lengths(tensor)
+            self._extents[key] = None if lengths is None else self._extents_of(lengths)
+        return self._extents[key]
 
     def value(self, tensor: tf.Tensor) -> np.ndarray | None:
         """Returns a small constant that is the same for every batch; None: it is not."""
@@ -109,9 +113,10 @@ class Facts:
     def shape_entries(self, tensor: tf.Tensor) -> tuple[Extent, ...] | None:
         """Returns the entries of a tensor that is a shape; None: they are not known."""
         whole = self._folder.fold(tensor)
-        if whole is None or whole.ndim != 1:
-            return None
-        return tuple(extents.extent(entry, self._literal) for entry in whole)
+        return None if whole is None or whole.ndim != 1 else self._extents_of(whole)
+
+    def _extents_of(self, numbers: Iterable[Number]) -> tuple[Extent, ...]:
+        return tuple(extents.extent(number, self._literal) for number in numbers)
 
     def shape_view(self, tensor: tf.Tensor, axis: int, space: Space) -> states.View:
         """Returns the view that gives a device's own shape; raises `WholeError`."""
@@ -158,6 +163,12 @@ class Facts:
                 return False
         return True
 
+    def literal(self, tensor: tf.Tensor) -> np.ndarray | None:
+        """Returns the numbers that the graph of a static batch has for the whole batch."""
+        if self._literal is None:
+            return None
+        return folding.plain(self._graphs_own.fold(tensor), tensor.dtype)
+
     # What the writer asks.
 
     def constant(self, tensor: tf.Tensor) -> np.ndarray | None:
@@ -201,7 +212,7 @@ class Facts:
             return []
         if self.static_rows and not has_loops and not probes.is_open(given):
             return []  # the graph has all numbers
-        found = probes.probed(graph, given, self.static_rows)
+        found = probes.probed(graph, given, self.static_rows, has_loops)
         if has_loops:
             for probe in found:
                 loop_shapes.learn(probe, ops, structure)
@@ -215,6 +226,8 @@ class Facts:
 
     def _inferred(self, tensor: tf.Tensor) -> tuple[Number, ...] | None:
         own, given = probes.static_dims(tensor), self._axes.get(tensor.ref())
+        if own is not None and None not in own and given is None:
+            return tuple(own)
         found = [probe.dims(tensor) for probe in self._probes]
         ranks = {None if dims is None else len(dims) for dims in found}
         if not found or ranks == {None} or len(ranks) > 1:
@@ -271,6 +284,15 @@ class Facts:
         if isinstance(number, int) and number % self._literal:
             raise UnknownError("no multiple of rows")
         return number // self._literal * self._own_rows[mode - 1]
+
+    def _own_element(self, held: tf.Tensor, whole: folding.Value, mode: int) -> folding.Value:
+        """Returns the shape of the elements of a device's own list, of that of the whole one."""
+        element = getattr(self._state(held), "element", None)
+        if not isinstance(element, Rows) or not whole.ndim or whole[element.axis] == -1:
+            return whole
+        found = whole.copy()
+        found[element.axis] = self._own(whole[element.axis], element.space, mode)
+        return found
 
     def _is_size(self, tensor: tf.Tensor) -> bool:
         return self._state(tensor) is SIZE

@@ -42,6 +42,8 @@ class Folder:
         given: For tensors by `ref()`, given a mode, the value.
         structure: Where stacks and lists are filled.
         is_size: Whether a tensor's value differs by device; all others are whole in each mode.
+        own_element: Given a list, the shape of its elements and a mode, the shape of those of a
+            device's own list; None: there are none.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class Folder:
         given: dict[Any, Callable[[int], Sequence[Number]]],
         structure: Structure,
         is_size: Callable[[tf.Tensor], bool],
+        own_element: Callable[[tf.Tensor, Value, int], Value] | None = None,
     ):
         self._lengths = lengths
         self._given = given
         self._structure = structure
         self._is_size = is_size
+        self._own_element = own_element
         self._whole: dict[Any, Value | None] = {}
         self._own: dict[Any, Value | None] = {}
 
@@ -141,6 +145,8 @@ class Folder:
     def _listed(self, tensor: tf.Tensor, mode: int) -> Value | None:
         """Returns what comes from a stack or a list that always holds the same."""
         op, found = tensor.op, []
+        if op.type == "TensorListElementShape" and mode != WHOLE_MODE:
+            return self._shape_of_own(tensor, mode)
         if op.type == "StackPopV2":
             push = self._structure.push_of(op)
             found = [] if push is None else [push.inputs[1]]
@@ -160,6 +166,16 @@ class Folder:
             return None
         first = values[0]
         return first if all(equal(first, each) for each in values[1:]) else None
+
+    def _shape_of_own(self, tensor: tf.Tensor, mode: int) -> Value | None:
+        """Returns the shape of the elements of a device's own list."""
+        whole = self.fold(tensor)
+        if whole is None or self._own_element is None:
+            return None
+        try:
+            return self._own_element(tensor.op.inputs[0], whole, mode)
+        except UnknownError:
+            return None
 
 
 def equal(a: Value, b: Value) -> bool:

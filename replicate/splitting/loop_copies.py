@@ -77,6 +77,9 @@ class LoopCopies:
             raise loops.LoopWholeError(op, f"{op.type} is wanted whole")
         if state is SIZE and op.type in analyses.LEAVES:
             return self._whole_size(tensor, k)
+        if state is SIZE and op.type == "TensorListElementShape":
+            shape, after = self._analysis.facts.literal(tensor), self._writer.own(tensor, k)
+            return self._nodes.constant(shape, self._devices[k], after)
         if op.type in _READS:
             return self.entered(self._read_outside(op), tensor.dtype, loop, k)
         self._want(op)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from replicate.compat import inference
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import extents
+from replicate.graph import ancestry
+from replicate.splitting import extents, order
 from replicate.splitting.extents import Number, Sizes
 
 # Assumed rows of the batch and picked rows, in two inferences. The first pair is small, so that
@@ -89,14 +90,13 @@ class Probe:
         self.values = values
         self.graph_def = graph_def
         self._around_loops: dict[str, list[Dims | None]] = {}
-        self._ops: dict[str, tf.Operation] = {}
         self._merged: dict[Any, Dims | None] = {}
         self.infer()
 
     def infer(self) -> None:
         """Infers all shapes from what is known; raises `UnfitError`."""
         self._merged = {}
-        self._ops = inference.infer(self._written())
+        self._inferred = inference.Inferred(self._written())
 
     def look_around_loops(self) -> None:
         """Learns what Grappler infers of shapes in and behind loops."""
@@ -119,10 +119,7 @@ class Probe:
 
     def imported(self, tensor: tf.Tensor) -> Dims | None:
         """Returns a tensor's dimensions as far as what reads it in the inference knows them."""
-        op = self._ops.get(tensor.op.name)
-        if op is None or tensor.value_index >= len(op.outputs):
-            return None
-        return static_dims(op.outputs[tensor.value_index])
+        return self._inferred.dims(tensor)
 
     def _dims(self, tensor: tf.Tensor) -> Dims | None:
         found = static_dims(tensor)
@@ -191,19 +188,41 @@ def guess(axis: int) -> tuple[int, int]:
 
 
 def probed(
-    graph: tf.Graph, given: Sequence[Given | GivenShape], static_rows: int | None
+    graph: tf.Graph,
+    given: Sequence[Given | GivenShape],
+    static_rows: int | None,
+    is_all: bool = True,
 ) -> list[Probe]:
-    """Infers a graph's shapes for several sizes; none where the graph allows none."""
-    graph_def = graph.as_graph_def()
-    for node in graph_def.node:
-        if node.device:
-            node.device = ""
+    """Infers a graph's shapes for several sizes; none where the graph allows none.
+
+    Args:
+        graph: The graph.
+        given: What is given.
+        static_rows: B, where it is static; else None.
+        is_all: Whether the whole graph is looked at, not only what is made from what is given.
+    """
+    graph_def = _definition(graph, None if is_all else [each.tensor for each in given])
     for assumption in assumptions(given, static_rows):
         try:
             return [_probe(graph_def, given, assumption.guess, s) for s in assumption.sizes]
         except inference.UnfitError:
             continue
     return []
+
+
+def _definition(graph: tf.Graph, given: Sequence[tf.Tensor] | None) -> Any:
+    """Returns a graph's definition; or of what is made from tensors, and of all that it reads."""
+    graph_def = graph.as_graph_def()
+    if given is not None:
+        needed = {op.name for op in ancestry.executed_by([*given, *order.behind(given)])}
+        nodes = [node for node in graph_def.node if node.name in needed]
+        del graph_def.node[:]
+        graph_def.node.extend(nodes)
+    for node in graph_def.node:
+        node.device = ""
+        if "_class" in node.attr:
+            del node.attr["_class"]  # what it is placed beside may be left out
+    return graph_def
 
 
 def of_one_row(

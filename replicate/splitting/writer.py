@@ -159,11 +159,15 @@ class Writer:
     def _whole(self, tensor: tf.Tensor, state: states.State) -> Reference:
         op = tensor.op
         is_leaf = op.type in analyses.LEAVES
-        if self.structure.loop(op) is not None and (state is not SIZE or is_leaf):
+        of_list = op.type == "TensorListElementShape"
+        is_size = state is SIZE and not is_leaf and not of_list
+        if self.structure.loop(op) is not None and not is_size:
             raise loops.LoopWholeError(op, f"{op.type} is wanted whole")
         if state is SIZE:
             if is_leaf and self.analysis.how.get(op) is SIZE:
                 return self.joins.whole_size(tensor)
+            if of_list:
+                return self.constant(self.analysis.facts.literal(tensor), None)
             self.want_whole(op)
             return tensor
         if state == FIRST:

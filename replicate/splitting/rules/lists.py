@@ -261,10 +261,14 @@ def _length(case: registry.Case) -> Split | None:
 def _list_shape(case: registry.Case) -> Split | None:
     """(list) -> shape of its elements, the same on all devices if it does not tell their rows."""
     held = _own_list(case)
-    shape: Any = case.facts.value(case.op.outputs[0])
+    element, made = held.element, case.op.outputs[0]
+    if states.is_rows(element) and case.facts.literal(made) is not None:
+        entries = case.facts.shape_entries(made)
+        if entries and entries[element.axis].has_rows(element.space):
+            return Split([held], [SIZE])
+    shape: Any = case.facts.value(made)
     if shape is None:
         raise WholeError("the shape of a list's elements is not known")
-    element = held.element
     if states.is_rows(element) and np.ndim(shape) and shape[element.axis] != -1:
         raise WholeError("the shape of a list's elements tells their rows")
     return Split([held], [FIRST])

@@ -101,6 +101,9 @@ class Facts(Protocol):
     def shape_view(self, tensor: Any, axis: int, space: Space) -> states.View:
         """Returns the view that gives a device's own shape; raises `WholeError`."""
 
+    def literal(self, tensor: Any) -> np.ndarray | None:
+        """Returns the numbers that the graph of a static batch has for the whole batch."""
+
 
 class Case:
     """One operation with the states of its inputs, as a rule sees it.

@@ -9,6 +9,7 @@ from tests.splitting.corpus import (  # noqa: F401 - each adds its models
     networks,
     normalisation,
     recurrent,
+    static_widths,
 )
 from tests.splitting.corpus.model import MODELS
 
