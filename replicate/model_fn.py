@@ -151,7 +151,8 @@ def _split(chosen, call, features, labels, factory, options: choices.Choices, co
         spec = whole_model.build(lone, call, batch.features, batch.labels, factory, options.step)
         mirrored = lone.mirrored
     numbers = options.random_numbers or "per_device"
-    spec = specs.split(spec, batch, chosen, numbers, mirrored)
+    with _without_collector():
+        spec = specs.split(spec, batch, chosen, numbers, mirrored)
     return spec if across is None else _together(spec, chosen, across, batch, options, given)
 
 

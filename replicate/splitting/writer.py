@@ -274,7 +274,7 @@ class Writer:
                 controls.append(control)
                 continue
             is_changed = True
-            # NOTE: devices' own loops are in frames of their own, and nothing in them has an effect.
+            # NOTE: devices' loops are in frames of their own, and nothing in them has an effect.
             if control.outputs and self.structure.own_loop(control) is None:
                 self.want_copies(control)
                 controls += [self.copy_name(control, k) for k in range(len(self.devices))]
