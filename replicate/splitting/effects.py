@@ -99,7 +99,8 @@ def order(written: Any, made: dict[str, tf.Operation]) -> None:
     reads, writes = _users(running)
     behind = _behind([op for ops in writes.values() for op in ops], running)
     for handle, found in writes.items():
-        ends = dict.fromkeys(end for op in reads.get(handle, ()) for end in _ends(op, running))
+        found_reads = reads.get(handle, ())
+        ends = dict.fromkeys(end for op in found_reads for end in _ends(op, running, written))
         first = [op for op in ends if op not in behind]
         for write in found:
             before = set(write.control_inputs)
@@ -139,7 +140,7 @@ def _behind(writes: Iterable[tf.Operation], running: set[tf.Operation]) -> set[t
     return found
 
 
-def _ends(read: tf.Operation, running: set[tf.Operation]) -> list[tf.Operation]:
+def _ends(read: tf.Operation, running: set[tf.Operation], written: Any) -> list[tf.Operation]:
     """Returns what has a value only when a read is over, and has one in each step.
 
     Outside of branches and loops this is the read. What waits for an operation of a branch that
@@ -154,7 +155,9 @@ def _ends(read: tf.Operation, running: set[tf.Operation]) -> list[tf.Operation]:
                 if user in found or user not in running:
                     continue
                 found.add(user)
-                if user.type in ("Merge", "Exit") and loops.Structure.is_outermost(user):
+                # NOTE: of a copy only its original tells in what it is.
+                original = written.nodes.original(user.name) or user
+                if user.type in ("Merge", "Exit") and written.structure.is_outermost(original):
                     ends.append(user)
                 else:
                     waiting.append(user)

@@ -6,7 +6,7 @@ granted of loops and lists before it has seen all of them.
 """
 
 import collections
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
@@ -21,6 +21,9 @@ _LIST_WRITES = ("TensorListPushBack", "TensorListSetItem")
 _LIST_READS = {"TensorListPopBack": 1, "TensorListGetItem": 0}
 _EXITS = ("Exit", "RefExit")
 _ENTERS = ("Enter", "RefEnter")
+_SWITCHES = ("Switch", "RefSwitch")
+_MERGES = ("Merge", "RefMerge")
+_WAYS_BACK = ("NextIteration", "RefNextIteration")
 _PASSING = (*_ENTERS, *_EXITS, "Identity", "StopGradient", "Switch", "NextIteration")
 
 
@@ -115,9 +118,10 @@ class Structure:
             context = context.outer_context
         return _loop_around(context)
 
-    @staticmethod
-    def is_outermost(op: tf.Operation) -> bool:
+    def is_outermost(self, op: tf.Operation) -> bool:
         """Whether an operation's outputs are in no loop and in no branch."""
+        if op in self._branches:
+            return False
         context = op._get_control_flow_context()
         if op.type in _EXITS and context is not None and context.IsWhileContext():
             context = context.outer_context
@@ -371,19 +375,42 @@ class Assumptions:
 
 def _of_branches(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
     """Returns what runs only if a branch is taken."""
-    found: set[tf.Operation] = set()
-    waiting = [
-        op
-        for op in ops
-        if op.type in ("Switch", "RefSwitch") and op.inputs[1].op.type != "LoopCond"
-    ]
+    ops = list(ops)
+    if not any(op.type in _SWITCHES for op in ops):
+        return set()
+    before = {op: [*(tensor.op for tensor in op.inputs), *op.control_inputs] for op in ops}
+    return in_branches(before, lambda op: op.type)
+
+
+def in_branches(before: Mapping[Any, Sequence], kind: Callable[[Any], str]) -> set:
+    """Returns what may be without a value, since it is in a branch that is not taken.
+
+    Each `Switch` that is no loop's leads one branch deeper, and each `Merge` that is no loop's
+    one back: what branches merge in is itself in the branch that they are in.
+
+    Args:
+        before: For each operation those that it reads, in order, and those that it waits for.
+        kind: Returns an operation's kind.
+    """
+    depths: dict = {}
+    waiting = [(each, False) for each in before]
     while waiting:
-        op = waiting.pop()
-        if op not in found and op.type not in ("Merge", "RefMerge"):
-            found.add(op)
-            waiting.extend(user for tensor in op.outputs for user in tensor.consumers())
-            waiting.extend(op._control_outputs)
-    return found
+        each, is_ready = waiting.pop()
+        if each in depths and not is_ready:
+            continue
+        others = before.get(each, ())
+        if not is_ready:
+            depths.setdefault(each, 0)  # of a loop's way back nothing is known yet
+            waiting.append((each, True))
+            waiting.extend((other, False) for other in others if other not in depths)
+            continue
+        depth, name = max((depths.get(other, 0) for other in others), default=0), kind(each)
+        if name in _SWITCHES and (len(others) < 2 or kind(others[1]) != "LoopCond"):
+            depth += 1
+        if name in _MERGES and all(kind(other) not in _WAYS_BACK for other in others):
+            depth -= 1
+        depths[each] = max(depth, 0)
+    return {each for each, depth in depths.items() if depth}
 
 
 def handle_of(tensor: tf.Tensor) -> tf.Operation:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import effects
+from replicate.splitting import effects, loops
 from replicate.splitting.nodes import Reference
 
 SMALL_BYTES = 1 << 14  # sums up to this many bytes each are made end to end
@@ -200,13 +200,9 @@ class Transport:
 
     def _find_dead(self, found: Iterable[Any]) -> set:
         """Returns what may be without a value: it is of a branch that is not taken."""
-        dead, waiting = set(), [each for each in found if self._begins_branch(each)]
-        while waiting:
-            each = waiting.pop()
-            if each in dead or self._type(each) in ("Merge", "RefMerge"):
-                continue
-            dead.add(each)
-            waiting.extend(self._users.get(each, ()))
+        if not any(self._type(each) in ("Switch", "RefSwitch") for each in found):
+            return set()
+        dead = loops.in_branches({each: self._before[each] for each in found}, self._type)
         for each in found:
             op = each if isinstance(each, tf.Operation) else self._nodes.original(each)
             if op is not None and op._get_control_flow_context() is not None:
@@ -216,12 +212,6 @@ class Transport:
 
     def _type(self, each: Any) -> str:
         return self._nodes.by_name[each].op if isinstance(each, str) else each.type
-
-    def _begins_branch(self, each: Any) -> bool:
-        if self._type(each) not in ("Switch", "RefSwitch"):
-            return False
-        makers = self._before[each]
-        return len(makers) < 2 or self._type(makers[1]) != "LoopCond"
 
     # Constants.
 

@@ -44,7 +44,10 @@ def along_or_one(case: Case, n: int, rows: Rows) -> View:
     extent = case.shape(n)[rows.axis]
     if extent.is_one:
         return WHOLE
-    if _is_along(case, n, rows, extent):
+    state = case.inputs[n]
+    has_these = states.is_rows(state) and (state.axis, state.space) == (rows.axis, rows.space)
+    # NOTE: of other picked rows there may be one, which is for all.
+    if has_these or (not rows.space.is_picked and extent.has_rows(rows.space)):
         return rows
     raise WholeError("whether an input has rows is not known")
 
