@@ -73,7 +73,9 @@ IN_MODELS = {
 }
 # Kinds whose rule says that their array is one, and not one for each device.
 OF_WHOLE_ARRAYS = {"TensorArrayConcatV3", "TensorArrayGradWithShape", "TensorArraySplitV3"}
-ELSEWHERE = {*NOT_HERE, *IN_MODELS}
+# Kinds that have a test of their own in tests/splitting/test_arrays.
+IN_TESTS = {"TensorArraySizeV3"}
+ELSEWHERE = {*NOT_HERE, *IN_MODELS, *IN_TESTS}
 SETTINGS = [
     harness.Setting("batch", 3, (5, 2)),  # all of them; the others take some of each case
     harness.Setting("batch", 2, (5, 2), most=1),
