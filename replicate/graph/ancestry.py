@@ -94,11 +94,12 @@ def behind(operations: Iterable[tf.Operation], within: set) -> set[tf.Operation]
         operations: Of the graph.
         within: The operations among which is looked.
     """
-    users: dict[tf.Operation, list] = {}
-    for op in within:
-        for before in (*op.control_inputs, *(tensor.op for tensor in op.inputs)):
-            users.setdefault(before, []).append(op)
-    return _followed(operations, lambda op: users.get(op, ()))
+
+    def users(op):
+        readers = (user for tensor in op.outputs for user in tensor.consumers())
+        return [user for user in (*op._control_outputs, *readers) if user in within]
+
+    return _followed(operations, users)
 
 
 def _followed(operations: Iterable[tf.Operation], users: Callable) -> set[tf.Operation]:

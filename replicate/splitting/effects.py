@@ -97,7 +97,7 @@ def order(written: Any, made: dict[str, tf.Operation]) -> None:
     running = {op for op in written.run_whole if op not in aside}
     running |= {op for name, op in made.items() if not {name, original(name)} & aside}
     reads, writes = _users(running)
-    behind = _behind([op for ops in writes.values() for op in ops], running)
+    behind = ancestry.behind([op for ops in writes.values() for op in ops], running)
     for handle, found in writes.items():
         found_reads = reads.get(handle, ())
         ends = dict.fromkeys(end for op in found_reads for end in _ends(op, running, written))
@@ -125,19 +125,6 @@ def _users(running: set[tf.Operation]) -> tuple[dict, dict]:
             elif op.type.startswith(_WRITING) and op._get_control_flow_context() is None:
                 writes.setdefault(handle, []).append(op)
     return reads, writes
-
-
-def _behind(writes: Iterable[tf.Operation], running: set[tf.Operation]) -> set[tf.Operation]:
-    """Returns the writes, and what runs behind one of them."""
-    found: set[tf.Operation] = set()
-    waiting = list(writes)
-    while waiting:
-        op = waiting.pop()
-        if op in running and op not in found:
-            found.add(op)
-            waiting.extend(op._control_outputs)
-            waiting.extend(user for tensor in op.outputs for user in tensor.consumers())
-    return found
 
 
 def _ends(read: tf.Operation, running: set[tf.Operation], written: Any) -> list[tf.Operation]:

@@ -81,19 +81,19 @@ def lower(graph: tf.Graph, ops: Iterable[tf.Operation]) -> dict[Any, tf.Tensor]:
     """
     functions = definitions.Functions(graph)
     ops = set(ops)
-    todo = {
+    lowered = {
         op: op.control_inputs
         for op in ops
         if op.type in definitions.WRITTEN
         and len(op.outputs)
         and functions.can_be_written(op.node_def)
     }
-    if not todo:
+    if not lowered:
         return {}
     with graph.as_default(), tf1.name_scope(None):
         behind_effects = effects.behind(graph.get_operations())
         lowering = _Lowering(graph, functions, behind_effects)
-        return lowering.run([op for op in order.ordered(ops, todo) if op in todo])
+        return lowering.run([op for op in order.ordered(ops, lowered) if op in lowered])
 
 
 class _Lowering:

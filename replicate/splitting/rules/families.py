@@ -1,6 +1,6 @@
 """All rules: whoever loads this module has them registered."""
 
-from replicate.splitting.rules import (
+from replicate.splitting.rules import (  # noqa: F401 - each registers its rules
     contractions,
     control_flow,
     different,
@@ -14,25 +14,6 @@ from replicate.splitting.rules import (
     random,
     reductions,
     registry,
-    shapes,
-    spaces,
-    sparse,
-    strings,
-)
-
-MODULES = (
-    contractions,
-    control_flow,
-    different,
-    elementwise,
-    gathers,
-    images,
-    lists,
-    matrices,
-    normalisation,
-    ragged,
-    random,
-    reductions,
     shapes,
     spaces,
     sparse,
