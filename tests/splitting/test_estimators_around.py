@@ -114,8 +114,13 @@ def of_tpu(directory, name):
     found = estimators.outcomes(made, lambda: tpu.input_fn(params), ("train", "eval"))
     paths = tf.io.gfile.glob(f"{params['host_dir']}/*")
     events = [event for path in paths for event in tf1.train.summary_iterator(path)]
-    values = [value for event in events for value in event.summary.value]
-    return {**found, "host": [float(tf.make_ndarray(value.tensor)) for value in values]}
+    # NOTE: which of the two a step writes first is up to the session, on one device as well.
+    values = [
+        (value.tag, event.step, float(tf.make_ndarray(value.tensor)))
+        for event in events
+        for value in event.summary.value
+    ]
+    return {**found, "host": [value for _, _, value in sorted(values)]}
 
 
 def test_a_spec_for_tpus_with_what_the_host_writes(tmp_path):

@@ -148,8 +148,12 @@ def _segments(case: Case) -> Split:
     ids_rank = case.rank(1)
     if n == 0 and rows.axis >= ids_rank:
         return Split([rows, WHOLE, number], [rows.at(rows.axis - ids_rank + 1)])
-    if case.result_shape()[0].has_rows():
+    segments = case.result_shape()[0]
+    if segments.has_rows():
         raise WholeError("there are as many segments as rows")
+    if segments.size is None:
+        # As of ids that `unique` has found: the devices' sums may well be larger than their rows.
+        raise WholeError("how many segments there are is known only when it runs")
     return Split([items.along(case, 0, rows), items.along(case, 1, rows), number], [kind])
 
 

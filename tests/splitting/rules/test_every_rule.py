@@ -114,6 +114,7 @@ def split_in(name, is_new):
     return {op.type for op in ops if built.result.how(op) == "split"}
 
 
+@pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
 def test_every_rule_splits_one_of_its_cases():
     split, whole = set(), {}
     for family in FAMILIES:
