@@ -23,7 +23,7 @@ class Choices:
     reduction: types.Reduction | None
     step: step.GradientStep
     update_ops: str | None
-    tower_building: str
+    tower_building: str | None = None
     random_numbers: str | None = None
 
     def __post_init__(self):
@@ -41,10 +41,12 @@ class Choices:
             )
         towers.argument_names(self.model_fn)
         _require_one_of("update_ops", self.update_ops, (None, *train.UPDATE_OPS))
-        _require_one_of("tower_building", self.tower_building, ("auto", "call", "clone", "split"))
+        _require_one_of("tower_building", self.tower_building, (None, "split", "call"))
         _require_one_of("random_numbers", self.random_numbers, (None, "one_device", "per_device"))
+        has_towers = self.reduction is not None or self.update_ops is not None
+        self.tower_building = self.tower_building or ("call" if has_towers else "split")
         self._refuse_mixed()
-        if self.tower_building != "split":
+        if self.tower_building == "call":
             self.update_ops = self.update_ops or "first"
         if isinstance(self.strategy, str):
             _require_one_of("strategy", self.strategy, tuple(chosen_strategy.STRATEGIES))

@@ -44,7 +44,7 @@ def replicate_model_fn(
     accumulate_steps: int = 1,
     clip_global_norm: float | None = None,
     update_ops: str | None = None,
-    tower_building: str = "auto",
+    tower_building: str | None = None,
     random_numbers: str | None = None,
 ) -> Callable:
     """Takes a model_fn written for one device to many.
@@ -69,11 +69,10 @@ def replicate_model_fn(
         update_ops: Whose `UPDATE_OPS` run: the `"first"` tower's, `"all"` towers', or all
             with their moving averages averaged over rows, `"mean"`. None: the first tower's;
             with `"split"` there are no towers', and the model's own run.
-        tower_building: `"call"` runs the model_fn once per tower; `"clone"` runs it once, and
-            copies its operations, gradients included, to the other towers' devices; `"auto"`
-            does so where all towers provably build the same. Both give the same numbers.
-            `"split"` runs it once, on the whole batch, and splits the graph of one device by
-            rows: one device's numbers for every model.
+        tower_building: `"split"` calls the model_fn once, on the whole batch, and splits one
+            device's graph by rows: one device's numbers for every model. `"call"` calls it once
+            per tower, for models that know of towers. None: `"call"` where `loss_reduction` or
+            `update_ops` is given, else `"split"`.
         random_numbers: With `"split"`: `"one_device"` draws what one device draws; `"per_device"`
             lets each device draw its own; None: the latter.
 

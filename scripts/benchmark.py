@@ -2,14 +2,14 @@
 """Measures what tests must not assert on: time and memory of replicate and of its peers.
 
 scripts/benchmark.py steps --models mlp,deep --towers 2,8 --subjects ours,mirrored,loop
-scripts/benchmark.py build --models deep --towers 8,32 --subjects ours:clone,ours:call,one
+scripts/benchmark.py build --models deep --towers 8,32 --subjects ours,ours:call,one
 scripts/benchmark.py all --subjects ours,ours@beside --beside ../before
 scripts/benchmark.py cluster --workers 2 --subjects ours,mirrored,one
 scripts/benchmark.py profile --models deep --towers 8 --subjects ours,loop,limit
 scripts/benchmark.py table             the figures that must hold, and whether they do
 scripts/benchmark.py show FILE...      tables of what --json wrote
 
-Subjects: one (one device), ours[:call|:clone|:auto|:split][:STRATEGY][:own|:fn], mirrored and
+Subjects: one (one device), ours[:call|:split][:STRATEGY][:own|:fn], mirrored and
 central (TensorFlow's strategies), loop (by hand), limit (no transfers, K updates), bound (no
 transfers, one update). The first one is set in ratio to each other one. In a cluster ours is
 MultiWorkerStrategy, mirrored MultiWorkerMirroredStrategy, servers ParameterServerStrategy.

@@ -93,7 +93,7 @@ def _spec(name: str, num_devices: int):
     from replicate.compat.tensorflow import tf1
     from tests.models import wide_and_deep
 
-    options = {"devices": num_devices, "strategy": "parameter_server", "tower_building": "split"}
+    options = {"devices": num_devices, "strategy": "parameter_server"}
     if name == "wide and deep":
         canned = wide_and_deep.classifier(estimator.RunConfig())
         build, input_fn, params = canned._model_fn, wide_and_deep.input_fn, {}

@@ -73,12 +73,13 @@ class Config(checks.Section):
     )
     loss_reduction: Literal["sum", "mean"] | None = Field(
         None,
-        description="sum or mean, whatever the model says; null: as the model reduces its rows.",
+        description="How losses and gradients of towers are joined: sum, or mean (by rows); null: "
+        "there are no towers, or mean.",
     )
     accumulate_steps: checks.whole(1) = Field(
         1,
-        description="Batches that make one update; their gradients are averaged, or added where "
-        "the loss is a sum of rows. Steps count batches.",
+        description="Batches that make one update; their gradients are averaged, or added with "
+        "loss_reduction: sum. Steps count batches.",
     )
     clip_global_norm: checks.number(above=0) | None = Field(
         None, description="Clips reduced gradients to this norm; null: no clipping."
@@ -87,15 +88,15 @@ class Config(checks.Section):
         None,
         description="Whose UPDATE_OPS run where there are towers: first, mean, all; null: first.",
     )
-    tower_building: Literal["auto", "call", "clone", "split"] = Field(
-        "auto",
-        description="How towers are made: call runs the model_fn for each; clone runs it once and "
-        "copies, or refuses; auto copies where that is provably the same; split runs it once, on "
-        "the whole batch, and splits one device's graph by rows.",
+    tower_building: Literal["split", "call"] | None = Field(
+        None,
+        description="split calls the model_fn once, on the whole batch, and splits one device's "
+        "graph by rows; call calls it once per tower; null: call where loss_reduction or "
+        "update_ops is given, else split.",
     )
     random_numbers: Literal["one_device", "per_device"] | None = Field(
         None,
-        description="With tower_building split: one_device draws what one device draws; "
+        description="Without towers: one_device draws what one device draws; "
         "per_device lets each device draw its own, of the same distribution; null: the latter. "
         "`replicate verify` takes the first.",
     )
@@ -151,19 +152,19 @@ class Config(checks.Section):
 
     def _faults_of_building(self) -> Iterator[tuple[str, str]]:
         """Yields what only the other way of building towers has."""
-        is_split = self.tower_building == "split"
-        for name in ("loss_reduction", "update_ops") if is_split else ():
-            if getattr(self, name) != type(self).model_fields[name].default:
+        of_towers = [n for n in ("loss_reduction", "update_ops") if getattr(self, n) is not None]
+        if self.tower_building == "split":
+            for name in of_towers:
                 yield (
                     name,
                     "must be left out with tower_building: split, which computes what one device "
                     "computes. Leave out one of them.",
                 )
-        if not is_split and self.random_numbers is not None:
+        elif self.random_numbers is not None and (self.tower_building == "call" or of_towers):
+            said = "tower_building: call" if self.tower_building else of_towers[0]
             yield (
                 "random_numbers",
-                f"must come with tower_building: split, got {self.tower_building}. Leave out one "
-                "of them.",
+                f"must be left out with {said}: each tower draws its own. Leave out one of them.",
             )
 
     def _faults_of_training(self, training: train_config.Train) -> Iterator[tuple[str, str]]:

@@ -129,7 +129,10 @@ def compared(options: dict) -> dict:
 
 def is_split(options: dict) -> bool:
     """Whether towers are one device's graph, split by rows, rather than calls of the model."""
-    return options.get("tower_building") == "split"
+    of_towers = ("loss_reduction", "update_ops")
+    return (options.get("tower_building") or "split") == "split" and not any(
+        options.get(name) is not None for name in of_towers
+    )
 
 
 class Sides(NamedTuple):
