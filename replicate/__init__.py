@@ -31,7 +31,7 @@ _ROOMS = {
     "increment_var": "replicate.strategy",
     "load_exported": "replicate.exporting.predictor",
     "LocalParameterServerStrategy": "replicate.strategy",
-    "metric_reduction": "replicate.specs.evaluate",
+    "metric_reduction": "replicate.towers.metrics",
     "Mirrored": "replicate.strategy",
     "MirroredStrategy": "replicate.strategy",
     "MirroredVariable": "replicate.strategy",

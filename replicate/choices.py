@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from replicate import chosen_strategy, types
-from replicate.specs import train
 from replicate.strategy import base, context
-from replicate.training import step, towers
+from replicate.towers import building
+from replicate.training import model_call, step
 
 _OVER_PROCESSES = "multi_worker"
 
@@ -39,8 +39,8 @@ class Choices:
                 f"{self.optimizer_fn!r}. Write optimizer_fn=lambda: "
                 f"{type(self.optimizer_fn).__name__}(...)."
             )
-        towers.argument_names(self.model_fn)
-        _require_one_of("update_ops", self.update_ops, (None, *train.UPDATE_OPS))
+        model_call.argument_names(self.model_fn)
+        _require_one_of("update_ops", self.update_ops, (None, *building.UPDATE_OPS))
         _require_one_of("tower_building", self.tower_building, (None, "split", "call"))
         _require_one_of("random_numbers", self.random_numbers, (None, "one_device", "per_device"))
         has_towers = self.reduction is not None or self.update_ops is not None

@@ -7,7 +7,7 @@ from typing import Any
 from replicate import errors, estimator
 from replicate.app import functions
 from replicate.compat.tensorflow import tf, tf1
-from replicate.specs import evaluate
+from replicate.towers import metrics as tower_metrics
 
 __all__ = ["with_reductions"]
 
@@ -60,4 +60,4 @@ def _reduce(name: str, reduction: Callable[..., Any]) -> None:
             f"Name one of {names or 'none: the model has no metric variables'}."
         )
     for variable in matching:
-        evaluate.metric_reduction(variable, reduction)
+        tower_metrics.metric_reduction(variable, reduction)

@@ -67,11 +67,6 @@ class Views:
         self._operations: list[set] = [set() for _ in prefixes]
         self._assigned = len(graph.get_operations())
 
-    def rename(self, prefixes: Sequence[str]) -> None:
-        """Lets the K towers' names begin otherwise; none but the first has run."""
-        for own, prefix in zip(self._prefixes, prefixes, strict=True):
-            own.prefix = prefix
-
     def operations(self, tower_id: int) -> set[tf.Operation]:
         """Returns what was made while the view of tower `tower_id` was shown."""
         made = self._graph.get_operations()[self._assigned :]

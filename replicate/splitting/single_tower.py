@@ -5,7 +5,7 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.strategy import base
+from replicate.strategy import base, variables
 from replicate.strategy.policies import mirrored, one_device
 
 _LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
@@ -54,6 +54,8 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
         return self._owner.sum_places(destination)
 
     def _reduce_plain(self, aggregation, value, destination):
+        if aggregation == variables.MEAN:
+            return value
         places = None if destination is None else self.sum_places(destination)
         return super()._reduce_plain(aggregation, value, places)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from replicate.compat import graphs
-from replicate.compat.tensorflow import tf, tf1
+from replicate.compat.tensorflow import tf
 from replicate.strategy import (
     bridge,
     communication,
@@ -27,7 +27,6 @@ from replicate.strategy import (
     values,
     variables,
 )
-from replicate.strategy import cloning as clones
 from replicate.strategy import tower as towers
 
 _log = logging.getLogger("replicate")
@@ -150,7 +149,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
     def merging(self, share=None, is_tensorflows=False) -> Iterator[None]:
         """Enters cross-tower context from a tower, for the function of a merge call."""
         mode = context.Mode(self, share=share, is_tensorflows=is_tensorflows)
-        with bridge.across(mode), tf1.device(None):
+        with bridge.across(mode), tf.compat.v1.device(None):
             with self._default_device():
                 yield
 
@@ -195,30 +194,28 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             self._require_cross_tower("call_for_each_tower")
             together = run_concurrently and fn in self._settled
             creations = sharing.Creations(self.num_towers)
-            results = self.run_towers(lambda: here, args, kwargs, together, creations=creations)
+            results = self.run_towers(here, args, kwargs, together, creations=creations)
             self._settled.note(fn, bool(creations.all()))
             return values.regroup(results, devices=self._worker_devices)
 
     def run_towers(
         self,
-        make_fn: Callable[[], Callable],
+        fn: Callable,
         args: Sequence = (),
         kwargs: dict | None = None,
         concurrent: bool = False,
         every_collection: bool = False,
         creations: sharing.Creations | None = None,
-        cloning: clones.Cloning | None = None,
     ) -> list:
         """Runs a function once per tower and returns the K results, not merged.
 
         Args:
-            make_fn: Gives the function, once in each tower.
+            fn: The function.
             args: Positional arguments; distributed ones are unwrapped.
             kwargs: Keyword arguments, likewise.
             concurrent: Whether eager towers may run at the same time between merge calls.
             every_collection: Whether each tower sees graph collections of its own.
             creations: The log of the towers' variables; None for a new one.
-            cloning: Copies the later towers, if that can be done: then there is one result.
         """
         share = context.current().share
         creations = creations or sharing.Creations(self.num_towers)
@@ -226,19 +223,15 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         def body(thread):
             i = thread.tower_id
             tower = towers.LockstepContext(self, thread, creations, share)
-            watched = contextlib.nullcontext()
-            if cloning is not None and i == 0:
-                tower = towers.ClonedContext(self, thread, creations, share, cloning)
-                watched = tf1.device(cloning.device_function)
             mode = context.Mode(self, tower, share=share)
-            with bridge.in_tower(mode), self._tower_device(i), watched:
-                return make_fn()(
+            with bridge.in_tower(mode), self._tower_device(i):
+                return fn(
                     *values.select_tower(i, tuple(args), self._worker_devices),
                     **values.select_tower(i, dict(kwargs or {}), self._worker_devices),
                 )
 
         bodies = [body] * self.num_towers
-        return lockstep.run(bodies, creations, concurrent, every_collection, cloning)
+        return lockstep.run(bodies, creations, concurrent, every_collection)
 
     def _tower_device(self, tower_id: int):
         """Enters the device of a tower's operations."""

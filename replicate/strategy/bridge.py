@@ -44,7 +44,7 @@ class BridgeStrategy(tf1.distribute.Strategy):
 
     @property
     def _scale_loss_for_estimator(self) -> bool:
-        """Whether optimizers scale a tower's loss: not where all towers are one device."""
+        """Whether optimizers scale a tower's loss: not where towers weigh by their rows."""
         mode = context.current()
         return mode is None or mode.share is None
 
@@ -80,18 +80,10 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
 
     def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
-        """Reduces many values: see `DistributionStrategy.batch_reduce`.
-
-        Where a batch was split, what TensorFlow's own code averages, as the moving average of
-        a loss does, is one device's.
-        """
+        """Reduces many values: see `DistributionStrategy.batch_reduce`."""
         del options
         aggregation = replica_context.aggregation_of(reduce_op)
-        pairs = list(value_destination_pairs)
-        share = context.current().share
-        if aggregation == tf.VariableAggregation.MEAN and share is not None:
-            return [share.joiner.mean(self._strategy, *pair) for pair in pairs]
-        return self._strategy.batch_reduce(aggregation, pairs)
+        return self._strategy.batch_reduce(aggregation, list(value_destination_pairs))
 
     def update(self, var, fn, args=(), kwargs=None, group=True):
         """Runs `fn` on each copy of `var`; in a tower, in a merge call.
@@ -212,9 +204,7 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
 
     @property
     def _num_replicas_in_sync(self):
-        mode = context.current()
-        is_one_device = mode is not None and mode.tower is not None and mode.share is not None
-        return 1 if is_one_device else self._strategy.all_towers
+        return self._strategy.all_towers
 
     def _local_results(self, val):
         return tuple(self._strategy.unwrap(val))

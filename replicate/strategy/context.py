@@ -10,13 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
-class Joiner(Protocol):
-    """Stands between what towers of one batch bring and what becomes of it."""
-
-    whole: Any  # joins what is made of rows: a `graph.whole.Whole`
-
-    def loss(self, losses: Sequence[Any]) -> Any:
-        """Returns the whole batch's loss, of K losses of shape []."""
+class Step(Protocol):
+    """Stands between the gradients that towers bring and the update of an optimizer."""
 
     def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
         """Returns what to call across towers in place of `merge_fn(*args)`.
@@ -26,53 +21,31 @@ class Joiner(Protocol):
             args: Its arguments, this tower's.
         """
 
-    def mean(self, strategy: Any, value: Any, destination: Any) -> Any:
-        """Returns what TensorFlow's own code averages over towers, as one device has it."""
-
-    def written(self, strategy: Any, variable: Any, method: str, value: Any) -> list | None:
-        """Returns what each copy of a variable gets of what K towers write.
-
-        Args:
-            strategy: The strategy; the code runs across towers.
-            variable: The variable.
-            method: The variable's method that towers called.
-            value: Its argument, of all towers.
-
-        Returns:
-            A value for each copy, None where it keeps its own; None: each tower writes by
-            itself.
-        """
-
-    @property
-    def is_gathering(self) -> bool:
-        """Whether what towers count becomes that of all of them, and of all workers, by itself."""
-
-    def note(self, tower_id: int, tensor: Any) -> None:
-        """Takes note of a tensor of a tower that has the same value in all of them."""
-
-    def set_loss_weights(self, denominators: Sequence[Any]) -> None:
-        """Takes by how much the K towers' losses weigh; see `TowerContext.set_loss_weight`."""
-
-    def get_loss_reduction(self) -> str | None:
-        """Returns `"sum"` or `"mean"` where losses are reduced so whatever the model says."""
+    def apply_gradients(self, optimizer: Any, pairs: Sequence, *args: Any, **kwargs: Any) -> Any:
+        """Lets the towers meet, and calls `optimizer.apply_gradients` once for all."""
 
 
 class Share(NamedTuple):
-    """What part of the batch each of K towers holds.
+    """What part of a batch each of K towers holds, and how what they bring is joined.
 
     Attributes:
         weights: K scalars n_i / B, Python floats or float64 tensors; they sum to 1.
         has_rows: K truths n_i > 0, Python bools or bool tensors. A tower without rows
             computes on a borrowed one, and counts for nothing. The first one has rows, if
             there are no other workers.
-        joiner: Joins what the towers bring.
+        step: What is done with gradients before the update.
+        reduction: `"sum"` or `"mean"`, by rows: of losses and gradients.
         across: Joins what workers bring, a `graph.collectives.Across`; None: there is one.
+        is_gathered: Whether what towers count becomes that of all towers, and of all workers,
+            by itself, as it does in an evaluation.
     """
 
     weights: tuple
     has_rows: tuple
-    joiner: Joiner
+    step: Step
+    reduction: str = "mean"
     across: Any = None
+    is_gathered: bool = False
 
 
 class Mode(NamedTuple):

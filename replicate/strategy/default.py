@@ -48,7 +48,7 @@ class DefaultStrategy(base.DistributionStrategy):
 
     def run_towers(
         self,
-        make_fn,
+        fn,
         args=(),
         kwargs=None,
         concurrent=False,
@@ -58,7 +58,7 @@ class DefaultStrategy(base.DistributionStrategy):
         """See base class."""
         del concurrent, every_collection, creations
         with context.entered(context.Mode(self, towers.TowerContext(self, 0))):
-            return [make_fn()(*args, **(kwargs or {}))]
+            return [fn(*args, **(kwargs or {}))]
 
     @contextlib.contextmanager
     def colocate_vars_with(self, v: Any) -> Iterator[None]:
@@ -135,9 +135,7 @@ def get_loss_reduction() -> tf.VariableAggregation:
     """
     mode = context.current()
     if mode is not None and mode.share is not None:
-        told = mode.share.joiner.get_loss_reduction()
-        if told is not None:
-            return variables.SUM if told == "sum" else variables.MEAN
+        return variables.SUM if mode.share.reduction == "sum" else variables.MEAN
     last = getattr(tf1.get_default_graph(), "_last_loss_reduction", None)
     is_sum = last in (tf1.losses.Reduction.SUM, tf.losses.Reduction.SUM)
     return variables.SUM if is_sum else variables.MEAN

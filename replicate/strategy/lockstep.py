@@ -12,7 +12,7 @@ those in which one device would have called it.
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from replicate import errors
 from replicate.compat import tensorflow as tfc
@@ -25,7 +25,6 @@ def run(
     creations: sharing.Creations,
     concurrent: bool,
     every_collection: bool,
-    cloning: Any = None,
 ) -> list:
     """Runs K bodies in K threads, in lockstep, and returns their K results.
 
@@ -34,8 +33,6 @@ def run(
         creations: The log of the variables that they make.
         concurrent: Whether eager towers may run at the same time.
         every_collection: Whether each tower sees collections of its own.
-        cloning: Copies what the first tower builds, a `cloning.Cloning`: only that one runs,
-            and only its result is returned; None, or where it cannot: all run.
 
     Raises:
         TowerMismatchError: If the towers do not make the same merge calls.
@@ -48,11 +45,9 @@ def run(
         prefixes = [inheritance.prefix(tower.tower_id) for tower in towers]
         views = isolation.Views(inheritance.graph, prefixes, every_collection, creations.unasked)
     creations.watch(views)
-    if cloning is not None:
-        cloning.start([inheritance.prefix(tower.tower_id) for tower in towers])
     try:
         concurrent = concurrent and inheritance.eager and not _is_seeded()
-        ran = _walk(towers, creations, views, concurrent, cloning, inheritance)
+        _walk(towers, creations, views, concurrent)
     finally:
         for tower in towers:
             if tower.is_alive() and not tower.done:
@@ -61,10 +56,8 @@ def run(
                 tower.join()
         if views is not None:
             views.close()
-        if cloning is not None:
-            cloning.finish()
     inheritance.take_back(towers[0].scope_counts)
-    return [tower.result for tower in ran]
+    return [tower.result for tower in towers]
 
 
 def _is_seeded() -> bool:
@@ -72,63 +65,25 @@ def _is_seeded() -> bool:
     return tfc.eager_context.global_seed() is not None
 
 
-def _walk(
-    towers: list, creations: sharing.Creations, views, concurrent: bool, cloning, inheritance
-) -> list:
-    """Alternates between letting all towers run and running what they wait for.
-
-    Returns:
-        The towers that have run.
-    """
-    running = towers if cloning is None else towers[:1]
-    answers: list = [None] * len(running)
-    met: list[_Met] = []
-    while True:
-        _let_run(running, answers, creations, views, concurrent)
-        _raise_failure(running)
-        if cloning is not None and cloning.gives_up():
-            running, cloning = towers, None
-            if met:  # copies have the names that the towers would make
-                inheritance.behind = sharing.AGAIN
-                views.rename([inheritance.prefix(tower.tower_id) for tower in towers])
-            _catch_up(towers[1:], met, creations, views)
-        if all(tower.done for tower in running):
-            return running
-        with _own_exceptions_first(running):
-            _require_same_merge(running, len(met))
-        result = _merge(running, views, cloning)
-        met.append(_Met(running[0].request, result))
-        answers = [values.select_tower(tower.tower_id, result) for tower in running]
-
-
-class _Met(NamedTuple):
-    """A merge call of the past, as the tower has it that made it.
-
-    Attributes:
-        request: What the first tower asked for.
-        result: What the towers were given.
-    """
-
-    request: tower_thread.MergeRequest
-    result: Any
-    tower_id: int = 0
-    done: bool = False
-
-
-def _catch_up(towers: list, met: Sequence[_Met], creations: sharing.Creations, views) -> None:
-    """Lets towers run that were copied so far: they are given what their copies were given."""
+def _walk(towers: list, creations: sharing.Creations, views, concurrent: bool) -> None:
+    """Alternates between letting all towers run and running what they wait for."""
     answers: list = [None] * len(towers)
-    for number, past in enumerate([*met, None]):
-        _let_run(towers, answers, creations, views, False)
+    merges = 0
+    while True:
+        _let_run(towers, answers, creations, views, concurrent)
         _raise_failure(towers)
-        if past is not None:
-            _require_same_merge([past, *towers], number)
-            answers = [values.select_tower(tower.tower_id, past.result) for tower in towers]
+        if all(tower.done for tower in towers):
+            return
+        with _own_exceptions_first(towers):
+            _require_same_merge(towers, merges)
+        result = _merge(towers, views)
+        merges += 1
+        answers = [values.select_tower(tower.tower_id, result) for tower in towers]
 
 
 def _let_run(towers: list, answers: list, creations, views, concurrent: bool) -> None:
     """Lets each tower run to its next merge call or end."""
-    creations.pause_first(towers[0].tower_id > 0)
+    creations.pause_first(False)
     for tower, answer in zip(towers, answers, strict=True):
         if views is not None:
             views.show(tower.tower_id)
@@ -147,7 +102,7 @@ def _let_run(towers: list, answers: list, creations, views, concurrent: bool) ->
             tower.wait()
 
 
-def _merge(towers: list, views, cloning) -> Any:
+def _merge(towers: list, views) -> Any:
     """Runs the merge function in the first tower's thread; returns what it returned."""
     if views is not None:
         views.show(0)
@@ -156,11 +111,9 @@ def _merge(towers: list, views, cloning) -> Any:
 
     def order():
         try:
-            args, kwargs = _brought(requests, cloning)
-            with contextlib.nullcontext() if cloning is None else cloning.across():
-                outcome["result"] = requests[0].run(requests[0].fn, args, kwargs)
-                if cloning is not None:
-                    cloning.note(outcome["result"])
+            args = values.regroup([request.args for request in requests])
+            kwargs = values.regroup([request.kwargs for request in requests])
+            outcome["result"] = requests[0].run(requests[0].fn, args, kwargs)
         except BaseException as failure:  # noqa: BLE001 - it is raised again by the caller
             outcome["failure"] = failure
 
@@ -169,14 +122,6 @@ def _merge(towers: list, views, cloning) -> Any:
     if "failure" in outcome:
         raise outcome["failure"]
     return outcome["result"]
-
-
-def _brought(requests: list, cloning) -> tuple[Sequence, dict]:
-    """Returns what all towers bring to a merge call, each argument as one value."""
-    if cloning is not None:
-        return cloning.lift(requests[0].args), cloning.lift(requests[0].kwargs)
-    args = values.regroup([request.args for request in requests])
-    return args, values.regroup([request.kwargs for request in requests])
 
 
 def _raise_failure(towers: list) -> None:

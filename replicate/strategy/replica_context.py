@@ -49,7 +49,7 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
     def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
         share = context.current().share
         if share is not None:
-            merge_fn, args = share.joiner.wrap(merge_fn, args)
+            merge_fn, args = share.step.wrap(merge_fn, args)
         return self._tower.merge_for_tensorflow(merge_fn, args, kwargs)
 
     def all_reduce(self, reduce_op, value, options=None):
@@ -74,11 +74,7 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
 
             return [tf.identity(tensor) for tensor in tensors[len(flat) :]], gradient
 
-        found = linked(*flat, *reduced)
-        share = context.current().share
-        for tensor in found if share is not None else ():
-            share.joiner.note(self._tower.position, tensor)
-        return tf.nest.pack_sequence_as(value, found)
+        return tf.nest.pack_sequence_as(value, linked(*flat, *reduced))
 
     def _weighted(self, tensors: Sequence[tf.Tensor]) -> list:
         return [reductions.scaled(tensor, self._tower.weight, None) for tensor in tensors]

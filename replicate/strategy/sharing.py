@@ -17,8 +17,7 @@ from replicate.graph import isolation
 from replicate.strategy import creation
 
 # What a tower's own prefix, and numbers that TensorFlow adds, make of a name.
-AGAIN = "again/"  # behind the prefix of a tower of which there are copies
-_PREFIX = re.compile(rf"(^|/)tower_\d+/({AGAIN})?")
+_PREFIX = re.compile(r"(^|/)tower_\d+/")
 _NUMBERED = re.compile(r"_\d+(?=/|$)")
 
 
@@ -82,7 +81,6 @@ class Creations:
         self._first_paused = True  # until towers run
         self._changed = threading.Condition()
         self._views: isolation.Views | None = None
-        self.cloning: Any = None  # what copies later towers, if it does
 
     def watch(self, views: isolation.Views | None) -> None:
         """Takes note of what the towers make in a graph; None: they run eagerly."""
@@ -90,8 +88,6 @@ class Creations:
 
     def operations(self, tower_id: int) -> set[tf.Operation]:
         """Returns what a tower has made in the graph; what merge calls make is the first one's."""
-        if self.cloning is not None and tower_id > 0:
-            return self.cloning.operations(tower_id)
         return set() if self._views is None else self._views.operations(tower_id)
 
     def make(self, request: Request, create: Callable[[], Any]) -> Any:

@@ -7,8 +7,6 @@ from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
 from replicate.strategy import context, conversion, sharing, tower_thread, values
 
-_KNOWN = ("replicate", "tensorflow", "tensorflow_estimator", "tf_keras", "keras")
-
 
 @conversion.unconverted
 class TowerContext:
@@ -69,7 +67,7 @@ class TowerContext:
 
     @property
     def position(self) -> int:
-        """Which of this process it is, for whoever tells no towers apart: see `ClonedContext`."""
+        """Which of this process's towers this is, from 0."""
         return self._tower_id
 
     @property
@@ -94,13 +92,8 @@ class TowerContext:
 
     @property
     def is_of_one_batch(self) -> bool:
-        """Whether the towers are the parts of one batch, and to the model one device."""
+        """Whether the towers hold the parts of one batch."""
         return self._share is not None
-
-    @property
-    def can_meet(self) -> bool:
-        """Whether the running code may make a merge call: it is in no function or loop."""
-        return True
 
     @property
     def has_rows(self) -> Any:
@@ -114,27 +107,6 @@ class TowerContext:
             return 1.0 / self.num_towers
         return self._share.weights[self._tower_id]
 
-    def set_loss_weight(self, denominator: Any) -> None:
-        """Tells by what this tower's loss was divided, where nobody can see it.
-
-        How a loss was reduced from its rows is seen, unless an operation hides it; then
-        the loss is taken for a mean over rows. Given each tower's denominator d_i, towers
-        weigh d_i / sum(d) instead. To be called in every tower, before gradients are
-        taken; does nothing where the model is not replicated.
-
-        Args:
-            denominator: What this tower's loss was divided by: a scalar, at least 0.
-        """
-        if self._share is None or self.is_single_tower:
-            return
-        joiner = self._share.joiner
-
-        def across(strategy, denominators):
-            parts = strategy.unwrap(denominators)
-            joiner.set_loss_weights(parts * strategy.num_towers if len(parts) == 1 else parts)
-
-        self.merge_call(across, tf.convert_to_tensor(denominator))
-
 
 @conversion.unconverted
 class LockstepContext(TowerContext):
@@ -145,60 +117,11 @@ class LockstepContext(TowerContext):
         self._thread = thread
         self.creations = creations
 
-    @property
-    def can_meet(self) -> bool:
-        """See base class."""
-        return self._thread.refusal() is None
-
     def _merge_call(self, fn, args, kwargs, run):
         answer = self._thread.sleep(tower_thread.MergeRequest(fn, args, kwargs, run))
         if self._share is not None or self.is_single_tower:
             return answer
         return _without_gradient(answer, (args, kwargs))
-
-
-class ClonedContext(LockstepContext):
-    """The tower that runs where the others are copied from it.
-
-    Args:
-        strategy: The strategy.
-        thread: The tower's thread.
-        creations: The log of the variables that it makes.
-        share: The towers' parts of the batch.
-        cloning: Copies the others: a `cloning.Cloning`.
-    """
-
-    def __init__(self, strategy, thread: Any, creations: sharing.Creations, share, cloning: Any):
-        super().__init__(strategy, thread, creations, share)
-        self._cloning = cloning
-
-    def _merge_call(self, fn, args, kwargs, run):
-        if not _is_known(fn):
-            self._cloning.refuse("the model makes a merge call of its own")
-        return super()._merge_call(fn, args, kwargs, run)
-
-    @property
-    def tower_id(self) -> int:
-        """See base class; a model that asks is called for each tower."""
-        self._cloning.ask("the number of its tower")
-        return super().tower_id
-
-    @property
-    def device(self) -> str:
-        """See base class; a model that asks is called for each tower."""
-        self._cloning.ask("the device of its tower")
-        return super().device
-
-    @property
-    def has_rows(self) -> Any:
-        """See base class; a tensor where it does not hold in all towers."""
-        return self._cloning.share.has_rows[0]
-
-
-def _is_known(fn: Callable) -> bool:
-    """Whether the function of a merge call is this package's, or TensorFlow's."""
-    module = getattr(conversion.innermost(fn), "__module__", None) or ""
-    return module.split(".")[0] in _KNOWN
 
 
 def _without_gradient(answer: Any, given: Any) -> Any:

@@ -58,7 +58,6 @@ class Inheritance:
         self._scope_counts = dict(self._scopes.variable_scopes_count)
         self._summaries = dict(vars(tfc.summary_ops._summary_state))
         self._added = {} if self.eager else graphs.added(graph)
-        self.behind = ""  # what follows a later tower's prefix, where copies have its names
 
     @contextlib.contextmanager
     def entered(self, tower_id: int):
@@ -79,7 +78,7 @@ class Inheritance:
     def prefix(self, tower_id: int) -> str:
         """Returns what the names of a tower's operations begin with."""
         prefix = f"{self.name_scope}/" if self.name_scope else ""
-        return f"{prefix}tower_{tower_id}/{self.behind}" if tower_id > 0 else prefix
+        return f"{prefix}tower_{tower_id}/" if tower_id > 0 else prefix
 
     def _restore_stacks(self) -> None:
         graph = self.graph

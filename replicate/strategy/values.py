@@ -7,7 +7,6 @@ from replicate import devices as device_names
 from replicate import errors
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
-from replicate.graph import columns
 from replicate.strategy import context
 
 
@@ -25,7 +24,7 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
         is_mapping = isinstance(values, Mapping)
         if is_mapping:
             devices, values = tuple(values.keys()), tuple(values.values())
-        self._values = columns.of(values)
+        self._values = tuple(values)
         self._devices = None
         if devices is not None:
             self._devices = tuple(map(device_names.canonical_or_same, devices))

@@ -6,7 +6,7 @@ value of its own in each, aggregated when it is read across towers.
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import context, sparse_writes, values
+from replicate.strategy import sparse_writes, values
 from replicate.strategy.distributed_variable import DistributedVariable
 
 NONE = tf.VariableAggregation.NONE
@@ -20,18 +20,11 @@ _SCOPE = "replicate_write/"  # of what joins towers' writes: no name of the mode
 _MERGEABLE = ("assign", "assign_add", "assign_sub", "scatter_add", "scatter_sub")
 
 
-def joiner_of(tower) -> context.Joiner | None:
-    """Returns who joins what the towers of one batch write; None: there are no such towers."""
-    share = context.current().share
-    return None if share is None or tower.is_single_tower else share.joiner
-
-
 class MirroredVariable(DistributedVariable):
     """Copies that all hold the same value (synchronization ON_WRITE).
 
     Across towers an assignment writes every copy. In a tower all towers meet, their
-    values are aggregated as `aggregation` says, and every copy is written; where the towers
-    are the parts of one batch, as one device would write it.
+    values are aggregated as `aggregation` says, and every copy is written.
     """
 
     def read_across(self) -> tf.Tensor:
@@ -42,9 +35,6 @@ class MirroredVariable(DistributedVariable):
         return self._members[0]._as_graph_element()
 
     def _write_in_tower(self, tower, method, value, kwargs):
-        joiner = joiner_of(tower)
-        if joiner is not None:
-            return self._write_joined(tower, joiner, method, value, kwargs)
         if self._aggregation == NONE:
             raise ValueError(
                 "A mirrored variable that a tower assigns needs an aggregation: "
@@ -62,21 +52,6 @@ class MirroredVariable(DistributedVariable):
 
         def write(strategy, merged):
             return self._write_across(method, self.aggregate(strategy, merged), kwargs)
-
-        return tower.merge_call(write, value)
-
-    def _write_joined(self, tower, joiner, method, value, kwargs):
-        """Writes what one device writes, where the towers are the parts of one batch."""
-        if not tower.can_meet and len(self._members) == 1:  # see `training/writes`
-            return sparse_writes.write(self._member(), method, value, kwargs)
-        if method.startswith("assign"):
-            # NOTE: a number may be one of the tower's rows; as a tensor it has a name to tell by.
-            value = tf.convert_to_tensor(value, self.dtype)
-
-        def write(strategy, merged):
-            with tf1.name_scope(_SCOPE):
-                parts = joiner.written(strategy, self, method, merged)
-                return self._write_members(method, parts, kwargs)
 
         return tower.merge_call(write, value)
 
@@ -128,7 +103,6 @@ class TowerLocalVariable(DistributedVariable):
     """
 
     is_assumed_sum = False  # whether nobody named its aggregation
-    is_gathered = False  # whether the first copy gets what all towers write
     _follows_first = False
 
     def __init__(self, strategy, members, devices, aggregation):
@@ -189,20 +163,6 @@ class TowerLocalVariable(DistributedVariable):
         return self._write_members(method, self.spread(value), kwargs)
 
     def _write_in_tower(self, tower, method, value, kwargs):
-        joiner = joiner_of(tower)
-        is_shared = len(self._members) < tower.distribution_strategy.num_towers
-        if joiner is None or not tower.can_meet or is_shared:
-            return self._write_own(tower, method, value, kwargs)
-
-        def write(strategy, merged):
-            with tf1.name_scope(_SCOPE):
-                parts = joiner.written(strategy, self, method, merged)
-                return None if parts is None else self._write_members(method, parts, kwargs)
-
-        written = tower.merge_call(write, value)
-        return self._write_own(tower, method, value, kwargs) if written is None else written
-
-    def _write_own(self, tower, method, value, kwargs):
         member = self._members[tower.position if len(self._members) > 1 else 0]
         has_rows = tower.has_rows
         if has_rows is True:

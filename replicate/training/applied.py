@@ -5,11 +5,11 @@ from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
-from replicate.graph import columns, reductions
-from replicate.strategy import cloning, values
+from replicate.graph import reductions
+from replicate.strategy import values
 
 
-class TowerGradients(cloning.Carried):
+class TowerGradients:
     """One tower's gradients, on their way to the other towers'.
 
     Args:
@@ -21,13 +21,6 @@ class TowerGradients(cloning.Carried):
         self.optimizer = optimizer
         self.pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         self.skipped = [variable for gradient, variable in pairs if gradient is None]
-
-    def mapped(self, fn):
-        """See base class."""
-        made = TowerGradients(self.optimizer, [])
-        made.pairs = [(fn(gradient), variable) for gradient, variable in self.pairs]
-        made.skipped = self.skipped
-        return made
 
     @property
     def trained(self) -> list:
@@ -51,7 +44,7 @@ def joined(towers: Sequence[TowerGradients], devices: Sequence[str]) -> list[tup
             towers' optimizers differ.
     """
     first = towers[0]
-    for i, tower in enumerate(columns.made(towers)):
+    for i, tower in enumerate(towers):
         _require_same_kind(i, tower, first)
         _require_same_variables(i, tower, first)
     if not first.pairs:
@@ -63,7 +56,7 @@ def joined(towers: Sequence[TowerGradients], devices: Sequence[str]) -> list[tup
     if len(towers) == 1:
         return list(first.pairs)
     return [
-        (values.PerDevice(columns.map_all(lambda t, n=n: t.pairs[n][0], towers), devices), variable)
+        (values.PerDevice([tower.pairs[n][0] for tower in towers], devices), variable)
         for n, (_, variable) in enumerate(first.pairs)
     ]
 

@@ -6,13 +6,15 @@ global step, once. An optimizer inside a model_fn and one made by `optimizer_fn`
 this same way.
 """
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, isolation
 from replicate.strategy import context
+from replicate.training import step as steps
 from replicate.training import tower_optimizer
 
 
@@ -59,26 +61,47 @@ class OptimizerFactory:
         return {"params": self._params} if "params" in names else {}
 
 
-def leave_out(made: Sequence[Any], running: Sequence[Any]) -> None:
-    """Takes variables of an optimizer that is not run out of all collections.
+@contextlib.contextmanager
+def left_out() -> Iterator[None]:
+    """Leaves out the steps of optimizers that a model_fn makes beside that of `optimizer_fn`."""
+    mode = context.current()
+    share = mode.share._replace(step=steps.LeftOut())
+    with context.entered(mode._replace(share=share)):
+        yield
+
+
+def forget_unused(spec: Any, runs: Sequence[Any]) -> None:
+    """Takes variables that the model_fn's own step alone uses out of all collections.
 
     Args:
-        made: What a model_fn made once it had taken gradients.
-        running: What a training step runs; what it uses stays.
+        spec: What the model_fn returned; its train_op is not run.
+        runs: What is run in its place.
     """
-    executed = ancestry.executed_by(running) if made else set()
-    graph = tf1.get_default_graph()
+    summaries = tf1.get_collection(tf1.GraphKeys.SUMMARIES)
+    running = ancestry.executed_by([*runs, *_tensors(spec), *summaries])
+    replaced = ancestry.executed_by([spec.train_op]) - running
     unused = [
         variable
-        for variable in made
-        if not any(
-            user in executed
-            for member in getattr(variable, "members", (variable,))
-            for user in member.handle.consumers()
-        )
+        for variable in tf1.global_variables()
+        if not variable.trainable and _is_used(variable, replaced, running)
     ]
+    graph = tf1.get_default_graph()
     for key in graph.get_all_collection_keys() if unused else ():
         isolation.remove(graph, key, unused)
+
+
+def _tensors(spec: Any) -> list[tf.Tensor]:
+    """Returns what a spec has beside its step."""
+    metrics = list((spec.eval_metric_ops or {}).values())
+    leaves = tf.nest.flatten([spec.loss, spec.predictions, metrics], expand_composites=True)
+    return [leaf for leaf in leaves if isinstance(leaf, (tf.Tensor, tf.Operation))]
+
+
+def _is_used(variable: Any, replaced: set, running: set) -> bool:
+    """Whether the model_fn's own step alone uses a variable."""
+    members = getattr(variable, "members", (variable,))
+    users = {user for member in members for user in member.handle.consumers()}
+    return bool(users & replaced) and not users & running
 
 
 def minimize(optimizer: tf1.train.Optimizer, loss: tf.Tensor) -> tf.Operation:
@@ -104,5 +127,4 @@ def minimize(optimizer: tf1.train.Optimizer, loss: tf.Tensor) -> tf.Operation:
             "the model_fn for operations without gradients."
         )
     global_step = tf1.train.get_or_create_global_step()
-    step = context.current().share.joiner.step
-    return step.apply_gradients(optimizer, pairs, global_step)
+    return context.current().share.step.apply_gradients(optimizer, pairs, global_step)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import columns
-from replicate.strategy import conversion, default, values, variables
+from replicate.graph import reductions
+from replicate.strategy import context, conversion, default, values, variables
 from replicate.training import accumulation, applied, merged
 
 # The functions that optimizers pass to a merge call: TensorFlow's own, then tf_keras'.
@@ -37,8 +37,6 @@ class GradientStep:
             _require_positive("clip_global_norm", clip_global_norm, (int, float))
         self._accumulate_steps = accumulate_steps
         self._clip_global_norm = clip_global_norm
-        self._joining: Any = None
-        self.is_silent = False  # whether optimizers that towers bring are left out
 
     @property
     def is_accumulated(self) -> bool:
@@ -56,16 +54,6 @@ class GradientStep:
         """Returns this step for a single tower, which has the whole batch."""
         return OneDeviceStep(self._accumulate_steps, self._clip_global_norm)
 
-    def of(self, joining: Any) -> "GradientStep":
-        """Returns this step for the towers of one batch.
-
-        Args:
-            joining: Knows which gradients are the whole batch's: a `joining.Joining`.
-        """
-        made = GradientStep(self._accumulate_steps, self._clip_global_norm)
-        made._joining = joining
-        return made
-
     def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
         """Returns what to call across towers in place of `merge_fn(*args)`.
 
@@ -75,8 +63,6 @@ class GradientStep:
         """
         function = conversion.innermost(merge_fn)
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-        if self.is_silent and name in (_APPLY, _KERAS_SUM):
-            return (_as_given if name == _KERAS_SUM else _nothing), args
         if name == _APPLY and isinstance(owner, tf1.train.Optimizer):
             pairs, *others = args
             brought = applied.TowerGradients(owner, list(pairs))
@@ -109,8 +95,6 @@ class GradientStep:
         towers = _brought(brought)
         pairs = applied.joined(towers, owner.worker_devices)
         optimizer, trained = towers[0].optimizer, towers[0].trained
-        if self._joining is not None:
-            self._joining.make_whole([vars(tower.optimizer) for tower in columns.made(towers)])
         reduced = self._reduced(owner, pairs)
 
         def update(found, step):
@@ -130,9 +114,9 @@ class GradientStep:
                 self._accumulate_steps,
                 update,
                 global_step,
-                not self._is_sum(pairs),
+                default.get_loss_reduction() == variables.MEAN,
             )
-        for tower in columns.made(towers)[1:]:
+        for tower in towers[1:]:
             # NOTE: what one tower's optimizer made serves all: get_slot, variables().
             vars(tower.optimizer).update(vars(optimizer))
         return updated
@@ -157,7 +141,7 @@ class GradientStep:
             self._accumulate_steps,
             update,
             None,
-            not self._is_sum(pairs),
+            default.get_loss_reduction() == variables.MEAN,
         )
 
     def _sum_keras(self, strategy, brought) -> list:
@@ -166,19 +150,11 @@ class GradientStep:
         return self._reduced(owner, pairs)
 
     def _reduced(self, strategy: Any, pairs: Sequence[tuple]) -> list:
-        """Returns what is applied of N pairs of the towers' gradients and their variable."""
-        if self._joining is None or strategy.is_single_tower:
-            return strategy.batch_reduce(variables.SUM, pairs)
-        return [
-            self._joining.applied(strategy, _column(gradient), variable)
-            for gradient, variable in pairs
-        ]
-
-    def _is_sum(self, pairs: Sequence[tuple]) -> bool:
-        """Whether gradients of several batches are added up, and not averaged."""
-        if self._joining is None:
-            return default.get_loss_reduction() == variables.SUM
-        return self._joining.is_sum([values.select_tower(0, gradient) for gradient, _ in pairs])
+        """Returns the joined gradients of N pairs of the towers' gradients and their variable."""
+        share = context.current().share
+        if share is not None and share.reduction == "mean" and not strategy.is_single_tower:
+            pairs = [(_by_rows(gradient, share.weights), variable) for gradient, variable in pairs]
+        return strategy.batch_reduce(variables.SUM, pairs)
 
 
 class OneDeviceStep(GradientStep):
@@ -191,7 +167,7 @@ class OneDeviceStep(GradientStep):
     def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
         """See base class."""
         function = conversion.innermost(merge_fn)
-        if self.is_silent or self._changes_gradients:
+        if self._changes_gradients:
             return super().wrap(merge_fn, args)
         if getattr(function, "__func__", None) is tf1.train.Optimizer._distributed_apply:
             return functools.partial(_apply_here, function.__self__), args
@@ -210,9 +186,29 @@ class OneDeviceStep(GradientStep):
         return self.is_accumulated or self._clip_global_norm is not None
 
 
-def _column(gradient: Any) -> Sequence:
-    """Returns what each tower brings."""
-    return gradient.values if isinstance(gradient, values.PerDevice) else [gradient]
+class LeftOut:
+    """Stands for the step of optimizers that are not run: the towers meet, and nothing is done."""
+
+    def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
+        """See `GradientStep.wrap`."""
+        name = getattr(conversion.innermost(merge_fn), "__name__", "")
+        if name == _KERAS_SUM:
+            return _as_given, args
+        return (_nothing if name == _APPLY else merge_fn), args
+
+    def apply_gradients(self, optimizer: Any, pairs: Sequence, *args, **kwargs) -> tf.Operation:
+        """Does nothing."""
+        del optimizer, pairs, args, kwargs
+        return tf.no_op()
+
+
+def _by_rows(gradient: Any, weights: Sequence[Any]) -> Any:
+    """Returns the towers' gradients, each times its tower's part of the rows."""
+    if not isinstance(gradient, values.PerDevice):
+        return reductions.scaled(gradient, weights[0], reductions.device_of(gradient))
+    parts = zip(gradient.values, weights, strict=True)
+    scaled = [reductions.scaled(part, w, reductions.device_of(part)) for part, w in parts]
+    return values.PerDevice(scaled, gradient.devices)
 
 
 def _brought(brought: Any) -> Sequence:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from replicate.compat.tensorflow import tf, tf1
+from replicate.compat.tensorflow import tf1
 from replicate.strategy import context
 from replicate.training import merged, step
 
@@ -69,9 +69,7 @@ class TowerOptimizer(tf1.train.Optimizer):
                 f"across towers, in the scope of {mode.strategy!r}. Call it in the function that "
                 "strategy.call_for_each_tower runs, with that tower's gradients."
             )
-        meeting = step.GradientStep() if mode.share is None else mode.share.joiner.step
-        if meeting.is_silent:
-            return tf.no_op()
+        meeting = step.GradientStep() if mode.share is None else mode.share.step
         return meeting.apply_gradients(self.optimizer, grads_and_vars, global_step, name)
 
     def get_name(self) -> str:

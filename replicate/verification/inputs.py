@@ -121,29 +121,24 @@ class Inputs(NamedTuple):
         return {holder: value for holder, value in pairs if holder is not None}
 
 
-def placeholders(form: Form, row_count: int, is_static: bool | None = None) -> Inputs:
+def placeholders(form: Form, row_count: int) -> Inputs:
     """Makes placeholders in the default graph.
 
     Args:
         form: Of the batches.
         row_count: B, for leaves whose shapes say how many rows there are.
-        is_static: Whether shapes say so; None: as the input_fn has it.
     """
-    leaves = [_placeholder(spec, row_count, is_static) for spec in form.specs]
+    leaves = [_placeholder(spec, row_count) for spec in form.specs]
     features, labels = tf.nest.pack_sequence_as(form.nest, leaves)
     return Inputs(features, labels, leaves)
 
 
-def _placeholder(spec: Any, row_count: int, is_static: bool | None) -> Any:
+def _placeholder(spec: Any, row_count: int) -> Any:
     if spec is None:
         return None
-    if spec.shape.rank is None:
-        shape = None
-    else:
-        shape = spec.shape.as_list()
-        if shape:
-            knows = shape[0] is not None if is_static is None else is_static
-            shape[0] = row_count if knows else None
+    shape = None if spec.shape.rank is None else spec.shape.as_list()
+    if shape and shape[0] is not None:
+        shape[0] = row_count
     if isinstance(spec, tf.SparseTensorSpec):
         return tf1.sparse_placeholder(spec.dtype, shape)
     if isinstance(spec, tf.RaggedTensorSpec):

@@ -1,67 +1,51 @@
-"""Whether a graph draws random numbers, and what they reach."""
+"""Whether a graph draws random numbers, and what depends on them."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import ancestry
 from replicate.verification import tracing
 
-_RANDOM = re.compile(
+_DRAWS = re.compile(
     "Random|TruncatedNormal|Multinomial|StatefulUniform|StatefulStandardNormal|RngReadAndSkip"
     "|CandidateSampler|SampleDistorted"
 )
-_UNSEEDED = re.compile("Stateless|Stateful|RngReadAndSkip")  # a graph's seed does not reach them
-_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
+_WRITES = re.compile("Assign|Apply|Scatter|Call|While|If|Stateful|Rng")  # to what they are given
 
 
-def random_operations(trace: tracing.Trace) -> set[tf.Operation]:
+def operations(trace: tracing.Trace) -> list[tf.Operation]:
     """Returns the operations of a batch that draw random numbers, in functions as well.
 
-    A Python function may do so, and counts; what initialises variables is no part of a batch.
+    What initialises variables is no part of a batch.
     """
-    library = _library(trace.graph)
-    return {
-        op for op in trace.executed() if any(map(_may_draw, _types(op.node_def, library, set())))
-    }
+    functions = trace.graph.as_graph_def().library.function
+    library = {function.signature.name: function.node_def for function in functions}
+    drawing = [
+        op
+        for op in trace.executed()
+        if any(map(_DRAWS.search, _types(op.node_def, library, set())))
+    ]
+    return sorted(drawing, key=lambda op: op.name)
 
 
-def _may_draw(kind: str) -> bool:
-    return kind in _PYTHON or _RANDOM.search(kind) is not None
+def reached(trace: tracing.Trace, sources: Iterable[tf.Operation]) -> set[tracing.Key]:
+    """Returns what operations change in one batch or a later one.
+
+    A variable that is written from there passes it on to all that read it.
+    """
+    sources = set(sources)
+    while True:
+        found = ancestry.reached_from(sources)
+        written = {op for op in trace.variables() if _is_written(op, found)}
+        if written <= sources:
+            return {key for key, op in trace.made_by.items() if op in found}
+        sources |= written
 
 
-def fixed_by_seed(trace: tracing.Trace, operations: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """Returns those of the random operations that draw the same under any seed of the graph."""
-    library = _library(trace.graph)
-    fixed = set()
-    for op in operations:
-        drawing = [kind for kind in _types(op.node_def, library, set()) if _RANDOM.search(kind)]
-        if drawing and (trace.has_own_seed or any(map(_UNSEEDED.search, drawing))):
-            fixed.add(op)
-    return fixed
-
-
-def reached(trace: tracing.Trace, operations: Iterable[tf.Operation]) -> set[tracing.Key]:
-    """Returns the outputs that depend on operations."""
-    found = ancestry.reached_from(operations)
-    return {key for key, output in trace.outputs.items() if output.op in found}
-
-
-def states(operations: Iterable[tf.Operation]) -> set[tracing.Key]:
-    """Returns the variables that hold the state of generators."""
-    return {
-        tracing.Key(tracing.OTHERS, tensor.op.name)
-        for op in operations
-        if _RANDOM.search(op.type)
-        for tensor in op.inputs
-        if tensor.dtype == tf.resource
-    }
-
-
-def _library(graph: tf.Graph) -> Mapping:
-    """Returns the nodes of each function of a graph, by the function's name."""
-    functions = graph.as_graph_def().library.function
-    return {function.signature.name: function.node_def for function in functions}
+def _is_written(variable: tf.Operation, found: Container[tf.Operation]) -> bool:
+    users = (user for tensor in variable.outputs for user in tensor.consumers())
+    return any(user in found and _WRITES.search(user.type) for user in users)
 
 
 def _types(node: "tf.compat.v1.NodeDef", library: Mapping, seen: set) -> set[str]:

@@ -25,6 +25,7 @@ OF_MODE = {
     types.EVAL: (LOSS, METRICS, PREDICTIONS),
     types.PREDICT: (PREDICTIONS, EXPORTS),
 }
+_SEED = 1  # of all random numbers
 _PATIENCE = tf1.RunOptions(timeout_in_ms=600_000)  # for one batch; a queue may never fill
 MODE_NAMES = {types.TRAIN: "train", types.EVAL: "eval", types.PREDICT: "predict"}
 
@@ -66,14 +67,11 @@ class Trace:
         form: Of the batches.
         row_count: B, where the form says that graphs know it.
         mode: The mode key.
-        seed: Of the graph's random numbers.
         session_config: Of the sessions.
-        is_static: Whether the graph knows B; None: as the form has it.
 
     Attributes:
         graph: The graph.
-        fetches: All that a batch runs.
-        outputs: The tensors that come out of each batch.
+        made_by: The operation that each value is of: the one that makes it, or a variable's own.
         has_updates: Whether there are `UPDATE_OPS`.
     """
 
@@ -83,29 +81,27 @@ class Trace:
         form: inputs.Form,
         row_count: int,
         mode: str,
-        seed: int,
         session_config: Any,
-        is_static: bool | None = None,
     ):
         self._session_config = session_config
         self.graph = tf.Graph()
-        self.seed = seed
-        with self.graph.as_default(), keras.drawing_from(seed):
-            tf1.set_random_seed(seed)
+        with self.graph.as_default(), keras.drawing_from(_SEED):
+            tf1.set_random_seed(_SEED)
             tf1.train.create_global_step()
-            self._inputs = inputs.placeholders(form, row_count, is_static)
+            self._inputs = inputs.placeholders(form, row_count)
             labels = None if mode == types.PREDICT else self._inputs.labels
             spec = build(self._inputs.features, labels, mode)
-            self.outputs = dict(_outputs(spec, mode))
+            outputs = dict(_outputs(spec, mode))
             self._metrics = {}
             updates = [spec.train_op] if mode == types.TRAIN else []
             if mode == types.EVAL:
                 for name, (value, update) in (spec.eval_metric_ops or {}).items():
                     self._metrics[Key(METRICS, name)] = value
                     updates.append(update)
-            self.fetches = [self.outputs, updates]
+            self._fetches = [outputs, updates]
             self._has_variables = mode == types.TRAIN
             self.has_updates = bool(tf1.get_collection(tf1.GraphKeys.UPDATE_OPS))
+            self.made_by = {key: value.op for key, value in (outputs | self._metrics).items()}
             self._prepare_variables()
             self._scaffold = (spec.scaffold or tf1.train.Scaffold()).finalize()
 
@@ -123,26 +119,21 @@ class Trace:
             value = tf1.placeholder(variable.dtype.base_dtype, variable.shape)
             self._sets[name] = (value, tf1.group(variable.assign(value)))
             self._kinds[name] = _kind(name, trainable)
+            self.made_by[Key(self._kinds[name], name.removesuffix(":0"))] = variable.op
 
     @property
     def variable_names(self) -> frozenset[str]:
         """The names of all global variables."""
         return frozenset(self._reads)
 
-    @property
-    def has_own_seed(self) -> bool:
-        """Whether the model has set the graph's seed itself."""
-        return self.graph.seed != self.seed
-
-    @property
-    def given(self) -> list[tf.Operation]:
-        """The operations that make the batch."""
-        leaves = tf.nest.flatten(self._inputs.leaves, expand_composites=True)
-        return [leaf.op for leaf in leaves if leaf is not None]
+    def variables(self) -> list[tf.Operation]:
+        """Returns the operations of all variables, local ones among them."""
+        with self.graph.as_default():
+            return [each.op for each in (*tf1.global_variables(), *tf1.local_variables())]
 
     def executed(self) -> set[tf.Operation]:
         """Returns all operations that a batch runs."""
-        leaves = tf.nest.flatten(self.fetches, expand_composites=True)
+        leaves = tf.nest.flatten(self._fetches, expand_composites=True)
         return ancestry.executed_by([leaf for leaf in leaves if leaf is not None])
 
     def run(self, batches: Sequence, start: dict[str, np.ndarray]) -> list[Outcome]:
@@ -157,12 +148,12 @@ class Trace:
             What came out of each batch; the metrics are with the last one.
         """
         session = tf1.Session(graph=self.graph, config=self._session_config)
-        with session, keras.drawing_from(self.seed):
+        with session, keras.drawing_from(_SEED):
             self._begin(session, start)
             before = session.run(self._reads)
             outcomes = []
             for batch in batches:
-                found, _ = session.run(self.fetches, self._inputs.feed(batch), _PATIENCE)
+                found, _ = session.run(self._fetches, self._inputs.feed(batch), _PATIENCE)
                 outcome = _quantities(found)
                 if self._has_variables:
                     outcome.update(self._variables(before, session.run(self._reads)))

@@ -185,7 +185,7 @@ class MultiWorkerStrategy(base.DistributionStrategy):
         across = self.across()
         mode = context.current()
         share = None if mode is None else mode.share
-        is_own = across is None or (share is not None and share.joiner.is_gathering)
+        is_own = across is None or (share is not None and share.is_gathered)
         if is_own or not isinstance(v, variables.TowerLocalVariable):
             return value
         if v.aggregation == variables.SUM:

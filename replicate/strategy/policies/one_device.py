@@ -21,22 +21,21 @@ class OneDeviceStrategy(base.DistributionStrategy):
 
     def run_towers(
         self,
-        make_fn,
+        fn,
         args=(),
         kwargs=None,
         concurrent=False,
         every_collection=False,
         creations=None,
-        cloning=None,
     ):
         """See base class."""
-        del concurrent, every_collection, creations, cloning
+        del concurrent, every_collection, creations
         share = context.current().share
         tower = towers.TowerContext(self, 0, share)
         mode = context.Mode(self, tower, share=share)
         with lockstep.noted(0, 1), bridge.in_tower(mode), self._tower_device(0):
             return [
-                make_fn()(
+                fn(
                     *values.select_tower(0, tuple(args)),
                     **values.select_tower(0, dict(kwargs or {})),
                 )

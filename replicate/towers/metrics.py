@@ -1,4 +1,4 @@
-"""K EstimatorSpecs of mode EVAL become one, with metrics over every row.
+"""K towers' metrics become one, over every row.
 
 Each tower has metric variables of its own, found in the log of what the towers made.
 After all towers' updates, what towers 1 to K - 1 have gathered moves into the first
@@ -11,8 +11,7 @@ from typing import Any
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, collectives, reductions, whole
-from replicate.specs import predict
+from replicate.graph import ancestry, collectives, reductions
 from replicate.strategy import context, variables
 
 _REDUCTION = "_replicate_metric_reduction"
@@ -41,32 +40,16 @@ def metric_reduction(variable: Any, fn: Callable) -> None:
         setattr(variable, _REDUCTION, fn)
 
 
-def merge_evaluate(
-    towers: Sequence[Any],
-    joining: context.Joiner,
-    metric_variables: Sequence[Any],
-) -> Any:
-    """Joins the towers' specs of mode EVAL.
+def merge(specs: Sequence[Any], made: Sequence[Any]) -> dict:
+    """Returns the first tower's metrics, whose updates gather every tower's rows.
 
     Args:
-        towers: K towers.
-        joining: Joins what the towers bring.
-        metric_variables: The `TowerLocalVariable`s that metrics keep.
+        specs: The towers' K specs of mode EVAL; their `context.Share` is entered.
+        made: The variables that the towers made.
+
+    Raises:
+        TowerMismatchError: If towers have different metrics.
     """
-    specs = [tower.spec for tower in towers]
-    loss = joining.loss([spec.loss for spec in specs])
-    predictions = predict.merge_predictions(
-        [spec.predictions for spec in specs], joining.whole, "predictions"
-    )
-    return specs[0]._replace(
-        loss=loss,
-        predictions=predictions,
-        eval_metric_ops=_merge_metrics(specs, metric_variables, joining.whole.rows),
-    )
-
-
-def _merge_metrics(specs: Sequence[Any], metric_variables: Sequence[Any], rows: whole.Rows) -> dict:
-    """Returns the first tower's metrics, whose updates now gather every tower's rows."""
     names = [list(spec.eval_metric_ops or {}) for spec in specs]
     for i, found in enumerate(names):
         if sorted(found) != sorted(names[0]):
@@ -77,22 +60,29 @@ def _merge_metrics(specs: Sequence[Any], metric_variables: Sequence[Any], rows: 
                 "a branch on the tower."
             )
     updates = [op for spec in specs for _, op in (spec.eval_metric_ops or {}).values()]
-    added = [variable for variable in metric_variables if _adds_up(variable)]
+    gathered = [
+        variable
+        for variable in made
+        if isinstance(variable, variables.TowerLocalVariable) and is_metric_variable(variable)
+    ]
+    added = [variable for variable in gathered if _adds_up(variable)]
     _require_sums([variable for variable in added if variable.is_assumed_sum], updates)
     with tf1.control_dependencies(updates):
-        moved = gather(metric_variables, rows)
+        moved = _gather(gathered)
     merged = tf1.group(*moved, *updates, name="merge_metrics")
     metrics = specs[0].eval_metric_ops or {}
     return {name: (_value_of(value), merged) for name, (value, _) in metrics.items()}
 
 
+def is_metric_variable(variable: Any) -> bool:
+    """Whether a variable is in the collections of local or metric variables."""
+    keys = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
+    return any(variable is item for key in keys for item in tf1.get_collection(key))
+
+
 def _adds_up(variable: variables.TowerLocalVariable) -> bool:
     """Whether what the towers' copies have gathered is added up."""
-    return (
-        variable.aggregation == variables.SUM
-        and not hasattr(variable, _REDUCTION)
-        and not variable.is_gathered
-    )
+    return variable.aggregation == variables.SUM and not hasattr(variable, _REDUCTION)
 
 
 def _require_sums(assumed: Sequence[Any], updates: Sequence[Any]) -> None:
@@ -134,68 +124,65 @@ def _value_of(value: Any) -> Any:
     return tf.identity(value.members[0].read_value())
 
 
-def gather(metric_variables: Sequence[Any], rows: whole.Rows) -> list[tf.Operation]:
+def _gather(metric_variables: Sequence[Any]) -> list[tf.Operation]:
     """Moves what all copies of metrics' variables have gathered into the first ones.
 
-    Args:
-        metric_variables: `TowerLocalVariable`s with K copies.
-        rows: The towers' rows. What a tower without rows has gathered is dropped. NOTE: some
-            metrics write to a copy's handle, where the variable cannot refuse it.
+    What a tower without rows has gathered is dropped. NOTE: some metrics write to a copy's handle,
+    where the variable cannot refuse it.
 
     Returns:
-        Operations after which the first copies hold the aggregates. Run again without
-        an update in between, they change nothing.
+        Operations after which the first copies hold the aggregates. Run again without an update in
+        between, they change nothing.
     """
-    totals = None if rows.across is None else rows.across.totals
+    share = context.current().share
+    totals = None if share.across is None else share.across.totals
     return collectives.together(
-        [_gathered(variable, rows) for variable in metric_variables], totals
+        [_gathered(variable, share) for variable in metric_variables], totals
     )
 
 
-def _gathered(variable: variables.TowerLocalVariable, rows: whole.Rows):
+def _gathered(variable: variables.TowerLocalVariable, share: context.Share):
     """Gathers one variable; gives by `yield` what workers are to add up."""
     numeric = variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_complex
     copies = [tf.identity(member.read_value()) for member in variable.members]
     if hasattr(variable, _REDUCTION):
-        return _reduced(variable, copies, rows)
+        return _reduced(variable, copies, share)
     if variable.aggregation == variables.MEAN:
-        return (yield from _averaged(variable, copies, rows))
+        return (yield from _averaged(variable, copies, share))
     if variable.aggregation == variables.SUM and numeric:
-        return (yield from _added(variable, copies, rows))
+        return (yield from _added(variable, copies, share))
     return tf1.no_op()
 
 
-def _reduced(variable: Any, copies: Sequence[tf.Tensor], rows: whole.Rows) -> tf.Operation:
+def _reduced(variable: Any, copies: Sequence[tf.Tensor], share: context.Share) -> tf.Operation:
     with _beside(variable, copies):
         starts = [tf.identity(member.initial_value) for member in variable.members]
-        kept = [_kept(*parts) for parts in zip(copies, starts, rows.has_rows, strict=True)]
-        kept = kept if rows.across is None else rows.across.all(kept)
+        kept = [_kept(*parts) for parts in zip(copies, starts, share.has_rows, strict=True)]
+        kept = kept if share.across is None else share.across.all(kept)
         return _move(variable.members, getattr(variable, _REDUCTION)(kept))
 
 
-def _averaged(variable: Any, copies: Sequence[tf.Tensor], rows: whole.Rows):
+def _averaged(variable: Any, copies: Sequence[tf.Tensor], share: context.Share):
     with _beside(variable, copies):
-        counted = tf.add_n([tf.cast(has, copies[0].dtype) for has in rows.has_rows])
-        total = tf.add_n(reductions.mask_rows(copies, rows.has_rows))
+        counted = tf.add_n([tf.cast(has, copies[0].dtype) for has in share.has_rows])
+        total = tf.add_n(reductions.mask_rows(copies, share.has_rows))
     total, counted = yield [total, counted]
     with _beside(variable, copies):
         mean = total / counted
         return tf1.group(*[member.assign(mean, read_value=False) for member in variable.members])
 
 
-def _added(variable: Any, copies: Sequence[tf.Tensor], rows: whole.Rows):
-    members, has_rows = variable.members, rows.has_rows
+def _added(variable: Any, copies: Sequence[tf.Tensor], share: context.Share):
+    members, has_rows = variable.members, share.has_rows
     with _beside(variable, copies):
         starts = [tf.identity(member.initial_value) for member in members[1:]]
         gathered = [copy - start for copy, start in zip(copies[1:], starts, strict=True)]
         gathered = reductions.mask_rows(gathered, has_rows[1:])
-        if rows.across is None:
+        if share.across is None:
             return _move(members, tf.add_n([copies[0], *gathered]))
         before = _before(variable)
         start = tf.identity(members[0].initial_value)
-        own = [copies[0] - start - before]
-        if not variable.is_gathered:  # a number of the whole batch counts without rows, too
-            own = reductions.mask_rows(own, has_rows[:1])
+        own = reductions.mask_rows([copies[0] - start - before], has_rows[:1])
         increment = tf.add_n([*own, *gathered])
     (increment,) = yield [increment]
     with _beside(variable, copies):

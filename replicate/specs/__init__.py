@@ -1,1 +1,0 @@
-"""Floor 3, wing c: K EstimatorSpecs become one."""

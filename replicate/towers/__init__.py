@@ -1,0 +1,1 @@
+"""K calls of a model_fn, one for each tower, and K EstimatorSpecs made one."""

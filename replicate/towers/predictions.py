@@ -1,0 +1,149 @@
+"""K towers' values become one: rows in the order of the batch, scalars by the towers' rows."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from replicate import errors
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import batches, reductions
+from replicate.strategy import context
+
+
+def joined(strategy: Any, values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Joins K values without rows, as losses and gradients are joined.
+
+    Args:
+        strategy: The strategy; its scope and the towers' `context.Share` are entered.
+        values: K tensors of one shape.
+
+    Returns:
+        Their mean, each weighted by the rows of its tower, or their sum, of all workers.
+    """
+    share = context.current().share
+    if share.reduction == "mean":
+        total = reductions.weighted_sum_onto(values, share.weights, strategy.home)
+    else:
+        total = reductions.sum_onto(reductions.mask_rows(values, share.has_rows), strategy.home)
+    return total if share.across is None else share.across.total(total)
+
+
+def merge(strategy: Any, nests: Sequence[Any], where: str) -> Any:
+    """Concatenates the towers' values along axis 0; of scalars, returns the mean over rows.
+
+    Args:
+        strategy: See `joined`.
+        nests: K tensors, or K nests of one structure.
+        where: What is merged, for error texts.
+
+    Raises:
+        TowerMismatchError: If the structures differ.
+    """
+    if nests[0] is None:
+        return None
+    _require_same_structure(nests, where)
+    columns = zip(*(tf.nest.flatten(nest) for nest in nests), strict=True)
+    leaves = [_merged(strategy, list(column), where) for column in columns]
+    return tf.nest.pack_sequence_as(nests[0], leaves)
+
+
+def _merged(strategy: Any, leaves: Sequence[Any], where: str) -> Any:
+    first = leaves[0]
+    if not isinstance(first, tf.Tensor) or first.shape.rank != 0:
+        return _concatenated(strategy, leaves, where)
+    if not first.dtype.is_floating:
+        return reductions.copy_onto(first, strategy.home)
+    weights = context.current().share.weights
+    return reductions.weighted_sum_onto(leaves, weights, strategy.home)
+
+
+def _concatenated(strategy: Any, leaves: Sequence[Any], where: str) -> Any:
+    has_rows = context.current().share.has_rows
+    kept = [
+        leaf if has is True else batches.take_rows(leaf, _row_limit(has))
+        for leaf, has in zip(leaves, has_rows, strict=True)
+    ]
+    return reductions.concat_onto(_of_one_width(kept, where), strategy.home)
+
+
+def _of_one_width(leaves: Sequence[Any], where: str) -> list:
+    """Lets a run fail with the reason where towers' rows turn out to differ in shape."""
+    first = leaves[0]
+    if not isinstance(first, tf.Tensor) or first.shape[1:].is_fully_defined():
+        return list(leaves)
+    text = (
+        f"Rows that towers return are joined, and must be of one shape in all of them: {where} "
+        "are not. Pad them to a width that does not depend on the tower's rows."
+    )
+    checks = [
+        tf1.assert_equal(tf.shape(leaf)[1:], tf.shape(first)[1:], message=text)
+        for leaf in leaves[1:]
+    ]
+    with tf1.control_dependencies(checks):
+        return [tf.identity(first), *leaves[1:]]
+
+
+def _row_limit(has_rows: Any) -> Any:
+    """Returns how many rows a tower may add: none without rows, else all of them."""
+    if has_rows is False:
+        return 0
+    return tf.where(has_rows, tf.int64.max, tf.constant(0, tf.int64))
+
+
+def merge_export_outputs(strategy: Any, outputs: Sequence[Mapping | None]) -> dict | None:
+    """Merges the towers' export outputs, signature by signature.
+
+    Args:
+        strategy: See `joined`.
+        outputs: K mappings from signature names to ExportOutputs, or K times None.
+
+    Raises:
+        TowerMismatchError: If the signatures or their types differ.
+    """
+    if outputs[0] is None:
+        return None
+    _require_same_structure([dict.fromkeys(output) for output in outputs], "export_outputs")
+    return {
+        name: _merge_output(strategy, [output[name] for output in outputs], name)
+        for name in outputs[0]
+    }
+
+
+def _merge_output(strategy: Any, outputs: Sequence[Any], name: str) -> Any:
+    kinds = [type(output) for output in outputs]
+    if len(set(kinds)) > 1:
+        raise errors.TowerMismatchError(
+            f"Every tower must export the same outputs: {name!r} is "
+            f"{[kind.__name__ for kind in kinds]} over the towers. Look for a branch on the tower."
+        )
+
+    def merged(field):
+        found = [getattr(output, field) for output in outputs]
+        if field == "classes" and found[0] is not None and found[0].shape.rank == 0:
+            found = [tf.expand_dims(item, 0) for item in found]
+        return merge(strategy, found, f"{name}.{field}")
+
+    for fields in (("scores", "classes"), ("value",), ("outputs",)):
+        if hasattr(outputs[0], fields[0]):
+            return kinds[0](**{field: merged(field) for field in fields})
+    raise errors.TowerMismatchError(
+        "Export outputs that can be merged are PredictOutput, RegressionOutput and "
+        f"ClassificationOutput; {name!r} is {kinds[0].__name__}. Use one of these."
+    )
+
+
+def _require_same_structure(nests: Sequence[Any], where: str) -> None:
+    for i, nest in enumerate(nests):
+        try:
+            tf.nest.assert_same_structure(nests[0], nest, expand_composites=False)
+        except (ValueError, TypeError) as difference:
+            raise errors.TowerMismatchError(
+                f"Every tower must return the same structure in {where}: tower {i} returned "
+                f"{_outline(nest)}, tower 0 returned {_outline(nests[0])}. Look for a branch on "
+                "the tower."
+            ) from difference
+
+
+def _outline(nest: Any) -> str:
+    if isinstance(nest, Mapping):
+        return f"the keys {sorted(map(str, nest))}"
+    return type(nest).__name__

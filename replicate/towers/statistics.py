@@ -1,0 +1,85 @@
+"""Batch statistics: tower-local variables of which a training step writes one copy, or all.
+
+Moving averages of batch normalization are such variables. Where the first tower's
+updates alone run, the first copy is the statistic: checkpoints hold it, and the other
+towers' copies, which nothing writes, do not dilute it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import ancestry, reductions
+from replicate.strategy import context, variables
+
+
+def join(
+    made: Iterable[Any], running: Sequence[Any], update_ops: str, later: Sequence[Any]
+) -> tf.Operation | None:
+    """Lets tower-local variables hold what `update_ops` says, once a step is done.
+
+    Args:
+        made: The variables that the towers made.
+        running: What a training step runs: its train_op and its loss.
+        update_ops: `"first"`, `"all"` or `"mean"`.
+        later: Update operations of later towers, which under `"first"` count for nothing even
+            where a step runs them, as it does where gradients wait for them.
+
+    Returns:
+        An operation that runs after the step; None where there is nothing to do.
+    """
+    local = [variable for variable in made if isinstance(variable, variables.TowerLocalVariable)]
+    executed = ancestry.executed_by(running) if local else set()
+    if update_ops == "mean":
+        return _averaged(local, executed, running)
+    counting = executed - ancestry.executed_by(later if update_ops == "first" else [])
+    used = []
+    for variable in local:
+        members = variable.members[1:]
+        if update_ops == "first" and _is_statistic(variable):
+            variable.follow_first()
+            if any(op in executed for member in members for op in member.handle.consumers()):
+                used.append(variable)
+        elif not any(op in counting for member in members for op in ancestry.writes(member)):
+            variable.follow_first()
+    if not used:
+        return None
+    with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
+        return tf1.group(*[_spread_first(variable) for variable in used])
+
+
+def _is_statistic(variable: variables.TowerLocalVariable) -> bool:
+    return variable.aggregation == variables.MEAN and variable.dtype.is_floating
+
+
+def _spread_first(variable: variables.TowerLocalVariable) -> tf.Operation:
+    value = variable.members[0].read_value()
+    return tf1.group(*[copy.assign(value, read_value=False) for copy in variable.members[1:]])
+
+
+def _averaged(local: Sequence[Any], executed: set, running: Sequence[Any]) -> Any:
+    """Gives all copies of the statistics that a step writes their mean, weighted by rows."""
+    found = [
+        variable
+        for variable in local
+        if _is_statistic(variable)
+        and any(op in executed for copy in variable.members for op in ancestry.writes(copy))
+    ]
+    if not found:
+        return None
+    share = context.current().share
+    with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
+        copies = [[tf.identity(c.read_value()) for c in variable.members] for variable in found]
+    with tf1.control_dependencies([copy for column in copies for copy in column]):
+        means = [
+            reductions.weighted_sum_onto(column, share.weights, variable.members[0].device)
+            for variable, column in zip(found, copies, strict=True)
+        ]
+        means = means if share.across is None else share.across.totals(means)
+        return tf1.group(
+            *[
+                member.assign(mean, read_value=False)
+                for variable, mean in zip(found, means, strict=True)
+                for member in variable.members
+            ]
+        )
