@@ -1,4 +1,4 @@
-"""Runs a model_fn on one device and on K towers, and compares all that comes out.
+"""Runs a model_fn on one device and split over K, and compares all that comes out.
 
 The one device is TensorFlow alone: the model_fn is called as an Estimator would call it,
 without anything of this package. Variables start from numbers that follow from their
@@ -6,7 +6,8 @@ shape, so both runs begin alike.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -251,6 +252,30 @@ def named(key: Any):
         raise AssertionError(f"[{key!r}] {failure}") from None
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Requires that the package warns of nothing."""
+    heard = _Texts()
+    logging.getLogger("replicate").addHandler(heard)
+    try:
+        yield
+    finally:
+        logging.getLogger("replicate").removeHandler(heard)
+    assert not heard.texts
+
+
+class _Texts(logging.Handler):
+    """Keeps the texts of warnings."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.texts = []
+
+    def emit(self, record):
+        """See base class."""
+        self.texts.append(record.getMessage())
+
+
 def require_one_device(
     model: Callable,
     batches: Sequence,
@@ -262,7 +287,7 @@ def require_one_device(
     tolerance: tuple[float, float] = (2e-4, 2e-5),
     **options,
 ) -> Run:
-    """Requires K towers to give what one device gives; returns what they gave.
+    """Requires K devices to give, without a warning, what one gives; returns what they gave.
 
     Args:
         model: A model_fn.
@@ -279,8 +304,9 @@ def require_one_device(
     if optimizer_fn is not None and mode == "train":
         single = stepping(single, optimizer_fn)
     expected = run(single, batches, mode, is_static, fetch)
-    towers = model_fn.replicate_model_fn(model, optimizer_fn, **options)
-    found = run(towers, batches, mode, is_static, fetch)
+    with quiet():
+        replicated = model_fn.replicate_model_fn(model, optimizer_fn, **options)
+        found = run(replicated, batches, mode, is_static, fetch)
     for part in Run._fields:
         with named(part):
             compare(getattr(found, part), getattr(expected, part), *tolerance)

@@ -116,11 +116,6 @@ graph_class = Door(
     },
 )
 
-gradients_util = Door(
-    "tensorflow.python.ops.gradients_util",
-    {"_GradientsHelper": "takes every gradient of a graph; see compat/gradients"},
-)
-
 variable_scope = Door(
     "tensorflow.python.ops.variable_scope",
     {
@@ -151,11 +146,6 @@ distribute_lib = Door(
         "_CrossReplicaThreadMode": "tells tf.distribute that code runs across towers",
         "_InReplicaThreadMode": "tells tf.distribute that code runs in a tower",
     },
-)
-
-dispatch = Door(
-    "tensorflow.python.util.dispatch",
-    {"register_dispatchable_type": "TensorFlow's functions ask what the number of towers means"},
 )
 
 saveable_object = Door(

@@ -1,6 +1,6 @@
 """Which operations lie behind others in a graph, and which lie before them."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
@@ -14,70 +14,22 @@ _WRITES = (
     "ResourceStridedSliceAssign",
 )
 _PASSING = ("Enter", "Identity", "Switch")
-_JOINS = "Collective"  # what these give all workers have alike
-_READS = ("VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableV2")
 
 
 def executed_by(fetches: Sequence[Any]) -> set[tf.Operation]:
     """Returns all operations that run when `fetches`, tensors or operations, are run."""
-    return _behind(fetches, with_controls=True, ends=())
+    return _followed(
+        [getattr(fetch, "op", fetch) for fetch in fetches],
+        lambda op: [*(tensor.op for tensor in op.inputs), *op.control_inputs],
+    )
 
 
-def made_from(fetches: Sequence[Any], ends: Container[tf.Operation] = ()) -> set[tf.Operation]:
-    """Returns all operations whose values `fetches` are made from, themselves included.
-
-    Args:
-        fetches: Tensors or operations.
-        ends: Operations behind which nobody looks.
-    """
-    return _behind(fetches, with_controls=False, ends=ends)
-
-
-def _behind(
-    fetches: Sequence[Any], with_controls: bool, ends: Container[tf.Operation]
-) -> set[tf.Operation]:
-    waiting = [getattr(fetch, "op", fetch) for fetch in fetches]
-    found: set = set()
-    while waiting:
-        op = waiting.pop()
-        if op in found:
-            continue
-        found.add(op)
-        if op not in ends:
-            waiting.extend(tensor.op for tensor in op.inputs)
-            if with_controls:
-                waiting.extend(op.control_inputs)
-    return found
-
-
-def is_constant(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is made of constants alone."""
-    behind = made_from([tensor])
-    return all((op.inputs or op.type == "Const") and not op.op_def.is_stateful for op in behind)
-
-
-def is_repeatable(
-    fetches: Sequence[Any], ends: Container[tf.Operation] = (), may_read: bool = True
-) -> bool:
-    """Whether whoever computes `fetches` gets the same: nothing random or stateful is in them.
-
-    Args:
-        fetches: Tensors or operations.
-        ends: Operations whose values are the same for all.
-        may_read: Whether variables are.
-    """
-    reads = _READS if may_read else ()
-    waiting = [getattr(fetch, "op", fetch) for fetch in fetches]
-    found: set = set()
-    while waiting:
-        op = waiting.pop()
-        if op in found or op in ends or op.type.startswith(_JOINS):
-            continue
-        if op.op_def.is_stateful and op.type not in reads:
-            return False
-        found.add(op)
-        waiting.extend(tensor.op for tensor in op.inputs)
-    return True
+def made_from(fetches: Sequence[Any]) -> set[tf.Operation]:
+    """Returns all operations whose values `fetches` are made from, themselves included."""
+    return _followed(
+        [getattr(fetch, "op", fetch) for fetch in fetches],
+        lambda op: [tensor.op for tensor in op.inputs],
+    )
 
 
 def reached_from(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
@@ -102,63 +54,16 @@ def behind(operations: Iterable[tf.Operation], within: set) -> set[tf.Operation]
     return _followed(operations, users)
 
 
-def _followed(operations: Iterable[tf.Operation], users: Callable) -> set[tf.Operation]:
-    """Returns `operations`, and their users, and the users of these, and so on."""
+def _followed(operations: Iterable[tf.Operation], following: Callable) -> set[tf.Operation]:
+    """Returns `operations`, those that follow them, those that follow these, and so on."""
     found: set = set()
     waiting = list(operations)
     while waiting:
         op = waiting.pop()
         if op not in found:
             found.add(op)
-            waiting.extend(users(op))
+            waiting.extend(following(op))
     return found
-
-
-class Descent:
-    """Tells which operations are made from some sources; each operation is asked once.
-
-    Args:
-        sources: Operations.
-        ends: Operations behind which nobody looks, and which are made from no source. May
-            grow, by operations that nobody has asked about.
-    """
-
-    def __init__(self, sources: Iterable[tf.Operation], ends: Container[tf.Operation] = ()):
-        self._known = dict.fromkeys(sources, True)
-        self._ends = ends
-
-    def add(self, op: tf.Operation) -> None:
-        """Adds a source, of whose users nobody has asked yet."""
-        self._known[op] = True
-
-    def __contains__(self, op: tf.Operation) -> bool:
-        """Whether an operation's value depends on one of the sources."""
-        if op not in self._known:
-            self._learn(op)
-        return self._known[op]
-
-    def _learn(self, asked: tf.Operation) -> None:
-        """Answers for an operation and for all unknown ones behind it; loops may be among them."""
-        users: dict[tf.Operation, list] = {}
-        found: list = []
-        unknown, waiting = {asked}, [asked]
-        while waiting:
-            op = waiting.pop()
-            for before in () if op in self._ends else {tensor.op for tensor in op.inputs}:
-                if before in self._known:
-                    if self._known[before]:
-                        found.append(op)
-                    continue
-                users.setdefault(before, []).append(op)
-                if before not in unknown:
-                    unknown.add(before)
-                    waiting.append(before)
-        self._known.update(dict.fromkeys(unknown, False))
-        while found:
-            op = found.pop()
-            if not self._known[op]:
-                self._known[op] = True
-                found.extend(users.get(op, ()))
 
 
 def writes(variable: tf.Variable) -> list[tf.Operation]:

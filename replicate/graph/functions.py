@@ -41,11 +41,6 @@ def is_loop(op: tf.Operation) -> bool:
     return op.type in ("While", "StatelessWhile")
 
 
-def is_branch(op: tf.Operation) -> bool:
-    """Whether an operation calls the one of its functions that its first input says."""
-    return is_call(op) and _BODIES[op.type][1] == 1
-
-
 def bodies(op: tf.Operation) -> Sequence[Body] | None:
     """Returns the functions that an operation calls; None: they cannot be looked into."""
     if not is_call(op):

@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import runs
 from replicate.splitting.states import Local, Partial, Rows
 
 
@@ -30,7 +29,7 @@ def check_shapes(written: Any, made: dict[str, tf.Operation]) -> None:
         for k in range(len(written.devices)):
             copy = made.get(written.copy_name(op, k))
             for n, tensor in enumerate(op.outputs if copy is not None else ()):
-                wanted = _wanted(written.analysis, tensor, k, len(written.devices))
+                wanted = _wanted(written, tensor, k)
                 if not copy.outputs[n].shape.is_compatible_with(wanted):
                     raise ValueError(
                         "A device's part of a value has the whole one's shape, but for its rows: "
@@ -40,8 +39,9 @@ def check_shapes(written: Any, made: dict[str, tf.Operation]) -> None:
                     )
 
 
-def _wanted(analysis: Any, tensor: tf.Tensor, k: int, num_devices: int) -> tf.TensorShape:
+def _wanted(written: Any, tensor: tf.Tensor, k: int) -> tf.TensorShape:
     """Returns the shape that device k's part has, as far as that is known."""
+    analysis = written.analysis
     state, shape = analysis.state(tensor), tensor.shape
     if isinstance(state, Local) or shape.rank is None or not isinstance(state, (Rows, Partial)):
         return tf.TensorShape(None)
@@ -50,6 +50,6 @@ def _wanted(analysis: Any, tensor: tf.Tensor, k: int, num_devices: int) -> tf.Te
         total, length = analysis.facts.static_rows, lengths[state.axis]
         lengths[state.axis] = None
         if total and length is not None and not state.space.is_picked:
-            own = max(runs.static_counts(total, num_devices)[k], 1)
+            own = max(written.joins.static_run(k)[1], 1)
             lengths[state.axis] = length // total * own
     return tf.TensorShape(lengths)

@@ -1,14 +1,12 @@
 """Numbers of which some grow with the rows: lengths of dimensions, and entries of shapes.
 
-An `Amount` is a sum of products, such as 3·B + 2, whose symbols are numbers of rows: of the whole
-batch, of all picked rows, of one device's own. What follows from an amount holds for every number
-of rows; where something would hold for some only, `UnknownError` is raised.
-
-A coefficient is a pair of numbers, for two guesses of what is unknown of the inner dimensions.
-Where the two agree, it does not depend on them.
+An `Amount` is a sum of products, such as 3·B + 2, whose symbols are numbers of rows (of the whole
+batch, of all picked rows, of one device's own) and lengths that are not known, each a symbol of
+its own. What follows from an amount holds for every number of rows and for all such lengths; where
+something would hold for some only, `UnknownError` is raised.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicate.splitting.rules.registry import Extent
@@ -23,7 +21,7 @@ class UnknownError(Exception):
 
 
 class Unknown:
-    """A symbol for a length of which nothing is known."""
+    """A symbol for a length that is not known: equal to itself, and to no other for certain."""
 
 
 class Sizes(NamedTuple):
@@ -32,24 +30,24 @@ class Sizes(NamedTuple):
     Attributes:
         batch: Rows of the whole batch.
         picked: Picked rows.
-        guess: Which guess of unknown inner dimensions, 0 or 1.
+        inner: Which lengths stand in for unknown inner dimensions, 0 or 1; None: they are open.
     """
 
     batch: int
     picked: int
-    guess: int = 0
+    inner: int | None = 0
 
 
 class Amount:
-    """A number that grows with rows, or with unknown inner dimensions.
+    """A number that grows with rows, or with lengths that are not known.
 
     Args:
-        terms: For each product of symbols its coefficient, as a pair.
+        terms: For each product of symbols its coefficient.
     """
 
     __slots__ = ("terms",)
 
-    def __init__(self, terms: Mapping[tuple, tuple[int, int]]):
+    def __init__(self, terms: Mapping[tuple, int]):
         self.terms = dict(terms)
 
     def __repr__(self) -> str:
@@ -63,9 +61,8 @@ class Amount:
 
     def __add__(self, other: Any) -> "Amount | int":
         terms = dict(self.terms)
-        for symbols, pair in _terms(other).items():
-            old = terms.get(symbols, (0, 0))
-            terms[symbols] = (old[0] + pair[0], old[1] + pair[1])
+        for symbols, factor in _terms(other).items():
+            terms[symbols] = terms.get(symbols, 0) + factor
         return simplest(terms)
 
     __radd__ = __add__
@@ -80,12 +77,11 @@ class Amount:
         return self * -1 + other
 
     def __mul__(self, other: Any) -> "Amount | int":
-        terms: dict[tuple, tuple[int, int]] = {}
+        terms: dict[tuple, int] = {}
         for left, a in self.terms.items():
             for right, b in _terms(other).items():
                 symbols = _product(left, right)
-                old = terms.get(symbols, (0, 0))
-                terms[symbols] = (old[0] + a[0] * b[0], old[1] + a[1] * b[1])
+                terms[symbols] = terms.get(symbols, 0) + a * b
         return simplest(terms)
 
     __rmul__ = __mul__
@@ -106,30 +102,27 @@ class Amount:
 Number = int | Amount
 
 
-def simplest(terms: Mapping[tuple, tuple[int, int]]) -> Number:
+def simplest(terms: Mapping[tuple, int]) -> Number:
     """Returns a sum as a plain number if it is one, else as an amount."""
-    terms = {symbols: pair for symbols, pair in terms.items() if pair != (0, 0)}
-    if not terms:
-        return 0
-    if len(terms) == 1 and () in terms and len(set(terms[()])) == 1:
-        return terms[()][0]
+    terms = {symbols: factor for symbols, factor in terms.items() if factor}
+    if set(terms) <= {()}:
+        return terms.get((), 0)
     return Amount(terms)
 
 
-def rows(symbol: Any, multiple: int = 1, other: int | None = None) -> Amount:
+def rows(symbol: Any, multiple: int = 1) -> Amount:
     """Returns a multiple of a number of rows.
 
     Args:
         symbol: Whose: `BATCH`, `PICKED`, or a space: one device's own.
         multiple: How many entries each has.
-        other: The same for the other guess; None: as many.
     """
-    return Amount({(symbol,): (multiple, multiple if other is None else other)})
+    return Amount({(symbol,): multiple})
 
 
-def unknown() -> Amount:
-    """Returns an amount of which nothing is known."""
-    return Amount({(Unknown(),): (1, 1)})
+def unknown(multiple: int = 1) -> Amount:
+    """Returns a multiple of a length that is not known."""
+    return Amount({(Unknown(),): multiple})
 
 
 def same(a: Number, b: Number) -> bool:
@@ -159,8 +152,8 @@ def less(a: Number, b: Number) -> bool:
 def larger(a: Number, b: Number) -> Number:
     """Returns the larger of two numbers; raises `UnknownError`."""
     for one, other in ((a, b), (b, a)):
-        # An unknown inner length stays one: it is not below 1 where anything is computed.
-        if _is_inner(one) and isinstance(other, int) and other <= 1:
+        # An unknown length stays one: it is not below 1 where anything is computed.
+        if _is_unknown(one) and isinstance(other, int) and other <= 1:
             return one
     return b if less(a, b) else a
 
@@ -170,31 +163,40 @@ def smaller(a: Number, b: Number) -> Number:
     return a if less(a, b) else b
 
 
-def inferred(dims: list[int | None], sizes: list[Sizes]) -> Number:
+def inferred(dims: Sequence[int | None], sizes: Sequence[Sizes], static_rows: int | None) -> Number:
     """Returns what a length is, given what several inferences found.
+
+    Where inner dimensions are not known the last inference leaves them open. A number that it
+    does not find depends on them, even if it is the same for all that stand in for them.
 
     Args:
         dims: What each found; None: nothing.
-        sizes: What each assumed. The first two differ in rows if two do, the last in its guess.
+        sizes: What each assumed.
+        static_rows: How many rows the batch has, if that is known.
     """
-    if None in dims:
+    is_proven = dims[-1] is not None
+    closed = [n for n, each in enumerate(sizes) if each.inner is not None] or [0]
+    few, many = closed[0], closed[-1]
+    a, b = dims[few], dims[many]
+    if a is None or b is None:
         return unknown()
-    first, more = sizes[0], next((n for n, each in enumerate(sizes) if _grew(each, sizes)), 0)
-    pair = (dims[0], next((d for d, s in zip(dims, sizes, strict=True) if s.guess), dims[0]))
-    if dims[more] == dims[0]:
-        return simplest({(): pair})
+    if a == b and is_proven:
+        return a
     for symbol, each in ((BATCH, 0), (PICKED, 1)):
-        a, b = first[each], sizes[more][each]
-        if a != b and dims[more] * a == dims[0] * b and not (pair[0] % a or pair[1] % a):
-            return rows(symbol, pair[0] // a, pair[1] // a)
-    return unknown()
+        first, last = sizes[few][each], sizes[many][each]
+        if a != b and first != last and not (a % first or b % last):
+            multiple = a // first
+            if not is_proven:
+                return rows(symbol) * unknown()
+            return rows(symbol, multiple) if multiple == b // last else unknown()
+    is_static = static_rows and not is_proven and not (a % static_rows or b % static_rows)
+    return unknown(static_rows) if is_static else unknown()
 
 
 def at(number: Number, sizes: Sizes) -> int | None:
     """Returns what a number is for assumed numbers of rows; None: that is not known."""
     total = 0
-    for symbols, pair in _terms(number).items():
-        factor = pair[sizes.guess]
+    for symbols, factor in _terms(number).items():
         for symbol in symbols:
             if symbol not in (BATCH, PICKED):
                 return None
@@ -214,14 +216,14 @@ def extent(number: Number, static_rows: int | None) -> Extent:
         if static_rows and number > 0 and number % static_rows == 0:
             return Extent(None, number // static_rows)
         return Extent(int(number))
-    if min(min(pair) for pair in number.terms.values()) < 0:
+    if min(number.terms.values()) < 0:
         return Extent(None)
     for symbol, other in ((BATCH, PICKED), (PICKED, BATCH)):
         if all(symbol in symbols and other not in symbols for symbols in number.terms):
-            return Extent(None, _multiple(number.terms.get((symbol,)), number), symbol == PICKED)
-    if static_rows and all(a > 0 and not a % static_rows for a in number.terms.get((), (0,))):
-        if len(number.terms) == 1:
-            return Extent(None, None)
+            return Extent(None, _multiple(number, symbol), symbol == PICKED)
+    (symbols, factor), *more = number.terms.items()
+    if static_rows and not more and not factor % static_rows and not _has_rows(symbols):
+        return Extent(None, None)
     return Extent(None)
 
 
@@ -232,42 +234,41 @@ def own(number: Number, space: Space) -> Number:
         UnknownError: If it is no multiple of them.
     """
     symbol, terms = PICKED if space.is_picked else BATCH, {}
-    for symbols, pair in _terms(number).items():
+    for symbols, factor in _terms(number).items():
         if symbol not in symbols:
             raise UnknownError("no multiple of rows")
         rest = list(symbols)
         rest.remove(symbol)
-        terms[_product(rest, (space,))] = pair
+        terms[_product(rest, (space,))] = factor
     return simplest(terms)
 
 
-def _terms(number: Number) -> Mapping[tuple, tuple[int, int]]:
+def _terms(number: Number) -> Mapping[tuple, int]:
     if isinstance(number, Amount):
         return number.terms
     if not isinstance(number, int):
         raise UnknownError("no whole number")
-    return {(): (int(number), int(number))}
+    return {(): int(number)}
 
 
 def _product(left: Any, right: Any) -> tuple:
     return tuple(sorted([*left, *right], key=lambda symbol: (str(symbol), id(symbol))))
 
 
-def _grew(each: Sizes, sizes: list[Sizes]) -> bool:
-    return each[:2] != sizes[0][:2]
+def _multiple(number: Amount, symbol: str) -> int | None:
+    return number.terms[(symbol,)] if list(number.terms) == [(symbol,)] else None
 
 
-def _multiple(pair: tuple[int, int] | None, number: Amount) -> int | None:
-    if pair is not None and len(number.terms) == 1 and pair[0] == pair[1] and pair[0] > 0:
-        return pair[0]
-    return None
+def _has_rows(symbols: tuple) -> bool:
+    return any(not isinstance(symbol, Unknown) for symbol in symbols)
 
 
-def _is_inner(number: Number) -> bool:
-    """Whether a number depends on unknown inner dimensions alone, and is positive."""
-    if not isinstance(number, Amount) or list(number.terms) != [()]:
+def _is_unknown(number: Number) -> bool:
+    """Whether a number is a length that is not known, or such a multiple of it."""
+    if not isinstance(number, Amount) or len(number.terms) > 1:
         return False
-    return min(number.terms[()]) > 0
+    ((symbols, factor),) = number.terms.items()
+    return len(symbols) == 1 and not _has_rows(symbols) and factor > 0
 
 
 def _least(symbol: Any) -> int:
@@ -282,9 +283,7 @@ def _bounds(a: Number, b: Number) -> tuple[int | None, int | None]:
         raise UnknownError("picked rows may be others")
     low: int | None = 0
     high: int | None = 0
-    for symbols, (coefficient, other) in _terms(a - b).items():
-        if coefficient != other:
-            raise UnknownError("it depends on inner dimensions")
+    for symbols, coefficient in _terms(a - b).items():
         least = coefficient * min((_least(symbol) for symbol in symbols), default=1)
         is_open = bool(symbols)
         low = None if low is None or (is_open and coefficient < 0) else low + least
@@ -297,26 +296,23 @@ def _divided(a: Number, b: Number) -> Number:
     divisor = _terms(b)
     if len(divisor) != 1:
         raise UnknownError("a division by a sum")
-    symbols, (first, second) = next(iter(divisor.items()))
-    if PICKED in symbols or not first or not second:
+    ((symbols, number),) = divisor.items()
+    if PICKED in symbols or not number:
         raise UnknownError("a division by what may be zero")
     terms = {}
-    for left, pair in _terms(a).items():
+    for left, factor in _terms(a).items():
         rest = list(left)
-        for symbol in symbols if any(pair) else ():
+        for symbol in symbols if factor else ():
             if symbol not in rest:
                 raise UnknownError("a division that is not exact")
             rest.remove(symbol)
-        if pair[0] % first or pair[1] % second:
+        if factor % number:
             raise UnknownError("a division that is not exact")
-        terms[tuple(rest)] = (pair[0] // first, pair[1] // second)
+        terms[tuple(rest)] = factor // number
     return simplest(terms)
 
 
 def _left_over(a: Number, b: Number) -> int:
     """Returns the remainder of a division that is exact for every number of rows."""
-    for terms in (_terms(a), _terms(b)):
-        if any(first != second for first, second in terms.values()):
-            raise UnknownError("it depends on inner dimensions")
     _divided(a, b)
     return 0

@@ -74,7 +74,7 @@ class Joins:
         """Returns the runs of a space's rows in this worker."""
         return self.runs_of(space)
 
-    def _static_run(self, k: int) -> tuple[int, int]:
+    def static_run(self, k: int) -> tuple[int, int]:
         """Returns the first row of device k, and how many it has, of a static batch."""
         counts = runs.static_counts(self._analysis.facts.static_rows, len(self._devices))
         return sum(counts[:k]) if counts[k] else 0, max(counts[k], 1)
@@ -311,7 +311,7 @@ class Joins:
         return self._nodes.add("Slice", [whole, begin, length], device, **kinds)
 
     def _cut_constant(self, value: np.ndarray, tensor: tf.Tensor, want: Rows, k: int) -> str:
-        begin, count = self._static_run(k)
+        begin, count = self.static_run(k)
         multiple = value.shape[want.axis] // self._analysis.facts.static_rows
         rows = range(begin * multiple, (begin + count) * multiple)
         value = np.ascontiguousarray(np.take(value, rows, want.axis))
@@ -433,7 +433,7 @@ class Joins:
         total = self._analysis.facts.static_rows
         place = () if want.axis is None else want.axis
         if value[place] > 0:
-            value[place] = value[place] // total * self._static_run(k)[1]
+            value[place] = value[place] // total * self.static_run(k)[1]
         return self._writer.constant(value.astype(tensor.dtype.as_numpy_dtype), k)
 
     def _scaled(self, tensor: tf.Tensor, want: states.Shape, k: int, loop: Any) -> str:

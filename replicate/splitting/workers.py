@@ -248,7 +248,13 @@ class Joins(joins.Joins):
         for predicate, side in reversed(conditions):
             gate = self._nodes.add("Switch", [value, predicate], self._home, T=dtype)
             value = f"{gate}:1" if side else gate
-        name = self._nodes.add("Identity", [value], self._home, T=dtype)
+        if how == levels.ROWS and axis is not None and tensor.shape.rank is not None:
+            # All workers' rows are more than this worker's: the shape must not tell its number.
+            name = self._nodes.add(
+                "PlaceholderWithDefault", [value], self._home, dtype=dtype, shape=spec.shape
+            )
+        else:
+            name = self._nodes.add("Identity", [value], self._home, T=dtype)
         self.crossings[name] = levels.Crossing(name, how, axis, *rows, spec.shape, conditions)
         return name
 
@@ -361,7 +367,7 @@ class Joins(joins.Joins):
     def _runs_here(self, space: Space) -> runs.Runs:
         return self._share(space).here
 
-    def _static_run(self, k: int) -> tuple[int, int]:
+    def static_run(self, k: int) -> tuple[int, int]:
         rows = self._cluster.workers.rows
         begin, end = runs.static_bounds(rows, len(self._devices))[k]
         return rows * self._across.options.position + begin, end - begin

@@ -27,11 +27,11 @@ def verify(
     One device is TensorFlow alone: the model_fn as an Estimator calls it, with the optimizer
     of `optimizer_fn` in it. Both sides start from the same weights and see the same batches:
     as they come, then cut to a size that K does not divide, to fewer rows than towers and to
-    one row. The noise is measured on one device with the rows in other orders; random
-    numbers, with another seed. With `tower_building="split"` the towers draw what one device
-    draws, and all is compared; where the order of rows matters the noise is what weights that
-    are rounded otherwise make. All of it happens in graphs of its own: nothing is trained and
-    nothing written. Hooks of the model do not run; its `config` has a temporary `model_dir`.
+    one row. The noise is measured on one device, with the rows in other orders and from weights
+    that are rounded otherwise. With `tower_building="split"` the towers draw the random numbers
+    of one device, and all is compared; with `"call"` what depends on them is left out. All of it
+    happens in graphs of its own: nothing is trained and nothing written. Hooks of the model do
+    not run; its `config` has a temporary `model_dir`.
 
     Args:
         model_fn: Any Estimator model_fn.
@@ -58,7 +58,6 @@ def verify(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps is 1 or more; got {steps!r}. Leave it out for 2.")
     params = {} if params is None else params
-    options = subjects.compared(options)
     workers = subjects.worker_devices(devices, options.get("strategy"))
     repeats = options.get("accumulate_steps", 1)
     with tempfile.TemporaryDirectory() as model_dir:
@@ -91,6 +90,7 @@ def _compare(sides, form, rounds, session_config, workers, watch) -> verdicts.Ve
         measured,
         {mode: compared.error for mode, compared in made.items() if not compared.measures},
         lambda measure: made[measure.mode].explain(measure),
+        sides.is_split,
     )
     notes = [note for compared in made.values() for note in compared.notes()]
     if len(workers) == 1:

@@ -32,8 +32,10 @@ UPDATE_OPS = (
     'UPDATE_OPS see the first tower\'s rows; update_ops="mean" averages batch statistics over '
     "all towers' rows."
 )
+PYTHON = "Python functions ({name}) run once in each tower, on its own rows."
 OWN_ROWS = 'A tower sees no rows but its own; tower_building="split" gives one device\'s numbers.'
 
+_PYTHON = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
 _STEPPED = (tracing.LOSS, tracing.WEIGHTS, tracing.SLOTS)
 
 
@@ -55,6 +57,9 @@ def of_towers(
         yield LOSSES[reduction]
     if what == tracing.OTHERS and trace.has_updates and update_ops in (None, "first"):
         yield UPDATE_OPS
+    called = sorted(op.name for op in trace.executed() if op.type in _PYTHON)
+    if called:
+        yield PYTHON.format(name=called[0])
     yield OWN_ROWS
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from replicate.verification import measures, tracing, verdicts
 
@@ -12,7 +12,8 @@ _SHOWN = 3  # names in one line
 def judge(
     found: Sequence[measures.Measure],
     failed: Mapping[str, Exception],
-    explain: Callable[[measures.Measure], Sequence[str]],
+    explain: Callable[[measures.Measure], Iterable[str]],
+    is_split: bool,
 ) -> tuple[verdicts.Row, ...]:
     """Returns one row for each kind of value.
 
@@ -20,49 +21,43 @@ def judge(
         found: All measures.
         failed: For a mode that one device cannot run, what it raised.
         explain: Of a measure, what is known to make such a difference.
+        is_split: Whether a graph was split, which keeps the order of rows; the calls of a model
+            know no order but that of their own rows.
     """
     noises = measures.noises(found)
-    return tuple(
-        _judge(what, [one for one in found if one.key.what == what], noises, failed, explain)
-        for what in tracing.WHATS
-    )
+    rows = []
+    for what in tracing.WHATS:
+        of_kind = [one for one in found if one.key.what == what]
+        compared = [one for one in of_kind if not one.is_random]
+        if not of_kind:
+            rows.append(verdicts.Row(what, verdicts.NOT_COMPARED, detail=_why_none(what, failed)))
+        elif not compared:
+            told = "all of it depends on random numbers"
+            rows.append(verdicts.Row(what, verdicts.RANDOM, detail=told))
+        else:
+            rows.append(_judge(of_kind, compared, noises, explain, is_split))
+    return tuple(rows)
 
 
-def differing(found: Sequence[measures.Measure]) -> list[measures.Measure]:
-    """Returns the measures whose difference counts."""
-    noises = measures.noises(found)
-    return [one for one in found if _counts(one, noises)]
-
-
-def _counts(one: measures.Measure, noises: measures.Noises) -> bool:
-    if one.fault:
-        return True
-    return not one.is_random and one.difference > noises.allowed(one)
-
-
-def _judge(what: str, found: Sequence, noises: measures.Noises, failed, explain) -> verdicts.Row:
-    if not found:
-        return verdicts.Row(what, verdicts.NOT_COMPARED, detail=_why_none(what, failed))
-    compared = [one for one in found if not one.is_random]
-    if not compared:
-        return verdicts.Row(what, verdicts.RANDOM, detail="all of it depends on random numbers")
-    wrong = [one for one in compared if _counts(one, noises)]
+def _judge(
+    found: Sequence, compared: Sequence, noises: measures.Noises, explain: Callable, is_split: bool
+) -> verdicts.Row:
+    """Returns the row of a kind of which something was compared."""
+    differing = [one for one in compared if noises.counts(one)]
+    wrong = [one for one in differing if is_split or not noises.depends_on_order(one)]
     if wrong:
         worst = max(wrong, key=lambda one: _excess(one, noises))
         row = _row(verdicts.DIFFERS, worst, noises, _where(wrong, compared, worst))
         texts = verdicts.once(text for one in wrong for text in explain(one))
         return dataclasses.replace(row, explanations=tuple(texts))
-    rounded = [one for one in compared if one.is_by_rounding and noises.depends_on_rounding(one)]
-    if rounded:
-        worst = max(rounded, key=lambda one: one.difference)
-        detail = f"weights that are rounded otherwise change as much in {_listed(rounded)}"
-        return _row(verdicts.ROUNDING, worst, noises, detail)
-    by_order = [one for one in compared if not one.is_by_rounding and one.difference]
-    by_order = [one for one in by_order if noises.depends_on_order(one)]
-    if by_order:
-        worst = max(by_order, key=lambda one: one.difference)
-        detail = f"another order of the rows changes as much in {_listed(by_order)}"
-        return _row(verdicts.ORDER, worst, noises, detail)
+    rounded = list(filter(noises.depends_on_rounding, compared))
+    for verdict, changed, what in (
+        (verdicts.ORDER, differing, "another order of the rows changes"),
+        (verdicts.ROUNDING, rounded, "weights that are rounded otherwise change"),
+    ):
+        if changed:
+            worst = max(changed, key=lambda one: one.difference)
+            return _row(verdict, worst, noises, f"{what} as much in {_listed(changed)}")
     worst = max(compared, key=lambda one: _excess(one, noises))
     return _row(verdicts.EQUAL, worst, noises, _told(found))
 
@@ -102,7 +97,7 @@ def _told(found: Sequence[measures.Measure]) -> str:
     count = sum(one.is_random for one in found)
     if count:
         return f"{count} of {len(found)} values depend on random numbers"
-    count = sum(one.is_ordered for one in found)
+    count = sum(one.order > 0 for one in found)
     return f"another order of the rows changes {count} of {len(found)} values" if count else ""
 
 

@@ -4,20 +4,18 @@ A difference counts where it is above
 
     16 · noise  +  256 · ε · s  +  16 · ε · S  +  8 · ε · m
 
-with `noise` the largest relative difference that another order of the rows makes on one
-device, over all batches, times s; s the largest number of the value on one device; S the
-largest s of all values of its kind, since what cancels to zero leaves a rest of the size
-of what cancelled; m the largest number that the value is a difference of (a weight, of
-which the change is compared); and ε the distance of the value's dtype from 1 to the next
-number. Whole numbers, truths and texts have ε = 0.
-
-Where one device runs from weights that are rounded otherwise, too, what another order of the
-rows makes is noise only as far as additions in another order make it; else the order matters to
-the value, and its noise is what the weights' rounding makes.
+with `noise` the largest relative difference that one device makes of itself, over all batches,
+times s: by weights that are rounded otherwise, and by another order of the rows as far as
+additions in another order make it (what makes more of it depends on the order of rows); s the
+largest number of the value on one device; S the largest s of all values of its kind, since what
+cancels to zero leaves a rest of the size of what cancelled; m the largest number that the value
+is a difference of (a weight, of which the change is compared); and ε the distance of the value's
+dtype from 1 to the next number. Whole numbers, truths and texts have ε = 0.
 """
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,13 +40,13 @@ class Measure(NamedTuple):
         place: Which batch, for people.
         difference: The largest one between the towers and one device.
         noise: The largest one between one device and itself where only noise differs.
+        order: The largest one between one device and itself with the rows in another order,
+            where that matters to the value; else 0.
         scale: s, the largest number on one device.
         rounding: ε · m.
         epsilon: ε.
         is_random: Whether it depends on random numbers, or on what does, and is left out.
         fault: What makes the values incomparable; empty where they can be compared.
-        is_by_rounding: Whether the noise is that of rounding, whatever the order of rows makes.
-        is_ordered: Whether the order of rows matters to it, which is not its noise then.
     """
 
     key: tracing.Key
@@ -56,13 +54,12 @@ class Measure(NamedTuple):
     place: str
     difference: float
     noise: float
+    order: float
     scale: float
     rounding: float
     epsilon: float
     is_random: bool
     fault: str = ""
-    is_by_rounding: bool = False
-    is_ordered: bool = False
 
 
 class Noises(NamedTuple):
@@ -70,10 +67,12 @@ class Noises(NamedTuple):
 
     Attributes:
         relative: For each key, the largest noise as a part of the scale.
+        orders: For each key, the same of what the order of rows makes.
         scales: For each kind, the largest scale S.
     """
 
     relative: dict
+    orders: dict
     scales: dict
 
     def of(self, measure: Measure) -> float:
@@ -90,28 +89,39 @@ class Noises(NamedTuple):
         floor = FLOOR * measure.scale + OF_KIND * of_kind
         return measure.epsilon * floor + ROUNDING * measure.rounding
 
+    def counts(self, measure: Measure) -> bool:
+        """Whether a difference is one."""
+        if measure.fault:
+            return True
+        return not measure.is_random and measure.difference > self.allowed(measure)
+
     def depends_on_order(self, measure: Measure) -> bool:
-        """Whether another order of rows makes more than reassociation does."""
-        return self.of(measure) > _reassociated(measure.epsilon, measure.scale)
+        """Whether another order of the rows makes as much of a difference."""
+        order = max(measure.order, self.orders.get(measure.key, 0.0) * measure.scale)
+        return not measure.fault and measure.difference <= NOISE * order + self.floor(measure)
 
     def depends_on_rounding(self, measure: Measure) -> bool:
         """Whether weights that are rounded otherwise make more than reassociation does.
 
         What cancels to a rest within the floor is all rounding, and is as it should be.
         """
-        return self.depends_on_order(measure) and measure.difference > self.floor(measure)
+        is_shaken = self.of(measure) > _reassociated(measure.epsilon, measure.scale)
+        return is_shaken and measure.difference > self.floor(measure)
 
 
 def noises(measures: Iterable[Measure]) -> Noises:
     """Joins the noise of all batches."""
-    relative: dict = {}
-    scales: dict = {}
+    found = Noises({}, {}, {})
     for one in measures:
         if not one.is_random and not one.fault and np.isfinite(one.scale):
-            part = one.noise / one.scale if one.scale else 0.0
-            relative[one.key] = max(relative.get(one.key, 0.0), part)
-            scales[one.key.what] = max(scales.get(one.key.what, 0.0), one.scale)
-    return Noises(relative, scales)
+            _raise(found.relative, one.key, one.noise / one.scale if one.scale else 0.0)
+            _raise(found.orders, one.key, one.order / one.scale if one.scale else 0.0)
+            _raise(found.scales, one.key.what, one.scale)
+    return found
+
+
+def _raise(largest: dict, key: Any, value: float) -> None:
+    largest[key] = max(largest.get(key, 0.0), value)
 
 
 def measure(
@@ -136,29 +146,25 @@ def measure(
         is_random: Whether it depends on random numbers.
     """
     value = one.copies[0]
-    others = list(others)
-    by_rounding = [difference(value, other.copies[0]) for other, order in others if order is None]
-    by_order = [
-        _apart(key, value, other.copies[0], order) for other, order in others if order is not None
-    ]
-    noise = max(by_order, default=0.0)
     least, size = epsilon(value), scale(value)
-    is_ordered = bool(by_rounding) and noise > _reassociated(least, size)
-    if by_rounding:
-        noise = max(by_rounding) if is_ordered else max(noise, *by_rounding)
-    found = max(difference(value, copy) for copy in towers.copies)
+    by_order = by_rounding = 0.0
+    for other, order in others:
+        if order is None:
+            by_rounding = max(by_rounding, difference(value, other.copies[0]))
+        else:
+            by_order = max(by_order, _apart(key, value, other.copies[0], order))
+    is_ordered = by_order > _reassociated(least, size)
     return Measure(
         key,
         mode,
         place,
-        found,
-        noise,
-        size,
-        least * one.magnitude,
-        least,
-        is_random,
-        is_by_rounding=bool(by_rounding),
-        is_ordered=is_ordered,
+        difference=max(difference(value, copy) for copy in towers.copies),
+        noise=by_rounding if is_ordered else max(by_rounding, by_order),
+        order=by_order if is_ordered else 0.0,
+        scale=size,
+        rounding=least * one.magnitude,
+        epsilon=least,
+        is_random=is_random,
     )
 
 
@@ -197,16 +203,7 @@ def rounded_otherwise(start: Mapping[str, np.ndarray], seed: int) -> dict[str, n
 
 def failed(key: tracing.Key, mode: str, place: str, fault: str) -> Measure:
     """Returns the measure of a value that only one side has."""
-    return Measure(key, mode, place, float("inf"), 0.0, 0.0, 0.0, 0.0, False, fault)
-
-
-def is_apart(one: tracing.Quantity, other: tracing.Quantity | None) -> bool:
-    """Whether a value is another one in a second run, by more than rounding."""
-    if other is None:
-        return True
-    value = one.copies[0]
-    floor = epsilon(value) * (FLOOR * scale(value) + ROUNDING * one.magnitude)
-    return difference(value, other.copies[0]) > floor
+    return Measure(key, mode, place, math.inf, 0.0, 0.0, 0.0, 0.0, 0.0, False, fault)
 
 
 def epsilon(value: np.ndarray) -> float:
@@ -234,7 +231,7 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
     differ, or one is a number where the other is none.
     """
     if one.shape != other.shape:
-        return float("inf")
+        return math.inf
     numbers, others = _numbers(one), _numbers(other)
     if numbers is None or others is None:
         return float(np.mean(one != other)) if one.size else 0.0

@@ -1,6 +1,6 @@
 """One mode of a model, on one device and over K towers, round by round."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from replicate.verification import (
     tracing,
 )
 
-_SEED, _OTHER_SEED = 1, 2
 _ALONE = (
     "One device is replicate_model_fn on one device here: TensorFlow alone has no "
     "accumulate_steps, clip_global_norm or second optimizer, and partitions variables."
@@ -54,10 +53,7 @@ class Comparison:
         self._session_config = session_config
         self._start = start
         self._traces: dict[tuple, tracing.Trace] = {}
-        self._warnings: list[str] = []
         self._notes: list[str] = []
-        self._random: set[str] = set()
-        self._limits: list[str] | None = None
         self._row_count = 1  # of the largest batch that one device could run
         self.measures: list[measures.Measure] = []
         self.error: Exception | None = None
@@ -81,54 +77,47 @@ class Comparison:
         except Exception as e:  # noqa: BLE001 - whatever a model raises when it is replicated
             self.measures += self._faults(one_round, outcomes, e)
             return
-        is_random = self._random_keys(one, one_round, outcomes)
-        others = list(self._others(one, one_round, bool(randomness.random_operations(one))))
+        drawing = randomness.operations(one)
+        is_random = self._random_keys(one, drawing)
+        others = list(self._others(one, one_round, bool(drawing)))
         for i, outcome in enumerate(outcomes):
-            place = _place(one_round, i)
             noisy = [(run[i], orders[i]) for run, orders in others]
-            self.measures += _measures(outcome, found[i], noisy, is_random[i], self._mode, place)
+            place = _place(one_round, i)
+            self.measures += _measures(outcome, found[i], noisy, is_random, self._mode, place)
 
     def _others(self, one: tracing.Trace, one_round: batches.Round, draws: bool) -> Iterator[tuple]:
         """Runs one device so that noise alone makes other values; yields them with the orders.
 
-        The rows are in other orders. Where towers are compared in what depends on their order,
-        weights are rounded otherwise as well; and alone where rows are drawn numbers for.
+        The rows are in other orders, unless each is drawn numbers for; or weights are rounded
+        otherwise.
         """
-        is_split = self._sides.is_split
-        for kind in range(0 if is_split and draws else _REPEATS):
+        for kind in range(0 if draws else _REPEATS):
             orders = _orders(one_round, kind)
             yield one.run(_reordered(one_round, orders), self._start), orders
-        for kind in range(_REPEATS if is_split else 0):
+        for kind in range(_REPEATS):
             start = measures.rounded_otherwise(self._start, kind)
             yield one.run(one_round.batches, start), [None] * len(one_round.batches)
 
-    def _trace(self, side: str, row_count: int, seed: int = _SEED, is_static=None) -> tracing.Trace:
+    def _trace(self, side: str, row_count: int) -> tracing.Trace:
         """Builds a side of the model, once for each batch size that its graph knows."""
-        knows = self._form.is_static() if is_static is None else is_static
-        key = (side, row_count if knows else None, seed, is_static)
+        key = (side, row_count if self._form.is_static() else None)
         if key not in self._traces:
-            with explanations.warnings_kept(self._warnings if side == "towers" else []):
-                self._traces[key] = tracing.Trace(
-                    getattr(self._sides, side),
-                    self._form,
-                    row_count,
-                    self._mode,
-                    seed,
-                    self._session_config,
-                    is_static,
-                )
+            build = getattr(self._sides, side)
+            self._traces[key] = tracing.Trace(
+                build, self._form, row_count, self._mode, self._session_config
+            )
         return self._traces[key]
 
-    def _one_device(self, row_count: int, seed: int = _SEED) -> tracing.Trace:
+    def _one_device(self, row_count: int) -> tracing.Trace:
         """Returns what the towers are compared with."""
         if self._mode != types.TRAIN or not self._sides.is_through_replication:
-            one = self._trace("one", row_count, seed)
+            one = self._trace("one", row_count)
             names = self._names("towers", row_count)
             is_same = names in (None, one.variable_names)
             if is_same or self._names("alone", row_count) != names:
                 return one
-        self._notes.append(_ALONE)
-        return self._trace("alone", row_count, seed)
+        self._note(_ALONE)
+        return self._trace("alone", row_count)
 
     def _names(self, side: str, row_count: int) -> frozenset | None:
         """Returns the names of a side's variables; None where it cannot be built."""
@@ -137,6 +126,10 @@ class Comparison:
         except Exception:  # noqa: BLE001 - told where the side is run
             return None
 
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
     def _note_missing(self, one_round: batches.Round, error: Exception) -> None:
         if self.error is None:
             self.error = error
@@ -144,7 +137,7 @@ class Comparison:
 
     def _note_failure(self, one_round: batches.Round, who: str, error: Exception) -> None:
         mode = tracing.MODE_NAMES[self._mode]
-        self._notes.append(f"In {mode}, with batches {one_round.label}, {who} {_text(error)}.")
+        self._note(f"In {mode}, with batches {one_round.label}, {who} {_text(error)}.")
 
     def _faults(self, one_round, outcomes, error) -> Iterator[measures.Measure]:
         """Returns a difference for each kind of value that one device gave."""
@@ -155,72 +148,28 @@ class Comparison:
             fault = f"the towers raise {type(error).__name__}"
             yield measures.failed(key, self._mode, _place(one_round, 0), fault)
 
-    def _random_keys(self, one, one_round, outcomes) -> list[set[tracing.Key]]:
-        """Returns for each batch what depends on random numbers."""
-        operations = randomness.random_operations(one)
-        if operations and self._sides.is_split:
-            self._random |= {op.name for op in operations}
-        if not operations or self._sides.is_split:
-            return [set() for _ in outcomes]
-        row_count = batches.row_count(one_round.batches[0])
-        again = self._one_device(row_count, _OTHER_SEED).run(one_round.batches, self._start)
-        fixed = randomness.fixed_by_seed(one, operations)
-        reached = randomness.reached(one, fixed)
-        states = randomness.states(operations)
-        found = []
-        for outcome, other in zip(outcomes, again, strict=True):
-            keys = {
-                key for key, value in outcome.items() if measures.is_apart(value, other.get(key))
-            }
-            keys |= reached | (states & outcome.keys())
-            if reached and self._mode != types.PREDICT:
-                of_state = (tracing.WEIGHTS, tracing.SLOTS, tracing.OTHERS, tracing.METRICS)
-                keys |= {
-                    key
-                    for key, value in outcome.items()
-                    if key.what in of_state and measures.epsilon(value.copies[0])
-                }
-            found.append(keys)
-        if any(found):
-            self._random |= {op.name for op in operations}
+    def _random_keys(self, one: tracing.Trace, drawing: Sequence) -> set[tracing.Key]:
+        """Returns what depends on random numbers that towers draw for themselves."""
+        is_split = self._sides.is_split
+        found = set() if is_split else randomness.reached(one, drawing)
+        if drawing and (found or is_split):
+            names = ", ".join(op.name for op in drawing[:_SHOWN])
+            text = explanations.DRAWN if is_split else explanations.RANDOM
+            self._note(text.format(names=names + (", ..." if len(drawing) > _SHOWN else "")))
         return found
 
-    def explain(self, measure: measures.Measure) -> Sequence[str]:
+    def explain(self, measure: measures.Measure) -> Iterable[str]:
         """Returns what is known to make such a difference, and is in this model."""
         if measure.fault:
             return ()
-        if self._limits is None:
-            self._limits = list(self._known_limits())
-        texts = list(self._limits)
         if self._sides.is_split:
-            return texts
-        if measure.key.what == tracing.OTHERS and self._trace("one", self._row_count).has_updates:
-            texts.append(explanations.UPDATE_OPS)
-        return texts
-
-    def _known_limits(self) -> Iterator[str]:
-        if self._sides.is_split:
-            yield explanations.SPLIT
-            yield from map(explanations.warned, self._warnings)
-            return
-        text = explanations.batch_normalization(self._trace("one", self._row_count))
-        if text is None:
-            text = explanations.rows_that_meet(
-                lambda row_count: self._trace("one", row_count, is_static=True), self._row_count
-            )
-        if text is not None:
-            yield text
-        yield from map(explanations.warned, self._warnings)
+            return (explanations.SPLIT,)
+        one = self._trace("one", self._row_count)
+        return explanations.of_towers(one, measure.key.what, *self._sides.joined)
 
     def notes(self) -> list[str]:
         """Returns what else there is to know about this mode."""
-        notes = list(self._notes)
-        if self._random:
-            names = sorted(self._random)
-            more = ", ..." if len(names) > _SHOWN else ""
-            text = explanations.DRAWN if self._sides.is_split else explanations.RANDOM
-            notes.append(text.format(names=", ".join(names[:_SHOWN]) + more))
-        return [*notes, *map(explanations.warned, self._warnings)]
+        return self._notes
 
 
 def _text(error: Exception) -> str:

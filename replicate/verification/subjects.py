@@ -119,22 +119,6 @@ def replicated(
     return build
 
 
-def compared(options: dict) -> dict:
-    """Returns the options with which the towers are compared with one device.
-
-    A graph that is split draws what one device draws, so that this is compared as well.
-    """
-    return {**options, "random_numbers": "one_device"} if is_split(options) else dict(options)
-
-
-def is_split(options: dict) -> bool:
-    """Whether towers are one device's graph, split by rows, rather than calls of the model."""
-    of_towers = ("loss_reduction", "update_ops")
-    return (options.get("tower_building") or "split") == "split" and not any(
-        options.get(name) is not None for name in of_towers
-    )
-
-
 class Sides(NamedTuple):
     """Functions of features, labels and mode that return an EstimatorSpec.
 
@@ -145,15 +129,20 @@ class Sides(NamedTuple):
             model_fn makes beside that of `optimizer_fn`, partitioners.
         towers: K towers.
         is_through_replication: Whether `alone` is what towers are compared with in training.
-        is_split: Whether the towers are one device's graph, split: then they draw what one
-            device draws, and nothing is known by which they may differ.
+        joined: Of towers that are calls of the model: how their losses are joined, and whose
+            `UPDATE_OPS` run. None: the towers are one device's graph, split.
     """
 
     one: Callable
     alone: Callable
     towers: Callable
     is_through_replication: bool
-    is_split: bool
+    joined: tuple[types.Reduction, str | None] | None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the towers are one device's graph, split."""
+        return self.joined is None
 
 
 def sides(
@@ -164,12 +153,21 @@ def sides(
     workers: Sequence[str],
     **arguments: Any,
 ) -> Sides:
-    """Returns what is compared; options are checked here."""
+    """Returns what is compared; options are checked here.
+
+    A graph that is split draws what one device draws, so that this is compared as well.
+    """
+    reduction, update_ops = options.get("loss_reduction"), options.get("update_ops")
+    joined = None
+    if options.get("tower_building") == "call" or reduction is not None or update_ops is not None:
+        joined = (types.reduction_from("mean" if reduction is None else reduction), update_ops)
+    else:
+        options = {**options, "random_numbers": "one_device"}
     on_one = {name: value for name, value in options.items() if name != "strategy"}
     return Sides(
         plain(model, optimizer_fn, workers[0], **arguments),
         replicated(model, optimizer_fn, [workers[0]], on_one, **arguments),
         replicated(model, optimizer_fn, devices, options, **arguments),
         options.get("accumulate_steps", 1) != 1 or options.get("clip_global_norm") is not None,
-        is_split(options),
+        joined,
     )

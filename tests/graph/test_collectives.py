@@ -7,6 +7,7 @@ import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
+from replicate.splitting.rules import random
 from tests import exactness
 
 LAYERS = 10
@@ -93,26 +94,28 @@ def test_what_workers_join_may_be_derived_and_derived_again(fresh_graph, strateg
 
 @pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
 def test_a_step_of_dense_layers_joins_rows_losses_and_gradients(fresh_graph, strategy, rows):
-    # The rows; the loss; 10 * (9 + 3) numbers of gradients; and what the summary alone shows.
     found = joined_by(strategy, dense, rows)
-    loss = "Add of float64 (2,)" if rows is None else "Add of float32 (1,)"  # with its number
-    assert found == ["Add of int32 (3,)", loss, f"Add of float32 ({LAYERS * 12},)", loss]
+    ends = "Add of int32 (3,)"  # whether there is a batch, how many rows, who leaves
+    counts = [] if rows else ["Add of int32 (2,)"]  # how many rows each worker has
+    # The loss, what the summary shows, and 10 * (9 + 3) numbers of gradients.
+    assert found == [ends, *counts, f"Add of float32 ({2 + LAYERS * 12},)"]
 
 
-def test_a_table_takes_three_more(fresh_graph, strategy):
-    dense_alone = 4
+def test_a_table_takes_two_more(fresh_graph, strategy):
     found = joined_by(strategy, embedded)
-    assert len(found) == dense_alone + 3  # how many slices, their places, their values
+    assert len(found) == 3 + 2  # the places of slices, and their values
 
 
-def test_a_worker_counts_seeds_as_its_own_towers_do(fresh_graph, strategy):
+def test_each_device_of_each_worker_draws_from_a_seed_of_its_own(fresh_graph, strategy):
     fresh_graph.seed = 1
     joined_by(strategy, dropped)
-    drawn = [
-        op.get_attr("seed2") for op in fresh_graph.get_operations() if op.type == "RandomUniform"
-    ]
-    # Two towers before it in the first worker: its own two begin at 2 and 3 times 2^20.
-    assert sorted(seed >> 20 for seed in drawn) == [2, 3]
+    drawn = [op for op in fresh_graph.get_operations() if op.type == "RandomUniform"]
+    copies = [op for op in drawn if "tower_" in op.name]
+    (whole,) = set(drawn) - set(copies)
+    steps = [op.get_attr("seed2") - whole.get_attr("seed2") for op in copies]
+    # The first worker's two devices have seeds before those of the second worker's two.
+    assert len(steps) == 2
+    assert random.seed_of_copy(0, 1) < min(steps) < max(steps)
 
 
 @pytest.mark.parametrize("mode", ["eval", "infer"])

@@ -1,6 +1,9 @@
-"""Runs what a model_fn does beside its loss, in double precision, on one device and on towers."""
+"""Runs what a model_fn does beside its loss, in double precision, on one device and on several."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import pytest
 
 from replicate.compat.tensorflow import tf1
 from tests import exactness
@@ -9,6 +12,50 @@ from tests.law import losses
 STRATEGIES = ("parameter_server", "round_robin", "mirrored")
 TOLERANCE = (1e-9, 1e-11)  # reassociation alone
 SINGLE = (1e-5, 1e-6)  # in float32
+
+
+class Setting(NamedTuple):
+    """How a model is run.
+
+    Attributes:
+        strategy: The strategy's name.
+        devices: K.
+        rows: The rows of each batch.
+        is_static: Whether the graph knows how many rows there are.
+    """
+
+    strategy: str
+    devices: int
+    rows: tuple[int, ...]
+    is_static: bool = False
+
+    def __str__(self):
+        kind = "static" if self.is_static else "dynamic"
+        return f"{self.strategy}-K{self.devices}-B{','.join(map(str, self.rows))}-{kind}"
+
+
+# Every number of devices, of rows that do not divide, of fewer rows than devices, and of one.
+SETTINGS = (
+    Setting("parameter_server", 3, (7, 5, 2, 1)),
+    Setting("mirrored", 2, (5, 5, 5), is_static=True),
+    Setting("round_robin", 8, (7, 2, 1, 5)),
+    Setting("parameter_server", 2, (7, 7, 7), is_static=True),
+    Setting("mirrored", 4, (5, 1, 7, 2)),
+    Setting("parameter_server", 4, (2, 2, 2), is_static=True),
+    Setting("mirrored", 8, (7, 5, 1, 2)),
+    Setting("round_robin", 3, (7, 7, 7), is_static=True),
+    Setting("balanced", 4, (7, 5, 1, 2)),
+    Setting("mirrored", 3, (1, 1, 1), is_static=True),
+)
+
+
+def in_turn(cases: Iterable, settings: Sequence[Setting] = SETTINGS) -> list:
+    """Returns parameters: each case with the setting whose turn it is."""
+    return [
+        pytest.param(case, setting, id=f"{getattr(case, '__name__', case)}-{setting}")
+        for i, case in enumerate(cases)
+        for setting in [settings[i % len(settings)]]
+    ]
 
 
 def batches(*sizes: int, is_static: bool = False) -> list:
@@ -30,13 +77,24 @@ def training(step: Callable) -> Callable:
     return model
 
 
-def require_exact(model: Callable, given: list | None = None, *args, **options) -> exactness.Run:
-    """Requires three towers, if not told otherwise, to be one device to `TOLERANCE`."""
-    options = {"devices": 3, "tolerance": TOLERANCE, **options}
+def require_exact(
+    model: Callable, setting: Setting, mode: str = "train", given: list | None = None, **options
+) -> exactness.Run:
+    """Requires K devices to be one device to `TOLERANCE`; options are `require_one_device`'s.
+
+    Args:
+        model: A model_fn.
+        setting: How it is run.
+        mode: The mode key.
+        given: The batches; None: those of the law's losses.
+        **options: Of `require_one_device`.
+    """
     if given is None:
-        is_static = options.get("is_static", False)
-        given = batches(*((5,) * 3 if is_static else (7, 5, 2)), is_static=is_static)
-    return exactness.require_one_device(model, given, *args, **options)
+        given = batches(*setting.rows, is_static=setting.is_static)
+    options = {"tolerance": TOLERANCE, "strategy": setting.strategy, **options}
+    return exactness.require_one_device(
+        model, given, mode, is_static=setting.is_static, devices=setting.devices, **options
+    )
 
 
 def descend():
@@ -51,7 +109,7 @@ def momentum():
     return tf1.train.MomentumOptimizer(0.05, 0.9)
 
 
-def apply(pairs, optimizer: tf1.train.Optimizer | None = None):
+def apply(pairs: Any, optimizer: tf1.train.Optimizer | None = None):
     """Applies pairs of gradients and variables, and counts the step."""
     return (optimizer or adam()).apply_gradients(list(pairs), tf1.train.get_global_step())
 

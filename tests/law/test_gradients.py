@@ -1,8 +1,7 @@
-"""A gradient that a model takes in a tower is the whole batch's, whatever is made of it."""
+"""A gradient that a model takes is the whole batch's, whatever is made of it."""
 
 import pytest
 
-from replicate import model_fn
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
 from tests.law import losses, running
@@ -245,12 +244,9 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-@pytest.mark.parametrize(
-    ("strategy", "is_static"), [("parameter_server", True), ("mirrored", False)]
-)
-def test_gradients_are_the_whole_batchs(step, strategy, is_static):
-    running.require_exact(running.training(step), strategy=strategy, is_static=is_static)
+@pytest.mark.parametrize(("step", "setting"), running.in_turn(STEPS))
+def test_gradients_are_the_whole_batchs(step, setting):
+    running.require_exact(running.training(step), setting)
 
 
 # Several optimizers.
@@ -277,22 +273,26 @@ def adversaries(features, labels, mode):
     return exactness.spec_of(mode, of_judge + of_generator, train_op=second)
 
 
-@pytest.mark.parametrize("strategy", running.STRATEGIES)
-@pytest.mark.parametrize("is_static", [True, False])
-def test_adversaries_have_a_loss_and_an_optimizer_each(strategy, is_static):
-    running.require_exact(adversaries, strategy=strategy, is_static=is_static)
+@pytest.mark.parametrize("setting", [running.SETTINGS[0], running.SETTINGS[1]], ids=str)
+def test_adversaries_have_a_loss_and_an_optimizer_each(setting):
+    running.require_exact(adversaries, setting)
 
 
 # Rows of a table.
 
 
-class Capturing:
-    """A model that looks rows up, and keeps the table's gradients, tower by tower."""
+class Looking:
+    """A model that looks rows up; a run fetches the gradient that it took of its table.
+
+    Args:
+        num_lookups: How often it does.
+        change: What it makes of the gradient before it is applied.
+    """
 
     def __init__(self, num_lookups=1, change=lambda gradients: gradients):
         self.num_lookups = num_lookups
         self.change = change
-        self.taken = []
+        self.taken = None
 
     def __call__(self, features, labels, mode):
         table = tf1.get_variable("table", [4, 3], double, exactness.start)
@@ -302,63 +302,21 @@ class Capturing:
         ]
         output = tf.add_n([row * (i + 1.0) for i, row in enumerate(looked_up)])
         loss = tf.reduce_mean(tf.square(output - labels["y"]))
-        gradients = tf.gradients(loss, [table])
-        self.taken.append((tf1.get_default_graph(), gradients))
-        step = running.apply(zip(self.change(gradients), [table], strict=True))
+        self.taken = tf.gradients(loss, [table])
+        step = running.apply(zip(self.change(self.taken), [table], strict=True))
         return exactness.spec_of(mode, loss, train_op=step)
 
-    def every(self, spec):
-        """What a run fetches: each tower's gradients."""
-        # The model may have been traced in another graph as well, to see what its shapes are.
-        here = tf1.get_default_graph()
-        fetched = [list(map(_parts, taken)) for graph, taken in self.taken if graph is here]
-        self.taken = []
-        return fetched
-
-    def first(self, spec):
-        return self.every(spec)[0]
+    def slices(self, spec):
+        """Returns what a run fetches."""
+        del spec
+        (slices,) = self.taken
+        return {"indices": slices.indices, "values": slices.values}
 
 
-def _parts(gradient):
-    if isinstance(gradient, tf.IndexedSlices):
-        return {"indices": gradient.indices, "values": gradient.values}
-    return gradient
-
-
-class Dense(Capturing):
-    """The same without a table."""
-
-    def __call__(self, features, labels, mode):
-        v = losses.Weights()
-        loss = losses.quotient(features, labels, v)
-        gradients = tf.gradients(loss, running.trained(v))
-        self.taken.append((tf1.get_default_graph(), gradients))
-        return exactness.spec_of(mode, loss, train_op=paired(gradients, v))
-
-
-def require_the_same_in_every_tower(model):
-    given = running.batches(5)
-    (expected,) = exactness.run(model, given, fetch=model.every).fetched[0]
-    towers = model_fn.replicate_model_fn(model, None, 4, strategy="mirrored", tower_building="call")
-    found = exactness.run(towers, given, fetch=model.every).fetched[0]
-    assert len(found) == 4
-    for each in found:
-        exactness.compare(each, expected, *running.TOLERANCE)
-
-
-def test_every_tower_is_given_the_same_gradients():
-    require_the_same_in_every_tower(Dense())
-
-
-@pytest.mark.parametrize("strategy", running.STRATEGIES)
-@pytest.mark.parametrize("is_static", [True, False])
-def test_gradients_of_a_table_are_the_slices_of_one_device_in_its_order(strategy, is_static):
-    model = Capturing()
-    running.require_exact(model, strategy=strategy, is_static=is_static, fetch=model.first)
-
-
-def test_every_tower_is_given_the_same_slices():
-    require_the_same_in_every_tower(Capturing())
+@pytest.mark.parametrize("setting", running.SETTINGS[:5], ids=str)
+def test_gradients_of_a_table_are_the_slices_of_one_device_in_its_order(setting):
+    model = Looking()
+    running.require_exact(model, setting, fetch=model.slices)
 
 
 CLIPS = {
@@ -370,7 +328,22 @@ CLIPS = {
 }
 
 
-@pytest.mark.parametrize("name", CLIPS)
-@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-def test_what_is_made_of_slices_is_one_devices(name, strategy):
-    running.require_exact(Capturing(num_lookups=2, change=CLIPS[name]), strategy=strategy)
+@pytest.mark.parametrize(("name", "setting"), running.in_turn(CLIPS))
+def test_what_is_made_of_slices_is_one_devices(name, setting):
+    running.require_exact(Looking(num_lookups=2, change=CLIPS[name]), setting)
+
+
+# By a tape.
+
+
+def taped(features, labels, mode):
+    v = losses.Weights()
+    with tf.GradientTape() as tape:
+        loss = losses.quotient(features, labels, v)
+    pairs = zip(tape.gradient(loss, running.trained(v)), running.trained(v), strict=True)
+    return exactness.spec_of(mode, loss, train_op=running.apply(pairs))
+
+
+@pytest.mark.parametrize("setting", running.SETTINGS[:3], ids=str)
+def test_a_tapes_gradients_are_the_whole_batchs(setting):
+    running.require_exact(taped, setting)

@@ -1,45 +1,28 @@
 """The law of exactness, loss by loss: nobody says whether it is a mean or a sum.
 
-Each loss meets every way of taking gradients, static and dynamic batches and both strategies;
-`LAW_FULL=1 pytest tests/law/test_losses.py` takes the whole product.
+`tests/splitting/test_corpus.py` splits the graph of every loss. Here are those that ask the
+strategy in force, and some of each kind with every way of taking gradients.
+`LAW_FULL=1 pytest tests/law/test_losses.py` takes all with all.
 """
 
-import itertools
-import logging
 import os
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from replicate import model_fn
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.law import losses, table
+from tests.law import libraries, losses, penalties, running, table
 
-STRATEGIES = ("parameter_server", "mirrored")
-TOWERS = (2, 3, 4)
-SIZES = (7, 5, 2, 1)
-CASES = table.CASES
 # NOTE: reassociation alone. TensorFlow computes some losses in float32, whatever it is given.
-TOLERANCES = {np.float64: (1e-9, 1e-11), np.float32: (1e-5, 1e-6)}
-
-
-def adam():
-    return tf1.train.AdamOptimizer(0.05, epsilon=0.01)
-
-
-def minimize(loss):
-    step = tf1.train.get_global_step()
-    return tf1.train.MomentumOptimizer(0.05, 0.9).minimize(loss, step)
+TOLERANCES = {np.float64: running.TOLERANCE, np.float32: running.SINGLE}
 
 
 def clip(loss):
     """As BERT's code does; the norm is below that of every gradient, so that it binds."""
     trained = tf1.trainable_variables()
     gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, trained), 1e-3)
-    pairs = zip(gradients, trained, strict=True)
-    return adam().apply_gradients(pairs, tf1.train.get_global_step())
+    return running.apply(zip(gradients, trained, strict=True))
 
 
 def with_keras(loss):
@@ -48,119 +31,66 @@ def with_keras(loss):
     return tf1.group(optimizer.get_updates(loss, tf1.trainable_variables()))
 
 
-def with_adam(loss):
-    return adam().minimize(loss, tf1.train.get_global_step())
+WAYS = {
+    "optimizer_fn": None,
+    "minimize": lambda loss: running.momentum().minimize(loss, tf1.train.get_global_step()),
+    "clip": clip,
+    "keras": with_keras,
+}
+OF_EACH_KIND = (
+    "sum",
+    "sum by params",
+    "learned task weights",
+    "quotient",
+    "mean of kept tokens",
+    "perplexity of kept tokens",
+    "sparsity",
+    "a penalty of all weights of layers",
+    "adversarial unit length",
+    "two inner steps",
+    "gradient penalty of a loop",
+    "tf.losses collected",
+)
+ASKING = (
+    *[name for name in table.CASES if name.startswith("Keras ")],
+    *[name for name in libraries.COUNTS if "replicas" in name or "average" in name],
+    "a scaled penalty",
+    *penalties.REDUCED,
+)
 
 
-WAYS = {"optimizer_fn": with_adam, "minimize": minimize, "clip": clip, "keras": with_keras}
-
-
-class Cell(NamedTuple):
-    """One run of the table.
-
-    Attributes:
-        name: Which loss.
-        way: How its gradients are taken.
-        num_towers: K.
-        sizes: The rows of each batch.
-        is_static: Whether the graph knows how many rows there are.
-        strategy: Its name.
-    """
-
-    name: str
-    way: str
-    num_towers: int
-    sizes: tuple
-    is_static: bool
-    strategy: str
-
-    def __str__(self):
-        kind = "static" if self.is_static else "dynamic"
-        rows = ",".join(map(str, self.sizes))
-        return f"{self.name}-{self.way}-K{self.num_towers}-B{rows}-{kind}-{self.strategy}"
-
-
-def all_cells():
-    """Returns every loss with a selection of the rest, or with everything."""
+def cells():
+    """Returns parameters: a loss, a way and a setting."""
     if os.environ.get("LAW_FULL"):
-        factors = itertools.product(CASES, WAYS, TOWERS, SIZES, (True, False), STRATEGIES)
+        names = [(name, way) for name in table.CASES for way in WAYS]
+        found = [(*each, setting) for each in names for setting in running.SETTINGS]
+    else:
+        names = [(name, way) for name in OF_EACH_KIND for way in WAYS]
+        names += [(name, list(WAYS)[i % 4]) for i, name in enumerate(ASKING)]
         found = [
-            Cell(name, way, num_towers, sizes(first, is_static), is_static, strategy)
-            for name, way, num_towers, first, is_static, strategy in factors
+            (*each, running.SETTINGS[i % len(running.SETTINGS)]) for i, each in enumerate(names)
         ]
-        return [cell for cell in found if cell.is_static in CASES[cell.name].statics]
-    return [cell_of(name, way, i, j) for i, name in enumerate(CASES) for j, way in enumerate(WAYS)]
+    return [cell for cell in found if cell[2].is_static in table.CASES[cell[0]].statics]
 
 
-def cell_of(name, way, i, j):
-    """Each loss meets each way, and static and dynamic batches with both strategies."""
-    statics = CASES[name].statics
-    is_static = statics[(i + j) % len(statics)]
-    first, num_towers = SIZES[(i + j // 2) % 4], TOWERS[(i + j) % 3]
-    if is_static and first == 5 and num_towers == 3:
-        first = 9  # a tower's rows are as many as there are columns
-    strategy = STRATEGIES[(i // 2 + j // 2) % 2]
-    return Cell(name, way, num_towers, sizes(first, is_static), is_static, strategy)
-
-
-def sizes(first, is_static):
-    """The rows of three batches."""
-    return (first,) * 3 if is_static else (first, *[rows for rows in SIZES if rows != first][:2])
-
-
-class Recorded(dict):
-    """Features or labels that know which of them a loss has read."""
-
-    def __init__(self, given, read):
-        super().__init__(given)
-        self.read = read
-
-    def __getitem__(self, key):
-        self.read.add(key)
-        return super().__getitem__(key)
-
-
-def model_of(loss, step, read):
+def model_of(loss, step):
     """A model_fn of a loss, whose step is made inside, or by an optimizer_fn (None)."""
 
     def model(features, labels, mode):
-        given = Recorded(features, read), Recorded(labels, read)
-        found = loss(*given, losses.Weights())
+        found = loss(features, labels, losses.Weights())
         return exactness.spec_of(mode, found, train_op=tf1.no_op() if step is None else step(found))
 
     return model
 
 
-def batches(cell):
-    """Dynamic batches are padded to lengths of their own."""
-    lengths = (4, 4, 4) if cell.is_static else (3, 5, 4)
-    given = zip(cell.sizes, lengths, strict=True)
-    return [losses.batch(rows, i, length) for i, (rows, length) in enumerate(given)]
-
-
-def only(given, read):
-    """Leaves out what the loss does not read: each of it would be split, which takes time."""
-    return [
-        tuple({key: part[key] for key in part if key in {"x", *read}} for part in pair)
-        for pair in given
-    ]
-
-
-@pytest.mark.parametrize("cell", all_cells(), ids=str)
-def test_a_loss_needs_no_declaration(cell, caplog):
-    case, step, read = CASES[cell.name], WAYS[cell.way], set()
-    is_given = cell.way == "optimizer_fn"
-    single = model_of(case.loss, step, read)
-    towers = model_fn.replicate_model_fn(
-        model_of(case.loss, None, read) if is_given else single,
-        adam if is_given else None,
-        cell.num_towers,
-        strategy=cell.strategy,
+@pytest.mark.parametrize(("name", "way", "setting"), cells(), ids=str)
+def test_a_loss_needs_no_declaration(name, way, setting):
+    case, step = table.CASES[name], WAYS[way]
+    optimizer_fn = running.adam if step is None else None
+    found = running.require_exact(
+        model_of(case.loss, step),
+        setting,
+        optimizer_fn=optimizer_fn,
+        tolerance=TOLERANCES[case.dtype],
     )
-    given = batches(cell)
-    expected = exactness.run(single, given, is_static=cell.is_static)
-    assert np.isfinite([fetched["loss"] for fetched in expected.fetched]).all()
-    with caplog.at_level(logging.WARNING, "replicate"):
-        found = exactness.run(towers, only(given, read), is_static=cell.is_static)
-    exactness.compare(found._asdict(), expected._asdict(), *TOLERANCES[case.dtype])
-    assert not [record.getMessage() for record in caplog.records if "replicate" in record.name]
+    assert np.isfinite([fetched["loss"] for fetched in found.fetched]).all()

@@ -1,6 +1,6 @@
-"""What metrics and predictions are fed is the whole batch's, once per batch."""
+"""Metrics and predictions are one device's, whatever they are of: rows, batches, weights."""
 
-import logging
+import inspect
 
 import pytest
 
@@ -11,6 +11,11 @@ from tests.law import losses, running, table
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
 CASES = dict(table.CASES)
 M = tf1.metrics
+SETTINGS = (
+    running.Setting("parameter_server", 3, (7, 5, 1)),
+    running.Setting("mirrored", 3, (9, 9), is_static=True),
+    running.Setting("mirrored", 8, (7, 5, 1)),
+)
 
 
 def evaluating(metrics_of, loss=losses.quotient):
@@ -24,13 +29,8 @@ def evaluating(metrics_of, loss=losses.quotient):
     return model
 
 
-def require_exact(model, is_static=False, **options):
-    """Two batches of seven and of five rows, and one that K towers cannot share."""
-    runs = [(7,), (9,)] if is_static else [(7, 5, 1)]
-    options = {"tolerance": running.SINGLE, **options}
-    for sizes in runs:
-        given = running.batches(*sizes, is_static=is_static)
-        running.require_exact(model, given, "eval", is_static=is_static, **options)
+def require_exact(model, setting, **options):
+    running.require_exact(model, setting, "eval", tolerance=running.SINGLE, **options)
 
 
 del CASES["tf.losses collected"]  # which is of every loss that the model has
@@ -38,17 +38,14 @@ STATICS = [name for name, case in CASES.items() if True in case.statics]
 DYNAMICS = [name for name, case in CASES.items() if False in case.statics]
 
 
-@pytest.mark.parametrize("is_static", [True, False])
-@pytest.mark.parametrize("group", range(8))
-def test_a_metric_of_any_loss_counts_once_per_batch(group, is_static, caplog):
-    names = (STATICS if is_static else DYNAMICS)[group::8]
+@pytest.mark.parametrize(("group", "setting"), running.in_turn(range(8), SETTINGS[:2]))
+def test_a_metric_of_any_loss_counts_once_per_batch(group, setting):
+    names = (STATICS if setting.is_static else DYNAMICS)[group::8]
 
     def metrics_of(f, y, v):
         return {name: M.mean(CASES[name].loss(f, y, v)) for name in names}
 
-    with caplog.at_level(logging.WARNING, "replicate"):
-        require_exact(evaluating(metrics_of, CASES[names[0]].loss), is_static)
-    assert not [record.getMessage() for record in caplog.records if "replicate" in record.name]
+    require_exact(evaluating(metrics_of, CASES[names[0]].loss), setting)
 
 
 def keras(metric, *given):
@@ -111,31 +108,142 @@ def of_rows_and_of_batches(f, y, v):
     return {"batches": (value, both), "rows": (other, both)}
 
 
-@pytest.mark.parametrize("metrics_of", [scalars, of_rows, of_rows_and_of_batches])
+@pytest.mark.parametrize("metrics_of", [scalars, of_rows_and_of_batches])
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_metrics_are_one_devices(metrics_of, setting):
+    require_exact(evaluating(metrics_of), setting)
+
+
+class Given:
+    """What the metrics of a library are given.
+
+    Attributes:
+        p: [B, 3], shares of classes.
+        score: [B], between 0 and 1.
+        hit: [B], whether a row is a hit.
+        label: [B], a class.
+        one_hot: [B, 3].
+        target: [B, 3], any numbers.
+        weight: [B].
+    """
+
+    def __init__(self, f, y, v):
+        self.p = tf.cast(tf.nn.softmax(losses.logits(f, v)), tf.float32)
+        self.score, self.hit = self.p[:, 0], y["class"] > 0
+        self.label = tf.cast(y["class"], tf.int64)
+        self.one_hot = tf.one_hot(y["class"], 3)
+        self.target = tf.cast(y["y"], tf.float32)
+        self.weight = tf.cast(f["real"], tf.float32)
+
+
+def of_hits(name):
+    return lambda g: getattr(M, name)(g.hit, g.score > 0.3, g.weight)
+
+
+def at_thresholds(name):
+    return lambda g: getattr(M, name)(g.hit, g.score, [0.2, 0.4], g.weight)
+
+
+def at_best(name):
+    return lambda g: getattr(M, name)(g.label[:, None], tf.math.top_k(g.p, 2).indices)
+
+
+COUNTS = [f"{kind}_{side}" for kind in ("true", "false") for side in ("positives", "negatives")]
+OF_TENSORFLOW = {
+    **{name: of_hits(name) for name in [*COUNTS, "precision", "recall"]},
+    **{
+        f"{name}_at_thresholds": at_thresholds(f"{name}_at_thresholds")
+        for name in [*COUNTS, "precision", "recall"]
+    },
+    "accuracy": lambda g: M.accuracy(g.label, tf.argmax(g.p, 1), g.weight),
+    "auc": lambda g: M.auc(g.hit, g.score, g.weight, num_thresholds=9),
+    "average_precision_at_k": lambda g: M.average_precision_at_k(g.label, g.p, 2),
+    "sparse_average_precision_at_k": lambda g: M.sparse_average_precision_at_k(g.label, g.p, 2),
+    "mean": lambda g: M.mean(g.p, g.weight[:, None]),
+    "mean_absolute_error": lambda g: M.mean_absolute_error(g.target, g.p, g.weight[:, None]),
+    "mean_cosine_distance": lambda g: M.mean_cosine_distance(
+        tf.nn.l2_normalize(g.target, 1), tf.nn.l2_normalize(g.p, 1), 1
+    ),
+    "mean_iou": lambda g: M.mean_iou(g.label, tf.argmax(g.p, 1), 3),
+    "mean_per_class_accuracy": lambda g: M.mean_per_class_accuracy(g.label, tf.argmax(g.p, 1), 3),
+    "mean_relative_error": lambda g: M.mean_relative_error(g.target, g.p, tf.abs(g.p)),
+    "mean_squared_error": lambda g: M.mean_squared_error(g.target, g.p),
+    "mean_tensor": lambda g: M.mean_tensor(tf.reduce_sum(g.p, 0)),
+    "percentage_below": lambda g: M.percentage_below(g.p, 0.3),
+    "precision_at_k": lambda g: M.precision_at_k(g.label, g.p, 2, weights=g.weight),
+    "sparse_precision_at_k": lambda g: M.sparse_precision_at_k(g.label, g.p, 2),
+    "recall_at_k": lambda g: M.recall_at_k(g.label, g.p, 2, weights=g.weight),
+    "precision_at_top_k": at_best("precision_at_top_k"),
+    "recall_at_top_k": at_best("recall_at_top_k"),
+    "root_mean_squared_error": lambda g: M.root_mean_squared_error(g.target, g.p),
+    "sensitivity_at_specificity": lambda g: M.sensitivity_at_specificity(g.hit, g.score, 0.5),
+    "specificity_at_sensitivity": lambda g: M.specificity_at_sensitivity(g.hit, g.score, 0.5),
+}
+_BASES = {"Metric", "MeanMetricWrapper"}
+KERAS = [
+    name
+    for name, each in inspect.getmembers(tf.keras.metrics, inspect.isclass)
+    if name not in _BASES
+]
+_MADE = {
+    **dict.fromkeys(["BinaryIoU"], ([0, 1], 0.3)),
+    **dict.fromkeys(["IoU", "OneHotIoU"], (3, [0, 2])),
+    **dict.fromkeys(["MeanIoU", "OneHotMeanIoU"], (3,)),
+    **dict.fromkeys(["TopKCategoricalAccuracy", "SparseTopKCategoricalAccuracy"], (2,)),
+    **dict.fromkeys(["SensitivityAtSpecificity", "SpecificityAtSensitivity"], (0.5, 9)),
+    **dict.fromkeys(["PrecisionAtRecall", "RecallAtPrecision"], (0.5, 9)),
+    "MeanRelativeError": ([0.5, 1.0, 2.0],),
+    "AUC": (9,),
+}
+_OF_HITS = ("Precision", "Recall", "True", "False", "AUC", "Sensitivity", "Specificity", "BinaryI")
+_OF_VALUES = ("Mean", "Sum", "MeanTensor")
+
+
+def by_keras(name, g):
+    """Updates a metric of Keras with what its kind takes."""
+    made = getattr(tf.keras.metrics, name)(*_MADE.get(name, ()))
+    if name in _OF_VALUES:
+        given = (tf.reduce_sum(g.p, 0),) if name == "MeanTensor" else (g.p,)
+    elif name.startswith(_OF_HITS):
+        given = (g.hit, g.score, g.weight)
+    elif name.startswith("Sparse"):
+        given = (g.label, g.p, g.weight)
+    elif name in ("IoU", "MeanIoU"):
+        given = (g.label, tf.argmax(g.p, 1), g.weight)
+    else:
+        given = (g.one_hot, g.p)
+    return keras(made, *given)
+
+
+def every_of_tensorflow(f, y, v):
+    g = Given(f, y, v)
+    return {name: make(g) for name, make in OF_TENSORFLOW.items()}
+
+
+def every_of_keras(f, y, v):
+    g = Given(f, y, v)
+    return {name: by_keras(name, g) for name in KERAS}
+
+
+def test_no_metric_of_tensorflow_is_left_out():
+    assert set(OF_TENSORFLOW) == {name for name in dir(M) if not name.startswith("_")}
+
+
 @pytest.mark.parametrize(
-    ("strategy", "is_static"), [("parameter_server", False), ("mirrored", True)]
+    ("metrics_of", "setting"), running.in_turn([every_of_tensorflow, every_of_keras], SETTINGS)
 )
-def test_metrics_are_one_devices(metrics_of, strategy, is_static):
-    require_exact(evaluating(metrics_of), is_static, strategy=strategy)
+def test_every_metric_is_one_devices(metrics_of, setting):
+    require_exact(evaluating(metrics_of), setting)
 
 
-@pytest.mark.parametrize("is_static", [True, False])
-def test_metrics_that_a_training_makes_change_nothing(is_static, caplog):
+@pytest.mark.parametrize("setting", SETTINGS[:2], ids=str)
+def test_metrics_that_a_training_makes_change_nothing(setting):
     def step(f, y, v):
-        # Read in a tower, a metric is added up over towers: operations that one device has not.
-        of_rows(f, y, v)
+        of_rows(f, y, v)  # metrics of hits, of tokens and of kept rows
         loss = tf.add_n([losses.mean(f, y, v), tf.nn.l2_loss(v.w), tf.nn.l2_loss(v.b)])
         return loss, running.momentum().minimize(loss, tf1.train.get_global_step())
 
-    with caplog.at_level(logging.WARNING, "replicate"):
-        running.require_exact(running.training(step), is_static=is_static)
-    assert not [record.getMessage() for record in caplog.records if "replicate" in record.name]
-
-
-@pytest.mark.parametrize("metrics_of", [scalars, of_rows])
-def test_a_batch_of_fewer_rows_than_towers_counts_as_one(metrics_of):
-    options = {"devices": 4, "tolerance": running.SINGLE}
-    running.require_exact(evaluating(metrics_of), running.batches(1, 2, 5), "eval", **options)
+    running.require_exact(running.training(step), setting)
 
 
 def outputs(features, v):
@@ -155,25 +263,23 @@ def outputs(features, v):
 
 
 @pytest.mark.parametrize("mode", ["eval", "infer"])
-@pytest.mark.parametrize("is_static", [True, False])
-@pytest.mark.parametrize("num_towers", [2, 3])
-def test_predictions_without_rows_are_the_whole_batchs(mode, is_static, num_towers):
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_predictions_without_rows_are_the_whole_batchs(mode, setting):
     def model(features, labels, mode):
         v = losses.Weights()
         loss = None if labels is None else losses.mean(features, labels, v)
         return exactness.spec_of(mode, loss, outputs(features, v))
 
-    sizes = (9,) if is_static else (7, 5, 1)
-    given = running.batches(*sizes, is_static=is_static)
+    given = running.batches(*setting.rows, is_static=setting.is_static)
     if mode == "infer":
         given = [(features, None) for features, _ in given]
-    running.require_exact(model, given, mode, devices=num_towers, is_static=is_static)
+    running.require_exact(model, setting, mode, given)
 
 
-@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-def test_a_bare_prediction_of_weights_comes_once(strategy):
+@pytest.mark.parametrize("setting", SETTINGS[:2], ids=str)
+def test_a_bare_prediction_of_weights_comes_once(setting):
     def model(features, labels, mode):
         return exactness.spec_of(mode, predictions=losses.Weights().w * 2.0)
 
-    given = [(running.batches(7)[0][0], None)]
-    running.require_exact(model, given, "infer", strategy=strategy)
+    given = [(running.batches(setting.rows[0], is_static=setting.is_static)[0][0], None)]
+    running.require_exact(model, setting, "infer", given)

@@ -22,7 +22,12 @@ MODELS = [
 ]
 MORE = ["simclr", "softmax_over_the_batch", "norm_layers_2d", "loop_with_a_batch_mean"]
 FEW = ["looked_up", "joins_of_all_kinds", "joins_in_branches", "picked_rows"]
-STATIC = ["static plain", "static clipped_by_the_norm", "static norm_layers_2d"]
+STATIC = [
+    "static plain",
+    "static clipped_by_the_norm",
+    "static norm_layers_2d",
+    "static rows_read_whole",
+]
 TRAINED = ["adam_penalized", "static", "none_in_one", "mixed", "wide"]
 OF_THREE = ["sgd", "embedding_option"]
 

@@ -36,6 +36,13 @@ def looked_up(features, labels):
 
 
 @model
+def rows_read_whole(features, labels):
+    """Operations that run once, on all rows: `sort` along them, and its gradient."""
+    x = hidden(features["x"])
+    return tf.reduce_sum(tf.sort(x, axis=0) * tf.cumsum(x, 0)), {}
+
+
+@model
 def joins_of_all_kinds(features, labels):
     """Everything that is joined, of several dtypes."""
     x, ids = hidden(features["x"]), features["ids"]

@@ -101,7 +101,7 @@ def test_towers_read_variables_wherever_they_are(session, model, make, aggregati
             return value_and_gradient(model)
 
     with make().scope() as strategy:
-        towers = strategy.run_towers(lambda: tower)
+        towers = strategy.run_towers(tower)
     session.run(tf1.global_variables_initializer())
     for found in session.run(towers):
         np.testing.assert_allclose(found[0], expected[0])
@@ -114,7 +114,7 @@ def test_reads_of_some_rows_are_with_the_variable(fresh_graph):
         return tf.gather(w, [0]), tf.gather_nd(w, [[0]]), w.read_value() + 0.0
 
     with core.LocalParameterServerStrategy(DEVICES, "/cpu:0").scope() as strategy:
-        strategy.run_towers(lambda: tower)
+        strategy.run_towers(tower)
     kinds = ("ResourceGather", "ResourceGatherNd", "ReadVariableOp")
     places = {op.device for op in fresh_graph.get_operations() if op.type in kinds}
     assert places <= {"", "/device:CPU:0"}

@@ -44,11 +44,11 @@ def test_any_copy_of_a_variable_may_differ():
 
 def test_rows_of_outputs_are_put_back_before_they_are_compared():
     # y of rows 0, 1, 2; reversed they come out as 3, 2, 1.
-    assert measure(OUTPUT, [1, 2, 3], ([1, 2, 3],), [([3, 2, 1], [2, 1, 0])]).noise == 0.0
+    assert measure(OUTPUT, [1, 2, 3], ([1, 2, 3],), [([3, 2, 1], [2, 1, 0])]).order == 0.0
     # What has no rows may be as long as the batch: it stays where it is.
-    assert measure(OUTPUT, [1, 2, 3], ([1, 2, 3],), [([1, 2, 3], [2, 1, 0])]).noise == 0.0
+    assert measure(OUTPUT, [1, 2, 3], ([1, 2, 3],), [([1, 2, 3], [2, 1, 0])]).order == 0.0
     # A weight has no rows.
-    assert measure(WEIGHT, [1, 2, 3], ([1, 2, 3],), [([3, 2, 1], [2, 1, 0])]).noise == 2.0
+    assert measure(WEIGHT, [1, 2, 3], ([1, 2, 3],), [([3, 2, 1], [2, 1, 0])]).order == 2.0
 
 
 def test_what_rounding_makes_does_not_count():
@@ -63,12 +63,21 @@ def test_a_change_is_as_exact_as_the_numbers_it_is_a_difference_of():
 
 
 def test_noise_of_one_batch_holds_for_all_batches_in_proportion():
-    full = measure(WEIGHT, [10.0], ([10.0],), [([10.5], [0])])  # one part in twenty
-    single_row = measure(WEIGHT, [2.0], ([2.0],))
+    full = measure(WEIGHT, [10.0], ([10.0],), [([10.5], None)])  # one part in twenty
+    single_row = measure(WEIGHT, [2.0], ([3.0],))
     noises = measures.noises([full, single_row])
     assert noises.of(single_row) == pytest.approx(0.1)
-    assert noises.depends_on_order(single_row)
-    assert not measures.noises([single_row]).depends_on_order(single_row)
+    assert not noises.counts(single_row)
+    assert measures.noises([single_row]).counts(single_row)
+
+
+def test_what_the_order_of_rows_makes_holds_for_all_batches_in_proportion():
+    full = measure(WEIGHT, [10.0], ([10.0],), [([10.5], [0])])
+    single_row = measure(WEIGHT, [2.0], ([3.0],))
+    for found, depends in [([full, single_row], True), ([single_row], False)]:
+        noises = measures.noises(found)
+        assert noises.counts(single_row)  # it is no noise
+        assert noises.depends_on_order(single_row) is depends
 
 
 def test_whole_numbers_have_no_noise():
@@ -78,19 +87,13 @@ def test_whole_numbers_have_no_noise():
     assert measures.scale(np.array([b"a"])) == 1.0
 
 
-def test_what_the_order_of_rows_changes_is_told_apart_where_weights_are_rounded_otherwise():
+def test_what_the_order_of_rows_changes_is_told_apart_from_noise():
     # One part in two by order, three parts in 2^23 by rounding.
-    others = [([1.5], [0]), ([1 + 3 * EPSILON], None)]
-    one = measure(WEIGHT, [1.0], ([1.0],), [others[0]])
-    assert (one.noise, one.is_by_rounding, one.is_ordered) == (0.5, False, False)
-    one = measure(WEIGHT, [1.0], ([1.0],), others)
-    assert (one.noise, one.is_by_rounding, one.is_ordered) == (3 * EPSILON, True, True)
-
-
-def test_what_additions_in_another_order_make_is_noise_beside_that_of_rounding():
-    others = [([1 + 8 * EPSILON], [0]), ([1 + 3 * EPSILON], None)]
-    one = measure(WEIGHT, [1.0], ([1.0],), others)
-    assert (one.noise, one.is_ordered) == (8 * EPSILON, False)
+    one = measure(WEIGHT, [1.0], ([1.0],), [([1.5], [0]), ([1 + 3 * EPSILON], None)])
+    assert (one.noise, one.order) == (3 * EPSILON, 0.5)
+    # Eight parts in 2^23 are what additions in another order make.
+    one = measure(WEIGHT, [1.0], ([1.0],), [([1 + 8 * EPSILON], [0]), ([1 + 3 * EPSILON], None)])
+    assert (one.noise, one.order) == (8 * EPSILON, 0.0)
 
 
 def test_what_is_all_rounding_cannot_be_told_unless_it_is_within_the_floor():
