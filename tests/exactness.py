@@ -136,6 +136,7 @@ def run(
         params: Passed to the model, where given.
     """
     with tf.Graph().as_default() as graph:
+        tf1.set_random_seed(3)
         tf1.train.create_global_step()
         holders = placeholders(batches[0], is_static)
         features, labels = holders
@@ -226,12 +227,12 @@ def spec_of(mode: str, loss=None, predictions=None, **fields) -> Any:
 def compare(found: Any, expected: Any, rtol: float = 2e-4, atol: float = 2e-5) -> None:
     """Requires two nests of numbers to be equal up to reassociation."""
     if isinstance(expected, dict):
-        assert set(found) == set(expected)
+        assert set(found) == set(expected), f"only one has {sorted(set(found) ^ set(expected))}"
         for key in expected:
             with named(key):
                 compare(found[key], expected[key], rtol, atol)
     elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected)
+        assert len(found) == len(expected), f"{len(found)} for {len(expected)}"
         for i, (one, other) in enumerate(zip(found, expected, strict=True)):
             with named(i):
                 compare(one, other, rtol, atol)
@@ -261,7 +262,7 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logging.getLogger("replicate").removeHandler(heard)
-    assert not heard.texts
+    assert not heard.texts, heard.texts
 
 
 class _Texts(logging.Handler):

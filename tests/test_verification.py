@@ -200,17 +200,17 @@ def test_what_does_not_depend_on_random_numbers_is_compared():
 
 def test_random_numbers_go_on_from_a_variable_to_what_reads_it():
     def model_fn(features, labels, mode):
-        y = tf1.layers.dense(features["x"], 1)
+        w = tf1.get_variable("w", [1, 1])
+        aside = tf1.get_variable("aside", [], initializer=tf1.ones_initializer())
+        y = tf1.layers.dropout(features["x"], training=mode == "train") @ w
         if labels is None:
             return spec(mode, {"y": y}, None)
-        last = tf1.get_variable("last", [], initializer=tf1.zeros_initializer(), trainable=False)
-        with tf.control_dependencies([squared(labels, y) + last]):
-            drawn = last.assign(tf.random.uniform([]))
-        with tf.control_dependencies([drawn]):
-            return spec(mode, {"y": y}, tf.identity(squared(labels, y) + 0.0 * last))
+        # The gradient of `aside` is w, which changes by what was dropped in the batch before.
+        return spec(mode, {"y": y}, squared(labels, y) + aside * tf.stop_gradient(w[0, 0]))
 
-    found = call(model_fn)
-    assert verdicts(found)["loss"] == "random"
+    found = call(model_fn, devices=CPUS[:2])
+    assert found.holds
+    assert verdicts(found)["weights"] == "random"
 
 
 def drop_with_a_graphs_seed(x):

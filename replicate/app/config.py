@@ -73,8 +73,8 @@ class Config(checks.Section):
     )
     loss_reduction: Literal["sum", "mean"] | None = Field(
         None,
-        description="How losses and gradients of towers are joined: sum, or mean (by rows); null: "
-        "there are no towers, or mean.",
+        description="With tower_building call, which it chooses: how the towers' losses and "
+        "gradients are joined, sum or mean (by rows); null: mean.",
     )
     accumulate_steps: checks.whole(1) = Field(
         1,
@@ -86,17 +86,18 @@ class Config(checks.Section):
     )
     update_ops: Literal["first", "mean", "all"] | None = Field(
         None,
-        description="Whose UPDATE_OPS run where there are towers: first, mean, all; null: first.",
+        description="With tower_building call, which it chooses: whose UPDATE_OPS run, first, "
+        "mean or all towers'; null: first.",
     )
     tower_building: Literal["split", "call"] | None = Field(
         None,
         description="split calls the model_fn once, on the whole batch, and splits one device's "
-        "graph by rows; call calls it once per tower; null: call where loss_reduction or "
-        "update_ops is given, else split.",
+        "graph by rows, which changes no number; call calls it once per tower, on its rows; null: "
+        "call where loss_reduction or update_ops is given, else split.",
     )
     random_numbers: Literal["one_device", "per_device"] | None = Field(
         None,
-        description="Without towers: one_device draws what one device draws; "
+        description="With tower_building split: one_device draws what one device draws; "
         "per_device lets each device draw its own, of the same distribution; null: the latter. "
         "`replicate verify` takes the first.",
     )

@@ -30,9 +30,9 @@ class Transfer(NamedTuple):
     Attributes:
         source: Where the tensors are made.
         target: Where they are read.
-        tensors: How many there are.
-        bytes: Of those whose size is known.
-        unsized: How many have a size that only a run can tell.
+        tensors: How many there are; several that travel as one count as one.
+        bytes: Of all whose size is known.
+        unsized: How many have a size that only a run can tell, each for itself.
     """
 
     source: str
@@ -83,15 +83,21 @@ def transfers(
     """
     crossing = sorted(_crossing(step), key=lambda one: (one[0].name, one[1]))
     sizes = Sizes(row_counts, shape_of)
-    found: dict[tuple[str, str], list[int | None]] = defaultdict(list)
+    tensors: Counter[tuple[str, str]] = Counter()
+    parts: dict[tuple[str, str], list[int | None]] = defaultdict(list)
     places = Places()
     for tensor, target in crossing:
-        found[places.of(tensor.op), target].append(sizes.of(tensor))
+        pair = places.of(tensor.op), target
+        tensors[pair] += 1
+        parts[pair] += map(sizes.of, tensor.op.inputs if tensor.op.type == _HOLDER else [tensor])
     return [
         Transfer(
-            *pair, len(each), sum(size or 0 for size in each), sum(size is None for size in each)
+            *pair,
+            tensors[pair],
+            sum(size or 0 for size in each),
+            sum(size is None for size in each),
         )
-        for pair, each in sorted(found.items())
+        for pair, each in sorted(parts.items())
     ]
 
 

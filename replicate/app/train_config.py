@@ -119,9 +119,9 @@ class Eval(checks.Section):
     )
     metric_reductions: dict[str, checks.word_or_function(*catalog.METRIC_REDUCTIONS)] = Field(
         {},
-        description="For a metric that does not add up over towers (a running maximum), by a "
-        "part of its variables' names between slashes: sum, mean, max, min, first, or the name "
-        "of a function of the list of the towers' tensors.",
+        description="With tower_building call: for a metric that does not add up over towers (a "
+        "running maximum), by a part of its variables' names between slashes: sum, mean, max, min, "
+        "first, or the name of a function of the list of the towers' tensors.",
     )
 
     def faults(self) -> Iterator[tuple[str, str]]:

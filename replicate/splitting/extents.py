@@ -24,18 +24,23 @@ class Unknown:
     """A symbol for a length that is not known: equal to itself, and to no other for certain."""
 
 
+class Inner(Unknown):
+    """A symbol for a length that depends on unknown inner dimensions of what is given."""
+
+
 class Sizes(NamedTuple):
     """The numbers that one inference of shapes assumes.
 
     Attributes:
         batch: Rows of the whole batch.
         picked: Picked rows.
-        inner: Which lengths stand in for unknown inner dimensions, 0 or 1; None: they are open.
+        inner: The lengths that stand in for unknown inner dimensions, the last one for all
+            further ones; None: these are left open.
     """
 
     batch: int
     picked: int
-    inner: int | None = 0
+    inner: tuple[int, ...] | None = None
 
 
 class Amount:
@@ -120,9 +125,14 @@ def rows(symbol: Any, multiple: int = 1) -> Amount:
     return Amount({(symbol,): multiple})
 
 
-def unknown(multiple: int = 1) -> Amount:
-    """Returns a multiple of a length that is not known."""
-    return Amount({(Unknown(),): multiple})
+def unknown() -> Amount:
+    """Returns an amount of which nothing is known."""
+    return Amount({(Unknown(),): 1})
+
+
+def inner(multiple: int = 1) -> Amount:
+    """Returns a multiple of a length that depends on unknown inner dimensions."""
+    return Amount({(Inner(),): multiple})
 
 
 def same(a: Number, b: Number) -> bool:
@@ -152,8 +162,8 @@ def less(a: Number, b: Number) -> bool:
 def larger(a: Number, b: Number) -> Number:
     """Returns the larger of two numbers; raises `UnknownError`."""
     for one, other in ((a, b), (b, a)):
-        # An unknown length stays one: it is not below 1 where anything is computed.
-        if _is_unknown(one) and isinstance(other, int) and other <= 1:
+        # An inner length stays one: it is not below 1 where anything is computed.
+        if _is_inner(one) and isinstance(other, int) and other <= 1:
             return one
     return b if less(a, b) else a
 
@@ -164,33 +174,28 @@ def smaller(a: Number, b: Number) -> Number:
 
 
 def inferred(dims: Sequence[int | None], sizes: Sequence[Sizes], static_rows: int | None) -> Number:
-    """Returns what a length is, given what several inferences found.
-
-    Where inner dimensions are not known the last inference leaves them open. A number that it
-    does not find depends on them, even if it is the same for all that stand in for them.
+    """Returns what a length is, given what one inference found, or two.
 
     Args:
         dims: What each found; None: nothing.
         sizes: What each assumed.
         static_rows: How many rows the batch has, if that is known.
     """
-    is_proven = dims[-1] is not None
-    closed = [n for n, each in enumerate(sizes) if each.inner is not None] or [0]
-    few, many = closed[0], closed[-1]
-    a, b = dims[few], dims[many]
+    a, b = dims[0], dims[-1]
     if a is None or b is None:
         return unknown()
-    if a == b and is_proven:
+    if a == b:
         return a
+    has_inner = sizes[0].inner != sizes[-1].inner
     for symbol, each in ((BATCH, 0), (PICKED, 1)):
-        first, last = sizes[few][each], sizes[many][each]
-        if a != b and first != last and not (a % first or b % last):
-            multiple = a // first
-            if not is_proven:
-                return rows(symbol) * unknown()
-            return rows(symbol, multiple) if multiple == b // last else unknown()
-    is_static = static_rows and not is_proven and not (a % static_rows or b % static_rows)
-    return unknown(static_rows) if is_static else unknown()
+        few, many = sizes[0][each], sizes[-1][each]
+        if few != many and not (a % few or b % many):
+            if a // few == b // many:
+                return rows(symbol, a // few)
+            return rows(symbol) * inner() if has_inner else unknown()
+    if not has_inner:
+        return unknown()
+    return inner(static_rows if static_rows and not (a % static_rows or b % static_rows) else 1)
 
 
 def at(number: Number, sizes: Sizes) -> int | None:
@@ -221,8 +226,7 @@ def extent(number: Number, static_rows: int | None) -> Extent:
     for symbol, other in ((BATCH, PICKED), (PICKED, BATCH)):
         if all(symbol in symbols and other not in symbols for symbols in number.terms):
             return Extent(None, _multiple(number, symbol), symbol == PICKED)
-    (symbols, factor), *more = number.terms.items()
-    if static_rows and not more and not factor % static_rows and not _has_rows(symbols):
+    if static_rows and _is_inner(number) and not next(iter(number.terms.values())) % static_rows:
         return Extent(None, None)
     return Extent(None)
 
@@ -259,16 +263,12 @@ def _multiple(number: Amount, symbol: str) -> int | None:
     return number.terms[(symbol,)] if list(number.terms) == [(symbol,)] else None
 
 
-def _has_rows(symbols: tuple) -> bool:
-    return any(not isinstance(symbol, Unknown) for symbol in symbols)
-
-
-def _is_unknown(number: Number) -> bool:
-    """Whether a number is a length that is not known, or such a multiple of it."""
+def _is_inner(number: Number) -> bool:
+    """Whether a number is a multiple of an inner length."""
     if not isinstance(number, Amount) or len(number.terms) > 1:
         return False
     ((symbols, factor),) = number.terms.items()
-    return len(symbols) == 1 and not _has_rows(symbols) and factor > 0
+    return len(symbols) == 1 and isinstance(symbols[0], Inner) and factor > 0
 
 
 def _least(symbol: Any) -> int:

@@ -235,7 +235,9 @@ class Facts:
         if found[0] is None:
             return None
         sizes = [probe.sizes for probe in self._probes] or [Sizes(1, 1)]
-        lengths = [extents.inferred(list(dims), sizes) for dims in zip(*found, strict=True)]
+        lengths = [
+            extents.inferred(dims, sizes, self.static_rows) for dims in zip(*found, strict=True)
+        ]
         self._forget_unlike_one_row(tensor, lengths)
         if given is not None and given.axis < len(lengths):
             symbol = extents.PICKED if given.is_picked else extents.BATCH
@@ -315,9 +317,7 @@ class Facts:
 
     def _entries_of(self, given: GivenShape) -> Callable[[int], Sequence[Number]]:
         """Returns, for each mode, the entries of a given shape."""
-        whole = [
-            probes.entry(entry, axis, self.static_rows) for axis, entry in enumerate(given.entries)
-        ]
+        whole = [probes.entry(entry, self.static_rows) for entry in given.entries]
 
         def entries(mode: int) -> Sequence[Number]:
             if mode == WHOLE_MODE:

@@ -121,14 +121,19 @@ class _Rounds:
     def _new_folder(self) -> Folder:
         """Returns what works out values in the inference as it is now."""
 
-        def lengths(tensor, mode):
-            dims = self._probe.dims(tensor)
-            return (
-                dims if not dims else [extents.unknown() if size is None else size for size in dims]
-            )
+        def lengths(dims):
+            return dims and [extents.unknown() if size is None else size for size in dims]
 
-        given = {ref: lambda mode, value=value: value for ref, value in self._probe.values.items()}
-        return Folder(lengths, given, self._structure, lambda tensor: False)
+        given = {
+            ref: lambda mode, value=value: lengths(value)
+            for ref, value in self._probe.values.items()
+        }
+        return Folder(
+            lambda tensor, mode: lengths(self._probe.dims(tensor)),
+            given,
+            self._structure,
+            lambda tensor: False,
+        )
 
     def _more(self) -> dict[Any, Dims]:
         found: dict[Any, Dims] = {}
@@ -178,13 +183,10 @@ class _Rounds:
         if dims is None:
             return None
         if op.type == "TensorListStack":
-            number = self._number_in(op, tensor)
-            dims = None if number is None else [number, *dims]
+            dims = [self._number_in(op, tensor), *dims]
         elif op.type == "TensorArrayGatherV3":
-            places = self._whole(op.inputs[1])
-            dims = None if places is None else [*places, *dims]
-        if dims is not None:
-            self.reasons[tensor.ref()] = reason
+            dims = [*(self._whole(op.inputs[1]) or [None]), *dims]
+        self.reasons[tensor.ref()] = reason
         return dims
 
     def _element(self, reason: _Reason) -> Dims | None:
@@ -192,8 +194,7 @@ class _Rounds:
         return next((dims for dims in held if dims is not None), None)
 
     def _of_element(self, tensor: tf.Tensor, is_many: bool) -> Dims | None:
-        dims = self._whole(tensor)
-        return dims[1:] if is_many and dims is not None else dims
+        return self._whole(tensor, int(is_many))
 
     def _number_in(self, op: tf.Operation, tensor: tf.Tensor) -> int | None:
         dims = self._probe.dims(tensor)
@@ -207,12 +208,12 @@ class _Rounds:
         number = self._folder.fold(sources[0].inputs[1])
         return None if number is None else _length(number[()])
 
-    def _whole(self, tensor: tf.Tensor) -> Dims | None:
-        """Returns the dimensions of a tensor where all are known."""
+    def _whole(self, tensor: tf.Tensor, first: int = 0) -> Dims | None:
+        """Returns the dimensions of a tensor from one on, where all are known."""
         while True:
             dims = self._probe.dims(tensor)
-            if _is_full(dims):
-                return dims
+            if dims is not None and _is_full(dims[first:]):
+                return dims[first:]
             if tensor.op.type not in _PASSED:
                 break
             tensor = tensor.op.inputs[0]
@@ -221,7 +222,7 @@ class _Rounds:
         value = self._folder.fold(tensor.op.inputs[_SHAPED[tensor.op.type]])
         if value is None:
             return None
-        found = [_length(each) for each in value.flat]
+        found = [_length(each) for each in value.flat][first:]
         return found if _is_full(found) else None
 
     def _writes_to(self, op: tf.Operation) -> Sequence[tf.Operation]:

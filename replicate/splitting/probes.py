@@ -1,11 +1,12 @@
-"""Lengths of dimensions, found by inferring a graph's shapes for several sizes of the batch.
+"""Lengths of dimensions, found by inferring a graph's shapes for two sizes of the batch.
 
 One inference assumes few rows, another many: what is the same in both does not depend on rows,
-what grows like them is a multiple of them, and of all else nothing is known. A third inference
-assumes other unknown inner dimensions, where there are any.
+what grows like them is a multiple of them, and of all else nothing is known. So it is with unknown
+inner dimensions, of which one assumes the shortest that the graph allows, the other long ones.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicate.compat import inference
@@ -24,8 +25,10 @@ _ROWS = (
     ((1021, 1531), _MANY),
     ((960 * 1021, 960 * 1531), (960 * 2030, 960 * 3066)),
 )
-# Two guesses of an unknown length, by dimension; all further ones are as the last.
-_GUESSES = ((53, 61), (48, 59), (55, 67), (49, 71), (47, 73))
+# What stands in for unknown lengths, the first that the graph allows: as short as can be, so that
+# a cut shows; then long and prime. Where several meet, they have to be the same.
+_SHORT = ((1,), (2,), (5,), (11,))
+_LONG = ((1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049), (1009,), (499,), (61,))
 
 
 class Given(NamedTuple):
@@ -44,6 +47,11 @@ class Given(NamedTuple):
     more: int = 0
 
 
+_BOOKKEEPING = (tf.resource, tf.variant)
+_COMPARING = (
+    *("Div", "FloorDiv", "FloorMod", "Mod", "RealDiv", "Select", "SelectV2", "Sub"),
+    *("TruncateDiv", "TruncateMod"),
+)
 _COMPARISONS = (
     "Equal",
     "Greater",
@@ -74,7 +82,7 @@ class Probe:
     Args:
         graph_def: The graph's definition; it is copied.
         known: For tensors by `ref()` what is assumed of their dimensions.
-        values: For vectors by `ref()` what they are.
+        values: For vectors by `ref()` what is assumed of their entries.
         sizes: The numbers of rows that are assumed.
     """
 
@@ -82,7 +90,7 @@ class Probe:
         self,
         graph_def: Any,
         known: Mapping[Any, Dims],
-        values: Mapping[Any, Sequence[int]],
+        values: Mapping[Any, Dims],
         sizes: Sizes,
     ):
         self.sizes = sizes
@@ -149,51 +157,13 @@ class Probe:
         return graph_def
 
 
-class Assumption(NamedTuple):
-    """What several inferences assume.
-
-    Attributes:
-        sizes: For each the numbers of rows.
-        guess: Given a dimension, two guesses of its length; None: there is none.
-    """
-
-    sizes: list[Sizes]
-    guess: Callable[[int], tuple[int, int] | None]
-
-
-def assumptions(
-    given: Sequence[Given | GivenShape], static_rows: int | None
-) -> Iterator[Assumption]:
-    """Yields assumptions, those first that tell most."""
-    has_picked = any(isinstance(each, Given) and each.is_picked for each in given)
-    has_inner = any(_has_inner(each) for each in given)
-    ways: list[Callable] = [guess, lambda axis: _GUESSES[1], lambda axis: None]
-    for way in ways if has_inner else ways[:1]:
-        for few, many in _ROWS:
-            if static_rows:
-                few, many = (static_rows, few[1]), (static_rows, many[1])
-            sizes = [Sizes(*few)]
-            if not static_rows or has_picked:
-                sizes.append(Sizes(*many))
-            if has_inner and way(1) is not None:
-                sizes.append(Sizes(*few, 1))
-            yield Assumption(sizes, way)
-            if static_rows and not has_picked:
-                break  # there are no other rows to assume
-
-
-def guess(axis: int) -> tuple[int, int]:
-    """Returns two guesses of the length of a dimension."""
-    return _GUESSES[min(axis, len(_GUESSES) - 1)]
-
-
 def probed(
     graph: tf.Graph,
     given: Sequence[Given | GivenShape],
     static_rows: int | None,
     is_all: bool = True,
 ) -> list[Probe]:
-    """Infers a graph's shapes for several sizes; none where the graph allows none.
+    """Infers a graph's shapes for two sizes; none where the graph allows none.
 
     Args:
         graph: The graph.
@@ -202,12 +172,39 @@ def probed(
         is_all: Whether the whole graph is looked at, not only what is made from what is given.
     """
     graph_def = _definition(graph, None if is_all else [each.tensor for each in given])
-    for assumption in assumptions(given, static_rows):
+    for sizes in _assumed(given, static_rows):
+        found = [_fitting(graph_def, given, each) for each in sizes]
+        if None not in found and (
+            not _has_alike(given, found[-1].sizes) or not _compares_lengths(graph)
+        ):
+            return found
+    return []
+
+
+def _assumed(
+    given: Sequence[Given | GivenShape], static_rows: int | None
+) -> Iterator[list[list[Sizes]]]:
+    """Yields what inferences may assume, for each several sizes of which one is to fit."""
+    has_picked = any(isinstance(each, Given) and each.is_picked for each in given)
+    has_inner = any(map(_number_of_inner, given))
+    has_two = has_picked or not static_rows
+    for few, many in _ROWS if has_two else _ROWS[:1]:
+        if static_rows:
+            few, many = (static_rows, few[1]), (static_rows, many[1] if has_two else few[1])
+        if has_inner:
+            yield [[Sizes(*few, s) for s in _SHORT], [Sizes(*many, s) for s in _LONG]]
+        yield [[Sizes(*few)], [Sizes(*many)]][: 1 + has_two]
+
+
+def _fitting(
+    graph_def: Any, given: Sequence[Given | GivenShape], sizes: Sequence[Sizes]
+) -> Probe | None:
+    for each in sizes:
         try:
-            return [_probe(graph_def, given, assumption.guess, s) for s in assumption.sizes]
+            return _probe(graph_def, given, each)
         except inference.UnfitError:
             continue
-    return []
+    return None
 
 
 def _definition(graph: tf.Graph, given: Sequence[tf.Tensor] | None) -> Any:
@@ -241,7 +238,7 @@ def of_one_row(
     if not found or not any(map(_compares_numbers, graph.get_operations())):
         return None
     try:
-        return _probe(found[0].graph_def, given, guess, Sizes(1, 1))
+        return _probe(found[0].graph_def, given, Sizes(1, 1, found[0].sizes.inner))
     except inference.UnfitError:
         return None
 
@@ -256,6 +253,32 @@ def _compares_numbers(op: tf.Operation) -> bool:
     )
 
 
+def _has_alike(given: Sequence[Given | GivenShape], sizes: Sizes) -> bool:
+    """Whether one length stands in for several unknown ones."""
+    return bool(sizes.inner) and len(sizes.inner) == 1 and sum(map(_number_of_inner, given)) > 1
+
+
+def _compares_lengths(graph: tf.Graph) -> bool:
+    """Whether a number is made of two lengths, and may not tell that they are others, as x // y."""
+    sources: dict[Any, frozenset] = {}
+    for op in graph.get_operations():
+        for tensor in op.outputs:
+            is_small = tensor.shape.rank in (0, 1) and tensor.dtype not in _BOOKKEEPING
+            if op.type in ("Shape", "ShapeN", "Size"):
+                measured = op.inputs[tensor.value_index if op.type == "ShapeN" else 0]
+                dims = static_dims(measured)
+                is_open = dims is None or None in dims[1:]
+                sources[tensor.ref()] = frozenset([measured.ref()] if is_open else [])
+            elif is_small:
+                found = (sources.get(each.ref(), frozenset()) for each in op.inputs)
+                sources[tensor.ref()] = frozenset().union(*found)
+        if op.type in _COMPARING and len(sources.get(op.outputs[0].ref(), ())) > 1:
+            users = op.outputs[0].consumers()
+            if any(user.type != "Cast" or user.outputs[0].dtype.is_integer for user in users):
+                return True
+    return False
+
+
 def static_dims(tensor: tf.Tensor) -> Dims | None:
     """Returns a tensor's dimensions as its own graph knows them."""
     shape = tensor.shape
@@ -264,21 +287,22 @@ def static_dims(tensor: tf.Tensor) -> Dims | None:
 
 def is_open(given: Sequence[Given | GivenShape]) -> bool:
     """Whether shapes depend on more than on a number of rows of the batch."""
-    return any(_has_inner(each) or isinstance(each, GivenShape) or each.is_picked for each in given)
+    return any(
+        _number_of_inner(each) or isinstance(each, GivenShape) or each.is_picked for each in given
+    )
 
 
-def entry(number: Any, axis: int, static_rows: int | None) -> Number:
+def entry(number: Any, static_rows: int | None) -> Number:
     """Returns an entry of a given shape."""
     if number == extents.BATCH:
         return static_rows or extents.rows(extents.BATCH)
-    return extents.simplest({(): guess(axis)}) if number is None else int(number)
+    return extents.inner() if number is None else int(number)
 
 
-def _probe(
-    graph_def: Any, given: Sequence[Given | GivenShape], way: Callable, sizes: Sizes
-) -> Probe:
+def _probe(graph_def: Any, given: Sequence[Given | GivenShape], sizes: Sizes) -> Probe:
     known: dict[Any, Dims] = {}
-    values: dict[Any, Sequence[int]] = {}
+    values: dict[Any, Dims] = {}
+    unknown = itertools.count()
     for each in given:
         if isinstance(each, GivenShape):
             dims = [sizes.batch if e == extents.BATCH else e for e in each.entries]
@@ -289,27 +313,25 @@ def _probe(
             if dims[each.axis] is None:
                 rows = sizes.picked if each.is_picked else sizes.batch
                 dims[each.axis] = rows + each.more
-        if isinstance(each, GivenShape) or not each.is_picked:
-            dims = [_guessed(size, way(axis), sizes) for axis, size in enumerate(dims)]
-        if isinstance(each, Given):
-            known[each.tensor.ref()] = dims
-        elif None not in dims:
-            values[each.tensor.ref()] = dims
+        if sizes.inner and (isinstance(each, GivenShape) or not each.is_picked):
+            stand_ins = sizes.inner
+            dims = [
+                stand_ins[min(next(unknown), len(stand_ins) - 1)] if size is None else size
+                for size in dims
+            ]
+        found: dict = known if isinstance(each, Given) else values
+        found[each.tensor.ref()] = dims
     return Probe(graph_def, known, values, sizes)
 
 
-def _guessed(size: int | None, pair: tuple[int, int] | None, sizes: Sizes) -> int | None:
-    return pair[sizes.guess] if size is None and pair is not None else size
-
-
-def _has_inner(given: Given | GivenShape) -> bool:
-    """Whether dimensions other than that of rows are not known."""
+def _number_of_inner(given: Given | GivenShape) -> int:
+    """Returns how many dimensions other than that of rows are not known."""
     if isinstance(given, GivenShape):
-        return None in given.entries
+        return list(given.entries).count(None)
     dims = static_dims(given.tensor)
     if dims is None or given.is_picked:
-        return False
-    return None in dims[: given.axis] + dims[given.axis + 1 :]
+        return 0
+    return (dims[: given.axis] + dims[given.axis + 1 :]).count(None)
 
 
 def _merged(a: Dims | None, b: Dims | None) -> Dims | None:
@@ -320,18 +342,25 @@ def _merged(a: Dims | None, b: Dims | None) -> Dims | None:
 
 
 def _replace(
-    graph_def: Any, nodes: Mapping[str, Any], tensor: tf.Tensor, name: str, value: Sequence[int]
+    graph_def: Any, nodes: Mapping[str, Any], tensor: tf.Tensor, name: str, value: Dims
 ) -> None:
-    """Lets all that read a tensor read a constant."""
-    node = graph_def.node.add(op="Const", name=name)
-    while node.name in nodes:
-        node.name += "_"
-    node.attr["dtype"].type = tensor.dtype.base_dtype.as_datatype_enum
-    made = tf.make_tensor_proto(list(value), tensor.dtype.base_dtype, [len(value)])
-    node.attr["value"].tensor.CopyFrom(made)
+    """Lets all that read a tensor read numbers, of which some are not known."""
+    while name in nodes:
+        name += "_"
+    dtype = tensor.dtype.base_dtype
+    made = graph_def.node.add(op="Pack", name=name)
+    made.attr["T"].type, made.attr["N"].i = dtype.as_datatype_enum, len(value)
+    for place, number in enumerate(value):
+        part = graph_def.node.add(name=f"{name}/{place}")
+        part.op, part.attr["dtype"].type = "Placeholder", dtype.as_datatype_enum
+        part.attr["shape"].shape.SetInParent()
+        if number is not None:
+            part.op = "Const"
+            part.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(number, dtype))
+        made.input.append(part.name)
     old = {tensor.name, tensor.op.name} if tensor.value_index == 0 else {tensor.name}
     for user in tensor.consumers():
         inputs = nodes[user.name].input
         for n, each in enumerate(inputs):
             if each in old:
-                inputs[n] = node.name
+                inputs[n] = name

@@ -69,19 +69,32 @@ def test_a_model_dir_is_in_a_home_folder_that_is_known(tmp_path):
     assert "model_dir: must be a path in a home folder that is known, got '~nobody-is" in fault
 
 
-def test_how_towers_are_built_and_draw_goes_together(tmp_path):
-    split = "tower_building=split"
-    read = load(tmp_path, SMALL, split, "random_numbers=one_device")
-    assert (read.tower_building, read.random_numbers) == ("split", "one_device")
+@pytest.mark.parametrize(
+    "given", [["tower_building=split"], ["random_numbers=one_device"], ["loss_reduction=sum"]]
+)
+def test_how_towers_are_built_is_said_or_left_open(tmp_path, given):
+    read = load(tmp_path, SMALL, *given)
+    name, _, value = given[0].partition("=")
+    assert getattr(read, name) == value
+    assert read.tower_building == (value if name == "tower_building" else None)
     assert load(tmp_path, config.to_yaml(read)) == read
-    for key, value in [("loss_reduction", "mean"), ("update_ops", "first")]:
-        (fault,) = faults_of(tmp_path, SMALL, split, f"{key}={value}")
-        assert fault == (
-            f"--set {key}={value}: {key}: must be left out with tower_building: split, which "
-            "computes what one device computes. Leave out one of them."
-        )
-    (fault,) = faults_of(tmp_path, SMALL, split, "random_numbers=one_devise")
-    assert "must be one of one_device, per_device, got 'one_devise'. Did you mean one_dev" in fault
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "fault"),
+    [
+        ("tower_building=split", "loss_reduction=mean", "tower_building: split, which computes"),
+        ("tower_building=split", "update_ops=first", "tower_building: split, which computes"),
+        ("tower_building=call", "random_numbers=one_device", "tower_building: call: each tower"),
+        ("loss_reduction=sum", "random_numbers=per_device", "loss_reduction: each tower draws"),
+        ("update_ops=mean", "random_numbers=one_device", "update_ops: each tower draws its own"),
+    ],
+)
+def test_what_only_the_other_way_of_building_has_is_refused(tmp_path, one, other, fault):
+    (found,) = faults_of(tmp_path, SMALL, one, other)
+    key = other.partition("=")[0]
+    assert found.startswith(f"--set {other}: {key}: must be left out with {fault}")
+    assert found.endswith("Leave out one of them.")
 
 
 def test_what_was_read_does_not_change(tmp_path):
@@ -185,8 +198,8 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("strategy=miror", "strategy: must be one of"),
         ("strategy=multi", "strategy: must be one of parameter_server, round_robin"),
         (
-            "tower_building=copy",
-            "tower_building: must be one of auto, call, clone, split, got 'copy'",
+            "tower_building=clone",
+            "tower_building: must be one of split, call, got 'clone'",
         ),
         ("devices=[/cpu:0, 'CPU:00']", "devices[1]: must be a device that is not listed yet"),
         ("devices=['GPU:1', '/job:localhost/task:0/gpu:1']", "not listed yet"),
@@ -313,10 +326,7 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("params=[]", "must be a mapping"),
         ("run={threads: 1}", "run.threads: is no key"),
         ("random_number=one_device", "random_number: is no key that is known here. Did you mean"),
-        (
-            "random_numbers=one_device",
-            "random_numbers: must come with tower_building: split, got auto. Leave out one",
-        ),
+        ("random_numbers=one_devise", "one of one_device, per_device, got 'one_devise'. Did you"),
         ('run={"\\0csv": 1}', "run.\0csv: is no key"),
         ('train.input={kind: npz, file: x, "\\0npz": 1}', "input.\0npz: is no key"),
         ('train.input={kind: npz, file: x, "[key]": 1}', "input.[key]: is no key"),

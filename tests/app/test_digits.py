@@ -14,8 +14,8 @@ def test_digits_are_read_with_at_least_97_percent(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["accuracy"] >= 0.97
 
 
-def test_split_digits_train_without_a_warning(tmp_path, capsys, caplog):
-    where = ["configs/digits.yaml", "--model-dir", str(tmp_path), "--tower_building", "split"]
+def test_digits_train_without_a_warning(tmp_path, capsys, caplog):
+    where = ["configs/digits.yaml", "--model-dir", str(tmp_path)]
     devices = ["--set", "devices=[/cpu:0, /cpu:1]", "--set", "train.steps=3"]
     assert cli.main(["train", *where, *devices]) == 0
     told = capsys.readouterr().err.splitlines()

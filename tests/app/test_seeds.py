@@ -52,7 +52,7 @@ def train_into(tmp_path_factory):
     return train
 
 
-@pytest.mark.parametrize("building", ["call", "clone"])
+@pytest.mark.parametrize("building", ["call", "split"])
 def test_runs_with_one_seed_are_the_same(weights, building):
     first, second = weights(-3, building), weights(-3, building)
     for name, value in first.items():
@@ -62,6 +62,6 @@ def test_runs_with_one_seed_are_the_same(weights, building):
 
 @pytest.mark.parametrize("seeds", [(1, 2), ("null", "null")])
 def test_runs_with_other_seeds_are_others(weights, seeds):
-    first, second = (weights(seed, "auto") for seed in seeds)
+    first, second = (weights(seed, "split") for seed in seeds)
     for name in ("legacy/kernel", "keras/kernel", "plain", "drawn"):
         assert np.abs(first[name, 0] - second[name, 0]).max() > 1e-4, name

@@ -13,7 +13,7 @@ from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
 
 def line(features, labels, mode, params):
-    """y = w x; a tower may be made to count more than the others."""
+    """y = w x; a tower that is called may be made to count more than the others."""
     y = tf1.get_variable("w", [], initializer=tf1.ones_initializer()) * features["x"]
     if mode == "infer":
         return estimator.EstimatorSpec(mode, {"y": y})
@@ -30,6 +30,8 @@ train:
   steps: 4
   input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 4}
 """
+
+CALL = ("--tower_building", "call")
 
 
 @pytest.fixture(name="folder", scope="module")
@@ -65,7 +67,7 @@ def test_exact_towers_are_exit_code_0_and_a_table(folder, capsys):
 
 
 def test_a_difference_is_exit_code_1_and_named(folder, capsys):
-    assert run(folder, "--quiet", "--set", "params.extra=0.5") == 1
+    assert run(folder, "--quiet", *CALL, "--set", "params.extra=0.5") == 1
     shown = capsys.readouterr()
     assert shown.err == ""
     rows = {line.split("  ")[0]: line for line in shown.out.splitlines()}
@@ -76,8 +78,7 @@ def test_a_difference_is_exit_code_1_and_named(folder, capsys):
 
 def test_a_split_graph_is_one_devices(folder, capsys):
     # To the model there is one tower, number 0: none counts more than others.
-    options = ["--tower_building", "split", "--set", "params.extra=0.5", "--quiet", "--json"]
-    assert run(folder, *options) == 0
+    assert run(folder, "--set", "params.extra=0.5", "--quiet", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["holds"]
     assert {row["verdict"] for row in found["rows"]} <= {"equal", "not compared"}
@@ -85,7 +86,7 @@ def test_a_split_graph_is_one_devices(folder, capsys):
 
 @pytest.mark.parametrize(("extra", "code"), [(0.0, 0), (0.5, 1)])
 def test_machines_get_json(folder, capsys, extra, code):
-    assert run(folder, "--json", "--quiet", "--set", f"params.extra={extra}") == code
+    assert run(folder, "--json", "--quiet", *CALL, "--set", f"params.extra={extra}") == code
     found = json.loads(capsys.readouterr().out)
     assert found["holds"] is (code == 0)
     assert found["batch_sizes"] == [4, 3, 1]

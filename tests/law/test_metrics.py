@@ -108,8 +108,10 @@ def of_rows_and_of_batches(f, y, v):
     return {"batches": (value, both), "rows": (other, both)}
 
 
-@pytest.mark.parametrize("metrics_of", [scalars, of_rows_and_of_batches])
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    ("metrics_of", "setting"),
+    running.in_turn([scalars, of_rows, of_rows_and_of_batches, of_rows, scalars], SETTINGS),
+)
 def test_metrics_are_one_devices(metrics_of, setting):
     require_exact(evaluating(metrics_of), setting)
 

@@ -52,12 +52,9 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("strategy", running.STRATEGIES)
-def test_an_optimizer_of_ones_own_works_unchanged(name, strategy):
-    is_static = strategy == "round_robin"
-    model = running.training(STEPS[name])
-    running.require_exact(model, strategy=strategy, is_static=is_static)
+@pytest.mark.parametrize(("name", "setting"), running.in_turn(STEPS))
+def test_an_optimizer_of_ones_own_works_unchanged(name, setting):
+    running.require_exact(running.training(STEPS[name]), setting)
 
 
 def model(features, labels, mode, inner=None):
@@ -67,10 +64,9 @@ def model(features, labels, mode, inner=None):
     return exactness.spec_of(mode, loss, train_op=train_op)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-def test_an_optimizer_fn_may_return_such_an_optimizer(name, strategy):
-    running.require_exact(model, optimizer_fn=OPTIMIZERS[name], strategy=strategy)
+@pytest.mark.parametrize(("name", "setting"), running.in_turn(OPTIMIZERS))
+def test_an_optimizer_fn_may_return_such_an_optimizer(name, setting):
+    running.require_exact(model, setting, optimizer_fn=OPTIMIZERS[name])
 
 
 def keras_updates(loss):
@@ -98,20 +94,18 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("name", INNER)
-@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-@pytest.mark.parametrize("num_towers", [1, 3])
-def test_an_optimizer_inside_leaves_nothing_beside_an_optimizer_fn(name, strategy, num_towers):
+@pytest.mark.parametrize(("name", "setting"), running.in_turn(INNER))
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_an_optimizer_inside_leaves_nothing_beside_an_optimizer_fn(name, setting, is_alone):
     def with_inner(features, labels, mode):
         return model(features, labels, mode, INNER[name])
 
     # The names of all variables are compared as well: slots are those of the optimizer_fn.
     running.require_exact(
         with_inner,
+        setting._replace(devices=1) if is_alone else setting,
         optimizer_fn=running.adam,
         reference=model,
-        devices=num_towers,
-        strategy=strategy,
     )
 
 
@@ -120,13 +114,10 @@ def test_an_optimizer_inside_leaves_no_local_variable_either():
         def local(features, labels, mode):
             return model(features, labels, mode, inner)
 
-        towers = model_fn.replicate_model_fn(local, running.adam, 2)
+        replicated = model_fn.replicate_model_fn(local, running.adam, 2)
         with tf.Graph().as_default():
             tf1.train.create_global_step()
-            features, labels = running.batches(5)[0]
-            towers(
-                *(tf.nest.map_structure(tf.constant, part) for part in (features, labels)), "train"
-            )
+            replicated(*tf.nest.map_structure(tf.constant, running.batches(5)[0]), "train")
             return [
                 sorted(v.name for v in tf1.get_collection(key))
                 for key in tf1.get_default_graph().get_all_collection_keys()

@@ -1,10 +1,7 @@
-"""What a model_fn writes itself is written once, as on one device, or refused."""
-
-import contextlib
+"""What a model_fn writes by itself is written once, as on one device."""
 
 import pytest
 
-from replicate import errors, model_fn
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
 from tests.law import losses, running
@@ -144,7 +141,73 @@ def a_rate_that_the_loss_decides(f, y, v):
     return then(loss, optimizer=lambda: tf1.train.GradientDescentOptimizer(rate))
 
 
-EXACT = [
+# Written from rows.
+
+
+def the_first_row(f, y, v):
+    return then(losses.mean(f, y, v), kept([3]).assign(f["x"][0], read_value=False))
+
+
+def the_last_row(f, y, v):
+    return then(losses.mean(f, y, v), kept([3]).assign(f["x"][-1] * 2.0))
+
+
+def rows_of_a_memory(f, y, v):
+    """The seven rows that came last, of this batch and those before (He et al. 2020)."""
+    bank = kept([7, 3])
+    both = tf.concat([f["x"], bank.read_value()], 0)[:7]
+    with tf1.control_dependencies([both]):
+        return then(losses.mean(f, y, v), bank.assign(both))
+
+
+def rows_at_their_places(f, y, v):
+    places = tf.cast(tf.argmax(f["x"], 1), tf.int32)
+    added = kept([3, 3]).scatter_add(tf.IndexedSlices(f["x"], places))
+    return then(losses.mean(f, y, v), added)
+
+
+def a_number_of_rows(f, y, v):
+    return then(losses.mean(f, y, v), kept().assign_add(losses.count(f["x"])))
+
+
+def what_towers_would_join(f, y, v):
+    """An aggregation says nothing where there is one tower."""
+    mean = kept([3], "mean", aggregation=tf.VariableAggregation.MEAN)
+    total = kept([3], "total", aggregation=tf.VariableAggregation.SUM)
+    own = kept(
+        [],
+        "own",
+        aggregation=tf.VariableAggregation.SUM,
+        synchronization=tf.VariableSynchronization.ON_READ,
+    )
+    return then(
+        losses.mean(f, y, v),
+        mean.assign(tf.reduce_mean(f["x"], 0), read_value=False),
+        total.assign_add(tf.reduce_sum(f["x"], 0), read_value=False),
+        own.assign_add(losses.count(f["x"])),
+    )
+
+
+def moving_the_weights_themselves(f, y, v):
+    """Takes the gradient at moved weights, and moves them back (Foret et al. 2021)."""
+    loss, weight = losses.quotient(f, y, v), v.variables["w"]
+    (gradient,) = tf.gradients(loss, [weight])
+    move = 0.05 * gradient / tf.norm(gradient)
+    with tf1.control_dependencies([loss, weight.assign_add(move, read_value=False)]):
+
+        class Moved:
+            w = weight.read_value()
+            b = v.b
+
+        there = losses.quotient(f, y, Moved)
+        (second,) = tf.gradients(there, [Moved.w])
+    with tf1.control_dependencies([second]):
+        back = weight.assign_sub(move, read_value=False)
+    with tf1.control_dependencies([back]):
+        return loss, running.apply([(tf.identity(second), weight)], running.descend())
+
+
+STEPS = [
     a_counter,
     a_counter_that_the_step_waits_for,
     a_counter_that_waits_for_the_step,
@@ -161,108 +224,16 @@ EXACT = [
     gradients_of_two_batches,
     a_loss_scale,
     a_rate_that_the_loss_decides,
+    the_first_row,
+    the_last_row,
+    rows_of_a_memory,
+    rows_at_their_places,
+    a_number_of_rows,
+    what_towers_would_join,
+    moving_the_weights_themselves,
 ]
 
 
-@pytest.mark.parametrize("step", EXACT, ids=lambda step: step.__name__)
-@pytest.mark.parametrize(
-    ("strategy", "is_static"), [("parameter_server", False), ("mirrored", True)]
-)
-def test_what_is_no_towers_own_is_written_once(step, strategy, is_static):
-    running.require_exact(running.training(step), strategy=strategy, is_static=is_static)
-
-
-# Written from a tower's own rows.
-
-
-def the_first_row(f, variable):
-    return variable([3]).assign(f["x"][0], read_value=False)
-
-
-def the_last_row(f, variable):
-    return variable([3]).assign(f["x"][-1] * 2.0)
-
-
-def rows_of_a_memory(f, variable):
-    bank = variable([7, 3])
-    return bank.assign(tf.concat([f["x"], bank.read_value()], 0)[:7])
-
-
-def rows_at_their_places(f, variable):
-    places = tf.cast(tf.argmax(f["x"], 1), tf.int32)
-    return variable([3, 3]).scatter_update(tf.IndexedSlices(f["x"], places))
-
-
-OWN = [the_first_row, the_last_row, rows_of_a_memory, rows_at_their_places]
-
-
-@pytest.mark.parametrize("write", OWN, ids=lambda write: write.__name__)
-@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-def test_what_is_a_towers_own_is_refused_by_name(write, strategy):
-    def step(f, y, v):
-        return then(losses.mean(f, y, v), write(f, lambda shape: kept(shape, "bank")))
-
-    towers = model_fn.replicate_model_fn(running.training(step), None, 3, strategy=strategy)
-    with pytest.raises((errors.TowerMismatchError, ValueError), match="bank"):
-        exactness.run(towers, running.batches(7))
-
-
-@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-def test_what_is_a_towers_own_is_joined_by_an_aggregation(strategy):
-    def of_rows(f, y, v):
-        mean = kept([3], "mean", aggregation=tf.VariableAggregation.MEAN)
-        total = kept([3], "total", aggregation=tf.VariableAggregation.SUM)
-        return then(
-            losses.mean(f, y, v),
-            mean.assign(tf.reduce_mean(f["x"], 0), read_value=False),
-            total.assign_add(tf.reduce_sum(f["x"], 0), read_value=False),
-        )
-
-    running.require_exact(running.training(of_rows), strategy=strategy)
-
-
-# What may be refused, but is never wrong.
-
-
-@contextlib.contextmanager
-def unless_refused(name):
-    try:
-        yield
-    except (errors.TowerMismatchError, ValueError) as refusal:
-        assert name in str(refusal)  # noqa: PT017 - to be right is as good as to be refused
-
-
-def moving_the_weights_themselves(f, y, v):
-    """Takes the gradient at moved weights, and moves them back (Foret et al. 2021)."""
-    loss, weight = losses.quotient(f, y, v), v.variables["w"]
-    (gradient,) = tf.gradients(loss, [weight])
-    move = 0.05 * gradient / tf.norm(gradient)
-    with tf1.control_dependencies([weight.assign_add(move, read_value=False)]):
-
-        class Moved:
-            w = weight.read_value()
-            b = v.b
-
-        there = losses.quotient(f, y, Moved)
-        (second,) = tf.gradients(there, [weight])
-    with tf1.control_dependencies([second]):
-        back = weight.assign_sub(move, read_value=False)
-    with tf1.control_dependencies([back]):
-        return loss, running.apply([(tf.identity(second), weight)], running.descend())
-
-
-@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-def test_weights_that_are_moved_and_moved_back(strategy):
-    with unless_refused("w:0"):
-        model = running.training(moving_the_weights_themselves)
-        running.require_exact(model, strategy=strategy)
-
-
-@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-def test_a_number_of_rows_that_is_added_up(strategy):
-    def step(f, y, v):
-        seen = kept(name="seen")
-        return then(losses.mean(f, y, v), seen.assign_add(losses.count(f["x"])))
-
-    with unless_refused("seen"):
-        running.require_exact(running.training(step), strategy=strategy)
+@pytest.mark.parametrize(("step", "setting"), running.in_turn(STEPS))
+def test_what_a_model_writes_is_written_once(step, setting):
+    running.require_exact(running.training(step), setting)

@@ -2,7 +2,7 @@
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import elementwise, items
+from replicate.splitting.rules import broadcasts, elementwise, items
 from replicate.splitting.rules.registry import Case, rule
 from replicate.splitting.states import SUM, WHOLE, Kind, Partial, Split, View, WholeError
 
@@ -21,7 +21,9 @@ def reduction(case: Case) -> Split:
     """Over rows it leaves a part on each device; parts of its own kind it reduces apart."""
     part = Partial(KINDS[case.type])
     if case.inputs[0] == part:
-        return Split([part, case.number(1)], [part])
+        return Split([part, items.same(case, 1)], [part])
+    if case.type == "Sum" and case.facts.value(case.op.inputs[1]) is None:
+        return broadcasts.summed(case)
     return _reduced(case) or Split(_reads(case), [part])
 
 

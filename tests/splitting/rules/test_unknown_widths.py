@@ -1,0 +1,172 @@
+"""Lengths that only a run knows, in other dimensions than that of rows.
+
+Two of them may be the same, or one of them 1, or shorter than a cut: a graph that is split once
+must give what one device gives for all of them.
+"""
+
+import numpy as np
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import splitter
+from tests import exactness
+
+F64 = tf.float64
+DEVICES = [f"/device:CPU:{k}" for k in range(3)]
+PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)
+MODELS = {}
+
+
+def model(*widths, kinds=""):
+    """Adds a function of x [B, v], y [B, w] and t [B, v, 3], with (v, w) that it is run with.
+
+    Operations of `kinds` must be split.
+    """
+
+    def add(function):
+        MODELS[function.__name__] = function, widths, kinds.split()
+        return function
+
+    return add
+
+
+def column(width):
+    """A weight that has an entry for each of some columns."""
+    start = tf.constant_initializer(np.linspace(-0.5, 0.7, width))
+    return tf1.get_variable(f"w{width}", [width], F64, start).read_value()
+
+
+BROADCAST = ((3, 1), (1, 3), (3, 3), (1, 1))
+
+
+@model(*BROADCAST, kinds="Mul Tanh Sum Reshape")
+def products(x, y, t):
+    return [tf.tanh(x * y)]
+
+
+@model(*BROADCAST, kinds="Tanh Sum Reshape")
+def arithmetic(x, y, t):
+    found = [x + y, x - y, x / (2.0 + y), tf.math.squared_difference(x, y), tf.maximum(x, y)]
+    return [tf.tanh(each) for each in found]
+
+
+@model(*BROADCAST, kinds="SelectV2 Sum Reshape")
+def choices(x, y, t):
+    return [tf.where(x > y, tf.sin(x), tf.cos(y))]
+
+
+@model(*BROADCAST, kinds="Transpose Mul Sum Reshape")
+def rows_behind_unknown_widths(x, y, t):
+    """Whether the width in front of the rows is summed over is not known."""
+    return [tf.tanh(tf.transpose(x) * tf.transpose(y)), tf.transpose(t, [1, 0, 2]) * column(3)]
+
+
+@model(*BROADCAST, kinds="Mul Mean")
+def masked_means(x, y, t):
+    """A mask that may be one for all steps."""
+    kept = t * y[:, :, tf.newaxis]
+    return [kept, tf.reduce_sum(kept, 1) / (2.0 + tf.reduce_sum(y, 1, keepdims=True))]
+
+
+@model(*BROADCAST)
+def stretched_by_rank(x, y, t):
+    """Operands of which one has fewer dimensions: [v] beside [B, w]."""
+    return [tf.tanh(x[0] * y), tf.tanh(tf.reduce_mean(x, 0) + y), x * tf.reduce_sum(y)]
+
+
+@model(*BROADCAST, kinds="MatMul")
+def outer_products(x, y, t):
+    """[B, v, w] of x and y."""
+    return [tf.tanh(x[:, :, tf.newaxis] * y[:, tf.newaxis, :]), tf.matmul(x, y, transpose_a=True)]
+
+
+@model((3, 3), (1, 1), kinds="ConcatV2 Reshape")
+def flattened(x, y, t):
+    """All steps of all rows one behind the other."""
+    flat = tf.reshape(t, [-1, 3]) * tf.reshape(x, [-1, 1]) + tf.reshape(y, [-1])[:, tf.newaxis]
+    back = tf.reshape(flat, tf.shape(t))
+    return [tf.nn.softmax(flat, 0), tf.concat([back, t], 2), back * t]
+
+
+@model((3, 2), (60, 3), (7, 50), kinds="Reshape")
+def cuts(x, y, t):
+    """The first 40 steps, which may be all; the rest, of which there may be none."""
+    first, rest = t[:, :40], t[:, 5:]
+    flat = tf.reshape(tf.tanh(first), [-1, 3])
+    return [flat, tf.nn.softmax(flat, 0), tf.reshape(y[:, :2], [-1]), tf.reshape(rest, [-1, 3])]
+
+
+@model((4, 2), (4, 4), (4, 1), (6, 3))
+def repeated_as_often_as_fits(x, y, t):
+    """How often is 1 if widths are the same."""
+    number = tf.shape(x)[1] // tf.shape(y)[1]
+    wide = tf.tile(y, [1, number])
+    more = tf.zeros([tf.shape(x)[0], number], F64) + tf.reduce_mean(x, 1, keepdims=True)
+    return [x * wide, tf.reshape(more, [-1])]
+
+
+@model((4, 2), (4, 4), (5, 1))
+def filled_up(x, y, t):
+    """As many columns as are missing; a choice between widths."""
+    missing = tf.shape(x)[1] - tf.shape(y)[1]
+    wide = tf.pad(y, [[0, 0], [0, missing]])
+    larger = tf.where(tf.equal(missing, 0), 1, tf.shape(x)[1])
+    more = tf.zeros([tf.shape(x)[0], larger], F64) + x[:, :1]
+    return [x * wide, tf.reshape(more, [-1])]
+
+
+class Built:
+    """A model and its gradients, split over K devices or not."""
+
+    def __init__(self, name, num_devices, static_rows):
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self.given = [
+                tf1.placeholder(F64, [static_rows, None, *rest]) for rest in ((), (), (3,))
+            ]
+            found = MODELS[name][0](*self.given)
+            loss = tf.add_n([tf.reduce_sum(tf.sin(each)) for each in found])
+            slopes = tf.gradients(loss, [*self.given, *tf1.trainable_variables()])
+            self.run_of = [*found, *[slope for slope in slopes if slope is not None]]
+            self.ops = self.graph.get_operations()
+            if num_devices:
+                given = [splitter.Given(tensor) for tensor in self.given]
+                self.result = splitter.split_graph(
+                    given,
+                    DEVICES[:num_devices],
+                    self.run_of,
+                    home=DEVICES[0],
+                    static_rows=static_rows,
+                )
+                self.run_of = self.result.fetch
+            self.initializer = tf1.global_variables_initializer()
+
+    def run(self, rows, widths):
+        numbers = np.random.RandomState(rows)
+        v, w = widths
+        shapes = [[rows, v], [rows, w], [rows, v, 3]]
+        feed = dict(zip(self.given, [numbers.uniform(-1, 1, each) for each in shapes], strict=True))
+        with tf1.Session(graph=self.graph, config=exactness.session_config()) as session:
+            session.run(self.initializer)
+            return session.run(self.run_of, feed, PATIENCE)
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+@pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_width_gives_what_one_device_gives(name, is_static, num_devices):
+    _, all_widths, kinds = MODELS[name]
+    for sizes in [(5,), (3,)] if is_static else [(5, 2, 1)]:
+        static_rows = sizes[0] if is_static else None
+        one = Built(name, 0, static_rows)
+        split = Built(name, num_devices, static_rows)
+        for rows in sizes:
+            for widths in all_widths:
+                pairs = zip(split.run(rows, widths), one.run(rows, widths), strict=True)
+                for n, (found, wanted) in enumerate(pairs):
+                    told = f"{n}: {rows} rows, widths {widths}"
+                    assert found.shape == wanted.shape, told
+                    np.testing.assert_allclose(found, wanted, 1e-12, 1e-12, err_msg=told)
+        how = [(op, split.result.how(op)) for op in split.ops if op.type in kinds]
+        whole = [f"{op.type} {op.name}: {split.result.why(op)}" for op, h in how if h == "whole"]
+        assert not [line for line in whole if "made from whole" not in line]
