@@ -15,6 +15,8 @@ import numpy as np
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 
+PATIENCE = tf1.RunOptions(timeout_in_ms=30_000)  # a graph that waits for itself is a failure
+
 
 def session_config() -> tf1.ConfigProto:
     """A session that runs the graph as it was built, without optimizing it first."""
@@ -152,7 +154,7 @@ def run(
             outcome = Run([], [], {})
             for batch in batches:
                 feed = feeds(holders, batch)
-                outcome.fetched.append(session.run([fetches, updates], feed)[0])
+                outcome.fetched.append(session.run([fetches, updates], feed, PATIENCE)[0])
                 outcome.variables.append(session.run(found))
             require_equal(session.run(copies))
             return outcome._replace(metrics=session.run(values))

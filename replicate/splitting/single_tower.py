@@ -5,7 +5,7 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.strategy import base, variables
+from replicate.strategy import base, context, variables
 from replicate.strategy.policies import mirrored, one_device
 
 _LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
@@ -27,6 +27,15 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
         )
         self._owner = owner
         self._made: list[Any] = []
+
+    @contextlib.contextmanager
+    def scope(self):
+        """See base class; it is entered inside of the other strategy's scope as well."""
+        mode = context.current()
+        is_inside = mode is not None and mode.strategy is self._owner and mode.tower is None
+        with context.entered(None) if is_inside else contextlib.nullcontext():
+            with super().scope():
+                yield self
 
     @contextlib.contextmanager
     def _making(self):

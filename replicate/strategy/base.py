@@ -126,7 +126,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         """Enters, in the current graph, what a scope is to whoever makes variables."""
         with (
             tf.variable_creator_scope(self._creator),
-            creation.without_partitioners(self._warn_of_partitioner),
+            creation.without_partitioners(self, self._warn_of_partitioner),
             self._default_device(),
         ):
             yield
@@ -282,8 +282,10 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         creation.require_known(kwargs)
         kwargs["use_resource"] = True
         mode = context.current()
+        if mode.strategy is not self:
+            return next_creator(**kwargs)
         creations = getattr(mode.tower, "creations", None)
-        if creations is None or mode.strategy is not self:
+        if creations is None:
             return self._make_variable(next_creator, kwargs)
         request = sharing.request_of(kwargs)
         if mode.tower.position == 0:

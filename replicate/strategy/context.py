@@ -68,7 +68,7 @@ class Mode(NamedTuple):
 
 class _Stack(threading.local):
     def __init__(self):
-        self.modes: list[Mode] = []
+        self.modes: list[Mode | None] = []
         self.is_one_tower = False
 
 
@@ -86,8 +86,8 @@ def depth() -> int:
 
 
 @contextlib.contextmanager
-def entered(mode: Mode) -> Iterator[Mode]:
-    """Makes `mode` the current one of this thread."""
+def entered(mode: Mode | None) -> Iterator[Mode | None]:
+    """Makes `mode` the current one of this thread; None: the default strategy's tower."""
     _stack.modes.append(mode)
     try:
         yield mode

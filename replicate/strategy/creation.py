@@ -110,19 +110,22 @@ def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: S
 
 
 @contextlib.contextmanager
-def without_partitioners(warn: Callable[[str], None]) -> Iterator[None]:
+def without_partitioners(strategy: Any, warn: Callable[[str], None]) -> Iterator[None]:
     """Makes every variable a whole one, and a resource.
 
     Where towers are one device, a partitioner that makes a single part stays: variable and
     slots then have the names of one device.
 
     Args:
+        strategy: Who makes the variables; a scope inside of its own is another one's affair.
         warn: Takes the name of a variable whose partitioner was dropped.
     """
 
     def getter(getter, *args, **kwargs):  # TensorFlow passes it by this name
         partitioner = kwargs.get("partitioner")
-        if partitioner is not None and not _leaves_whole(partitioner, kwargs):
+        mode = context.current()
+        is_mine = mode is not None and mode.strategy is strategy
+        if partitioner is not None and is_mine and not _leaves_whole(partitioner, kwargs):
             del kwargs["partitioner"]
             warn(kwargs.get("name", args[0] if args else "?"))
         return getter(*args, **kwargs)

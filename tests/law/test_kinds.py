@@ -85,7 +85,8 @@ class Named:
         self.named = {}
 
     def __call__(self, features, labels, mode):
-        loss, self.named, *train_op = self.model.build(features, labels)
+        with tf.variable_creator_scope(begun):
+            loss, self.named, *train_op = self.model.build(features, labels)
         if not train_op:
             step = self.model.optimizer().minimize(loss, tf1.train.get_global_step())
             train_op = [step, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)]
@@ -94,6 +95,19 @@ class Named:
     def fetched(self, spec):
         """Returns what a step fetches."""
         return {"loss": spec.loss, **self.named}
+
+
+def begun(next_creator, **options):
+    """Creates a variable; one that is trained starts from numbers that follow from its shape."""
+    first = options["initial_value"]
+
+    def value():
+        given = tf.convert_to_tensor(first() if callable(first) else first)
+        return exactness.start(given.shape.as_list(), given.dtype)
+
+    if options.get("trainable", True):
+        options["initial_value"] = value
+    return next_creator(**options)
 
 
 def given_to(model, setting):

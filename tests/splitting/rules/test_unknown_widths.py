@@ -167,6 +167,5 @@ def test_every_width_gives_what_one_device_gives(name, is_static, num_devices):
                     told = f"{n}: {rows} rows, widths {widths}"
                     assert found.shape == wanted.shape, told
                     np.testing.assert_allclose(found, wanted, 1e-12, 1e-12, err_msg=told)
-        how = [(op, split.result.how(op)) for op in split.ops if op.type in kinds]
-        whole = [f"{op.type} {op.name}: {split.result.why(op)}" for op, h in how if h == "whole"]
-        assert not [line for line in whole if "made from whole" not in line]
+        ops = [op for op in split.ops if op.type in kinds and split.result.how(op) == "whole"]
+        assert [f"{op.type} {op.name}: {why}" for op in ops if (why := split.result.why(op))] == []
