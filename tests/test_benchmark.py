@@ -59,7 +59,7 @@ def test_every_subject_is_measured(tmp_path):
 
 def test_every_model_is_built_by_towers_that_share_names(tmp_path):
     file = tmp_path / "results.json"
-    choice = ("--models", "cnn,deep,embedding,bert", "--towers", "2", "--subjects", "loop")
+    choice = ("--models", "cnn,deep,embedding,bert,wide,tagger", "--towers", "2", "--subjects", "loop")
     benchmark("build", *choice, *QUICK, "--json", str(file))
     assert ["error" in result for result in read(file).values()] == [False] * 4
 

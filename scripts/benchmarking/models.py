@@ -121,6 +121,43 @@ def _bert(ids: Any) -> Any:
     return _dense(_dense(first, UNITS, "pooled", tf.tanh), 10, "out")
 
 
+COLUMNS, BUCKETS = 8, 50_000
+
+
+def _wide(ids: Any) -> Any:
+    """Wide and deep: weights of crossed columns, and layers above embedded ones."""
+    crossed = tf.math.floormod(ids[:, :-1] * 31 + ids[:, 1:], BUCKETS)
+    weights = tf1.get_variable("wide", [BUCKETS, 10], initializer=tf1.initializers.zeros())
+    wide = tf.reduce_sum(tf.nn.embedding_lookup(weights, crossed), 1)
+    embedded = []
+    for i in range(COLUMNS):
+        table = tf1.get_variable(f"table_{i}", [BUCKETS // COLUMNS, 16])
+        embedded.append(tf.nn.embedding_lookup(table, ids[:, i] // COLUMNS))
+    x = tf.concat(embedded, 1)
+    for i, units in enumerate((128, 64)):
+        x = _dense(x, units, f"hidden_{i}", tf.nn.relu)
+    return wide + _dense(x, 10, "out")
+
+
+def _sentences(random: np.random.RandomState, rows: int) -> tuple:
+    """Sentences of unequal lengths, padded with 0, and a tag for each word."""
+    lengths = random.randint(LENGTH // 2, LENGTH + 1, rows)
+    is_word = np.arange(LENGTH) < lengths[:, None]
+    ids = random.randint(1, VOCABULARY, (rows, LENGTH)) * is_word
+    return ids.astype(np.int32), random.randint(0, 10, (rows, LENGTH)).astype(np.int32)
+
+
+def _tagger(ids: Any) -> Any:
+    """Tags of words, by LSTMs forth and back."""
+    words = tf1.get_variable("words", [VOCABULARY, UNITS])
+    lengths = tf.reduce_sum(tf.cast(ids > 0, tf.int32), 1)
+    cells = [tf1.nn.rnn_cell.LSTMCell(UNITS, name=name) for name in ("forth", "back")]
+    outputs, _ = tf1.nn.bidirectional_dynamic_rnn(
+        *cells, tf.nn.embedding_lookup(words, ids), lengths, dtype=tf.float32
+    )
+    return _dense(tf.concat(outputs, 2), 10, "out")
+
+
 def _adam() -> Any:
     return tf1.train.AdamOptimizer(1e-3)
 
@@ -137,5 +174,7 @@ MODELS = {
     # over the whole table in each step, on one device too, and would be all that is measured.
     "embedding": Model(512, _ids(20, 100_000), _embedding, _adagrad),
     "bert": Model(32, _ids(LENGTH, VOCABULARY), _bert, _adam),
+    "wide": Model(512, _ids(COLUMNS, BUCKETS), _wide, _adagrad),
+    "tagger": Model(64, _sentences, _tagger, _adam),
 }
 WARM = Model(64, _floats(4), _tiny, _adam)

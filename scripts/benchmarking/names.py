@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 KINDS = ("one", "ours", "mirrored", "central", "loop", "limit", "bound", "servers")
 IN_CLUSTERS = ("ours", "mirrored", "one", "servers")
-MODELS = ("mlp", "cnn", "deep", "embedding", "bert")
+MODELS = ("mlp", "cnn", "deep", "embedding", "bert", "wide", "tagger")
 BUILDINGS = ("call", "split")
 STRATEGIES = ("parameter_server", "round_robin", "balanced", "mirrored")
 BESIDE = "@beside"
