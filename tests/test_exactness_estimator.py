@@ -30,17 +30,15 @@ def dense(features, labels, mode, **fields):
     return exactness.spec_of(mode, loss, {"y": output}, eval_metric_ops=metrics, **fields)
 
 
-def made(
-    model, directory, strategy="parameter_server", devices=2, tower_building="auto", **options
-):
-    """An Estimator of the replicated model."""
-    towers = model_fn.replicate_model_fn(
-        model, momentum, devices, strategy=strategy, tower_building=tower_building
+def made(model, directory, strategy="parameter_server", tower_building=None, **options):
+    """An Estimator of the model on two devices."""
+    replicated = model_fn.replicate_model_fn(
+        model, momentum, 2, strategy=strategy, tower_building=tower_building
     )
     config = estimator.RunConfig(
         tf_random_seed=1, save_summary_steps=1, session_config=exactness.session_config()
     )
-    return estimator.Estimator(towers, str(directory), config, **options)
+    return estimator.Estimator(replicated, str(directory), config, **options)
 
 
 def single(model, directory, **options):
@@ -53,19 +51,6 @@ def single(model, directory, **options):
 
 def variables_of(made):
     return {name: made.get_variable_value(name) for name in made.get_variable_names()}
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_checkpoints_go_both_ways(tmp_path, strategy):
-    expected = single(dense, tmp_path / "one").train(input_fn, steps=3)
-    found = made(dense, tmp_path / "two", strategy).train(input_fn, steps=3)
-    exactness.compare(variables_of(found), variables_of(expected))
-    # Each continues what the other has begun.
-    single(dense, tmp_path / "two").train(input_fn, steps=3)
-    made(dense, tmp_path / "one", strategy).train(input_fn, steps=3)
-    exactness.compare(variables_of(found), variables_of(expected))
-    assert variables_of(found)["global_step"] == 6
-    exactness.compare(found.evaluate(input_fn), expected.evaluate(input_fn))
 
 
 class Resetting(tf1.train.SessionRunHook):
@@ -123,33 +108,34 @@ class Counting(tf1.train.SessionRunHook):
         return self.begun, self.runs, self.ended
 
 
-def test_hooks_of_every_kind_run_once_per_step(tmp_path):
-    made_by_tower = {key: [] for key in ("training", "chief", "evaluation", "prediction")}
+@pytest.mark.parametrize("tower_building", ["split", "call"])
+def test_hooks_of_every_kind_run_once_per_step(tmp_path, tower_building):
+    made_by_model = {key: [] for key in ("training", "chief", "evaluation", "prediction")}
 
     def model(features, labels, mode):
-        hooks = {key: Counting() for key in made_by_tower}
-        for key, hook in hooks.items():
-            made_by_tower[key].append(hook)
-        fields = {}
+        hooks = {key: Counting() for key in made_by_model}
+        fields = {"evaluation_hooks": [hooks["evaluation"]]}
         if mode == "train":
             fields = {"training_hooks": [hooks["training"]]}
             fields["training_chief_hooks"] = [hooks["chief"]]
-        elif mode == "eval":
-            fields = {"evaluation_hooks": [hooks["evaluation"]]}
-        else:
+        elif mode == "infer":
             fields = {"prediction_hooks": [hooks["prediction"]]}
+        for field in fields.values():
+            key = next(key for key, hook in hooks.items() if hook is field[0])
+            made_by_model[key].append(hooks[key])
         return dense(features, labels, mode, **fields)
 
-    run = made(model, tmp_path, tower_building="call")
+    run = made(model, tmp_path, tower_building=tower_building)
     outside = [Counting() for _ in range(3)]
     run.train(input_fn, hooks=[outside[0]], steps=3)
-    assert [hook.counts for hook in made_by_tower["training"]] == [(1, 3, 1), (0, 0, 0)]
-    assert [hook.counts for hook in made_by_tower["chief"]] == [(1, 3, 1), (0, 0, 0)]
     run.evaluate(input_fn, steps=2, hooks=[outside[1]])
-    assert [hook.counts for hook in made_by_tower["evaluation"]][2:] == [(1, 2, 1), (0, 0, 0)]
     list(run.predict(input_fn, hooks=[outside[2]]))
-    assert made_by_tower["prediction"][4].begun == 1
-    assert made_by_tower["prediction"][5].begun == 0
+    found = {key: [hook.counts for hook in hooks] for key, hooks in made_by_model.items()}
+    # Of towers, the first one's run.
+    others = [(0, 0, 0)] if tower_building == "call" else []
+    assert found["training"] == found["chief"] == [(1, 3, 1), *others]
+    assert found["evaluation"] == [(1, 2, 1), *others]
+    assert [begun for begun, _, _ in found["prediction"]] == [1, *[0 for _ in others]]
     assert [hook.begun for hook in outside] == [1, 1, 1]
 
 
@@ -219,24 +205,19 @@ def test_a_scaffold_serves_as_on_one_device(tmp_path, strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("settings", [True, False])
-def test_warm_starting_fills_all_copies(tmp_path, strategy, settings):
+def test_what_a_model_starts_from_fills_all_copies(tmp_path, strategy):
     before = single(dense, tmp_path / "before").train(input_fn, steps=3)
     kernel = before.get_variable_value("dense/kernel")
 
     def model(features, labels, mode):
         spec = dense(features, labels, mode)
-        if not settings:
-            tf1.train.init_from_checkpoint(str(tmp_path / "before"), {"dense/": "dense/"})
+        tf1.train.init_from_checkpoint(str(tmp_path / "before"), {"dense/": "dense/"})
         return spec
 
-    warm = {}
-    if settings:
-        warm = {"warm_start_from": estimator.WarmStartSettings(str(tmp_path / "before"))}
-    run = made(frozen(model), tmp_path / "after", strategy, **warm)
+    run = made(frozen(model), tmp_path / "after", strategy)
     run.train(input_fn, steps=1)
     np.testing.assert_array_equal(run.get_variable_value("dense/kernel"), kernel)
-    # Every tower reads the restored weights: predictions are those of the checkpoint.
+    # Every device reads the restored weights: predictions are those of the checkpoint.
     found = np.stack([row["y"] for row in run.predict(input_fn)])[:5]
     expected = np.stack([row["y"] for row in before.predict(input_fn)])[:5]
     np.testing.assert_allclose(found, expected, 1e-5)
@@ -264,72 +245,60 @@ def counting(features, labels, mode):
     return dense(features, labels, mode)
 
 
+def members_of(variable):
+    return getattr(variable, "members", [variable])
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_saver_of_listed_variables_restores_all_copies(tmp_path, strategy):
-    towers = model_fn.replicate_model_fn(counting, momentum, 2, strategy=strategy)
+@pytest.mark.parametrize("maker", ["a list", "inside", "outside"])
+def test_a_saver_restores_all_copies(tmp_path, strategy, maker):
+    savers = []
+
+    def saver_of(variables):
+        named = {f"other/{v.op.name}": v for v in variables}
+        savers.append(tf1.train.Saver(variables if maker == "a list" else named))
+
+    def model(features, labels, mode):
+        spec = counting(features, labels, mode)
+        if maker == "inside":
+            saver_of(tf1.global_variables())
+        return spec
+
+    replicated = model_fn.replicate_model_fn(model, momentum, 2, strategy=strategy)
     with tf.Graph().as_default() as graph:
         tf1.train.create_global_step()
-        towers({"x": tf.constant(X)}, tf.constant(Y), "train")
+        replicated({"x": tf.constant(X)}, tf.constant(Y), "eval")
         named = {v.op.name: v for v in tf1.global_variables()}
-        saver = tf1.train.Saver(list(named.values()))
-        doubled = [v.assign(v.read_value() * 2) for v in (named["w"], named["seen"])]
-        copies = [member.read_value() for member in getattr(named["w"], "members", [named["w"]])]
-        seen = [member.read_value() for member in named["seen"].members]
+        if maker != "inside":
+            saver_of(list(named.values()))
+        (saver,) = savers
+        copies = {name: members_of(named[name]) for name in ("w", "seen")}
+        assert [len(found) for found in copies.values()] == [2 if strategy == "mirrored" else 1] * 2
+        doubled = [v.assign(v.read_value() * 2) for found in copies.values() for v in found]
+        read = {name: [v.read_value() for v in found] for name, found in copies.items()}
         initializer = exactness.initializer_of_all()
         with tf1.Session(graph=graph, config=exactness.session_config()) as session:
             session.run(initializer)
             path = saver.save(session, str(tmp_path / "model"))
-            total = session.run(named["seen"])
             session.run(doubled)
+            assert [float(value) for value in session.run(read)["seen"]] == [8.0] * len(
+                read["seen"]
+            )
             saver.restore(session, path)
-            for copy in session.run(copies):
-                np.testing.assert_array_equal(copy, [1.0, 2.0])
-            assert sum(session.run(seen)) == total
-    assert set(dict(tf.train.list_variables(path))) == set(named)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("is_inside", [True, False], ids=["inside", "outside"])
-def test_a_saver_under_other_names_restores_all_copies(tmp_path, strategy, is_inside):
-    # The copies begin with w = [1, 2] and 4 in sum; doubled, they come back to what was saved.
-    savers = []
-
-    def renaming(features, labels, mode):
-        spec = counting(features, labels, mode)
-        savers.append(tf1.train.Saver({f"other/{v.op.name}": v for v in tf1.global_variables()}))
-        return spec
-
-    towers = model_fn.replicate_model_fn(renaming, momentum, 2, strategy=strategy)
-    with tf.Graph().as_default() as graph:
-        tf1.train.create_global_step()
-        towers({"x": tf.constant(X)}, tf.constant(Y), "eval")
-        named = {v.op.name: v for v in tf1.global_variables()}
-        if not is_inside:
-            savers[:] = [tf1.train.Saver({f"other/{name}": v for name, v in named.items()})]
-        doubled = [v.assign(v.read_value() * 2) for v in (named["w"], named["seen"])]
-        copies = [member.read_value() for member in getattr(named["w"], "members", [named["w"]])]
-        seen = [member.read_value() for member in named["seen"].members]
-        initializer = exactness.initializer_of_all()
-        with tf1.Session(graph=graph, config=exactness.session_config()) as session:
-            for i, saver in enumerate(savers):  # each tower's own
-                session.run(initializer)
-                path = saver.save(session, str(tmp_path / f"model{i}"))
-                total = session.run(named["seen"])
-                session.run(doubled)
-                saver.restore(session, path)
-                for copy in session.run(copies):
-                    np.testing.assert_array_equal(copy, [1.0, 2.0])
-                assert sum(session.run(seen)) == total
-                found = set(dict(tf.train.list_variables(path)))
-                assert found == {f"other/{name}" for name in named}
+            found = session.run(read)
+    for w, seen in zip(found["w"], found["seen"], strict=True):
+        np.testing.assert_array_equal(w, [1.0, 2.0])
+        assert seen == 4.0
+    prefix = "" if maker == "a list" else "other/"
+    assert set(dict(tf.train.list_variables(path))) == {f"{prefix}{name}" for name in named}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_variable_under_two_names_is_refused_as_on_one_device(strategy):
-    towers = model_fn.replicate_model_fn(counting, momentum, 2, strategy=strategy)
+    replicated = model_fn.replicate_model_fn(counting, momentum, 2, strategy=strategy)
     with tf.Graph().as_default():
         tf1.train.create_global_step()
-        towers({"x": tf.constant(X)}, tf.constant(Y), "train")
+        replicated({"x": tf.constant(X)}, tf.constant(Y), "train")
         (w,) = (v for v in tf1.global_variables() if v.op.name == "w")
         with pytest.raises(ValueError, match="two names"):
             tf1.train.Saver({"a": w, "b": w})
@@ -344,7 +313,7 @@ def averaging(warm=None):
         if mode == "infer":
             saver = tf1.train.Saver(average.variables_to_restore([w]))
             scaffold = tf1.train.Scaffold(saver=saver)
-            # Each row shows the weights of the tower that it was in.
+            # Each row shows the weights of the device that it was on.
             shown = tf.ones_like(features["x"]) * tf.reshape(w, [1, 3])
             return estimator.EstimatorSpec(mode, {"w": shown}, scaffold=scaffold)
         loss = tf.reduce_mean(tf.square(features["x"] @ w - labels))
@@ -364,7 +333,7 @@ def averaging(warm=None):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_averages_of_weights_are_restored_in_their_place_in_every_tower(tmp_path, strategy):
+def test_averages_of_weights_are_restored_in_their_place_on_every_device(tmp_path, strategy):
     config = estimator.RunConfig(session_config=exactness.session_config())
     one = estimator.Estimator(averaging(), str(tmp_path), config).train(input_fn, steps=3)
     expected = one.get_variable_value("w/ExponentialMovingAverage")
@@ -405,34 +374,24 @@ def tpu_style(features, labels, mode, params):
     )
 
 
-@pytest.mark.parametrize("kind", ["Estimator", "TPUEstimator"])
-def test_a_tpu_estimator_spec_is_taken_as_its_estimator_spec(tmp_path, kind):
+def test_a_model_for_tpus_runs_in_an_estimator_for_tpus(tmp_path):
     def run(model, directory):
-        if kind == "Estimator":
-            config = estimator.RunConfig(session_config=exactness.session_config())
-            made = estimator.Estimator(model, str(directory), config, params={})
-        else:
-            tpu = estimator.v1.tpu
-            config = tpu.RunConfig(
-                model_dir=str(directory), session_config=exactness.session_config()
-            )
-            sizes = {"train_batch_size": 5, "eval_batch_size": 5, "predict_batch_size": 5}
-            made = tpu.TPUEstimator(model, config=config, params={}, use_tpu=False, **sizes)
+        tpu = estimator.v1.tpu
+        config = tpu.RunConfig(model_dir=str(directory), session_config=exactness.session_config())
+        sizes = {"train_batch_size": 5, "eval_batch_size": 5, "predict_batch_size": 5}
+        made = tpu.TPUEstimator(model, config=config, params={}, use_tpu=False, **sizes)
         made.train(lambda params: input_fn(), steps=2)
         measured = made.evaluate(lambda params: input_fn(), steps=1)
         rows = [row["y"] for row in made.predict(lambda params: input_fn())]
         return {"metrics": measured, "rows": rows, "variables": variables_of(made)}
 
-    def alone(features, labels, mode, params):
-        return tpu_style(features, labels, mode, params).as_estimator_spec()
-
-    expected = run(alone, tmp_path / "one")
+    expected = run(tpu_style, tmp_path / "one")
     found = run(model_fn.replicate_model_fn(tpu_style, devices=2), tmp_path / "two")
     exactness.compare(found, expected)
 
 
 def counted(features, labels, mode):
-    """A dense model beside which towers count their rows."""
+    """A dense model that counts its rows."""
     seen = tf1.get_variable(
         "seen",
         initializer=0.0,
@@ -520,10 +479,10 @@ def test_a_model_may_ask_for_the_session_of_keras(tmp_path, asks, devices):
 
 @pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options")
 def test_another_strategy_and_ours_are_refused_together(tmp_path):
-    towers = model_fn.replicate_model_fn(dense, momentum, 2)
+    replicated = model_fn.replicate_model_fn(dense, momentum, 2)
     other = tf.distribute.OneDeviceStrategy("/cpu:0")
     config = estimator.RunConfig(train_distribute=other, eval_distribute=other)
-    trained = estimator.Estimator(towers, str(tmp_path), config)
+    trained = estimator.Estimator(replicated, str(tmp_path), config)
     with pytest.raises(ValueError, match="Leave out train_distribute and eval_distribute"):
         trained.train(input_fn, steps=1)
     made(dense, tmp_path).train(input_fn, steps=1)
@@ -531,11 +490,11 @@ def test_another_strategy_and_ours_are_refused_together(tmp_path):
         trained.evaluate(input_fn)
 
 
-def test_a_session_without_the_towers_devices_is_refused_where_the_model_is_built(tmp_path):
+def test_a_session_without_the_devices_is_refused_where_the_model_is_built(tmp_path):
     config = estimator.RunConfig(session_config=tf1.ConfigProto(device_count={"CPU": 1}))
-    towers = model_fn.replicate_model_fn(dense, momentum, 2)
+    replicated = model_fn.replicate_model_fn(dense, momentum, 2)
     with pytest.raises(ValueError, match="device_count"):
-        estimator.Estimator(towers, str(tmp_path), config).train(input_fn, steps=1)
+        estimator.Estimator(replicated, str(tmp_path), config).train(input_fn, steps=1)
 
 
 def summaries(directory):
@@ -546,37 +505,6 @@ def summaries(directory):
             for value in event.summary.value:
                 found[value.tag] = found.get(value.tag, 0) + 1
     return found
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_summaries_are_written_once_with_the_first_towers_names(tmp_path, strategy):
-    def model(features, labels, mode):
-        spec = dense(features, labels, mode)
-        tf1.summary.scalar("own", spec.loss)
-        with tf1.name_scope("scope"):
-            tf1.summary.histogram("kernel", tf1.trainable_variables()[0])
-        return spec
-
-    made(model, tmp_path, strategy).train(input_fn, steps=1)
-    found = summaries(tmp_path)
-    assert {"own", "scope/kernel", "loss"} <= set(found)
-    assert not [tag for tag in found if "tower" in tag]
-    assert found["own"] == 1
-
-
-def test_merge_all_holds_the_first_towers_summaries():
-    def model(features, labels, mode):
-        spec = dense(features, labels, mode)
-        tf1.summary.scalar("own", spec.loss)
-        return spec
-
-    with tf.Graph().as_default():
-        tf1.train.create_global_step()
-        towers = model_fn.replicate_model_fn(model, momentum, 3)
-        towers({"x": tf.constant(X)}, tf.constant(Y), "train")
-        (item,) = tf1.get_collection(tf1.GraphKeys.SUMMARIES)
-        assert tf.get_static_value(item.op.inputs[0]) == b"own"
-        assert tf1.summary.merge_all() is not None
 
 
 def test_a_run_config_seed_repeats_a_run_exactly(tmp_path):
@@ -591,8 +519,8 @@ def test_a_run_config_seed_repeats_a_run_exactly(tmp_path):
     exactness.compare(variables_of(second), variables_of(first), rtol=1e-6)
 
 
-def test_an_average_of_the_loss_has_the_first_towers_name():
-    """A shared variable whose name derives from a tower's tensor."""
+def test_an_average_of_the_loss_has_one_devices_name():
+    """A variable whose name is that of a tensor."""
 
     def model(features, labels, mode):
         spec = dense(features, labels, mode)
@@ -607,5 +535,5 @@ def test_an_average_of_the_loss_has_the_first_towers_name():
             model_fn_({"x": tf.constant(X)}, tf.constant(Y), "train")
             return sorted(v.op.name for v in tf1.global_variables())
 
-    towers = model_fn.replicate_model_fn(model, momentum, 2)
-    assert names(towers) == names(exactness.stepping(model, momentum))
+    replicated = model_fn.replicate_model_fn(model, momentum, 2)
+    assert names(replicated) == names(exactness.stepping(model, momentum))

@@ -1,4 +1,4 @@
-"""What else a model_fn may do in its tower, with the numbers of one device."""
+"""What else a model_fn may do, with the numbers of one device."""
 
 import functools
 import threading
@@ -12,7 +12,21 @@ from replicate.strategy import default
 from tests import exactness
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
-STRATEGIES = ("parameter_server", "mirrored")
+ON = (
+    {"strategy": "parameter_server", "devices": 3},
+    {"strategy": "mirrored", "devices": 4},
+    {"strategy": "round_robin", "devices": 2},
+    {"strategy": "mirrored", "devices": 8},
+)
+
+
+def in_turn(models):
+    """Returns parameters: each model, and where it is whose turn it is."""
+    told = [f"{on['strategy']}-K{on['devices']}" for on in ON]
+    return [
+        pytest.param(model, ON[i % 4], id=f"{model.__name__}-{told[i % 4]}")
+        for i, model in enumerate(models)
+    ]
 
 
 def batch(rows, seed=0):
@@ -147,24 +161,21 @@ def two_optimizers(features, labels, mode):
     return spec._replace(train_op=tf.group(*steps))
 
 
-@pytest.mark.parametrize(
-    "model",
-    [conditional, looping, placed, calling_python, looking_up, in_functions, modules, reused],
-)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_a_model_is_made_of_is_exact(model, strategy):
-    options = {"devices": 3, "strategy": strategy}
-    exactness.require_one_device(model, [batch(7), batch(2)], "train", descend, **options)
-    exactness.require_one_device(model, [batch(7)], "eval", descend, **options)
+MODELS = [conditional, looping, placed, calling_python, looking_up, in_functions, modules, reused]
 
 
-@pytest.mark.parametrize("model", [averaging, two_optimizers])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_optimizers_in_the_model_are_exact(model, strategy):
-    exactness.require_one_device(model, [batch(7), batch(2)], devices=3, strategy=strategy)
+@pytest.mark.parametrize(("model", "on"), in_turn(MODELS))
+def test_what_a_model_is_made_of_is_exact(model, on):
+    exactness.require_one_device(model, [batch(7), batch(2)], "train", descend, **on)
+    exactness.require_one_device(model, [batch(7)], "eval", descend, **on)
 
 
-def test_a_table_from_a_file_is_initialized_for_all_towers(tmp_path):
+@pytest.mark.parametrize(("model", "on"), in_turn([averaging, two_optimizers]))
+def test_optimizers_in_the_model_are_exact(model, on):
+    exactness.require_one_device(model, [batch(7), batch(2)], **on)
+
+
+def test_a_table_from_a_file_is_initialized_for_all_devices(tmp_path):
     path = tmp_path / "words.txt"
     path.write_text("a\nb\nc\n")
 
@@ -205,6 +216,9 @@ def test_model_fns_may_be_partials_methods_and_objects():
         exactness.require_one_device(model, [batch(7)], "train", descend, devices=3)
 
 
+# Towers.
+
+
 def test_params_that_cannot_be_copied_are_shared():
     seen = []
 
@@ -219,28 +233,12 @@ def test_params_that_cannot_be_copied_are_shared():
     assert len(seen) == 2
 
 
-def test_a_tower_knows_its_number():
-    seen = []
-
-    def model(features, labels, mode):
-        tower = default.get_tower_context()
-        seen.append((tower.tower_id, tower.num_towers, tower.is_single_tower))
-        return squared(mode, dense(features), labels)
-
-    towers = model_fn.replicate_model_fn(model, descend, 3)
-    exactness.run(towers, [batch(4)])
-    assert seen == [(0, 3, False), (1, 3, False), (2, 3, False)]
-    seen.clear()
-    exactness.run(exactness.stepping(model, descend), [batch(4)])
-    assert seen == [(0, 1, True)]
-
-
 def test_what_differs_first_between_towers_is_named():
     def model(features, labels, mode):
         width = 2 + default.get_tower_context().tower_id // 2
         return squared(mode, dense(dense(features, width)), labels)
 
-    towers = model_fn.replicate_model_fn(model, descend, 3)
+    towers = model_fn.replicate_model_fn(model, descend, 3, tower_building="call")
     text = r"tower 2 created dense/kernel \(trainable, shape \(3, 3\).* tower 0 created dense/kern"
     with pytest.raises(errors.TowerMismatchError, match=text):
         exactness.run(towers, [batch(4)])
@@ -257,49 +255,42 @@ def noisy(seed=None):
     return model
 
 
-def noise(model, num_towers=2, graph_seed=None, rows=4, steps=1):
-    def seeded(features, labels, mode):
-        if graph_seed is not None:
-            tf1.set_random_seed(graph_seed)
-        return model_fn.replicate_model_fn(model, None, num_towers)(features, labels, mode)
+def dropping(features, labels, mode):
+    """32 entries of a row, each of which is dropped or kept, by layers and by Keras."""
+    ones = tf.ones([tf.shape(features)[0], 16])
+    dropped = [
+        tf1.layers.dropout(ones, 0.5, training=True),
+        tf.keras.layers.Dropout(0.5)(ones, training=True),
+    ]
+    return exactness.spec_of(mode, predictions=tf.concat(dropped, 1))
 
-    found = exactness.run(seeded, [(batch(rows)[0], None)] * steps, "infer").fetched
+
+def drawn(model, num_devices, numbers="per_device", rows=5, steps=2):
+    """Returns what a model draws, row by row, step by step."""
+    replicated = model_fn.replicate_model_fn(model, None, num_devices, random_numbers=numbers)
+    found = exactness.run(replicated, [(batch(rows)[0], None)] * steps, "infer").fetched
     return np.concatenate([item["predictions"] for item in found])
 
 
-def test_random_numbers_differ_between_towers():
-    found = noise(noisy())
-    assert len(set(found)) == 4
+@pytest.mark.parametrize("model", [noisy(), noisy(7), dropping])
+@pytest.mark.parametrize("num_devices", [2, 3, 8])
+def test_what_is_drawn_may_be_what_one_device_draws(model, num_devices):
+    given = [(batch(5)[0], None)] * 2
+    found = exactness.run(model, given, "infer").fetched
+    expected = np.concatenate([item["predictions"] for item in found])
+    np.testing.assert_array_equal(drawn(model, num_devices, "one_device"), expected)
 
 
-def test_random_numbers_differ_between_towers_of_a_seeded_run():
-    found = noise(noisy(), graph_seed=3)
-    assert len(set(found)) == 4
+@pytest.mark.parametrize("model", [noisy(), noisy(7), dropping])
+def test_what_devices_draw_by_themselves_differs_between_rows_and_steps(model):
+    found = drawn(model, 2, rows=4)
+    assert len({row.tobytes() for row in found}) == 8
 
 
-def test_an_op_seed_that_the_user_fixed_is_the_same_in_every_tower():
-    found = noise(noisy(7), graph_seed=3)
-    np.testing.assert_array_equal(found[:2], found[2:])
-
-
-@pytest.mark.parametrize("num_towers", [1, 2, 3])
-def test_a_seeded_run_repeats_exactly(num_towers):
-    runs = [noise(noisy(), num_towers, graph_seed=3, steps=2) for _ in range(2)]
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_a_seeded_run_repeats_exactly(num_devices):
+    runs = [drawn(noisy(), num_devices) for _ in range(2)]
     np.testing.assert_array_equal(*runs)
-
-
-def test_dropout_differs_between_towers():
-    def model(features, labels, mode):
-        ones = tf.ones([tf.shape(features)[0], 32])
-        dropped = [
-            tf1.layers.dropout(ones, 0.5, training=True),
-            tf.keras.layers.Dropout(0.5)(ones, training=True),
-        ]
-        return exactness.spec_of(mode, predictions=tf.concat(dropped, 1))
-
-    found = noise(model, graph_seed=3, rows=2)
-    assert (found[0, :32] != found[1, :32]).any()
-    assert (found[0, 32:] != found[1, 32:]).any()
 
 
 def random_dense(x, width):
@@ -307,17 +298,17 @@ def random_dense(x, width):
     return tf1.layers.dense(x, width, kernel_initializer=tf1.glorot_uniform_initializer())
 
 
-def test_seeded_training_repeats_exactly():
+@pytest.mark.parametrize("numbers", ["one_device", "per_device"])
+def test_seeded_training_repeats_exactly(numbers):
     def model(features, labels, mode):
         hidden = tf1.layers.dropout(random_dense(features, 8), 0.5, training=True)
         return squared(mode, random_dense(hidden, 1), labels)
 
-    def seeded(features, labels, mode):
-        tf1.set_random_seed(5)
-        return model_fn.replicate_model_fn(model, descend, 3)(features, labels, mode)
+    def trained():
+        replicated = model_fn.replicate_model_fn(model, descend, 3, random_numbers=numbers)
+        return exactness.run(replicated, [batch(7)] * 3).variables
 
-    first, second = (exactness.run(seeded, [batch(7)] * 3) for _ in range(2))
-    exactness.compare(second.variables, first.variables, rtol=1e-6)
+    exactness.compare(trained(), trained(), rtol=1e-6)
 
 
 def recomputing(features, labels, mode):
@@ -409,26 +400,35 @@ def training_what_functions_made(features, labels, mode):
     return spec._replace(train_op=step)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        recomputing,
-        recomputing_rows,
-        with_its_own_gradient,
-        with_the_gradient_of_what_it_captures,
-        made_in_functions,
-    ],
-)
-@pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "mirrored"])
-def test_what_tensorflow_finds_by_name_or_traces_is_exact(model, strategy):
-    options = {"devices": 3, "strategy": strategy}
+TRACED = [
+    recomputing,
+    recomputing_rows,
+    with_its_own_gradient,
+    with_the_gradient_of_what_it_captures,
+    made_in_functions,
+]
+
+
+@pytest.mark.parametrize(("model", "on"), in_turn(TRACED))
+def test_what_tensorflow_finds_by_name_or_traces_is_exact(model, on):
     batches = [batch(7), batch(2)]
-    exactness.require_one_device(model, batches, "train", descend, **options)
-    exactness.require_one_device(exactness.stepping(model, descend), batches, **options)
-    exactness.require_one_device(model, batches, "eval", **options)
+    exactness.require_one_device(model, batches, "train", descend, **on)
+    exactness.require_one_device(exactness.stepping(model, descend), batches, **on)
+    exactness.require_one_device(model, batches, "eval", **on)
 
 
-@pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "mirrored"])
-def test_variables_that_functions_made_are_trained_as_on_one_device(strategy):
-    model = training_what_functions_made
-    exactness.require_one_device(model, [batch(7), batch(2)], devices=3, strategy=strategy)
+@pytest.mark.parametrize("on", ON[:3], ids=lambda on: on["strategy"])
+def test_variables_that_functions_made_are_trained_as_on_one_device(on):
+    exactness.require_one_device(training_what_functions_made, [batch(7), batch(2)], **on)
+
+
+# What happens once.
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_model_is_called_once(mode, is_static):
+    model = exactness.Counted(looking_up)
+    replicated = model_fn.replicate_model_fn(model, descend, 3)
+    exactness.run(replicated, [batch(7)], mode, is_static)
+    assert model.calls == 1

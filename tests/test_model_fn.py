@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import re
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ def linear_model_fn(features, labels, mode):
         predictions={"y": predictions},
         loss=loss,
         eval_metric_ops=metrics if mode == "eval" else None,
-        train_op=tf.no_op() if hasattr(tf, "no_op") else tf1.no_op(),
+        train_op=tf.no_op(),
     )
 
 
@@ -168,28 +169,38 @@ def test_weights_have_one_copy_and_the_names_of_one_device():
     assert len(graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)) == 7
 
 
-def test_first_tower_has_no_prefix_and_later_ones_have():
-    _, graph = built(linear_model_fn, optimizer_fn=descend, devices=TWO)
-    names = [op.name for op in graph.get_operations()]
+@pytest.mark.parametrize(
+    ("building", "towers"),
+    [("split", {"tower_0/mul", "tower_1/mul"}), ("call", {"tower_1/mul"})],
+)
+def test_the_model_keeps_its_names_beside_those_of_towers(building, towers):
+    options = {"optimizer_fn": descend, "devices": TWO, "tower_building": building}
+    _, graph = built(linear_model_fn, **options)
+    names = {op.name for op in graph.get_operations() if op.type == "Mul"}
     assert "mul" in names
-    assert "tower_1/mul" in names
-    assert not [name for name in names if name.startswith("tower_0")]
+    assert {name for name in names if re.fullmatch(r"tower_\d+/mul", name)} == towers
 
 
-def test_operations_go_to_the_towers_and_variables_to_the_parameter_device():
-    _, graph = built(linear_model_fn, optimizer_fn=descend, devices=["/cpu:1", "/cpu:2"])
+@pytest.mark.parametrize(("building", "first"), [("split", "tower_0/mul"), ("call", "mul")])
+def test_operations_go_to_the_towers_and_variables_to_the_parameter_device(building, first):
+    devices = ["/cpu:1", "/cpu:2"]
+    options = {"optimizer_fn": descend, "devices": devices, "tower_building": building}
+    _, graph = built(linear_model_fn, **options)
     assert graph.get_operation_by_name("w").device == "/device:CPU:0"
-    assert graph.get_operation_by_name("mul").device == "/device:CPU:1"
+    assert graph.get_operation_by_name(first).device == "/device:CPU:1"
     assert graph.get_operation_by_name("tower_1/mul").device == "/device:CPU:2"
 
 
-def test_a_device_that_the_user_names_is_kept():
+@pytest.mark.parametrize("building", ["split", "call"])
+def test_a_device_that_the_user_names_is_kept(building):
     def model(features, labels, mode):
         with tf1.device("/cpu:5"):
             doubled = tf.multiply(features["x"], 2.0, name="doubled")
         return linear_model_fn({"x": doubled}, labels, mode)
 
-    _, graph = built(model, optimizer_fn=descend, devices=["/cpu:1", "/cpu:2"])
+    devices = ["/cpu:1", "/cpu:2"]
+    options = {"optimizer_fn": descend, "devices": devices, "tower_building": building}
+    _, graph = built(model, **options)
     assert graph.get_operation_by_name("tower_1/doubled").device == "/device:CPU:5"
 
 
@@ -218,7 +229,8 @@ def test_a_tower_with_a_variable_of_its_own_is_refused():
         built(model, optimizer_fn=descend, devices=TWO, tower_building="call")
 
 
-def test_a_tower_that_leaves_out_a_variable_is_refused():
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_a_tower_that_leaves_out_a_variable_is_refused(mode):
     calls = []
 
     def model(features, labels, mode):
@@ -227,14 +239,12 @@ def test_a_tower_that_leaves_out_a_variable_is_refused():
             tf1.get_variable("only_once", initializer=1.0)
         return linear_model_fn(features, labels, mode)
 
-    # Where it is asked for before the towers end, gradients by it are what differs first.
-    for mode, text in (("train", "tower 1 has 1 xs.*only_once"), ("infer", "did not create only_")):
-        calls.clear()
-        with pytest.raises(errors.TowerMismatchError, match=text):
-            built(model, mode, optimizer_fn=descend, devices=TWO, tower_building="call")
+    with pytest.raises(errors.TowerMismatchError, match="tower 1 did not create only_once"):
+        built(model, mode, optimizer_fn=descend, devices=TWO, tower_building="call")
 
 
-def test_model_fn_gets_only_the_arguments_it_names():
+@pytest.mark.parametrize(("building", "calls"), [("split", 1), ("call", 2)])
+def test_model_fn_gets_only_the_arguments_it_names(building, calls):
     seen = []
 
     def model(features, mode, params):
@@ -243,13 +253,13 @@ def test_model_fn_gets_only_the_arguments_it_names():
         return linear_model_fn(features, None, mode)
 
     replicated = model_fn.replicate_model_fn(
-        model, lambda params: descend(), TWO, tower_building="call"
+        model, lambda params: descend(), TWO, tower_building=building
     )
     params = {"rate": 1.0}
     with tf.Graph().as_default():
         tf1.train.create_global_step()
         replicated({"x": tf.constant([1.0, 2.0])}, None, "train", params)
-    assert seen == [["rate", "seen"]] * 2
+    assert seen == [["rate", "seen"]] * calls
     assert params == {"rate": 1.0}
 
 
@@ -290,11 +300,12 @@ def test_specs_that_differ_between_towers_are_refused():
         built(model, "infer", devices=TWO, tower_building="call")
 
 
-def test_a_layer_kept_outside_of_the_model_fn_has_one_copy_in_all_towers():
+@pytest.mark.parametrize("building", ["split", "call"])
+def test_a_layer_kept_outside_of_the_model_fn_has_one_copy(building):
     layers = []
 
     def model(features, labels, mode):
-        # The last of these is asked for by every tower, the kept ones by the first alone.
+        # The last of these is asked for in every call, the kept ones in the first alone.
         if not layers:
             layers.append(tf.keras.layers.Dense(3, kernel_initializer="ones"))
         own = tf.keras.layers.Dense(1, kernel_initializer="ones")
@@ -314,7 +325,7 @@ def test_a_layer_kept_outside_of_the_model_fn_has_one_copy_in_all_towers():
 
     expected_names, expected = weights(devices=1)
     for strategy in ("parameter_server", "mirrored"):
-        names, found = weights(devices=3, strategy=strategy)
+        names, found = weights(devices=3, strategy=strategy, tower_building=building)
         assert names == expected_names
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5)
@@ -377,7 +388,7 @@ def test_a_metric_may_be_its_variable_and_a_mean(towers):
 
 
 @pytest.mark.parametrize("towers", [1, 3])
-def test_a_metric_that_names_no_aggregation_adds_up(towers):
+def test_a_metric_that_counts_in_a_variable_of_its_own_counts_once(towers):
     def model(features, labels, mode):
         del labels
         count = tf1.get_variable(
@@ -396,7 +407,7 @@ def test_a_metric_that_names_no_aggregation_adds_up(towers):
 
     spec, graph = built(model, "eval", features, devices=towers)
     value, update = spec.eval_metric_ops["count"]
-    # Five values that are all different, and so in every tower's part; two batches.
+    # Five values that are all different, in two batches.
     _, _, found = run(graph, update, update, value)
     assert found == 10.0
 
@@ -428,7 +439,7 @@ def test_an_optimizer_that_assigns_by_itself_works_unchanged(wrap, strategy):
     assert run(graph, spec.train_op, lambda: weight(graph))[1] == 7.0
 
 
-def test_weights_that_each_tower_clips_alike_are_accepted():
+def test_weights_may_be_clipped_behind_the_step():
     def model(features, labels, mode):
         spec = linear_model_fn(features, labels, mode)
         train_op = descend().minimize(spec.loss)
@@ -446,7 +457,7 @@ def test_a_limit_that_no_gradient_reaches_changes_nothing(limit):
     assert run(graph, spec.train_op, lambda: weight(graph))[1] == 7.0
 
 
-@pytest.mark.parametrize("update_ops", ["first", "mean", "all"])
+@pytest.mark.parametrize("update_ops", [None, "first", "mean", "all"])
 def test_what_a_train_op_does_besides_it_does_once(update_ops):
     def model(features, labels, mode):
         spec = linear_model_fn(features, labels, mode)
@@ -458,7 +469,7 @@ def test_what_a_train_op_does_besides_it_does_once(update_ops):
     assert run(graph, spec.train_op, spec.train_op, step)[2] == 2
 
 
-def test_each_gradient_carries_its_towers_weight_once():
+def test_one_step_takes_the_gradients_of_two_losses():
     def model(features, labels, mode):
         w = tf1.get_variable("w", initializer=10.0)
         other = tf1.get_variable("other", initializer=10.0)
@@ -528,7 +539,7 @@ def test_a_moving_average_can_be_used_where_it_is_moved(strategy):
 
 @pytest.mark.parametrize("was_enabled", [True, False])
 @pytest.mark.parametrize("fails", [False, True])
-def test_garbage_is_not_looked_for_while_towers_are_built(was_enabled, fails):
+def test_garbage_is_not_looked_for_while_a_model_is_built(was_enabled, fails):
     seen = []
 
     def model(features, labels, mode):

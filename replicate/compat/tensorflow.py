@@ -85,7 +85,6 @@ session_api = Door(
             "TF_ImportGraphDefOptionsAddInputMapping",
             "TF_ImportGraphDefOptionsAddReturnOperation",
             "TF_ImportGraphDefOptionsRemapControlDependency",
-            "TF_ImportGraphDefOptionsSetPrefix",
             "TF_ImportGraphDefResultsReturnOperations",
             "TF_NewBufferFromString",
             "TF_NewImportGraphDefOptions",
@@ -96,7 +95,7 @@ session_api = Door(
 
 random_seed = Door(
     "tensorflow.python.framework.random_seed",
-    {"_graph_to_seed_dict": "tells seeds that a graph has counted from those that a model fixed"},
+    {"_graph_to_seed_dict": "towers of one worker draw other numbers than those of another"},
 )
 
 stateful_random_ops = Door(
@@ -144,7 +143,6 @@ distribute_lib = Door(
     "tensorflow.python.distribute.distribute_lib",
     {
         "_CrossReplicaThreadMode": "tells tf.distribute that code runs across towers",
-        "_InReplicaThreadMode": "tells tf.distribute that code runs in a tower",
     },
 )
 
@@ -160,7 +158,6 @@ trackable = Door(
     "tensorflow.python.trackable.base",
     {
         "VARIABLE_VALUE_KEY": "the name of a variable's value in tf.train.Checkpoint",
-        "Trackable": "optimizers, layers and models are put back as they were",
     },
 )
 

@@ -1,4 +1,4 @@
-"""Kinds of wine: a canned classifier, as it comes, given to the towers.
+"""Kinds of wine: a canned classifier, as it comes.
 
 The data in `wine-train.csv` and `wine-test.csv`, beside this file, are the 178 rows of "Wine"
 by S. Aeberhard and M. Forina (1992), UCI Machine Learning Repository,
@@ -47,7 +47,7 @@ def model_fn(
     """Tells three kinds of wine apart.
 
     A canned estimator is an Estimator whose `model_fn` somebody else has written; that is all
-    that towers need. Its optimizer is inside, so the config names none.
+    that is needed. Its optimizer is inside, so the config names none.
 
     Args:
         features: The 13 columns, [batch].

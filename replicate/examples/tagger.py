@@ -27,8 +27,7 @@ def model_fn(
     """Tags sentences of different lengths, padded to one length.
 
     What stands behind a sentence's end counts nowhere: not for the network's state, the loss or
-    the accuracy. `maxlen` makes the mask as wide as the padded words; without it each tower's
-    mask would be as wide as the longest sentence among its own rows.
+    the accuracy; `maxlen` makes the mask as wide as the padded words.
 
     Args:
         features: `words`, [batch, width]; `length`, [batch].
@@ -49,7 +48,6 @@ def model_fn(
         outputs = {"serving_default": estimator.export.PredictOutput(predictions)}
         return estimator.EstimatorSpec(mode, predictions, export_outputs=outputs)
     is_word = tf.cast(mask, tf.float32)
-    # The mean over the words of the batch: a quotient of two sums over rows.
     loss = tf1.losses.sparse_softmax_cross_entropy(labels, logits, weights=is_word)
     metrics = {"word_accuracy": tf1.metrics.accuracy(labels, tags, weights=is_word)}
     return estimator.EstimatorSpec(

@@ -207,12 +207,18 @@ class Analysis:
         if op.type not in folding.FOLDED or not all(_is_number(each) for each in op.outputs):
             return False
         if op.type == "BroadcastGradientArgs":
-            # NOTE: of an unknown whole shape and a device's own it would compare what differs.
+            # NOTE: of a whole shape and a device's own it would compare what differs.
             return all(
-                state is SIZE or self.facts.value(tensor) is not None
+                state is SIZE or self._is_without_rows(tensor)
                 for tensor, state in zip(op.inputs, inputs, strict=True)
             )
         return all(self._is_small(tensor) for tensor in op.outputs)
+
+    def _is_without_rows(self, shape: tf.Tensor) -> bool:
+        """Whether a shape is the same on all devices, for it has no rows."""
+        if self.facts.value(shape) is None:
+            return False
+        return not any(entry.has_rows() for entry in self.facts.shape_entries(shape) or ())
 
     def _is_small(self, tensor: tf.Tensor) -> bool:
         extents = self.facts.shape(tensor)

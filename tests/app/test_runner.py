@@ -66,7 +66,6 @@ train:
 eval:
   every_steps: 2
   input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 3}
-  metric_reductions: {largest: max}
 predict: {input: {kind: npz, file: d.npz, features: [x], batch_size: 3}}
 export: {}
 """
@@ -161,8 +160,12 @@ def test_where_nothing_follows_training_the_last_step_is_its_end(folder, capsys)
     assert "nothing left to do" in capsys.readouterr().err
 
 
-def test_evaluate_prints_metrics_for_machines(trained, capsys):
-    assert run(trained, "evaluate", "--json") == 0
+CALLED = ("--tower_building=call", "--set", "eval.metric_reductions={largest: max}")
+
+
+@pytest.mark.parametrize("building", [(), CALLED])
+def test_evaluate_prints_metrics_for_machines(trained, capsys, building):
+    assert run(trained, "evaluate", "--json", *building) == 0
     metrics = json.loads(capsys.readouterr().out)
     assert metrics["global_step"] == 4
     assert metrics["average"] == pytest.approx(WEIGHT * 2.5, rel=1e-6)  # mean of w x

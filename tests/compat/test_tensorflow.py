@@ -1,9 +1,14 @@
 """The doors to TensorFlow, and what happens before the first one opens."""
 
+import pathlib
+import re
+
 import pytest
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat import versions
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
 
 PRIVATE_NAMES = [
     pytest.param(door, name, id=f"{door.path}.{name}")
@@ -16,6 +21,16 @@ PRIVATE_NAMES = [
 def test_private_name_exists_and_has_a_reason(door, name):
     assert hasattr(door.target(), name)
     assert len(door.names[name].split()) >= 3
+
+
+def test_every_private_name_is_in_use():
+    words = set()
+    for room in (ROOT / "replicate").glob("**/*.py"):
+        if room.relative_to(ROOT) != pathlib.Path("replicate", "compat", "tensorflow.py"):
+            words.update(re.findall(r"\w+", room.read_text()))
+    doors = tfc.doors()
+    assert not {*doors} - words
+    assert not {name for door in doors.values() for name in door.names} - words
 
 
 def test_names_that_are_not_listed_stay_behind_the_door():

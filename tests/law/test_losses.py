@@ -94,3 +94,39 @@ def test_a_loss_needs_no_declaration(name, way, setting):
         tolerance=TOLERANCES[case.dtype],
     )
     assert np.isfinite([fetched["loss"] for fetched in found.fetched]).all()
+
+
+# A tower for each device, and what is said of their losses.
+
+TOWERS = running.Setting("parameter_server", 3, (7, 7))
+
+
+def of_parts(reduce, join):
+    """What three towers' parts of a batch of seven rows, joined, are on one device."""
+
+    def loss(f, y, v):
+        parts = tf.split(losses.cross(f, y, v), [3, 2, 2])
+        return join([reduce(part) for part in parts])
+
+    return loss
+
+
+def weighted(parts):
+    return tf.add_n([part * rows / 7.0 for part, rows in zip(parts, (3, 2, 2), strict=True)])
+
+
+@pytest.mark.parametrize(
+    ("loss", "reduction", "expected"),
+    [
+        (losses.mean, "sum", of_parts(tf.reduce_mean, tf.add_n)),
+        (losses.total, "mean", of_parts(tf.reduce_sum, weighted)),
+        (losses.total, tf.VariableAggregation.MEAN, of_parts(tf.reduce_sum, weighted)),
+    ],
+)
+def test_towers_are_joined_as_is_said(loss, reduction, expected):
+    running.require_exact(
+        model_of(loss, WAYS["minimize"]),
+        TOWERS,
+        loss_reduction=reduction,
+        reference=model_of(expected, WAYS["minimize"]),
+    )

@@ -1,4 +1,4 @@
-"""A small BERT, as published code writes it: a model_fn for one device, and nothing of towers.
+"""A small BERT, as published code writes it: a model_fn for one device.
 
 Two layers of attention, a masked language loss divided by how many words were masked, a loss
 of the next sentence, clipped gradients, an Adam that assigns its weights by itself.

@@ -23,12 +23,8 @@ def input_fn(rows: int = 19, batch_size: int = 7) -> tf.data.Dataset:
 
 
 def normalized(x, is_training, name):
-    """Normalises by the statistics of all rows, which TPUs' code asks for, too.
-
-    Without `synchronized` a tower's rows are normalised by themselves, which no tower can do
-    as one device does: that is the layer's meaning.
-    """
-    layer = tf.keras.layers.BatchNormalization(momentum=0.9, synchronized=True, name=name)
+    """Normalises by the statistics of all rows and places."""
+    layer = tf.keras.layers.BatchNormalization(momentum=0.9, name=name)
     x = layer(x, training=is_training)
     for update in layer.updates:
         tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, update)

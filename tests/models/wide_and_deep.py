@@ -39,7 +39,7 @@ def columns() -> tuple[list, list]:
 
 
 def classifier(config) -> estimator.DNNLinearCombinedClassifier:
-    """The estimator; its model_fn is what towers are given."""
+    """The estimator; its model_fn is what is split."""
     wide, deep = columns()
     return estimator.DNNLinearCombinedClassifier(
         linear_feature_columns=wide,

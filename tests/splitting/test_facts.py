@@ -151,6 +151,37 @@ def test_unknown_inner_lengths_are_told_from_fixed_ones(graph):
     assert facts.known_shape(x, 0) == [None, None, 8]
 
 
+def test_two_unknown_lengths_are_not_taken_for_the_same(graph):
+    x, y = (tf1.placeholder(tf.float32, [None, None]) for _ in range(2))
+    shapes = tf.shape(x), tf.shape(y)
+    args = tf.raw_ops.BroadcastGradientArgs(s0=shapes[0], s1=shapes[1])
+    own = tf.raw_ops.BroadcastGradientArgs(s0=shapes[0], s1=shapes[0])
+    rest, product = tf.zeros([shapes[0][0], shapes[0][1] - shapes[1][1] + 1]), x * y
+    facts = begun(facts_of(graph, [(x, 0), (y, 0)]), [(x, 0), (y, 0)], [*shapes, *args, *own])
+    assert facts.shape(product) == (ROW, OPEN)  # they fit if one of them is 1, too
+    assert facts.value(args.r0) is None
+    np.testing.assert_array_equal(facts.value(own.r0), [])
+    assert facts.shape(rest) == (ROW, OPEN)
+
+
+@pytest.mark.parametrize("most", [2, 40, 100])
+def test_a_cut_of_an_unknown_length_may_leave_less(graph, most):
+    x = tf1.placeholder(tf.float32, [None, None, 8])
+    cut = x[:, :most]
+    flat = tf.reshape(cut, [-1, 8])
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(cut) == (ROW, OPEN, Extent(8))
+    assert facts.shape(flat) == (Extent(None, None), Extent(8))
+
+
+def test_a_table_of_places_bounds_an_unknown_length(graph):
+    x = tf1.placeholder(tf.float32, [None, None, 8])  # at most 512 steps, or the slice fails
+    places = tf.slice(tf.zeros([512, 8]), [0, 0], tf.stack([tf.shape(x)[1], 8]))
+    flat = tf.reshape(x + places, [-1, 8])
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(flat) == (Extent(None, None), Extent(8))
+
+
 def test_guesses_that_do_not_fit_leave_lengths_unknown(graph):
     x = tf1.placeholder(tf.float32, [None, None])  # 7 wide: no guess is
     y = tf.matmul(x, tf.zeros([7, 5]))

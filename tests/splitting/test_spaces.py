@@ -527,6 +527,55 @@ def other_ranges(f):
     return squares(hidden(found["odd"]), f), found
 
 
+# In loops and branches of TensorFlow 2, where rows are counted anew in each iteration.
+
+
+def iterated(step, x):
+    return tf.while_loop(lambda n, _: n < 3, lambda n, h: (n + 1, step(n, h)), (0, x))[1]
+
+
+@model()
+def masked_in_a_loop(f):
+    mask = f["mask"]
+
+    def step(n, h):
+        kept = tf.boolean_mask(h, mask)
+        places = tf.where(h[:, 0] > 0.1)
+        back = tf.scatter_nd(places, tf.gather_nd(h, places), tf.cast(tf.shape(h), tf.int64))
+        return tf.tanh(h + back) + 0.1 * tf.reduce_sum(kept, 0)
+
+    found = iterated(step, hidden(f["x"]))
+    return squares(found, f), {"found": found}
+
+
+@model()
+def numbered_in_a_loop(f):
+    def step(n, h):
+        rows = tf.range(tf.shape(h)[0])
+        values, places = tf.unique(tf.cast(h[:, 0] * 3.0, tf.int32))
+        by_value = tf.cast(tf.gather(values, places), F64)[:, tf.newaxis]
+        return tf.tanh(h) + 0.1 * tf.gather(h, rows[::-1]) + 0.01 * by_value
+
+    found = iterated(step, hidden(f["x"]))
+    return squares(found, f), {"found": found}
+
+
+@model()
+def masked_in_a_branch_of_a_loop(f):
+    mask, steps, t = f["mask"], f["mask2"], f["t"]
+
+    def step(n, h):
+        picked = tf.boolean_mask(t[:, n], steps[:, n])
+        return tf.cond(
+            tf.reduce_any(mask),
+            lambda: tf.tanh(h) + tf.reduce_sum(tf.boolean_mask(h, mask), 0),
+            lambda: h * 1.1 + tf.reduce_sum(picked, 0),
+        )
+
+    found = iterated(step, hidden(f["x"]))
+    return squares(found, f), {"found": found}
+
+
 # Ragged tensors.
 
 

@@ -47,7 +47,7 @@ def operations():
     return [op for op in tf1.get_default_graph().get_operations() if op.device]
 
 
-both = pytest.mark.parametrize("building", ["call", "clone"])
+both = pytest.mark.parametrize("building", ["split", "call"])
 
 
 @both
@@ -63,10 +63,16 @@ def test_what_towers_compute_is_on_their_own_worker(building, fresh_graph):
 @both
 def test_what_touches_a_variable_is_beside_it(building, fresh_graph):
     built(building)
+    seen = set()
     for op in operations():
         for tensor in op.inputs:
-            if tensor.op.type == "VarHandleOp" and op.type not in ("If", "StatelessIf"):
-                assert op.device == tensor.op.device, (op.name, op.type)
+            maker = tensor.op
+            while maker.type == "Switch":  # a branch is given a variable
+                maker = maker.inputs[0].op
+            if maker.type == "VarHandleOp" and op.type not in ("If", "StatelessIf", "Switch"):
+                assert op.device == maker.device, (op.name, op.type)
+                seen.add(op.type)
+    assert {"ReadVariableOp", "ResourceGather", "ResourceApplyAdam"} <= seen
 
 
 @both
@@ -85,12 +91,18 @@ def test_a_table_is_neither_read_nor_given_a_dense_gradient(building, fresh_grap
     assert not reads & executed
 
 
-def test_copies_of_towers_get_variables_over_the_network_once(fresh_graph):
-    built("clone")
-    for op in operations():
-        if op.type == "ReadVariableOp" and "/job:ps" in op.device:
-            there = {user.device for tensor in op.outputs for user in tensor.consumers()}
-            assert len([device for device in there if device.startswith(OWN)]) <= 1
+def test_devices_of_a_worker_get_a_variable_over_the_network_once(fresh_graph):
+    """One device gets it, and gives it to the others. A branch that reads one gets its own."""
+    built("split")
+    used = set()
+    for variable in tf1.trainable_variables():
+        for op in variable.handle.consumers():
+            if op.type == "ReadVariableOp":
+                there = {user.device for tensor in op.outputs for user in tensor.consumers()}
+                there = {device for device in there if device.startswith(OWN)}
+                assert len(there) <= 1, op.name
+                used |= {variable.op.name} if there else set()
+    assert {"b", "w"} <= used
 
 
 @both

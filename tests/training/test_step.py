@@ -41,8 +41,9 @@ def weight_after_a_step(x, num_towers, strategy=None, **options):
     "reduction",
     # Sum: each tower's gradient is its row; both are (2, 0), of norm 2, and sum to (4, 0).
     # Mean: (2, 0). Clipped to norm 1 the gradient is (1, 0), and w = 0 - 1 * (1, 0). Clipped
-    # in each tower and then summed it would be (2, 0).
-    ["sum", "mean"],
+    # in each tower and then summed it would be (2, 0). Without towers the mean of both rows is
+    # that of one device.
+    ["sum", "mean", None],
 )
 def test_two_towers_clip_what_they_sum_to(strategy, reduction):
     rows = [[2.0, 0.0], [2.0, 0.0]]
@@ -109,8 +110,7 @@ def fitted(reduce):
     return fn
 
 
-def accumulated(reduction, num_towers, strategy, **options):
-    reduce = tf.reduce_mean if reduction == "mean" else tf.reduce_sum
+def accumulated(reduce, num_towers, strategy=None, **options):
     return runs.replicated(
         fitted(reduce),
         num_towers,
@@ -120,15 +120,28 @@ def accumulated(reduction, num_towers, strategy, **options):
     )
 
 
-@pytest.mark.parametrize("num_towers", [1, 2])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("is_told", [True, False])
-def test_four_batches_of_8_equal_one_of_32(reduction, strategy, num_towers, is_told):
-    # The mean of the 4 means of 8 rows is the mean of all 32; sums are added to their sum.
-    options = {"loss_reduction": reduction} if is_told else {}
-    whole = runs.train(accumulated(reduction, 1, None), 2, WHOLE)
-    steps = accumulated(reduction, num_towers, strategy, accumulate_steps=4, **options)
+def quarter(errors):
+    return tf.reduce_sum(errors) / 4.0
+
+
+@pytest.mark.parametrize(
+    ("num_towers", "strategy"), [(1, None), *((2, strategy) for strategy in STRATEGIES)]
+)
+@pytest.mark.parametrize(
+    ("reduce", "options", "of_32"),
+    # The mean of the 4 means of 8 rows is the mean of all 32. Sums are added to their sum where
+    # that is said, else their mean is taken.
+    [
+        (tf.reduce_mean, {}, tf.reduce_mean),
+        (tf.reduce_sum, {}, quarter),
+        (tf.reduce_mean, {"loss_reduction": "mean"}, tf.reduce_mean),
+        (tf.reduce_sum, {"loss_reduction": "sum"}, tf.reduce_sum),
+    ],
+    ids=["mean", "sum", "mean of towers", "sum of towers"],
+)
+def test_four_batches_of_8_equal_one_of_32(reduce, options, of_32, strategy, num_towers):
+    whole = runs.train(accumulated(of_32, 1), 2, WHOLE)
+    steps = accumulated(reduce, num_towers, strategy, accumulate_steps=4, **options)
     parts = runs.train(steps, 8, QUARTERS)
     assert [step["global_step"] for step in parts.steps] == list(range(1, 9))
     for n in range(3):  # nothing moves before the fourth batch
@@ -140,7 +153,7 @@ def test_four_batches_of_8_equal_one_of_32(reduction, strategy, num_towers, is_t
 
 
 def test_accumulators_are_local_variables():
-    run = runs.train(accumulated("mean", 2, "mirrored", accumulate_steps=4), 1, QUARTERS)
+    run = runs.train(accumulated(tf.reduce_mean, 2, "mirrored", accumulate_steps=4), 1, QUARTERS)
     assert not [name for name in run.last if "accumulate" in name]
     local = run.graph.get_collection("local_variables")
     names = [v.name for v in local]
@@ -171,8 +184,9 @@ def embedding_model_fn(features, labels, mode):
 @pytest.mark.parametrize(
     "options", [{}, {"clip_global_norm": 1.0}, {"accumulate_steps": 2}], ids=str
 )
+@pytest.mark.parametrize("building", ["split", "call"])
 @pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-def test_embedding_has_no_dense_gradient(strategy, options):
+def test_embedding_has_no_dense_gradient(strategy, building, options):
     """Only variables' own reads and starting values may have the embedding's shape."""
     graph = tf.Graph()
     with graph.as_default():
@@ -182,6 +196,7 @@ def test_embedding_has_no_dense_gradient(strategy, options):
             lambda: tf1.train.AdagradOptimizer(0.1),
             4,
             strategy=strategy,
+            tower_building=building,
             **options,
         )
         spec = model({"ids": tf.constant([1, 2, 2, 3, 5, 8, 13, 21])}, None, "train")

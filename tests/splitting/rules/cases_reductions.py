@@ -12,6 +12,7 @@ from tests.splitting.rules.harness import (
     positive,
     raw,
     real,
+    some_nan,
     tensor,
     truths,
 )
@@ -41,6 +42,9 @@ def reductions(kind, of=real, dtype=F64, dtypes=(F64,)):
 for kind in ("Sum", "Mean", "Max", "Min"):
     reductions(kind, dtypes=(F64, F32, tf.half))
     reductions(kind, between(-9, 9), tf.int32)
+for kind in ("Max", "Min"):  # what is no number is the largest and the smallest of all
+    for axis in ([0], [1], [0, 1]):
+        case(kind, raw(kind, axis=axis), tensor("B", 3, of=some_nan), dtypes=(F64, F32, tf.half))
 reductions("Prod", positive)
 reductions("EuclideanNorm")
 for kind in ("All", "Any"):

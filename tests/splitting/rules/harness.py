@@ -67,6 +67,10 @@ def some_zero(numbers, shape):
     return numbers.choice([0.0, 0.0, -1.5, 2.0], shape)
 
 
+def some_nan(numbers, shape):
+    return numbers.choice([np.nan, -1.5, 0.25, 2.0], shape)
+
+
 def between(low, high):
     """Whole numbers from low to high - 1."""
     return lambda numbers, shape: numbers.randint(low, high, shape)
