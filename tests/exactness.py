@@ -15,7 +15,7 @@ import numpy as np
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 
-PATIENCE = tf1.RunOptions(timeout_in_ms=30_000)  # a graph that waits for itself is a failure
+PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)  # a graph that waits for itself is a failure
 
 
 def session_config() -> tf1.ConfigProto:

@@ -22,15 +22,23 @@ _ADDED = ("_attr_scope_map", "_op_to_kernel_label_map", "_gradient_override_map"
 
 @contextlib.contextmanager
 def entered_with(around: Around) -> Iterator[None]:
-    """Enters `around(graph)` in each graph that this thread enters inside."""
+    """Enters `around(graph)` in each graph that this thread enters inside.
+
+    NOTE: each operation is made in its graph, entered once more. A graph that is the current one
+    has entered all that it is to, but a function's: there scopes of names may have been left.
+    """
     stack = tfc.ops._default_graph_stack
     own = getattr(stack, _NAME)
     before = vars(stack).get(_NAME)  # this thread's; None: the method of the class
 
     @contextlib.contextmanager
-    def get_controller(graph):
+    def enter(graph):
         with own(graph) as entered, around(graph):
             yield entered
+
+    def get_controller(graph):
+        is_entered = stack.stack and stack.stack[-1] is graph and not graph.building_function
+        return own(graph) if is_entered else enter(graph)
 
     setattr(stack, _NAME, get_controller)
     try:

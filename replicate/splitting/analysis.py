@@ -71,8 +71,9 @@ class Analysis:
     def _begin(self) -> None:
         self.how: dict[tf.Operation, Any] = {}
         self.why: dict[tf.Operation, str] = {}
-        self._states = {ref: each.state for ref, each in self.given.items()}
-        self._at_hand = set(self.given)
+        # NOTE: by the `id` of tensors, which live as long as the graph: they are asked for often.
+        self._states = {id(each.tensor): each.state for each in self.given.values()}
+        self._at_hand = set(self._states)
         self.assumptions.begin()
         self.facts.begin(self.state)
 
@@ -80,11 +81,11 @@ class Analysis:
 
     def state(self, tensor: tf.Tensor) -> states.State:
         """Returns the state of a tensor."""
-        return self._states.get(tensor.ref(), WHOLE)
+        return self._states.get(id(tensor), WHOLE)
 
     def is_at_hand(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor has rows, and the whole value is there all the same."""
-        return tensor.ref() in self._at_hand
+        return id(tensor) in self._at_hand
 
     def is_split(self, op: tf.Operation) -> bool:
         """Whether an operation has a copy on each device."""
@@ -173,7 +174,7 @@ class Analysis:
     def _take(self, op: tf.Operation, outputs: Sequence[states.State], how: Any) -> None:
         self.how[op] = how
         for tensor, state in zip(op.outputs, outputs, strict=True):
-            self._states[tensor.ref()] = state
+            self._states[id(tensor)] = state
 
     def _be_whole(self, op: tf.Operation, reason: str) -> None:
         """Lets an operation run once; what it makes with rows counts as rows at hand."""
@@ -186,8 +187,8 @@ class Analysis:
             if axis is not None:
                 if op.type not in _FILLS:
                     self.why[op] = reason
-                self._states[tensor.ref()] = Rows(axis, self.batch)
-                self._at_hand.add(tensor.ref())
+                self._states[id(tensor)] = Rows(axis, self.batch)
+                self._at_hand.add(id(tensor))
 
     def _axis_with_rows(self, tensor: tf.Tensor) -> int | None:
         """Returns the first axis of a tensor that has the batch's rows; None: there is none."""

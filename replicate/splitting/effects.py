@@ -1,5 +1,6 @@
 """What has an effect happens once, and reads come before writes where no order is given."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,7 +45,17 @@ READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
 
 def has_effect(op: tf.Operation) -> bool:
     """Whether an operation does something beside making its outputs."""
-    return op.op_def is not None and op.op_def.is_stateful and op.type.startswith(_EFFECTS)
+    return _may_have_effect(op.type) and op.op_def.is_stateful
+
+
+@functools.cache
+def _may_have_effect(kind: str) -> bool:
+    return kind.startswith(_EFFECTS)
+
+
+@functools.cache
+def _writes(kind: str) -> bool:
+    return kind.startswith(_WRITING)
 
 
 def behind(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
@@ -95,7 +106,9 @@ def order(written: Any, made: dict[str, tf.Operation]) -> None:
     """
     aside, original = written.run_aside, written.nodes.original
     running = {op for op in written.run_whole if op not in aside}
-    running |= {op for name, op in made.items() if not {name, original(name)} & aside}
+    running |= {
+        op for name, op in made.items() if name not in aside and original(name) not in aside
+    }
     reads, writes = _users(running)
     behind = ancestry.behind([op for ops in writes.values() for op in ops], running)
     for handle, found in writes.items():
@@ -112,7 +125,9 @@ def _users(running: set[tf.Operation]) -> tuple[dict, dict]:
     reads: dict[tf.Operation, list] = {}
     writes: dict[tf.Operation, list] = {}
     for op in running:
-        if op.type not in READS and not op.type.startswith(_WRITING):
+        kind = op.type
+        is_read = kind in READS
+        if not is_read and not _writes(kind):
             continue
         for tensor in op.inputs:
             handle = tensor.op if tensor.dtype == tf.resource else None
@@ -120,9 +135,9 @@ def _users(running: set[tf.Operation]) -> tuple[dict, dict]:
                 handle = handle.inputs[0].op
             if handle is None or handle.type != "VarHandleOp":
                 continue
-            if op.type in READS:
+            if is_read:
                 reads.setdefault(handle, []).append(op)
-            elif op.type.startswith(_WRITING) and op._get_control_flow_context() is None:
+            elif op._get_control_flow_context() is None:
                 writes.setdefault(handle, []).append(op)
     return reads, writes
 

@@ -155,6 +155,10 @@ class Folder:
         elif op.type == "TensorListElementShape":
             for source in self._structure.list_sources(op.inputs[0]):
                 found.append(source.inputs[1 if source.type == "TensorListFromTensor" else 0])
+        elif op.type == "OptionalGetValue":
+            for source in self._structure.list_sources(op.inputs[0]):
+                if tensor.value_index < len(source.inputs):
+                    found.append(source.inputs[tensor.value_index])
         elif tensor.value_index == 1:  # TensorListPopBack
             for source in self._structure.list_sources(op.inputs[0]):
                 pushes = self._structure.push_backs(source)
@@ -399,7 +403,10 @@ SHAPES = {
     "StringSplitV2": 2,
 }
 
-_LISTS = ("StackPopV2", "StackPushV2", "TensorListElementShape", "TensorListPopBack")
+_LISTS = (
+    *("StackPopV2", "StackPushV2", "TensorListElementShape", "TensorListPopBack"),
+    "OptionalGetValue",
+)
 
 FOLD: dict[str, Callable[[tf.Operation, Sequence[Value]], Any]] = {
     "Abs": _each(lambda a: extents.larger(a, -a)),

@@ -133,8 +133,9 @@ class LoopCopies:
         if op.op_def.is_stateful and op.type not in _OF_LOOPS:
             raise loops.LoopWholeError(op, f"{op.type} has a state")
         self.before_copies(op)
+        definition = self._nodes.definition(op)
         for k, device in enumerate(self._devices):
-            node = self._nodes.copy(op, self.name(op, k), device)
+            node = self._nodes.copy(op, self.name(op, k), device, definition)
             self.set_frame(node, k)
             with self._entered_part():
                 for tensor in op.inputs:
@@ -183,7 +184,7 @@ class LoopCopies:
         """Returns device k's own TensorArray or stack."""
         op = tensor.op
         if self._analysis.is_split(op) and op.type in ("TensorArrayV3", "TensorArrayGradV3"):
-            return self._writer.own_copy(tensor, k)
+            return self._writer.own_copies(tensor)[k]
         return self._own_handle(tensor, k, "", self.handle)
 
     def _whole_handle(self, tensor: tf.Tensor, k: int) -> Reference:

@@ -18,6 +18,7 @@ _MOST_ROUNDS = 8
 
 _OPENING = {
     "Merge",
+    "OptionalGetValue",
     "StackPopV2",
     "TensorArrayReadV3",
     "TensorArrayGatherV3",
@@ -34,6 +35,7 @@ _WRITES = {
     "TensorListPushBack": (1, False),
     "TensorListSetItem": (2, False),
     "TensorListFromTensor": (0, True),
+    "OptionalFromValue": (0, False),
     "TensorArrayWriteV3": (2, False),
     "TensorArrayScatterV3": (2, True),
 }
@@ -226,7 +228,7 @@ class _Rounds:
         return found if _is_full(found) else None
 
     def _writes_to(self, op: tf.Operation) -> Sequence[tf.Operation]:
-        if op.type.startswith("TensorList"):
+        if op.type.startswith(("TensorList", "Optional")):
             sources = self._structure.list_sources(op.inputs[0])
             return [write for each in sources for write in self._writes.get(each, ())]
         maker = _maker(op.inputs[0])
@@ -238,7 +240,7 @@ class _Rounds:
         """Returns what writes into each list and each array, by what made it."""
         found: dict[tf.Operation, list[tf.Operation]] = {}
         for op in self._ops:
-            if op.type == "TensorListFromTensor":
+            if op.type in ("TensorListFromTensor", "OptionalFromValue"):
                 makers: Sequence[tf.Operation] = [op]
             elif op.type in ("TensorListPushBack", "TensorListSetItem"):
                 makers = self._structure.list_sources(op.inputs[0])

@@ -13,7 +13,11 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting import order, states
 from replicate.splitting.states import FLOW, WHOLE, ListOf
 
-NEW_LISTS = ("EmptyTensorList", "TensorListReserve", "TensorListFromTensor")
+# What makes a list; an optional value, as branches keep for their gradients, is one like that.
+NEW_LISTS = (
+    *("EmptyTensorList", "TensorListReserve", "TensorListFromTensor"),
+    *("OptionalFromValue", "OptionalNone"),
+)
 
 _ARRAYS = ("TensorArrayV3", "TensorArrayGradV3")
 _ARRAY_WRITES = ("TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
@@ -79,7 +83,7 @@ class Structure:
     def _note(self, op: tf.Operation) -> None:
         if op.type in _ENTERS:
             self._frames.setdefault(self.own_loop(op), op.get_attr("frame_name"))
-        elif op.type in ("TensorArrayV3", "EmptyTensorList", "TensorListReserve"):
+        elif op.type in ("TensorArrayV3", "EmptyTensorList", "TensorListReserve", "OptionalNone"):
             self._starts.append(op.outputs[-1])
         elif op.type in _ARRAY_WRITES:
             self._array_writes[handle_of(op.inputs[0])].append(op)

@@ -91,30 +91,36 @@ class Nodes:
             name: Its name; None: one that tells its kind.
             **attributes: Its attributes.
         """
-        node = self._new(
-            name or f"{self._prefix}/{type}_{len(self._definition.node)}", type, device
-        )
-        node.input.extend([self.name(each) for each in inputs])
-        node.input.extend([self.wait(each) for each in controls])
+        name = name or f"{self._prefix}/{type}_{len(self._definition.node)}"
+        read = [*map(self.name, inputs), *map(self.wait, controls)]
+        node = self._definition.node.add(name=name, op=type, device=device, input=read)
+        self.by_name[name] = node
         for key, value in attributes.items():
             node.attr[key].CopyFrom(attribute(value))
-        return node.name
+        return name
 
-    def copy(self, op: tf.Operation, name: str, device: str) -> Any:
-        """Adds a copy of an operation, without inputs; returns its definition."""
-        definition = op.node_def
-        node = self._new(name, op.type, device)
-        self._originals[name] = op
-        for key, value in definition.attr.items():
-            if key not in _OF_ORIGINALS:
-                node.attr[key].CopyFrom(value)
-        return node
+    def copy(self, op: tf.Operation, name: str, device: str, definition: Any = None) -> Any:
+        """Adds a copy of an operation, without inputs; returns its definition.
 
-    def _new(self, name: str, type: str, device: str) -> Any:
+        Args:
+            op: The operation.
+            name: The copy's name.
+            device: Where it runs.
+            definition: What `definition` returned, where many copies have it in common.
+        """
         node = self._definition.node.add()
-        node.name, node.op, node.device = name, type, device
+        node.MergeFrom(definition or self.definition(op))
+        node.name, node.device = name, device
         self.by_name[name] = node
+        self._originals[name] = op
         return node
+
+    @staticmethod
+    def definition(op: tf.Operation) -> Any:
+        """Returns the definition of an operation without name, device and inputs."""
+        attributes = op.node_def.attr.items()
+        kept = {key: value for key, value in attributes if key not in _OF_ORIGINALS}
+        return tf1.NodeDef(op=op.type, attr=kept)
 
     def original(self, name: str) -> tf.Operation | None:
         """Returns of what operation a new one is a copy; None: of none."""

@@ -3,6 +3,7 @@
 import collections
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from replicate.compat.tensorflow import tf
 
@@ -62,3 +63,30 @@ def ordered(
         circle = sorted(op.name for op, number in waiting.items() if number)[:5]
         raise ValueError(f"Operations must not wait for each other; {', '.join(circle)} do.")
     return found
+
+
+def in_order(before: Mapping[Any, Iterable]) -> tuple[list, bool]:
+    """Returns all of some things, each behind those before it, and whether there are circles.
+
+    Args:
+        before: For each thing those that come before it, which are things themselves. Where there
+            are circles, one of each comes before one that is before it.
+    """
+    found, open_ones, seen, has_circles = [], set(), set(), False
+    for start in before:
+        path = [] if start in seen else [(start, iter(before[start]))]
+        seen.add(start)
+        while path:
+            each, others = path[-1]
+            open_ones.add(each)
+            for other in others:
+                has_circles |= other in open_ones
+                if other not in seen:
+                    seen.add(other)
+                    path.append((other, iter(before[other])))
+                    break
+            else:
+                open_ones.discard(each)
+                found.append(each)
+                path.pop()
+    return found, has_circles

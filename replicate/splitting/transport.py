@@ -9,13 +9,13 @@ that is not asked for.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import effects, loops
+from replicate.splitting import effects, loops, order
 from replicate.splitting.nodes import Reference
 
 SMALL_BYTES = 1 << 14  # sums up to this many bytes each are made end to end
@@ -49,6 +49,8 @@ class Transport:
         self._devices = written.devices
         self._writer = written
         self._fetch = fetch
+        self._makers: dict[str, Any] = {}
+        self._constants: dict[str, Any] = {}
         self._copies: dict = {}
 
     def run(self) -> None:
@@ -57,7 +59,6 @@ class Transport:
         self._learn()
         self._sum_end_to_end()
         self._leave_out_loans()
-        self._copy_constants()
         self._learn()
         for (source, target, *_), uses in self._transfers().items():
             if len(uses) > 1:
@@ -65,55 +66,57 @@ class Transport:
 
     # What is there.
 
-    def _device(self, name: Any) -> str:
+    def _device(self, each: Any) -> str:
         """Returns the device of a new operation, by its name, or of one of the graph."""
-        if isinstance(name, str):
-            return self._nodes.by_name[name].device
-        return name.device if name.device in self._devices else self._home
+        if isinstance(each, str):
+            return self._nodes.by_name[each].device
+        return each.device if each.device in self._devices else self._home
 
     def _maker(self, written: str) -> Any:
         """Returns what makes an input as it is written: a new operation's name, or an operation."""
-        tensor = self._nodes.tensors.get(written)
-        return tensor.op if tensor is not None else written.split(":")[0]
-
-    def _inputs(self, name: str) -> Iterator[Any]:
-        """Yields what a new operation reads or waits for."""
-        node = self._nodes.by_name[name]
-        for written in node.input:
-            if written.startswith("^"):
-                waited = self._nodes.waited(written)
-                yield written[1:] if waited is None else waited
-            else:
-                yield self._maker(written)
+        if written not in self._makers:
+            tensor = self._nodes.tensors.get(written)
+            self._makers[written] = written.split(":")[0] if tensor is None else tensor.op
+        return self._makers[written]
 
     def _learn(self) -> None:
-        """Finds the users, the stage, and who wants it, of everything that runs."""
-        before = collections.defaultdict(list)
+        """Finds the device, the stage, and who wants it, of everything that runs."""
+        self._before = self._find_before()
+        self._order, self._has_circles = order.in_order(self._before)
+        self._places = {each: self._device(each) for each in self._order}
+        self._stages = self._find_stages()
+        self._wanted_by = self._find_wanted()
+        self._dead = self._find_dead()
+        self._effects = self._find_effects()
+
+    def _find_before(self) -> dict:
+        """Returns for everything that runs what it reads or waits for."""
+        before: dict = {}
         changed = {(op, n): reference for op, n, reference in self._changes.inputs}
         controls = dict(self._changes.controls)
-        waiting: list = [*self._nodes.by_name, *self._writer.run_whole]
-        found = set(waiting)
+        waiting = [*self._nodes.by_name, *self._writer.run_whole]
         while waiting:
             each = waiting.pop()
+            if each in before:
+                continue
             if isinstance(each, str):
-                before[each] = list(self._inputs(each))
+                before[each] = self._inputs(each)
             else:
                 before[each] = list(self._inputs_of(each, changed, controls))
-            for other in before[each]:
-                if other not in found:
-                    found.add(other)
-                    waiting.append(other)
+            waiting.extend(other for other in before[each] if other not in before)
         self._add_pops(before)
-        self._before = before
-        users = collections.defaultdict(list)
-        for each, others in before.items():
-            for other in others:
-                users[other].append(each)
-        self._users = users
-        self._stages = self._find_stages(found)
-        self._wanted_by = self._find_wanted()
-        self._dead = self._find_dead(found)
-        self._effects = self._find_effects(found)
+        return before
+
+    def _inputs(self, name: str) -> list:
+        """Returns what a new operation reads or waits for."""
+        found = []
+        for written in self._nodes.by_name[name].input:
+            if written.startswith("^"):
+                waited = self._nodes.waited(written)
+                found.append(written[1:] if waited is None else waited)
+            else:
+                found.append(self._maker(written))
+        return found
 
     def _inputs_of(self, op: tf.Operation, changed: dict, controls: dict) -> Iterator[Any]:
         for n, tensor in enumerate(op.inputs):
@@ -138,58 +141,78 @@ class Transport:
                 if later in before and earlier in before:
                     before[later].append(earlier)
 
-    def _find_stages(self, found: Iterable[Any]) -> dict:
+    def _settle(self, look: Callable[[], bool]) -> None:
+        """Looks at everything in order; where there are circles, until that changes nothing.
+
+        Args:
+            look: Returns whether it has changed something.
+        """
+        while look() and self._has_circles:
+            pass
+
+    def _find_stages(self) -> dict:
         """Returns how often what each value is made from has left a device.
 
         What leaves home is not counted: a way back to home leaves another device. What goes over
         workers leaves home, and comes back later than what does not.
         """
-        stages = dict.fromkeys(found, 0)
-        crossings = self._writer.joins.crossings
-        waiting = collections.deque(each for each in stages if not self._before[each])
-        waiting.extend(each for each in stages if self._before[each])
-        is_waiting = set(waiting)
-        while waiting:
-            each = waiting.popleft()
-            is_waiting.discard(each)
-            device, stage = self._device(each), stages[each]
-            for user in self._users.get(each, ()):
-                leaves = device != self._home and self._device(user) != device
-                leaves += each in crossings
-                if stages[user] < stage + leaves:
-                    stages[user] = stage + leaves
-                    if user not in is_waiting:
-                        is_waiting.add(user)
-                        waiting.append(user)
+        before, places, crossings = self._before, self._places, self._writer.joins.crossings
+        stages = dict.fromkeys(self._order, 0)
+
+        def look() -> bool:
+            is_changed = False
+            for each in self._order:
+                stage, here = stages[each], (self._home, places[each])
+                for other in before[each]:
+                    leaves = (places[other] not in here) + (other in crossings)
+                    stage = max(stage, stages[other] + leaves)
+                is_changed |= stage != stages[each]
+                stages[each] = stage
+            return is_changed
+
+        self._settle(look)
         return stages
 
     def _find_wanted(self) -> dict:
         """Returns for each operation, as bits, which of what is run wants it."""
         wanted: dict = collections.defaultdict(int)
         for n, group in enumerate(self._fetch):
-            waiting = [self._root(each) for each in _flat(group)]
-            bit = 1 << n
-            while waiting:
-                each = waiting.pop()
-                if not wanted[each] & bit:
-                    wanted[each] |= bit
-                    waiting.extend(self._before.get(each, ()))
+            for each in _flat(group):
+                wanted[self._root(each)] |= 1 << n
+
+        def look() -> bool:
+            is_changed = False
+            for each in reversed(self._order):
+                bits = wanted[each]
+                for other in self._before[each] if bits else ():
+                    is_changed |= bool(bits & ~wanted[other])
+                    wanted[other] |= bits
+            return is_changed
+
+        self._settle(look)
         return wanted
 
-    def _find_effects(self, found: Iterable[Any]) -> dict:
+    def _find_effects(self) -> dict:
         """Returns for each operation, as bits, behind which effects it comes.
 
         NOTE: who fetches a value that comes behind none is to cause none.
         """
+        ops = [each for each in self._order if isinstance(each, tf.Operation)]
+        own = {op: 1 << n for n, op in enumerate(filter(effects.has_effect, ops))}
         behind: dict = collections.defaultdict(int)
-        ops = [each for each in found if isinstance(each, tf.Operation)]
-        for n, op in enumerate(op for op in ops if effects.has_effect(op)):
-            waiting, bit = list(self._users.get(op, ())), 1 << n
-            while waiting:
-                each = waiting.pop()
-                if not behind[each] & bit:
-                    behind[each] |= bit
-                    waiting.extend(self._users.get(each, ()))
+
+        def look() -> bool:
+            is_changed = False
+            for each in self._order:
+                bits = behind[each]
+                for other in self._before[each]:
+                    bits |= behind[other] | own.get(other, 0)
+                is_changed |= bits != behind[each]
+                behind[each] = bits
+            return is_changed
+
+        if own:
+            self._settle(look)
         return behind
 
     @staticmethod
@@ -198,12 +221,12 @@ class Transport:
             return each.split(":")[0]
         return each if isinstance(each, tf.Operation) else each.op
 
-    def _find_dead(self, found: Iterable[Any]) -> set:
+    def _find_dead(self) -> set:
         """Returns what may be without a value: it is of a branch that is not taken."""
-        if not any(self._type(each) in ("Switch", "RefSwitch") for each in found):
+        if not any(self._type(each) in ("Switch", "RefSwitch") for each in self._order):
             return set()
-        dead = loops.in_branches({each: self._before[each] for each in found}, self._type)
-        for each in found:
+        dead = loops.in_branches(self._before, self._type)
+        for each in self._order:
             op = each if isinstance(each, tf.Operation) else self._nodes.original(each)
             if op is not None and op._get_control_flow_context() is not None:
                 if op.type not in ("Exit", "Merge"):
@@ -218,37 +241,41 @@ class Transport:
     def _copy_constants(self) -> None:
         """Gives each device the constants that it reads."""
         for node in list(self._nodes.by_name.values()):
+            device = node.device
             for n, written in enumerate(node.input):
-                if written.startswith("^"):
-                    continue
-                value = self._constant(written, node.device)
-                if value is not None:
-                    node.input[n] = value
+                if not written.startswith("^") and self._is_constant(written):
+                    node.input[n] = self._constant_on(written, device)
 
-    def _constant(self, written: str, device: str) -> str | None:
-        """Returns a constant's copy on a device; None: it is there, or no constant."""
-        maker = self._maker(written)
-        if self._type(maker) != "Const" or self._device(maker) == device:
-            return None
+    def _is_constant(self, written: str) -> bool:
+        """Whether an input is a constant that may be anywhere."""
+        if written not in self._constants:
+            maker = self._maker(written)
+            is_free = self._type(maker) == "Const"
+            if is_free and isinstance(maker, str):
+                is_free = not self._nodes.by_name[maker].input
+            elif is_free:
+                is_free = not maker.control_inputs and maker._get_control_flow_context() is None
+            self._constants[written] = is_free
+        return self._constants[written]
+
+    def _constant_on(self, written: str, device: str) -> str:
+        """Returns a constant on a device."""
         key = (written, device)
-        if key in self._copies:
-            return self._copies[key]
-        if isinstance(maker, str):
-            definition = self._nodes.by_name[maker]
-            if definition.input:
-                return None
-        else:
-            if maker.control_inputs or maker._get_control_flow_context() is not None:
-                return None
-            definition = maker.node_def
-        attributes = {name: definition.attr[name] for name in ("dtype", "value")}
-        self._copies[key] = self._nodes.add("Const", [], device, **attributes)
+        if key not in self._copies:
+            maker = self._maker(written)
+            self._copies[key] = written
+            if self._device(maker) != device:
+                is_new = isinstance(maker, str)
+                definition = self._nodes.by_name[maker] if is_new else maker.node_def
+                attributes = {name: definition.attr[name] for name in ("dtype", "value")}
+                self._copies[key] = self._nodes.add("Const", [], device, **attributes)
         return self._copies[key]
 
     # Sums.
 
     def _sum_end_to_end(self) -> None:
         """Makes one sum of small ones that are made at the same time."""
+        readers = self._readers()
         groups = collections.defaultdict(list)
         for name, tensor in self._changes.sums.items():
             size = tensor.shape.num_elements()
@@ -259,9 +286,21 @@ class Transport:
                 groups[tensor.dtype, self._device(name), when].append(name)
         for (dtype, device, _), names in groups.items():
             if len(names) >= _FEWEST:
-                self._sum_together(names, dtype, device)
+                used = [use for name in names for use in readers[name]]
+                self._sum_together(names, dtype, device, used)
 
-    def _sum_together(self, names: list[str], dtype: tf.DType, device: str) -> None:
+    def _readers(self) -> dict[str, list]:
+        """Returns for each sum the new operations that read it, and as which input."""
+        found: dict[str, list] = {name: [] for name in self._changes.sums}
+        for node in self._nodes.by_name.values():
+            for n, written in enumerate(node.input):
+                if written in found:
+                    found[written].append((node, n))
+        return found
+
+    def _sum_together(
+        self, names: list[str], dtype: tf.DType, device: str, uses: Sequence[tuple]
+    ) -> None:
         nodes, sums = self._nodes, self._changes.sums
         parts = []
         for k, place in enumerate(self._devices):
@@ -270,27 +309,29 @@ class Transport:
             kinds = {"T": dtype, "Tidx": tf.int32, "N": len(flat)}
             parts.append(nodes.add("ConcatV2", [*flat, zero], place, **kinds))
         total = nodes.add("AddN", parts, device, T=dtype, N=len(parts))
-        self._read_pieces(total, names, dtype, device)
-        self._move(self._pieces(total, names, dtype, device))
+        self._read_pieces(total, names, dtype, device, uses)
         for name in names:
             nodes.remove(name)
             del sums[name]
         sums[total] = tf.TensorSpec([None], dtype)
 
-    def _read_pieces(self, total: str, names: list[str], dtype: tf.DType, device: str) -> None:
-        """Lets devices that read several of the sums be sent all of them as one."""
-        uses = collections.defaultdict(list)
-        wanted = set(names)
-        for node in self._nodes.by_name.values():
-            if node.device in self._devices and node.device != device:
-                uses[node.device] += [
-                    (node, n) for n, written in enumerate(node.input) if written in wanted
-                ]
-        for place, found in uses.items():
-            if len({node.input[n] for node, n in found}) >= _FEWEST:
-                pieces = self._pieces(total, names, dtype, place)
-                for node, n in found:
-                    node.input[n] = pieces[node.input[n]]
+    def _read_pieces(
+        self, total: str, names: list[str], dtype: tf.DType, device: str, uses: Sequence[tuple]
+    ) -> None:
+        """Lets everything read pieces of a sum; devices that read several are sent it as one."""
+        pieces = self._pieces(total, names, dtype, device)
+        by_place = collections.defaultdict(list)
+        for node, n in uses:
+            by_place[node.device].append((node, n))
+        for place, found in by_place.items():
+            is_sent = place in self._devices and place != device
+            is_sent = is_sent and len({node.input[n] for node, n in found}) >= _FEWEST
+            own = self._pieces(total, names, dtype, place) if is_sent else pieces
+            for node, n in found:
+                node.input[n] = own[node.input[n]]
+        changes = self._changes
+        changes.inputs = [(op, n, _in(pieces, reference)) for op, n, reference in changes.inputs]
+        self._fetch[:] = [_mapped(pieces, group) for group in self._fetch]
 
     def _pieces(self, total: str, names: list[str], dtype: tf.DType, device: str) -> dict[str, str]:
         """Returns the sums by the names of those that were made one by one, cut on a device."""
@@ -320,28 +361,21 @@ class Transport:
         kinds = {"T": tensor.dtype, "Tshape": tf.int32}
         return self._nodes.add("Reshape", [reference, shape], device, **kinds)
 
-    def _move(self, moved: dict[str, str]) -> None:
-        """Lets everything read other references in place of some."""
-        for node in self._nodes.by_name.values():
-            for n, written in enumerate(node.input):
-                if written in moved:
-                    node.input[n] = moved[written]
-        changes = self._changes
-        changes.inputs = [(op, n, _in(moved, reference)) for op, n, reference in changes.inputs]
-        self._fetch[:] = [_mapped(moved, group) for group in self._fetch]
-
     def _leave_out_loans(self) -> None:
         """Leaves out of sums what a device without rows adds."""
-        for name, tensor in self._changes.sums.items():
-            node = self._nodes.by_name[name]
-            for k, has_rows in enumerate(self._writer.joins.has_rows):
-                if has_rows is not None:
-                    device = self._devices[k]
-                    zero = self._nodes.constant(np.zeros([], tensor.dtype.as_numpy_dtype), device)
-                    part = self._nodes.tensors.get(node.input[k], node.input[k])
-                    node.input[k] = self._nodes.add(
-                        "SelectV2", [has_rows, part, zero], device, T=tensor.dtype
-                    )
+        for k, has_rows in enumerate(self._writer.joins.has_rows):
+            if has_rows is None:
+                continue
+            device = self._devices[k]
+            if isinstance(has_rows, str) and self._is_constant(has_rows):
+                has_rows = self._constant_on(has_rows, device)
+            for name, tensor in self._changes.sums.items():
+                node = self._nodes.by_name[name]
+                zero = self._nodes.constant(np.zeros([], tensor.dtype.as_numpy_dtype), device)
+                part = self._nodes.tensors.get(node.input[k], node.input[k])
+                node.input[k] = self._nodes.add(
+                    "SelectV2", [has_rows, part, zero], device, T=tensor.dtype
+                )
 
     # Transfers.
 
@@ -349,9 +383,10 @@ class Transport:
         """Returns who reads what of another device, by devices, stage and who wants it."""
         found: dict = collections.defaultdict(lambda: collections.defaultdict(list))
         for node in list(self._nodes.by_name.values()):
+            device = node.device
             for n, written in enumerate(node.input):
                 if not written.startswith("^"):
-                    self._note(found, written, node.device, (node, n))
+                    self._note(found, written, device, (node, n))
         for n, (op, _, reference) in enumerate(self._changes.inputs):
             if isinstance(reference, str):
                 self._note(found, reference, self._device(op), n)
@@ -359,9 +394,9 @@ class Transport:
 
     def _note(self, found: dict, written: str, target: str, use: Any) -> None:
         maker = self._maker(written)
-        source = self._device(maker)
-        wanted = self._wanted_by.get(maker, 0)
-        if source == target or not wanted or maker in self._dead:
+        source = self._places[maker]
+        wanted = 0 if source == target else self._wanted_by.get(maker, 0)
+        if not wanted or maker in self._dead:
             return
         dtype = self.dtype(written)
         if dtype in _UNSENT or dtype._is_ref_dtype:

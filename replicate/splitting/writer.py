@@ -6,7 +6,8 @@ gets a copy on each device, which reads its inputs in the views that the rule as
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,11 +90,13 @@ class Writer:
         self.joins = place.make_joins(self, place.runs(nodes))
         self._first_device = place.first_device
         self.in_loops = loop_copies.LoopCopies(self)
-        self._memo: dict = {}
+        # NOTE: by the `id` of tensors, which live as long as the graph: they are asked for often.
+        self._wholes: dict[int, Reference] = {}
+        self._owns: dict[int, Callable[[int], Reference]] = {}
         self._passes: dict[tf.Operation, bool] = {}
         self._queue: list = []
         self._taken = {op.name for op in nodes.graph.get_operations()}
-        self._names: dict = {}
+        self._names: dict[tf.Operation, list[str]] = {}
 
     # What is wanted.
 
@@ -144,20 +147,21 @@ class Writer:
 
     def whole(self, tensor: tf.Tensor) -> Reference:
         """Returns a tensor as one device has it."""
+        key = id(tensor)
+        if key not in self._wholes:
+            self._wholes[key] = self._whole(tensor)
+        return self._wholes[key]
+
+    def _whole(self, tensor: tf.Tensor) -> Reference:
         state = self.analysis.state(tensor)
         if state is WHOLE or self.analysis.is_at_hand(tensor):
             return self.joins.at_home(tensor)
-        if isinstance(state, (Rows, Partial)):
-            tensor = self._passed(tensor)
-            if self.analysis.is_at_hand(tensor) or tensor.op.type in _NUMBERING:
-                return self.joins.at_home(tensor)
-        key = ("whole", tensor.ref())
-        if key not in self._memo:
-            self._memo[key] = self._whole(tensor, state)
-        return self._memo[key]
-
-    def _whole(self, tensor: tf.Tensor, state: states.State) -> Reference:
+        passed = self._passed(tensor) if isinstance(state, (Rows, Partial)) else tensor
+        if passed is not tensor:
+            return self.whole(passed)
         op = tensor.op
+        if op.type in _NUMBERING and isinstance(state, (Rows, Partial)):
+            return self.joins.at_home(tensor)
         is_leaf = op.type in analyses.LEAVES
         of_list = op.type == "TensorListElementShape"
         is_size = state is SIZE and not is_leaf and not of_list
@@ -208,24 +212,32 @@ class Writer:
 
     def own(self, tensor: tf.Tensor, k: int) -> Reference:
         """Returns what device k holds of a tensor, in the state that it has."""
+        key = id(tensor)
+        if key not in self._owns:
+            self._owns[key] = self._own(tensor)
+        return self._owns[key](k)
+
+    def _own(self, tensor: tf.Tensor) -> Callable[[int], Reference]:
+        """Returns what gives, for each device, what it holds of a tensor."""
         given = self.analysis.given.get(tensor.ref())
         if given is not None and given.parts is not None:
-            return given.parts[k]
+            return given.parts.__getitem__
         state = self.analysis.state(tensor)
         if isinstance(state, (Rows, Partial)):
             tensor = self._passed(tensor)
         if self.analysis.is_at_hand(tensor):
-            return self.joins.cut(tensor, state, k)
+            return functools.partial(self.joins.cut, tensor, state)
         if state is SIZE and self.structure.is_free(tensor.op):
             value = self.analysis.facts.constant(tensor)
             if value is not None:
-                return self.constant(np.asarray(value, tensor.dtype.as_numpy_dtype), k)
-        return self.own_copy(tensor, k)
+                value = np.asarray(value, tensor.dtype.as_numpy_dtype)
+                return functools.partial(self.constant, value)
+        return self.own_copies(tensor).__getitem__
 
-    def own_copy(self, tensor: tf.Tensor, k: int) -> Reference:
-        """Returns what an operation's copy on device k makes."""
+    def own_copies(self, tensor: tf.Tensor) -> list[Reference]:
+        """Returns what an operation's copies make, device by device."""
         self.want_copies(tensor.op)
-        return output(self.copy_name(tensor.op, k), tensor.value_index)
+        return [output(name, tensor.value_index) for name in self._copy_names(tensor.op)]
 
     def _passed(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns the tensor in front of operations that do nothing to a device's part."""
@@ -268,7 +280,8 @@ class Writer:
             if found is not tensor:
                 self.changes.inputs.append((op, n, found))
         controls, is_changed = [], False
-        for control in op.control_inputs:
+        # NOTE: many of them come in any order, and what goes over workers must be made in one.
+        for control in sorted(op.control_inputs, key=lambda each: each._id):
             if not self.has_copies(control):
                 self.want_whole(control)
                 controls.append(control)
@@ -289,15 +302,17 @@ class Writer:
     def _copy(self, op: tf.Operation) -> None:
         split = self._split_of(op)
         self.in_loops.before_copies(op)
-        for k in range(len(self.devices)):
-            node = self.nodes.copy(op, self.copy_name(op, k), self.device_of(op, split, k))
-            node.op = split.type or op.type
-            self._set_attributes(node, split, k)
-            self.in_loops.set_frame(node, k)
-            with self.in_loops.inside(op):
-                for tensor, want in zip(op.inputs, split.wants, strict=True):
-                    node.input.append(self.nodes.name(self.view(tensor, want, k)))
-            node.input.extend(self.in_loops.controls(op, k))
+        definition = self._definition(op, split)
+        with self.in_loops.inside(op):
+            views = list(zip(op.inputs, split.wants, strict=True))
+            for k, place in enumerate(self._places(op, split)):
+                node = self.nodes.copy(op, self.copy_name(op, k), place, definition)
+                self._set_seed(node, k)
+                self.in_loops.set_frame(node, k)
+                read = [self.nodes.name(self.view(tensor, want, k)) for tensor, want in views]
+                node.input.extend(read)
+                if op.control_inputs:
+                    node.input.extend(self.in_loops.controls(op, k))
 
     def _split_of(self, op: tf.Operation) -> states.Split:
         """Returns how an operation's copies are made, those of sizes too."""
@@ -315,36 +330,48 @@ class Writer:
                 wants.append(state)
         return states.Split(wants, [SIZE] * len(op.outputs))
 
-    def _set_attributes(self, node: Any, split: states.Split, k: int) -> None:
+    def _definition(self, op: tf.Operation, split: states.Split) -> Any:
+        """Returns what the definitions of an operation's copies have in common."""
+        made = self.nodes.definition(op)
+        made.op = split.type or op.type
         for key, value in split.attributes.items():
-            node.attr[key].CopyFrom(definitions.attribute(value))
-        if node.op in random.SEEDED and (node.attr["seed"].i or node.attr["seed2"].i):
-            node.attr["seed2"].i = random.seed_of_copy(node.attr["seed2"].i, self._first_device + k)
+            made.attr[key].CopyFrom(definitions.attribute(value))
         static_rows = self.analysis.facts.static_rows
-        for value in node.attr.values() if static_rows else ():
+        for value in made.attr.values() if static_rows else ():
             for dimension in value.shape.dim if value.HasField("shape") else ():
                 if dimension.size > 0 and dimension.size % static_rows == 0:
                     dimension.size = -1
+        return made
 
-    def device_of(self, op: tf.Operation, split: states.Split, k: int) -> str:
-        """Returns where an operation's copy k runs; a device that the model names stays."""
-        is_named = op.device not in ("", self.home, self.devices[0])
-        return op.device if split.is_beside or is_named else self.devices[k]
+    def _set_seed(self, node: Any, k: int) -> None:
+        if node.op in random.SEEDED and (node.attr["seed"].i or node.attr["seed2"].i):
+            node.attr["seed2"].i = random.seed_of_copy(node.attr["seed2"].i, self._first_device + k)
+
+    def _places(self, op: tf.Operation, split: states.Split) -> Sequence[str]:
+        """Returns where an operation's copies run; a device that the model names stays."""
+        device = op.device
+        is_named = device not in ("", self.home, self.devices[0])
+        return [device] * len(self.devices) if split.is_beside or is_named else self.devices
 
     def copy_name(self, op: tf.Operation, k: int) -> str:
         """Returns the name of an operation's copy on device k."""
-        key = (op, k)
-        if key not in self._names:
-            name = f"tower_{k}/{op.name}"
-            while name in self._taken:
-                name += "_copy"
-            self._taken.add(name)
-            self._names[key] = name
-        return self._names[key]
+        return self._copy_names(op)[k]
 
-    def constant(self, value: Any, k: int | None, after: Reference | None = None) -> str:
+    def _copy_names(self, op: tf.Operation) -> list[str]:
+        if op not in self._names:
+            names, own = [], op.name
+            for k in range(len(self.devices)):
+                name = f"tower_{k}/{own}"
+                while name in self._taken:
+                    name += "_copy"
+                self._taken.add(name)
+                names.append(name)
+            self._names[op] = names
+        return self._names[op]
+
+    def constant(self, value: Any, k: int | None) -> str:
         """Returns a constant on device k, or at home."""
-        return self.nodes.constant(value, self.home if k is None else self.devices[k], after)
+        return self.nodes.constant(value, self.home if k is None else self.devices[k])
 
 
 def _is_known(extent: Any) -> bool:

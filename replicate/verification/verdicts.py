@@ -53,7 +53,7 @@ class Verification:
         rows: One for each kind of value.
         devices: The towers' devices.
         batch_sizes: The numbers of rows that were tried.
-        notes: What else there is to know: random numbers, warnings, what could not run.
+        notes: What else there is to know: random numbers, what could not run.
     """
 
     rows: tuple[Row, ...]

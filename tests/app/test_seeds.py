@@ -6,6 +6,9 @@ import pytest
 from replicate.app import cli
 from replicate.compat.tensorflow import tf
 
+# Of Keras 2.15 itself, where it draws a seed.
+pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange")
+
 MODEL = """
 import random
 

@@ -30,7 +30,7 @@ def raw():
     return estimator.export.ServingInputReceiver(features, features)
 
 
-_BUILT = [("parameter_server", "auto"), ("mirrored", "auto"), ("parameter_server", "call")]
+_BUILT = [("parameter_server", "split"), ("mirrored", "split"), ("parameter_server", "call")]
 
 
 @pytest.fixture(scope="module", params=_BUILT, ids="-".join)

@@ -94,6 +94,19 @@ def a_sum_in_a_function(f, y, v):
     return quotient(losses.cross(f, y, v), f["mask"])
 
 
+def a_loop_of_means(f, y, v):
+    """A loop whose body takes the mean of all rows off, and reads two variables."""
+    start = (0, tf.tanh(losses.logits(f, v)))
+    w, b = v.variables["w"], v.variables["b"]
+
+    def step(i, hidden):
+        hidden = tf.tanh(tf.matmul(hidden, w.read_value()) + b.read_value())
+        return i + 1, hidden - tf.reduce_mean(hidden, 0)
+
+    _, hidden = tf.while_loop(lambda i, hidden: i < 3, step, start)
+    return tf.reduce_mean(tf.square(hidden - y["y"]))
+
+
 MEETING = [
     own_widths,
     the_hardest_row,
@@ -282,3 +295,9 @@ def test_rows_that_meet_are_those_of_the_whole_batch(loss, setting):
 @pytest.mark.parametrize(("network", "setting"), running.in_turn(NETWORKS))
 def test_rows_that_never_meet_are_exact(network, setting):
     running.require_exact(training(over(network)), setting, optimizer_fn=running.momentum)
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "balanced", "mirrored"])
+def test_a_loop_that_runs_once_reads_variables_wherever_they_are(strategy):
+    setting = running.SETTINGS[0]._replace(strategy=strategy)
+    running.require_exact(training(a_loop_of_means), setting, optimizer_fn=running.momentum)

@@ -166,6 +166,27 @@ def rows_at_their_places(f, y, v):
     return then(losses.mean(f, y, v), added)
 
 
+def rows_in_a_branch(f, y, v):
+    """A table that the loss reads, and a branch moves."""
+    loss, table = losses.mean(f, y, v), kept([3, 3])
+    loss += tf.reduce_mean(tf.square(tf.gather(table, y["class"]) - y["y"]))
+    moved = tf.IndexedSlices(0.1 * f["x"], y["class"])
+    with tf1.control_dependencies([loss]):
+        is_low = tf.reduce_mean(f["x"]) < 10.0
+    branch = tf.cond(is_low, lambda: tf.group(table.scatter_sub(moved)), tf.no_op)
+    return then(loss, branch)
+
+
+def a_sparse_step_in_a_branch(f, y, v):
+    """The rows of a table are trained where their gradient is finite."""
+    table = tf1.get_variable("table", [3, 3], double, exactness.start)
+    loss = tf.reduce_mean(tf.square(tf.nn.embedding_lookup(table, y["class"]) - y["y"]))
+    optimizer, count = running.adam(), tf1.train.get_global_step()
+    pairs = optimizer.compute_gradients(loss)
+    is_finite = tf.reduce_all(tf.math.is_finite(pairs[0][0].values))
+    return loss, tf.cond(is_finite, lambda: optimizer.apply_gradients(pairs, count), tf.no_op)
+
+
 def a_number_of_rows(f, y, v):
     return then(losses.mean(f, y, v), kept().assign_add(losses.count(f["x"])))
 
@@ -236,4 +257,10 @@ STEPS = [
 
 @pytest.mark.parametrize(("step", "setting"), running.in_turn(STEPS))
 def test_what_a_model_writes_is_written_once(step, setting):
+    running.require_exact(running.training(step), setting)
+
+
+@pytest.mark.parametrize("setting", running.SETTINGS[:2], ids=str)
+@pytest.mark.parametrize("step", [rows_in_a_branch, a_sparse_step_in_a_branch])
+def test_rows_that_a_branch_writes_are_written_to_all_copies(step, setting):
     running.require_exact(running.training(step), setting)

@@ -19,6 +19,8 @@ _random = np.random.RandomState(0)
 X = _random.randn(ROWS, 2).astype(np.float32)
 C = _random.randint(0, 5, ROWS)
 LABELS = _random.randint(0, 3, ROWS)
+IMAGES = _random.randn(8, 6, 6, 2).astype(np.float32)
+OF_IMAGES = _random.randint(0, 3, 8)
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -55,74 +57,55 @@ def weights(trained):
 
 @pytest.fixture(scope="module")
 def one_device(tmp_path_factory):
-    """For each canned estimator a model_dir after one step, and the weights after three."""
+    """For each canned estimator a model_dir after one step, and the weights after 3 and after 4."""
 
     @functools.cache
     def train(name):
         started = tmp_path_factory.mktemp(name) / "started"
         canned(name, started).train(input_fn, steps=1)
-        trained = canned(name, shutil.copytree(started, started.parent / "trained"))
-        trained.train(input_fn, max_steps=3)
-        return started, weights(trained)
+        directory = shutil.copytree(started, started.parent / "trained")
+        found = []
+        for steps in (3, 4):
+            trained = canned(name, directory)
+            trained.train(input_fn, max_steps=steps)
+            found.append(weights(trained))
+        return started, found
 
     return train
 
 
-@pytest.mark.parametrize("num_towers", [2, 4])
-@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-@pytest.mark.parametrize(
-    "name", ["LinearClassifier", "DNNClassifier", "DNNLinearCombinedClassifier"]
-)
-def test_canned_estimator_goes_on_where_one_device_stopped_and_back(
-    one_device, tmp_path, name, strategy, num_towers
-):
-    started, expected = one_device(name)
-    model_dir = shutil.copytree(started, tmp_path / "model")
-    base = canned(name, model_dir)
-    model_fn = replicate.replicate_model_fn(base.model_fn, devices=num_towers, strategy=strategy)
-    many = estimator.Estimator(model_fn, config=base.config)
-    many.train(input_fn, max_steps=3)
-    found = weights(many)
+def assert_alike(found, expected):
     assert sorted(found) == sorted(expected)
     for key, value in expected.items():
         np.testing.assert_allclose(found[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
+
+
+# Those of version 1 have partitioners, which one device leaves with one part, and losses that
+# are sums over rows.
+@pytest.mark.parametrize(
+    ("name", "reduction", "strategy", "num_towers"),
+    [
+        ("LinearClassifier", None, "parameter_server", 2),
+        ("DNNLinearCombinedClassifier", None, "mirrored", 3),
+        ("v1.DNNClassifier", None, None, 1),
+        ("v1.DNNClassifier", "sum", "mirrored", 2),
+        ("v1.DNNLinearCombinedClassifier", None, "round_robin", 3),
+        ("v1.DNNLinearCombinedClassifier", "sum", "parameter_server", 2),
+    ],
+)
+def test_canned_estimator_goes_on_where_one_device_stopped_and_back(
+    one_device, tmp_path, name, reduction, strategy, num_towers
+):
+    started, (expected, expected_back) = one_device(name)
+    model_dir = shutil.copytree(started, tmp_path / "model")
+    base = canned(name, model_dir)
+    model_fn = runs.replicated(base.model_fn, num_towers, strategy, loss_reduction=reduction)
+    many = estimator.Estimator(model_fn, config=base.config)
+    many.train(input_fn, max_steps=3)
+    assert_alike(weights(many), expected)
     back = canned(name, model_dir)
     back.train(input_fn, max_steps=4)
-    assert back.get_variable_value("global_step") == 4
-
-
-# Those of version 1 have partitioners, which one device leaves with one part.
-@pytest.mark.parametrize(
-    ("num_towers", "strategy"), [(1, None), (2, "parameter_server"), (3, "mirrored")]
-)
-@pytest.mark.parametrize(
-    "name", ["v1.LinearClassifier", "v1.DNNClassifier", "v1.DNNLinearCombinedClassifier"]
-)
-def test_partitioned_canned_estimator_goes_on_where_one_device_stopped_and_back(
-    one_device, tmp_path, name, strategy, num_towers
-):
-    test_canned_estimator_goes_on_where_one_device_stopped_and_back(
-        one_device, tmp_path, name, strategy, num_towers
-    )
-
-
-@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
-@pytest.mark.parametrize("name", ["v1.LinearClassifier", "v1.DNNClassifier"])
-def test_one_device_goes_on_exactly_where_towers_of_a_partitioned_one_stopped(
-    one_device, tmp_path, name, strategy
-):
-    started, _ = one_device(name)
-    base = canned(name, shutil.copytree(started, tmp_path / "model"))
-    model_fn = replicate.replicate_model_fn(base.model_fn, devices=2, strategy=strategy)
-    estimator.Estimator(model_fn, config=base.config).train(input_fn, max_steps=2)
-    back = canned(name, tmp_path / "model")
-    back.train(lambda: input_fn().skip(1), max_steps=3)
-    one = canned(name, shutil.copytree(started, tmp_path / "one"))
-    one.train(input_fn, max_steps=2)
-    one.train(lambda: input_fn().skip(1), max_steps=3)
-    for key, value in weights(one).items():
-        found = back.get_variable_value(key)
-        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-6, err_msg=key)
+    assert_alike(weights(back), expected_back)
 
 
 def resnet_model_fn(features, labels, mode):
@@ -155,33 +138,17 @@ def start(seed):
 
 
 @functools.cache
-def resnet_run(num_towers, strategy):
-    """Both halves, and both quarters, of each batch are alike: so are their statistics."""
-    half = _random_image_rows()
-    image = np.concatenate([half] * 4)
-    labels = np.tile([0, 2], 4)
+def resnet_run(num_towers=0, strategy=None):
     model = resnet_model_fn
     if num_towers:
         model = runs.replicated(model, num_towers, strategy)
-    batches = [{"x": image * (i + 1), "ids": np.arange(8), "y": labels} for i in range(2)]
+    batches = [{"x": IMAGES * (i + 1), "ids": np.arange(8), "y": OF_IMAGES} for i in range(2)]
     return runs.train(model, 4, batches)
 
 
-def _random_image_rows():
-    return np.random.RandomState(5).randn(2, 6, 6, 2).astype(np.float32)
-
-
-@pytest.mark.parametrize("num_towers", [2, 4])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("num_towers", "strategy"), [(2, "parameter_server"), (3, "mirrored")])
 def test_residual_network_trains_to_the_weights_of_one_device(strategy, num_towers):
-    found, expected = resnet_run(num_towers, strategy), resnet_run(0, None)
-    # The variance of a tower's rows is the batch's, but for the factor n / (n - 1) that
-    # moving variances carry.
-    for run in (found, expected):
-        for step in run.steps:
-            for name in [name for name in step if "moving_variance" in name]:
-                step[name] = np.zeros([])
-    runs.assert_same(found, expected, relative=1e-4)
+    runs.assert_same(resnet_run(num_towers, strategy), resnet_run(), relative=1e-4)
 
 
 def sync_model_fn(wrap, features, labels, mode):
@@ -213,7 +180,7 @@ def weight_after_synchronous_step(model):
             return session.run(w)
 
 
-def sync_optimizer_fn_model(strategy):
+def sync_optimizer_fn_model(strategy, building):
     """The model whose SyncReplicasOptimizer is given as `optimizer_fn`."""
     optimizer = tf1.train.SyncReplicasOptimizer(
         tf1.train.MomentumOptimizer(0.1, 0.9), replicas_to_aggregate=1
@@ -225,27 +192,38 @@ def sync_optimizer_fn_model(strategy):
         hook = optimizer.make_session_run_hook(is_chief=True)
         return estimator.EstimatorSpec(mode, loss=loss, train_op=tf.no_op(), training_hooks=[hook])
 
-    return replicate.replicate_model_fn(model, lambda: optimizer, 2, strategy=strategy)
+    return runs.replicated(
+        model, 2, strategy, optimizer_fn=lambda: optimizer, tower_building=building
+    )
+
+
+def sync_inside(wrap):
+    """Returns what makes the model with its optimizer inside."""
+    model = functools.partial(sync_model_fn, wrap)
+    return lambda strategy, building: runs.replicated(model, 2, strategy, tower_building=building)
 
 
 SYNCHRONOUS = {
-    "wrapped": lambda strategy: runs.replicated(
-        functools.partial(sync_model_fn, replicate.TowerOptimizer), 2, strategy
-    ),
-    "unchanged": lambda strategy: runs.replicated(
-        functools.partial(sync_model_fn, lambda o: o), 2, strategy
-    ),
+    "wrapped": sync_inside(replicate.TowerOptimizer),
+    "unchanged": sync_inside(lambda optimizer: optimizer),
     "optimizer_fn": sync_optimizer_fn_model,
 }
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.filterwarnings("ignore:To construct input pipelines")
-@pytest.mark.parametrize("kind", SYNCHRONOUS)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_sync_replicas_optimizer_with_its_hook(strategy, kind):
+@pytest.mark.parametrize(
+    ("kind", "building", "strategy"),
+    [
+        *((kind, "split", strategy) for kind in SYNCHRONOUS for strategy in STRATEGIES),
+        # One inside of a tower meets the others where it is wrapped.
+        ("wrapped", "call", "mirrored"),
+        ("optimizer_fn", "call", "parameter_server"),
+    ],
+)
+def test_sync_replicas_optimizer_with_its_hook(kind, building, strategy):
     one = weight_after_synchronous_step(functools.partial(sync_model_fn, lambda o: o))
-    found = weight_after_synchronous_step(SYNCHRONOUS[kind](strategy))
+    found = weight_after_synchronous_step(SYNCHRONOUS[kind](strategy, building))
     np.testing.assert_allclose(found, one, rtol=1e-5)
 
 
@@ -336,15 +314,25 @@ def announcing_model_fn(features, labels, mode):
     return estimator.EstimatorSpec(mode, loss=loss, train_op=tf.no_op())
 
 
-@pytest.mark.parametrize("num_towers", [1, 2])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_step_may_be_a_tensor(strategy, num_towers):
+@pytest.mark.parametrize(
+    ("building", "num_towers", "strategy"),
+    [
+        ("split", 1, None),
+        *(("split", 2, strategy) for strategy in STRATEGIES),
+        *(("call", 2, strategy) for strategy in STRATEGIES),
+    ],
+)
+def test_a_step_may_be_a_tensor(building, strategy, num_towers):
     # The first step, by hand: the gradient of the mean of squares is 2 x^T (x w - y) / B.
     x, y = runs.BATCHES[0]["x"], runs.BATCHES[0]["y"]
     w = np.float32([[0.3], [-0.2], [0.1]])
     expected = w - 0.1 * 2 * x.T @ (x @ w - y) / len(x)
-    model = replicate.replicate_model_fn(
-        announcing_model_fn, lambda: Announcing(0.1), num_towers, strategy=strategy
+    model = runs.replicated(
+        announcing_model_fn,
+        num_towers,
+        strategy,
+        optimizer_fn=lambda: Announcing(0.1),
+        tower_building=building,
     )
     with tf.Graph().as_default():
         step = tf1.train.create_global_step()

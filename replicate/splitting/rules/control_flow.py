@@ -54,6 +54,8 @@ def _merge(case: registry.Case) -> Split | None:
     if state is None:
         is_sum = not is_loop and all(each == SUM for each in case.inputs)
         return Split(case.inputs, [SUM, WHOLE]) if is_sum else None
+    if isinstance(state, ListOf):
+        case.assumptions.want_lists(case.op.outputs[0], state.element)
     if any(case.inputs[n] != state and not may_have_rows(case, n, state) for n in given):
         raise WholeError("branches or loops give different rows")
     return Split([state] * len(case.inputs), [state, WHOLE])

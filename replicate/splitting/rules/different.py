@@ -34,9 +34,9 @@ def _unique(case: Case) -> Split:
         raise WholeError("its values have no rows")
     if len(case.inputs) > 1 and case.value(1).size and int(case.value(1).reshape(-1)[0]):
         raise WholeError("it is along another dimension")
-    values, places = (Local(tensor) for tensor in case.op.outputs[:2])
+    # NOTE: a device counts its own rows alone, so that counts, put in place, are not the batch's.
     wants = [rows.at(0), *[WHOLE] * (len(case.inputs) - 1)]
-    return Split(wants, [values, places, values][: len(case.op.outputs)])
+    return Split(wants, [Local(tensor) for tensor in case.op.outputs])
 
 
 def different_of(case: Case, values: int, places: int) -> Rows:

@@ -288,3 +288,36 @@ def _shape_of_own(case: registry.Case, n: int, element: states.State) -> states.
     shape = case.facts.value(case.op.inputs[n])
     is_open = shape is not None and (np.ndim(shape) == 0 or shape[element.axis] == -1)
     return view if is_open else case.shape_view(n, element)
+
+
+# Optional values, which branches keep for their gradients: lists of one element, or of none.
+
+
+@registry.rule("OptionalFromValue")
+def _optional(case: registry.Case) -> Split | None:
+    """(value) -> optional."""
+    element = case.assumptions.element(case.op)
+    state = case.inputs[0]
+    if len(case.inputs) > 1 or not (states.is_rows(state) or state == SUM) or element is WHOLE:
+        return None
+    if element is None:
+        case.assumptions.want_list(case.op, state)
+    return Split([element], [ListOf(element)])
+
+
+@registry.rule("OptionalNone", always=True)
+def _no_value(case: registry.Case) -> Split | None:
+    """() -> optional, which has none where a branch was not taken."""
+    element = case.assumptions.element(case.op)
+    return None if element is None or element is WHOLE else Split([], [ListOf(element)])
+
+
+@registry.rule("OptionalGetValue")
+def _value_of(case: registry.Case) -> Split:
+    """(optional) -> value."""
+    element = _own_list(case).element
+    (shape,) = map(tf.TensorShape, case.attribute("output_shapes"))
+    axes = {element.axis} if states.is_rows(element) else set()
+    if shape.rank is not None:
+        shape = _loosened(shape, axes)
+    return Split([case.inputs[0]], [element], attributes={"output_shapes": [shape]})

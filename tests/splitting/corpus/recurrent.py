@@ -240,6 +240,17 @@ def condition_with_weights(f, y):
 
 
 @model
+def condition_around_layers(f, y):
+    """A branch keeps for its gradients what it has made."""
+    x = tf.cond(
+        tf.reduce_mean(f["x"]) > 0.0,
+        lambda: hidden(tf.sin(hidden(f["x"], 5)) * 2.0, 3, "out"),
+        lambda: hidden(f["x"] - tf.reduce_mean(f["x"], 0), 3, "other"),
+    )
+    return squares(x, y), {"x": x}
+
+
+@model
 def condition_on_the_number_of_rows(f, y):
     x = hidden(f["x"], 3)
     found = tf.cond(tf.shape(x)[0] > 3, lambda: 2.0 * x, lambda: x - tf.reduce_mean(x, 0))

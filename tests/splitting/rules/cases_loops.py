@@ -97,13 +97,39 @@ def chosen_by_rows(x, w):
     return tf.cond(tf.reduce_mean(x) > 0.0, lambda: tf.tanh(x * w), lambda: x + w)
 
 
+def layers(x, w):
+    return tf.cond(tf.reduce_sum(w) > 0.0, lambda: tf.sin(tf.tanh(x * w)) * w, lambda: tf.cos(x))
+
+
+def layers_by_rows(x, w):
+    return tf.cond(
+        tf.reduce_mean(x) > 0.0, lambda: tf.exp(tf.sin(x) * tf.tanh(w)), lambda: tf.cos(x * w) * w
+    )
+
+
 def chosen_by_size(x, n):
     return tf.cond(n > 3, lambda: tf.tanh(x), lambda: x * 2.0)
 
 
+def with_gradients(function):
+    """The same with loops and branches of version 2, whose branches keep what gradients need."""
+
+    def make(x, w):
+        with version(2):
+            return of_both(function)(x, w)
+
+    return make
+
+
+OPTIONAL = "OptionalFromValue OptionalGetValue"
 for dims, other in ((("B", 3), (3,)), ((2, "B"), (2, 1)), ((2, 3), (3,))):
     for function in (chosen, chosen_by_rows, of_both(chosen), of_both(chosen_by_rows)):
         case("Switch Merge", function, tensor(*dims), tensor(*other))
+    if "B" in dims:
+        # Of one branch with layers the other has none; of two each has its own.
+        one, two = with_gradients(layers), with_gradients(layers_by_rows)
+        FAMILY.case(f"{OPTIONAL} OptionalNone", one, tensor(*dims), tensor(*other))
+        FAMILY.case(OPTIONAL, two, tensor(*dims), tensor(*other))
 case("Switch Merge", chosen_by_size, tensor("B", 3), size())
 
 
@@ -224,4 +250,21 @@ for dims in ((2, "B"), ("B", 3), (2, 3)):
     once("TensorArrayConcatV3", arrays(joined), tensor(*dims), tensor(*dims))
 once("TensorArraySplitV3", cut, tensor(2, "B"))
 once("TensorArraySplitV3", cut, tensor(2, 3))
+
+
+def optional(x):
+    made = tf.raw_ops.OptionalFromValue(components=[x])
+    return tf.raw_ops.OptionalGetValue(optional=made, output_types=[F64], output_shapes=[x.shape])
+
+
+def optional_pair(x, y):
+    """Of two values nothing is assumed: it is whole."""
+    made = tf.raw_ops.OptionalFromValue(components=[x, y])
+    shapes = [x.shape, y.shape]
+    return tf.raw_ops.OptionalGetValue(optional=made, output_types=[F64, F64], output_shapes=shapes)
+
+
+for dims in (("B", 3), (2, "B"), (2, 3)):
+    once("OptionalFromValue OptionalGetValue", optional, tensor(*dims))
+    once("OptionalFromValue OptionalGetValue", optional_pair, tensor(*dims), tensor(*dims))
 once("Identity", raw("Identity"), tensor("B", 3))
