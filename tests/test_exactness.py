@@ -20,7 +20,7 @@ from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
 from tests.law import optimizers
 
-DRAWS = int(os.environ.get("EXACTNESS_DRAWS", "49"))
+DRAWS = int(os.environ.get("EXACTNESS_DRAWS", "42"))
 STRATEGIES = ("parameter_server", "round_robin", "balanced", "mirrored")
 WIDTH = 3
 # Relative and absolute: reassociation alone. Metrics are computed in float32.

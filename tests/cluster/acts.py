@@ -23,6 +23,7 @@ CASES = {
     "static": cases.Case(cases.masked, cases.adam, ((4, 4, 4),), is_static=True),
     "accumulated": cases.Case(cases.mean, cases.adam, ROWS, {"accumulate_steps": 2}),
 }
+CALLED = ("embedding_adam", "accumulated")  # cases whose model is called for each tower
 SAVED = "adam_penalized"  # the case of which there are checkpoints
 
 
@@ -121,7 +122,7 @@ def alone(company: task.Company) -> None:
     if not company.is_chief:
         return
     for number, (name, case) in enumerate(CASES.items()):
-        building = ("call", "clone")[number % 2]
+        building = "call" if name in CALLED else "split"
         train_case(company, name, case, building, "balanced" if number == 1 else None)
         if name == "static":
             train_case(company, "one_tower", case, building, None, devices=1)
@@ -150,7 +151,7 @@ def train_case(company, act, case, building, strategy, folder=None, **more) -> N
 
 def restored(company) -> None:
     """The checkpoint of a case goes on for as many steps."""
-    train_case(company, "restored", CASES[SAVED], "auto", None, folder=SAVED)
+    train_case(company, "restored", CASES[SAVED], "split", None, folder=SAVED)
 
 
 # Two workers that wait for nobody.

@@ -64,6 +64,11 @@ def mean(features, labels):
     return tf.reduce_mean(_errors(features, labels))
 
 
+def summed(features, labels):
+    """A sum over rows."""
+    return tf.reduce_sum(_errors(features, labels))
+
+
 def masked(features, labels):
     """A quotient of sums."""
     weights = features["mask"][:, tf.newaxis]
@@ -113,14 +118,12 @@ def steep(features, labels):
 
 
 def hidden(features, labels):
-    """A quotient of sums that nobody can see into; the model says by what it divides."""
+    """A quotient of sums inside of a function."""
     weights = features["mask"] + 0.5
     errors_of_rows = tf.reduce_sum(_errors(features, labels), 1)
-    found = tf.function(lambda e, w: tf.reduce_sum(w * e) / tf.reduce_sum(w))(
+    return tf.function(lambda e, w: tf.reduce_sum(w * e) / tf.reduce_sum(w))(
         errors_of_rows, weights
     )
-    replicate.get_tower_context().set_loss_weight(tf.reduce_sum(weights))
-    return found
 
 
 def normalized(features, labels):
@@ -173,14 +176,13 @@ EPOCHS = ((3, 3, 1) * 3, (3, 2) * 3)  # three epochs of 7 rows, and of 5, by 3
 NONE_IN_ONE = (_cycle((3, 5), 4), ())
 SHORT = ((5, 3, 4, 1), (2, 4, 3))
 _SINGLE = {"dtype": tf.float32}
+_CALLED = {"tower_building": "call"}
 CASES = {
     "sgd": Case(mean, descend, UNEVEN),
-    "sgd_single": Case(mean, descend, UNEVEN, **_SINGLE),
     "momentum_masked": Case(masked, momentum, UNEVEN_END),
     "momentum_masked_single": Case(masked, momentum, UNEVEN_END, **_SINGLE),
     "adam_penalized": Case(penalized, adam, FIRST_ENDS, is_evaluated=True),
     "embedding_adam": Case(embedded, adam, UNEVEN_END),
-    "embedding_adam_single": Case(embedded, adam, UNEVEN, **_SINGLE),
     "clipped": Case(penalized, None, UNEVEN_END, train=clipped),
     "static": Case(masked, adam, ((4, 4, 4), (4, 4)), is_static=True),
     "epochs": Case(mean, momentum, EPOCHS),
@@ -191,6 +193,9 @@ CASES = {
     "steep": Case(steep, descend, SHORT),
     "normalized": Case(normalized, descend, ((4, 3), (2, 3))),
     "noisy": Case(noisy, adam, SHORT, is_random=True),
+    "towers": Case(mean, momentum, UNEVEN_END, _CALLED, is_evaluated=True),
+    "towers_embedding": Case(embedded, adam, SHORT, {"loss_reduction": "mean"}),
+    "towers_sum": Case(summed, momentum, SHORT, {"loss_reduction": "sum"}),
 }
 OF_THREE = {
     "sgd": Case(mean, descend, ((5, 3, 4, 1, 2), (2, 4, 3, 6, 2), (1, 2, 1))),
@@ -272,8 +277,8 @@ def _of_kinds(case: Case, features: dict, labels: tf.Tensor) -> tuple:
     return features, tf.cast(labels, case.dtype)
 
 
-def metrics_of(features: dict, labels: tf.Tensor, loss: tf.Tensor) -> dict:
-    """Returns metrics of rows, and of batches, and a running maximum."""
+def metrics_of(features: dict, labels: tf.Tensor) -> dict:
+    """Returns metrics of rows, and a running maximum."""
     with tf1.variable_scope("largest", use_resource=True):
         start = tf1.constant_initializer(-np.inf)
         largest = tf1.get_local_variable("label", [], labels.dtype, start)
@@ -281,7 +286,6 @@ def metrics_of(features: dict, labels: tf.Tensor, loss: tf.Tensor) -> dict:
     update = largest.assign(tf.maximum(largest, tf.reduce_max(labels)))
     return {
         "largest": (largest, update),
-        "loss of batches": tf1.metrics.mean(loss),
         "label": tf1.metrics.mean(labels),
         "hits": tf1.metrics.true_positives(labels > 0, features["x"][:, 0] > 0),
         "recall": tf1.metrics.recall(labels > 0, features["x"][:, 0] > 0),
@@ -301,7 +305,9 @@ def model_of(case: Case, spec_class: Any) -> Callable:
     def model(features, labels, mode):
         loss = case.loss(features, labels)
         tf1.summary.scalar("label", tf.reduce_mean(labels))  # the first worker fetches it alone
-        metrics = metrics_of(features, labels, loss) if mode == "eval" else None
+        metrics = metrics_of(features, labels) if mode == "eval" else None
+        if metrics and case.options != _CALLED:  # a tower's loss is that of its rows
+            metrics["loss of batches"] = tf1.metrics.mean(loss)
         train_op = tf.no_op() if case.train is None else case.train(loss)
         return spec_class(
             mode,

@@ -1,6 +1,7 @@
 """Exported models that the tests of several rooms load."""
 
 import os
+from typing import NamedTuple
 
 import pytest
 
@@ -33,9 +34,23 @@ def raw():
 _BUILT = [("parameter_server", "split"), ("mirrored", "split"), ("parameter_server", "call")]
 
 
+class Exported(NamedTuple):
+    """Where a model of four towers on CPU:2 to CPU:5 is, and the same as one tower.
+
+    Attributes:
+        merged: The directory of all towers.
+        one: The directory of one tower.
+        products: The names of each tower's product.
+    """
+
+    merged: str
+    one: str
+    products: tuple
+
+
 @pytest.fixture(scope="module", params=_BUILT, ids="-".join)
 def merged(request, tmp_path_factory):
-    """A model of four towers on CPU:2 to CPU:5, and the same as one tower."""
+    """A model, exported in both ways."""
     strategy, tower_building = request.param
     home = tmp_path_factory.mktemp("serving")
     devices = [f"/cpu:{i}" for i in range(2, 6)]
@@ -49,7 +64,11 @@ def merged(request, tmp_path_factory):
     made = estimator.Estimator(replicated, model_dir=str(home / "model"), params={})
     features = {"left": [1.0, 2.0], "right": [0.0, 0.0]}
     made.train(lambda: tf.data.Dataset.from_tensors((features, [0.0, 0.0])), steps=1)
-    return tuple(
-        os.fsdecode(export.export_saved_model(made, home / towers, raw, towers=towers))
-        for towers in ("merged", "one")
+    first = "doubled" if tower_building == "call" else "tower_0/doubled"
+    return Exported(
+        *(
+            os.fsdecode(export.export_saved_model(made, home / towers, raw, towers=towers))
+            for towers in ("merged", "one")
+        ),
+        (first, *(f"tower_{k}/doubled" for k in (1, 2, 3))),
     )

@@ -56,8 +56,10 @@ def adam():
     return tf1.train.AdamOptimizer(0.1)
 
 
-def made(model_dir, num_towers, strategy=None, model=network):
-    replicated = model_fn.replicate_model_fn(model, adam, num_towers, strategy=strategy)
+def made(model_dir, num_towers, strategy=None, model=network, building=None):
+    replicated = model_fn.replicate_model_fn(
+        model, adam, num_towers, strategy=strategy, tower_building=building
+    )
     config = estimator.RunConfig(model_dir=str(model_dir), tf_random_seed=1)
     return estimator.Estimator(replicated, config=config, params={})
 
@@ -97,11 +99,14 @@ def holds(path):
     return str(export.read(path))
 
 
-@pytest.fixture(scope="module", params=[(k, t) for k in (1, 2, 4) for t in export.TOWERS], ids=str)
+BUILT = [(1, "split"), (4, "split"), (3, "call")]
+
+
+@pytest.fixture(scope="module", params=[(*b, t) for b in BUILT for t in export.TOWERS], ids=str)
 def exported(request, trained, tmp_path_factory):
     """A path for each number of towers, and each kind of export."""
-    num_towers, towers = request.param
-    made_by = made(trained[0], num_towers)
+    num_towers, building, towers = request.param
+    made_by = made(trained[0], num_towers, building=building)
     base = tmp_path_factory.mktemp("export")
     return os.fsdecode(replicate.export_saved_model(made_by, base, raw, towers=towers))
 
@@ -128,9 +133,10 @@ def test_version_1_loader_gives_what_the_estimator_predicts(exported, trained):
             np.testing.assert_allclose(found, trained[1][:size], atol=1e-6)
 
 
-def test_replicated_prediction_is_the_same(exported, trained):
+@pytest.mark.parametrize("building", ["split", "call"])
+def test_replicated_prediction_is_the_same(building, trained):
     """The one device of `trained` and K towers agree, so that all four ways do."""
-    towers = made(trained[0], 4)
+    towers = made(trained[0], 4, building=building)
     for size in (1, 7):
         found = towers.predict(
             lambda size=size: tf.data.Dataset.from_tensor_slices({"x": ROWS[:size]}).batch(size)
@@ -228,17 +234,19 @@ def test_graphs_of_other_modes_are_exported(mode, towers, trained, tmp_path):
         assert found["loss"] == pytest.approx(np.mean(np.square(trained[1][:7])), abs=1e-5)
 
 
-def test_an_evaluation_is_exported_with_each_weight_once(trained, tmp_path):
-    one = made(trained[0], 3, "mirrored")
+@pytest.mark.parametrize(("building", "counts"), [("split", 1), ("call", 3)])
+def test_an_evaluation_is_exported_with_each_weight_once(building, counts, trained, tmp_path):
+    one = made(trained[0], 3, "mirrored", building=building)
     path = os.fsdecode(
         replicate.export_saved_model(
             one, tmp_path, supervised, towers="merged", experimental_mode="eval"
         )
     )
     handles = [node.name for node in all_nodes(path) if node.op == "VarHandleOp"]
-    copies = [name for name in handles if name.startswith("tower_")]
-    # A metric counts in each tower; all else is one.
-    assert [name for name in copies if not name.endswith(("mean/total", "mean/count"))] == []
+    # A metric counts once, or in each tower that there is; all else is one.
+    totals = [name for name in handles if name.endswith(("mean/total", "mean/count"))]
+    assert len(totals) == 2 * counts
+    assert len(set(handles) - set(totals)) == 9
     assert {"dense/kernel", "dense_1/bias", "batch_normalization/moving_mean"} < set(handles)
     inputs = {"x": ROWS[:7], "label": np.zeros([7, 2], np.float32)}
     with replicate.load_exported(path, ["/cpu:1", "/cpu:2"], tags="eval") as predictor:

@@ -19,15 +19,12 @@ KINDS = {
         "norm_layers_fused",
         "norm_fused_with_averages",
         "norm_layers_2d",
-        "norm_keras_synchronized",
-        "norm_layers_renormalised",
         "norm_ahead_of_the_step",
     ),
     "losses of all rows": (
         "simclr",
         "in_batch_softmax_with_corrections",
         "triplets_batch_hard",
-        "triplets_batch_all",
         "pairwise_hinge",
         "sinkhorn",
     ),
@@ -40,18 +37,20 @@ KINDS = {
         "masked_rows",
         "dynamic_partition",
     ),
-    "gradients": ("gradient_penalty", "maml", "gradient_tape", "two_optimizers"),
+    "gradients": (
+        "gradient_penalty",
+        "maml",
+        "gradient_tape",
+    ),
     "recurrent": (
         "lstm_static_with_lengths",
         "lstm_dynamic_with_lengths",
         "lstm_bidirectional",
         "gru_dynamic",
         "keras_lstm_masked",
-        "keras_bidirectional",
     ),
     "loops and branches": (
         "scan_over_rows",
-        "map_over_rows",
         "loops_in_loops",
         "loop_with_a_batch_mean",
         "condition_on_a_batch_mean",
@@ -66,7 +65,7 @@ KINDS = {
         "feature_columns",
         "sampled_softmax",
     ),
-    "random numbers": ("dropout", "noise", "variational", "mixed_up_at_random", "samples"),
+    "random numbers": ("dropout", "noise", "mixed_up_at_random", "samples"),
     "effects": ("python_called", "python_derived", "counters", "checked", "datasets_inside"),
     "summaries": ("summaries",),
 }
@@ -116,7 +115,8 @@ def given_to(model, setting):
     return [model.batch(number, step, setting.is_static) for step, number in enumerate(rows)]
 
 
-@pytest.mark.parametrize(("name", "setting"), running.in_turn(NAMES))
+# Not all of them can be built for batches that are known to have one row.
+@pytest.mark.parametrize(("name", "setting"), running.in_turn(NAMES, running.SETTINGS[:-1]))
 def test_a_kind_of_model_is_one_devices(name, setting):
     model = Named(name)
     if setting.is_static not in model.model.statics:

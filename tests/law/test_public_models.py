@@ -53,7 +53,6 @@ MODELS = {
         canned.classifier_of_sums, canned.input_fn(canned.CLASSES), is_canned=True
     ),
     "regressor": Public(canned.regressor_of_means, canned.input_fn(canned.TARGETS), is_canned=True),
-    "linear": Public(canned.linear_classifier, canned.input_fn(canned.CLASSES), is_canned=True),
 }
 ON = {
     "bert": ("balanced", 2),
@@ -66,7 +65,6 @@ ON = {
     "wide and deep": ("round_robin", 2),
     "classifier": ("parameter_server", 3),
     "regressor": ("mirrored", 2),
-    "linear": ("round_robin", 4),
 }
 CONTINUED = ["deepfm", "resnet"]
 

@@ -53,14 +53,3 @@ def regressor_of_means(config) -> estimator.DNNRegressor:
         loss_reduction="sum_over_batch_size",
         optimizer=adagrad,
     )
-
-
-def linear_classifier(config) -> estimator.LinearClassifier:
-    category = tf.feature_column.categorical_column_with_identity("c", 5)
-    return estimator.LinearClassifier(
-        [tf.feature_column.numeric_column("x", shape=(2,)), category],
-        n_classes=3,
-        weight_column="weight",
-        config=config,
-        loss_reduction="sum_over_batch_size",
-    )
