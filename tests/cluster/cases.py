@@ -194,7 +194,7 @@ CASES = {
     "normalized": Case(normalized, descend, ((4, 3), (2, 3))),
     "noisy": Case(noisy, adam, SHORT, is_random=True),
     "towers": Case(mean, momentum, UNEVEN_END, _CALLED, is_evaluated=True),
-    "towers_embedding": Case(embedded, adam, SHORT, {"loss_reduction": "mean"}),
+    "towers_embedding": Case(embedded, momentum, SHORT, {"loss_reduction": "mean"}),
     "towers_sum": Case(summed, momentum, SHORT, {"loss_reduction": "sum"}),
 }
 OF_THREE = {

@@ -46,7 +46,7 @@ def resumed(tmp_path_factory, killed):
 def test_three_workers_of_one_tower_are_one_device(killed, name):
     case = cases.OF_THREE[name]
     expected = test_training.one_device(case, "train")
-    test_training.require_alike(killed[0], name, case, expected, towers=1, workers=3)
+    test_training.require_alike(killed[0], name, case, expected, workers=3)
 
 
 def test_who_loses_a_worker_ends_in_time_and_names_it(killed):

@@ -50,7 +50,7 @@ class Weights:
 def batch(rows: int, step: int, length: int) -> tuple[dict, dict]:
     """Returns features and labels of some rows, whose tokens are padded to a length.
 
-    The first half of the rows is masked out, so that a tower may keep no row; the last one
+    The first half of the rows is masked out, so that a device may keep no row; the last one
     never is.
     """
     numbers = np.random.RandomState(100 * step + rows)

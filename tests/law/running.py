@@ -9,7 +9,6 @@ from replicate.compat.tensorflow import tf1
 from tests import exactness
 from tests.law import losses
 
-STRATEGIES = ("parameter_server", "round_robin", "mirrored")
 TOLERANCE = (1e-9, 1e-11)  # reassociation alone
 SINGLE = (1e-5, 1e-6)  # in float32
 

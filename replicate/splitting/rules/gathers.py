@@ -166,6 +166,37 @@ def _sorted_segments(case: Case) -> Split:
     return Split([rows, items.same(case, 1)], [rows.at(rows.axis)])
 
 
+_SPARSE_SEGMENTS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum")
+
+
+@rule(
+    *_SPARSE_SEGMENTS,
+    *(f"{kind}WithNumSegments" for kind in _SPARSE_SEGMENTS),
+    *(f"{kind}Grad" for kind in _SPARSE_SEGMENTS),
+)
+def _sparse_segments(case: Case) -> Split:
+    """`data` of shape [n, Q], `indices` and `segment_ids` of [I]: sums of what the indices pick.
+
+    Gradients have `grad` of shape [m, Q], and how many rows the data had.
+    """
+    data, *places = case.inputs[:3]
+    others = [items.same(case, n) for n in range(1, len(case.inputs))]
+    if not any(map(states.is_rows, places)):
+        if data == SUM:
+            return Split([SUM, *others], [SUM])
+        if states.is_rows(data) and data.axis > 0:
+            return Split([data, *others], [data.at(data.axis)])
+        raise WholeError("it picks rows")
+    # NOTE: of a mean each device would know how many entries of its own a segment has.
+    if case.type not in ("SparseSegmentSumWithNumSegments", "SparseSegmentSumGrad"):
+        raise WholeError("devices have some entries of each segment, and their number counts")
+    if case.result_shape()[0].size is None:
+        raise WholeError("how many segments there are is known only when it runs")
+    _, rows = items.rows_of(case, (1, 2))
+    wants = [items.along(case, n, rows.at(0)) for n in (1, 2)]
+    return Split([WHOLE, *wants, others[2]], [SUM])
+
+
 @rule("ScatterNd")
 def _scatter(case: Case) -> Split:
     """`indices` of shape [I, D], `updates` of [I, Q], and the shape [n1, ..., nD, Q] of zeros.

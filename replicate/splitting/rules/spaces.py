@@ -262,13 +262,17 @@ def _segments(case: Case) -> Split:
     rows = rows_named(case, 1)
     if not states.is_rows(data) or (data.axis, data.space) != (0, ids.space):
         raise WholeError("the data are not as the numbers")
-    number = case.facts.number(case.op.inputs[2])
-    if number is None or number.multiple != ids.ids.stride:
+    return Split([without(data), ids, number_of(case, 2, ids)], [rows])
+
+
+def number_of(case: Case, n: int, ids: Rows) -> states.View:
+    """Returns the view of input n, the number of the rows that ids name."""
+    number, space = case.facts.number(case.op.inputs[n]), ids.ids.space
+    if number is None or number.multiple != ids.ids.stride or not number.has_rows(space):
         raise WholeError("it makes another number of rows")
-    if not number.has_rows(rows.space) or _space_of_number(case, 2) is not rows.space:
+    if _space_of_number(case, n) is not space:
         raise WholeError("it makes another number of rows")
-    view = case.facts.number_view(case.op.inputs[2], rows.space)
-    return Split([without(data), ids, view], [rows])
+    return case.facts.number_view(case.op.inputs[n], space)
 
 
 @rule_of_ids("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd")

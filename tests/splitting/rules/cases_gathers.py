@@ -120,6 +120,22 @@ for kind in ("SegmentSum", "SegmentProd", "SegmentMax", "SegmentMin", "SegmentMe
     case(kind, raw(kind), tensor(3, "B"), np.array([0, 0, 1], np.int32))
     case(kind, raw(kind), tensor(3, 2), np.array([0, 0, 1], np.int32))
 
+for kind in ("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"):
+    places, ids = np.array([0, 2, 1, 0], np.int32), np.array([0, 0, 1, 3], np.int32)
+    numbered, graded = f"{kind}WithNumSegments", f"{kind}Grad"
+    for data in ((3, 2), (3, "B"), ("B", 2), (3, 2, "B")):
+        few = places if data[0] == 3 else places * 0
+        case(kind, raw(kind), tensor(*data), few, ids, dtypes=(F64, tf.float32))
+        case(numbered, raw(numbered), tensor(*data), few, ids, 5)
+    for grad in ((4, 2), (4, "B"), (4, 2, "B")):
+        case(graded, raw(graded), tensor(*grad), places, ids, 3, dtypes=(F64, tf.float32))
+    case(graded, raw(graded), tensor("B", 2), places, ids * 0, 3)
+    entries = indices("B"), tensor("B", dtype=tf.int32, of=ORDERED)
+    case(kind, raw(kind), tensor(3, 2), *entries)
+    case(numbered, raw(numbered), tensor(3, 2), *entries, 3)
+    case(graded, raw(graded), tensor(2, 2), *entries, 4)
+    case(numbered, raw(numbered), tensor(3, 2), *entries, size())
+
 scatter = raw("ScatterNd")
 case("ScatterNd", scatter, indices("B", 1), tensor("B", 2), [3, 2])
 case("ScatterNd", scatter, indices("B", 2, below=2), tensor("B"), [3, 2])
