@@ -169,7 +169,18 @@ class Analysis:
                 f"A rule answers for each input and output; that of {op.type} does not for "
                 f"{op.name}: {found}. Correct the rule."
             )
+        if found is not SIZE and not self._are_ranks_known(op, found):
+            return "the rank of a tensor is not known"
         return found
+
+    def _are_ranks_known(self, op: tf.Operation, found: Split) -> bool:
+        """Whether all that is split by an answer has an axis that can be cut."""
+        pairs = zip((*op.inputs, *op.outputs), (*found.wants, *found.gives), strict=True)
+        return all(
+            self.facts.rank(tensor) is not None
+            for tensor, state in pairs
+            if isinstance(state, Rows)
+        )
 
     def _take(self, op: tf.Operation, outputs: Sequence[states.State], how: Any) -> None:
         self.how[op] = how

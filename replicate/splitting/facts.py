@@ -120,6 +120,8 @@ class Facts:
 
     def shape_view(self, tensor: tf.Tensor, axis: int, space: Space) -> states.View:
         """Returns the view that gives a device's own shape; raises `WholeError`."""
+        if self.is_measured(tensor, axis, space):
+            return OWN
         whole = self._folder.fold(tensor)
         if whole is None or whole.ndim != 1 or axis >= len(whole):
             raise WholeError("a shape is not known")
@@ -131,6 +133,13 @@ class Facts:
         if self._state(tensor) is SIZE and self._is_scaled(tensor, whole, axis, space):
             return OWN
         return Shape(axis, space)
+
+    def is_measured(self, shape: tf.Tensor, axis: int, space: Space) -> bool:
+        """Whether a shape is that of a tensor of which devices have rows along an axis."""
+        if shape.op.type != "Shape" or self._state(shape) is not SIZE:
+            return False
+        state = self._state(shape.op.inputs[0])
+        return isinstance(state, Rows) and (state.axis, state.space) == (axis, space)
 
     def number(self, tensor: tf.Tensor) -> Extent | None:
         """Returns a whole number of shape []; None: it is not known."""

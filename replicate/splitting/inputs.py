@@ -79,6 +79,7 @@ def is_known_ragged(value: Any) -> bool:
         isinstance(value, tf.RaggedTensor)
         and value.ragged_rank == 1
         and value.uniform_row_length is None
+        and value.flat_values.shape.rank is not None
     )
 
 

@@ -333,6 +333,18 @@ def embeddings_of_bags_that_may_be_empty(f):
     return squares(found + default, f), {"found": found}
 
 
+@model("Unique ResourceGather SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments")
+def sums_of_bags_whose_number_is_given(f):
+    """Bags may be empty, the last one too: there are as many sums as rows."""
+    values, places = tf.unique(f["bags"].values)
+    table = tf.nn.embedding_lookup(weight("table", 6, 3), values)
+    rows, number = tf.cast(f["bags"].indices[:, 0], tf.int32), tf.shape(f["x"])[0]
+    found = tf.sparse.segment_sum(table, places, rows, num_segments=number)
+    mean = tf.sparse.segment_mean(table, places, rows, num_segments=number)
+    root = tf.sparse.segment_sqrt_n(table, places, rows, num_segments=number)
+    return squares(found + mean * root, f), {"found": found, "mean": mean}
+
+
 @model("SparseToDense ResourceGather")
 def dense_bags(f):
     dense = tf.sparse.to_dense(f["bags"], default_value=0)

@@ -55,6 +55,7 @@ def _axis_in(case: Case, shape: tf.Tensor, rows: Rows, rank: int) -> int | None:
     axis = rows.axis - rank + len(entries)
     if axis < 0 or entries[axis].is_one:
         return None
-    if not entries[axis].has_rows(rows.space):
+    is_measured = case.facts.is_measured(shape, axis, rows.space)
+    if not is_measured and not entries[axis].has_rows(rows.space):
         raise WholeError("whether an operand is as long as the rows is not known")
     return axis

@@ -12,7 +12,7 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.rules import elementwise, registry, spaces
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
-from replicate.splitting.states import SUM, WHOLE, Local, Rows, Space, Split, WholeError
+from replicate.splitting.states import WHOLE, Local, Rows, Space, Split, WholeError
 
 # What works on each of the different values alone, whatever else it does.
 ALONE = (
@@ -93,20 +93,6 @@ def _segments(case: Case) -> Split:
     if given != Rows(0, ids.space):
         raise WholeError("the indices are not as the numbers")
     return Split([data, indices, ids, *more], [rows])
-
-
-@rule_of_ids(*(f"{kind}Grad" for kind in _SUMS))
-def _segments_gradient(case: Case) -> Split:
-    """`grad` of each row goes to what `indices` names: all entries of a row are on one device."""
-    gradient, indices, ids = case.inputs[:3]
-    rows = spaces.rows_named(case, 2)
-    if not states.is_rows(indices) or indices != Rows(0, ids.space):
-        raise WholeError("the indices are not as the numbers")
-    if case.result_shape()[0].size is None:
-        raise WholeError("how many rows of data there are is known only when it runs")
-    if spaces.without(gradient) != rows:
-        raise WholeError("its gradients are those of other rows")
-    return Split([rows, indices, ids, case.number(3)], [SUM])
 
 
 @rule_of_ids("ResourceGather")

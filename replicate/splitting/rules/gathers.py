@@ -194,7 +194,9 @@ def _sparse_segments(case: Case) -> Split:
         raise WholeError("how many segments there are is known only when it runs")
     _, rows = items.rows_of(case, (1, 2))
     wants = [items.along(case, n, rows.at(0)) for n in (1, 2)]
-    return Split([WHOLE, *wants, others[2]], [SUM])
+    # NOTE: the gradient of no entries is not zero, but what was in memory.
+    found = Split([WHOLE, *wants, others[2]], [SUM])
+    return items.never_none(found) if case.type.endswith("Grad") else found
 
 
 @rule("ScatterNd")

@@ -101,6 +101,9 @@ class Facts(Protocol):
     def shape_view(self, tensor: Any, axis: int, space: Space) -> states.View:
         """Returns the view that gives a device's own shape; raises `WholeError`."""
 
+    def is_measured(self, shape: Any, axis: int, space: Space) -> bool:
+        """Whether a shape is that of a tensor of which devices have rows along an axis."""
+
     def literal(self, tensor: Any) -> np.ndarray | None:
         """Returns the numbers that the graph of a static batch has for the whole batch."""
 
