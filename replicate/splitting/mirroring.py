@@ -452,12 +452,13 @@ class _Mirroring:
         """Writes primaries' values to the copies behind operations; returns what waits for it."""
         written: dict[int, list] = {k: [] for k in self._later}
         is_aside = all(op in self._written.run_aside for op in ops)
-        names = []
+        done = self._done(ops)
+        names = [each for each in done if isinstance(each, str)]
         for handle in handles:
             kind = tf.as_dtype(handle.get_attr("dtype"))
             device = handle.device or self._written.home
             source = handle.outputs[0]
-            read = self._nodes.add("ReadVariableOp", [source], device, controls=ops, dtype=kind)
+            read = self._nodes.add("ReadVariableOp", [source], device, controls=done, dtype=kind)
             names.append(read)
             for k in self._later:
                 inputs = [self.handles[handle][k - 1], read]
@@ -471,11 +472,23 @@ class _Mirroring:
             for k, waits in written.items()
         ]
 
+    def _done(self, ops: Sequence[tf.Operation]) -> list[Any]:
+        """Returns what waits for all that operations do: of a function, for each of its outputs.
+
+        NOTE: what waits for a function alone may run before its writes do.
+        """
+        found: list[Any] = list(ops)
+        for op in ops:
+            for tensor in op.outputs if definitions.called(op.node_def) else ():
+                device = op.device or self._written.home
+                found.append(self._nodes.add("Identity", [tensor], device, T=tensor.dtype))
+        return found
+
     def _fetched(self, wanted: Any) -> Any:
         """Returns what is run in place of what would be run too early."""
         home = self._written.home
         if isinstance(wanted, tf.Operation) and wanted in self._synced:
-            waits = [wanted, *self._synced[wanted]]
+            waits = [*self._done([wanted]), *self._synced[wanted]]
             return self._nodes.add("NoOp", [], home, controls=waits)
         waits = self._behind(wanted) if isinstance(wanted, tf.Tensor) else []
         if not waits:

@@ -11,10 +11,12 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import loops, states
+from replicate.splitting.lowering import definitions
 from replicate.splitting.rules import registry
 from replicate.splitting.states import FIRST, FLOW, SIZE, SUM, WHOLE, ListOf, Split, WholeError
 
 _SUMS = ("Add", "AddV2", "AddN")
+_SIDES = ("then", "else")
 
 
 @registry.rule("Enter", "RefEnter", "Exit", "RefExit")
@@ -59,6 +61,25 @@ def _merge(case: registry.Case) -> Split | None:
     if any(case.inputs[n] != state and not may_have_rows(case, n, state) for n in given):
         raise WholeError("branches or loops give different rows")
     return Split([state] * len(case.inputs), [state, WHOLE])
+
+
+_CHECKING = {"Assert", "Const", "Identity", "NoOp"}
+
+
+@registry.rule("If")
+def _check(case: registry.Case) -> Split:
+    """A branch that fails, with what it says: each device says it of its own rows."""
+    functions = definitions.Functions(case.op.graph)
+    branches = [functions.definition(case.op.get_attr(f"{name}_branch").name) for name in _SIDES]
+    if None in branches or any(node.op not in _CHECKING for f in branches for node in f.node_def):
+        raise WholeError("its branches have effects")
+    told = zip(case.op.inputs, case.inputs, strict=True)
+    if not any(states.is_rows(state) and not case.is_at_hand(tensor) for tensor, state in told):
+        raise WholeError("all that it tells of is at hand")
+    if states.is_rows(case.inputs[0]) or any(tensor.dtype != tf.bool for tensor in case.op.outputs):
+        raise WholeError("what it gives is more than that it did not fail")
+    wants = [state.at(state.axis) if states.is_rows(state) else WHOLE for state in case.inputs]
+    return Split(wants, [FIRST] * len(case.op.outputs))
 
 
 def _merge_flows(case: registry.Case) -> Split | None:

@@ -187,11 +187,11 @@ def _sparse_segments(case: Case) -> Split:
         if states.is_rows(data) and data.axis > 0:
             return Split([data, *others], [data.at(data.axis)])
         raise WholeError("it picks rows")
+    if case.result_shape()[0].size is None:
+        raise WholeError("how many segments there are is known only when it runs")
     # NOTE: of a mean each device would know how many entries of its own a segment has.
     if case.type not in ("SparseSegmentSumWithNumSegments", "SparseSegmentSumGrad"):
         raise WholeError("devices have some entries of each segment, and their number counts")
-    if case.result_shape()[0].size is None:
-        raise WholeError("how many segments there are is known only when it runs")
     _, rows = items.rows_of(case, (1, 2))
     wants = [items.along(case, n, rows.at(0)) for n in (1, 2)]
     # NOTE: the gradient of no entries is not zero, but what was in memory.

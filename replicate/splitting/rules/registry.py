@@ -114,8 +114,8 @@ class Case:
     Args:
         op: The operation.
         inputs: The states of its inputs.
-        analysis: What is known of the graph: `facts`, `structure`, `assumptions`, and the `state`
-            of each tensor so far.
+        analysis: What is known of the graph: `facts`, `structure`, `assumptions`, and of each
+            tensor so far the `state`, and whether its whole value `is_at_hand`.
         random_numbers: `"one_device"` or `"per_device"`.
     """
 
@@ -127,6 +127,7 @@ class Case:
         self.structure = analysis.structure
         self.assumptions = analysis.assumptions
         self.state_of: Callable[[Any], states.State] = analysis.state
+        self.is_at_hand: Callable[[Any], bool] = analysis.is_at_hand
         self.space_of: Callable[[Any], Space] = analysis.space_of
         self.batch: Space = analysis.batch
         self.random_numbers = random_numbers
