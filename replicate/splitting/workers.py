@@ -368,6 +368,7 @@ class Joins(joins.Joins):
         return self._share(space).here
 
     def static_run(self, k: int) -> tuple[int, int]:
+        """See base class."""
         rows = self._cluster.workers.rows
         begin, end = runs.static_bounds(rows, len(self._devices))[k]
         return rows * self._across.options.position + begin, end - begin

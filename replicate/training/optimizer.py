@@ -100,7 +100,7 @@ def _tensors(spec: Any) -> list[tf.Tensor]:
 def _is_used(variable: Any, replaced: set, running: set) -> bool:
     """Whether the model_fn's own step alone uses a variable."""
     members = getattr(variable, "members", (variable,))
-    users = {user for member in members for user in member.handle.consumers()}
+    users = {user for member in members for user in member.op.outputs[0].consumers()}
     return bool(users & replaced) and not users & running
 
 

@@ -65,6 +65,22 @@ class _Place(NamedTuple):
     waits: tuple[Any, ...] = ()
 
 
+class _Entered(NamedTuple):
+    """A variable's handle that is the same in all turns of a loop.
+
+    Attributes:
+        handle: The handle outside of the loop.
+        outside: Where the loop is.
+        inside: Where the operations of its frame are.
+        frame: The attributes of what enters it.
+    """
+
+    handle: Reference
+    outside: _Place
+    inside: _Place
+    frame: dict[str, Any]
+
+
 def lower(graph: tf.Graph, ops: Iterable[tf.Operation]) -> dict[Any, tf.Tensor]:
     """Writes functional control flow as operations of TensorFlow 1.
 
@@ -112,6 +128,8 @@ class _Lowering:
         self._nodes = Nodes(graph, graph.unique_name("lowered"))
         self._contexts: dict[str, Any] = {}
         self._written: dict[Any, list[Reference]] = {}
+        self._entered: dict[Reference, _Entered] = {}
+        self._read: dict[Reference, Reference] = {}
 
     def run(self, ops: Sequence[tf.Operation]) -> dict[Any, tf.Tensor]:
         """Writes operations, and lets others read what is new; returns it by what is old."""
@@ -214,7 +232,7 @@ class _Lowering:
         types, body = _types(node, "T"), node.attr["body"].func.name
         fixed = self._fixed(body)
         turning = [n for n in range(len(inputs)) if n not in fixed]
-        values = self._entered(inputs, types, fixed, name, inside, place.waits)
+        values = self._enter(inputs, types, fixed, name, inside, place)
 
         def turn(type, read, label, n, **more):
             return self._add(type, read, f"{name}/{label}_{n}", inside, T=types[n], **more)
@@ -235,31 +253,42 @@ class _Lowering:
             outputs[n] = turn("Exit", [switch], "exit", n)
         return outputs
 
-    def _entered(
+    def _enter(
         self,
         inputs: Sequence[Reference],
         types: Sequence[tf.DType],
         fixed: set[int],
         name: str,
         inside: _Place,
-        waits: Sequence[Any],
+        place: _Place,
     ) -> list[Reference]:
         """Returns a loop's inputs as they are inside of its frame."""
         parallel = inside.context.parallel_iterations
-        attributes = {"frame_name": name, "parallel_iterations": parallel}
-        return [
-            self._add(
-                "Enter",
-                [inputs[n]],
-                f"{name}/enter_{n}",
-                inside,
-                waits,
-                T=types[n],
-                is_constant=n in fixed,
-                **attributes,
-            )
-            for n in range(len(inputs))
-        ]
+        frame = {"frame_name": name, "parallel_iterations": parallel}
+        values: list[Reference] = []
+        for n, given in enumerate(inputs):
+            label = f"{name}/enter_{n}"
+            attributes = {**frame, "T": types[n], "is_constant": n in fixed}
+            values.append(self._add("Enter", [given], label, inside, place.waits, **attributes))
+            if n in fixed and types[n] == tf.resource:
+                self._entered[values[n]] = _Entered(given, place, inside, frame)
+        return values
+
+    def _read_before(self, node: Any, handle: Reference, name: str, place: _Place) -> Reference:
+        """Reads a variable before the loop in which its handle is the same: nothing there writes.
+
+        NOTE: a loop whose operations are on several devices may hang.
+        """
+        entered = self._entered.get(handle)
+        if entered is None:
+            return self._copy(node, [handle], name, place)
+        if handle not in self._read:
+            outside = entered.outside._replace(device=place.device)
+            value = self._read_before(node, entered.handle, f"{name}/before", outside)
+            kind = tf.as_dtype(node.attr["dtype"].type)
+            attributes = {**entered.frame, "T": kind, "is_constant": True}
+            self._read[handle] = self._add("Enter", [value], name, entered.inside, **attributes)
+        return self._read[handle]
 
     def _fixed(self, body: str) -> set[int]:
         """Returns which of a loop's values its body returns as they were given, but for one."""
@@ -299,6 +328,8 @@ class _Lowering:
             where = place._replace(device=_device(place.device, node.device))
             if self._functions.can_be_written(node):
                 values[node.name] = self._functional(node, inputs, f"{name}/lowered", where)
+            elif node.op == "ReadVariableOp":
+                values[node.name] = [self._read_before(node, inputs[0], name, where)]
             else:
                 made = self._copy(node, inputs, name, where)
                 values[node.name] = [_output(made, n) for n in range(number)]

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from replicate.compat.tensorflow import tf
+from replicate.graph import functions
 from replicate.splitting import loops, states
-from replicate.splitting.lowering import definitions
 from replicate.splitting.rules import registry
 from replicate.splitting.states import FIRST, FLOW, SIZE, SUM, WHOLE, ListOf, Split, WholeError
 
 _SUMS = ("Add", "AddV2", "AddN")
-_SIDES = ("then", "else")
 
 
 @registry.rule("Enter", "RefEnter", "Exit", "RefExit")
@@ -63,16 +62,18 @@ def _merge(case: registry.Case) -> Split | None:
     return Split([state] * len(case.inputs), [state, WHOLE])
 
 
-_CHECKING = {"Assert", "Const", "Identity", "NoOp"}
+_CHECKING = {"Assert", "Const", "Identity", "NoOp", "Placeholder"}
 
 
 @registry.rule("If")
 def _check(case: registry.Case) -> Split:
     """A branch that fails, with what it says: each device says it of its own rows."""
-    functions = definitions.Functions(case.op.graph)
-    branches = [functions.definition(case.op.get_attr(f"{name}_branch").name) for name in _SIDES]
-    if None in branches or any(node.op not in _CHECKING for f in branches for node in f.node_def):
-        raise WholeError("its branches have effects")
+    bodies = functions.bodies(case.op)
+    if bodies is None or not len(case.op.outputs):
+        raise WholeError("its branches are not known")
+    graphs = [body.outputs[0].graph for body in bodies]
+    if any(op.type not in _CHECKING for graph in graphs for op in graph.get_operations()):
+        raise WholeError("its branches do more than to fail")
     told = zip(case.op.inputs, case.inputs, strict=True)
     if not any(states.is_rows(state) and not case.is_at_hand(tensor) for tensor, state in told):
         raise WholeError("all that it tells of is at hand")

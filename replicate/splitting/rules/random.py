@@ -7,7 +7,7 @@ Numbers that are drawn once are those that one device draws. What is drawn from 
 from replicate.splitting import states
 from replicate.splitting.rules import items
 from replicate.splitting.rules.registry import Case, Extent, rule
-from replicate.splitting.states import SIZE, Rows, Space, Split, WholeError
+from replicate.splitting.states import SIZE, WHOLE, Rows, Space, Split, WholeError
 
 # Kinds whose attributes `seed` and `seed2` say what is drawn: with equal ones copies draw the
 # same numbers. The writer gives each copy its own by `seed_of_copy`.
@@ -37,7 +37,7 @@ def seed_of_copy(seed2: int, k: int) -> int:
     return found if found < 2**63 else found - 2**63
 
 
-@rule("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal")
+@rule("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", always=True)
 def _draw(case: Case) -> Split:
     """A shape; and bounds, which are numbers."""
     _drawn_by_devices(case)
@@ -46,7 +46,7 @@ def _draw(case: Case) -> Split:
     return Split([case.shape_view(0, rows), *others], [rows])
 
 
-@rule("RandomGamma", "RandomPoisson", "RandomPoissonV2")
+@rule("RandomGamma", "RandomPoisson", "RandomPoissonV2", always=True)
 def _draw_for_each(case: Case) -> Split:
     """A shape, and parameters; for each of these numbers of that shape are drawn."""
     _drawn_by_devices(case)
@@ -81,7 +81,12 @@ def _rows_of_shape(case: Case) -> Rows:
 
 
 def _space(case: Case, extent: Extent) -> Space:
-    """Returns whose rows a shape counts: those of the tensors whose sizes it is made from."""
+    """Returns whose rows a shape counts: those of the tensors whose sizes it is made from.
+
+    A shape that the graph of a static batch has as numbers counts the batch's.
+    """
+    if case.inputs[0] is WHOLE and case.facts.literal(case.op.inputs[0]) is not None:
+        return case.batch
     found, seen, waiting = set(), set(), [case.op.inputs[0]]
     while waiting:
         tensor = waiting.pop()

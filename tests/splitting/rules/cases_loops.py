@@ -122,6 +122,29 @@ def with_gradients(function):
 
 
 OPTIONAL = "OptionalFromValue OptionalGetValue"
+
+
+def checked(x):
+    """A check that tells what has failed it."""
+    with version(2):
+        return tf1.Assert(tf.reduce_all(x < 99.0), [x * 2.0, tf.shape(x)]).outputs[0]
+
+
+def checked_twice(x):
+    """A branch that does more than to check."""
+
+    def fails():
+        with tf.control_dependencies([tf1.Assert(tf.reduce_all(x < 99.0), [x])]):
+            return tf.tanh(x)
+
+    with version(2):
+        return tf.cond(tf.reduce_sum(x) < 99.0, fails, lambda: x)
+
+
+for dims in (("B", 3), (2, "B"), (2, 3)):
+    for function in (checked, checked_twice):
+        FAMILY.case("If", function, tensor(*dims))
+
 for dims, other in ((("B", 3), (3,)), ((2, "B"), (2, 1)), ((2, 3), (3,))):
     for function in (chosen, chosen_by_rows, of_both(chosen), of_both(chosen_by_rows)):
         case("Switch Merge", function, tensor(*dims), tensor(*other))

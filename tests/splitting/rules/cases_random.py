@@ -27,5 +27,20 @@ case("Multinomial", raw("Multinomial", num_samples=4, **SEEDS), tensor("B", 3))
 case("RandomShuffle", raw("RandomShuffle", **SEEDS), tensor("B", 3))
 case("RandomUniform", lambda x: tf.nn.dropout(x, 0.4, seed=5), tensor("B", 3))
 
+
+def of_its_shape(draw):
+    """Numbers of a shape that a static batch tells as literals."""
+
+    def make(x):
+        shape = x.shape if x.shape.is_fully_defined() else tf.shape(x)
+        return x + draw(shape, dtype=tf.float64, seed=5)
+
+    return make
+
+
+for dims in (("B", 3), (3, "B")):
+    case("RandomStandardNormal", of_its_shape(tf.random.normal), tensor(*dims))
+    case("TruncatedNormal", of_its_shape(tf.random.truncated_normal), tensor(*dims))
+
 OWN = harness.Family("random, each device its own", random_numbers="per_device")
 OWN.cases = [case for case in FAMILY.cases if not case.kind.startswith("Stateless")]
