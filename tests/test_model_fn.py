@@ -557,3 +557,31 @@ def test_garbage_is_not_looked_for_while_a_model_is_built(was_enabled, fails):
     finally:
         gc.enable()
     assert not any(seen)
+
+
+@pytest.mark.parametrize("towers", [1, 3])
+@pytest.mark.parametrize("building", ["split", "call"])
+def test_what_the_models_own_step_updates_is_kept_beside_optimizer_fn(towers, building):
+    def model(features, labels, mode):
+        layer = tf.keras.layers.BatchNormalization()
+        count = tf1.get_variable("count", initializer=0, trainable=False)
+        y = tf1.layers.dense(layer(features["x"], training=True), 1, name="y")
+        loss = tf.reduce_mean(tf.square(y))
+        optimizer = tf.keras.optimizers.legacy.Adam(0.1)
+        optimizer.iterations = tf1.train.get_global_step()
+        steps = optimizer.get_updates(loss, tf1.trainable_variables())
+        own = tf.group(*steps, *layer.updates, count.assign(1) if building == "split" else [])
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=own)
+
+    with tf.Graph().as_default():
+        tf1.train.create_global_step()
+        features = {"x": tf.random.uniform([6, 2])}
+        options = {"devices": towers, "tower_building": building}
+        model_fn.replicate_model_fn(model, descend, **options)(features, None, "train")
+        kept = {variable.op.name for variable in tf1.global_variables()}
+    statistics = {f"batch_normalization/moving_{name}" for name in ("mean", "variance")}
+    weights = {"y/kernel", "y/bias", "batch_normalization/gamma", "batch_normalization/beta"}
+    expected = statistics | weights | {"count", "global_step"}
+    if (towers, building) == (3, "call"):  # settings of a Keras optimizer stay behind
+        kept -= {f"Adam/{name}" for name in ("beta_1", "beta_2", "decay", "learning_rate")}
+    assert kept == expected

@@ -36,11 +36,6 @@ def is_call(op: tf.Operation) -> bool:
     return op.type in _BODIES
 
 
-def is_loop(op: tf.Operation) -> bool:
-    """Whether an operation calls its function again with what it returns."""
-    return op.type in ("While", "StatelessWhile")
-
-
 def bodies(op: tf.Operation) -> Sequence[Body] | None:
     """Returns the functions that an operation calls; None: they cannot be looked into."""
     if not is_call(op):

@@ -20,8 +20,7 @@ class Prefix:
 
     Args:
         graph: The graph.
-        prefix: What names of this tower begin with, such as `outer/tower_1/`; may be changed
-            before the tower runs.
+        prefix: What names of this tower begin with, such as `outer/tower_1/`.
         plain: What they begin with on one device, such as `outer/`; may be empty.
         operations: Returns what the tower has made so far. NOTE: a model may well have a
             scope of its own that is called `tower_1`.

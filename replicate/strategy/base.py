@@ -80,11 +80,6 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         return self._parameter_devices[0]
 
     @property
-    def copies_sums(self) -> bool:
-        """Whether a sum for several devices is made on one of them and copied to the others."""
-        return True
-
-    @property
     def worker_device_index(self) -> values.PerDevice:
         """Which tower computes on which device: in each tower, its number."""
         return values.PerDevice(range(self.num_towers), self._worker_devices)

@@ -44,7 +44,7 @@ class BridgeStrategy(tf1.distribute.Strategy):
 
     @property
     def _scale_loss_for_estimator(self) -> bool:
-        """Whether optimizers scale a tower's loss: not where towers weigh by their rows."""
+        """Whether optimizers scale a tower's loss: not where a batch is split."""
         mode = context.current()
         return mode is None or mode.share is None
 
@@ -80,10 +80,16 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
 
     def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
-        """Reduces many values: see `DistributionStrategy.batch_reduce`."""
+        """Reduces many values: see `DistributionStrategy.batch_reduce`.
+
+        Of towers that hold a batch, what TensorFlow's own code averages is weighed by rows.
+        """
         del options
         aggregation = replica_context.aggregation_of(reduce_op)
-        return self._strategy.batch_reduce(aggregation, list(value_destination_pairs))
+        pairs = list(value_destination_pairs)
+        if aggregation == tf.VariableAggregation.MEAN:
+            return [self._strategy.mean_by_rows(*pair) for pair in pairs]
+        return self._strategy.batch_reduce(aggregation, pairs)
 
     def update(self, var, fn, args=(), kwargs=None, group=True):
         """Runs `fn` on each copy of `var`; in a tower, in a merge call.

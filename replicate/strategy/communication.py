@@ -79,6 +79,25 @@ class Communication:
             reduced = iter(self._reduce_leaves(aggregation, leaves))
         return [values.map_nest(lambda leaf: next(reduced), nest) for nest, _ in nests]
 
+    def mean_by_rows(self, value: Any, destinations: Any = None) -> Any:
+        """Averages a value over towers, each weighted by its rows where a batch was split.
+
+        Args:
+            value: See `reduce`.
+            destinations: See `reduce`.
+        """
+        share = context.current().share
+        parts = value.values if isinstance(value, values.PerDevice) else ()
+        is_floating = all(hasattr(p, "dtype") and p.dtype.is_floating for p in parts)
+        if share is None or not parts or not is_floating:
+            return self.reduce(variables.MEAN, value, destinations)
+        weighted = [
+            reductions.scaled(part, weight, reductions.device_of(part))
+            for part, weight in zip(parts, share.weights, strict=True)
+        ]
+        weighted = values.PerDevice(weighted, value.devices)
+        return self.reduce(variables.SUM, weighted, destinations)
+
     def _reduce_leaves(self, aggregation, pairs: list) -> list:
         """Reduces N pairs, of which none is a nest."""
         results: list = [None] * len(pairs)

@@ -11,7 +11,13 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Step(Protocol):
-    """Stands between the gradients that towers bring and the update of an optimizer."""
+    """Stands between the gradients that towers bring and the update of an optimizer.
+
+    Attributes:
+        is_left_out: Whether optimizers update nothing.
+    """
+
+    is_left_out: bool
 
     def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
         """Returns what to call across towers in place of `merge_fn(*args)`.

@@ -113,8 +113,8 @@ def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: S
 def without_partitioners(strategy: Any, warn: Callable[[str], None]) -> Iterator[None]:
     """Makes every variable a whole one, and a resource.
 
-    Where towers are one device, a partitioner that makes a single part stays: variable and
-    slots then have the names of one device.
+    Where a batch is split, a partitioner that makes a single part stays: variable and slots
+    then have the names of one device.
 
     Args:
         strategy: Who makes the variables; a scope inside of its own is another one's affair.

@@ -42,11 +42,6 @@ class CrossDeviceOps:
     def require(self, devices: Sequence[str]) -> None:
         """Refuses devices that this way cannot serve."""
 
-    @property
-    def copies_sums(self) -> bool:
-        """Whether sums are made on one device, and go to the others as they are."""
-        return False
-
     def batch_reduce(
         self, aggregation: Any, columns: Sequence, places: Sequence, workers: Sequence[str]
     ) -> list:
@@ -102,11 +97,6 @@ def _all_dense(parts: Sequence) -> bool:
 
 class ReductionToOneDevice(CrossDeviceOps):
     """Sums on one device and copies the sum to all; see `CrossDeviceOps`."""
-
-    @property
-    def copies_sums(self):
-        """See base class."""
-        return self._transfer_dtype is None
 
     def _all_reduce(self, rows, workers):
         return all_reduce.transferred(

@@ -65,12 +65,20 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         is_mean = aggregation_of(reduce_op) == tf.VariableAggregation.MEAN
         reduced = [tf.stop_gradient(v) for v in self._summed(flat, is_mean)]
 
+        share = context.current().share
+        is_by_rows = share is not None and share.reduction == "mean"
+
         @tf.custom_gradient
         def linked(*tensors):
             def gradient(*gradients):
-                # NOTE: every tower's loss depends on what this one gave to the sum.
-                found = self._summed(gradients, False)
-                return [*(self._weighted(found) if is_mean else found), *[None] * len(reduced)]
+                # NOTE: every tower's loss depends on what this one gave to the sum. Gradients
+                # that are joined by rows weigh as much as the rows of the towers they are of.
+                found = self._summed(gradients, is_by_rows)
+                if is_by_rows and not is_mean:
+                    found = self._divided(found)
+                elif is_mean and not is_by_rows:
+                    found = self._weighted(found)
+                return [*found, *[None] * len(reduced)]
 
             return [tf.identity(tensor) for tensor in tensors[len(flat) :]], gradient
 
@@ -78,6 +86,10 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
 
     def _weighted(self, tensors: Sequence[tf.Tensor]) -> list:
         return [reductions.scaled(tensor, self._tower.weight, None) for tensor in tensors]
+
+    def _divided(self, tensors: Sequence[tf.Tensor]) -> list:
+        weight = self._tower.weight
+        return [tf.math.divide_no_nan(t, reductions.as_dtype(weight, t.dtype)) for t in tensors]
 
     def _summed(self, tensors: Sequence, is_mean: bool) -> list:
         """Sums each of this tower's tensors, or its part of a mean, with the other towers'."""

@@ -4,9 +4,10 @@ A `MirroredVariable` holds the same value in each copy. A `TowerLocalVariable` h
 value of its own in each, aggregated when it is read across towers.
 """
 
+from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import sparse_writes, values
+from replicate.strategy import context, sparse_writes, values
 from replicate.strategy.distributed_variable import DistributedVariable
 
 NONE = tf.VariableAggregation.NONE
@@ -35,6 +36,15 @@ class MirroredVariable(DistributedVariable):
         return self._members[0]._as_graph_element()
 
     def _write_in_tower(self, tower, method, value, kwargs):
+        share = context.current().share
+        if share is not None and self.trainable and share.step.is_left_out:
+            return tf.no_op()  # of an optimizer that is not run
+        if share is not None and self.trainable and self._aggregation == NONE:
+            raise errors.TowerMismatchError(
+                "An optimizer must meet the other towers before it updates the model: tower "
+                f"{tower.position} updates {self.name} by itself. Wrap the optimizer in "
+                "replicate.TowerOptimizer, or give it as optimizer_fn."
+            )
         if self._aggregation == NONE:
             raise ValueError(
                 "A mirrored variable that a tower assigns needs an aggregation: "
@@ -72,6 +82,8 @@ class MirroredVariable(DistributedVariable):
             return self._first(strategy, value)
         if not isinstance(value, values.DistributedValues):
             value = values.PerDevice([self._as_own(value)] * strategy.num_towers)
+        if self._aggregation == MEAN:
+            return strategy.mean_by_rows(value, self)
         return strategy.reduce(self._aggregation, value, destinations=self)
 
     def _as_own(self, value):

@@ -98,8 +98,11 @@ def build(
     with context.entered(context.current()._replace(share=share)), model_call.surroundings():
         towers = _call(strategy, call, batch, factory, creations)
         _require_same_variables(towers, creations)
-        _refuse_lone_writes(strategy, creations)
-        return _merged(strategy, call.mode, towers, creations, rules), batch.total
+        if factory is None:
+            _refuse_queues(strategy, creations)
+        spec = _merged(strategy, call.mode, towers, creations, rules)
+        _refuse_lone_writes(strategy, creations, spec)
+        return spec, batch.total
 
 
 def _skip_seeds(graph: tf.Graph, first_tower: int) -> None:
@@ -113,7 +116,6 @@ def _skip_seeds(graph: tf.Graph, first_tower: int) -> None:
 
 def _call(strategy, call, batch: batches.Batch, factory, creations) -> list[Tower]:
     """Calls the model_fn for each tower; optimizers let the towers meet."""
-    number = strategy.num_towers
 
     def tower_fn(features, labels):
         tower = default.get_tower_context()
@@ -129,8 +131,6 @@ def _call(strategy, call, batch: batches.Batch, factory, creations) -> list[Towe
         return Tower(spec, train_op, own)
 
     given = (values.PerDevice(batch.features), values.PerDevice(batch.labels))
-    if number == 1:
-        given = (batch.features[0], batch.labels[0])
     return strategy.run_towers(tower_fn, given, every_collection=True, creations=creations)
 
 
@@ -167,7 +167,7 @@ def _with_step(spec: Any, towers: Sequence[Tower], made: Sequence[Any], rules: R
         runs = [spec.train_op, *updates]
     else:
         runs = [first.train_op, *updates]
-        optimizers.forget_unused(spec, runs)
+        optimizers.forget_unused([tower.spec for tower in towers], runs)
     runs = list(dict.fromkeys(runs))
     train_op = runs[0] if len(runs) == 1 else tf1.group(*runs, name="train")
     later = [op for tower in towers[1:] for op in tower.update_ops]
@@ -204,19 +204,36 @@ def _uses(tower: Tower, variable: Any) -> bool:
     return not handles.isdisjoint(ancestry.made_from(returned))
 
 
-def _refuse_lone_writes(strategy: Any, creations: sharing.Creations) -> None:
-    """Refuses operations of a tower that write a variable which all towers share.
+def _refuse_queues(strategy: Any, creations: sharing.Creations) -> None:
+    """Refuses towers of which each has what gathers gradients of several workers."""
+    for i in range(1, strategy.num_towers):
+        if any(op.type.endswith("ConditionalAccumulator") for op in creations.operations(i)):
+            raise errors.TowerMismatchError(
+                "Towers bring their gradients to one SyncReplicasOptimizer: tower "
+                f"{i} has one of its own, which nothing would reach. Wrap the optimizer in "
+                "replicate.TowerOptimizer, or give it as optimizer_fn."
+            )
 
-    Methods of the variable refuse it themselves. What is given its handle cannot.
+
+def _refuse_lone_writes(strategy: Any, creations: sharing.Creations, spec: Any) -> None:
+    """Refuses a step in which a tower writes by itself what all towers share.
+
+    Methods of the variables that towers make refuse it themselves. What is given a handle cannot,
+    nor can variables that were there before, as the global step.
     """
+    metrics_of = list((spec.eval_metric_ops or {}).values())
+    returned = [spec.train_op, spec.loss, spec.predictions, metrics_of]
+    leaves = tf.nest.flatten(returned, expand_composites=True)
+    executed = ancestry.executed_by([leaf for leaf in leaves if leaf is not None])
+    shared = {id(v): v for v in [*creations.all(), *tf1.global_variables()]}
     for i in range(1, strategy.num_towers):
         made = creations.operations(i)
-        for variable in creations.all():
+        for variable in shared.values():
             if isinstance(variable, variables.TowerLocalVariable):
                 continue
             for member in getattr(variable, "members", (variable,)):
                 for op in ancestry.writes(member):
-                    if op in made:
+                    if op in made and op in executed:
                         raise _refusal(variable, op, i)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import batches, reductions
-from replicate.strategy import context
+from replicate.strategy import context, replica_context
 
 
 def joined(strategy: Any, values: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -20,10 +20,12 @@ def joined(strategy: Any, values: Sequence[tf.Tensor]) -> tf.Tensor:
         Their mean, each weighted by the rows of its tower, or their sum, of all workers.
     """
     share = context.current().share
-    if share.reduction == "mean":
-        total = reductions.weighted_sum_onto(values, share.weights, strategy.home)
-    else:
-        total = reductions.sum_onto(reductions.mask_rows(values, share.has_rows), strategy.home)
+    with tf1.name_scope(replica_context.SCOPE):
+        if share.reduction == "mean":
+            total = reductions.weighted_sum_onto(values, share.weights, strategy.home)
+        else:
+            values = reductions.mask_rows(values, share.has_rows)
+            total = reductions.sum_onto(values, strategy.home)
     return total if share.across is None else share.across.total(total)
 
 

@@ -42,6 +42,8 @@ def join(
                 used.append(variable)
         elif not any(op in counting for member in members for op in ancestry.writes(member)):
             variable.follow_first()
+    if update_ops == "all":
+        return _without_rows(local, executed, running)
     if not used:
         return None
     with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
@@ -57,19 +59,49 @@ def _spread_first(variable: variables.TowerLocalVariable) -> tf.Operation:
     return tf1.group(*[copy.assign(value, read_value=False) for copy in variable.members[1:]])
 
 
-def _averaged(local: Sequence[Any], executed: set, running: Sequence[Any]) -> Any:
-    """Gives all copies of the statistics that a step writes their mean, weighted by rows."""
-    found = [
+def _without_rows(local: Sequence[Any], executed: set, running: Sequence[Any]) -> Any:
+    """Gives the statistics of towers without rows the mean of the others', so as to count not."""
+    share = context.current().share
+    towers = [i for i, has in enumerate(share.has_rows) if has is not True]
+    found = _written(local, executed) if towers else []
+    if not found:
+        return None
+    copies = _values_after(found, running)
+    with tf1.control_dependencies([copy for column in copies for copy in column]):
+        written = []
+        for variable, column in zip(found, copies, strict=True):
+            kept = reductions.mask_rows(column, share.has_rows)
+            number = tf.add_n([tf.cast(has, variable.dtype) for has in share.has_rows])
+            mean = tf.math.divide_no_nan(tf.add_n(kept), number)
+            for i in towers:
+                value = tf.where(share.has_rows[i], column[i], mean)
+                written.append(variable.members[i].assign(value, read_value=False))
+        return tf1.group(*written)
+
+
+def _written(local: Sequence[Any], executed: set) -> list:
+    """Returns the statistics that a step writes."""
+    return [
         variable
         for variable in local
         if _is_statistic(variable)
         and any(op in executed for copy in variable.members for op in ancestry.writes(copy))
     ]
+
+
+def _values_after(found: Sequence[Any], running: Sequence[Any]) -> list[list]:
+    """Returns the values of all copies once a step is done."""
+    with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
+        return [[tf.identity(c.read_value()) for c in variable.members] for variable in found]
+
+
+def _averaged(local: Sequence[Any], executed: set, running: Sequence[Any]) -> Any:
+    """Gives all copies of the statistics that a step writes their mean, weighted by rows."""
+    found = _written(local, executed)
     if not found:
         return None
     share = context.current().share
-    with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
-        copies = [[tf.identity(c.read_value()) for c in variable.members] for variable in found]
+    copies = _values_after(found, running)
     with tf1.control_dependencies([copy for column in copies for copy in column]):
         means = [
             reductions.weighted_sum_onto(column, share.weights, variable.members[0].device)

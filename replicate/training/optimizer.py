@@ -17,6 +17,15 @@ from replicate.strategy import context
 from replicate.training import step as steps
 from replicate.training import tower_optimizer
 
+# What each variable has: its initializer, and a value and a truth that sessions ask for.
+_OF_EVERY_VARIABLE = (
+    "Assign",
+    "AssignVariableOp",
+    "ReadVariableOp",
+    "Identity",
+    "VarIsInitializedOp",
+)
+
 
 class OptimizerFactory:
     """Makes the optimizer once, in whichever tower asks first.
@@ -70,20 +79,24 @@ def left_out() -> Iterator[None]:
         yield
 
 
-def forget_unused(spec: Any, runs: Sequence[Any]) -> None:
-    """Takes variables that the model_fn's own step alone uses out of all collections.
+def forget_unused(specs: Sequence[Any], runs: Sequence[Any]) -> None:
+    """Takes variables that the model_fn's own optimizers have made out of all collections.
+
+    They are not trained, are made behind the loss, and are used by the model_fn's own step at most.
 
     Args:
-        spec: What the model_fn returned; its train_op is not run.
+        specs: What the model_fn returned, once or for each tower; its train_op is not run.
         runs: What is run in its place.
     """
     summaries = tf1.get_collection(tf1.GraphKeys.SUMMARIES)
-    running = ancestry.executed_by([*runs, *_tensors(spec), *summaries])
-    replaced = ancestry.executed_by([spec.train_op]) - running
+    running = ancestry.executed_by([*runs, *_tensors(specs[0]), *summaries])
+    replaced = ancestry.executed_by([spec.train_op for spec in specs]) - running
     unused = [
         variable
         for variable in tf1.global_variables()
-        if not variable.trainable and _is_used(variable, replaced, running)
+        if not variable.trainable
+        and variable.op._id > specs[0].loss.op._id
+        and _is_forgotten(variable, replaced, running)
     ]
     graph = tf1.get_default_graph()
     for key in graph.get_all_collection_keys() if unused else ():
@@ -97,11 +110,13 @@ def _tensors(spec: Any) -> list[tf.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, (tf.Tensor, tf.Operation))]
 
 
-def _is_used(variable: Any, replaced: set, running: set) -> bool:
-    """Whether the model_fn's own step alone uses a variable."""
+def _is_forgotten(variable: Any, replaced: set, running: set) -> bool:
+    """Whether nothing uses a variable but the step that is replaced, and what initializes it."""
     members = getattr(variable, "members", (variable,))
     users = {user for member in members for user in member.op.outputs[0].consumers()}
-    return bool(users & replaced) and not users & running
+    others = {user for user in users - replaced if user.type not in _OF_EVERY_VARIABLE}
+    is_read = any(t.consumers() for user in users - replaced for t in user.outputs)
+    return not users & running and not others and not is_read
 
 
 def minimize(optimizer: tf1.train.Optimizer, loss: tf.Tensor) -> tf.Operation:

@@ -1,8 +1,8 @@
 """What happens to gradients between the towers and the optimizer's update.
 
 Every optimizer that applies gradients in a tower meets the other towers in a merge
-call. `GradientStep` stands in that call: it takes the gradients that are the whole batch's
-already, adds up successive batches, clips, and then lets the optimizer's own function update
+call. `GradientStep` stands in that call: it joins the gradients
+of all towers, adds up successive batches, clips, and then lets the optimizer's own function update
 the variables, once, with all towers as one.
 """
 
@@ -12,7 +12,14 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import context, conversion, default, values, variables
+from replicate.strategy import (
+    context,
+    conversion,
+    default,
+    replica_context,
+    values,
+    variables,
+)
 from replicate.training import accumulation, applied, merged
 
 # The functions that optimizers pass to a merge call: TensorFlow's own, then tf_keras'.
@@ -31,17 +38,14 @@ class GradientStep:
         ValueError: If one of them is not a positive number.
     """
 
+    is_left_out = False
+
     def __init__(self, accumulate_steps: int = 1, clip_global_norm: float | None = None):
         _require_positive("accumulate_steps", accumulate_steps, int)
         if clip_global_norm is not None:
             _require_positive("clip_global_norm", clip_global_norm, (int, float))
         self._accumulate_steps = accumulate_steps
         self._clip_global_norm = clip_global_norm
-
-    @property
-    def is_accumulated(self) -> bool:
-        """Whether gradients of several batches make one update."""
-        return self._accumulate_steps > 1
 
     def told(self) -> list[str]:
         """Returns in words what was asked for."""
@@ -153,7 +157,8 @@ class GradientStep:
         """Returns the joined gradients of N pairs of the towers' gradients and their variable."""
         share = context.current().share
         if share is not None and share.reduction == "mean" and not strategy.is_single_tower:
-            pairs = [(_by_rows(gradient, share.weights), variable) for gradient, variable in pairs]
+            with tf1.name_scope(replica_context.SCOPE):
+                pairs = [(_by_rows(gradient, share.weights), v) for gradient, v in pairs]
         return strategy.batch_reduce(variables.SUM, pairs)
 
 
@@ -183,11 +188,13 @@ class OneDeviceStep(GradientStep):
 
     @property
     def _changes_gradients(self) -> bool:
-        return self.is_accumulated or self._clip_global_norm is not None
+        return self._accumulate_steps > 1 or self._clip_global_norm is not None
 
 
 class LeftOut:
     """Stands for the step of optimizers that are not run: the towers meet, and nothing is done."""
+
+    is_left_out = True
 
     def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
         """See `GradientStep.wrap`."""

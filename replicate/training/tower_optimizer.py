@@ -50,7 +50,7 @@ class TowerOptimizer(tf1.train.Optimizer):
         return self._optimizer_or_fn
 
     def compute_gradients(self, loss: Any, *args, **kwargs) -> list:
-        """See base class. In a replicated model_fn, they are the whole batch's."""
+        """See base class. In a tower, they are that tower's own."""
         return self.optimizer.compute_gradients(loss, *args, **kwargs)
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None):

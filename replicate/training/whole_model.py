@@ -45,5 +45,5 @@ def build(
 def _with_step(spec: Any, train_op: Any, updates: Sequence[Any]) -> Any:
     """Puts an optimizer's step in place of the model_fn's own, which leaves no variable behind."""
     runs = list(dict.fromkeys([train_op, *updates]))
-    optimizers.forget_unused(spec, runs)
+    optimizers.forget_unused([spec], runs)
     return spec._replace(train_op=runs[0] if len(runs) == 1 else tf1.group(*runs, name="train"))

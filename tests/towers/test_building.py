@@ -10,12 +10,13 @@ from tests import exactness
 from tests.towers import models
 
 
-def built(model, devices=3, mode="train", **options):
+def built(model, devices=3, mode="train", optimizer_fn=models.descend, **options):
     """Returns the graph and the spec of a model of towers."""
     with tf.Graph().as_default() as graph:
         tf1.train.create_global_step()
         x, y = map(tf.constant, models.batch(7))
-        return graph, models.called(model, devices=devices, **options)(x, y, mode)
+        towers = models.called(model, optimizer_fn, devices, **options)
+        return graph, towers(x, y, mode)
 
 
 @pytest.mark.parametrize("strategy", models.STRATEGIES)
@@ -136,7 +137,7 @@ def by_its_handle(count, features):
 )
 def test_a_shared_variable_without_an_aggregation_is_not_written(strategy, write, error, text):
     with pytest.raises(error, match=text):
-        built(writes(write), strategy=strategy)
+        built(writes(write), strategy=strategy, update_ops="all")
 
 
 @pytest.mark.parametrize("strategy", models.STRATEGIES)
@@ -166,3 +167,56 @@ def test_one_tower_is_one_device():
         models.descend().minimize(spec.loss, tf1.train.get_global_step())
     names = [{op.name for op in each.get_operations()} for each in (plain, graph)]
     assert names[0] ^ names[1] <= {"NoOp", "no_op"}
+
+
+def test_a_model_may_make_a_saver():
+    def model(features, labels, mode):
+        spec = models.linear(features, labels, mode)
+        return spec._replace(scaffold=tf1.train.Scaffold(saver=tf1.train.Saver()))
+
+    _, spec = built(model)
+    names = {variable.name for variable in spec.scaffold.saver._var_list}
+    assert names == {"w:0", "global_step:0"}
+
+
+def test_a_step_that_each_tower_counts_is_refused():
+    def model(features, labels, mode):
+        spec = models.linear(features, labels, mode)
+        step = tf1.train.get_global_step()
+        with tf1.control_dependencies([step.assign_add(1)]):
+            train_op = models.descend().minimize(spec.loss)
+        return spec._replace(train_op=train_op)
+
+    with pytest.raises(errors.TowerMismatchError, match="tower 1 writes global_step:0 by itself"):
+        built(model, optimizer_fn=None)
+
+
+def test_a_synchronous_optimizer_of_each_tower_is_refused():
+    def model(features, labels, mode):
+        spec = models.linear(features, labels, mode)
+        optimizer = tf1.train.SyncReplicasOptimizer(models.descend(), 1, 1)
+        return spec._replace(train_op=optimizer.minimize(spec.loss, tf1.train.get_global_step()))
+
+    with pytest.raises(errors.TowerMismatchError, match="TowerOptimizer"):
+        built(model, optimizer_fn=None)
+
+
+class Assigning(tf1.train.Optimizer):
+    """Assigns by itself, as an optimizer with weight decay may do."""
+
+    def __init__(self):
+        super().__init__(False, "assigning")
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return tf.group(*[v.assign(v - 0.5 * g, name=name) for g, v in grads_and_vars])
+
+
+@pytest.mark.parametrize("strategy", models.STRATEGIES)
+def test_an_optimizer_that_assigns_is_left_out_or_refused(strategy):
+    model = exactness.stepping(models.linear, Assigning)
+    given = [models.batch(7)]
+    found = exactness.run(models.called(model, strategy=strategy), given, "train").variables
+    expected = exactness.run(models.called(models.linear), given, "train").variables
+    exactness.compare(found, expected)
+    with pytest.raises(errors.TowerMismatchError, match="TowerOptimizer"):
+        exactness.run(models.called(model, None, strategy=strategy), given, "train")

@@ -64,3 +64,55 @@ def test_each_tower_has_statistics_of_its_own(strategy):
         parts = models.shards(given, 2)
         copies = [c / 2 + x.mean(0) / 2 for c, (x, _) in zip(copies, parts, strict=True)]
     np.testing.assert_allclose(found, np.mean(copies, 0), 1e-6)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("update_ops", ["first", "mean", "all"])
+def test_a_tower_without_rows_dilutes_no_statistics(strategy, update_ops):
+    # Tower 1 has no rows at first. Both then had 0.5 * r, of the one row r of the first batch.
+    batches = [models.batch(1), models.batch(5, 1)]
+    found = moving_mean(batches, 2, update_ops, strategy=strategy)
+    first, x = batches[0][0][0] / 2, batches[1][0]
+    parts = {"first": [x[:3]], "all": [x[:3], x[3:]], "mean": [x]}[update_ops]
+    expected = np.mean([first / 2 + part.mean(0) / 2 for part in parts], 0)
+    np.testing.assert_allclose(found, expected, 1e-6)
+
+
+def shown(features, labels, mode):
+    """A moving average of the loss, as a summary may show it."""
+    spec = exactness.spec_of(mode, tf.reduce_mean(tf.square(features[:, :1] - labels)))
+    average = tf1.train.ExponentialMovingAverage(0.5)
+    tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, average.apply([spec.loss]))
+    w = tf1.get_variable("w", [], tf.float64, tf1.ones_initializer())
+    return spec._replace(loss=spec.loss * w)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("rows", "num_towers"), [(7, 2), (2, 3)])
+def test_a_moving_average_of_the_loss_is_that_of_all_rows(strategy, rows, num_towers):
+    given = [models.batch(rows), models.batch(rows, 1)]
+    towers = models.called(shown, devices=num_towers, strategy=strategy)
+    found = exactness.run(towers, given, "train").variables[-1]
+    stepping = exactness.stepping(shown, models.descend)
+    expected = exactness.run(stepping, given, "train").variables[-1]
+    exactness.compare(found, expected)
+
+
+def synchronised(features, labels, mode):
+    """Batch normalisation of all rows, by sums over towers."""
+    normalise = tf.keras.layers.BatchNormalization(synchronized=True, dtype=tf.float64)
+    hidden = normalise(features * tf.constant([1.0, 2.0, 3.0], tf.float64), training=True)
+    w = tf1.get_variable("w", [models.WIDTH, 1], tf.float64, models.start)
+    return exactness.spec_of(mode, tf.reduce_mean(tf.square(tf.tanh(hidden) @ w - labels)))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("rows", "num_towers"), [(7, 2), (7, 3), (2, 3)])
+def test_gradients_go_through_sums_over_towers(strategy, rows, num_towers):
+    given = [models.batch(rows)]
+    towers = models.called(synchronised, devices=num_towers, strategy=strategy)
+    found = exactness.run(towers, given, "train").variables[0]
+    stepping = exactness.stepping(synchronised, models.descend)
+    expected = exactness.run(stepping, given, "train").variables[0]
+    trained = [name for name in expected if "moving" not in name]
+    exactness.compare({n: found[n] for n in trained}, {n: expected[n] for n in trained})

@@ -35,11 +35,6 @@ class MirroredStrategy(base.DistributionStrategy):
     def _reduce_destinations(self, value):
         return self._worker_devices
 
-    @property
-    def copies_sums(self):
-        """See base class."""
-        return self._cross_device_ops.copies_sums
-
     def _batch_reduce(self, aggregation, columns, places):
         return self._cross_device_ops.batch_reduce(
             aggregation, columns, places, self._worker_devices
