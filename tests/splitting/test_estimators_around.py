@@ -252,7 +252,7 @@ def predictions_of(made):
     return list(made.predict(estimators.input_fn, yield_single_examples=False))
 
 
-@pytest.mark.parametrize("way", ["call", "clone", "split"])
+@pytest.mark.parametrize("way", ["call", "split"])
 def test_checkpoints_of_all_ways_interchange(tmp_path, way):
     single = estimators.one(stepping(momentum), tmp_path)
     several = estimators.split(model, tmp_path, momentum)
