@@ -170,7 +170,8 @@ def test_no_gradient_at_all_is_an_error(wrap):
         optimizer = wrap(adam())
         return optimizer.apply_gradients([(None, v) for v in tf1.trainable_variables()])
 
-    with pytest.raises(ValueError, match=r"[Gg]radient"):
+    # The first text is TensorFlow's own, as on one device.
+    with pytest.raises(ValueError, match=r"No variables provided|[Gg]radient"):
         runs.train(runs.replicated(trains_with(train_op), 2), 1)
 
 

@@ -1,7 +1,7 @@
 """What has an effect happens once, and reads come before writes where no order is given."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from replicate.compat.tensorflow import tf
@@ -104,12 +104,13 @@ def order(written: Any, made: dict[str, tf.Operation]) -> None:
         written: The writer.
         made: The new operations by their names.
     """
-    aside, original = written.run_aside, written.nodes.original
-    running = {op for op in written.run_whole if op not in aside}
-    running |= {
-        op for name, op in made.items() if name not in aside and original(name) not in aside
-    }
-    reads, writes = _users(running)
+    aside, nodes = written.run_aside, written.nodes
+    kinds = {op: op.type for op in written.run_whole if op not in aside}
+    for name, node in nodes.by_name.items():
+        if name not in aside and nodes.original(name) not in aside:
+            kinds[made[name]] = node.op
+    running = set(kinds)
+    reads, writes = _users(kinds)
     behind = ancestry.behind([op for ops in writes.values() for op in ops], running)
     for handle, found in writes.items():
         found_reads = reads.get(handle, ())
@@ -120,12 +121,15 @@ def order(written: Any, made: dict[str, tf.Operation]) -> None:
             write._add_control_inputs([op for op in first if op not in before])
 
 
-def _users(running: set[tf.Operation]) -> tuple[dict, dict]:
-    """Returns what reads each variable, and what writes it outside of branches and loops."""
+def _users(kinds: Mapping[tf.Operation, str]) -> tuple[dict, dict]:
+    """Returns what reads each variable, and what writes it outside of branches and loops.
+
+    Args:
+        kinds: The operations that run, and of what kind they are.
+    """
     reads: dict[tf.Operation, list] = {}
     writes: dict[tf.Operation, list] = {}
-    for op in running:
-        kind = op.type
+    for op, kind in kinds.items():
         is_read = kind in READS
         if not is_read and not _writes(kind):
             continue

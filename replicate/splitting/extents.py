@@ -34,13 +34,12 @@ class Sizes(NamedTuple):
     Attributes:
         batch: Rows of the whole batch.
         picked: Picked rows.
-        inner: The lengths that stand in for unknown inner dimensions, the last one for all
-            further ones; None: these are left open.
+        inner: The length that stands in for unknown inner dimensions; None: they are left open.
     """
 
     batch: int
     picked: int
-    inner: tuple[int, ...] | None = None
+    inner: int | None = None
 
 
 class Amount:

@@ -141,6 +141,17 @@ class Facts:
         state = self._state(shape.op.inputs[0])
         return isinstance(state, Rows) and (state.axis, state.space) == (axis, space)
 
+    def is_own_shape(self, shape: tf.Tensor, axis: int, space: Space) -> bool:
+        """Whether a shape is, on a device, the whole one but for its rows along an axis, if any."""
+        if self.is_measured(shape, axis, space):
+            return True
+        whole = self._folder.fold(shape)
+        if whole is None or whole.ndim != 1:
+            return False
+        if 0 <= axis < len(whole) and extents.extent(whole[axis], self._literal).has_rows(space):
+            return self._is_scaled(shape, whole, axis, space)
+        return self._is_same_everywhere(shape, whole)
+
     def number(self, tensor: tf.Tensor) -> Extent | None:
         """Returns a whole number of shape []; None: it is not known."""
         whole = self._folder.fold(tensor)
@@ -242,7 +253,8 @@ class Facts:
         if not found or ranks == {None} or len(ranks) > 1:
             found = [own] * max(len(found), 1)
         if found[0] is None:
-            return None
+            # NOTE: an importer infers nothing of what goes in and out of loops.
+            return self._whole_lengths(tensor.op.inputs[0]) if _is_passed(tensor) else None
         sizes = [probe.sizes for probe in self._probes] or [Sizes(1, 1)]
         lengths = [
             extents.inferred(dims, sizes, self.static_rows) for dims in zip(*found, strict=True)
@@ -346,6 +358,11 @@ class Facts:
             if isinstance(state, Rows) and not state.space.is_picked:
                 return state.space
         return Space("rows of no tensor")
+
+
+def _is_passed(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is the first operand of its operation."""
+    return tensor.op.type in ("Enter", "Exit", "Identity", "NextIteration", "Switch")
 
 
 def _own_rows(static_rows: int | None, num_devices: int) -> list[int | None]:

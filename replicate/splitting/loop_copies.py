@@ -13,7 +13,7 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
-from replicate.splitting import loops
+from replicate.splitting import loops, nodes
 from replicate.splitting.nodes import Reference
 from replicate.splitting.states import FIRST, FLOW, SIZE, WHOLE, ListOf, Partial, Rows
 
@@ -133,9 +133,9 @@ class LoopCopies:
         if op.op_def.is_stateful and op.type not in _OF_LOOPS:
             raise loops.LoopWholeError(op, f"{op.type} has a state")
         self.before_copies(op)
-        definition = self._nodes.definition(op)
+        attributes = nodes.attributes_of(op)
         for k, device in enumerate(self._devices):
-            node = self._nodes.copy(op, self.name(op, k), device, definition)
+            node = self._nodes.copy(op, self.name(op, k), device, attributes)
             self.set_frame(node, k)
             with self._entered_part():
                 for tensor in op.inputs:
@@ -205,16 +205,16 @@ class LoopCopies:
                 found = of(given, k) if is_handle else self._writer.whole(given)
                 node.input.append(self._nodes.name(found))
             if op.type == "StackV2":
-                node.attr["stack_name"].s += f"/{kind}{k}".encode()
+                node.set("stack_name", node.attr["stack_name"].s + f"/{kind}{k}".encode())
             self._memo[key] = node.name
         return f"{self._memo[key]}:{tensor.value_index}" if tensor.value_index else self._memo[key]
 
     # Frames.
 
-    def set_frame(self, node: Any, k: int) -> None:
+    def set_frame(self, node: nodes.Node, k: int) -> None:
         """Puts what enters a loop into device k's own."""
         if node.op in ("Enter", "RefEnter"):
-            node.attr["frame_name"].s += f"/tower_{k}".encode()
+            node.set("frame_name", node.attr["frame_name"].s + f"/tower_{k}".encode())
 
     def entered(self, reference: Reference, dtype: tf.DType, loop: Any, k: int) -> Reference:
         """Returns a value of outside of all loops as it is inside of device k's.

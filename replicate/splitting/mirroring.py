@@ -168,7 +168,7 @@ class _Mirroring:
             node = self._nodes.copy(handle, name, device)
             for key in ("shared_name", "debug_name"):
                 if key in node.attr:
-                    node.attr[key].s = name.encode()
+                    node.set(key, name)
             read, check = read_name(name), check_name(name)
             self._nodes.add("ReadVariableOp", [name], device, name=read, dtype=kind)
             self._nodes.add("VarIsInitializedOp", [name], device, name=check)

@@ -21,6 +21,31 @@ _OF_ORIGINALS = ("_class", "_output_shapes", "_xla_compile_id", "_grappler_do_no
 _DTYPES = ("DstT", "out_type", "dtype", "T", "Tparams")
 
 
+class Node:
+    """The definition of a new operation; to read and change it takes less time than the importer's.
+
+    Attributes:
+        name: Its name.
+        op: The kind of operation.
+        device: Where it runs.
+        input: What it reads, and waits for, as it is written.
+        attr: Its attributes. Copies share them: they are put in place anew, not changed.
+    """
+
+    __slots__ = ("attr", "device", "input", "name", "op")
+
+    def __init__(self, name: str, op: str, device: str, input: list[str], attr: dict[str, Any]):
+        self.name = name
+        self.op = op
+        self.device = device
+        self.input = input
+        self.attr = attr
+
+    def set(self, key: str, value: Any) -> None:
+        """Gives the operation, and none that shares its attributes, another attribute."""
+        self.attr = {**self.attr, key: attribute(value)}
+
+
 class Nodes:
     """New operations of a graph, under a prefix of their own.
 
@@ -37,14 +62,12 @@ class Nodes:
     def __init__(self, graph: tf.Graph, prefix: str):
         self.graph = graph
         self._prefix = prefix
-        self._definition = tf1.GraphDef()
-        self._definition.versions.CopyFrom(graph.graph_def_versions)
-        self.by_name: dict[str, Any] = {}
+        self.by_name: dict[str, Node] = {}
         self.tensors: dict[str, tf.Tensor] = {}
         self._waits: dict[str, tf.Operation] = {}
         self._originals: dict[str, tf.Operation] = {}
         self._constants: dict = {}
-        self._removed: set[str] = set()
+        self._number = 0
 
     def name(self, reference: Reference) -> str:
         """Returns what an input is written as."""
@@ -91,36 +114,38 @@ class Nodes:
             name: Its name; None: one that tells its kind.
             **attributes: Its attributes.
         """
-        name = name or f"{self._prefix}/{type}_{len(self._definition.node)}"
+        name = name or f"{self._prefix}/{type}_{self._number}"
         read = [*map(self.name, inputs), *map(self.wait, controls)]
-        node = self._definition.node.add(name=name, op=type, device=device, input=read)
-        self.by_name[name] = node
-        for key, value in attributes.items():
-            node.attr[key].CopyFrom(attribute(value))
+        made = {key: attribute(value) for key, value in attributes.items()}
+        self._add(Node(name, type, device, read, made))
         return name
 
-    def copy(self, op: tf.Operation, name: str, device: str, definition: Any = None) -> Any:
+    def copy(
+        self, op: tf.Operation, name: str, device: str, attributes: dict | None = None
+    ) -> Node:
         """Adds a copy of an operation, without inputs; returns its definition.
 
         Args:
             op: The operation.
             name: The copy's name.
             device: Where it runs.
-            definition: What `definition` returned, where many copies have it in common.
+            attributes: Its attributes; None: the operation's.
         """
-        node = self._definition.node.add()
-        node.MergeFrom(definition or self.definition(op))
-        node.name, node.device = name, device
-        self.by_name[name] = node
+        node = Node(
+            name, op.type, device, [], attributes_of(op) if attributes is None else attributes
+        )
         self._originals[name] = op
+        self._add(node)
         return node
 
-    @staticmethod
-    def definition(op: tf.Operation) -> Any:
-        """Returns the definition of an operation without name, device and inputs."""
-        attributes = op.node_def.attr.items()
-        kept = {key: value for key, value in attributes if key not in _OF_ORIGINALS}
-        return tf1.NodeDef(op=op.type, attr=kept)
+    def _add(self, node: Node) -> None:
+        if node.name in self.by_name:
+            raise ValueError(
+                f"A new operation's name is its own; {node.name} is that of two. This is an error "
+                "in replicate; please report it."
+            )
+        self.by_name[node.name] = node
+        self._number += 1
 
     def original(self, name: str) -> tf.Operation | None:
         """Returns of what operation a new one is a copy; None: of none."""
@@ -164,19 +189,29 @@ class Nodes:
 
     def remove(self, name: str) -> None:
         """Takes an operation out again."""
-        self._removed.add(name)
         del self.by_name[name]
 
     def write(self) -> dict[str, tf.Operation]:
         """Adds all operations to the graph; returns them by their names."""
-        if self._removed:
-            kept = [node for node in self._definition.node if node.name not in self._removed]
-            definition = tf1.GraphDef()
-            definition.versions.CopyFrom(self._definition.versions)
-            definition.node.extend(kept)
-            self._definition = definition
+        definition = tf1.GraphDef()
+        definition.versions.CopyFrom(self.graph.graph_def_versions)
+        shared: dict[int, Any] = {}
+        for node in self.by_name.values():
+            key = id(node.attr)
+            if key not in shared:
+                shared[key] = tf1.NodeDef(attr=node.attr)
+            made = definition.node.add()
+            made.MergeFrom(shared[key])
+            made.name, made.op, made.device = node.name, node.op, node.device
+            made.input.extend(node.input)
         with self.graph.as_default():
-            return importing.add(self._definition, self.tensors, self._waits)
+            return importing.add(definition, self.tensors, self._waits)
+
+
+def attributes_of(op: tf.Operation) -> dict[str, Any]:
+    """Returns the attributes that a copy of an operation has."""
+    found = op.node_def.attr.items()
+    return {key: value for key, value in found if key not in _OF_ORIGINALS}
 
 
 def tensor(reference: Reference, made: dict[str, tf.Operation]) -> Any:

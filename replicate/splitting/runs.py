@@ -81,7 +81,7 @@ def of_dynamic(total: tf.Tensor, num_devices: int) -> Runs:
     """
     numbers = np.arange(num_devices, dtype=np.int32)
     base, longer = total // num_devices, total % num_devices
-    counts = base + tf.cast(numbers < longer, tf.int32)
+    counts = base + tf.cast(tf.less(numbers, longer), tf.int32)
     has_rows = counts > 0
     begins = base * numbers + tf.minimum(numbers, longer)
     begins = tf.where(has_rows, begins, tf.zeros_like(begins))

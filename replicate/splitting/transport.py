@@ -200,10 +200,12 @@ class Transport:
         ops = [each for each in self._order if isinstance(each, tf.Operation)]
         own = {op: 1 << n for n, op in enumerate(filter(effects.has_effect, ops))}
         behind: dict = collections.defaultdict(int)
+        begin = next((n for n, each in enumerate(self._order) if each in own), 0)
+        behind_first = self._order[0 if self._has_circles else begin :]
 
         def look() -> bool:
             is_changed = False
-            for each in self._order:
+            for each in behind_first:
                 bits = behind[each]
                 for other in self._before[each]:
                     bits |= behind[other] | own.get(other, 0)
@@ -223,7 +225,8 @@ class Transport:
 
     def _find_dead(self) -> set:
         """Returns what may be without a value: it is of a branch that is not taken."""
-        if not any(self._type(each) in ("Switch", "RefSwitch") for each in self._order):
+        kinds = {self._type(each) for each in self._order}
+        if kinds.isdisjoint(("Switch", "RefSwitch")):
             return set()
         dead = loops.in_branches(self._before, self._type)
         for each in self._order:

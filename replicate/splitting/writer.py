@@ -31,6 +31,9 @@ from replicate.splitting.states import (
     Rows,
 )
 
+# Given the number of a device, returns what it reads.
+OfDevice = Callable[[int], Reference]
+
 _PASSED = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 _NUMBERING = ("Range",)  # what makes rows of their number alone: no device has to send its own
 
@@ -92,7 +95,7 @@ class Writer:
         self.in_loops = loop_copies.LoopCopies(self)
         # NOTE: by the `id` of tensors, which live as long as the graph: they are asked for often.
         self._wholes: dict[int, Reference] = {}
-        self._owns: dict[int, Callable[[int], Reference]] = {}
+        self._owns: dict[int, OfDevice] = {}
         self._passes: dict[tf.Operation, bool] = {}
         self._queue: list = []
         self._taken = {op.name for op in nodes.graph.get_operations()}
@@ -187,38 +190,44 @@ class Writer:
 
     def view(self, tensor: tf.Tensor, want: states.View, k: int) -> Reference:
         """Returns a tensor as a copy on device k wants it."""
+        return self._view(tensor, want)(k)
+
+    def _view(self, tensor: tf.Tensor, want: states.View) -> OfDevice:
+        """Returns what gives, for each device, a tensor as its copy wants it."""
         state = self.analysis.state(tensor)
         if want is HANDLE:
-            return self.in_loops.handle(tensor, k)
-        if want is WHOLE:
-            return self.in_loops.whole(tensor, k)
-        if want is OWN:
-            return self.own(tensor, k) if state is SIZE else self.in_loops.whole(tensor, k)
+            return functools.partial(self.in_loops.handle, tensor)
+        if want is WHOLE or (want is OWN and state is not SIZE):
+            return functools.partial(self.in_loops.whole, tensor)
         if isinstance(want, states.Shape):
-            return self.joins.own_shape(tensor, want, k)
-        if want is FLOW or isinstance(want, ListOf) or state == want:
-            return self.own(tensor, k)
+            return functools.partial(self.joins.own_shape, tensor, want)
+        if want is OWN or want is FLOW or isinstance(want, ListOf) or state == want:
+            return self._own(tensor)
         if isinstance(want, Partial):
             if state is WHOLE and tensor.op.type == "Enter":
-                return self.in_loops.whole(tensor, k)  # zeros, in front of a loop that adds
+                # Zeros, in front of a loop that adds.
+                return functools.partial(self.in_loops.whole, tensor)
             raise ValueError(f"A part of {tensor.name} is wanted, which is {state}: {want}.")
         tensor = self._passed(tensor)
         state = self.analysis.state(tensor)
         if isinstance(state, Rows) and (state.axis, state.space) == (want.axis, want.space):
             if state.ids is not None and want.ids is None:
-                return self.joins.plain(tensor, state, k)
-            return self.own(tensor, k)
-        return self.joins.cut(tensor, want, k)
+                return functools.partial(self.joins.plain, tensor, state)
+            return self._own(tensor)
+        return functools.partial(self.joins.cut, tensor, want)
 
     def own(self, tensor: tf.Tensor, k: int) -> Reference:
         """Returns what device k holds of a tensor, in the state that it has."""
+        return self._own(tensor)(k)
+
+    def _own(self, tensor: tf.Tensor) -> OfDevice:
+        """Returns what gives, for each device, what it holds of a tensor."""
         key = id(tensor)
         if key not in self._owns:
-            self._owns[key] = self._own(tensor)
-        return self._owns[key](k)
+            self._owns[key] = self._find_own(tensor)
+        return self._owns[key]
 
-    def _own(self, tensor: tf.Tensor) -> Callable[[int], Reference]:
-        """Returns what gives, for each device, what it holds of a tensor."""
+    def _find_own(self, tensor: tf.Tensor) -> OfDevice:
         given = self.analysis.given.get(tensor.ref())
         if given is not None and given.parts is not None:
             return given.parts.__getitem__
@@ -302,15 +311,15 @@ class Writer:
     def _copy(self, op: tf.Operation) -> None:
         split = self._split_of(op)
         self.in_loops.before_copies(op)
-        definition = self._definition(op, split)
+        attributes = self._attributes(op, split)
         with self.in_loops.inside(op):
-            views = list(zip(op.inputs, split.wants, strict=True))
+            views = [self._view(*each) for each in zip(op.inputs, split.wants, strict=True)]
             for k, place in enumerate(self._places(op, split)):
-                node = self.nodes.copy(op, self.copy_name(op, k), place, definition)
+                node = self.nodes.copy(op, self.copy_name(op, k), place, attributes)
+                node.op = split.type or op.type
                 self._set_seed(node, k)
                 self.in_loops.set_frame(node, k)
-                read = [self.nodes.name(self.view(tensor, want, k)) for tensor, want in views]
-                node.input.extend(read)
+                node.input.extend([self.nodes.name(view(k)) for view in views])
                 if op.control_inputs:
                     node.input.extend(self.in_loops.controls(op, k))
 
@@ -330,22 +339,20 @@ class Writer:
                 wants.append(state)
         return states.Split(wants, [SIZE] * len(op.outputs))
 
-    def _definition(self, op: tf.Operation, split: states.Split) -> Any:
-        """Returns what the definitions of an operation's copies have in common."""
-        made = self.nodes.definition(op)
-        made.op = split.type or op.type
-        for key, value in split.attributes.items():
-            made.attr[key].CopyFrom(definitions.attribute(value))
+    def _attributes(self, op: tf.Operation, split: states.Split) -> dict[str, Any]:
+        """Returns the attributes that an operation's copies have in common."""
+        found = definitions.attributes_of(op)
+        found |= {key: definitions.attribute(value) for key, value in split.attributes.items()}
         static_rows = self.analysis.facts.static_rows
-        for value in made.attr.values() if static_rows else ():
+        for value in found.values() if static_rows else ():
             for dimension in value.shape.dim if value.HasField("shape") else ():
                 if dimension.size > 0 and dimension.size % static_rows == 0:
                     dimension.size = -1
-        return made
+        return found
 
-    def _set_seed(self, node: Any, k: int) -> None:
+    def _set_seed(self, node: definitions.Node, k: int) -> None:
         if node.op in random.SEEDED and (node.attr["seed"].i or node.attr["seed2"].i):
-            node.attr["seed2"].i = random.seed_of_copy(node.attr["seed2"].i, self._first_device + k)
+            node.set("seed2", random.seed_of_copy(node.attr["seed2"].i, self._first_device + k))
 
     def _places(self, op: tf.Operation, split: states.Split) -> Sequence[str]:
         """Returns where an operation's copies run; a device that the model names stays."""

@@ -343,10 +343,8 @@ class _Lowering:
         elif node.op in definitions.READS or node.op in definitions.CALLING:
             waits = place.waits
         made = self._add(node.op, inputs, name, place, waits)
-        written = self._nodes.by_name[made]
-        for key, attr in node.attr.items():
-            if key not in _OF_FUNCTIONS:
-                written.attr[key].CopyFrom(attr)
+        attributes = {key: value for key, value in node.attr.items() if key not in _OF_FUNCTIONS}
+        self._nodes.by_name[made].attr.update(attributes)
         return made
 
     def _add(

@@ -15,28 +15,25 @@ def summed(case: Case) -> Split:
     shape, rows = _shape_summed_to(case.op), case.inputs[0]
     if shape is None or not states.is_rows(rows) or not case.attribute("keep_dims"):
         raise WholeError("an operand is not constant")
-    # NOTE: a shape may tell of rows along two axes, as of products of all pairs. A device has its
-    # own along one of them, so that axes of its own sizes would be wrong.
-    axes = WHOLE
-    if rows.space.is_picked:
-        axes = OWN
-        if case.inputs[1] is not SIZE or _have_more_rows(case, rows):
-            raise WholeError("axes are those of all rows, of which a device may have none")
+    axes = OWN if case.inputs[1] is SIZE and _are_own(case, rows) else WHOLE
+    if axes is WHOLE and rows.space.is_picked:
+        raise WholeError("axes are those of all rows, of which a device may have none")
     is_stretched = _axis_in(case, shape, rows, case.rank(0)) is None
     return Split([rows.at(rows.axis), axes], [SUM if is_stretched else rows.at(rows.axis)])
 
 
-def _have_more_rows(case: Case, rows: Rows) -> bool:
-    """Whether one of the shapes of the operands tells of rows along another axis."""
+def _are_own(case: Case, rows: Rows) -> bool:
+    """Whether the shapes are, on a device, those of its own operands.
+
+    NOTE: what is worked out from sizes may tell of all rows along another axis, as of products of
+    all pairs: a device's own sizes would be wrong there.
+    """
     behind = rows.axis - case.rank(0)
     for shape in case.op.inputs[1].op.inputs:
-        entries = case.facts.shape_entries(shape)
-        if entries is None:
-            return True
-        others = [entry for n, entry in enumerate(entries) if n - len(entries) != behind]
-        if any(entry.has_rows() for entry in others):
-            return True
-    return False
+        rank = len(case.facts.shape_entries(shape) or ())
+        if not case.facts.is_own_shape(shape, rank + behind, rows.space):
+            return False
+    return True
 
 
 def shaped(case: Case) -> Split | None:

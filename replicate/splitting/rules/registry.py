@@ -104,6 +104,9 @@ class Facts(Protocol):
     def is_measured(self, shape: Any, axis: int, space: Space) -> bool:
         """Whether a shape is that of a tensor of which devices have rows along an axis."""
 
+    def is_own_shape(self, shape: Any, axis: int, space: Space) -> bool:
+        """Whether a shape is, on a device, the whole one but for its rows along an axis, if any."""
+
     def literal(self, tensor: Any) -> np.ndarray | None:
         """Returns the numbers that the graph of a static batch has for the whole batch."""
 

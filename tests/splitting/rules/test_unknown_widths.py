@@ -80,6 +80,15 @@ def outer_products(x, y, t):
     return [tf.tanh(x[:, :, tf.newaxis] * y[:, tf.newaxis, :]), tf.matmul(x, y, transpose_a=True)]
 
 
+@model(*BROADCAST)
+def pairs_of_rows(x, y, t):
+    """[B, B, v, 3]: a device has its own rows along one axis, and all rows along the other."""
+    pairs = tf.tanh(t[:, tf.newaxis] * t[tf.newaxis])
+    square = tf.stack([tf.shape(x)[0], tf.shape(x)[0], tf.shape(x)[1]])
+    wide = tf.broadcast_to(x[:, tf.newaxis], square) * x[tf.newaxis]
+    return [pairs, wide, wide - tf.transpose(wide, [1, 0, 2])]
+
+
 @model((3, 3), (1, 1), kinds="ConcatV2 Reshape")
 def flattened(x, y, t):
     """All steps of all rows one behind the other."""
@@ -103,6 +112,30 @@ def repeated_as_often_as_fits(x, y, t):
     wide = tf.tile(y, [1, number])
     more = tf.zeros([tf.shape(x)[0], number], F64) + tf.reduce_mean(x, 1, keepdims=True)
     return [x * wide, tf.reshape(more, [-1])]
+
+
+@model((4, 2), (4, 4), (4, 1), (6, 3), (5, 2))
+def repeated_as_often_as_a_quotient_says(x, y, t):
+    """As before, by way of real numbers."""
+    widths = [tf.cast(tf.shape(each)[1], F64) for each in (x, y)]
+    number = tf.cast(tf.math.ceil(widths[0] / widths[1]), tf.int32)
+    wide = tf.tile(y, [1, number])[:, : tf.shape(x)[1]]
+    more = tf.zeros([tf.shape(x)[0], number], F64) + tf.reduce_mean(x, 1, keepdims=True)
+    return [x * wide, tf.reshape(more, [-1])]
+
+
+@model(*BROADCAST, kinds="Mul Sum Reshape Mean")
+def means_of_several_widths(x, y, t):
+    """Numbers of columns divide, and are no lengths."""
+    flat = tf.reshape(tf.tanh(x * y), [-1])
+    return [tf.reduce_mean(x, 1) - tf.reduce_mean(y, 1), tf.reduce_mean(t, [1, 2]), flat]
+
+
+@model((4, 2), (4, 4), (6, 3), (3, 1))
+def pieces_of_another_width(x, y, t):
+    """How many pieces a row has depends on both widths."""
+    pieces = tf.reshape(tf.tanh(x), [-1, tf.shape(y)[1]])
+    return [pieces, tf.nn.softmax(pieces, 0)]
 
 
 @model((4, 2), (4, 4), (5, 1))
