@@ -202,8 +202,9 @@ class LoopCopies:
             self.set_frame(node, k)
             for given in op.inputs:
                 is_handle = given.dtype == tf.resource
-                found = of(given, k) if is_handle else self._writer.whole(given)
+                found = of(given, k) if is_handle else self.whole(given, k)
                 node.input.append(self._nodes.name(found))
+            node.input.extend(self.controls(op, k))
             if op.type == "StackV2":
                 node.set("stack_name", node.attr["stack_name"].s + f"/{kind}{k}".encode())
             self._memo[key] = node.name

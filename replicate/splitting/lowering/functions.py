@@ -217,7 +217,8 @@ class _Lowering:
             )
             arguments = [_output(value, n) for value in switched]
             function = node.attr[branch].func.name
-            where = inside._replace(pivot=(pivot,))
+            # NOTE: branches are two contexts: what one of them makes the other cannot read.
+            where = inside._replace(context=Context(place.context, None), pivot=(pivot,))
             results.append(self._inline(function, arguments, f"{name}/{label}", where))
         return [
             self._add("Merge", pair, f"{name}/merge_{n}", place, T=dtype, N=2)
