@@ -5,7 +5,6 @@ what grows like them is a multiple of them, and of all else nothing is known. So
 inner dimensions, of which one assumes the shortest that the graph allows, the other long ones.
 """
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,9 +25,9 @@ _ROWS = (
     ((960 * 1021, 960 * 1531), (960 * 2030, 960 * 3066)),
 )
 # What stands in for unknown lengths, the first that the graph allows: as short as can be, so that
-# a cut shows; then long and prime. Where several meet, they have to be the same.
-_SHORT = ((1,), (2,), (5,), (11,))
-_LONG = ((1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049), (1009,), (499,), (61,))
+# a cut shows; then long and prime.
+_SHORT = (1, 2, 5, 11)
+_LONG = (1009, 499, 61)
 
 
 class Given(NamedTuple):
@@ -49,7 +48,7 @@ class Given(NamedTuple):
 
 _BOOKKEEPING = (tf.resource, tf.variant)
 _COMPARING = (
-    *("Div", "FloorDiv", "FloorMod", "Mod", "RealDiv", "Select", "SelectV2", "Sub"),
+    *("Div", "FloorDiv", "FloorMod", "Mod", "Select", "SelectV2", "Sub"),
     *("TruncateDiv", "TruncateMod"),
 )
 _COMPARISONS = (
@@ -174,9 +173,7 @@ def probed(
     graph_def = _definition(graph, None if is_all else [each.tensor for each in given])
     for sizes in _assumed(given, static_rows):
         found = [_fitting(graph_def, given, each) for each in sizes]
-        if None not in found and (
-            not _has_alike(given, found[-1].sizes) or not _compares_lengths(graph)
-        ):
+        if None not in found and not (found[0].sizes.inner and _compares_lengths(graph, given)):
             return found
     return []
 
@@ -253,30 +250,45 @@ def _compares_numbers(op: tf.Operation) -> bool:
     )
 
 
-def _has_alike(given: Sequence[Given | GivenShape], sizes: Sizes) -> bool:
-    """Whether one length stands in for several unknown ones."""
-    return bool(sizes.inner) and len(sizes.inner) == 1 and sum(map(_number_of_inner, given)) > 1
+def _compares_lengths(graph: tf.Graph, given: Sequence[Given | GivenShape]) -> bool:
+    """Whether several unknown lengths make a number, and it may not tell that they differ.
 
-
-def _compares_lengths(graph: tf.Graph) -> bool:
-    """Whether a number is made of two lengths, and may not tell that they are others, as x // y."""
-    sources: dict[Any, frozenset] = {}
+    So does `x // y`, and a reshape of what has nothing to do with the length that it is given.
+    """
+    if sum(map(_number_of_inner, given)) < 2:
+        return False
+    nothing: frozenset = frozenset()
+    lengths: dict[Any, frozenset] = {}  # of small tensors: whose lengths they are made of
+    origins = {each.tensor.ref(): frozenset([each.tensor.ref()]) for each in given}
     for op in graph.get_operations():
+        before = nothing.union(*(origins.get(each.ref(), nothing) for each in op.inputs))
         for tensor in op.outputs:
-            is_small = tensor.shape.rank in (0, 1) and tensor.dtype not in _BOOKKEEPING
+            origins.setdefault(tensor.ref(), before)
             if op.type in ("Shape", "ShapeN", "Size"):
                 measured = op.inputs[tensor.value_index if op.type == "ShapeN" else 0]
                 dims = static_dims(measured)
                 is_open = dims is None or None in dims[1:]
-                sources[tensor.ref()] = frozenset([measured.ref()] if is_open else [])
-            elif is_small:
-                found = (sources.get(each.ref(), frozenset()) for each in op.inputs)
-                sources[tensor.ref()] = frozenset().union(*found)
-        if op.type in _COMPARING and len(sources.get(op.outputs[0].ref(), ())) > 1:
-            users = op.outputs[0].consumers()
-            if any(user.type != "Cast" or user.outputs[0].dtype.is_integer for user in users):
+                lengths[tensor.ref()] = frozenset([measured.ref()]) if is_open else nothing
+            elif tensor.shape.rank in (0, 1) and tensor.dtype not in _BOOKKEEPING:
+                found = (lengths.get(each.ref(), nothing) for each in op.inputs)
+                lengths[tensor.ref()] = nothing.union(*found)
+        if _may_hide(op) and len(lengths.get(op.outputs[0].ref(), nothing)) > 1:
+            return True
+        if op.type == "Reshape":
+            own, told = (each.ref() for each in op.inputs)
+            told = lengths.get(told, nothing)
+            if not all(origins[each] <= origins.get(own, nothing) for each in told):
                 return True
     return False
+
+
+def _may_hide(op: tf.Operation) -> bool:
+    """Whether an operation makes whole numbers that may be the same for other operands."""
+    is_cast = op.type == "Cast" and not op.inputs[0].dtype.is_integer
+    if not (is_cast or op.type in _COMPARING) or not op.outputs[0].dtype.is_integer:
+        return False
+    users = op.outputs[0].consumers()  # a divisor of a mean is no length
+    return any(user.type != "Cast" or user.outputs[0].dtype.is_integer for user in users)
 
 
 def static_dims(tensor: tf.Tensor) -> Dims | None:
@@ -302,7 +314,6 @@ def entry(number: Any, static_rows: int | None) -> Number:
 def _probe(graph_def: Any, given: Sequence[Given | GivenShape], sizes: Sizes) -> Probe:
     known: dict[Any, Dims] = {}
     values: dict[Any, Dims] = {}
-    unknown = itertools.count()
     for each in given:
         if isinstance(each, GivenShape):
             dims = [sizes.batch if e == extents.BATCH else e for e in each.entries]
@@ -313,12 +324,8 @@ def _probe(graph_def: Any, given: Sequence[Given | GivenShape], sizes: Sizes) ->
             if dims[each.axis] is None:
                 rows = sizes.picked if each.is_picked else sizes.batch
                 dims[each.axis] = rows + each.more
-        if sizes.inner and (isinstance(each, GivenShape) or not each.is_picked):
-            stand_ins = sizes.inner
-            dims = [
-                stand_ins[min(next(unknown), len(stand_ins) - 1)] if size is None else size
-                for size in dims
-            ]
+        if isinstance(each, GivenShape) or not each.is_picked:
+            dims = [sizes.inner if size is None else size for size in dims]
         found: dict = known if isinstance(each, Given) else values
         found[each.tensor.ref()] = dims
     return Probe(graph_def, known, values, sizes)
