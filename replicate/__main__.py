@@ -3,7 +3,7 @@
 import os
 import sys
 
-from replicate.app import interrupts
+from replicate.app.console import interrupts
 
 __all__ = ["main"]
 
@@ -12,7 +12,7 @@ def main() -> int:
     """Runs the command line; Ctrl-C while it loads ends it as later on."""
     _open_missing()
     with interrupts.at_once():
-        from replicate.app import cli
+        from replicate.app.command import cli
     return cli.main()
 
 

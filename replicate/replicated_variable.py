@@ -21,7 +21,9 @@ from replicate import errors
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
-from replicate.strategy import context, creation, distributed_variable, sharing
+from replicate.strategy import context
+from replicate.strategy.towers import sharing
+from replicate.strategy.variables import creation, distributed_variable
 
 __all__ = ["ReplicatedVariable", "replicated_scope", "replicated_variable_for_optimizer"]
 

@@ -9,7 +9,8 @@ sys.path[0] += "/.."  # the checkout, so that it also runs without being install
 
 def main() -> None:
     """Writes the files, each where it belongs."""
-    from replicate.app import reference, schema
+    from replicate.app.command import reference
+    from replicate.app.config import schema
 
     page = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
     for file, text in {schema.FILE: schema.text(), page: reference.text()}.items():

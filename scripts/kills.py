@@ -305,7 +305,7 @@ def _is_alive(number: int) -> bool:
 
 
 def _step(model_dir: pathlib.Path) -> int | None:
-    from replicate.app import launched_cluster
+    from replicate.app.cluster import launched_cluster
 
     return launched_cluster.saved_step(str(model_dir))
 

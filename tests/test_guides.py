@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 import replicate
-from replicate.app import cli, config
+from replicate.app.command import cli
+from replicate.app.config import config
 from replicate.compat.tensorflow import tf
 
 ROOT = Path(__file__).parent.parent

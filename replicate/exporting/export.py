@@ -13,7 +13,8 @@ from replicate import types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
 from replicate.graph import portable
-from replicate.strategy import context, presence
+from replicate.strategy import context
+from replicate.strategy.cluster import presence
 
 __all__ = ["TOWERS", "copy", "export_saved_model", "read", "write"]
 

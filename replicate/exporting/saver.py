@@ -11,7 +11,7 @@ from typing import Any
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import portable
-from replicate.strategy import variables
+from replicate.strategy.variables import variables
 
 
 class PortableSaver:

@@ -6,7 +6,7 @@ from typing import Any
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import mirroring
-from replicate.strategy import variables as distributed
+from replicate.strategy.variables import variables as distributed
 
 
 def list_copies(strategy: Any, variables: Sequence[tf.Variable], result: Any) -> None:

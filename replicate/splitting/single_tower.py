@@ -5,8 +5,9 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.strategy import base, context, variables
+from replicate.strategy import base, context
 from replicate.strategy.policies import mirrored, one_device
+from replicate.strategy.variables import variables
 
 _LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
 

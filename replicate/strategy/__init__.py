@@ -25,9 +25,9 @@ from replicate.strategy.policies.parameter_server import (
     LocalParameterServerStrategy,
     ParameterServerStrategy,
 )
-from replicate.strategy.tower import TowerContext
-from replicate.strategy.values import Mirrored, PerDevice
-from replicate.strategy.variables import MirroredVariable, TowerLocalVariable
+from replicate.strategy.towers.tower import TowerContext
+from replicate.strategy.variables.values import Mirrored, PerDevice
+from replicate.strategy.variables.variables import MirroredVariable, TowerLocalVariable
 
 __all__ = [
     "DistributionStrategy",

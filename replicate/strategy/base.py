@@ -13,21 +13,11 @@ from typing import Any
 
 from replicate.compat import graphs
 from replicate.compat.tensorflow import tf
-from replicate.strategy import (
-    bridge,
-    communication,
-    context,
-    conversion,
-    creation,
-    datasets,
-    functions,
-    lockstep,
-    sharing,
-    updates,
-    values,
-    variables,
-)
-from replicate.strategy import tower as towers
+from replicate.strategy import communication, context, updates
+from replicate.strategy.tensorflow import bridge, datasets
+from replicate.strategy.towers import functions, lockstep, sharing
+from replicate.strategy.towers import tower as towers
+from replicate.strategy.variables import conversion, creation, values, variables
 
 _log = logging.getLogger("replicate")
 

@@ -6,7 +6,9 @@ from typing import Any
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import all_reduce, reductions
-from replicate.strategy import context, conversion, replica_context, values, variables
+from replicate.strategy import context
+from replicate.strategy.towers import replica_context
+from replicate.strategy.variables import conversion, values, variables
 
 # Tensors of up to this size share a transfer: a transfer costs more than its bytes.
 PACK_BYTES = 1 << 16

@@ -6,8 +6,9 @@ from typing import Any
 
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import base, context, conversion, variables
-from replicate.strategy import tower as towers
+from replicate.strategy import base, context
+from replicate.strategy.towers import tower as towers
+from replicate.strategy.variables import conversion, variables
 
 
 class DefaultStrategy(base.DistributionStrategy):

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import context, conversion, values, variables
+from replicate.strategy import context
+from replicate.strategy.variables import conversion, values, variables
 
 
 @conversion.unconverted

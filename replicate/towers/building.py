@@ -9,7 +9,9 @@ from replicate import errors, types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, batches, ends
-from replicate.strategy import base, context, default, sharing, values, variables
+from replicate.strategy import base, context, default
+from replicate.strategy.towers import sharing
+from replicate.strategy.variables import values, variables
 from replicate.towers import metrics, predictions, statistics
 from replicate.training import model_call
 from replicate.training import optimizer as optimizers

@@ -12,7 +12,8 @@ from typing import Any
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, collectives, reductions
-from replicate.strategy import context, variables
+from replicate.strategy import context
+from replicate.strategy.variables import variables
 
 _REDUCTION = "_replicate_metric_reduction"
 

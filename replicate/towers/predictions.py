@@ -6,7 +6,8 @@ from typing import Any
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import batches, reductions
-from replicate.strategy import context, replica_context
+from replicate.strategy import context
+from replicate.strategy.towers import replica_context
 
 
 def joined(strategy: Any, values: Sequence[tf.Tensor]) -> tf.Tensor:

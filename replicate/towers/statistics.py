@@ -10,7 +10,8 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry, reductions
-from replicate.strategy import context, variables
+from replicate.strategy import context
+from replicate.strategy.variables import variables
 
 
 def join(

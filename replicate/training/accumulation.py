@@ -11,7 +11,7 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation, reductions
-from replicate.strategy import values
+from replicate.strategy.variables import values
 
 
 def accumulate(

@@ -6,7 +6,7 @@ from typing import Any
 from replicate import errors
 from replicate.compat.tensorflow import tf
 from replicate.graph import reductions
-from replicate.strategy import values
+from replicate.strategy.variables import values
 
 
 class TowerGradients:

@@ -10,7 +10,8 @@ from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import bridge, conversion, values
+from replicate.strategy.tensorflow import bridge
+from replicate.strategy.variables import conversion, values
 
 
 @conversion.unconverted

@@ -12,14 +12,9 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import (
-    context,
-    conversion,
-    default,
-    replica_context,
-    values,
-    variables,
-)
+from replicate.strategy import context, default
+from replicate.strategy.towers import replica_context
+from replicate.strategy.variables import conversion, values, variables
 from replicate.training import accumulation, applied, merged
 
 # The functions that optimizers pass to a merge call: TensorFlow's own, then tf_keras'.

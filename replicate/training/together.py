@@ -15,7 +15,7 @@ from replicate import errors, types
 from replicate.compat import sessions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
-from replicate.strategy import agreement, presence
+from replicate.strategy.cluster import agreement, presence
 
 _log = logging.getLogger("replicate")
 

@@ -9,7 +9,7 @@ from replicate import types
 from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import ancestry
-from replicate.strategy import variables
+from replicate.strategy.variables import variables
 from replicate.verification import inputs
 
 LOSS = "loss"

@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarking import models, names, subjects
 from replicate import estimator, model_fn
-from replicate.app import cost, joins, scaling
+from replicate.app.inspect import cost, joins, scaling
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import cluster
+from replicate.strategy.cluster import cluster
 from replicate.strategy.policies import multi_worker
 
 TIMEOUT = 60.0  # seconds that a worker waits for another one
@@ -112,7 +112,7 @@ def _mirrored(request: Mapping[str, Any], clock: "_Clock") -> None:
 
 def _servers(request: Mapping[str, Any], clock: "_Clock") -> None:
     """Parameter servers, asynchronous: each worker with batches of its own, of as many rows."""
-    from replicate.strategy import servers
+    from replicate.strategy.cluster import servers
 
     found = cluster.of()
     if found.position is None:

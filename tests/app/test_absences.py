@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from replicate.app import absences, config
+from replicate.app.config import absences, config
 
 DIGITS = "replicate.examples.digits:model_fn"
 MODULE = """

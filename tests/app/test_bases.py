@@ -5,7 +5,7 @@ import os
 import pytest
 
 from replicate import errors
-from replicate.app import config
+from replicate.app.config import config
 
 BASE = """
 model_fn: a.b:c

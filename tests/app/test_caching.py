@@ -8,7 +8,8 @@ import filelock
 import pytest
 
 from replicate import errors
-from replicate.app import caching, csv_tables, input_config, inputs
+from replicate.app.config import input_config
+from replicate.app.data import caching, csv_tables, inputs
 from replicate.compat.tensorflow import tf, tf1
 
 KEY = "eval.input"

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from replicate import errors
-from replicate.app import averaging, best, checkpoint_choice
+from replicate.app.runs import averaging, checkpoint_choice
+from replicate.app.training import best
 from replicate.compat.tensorflow import tf, tf1
 
 

@@ -13,7 +13,9 @@ import yaml
 
 import replicate
 from replicate import errors
-from replicate.app import assignments, cli, command_line, commands, config, failures
+from replicate.app.command import assignments, cli, command_line, commands
+from replicate.app.config import config
+from replicate.app.console import failures
 
 TOP = pathlib.Path(__file__).parents[2]
 DIGITS = str(TOP / "configs" / "digits.yaml")

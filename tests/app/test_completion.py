@@ -9,7 +9,8 @@ import sys
 import pytest
 import yaml
 
-from replicate.app import cli, completion, config
+from replicate.app.command import cli, completion
+from replicate.app.config import config
 
 TOP = pathlib.Path(__file__).parents[2]
 STEPS = ("runs/a/model.ckpt-100.index", "runs/a/model.ckpt-90.index")

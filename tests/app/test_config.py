@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicate import errors
-from replicate.app import catalog, config
+from replicate.app.config import catalog, config
 
 DIGITS = pathlib.Path(__file__).parents[2] / "configs" / "digits.yaml"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replicate.app import cost
+from replicate.app.inspect import cost
 
 ALL = [cost.Collective(cost.ALL_REDUCE, 1200), cost.Collective(cost.ALL_GATHER, 100)]
 

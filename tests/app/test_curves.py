@@ -12,7 +12,8 @@ from tensorboard.summary.writer import event_file_writer, record_writer
 from tensorboard.util import tensor_util
 
 from replicate import errors
-from replicate.app import cli, curves, pictures
+from replicate.app.command import cli
+from replicate.app.inspect import curves, pictures
 
 TOP = pathlib.Path(__file__).parents[2]
 

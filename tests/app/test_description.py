@@ -5,8 +5,10 @@ import json
 import numpy as np
 import pytest
 
-from replicate.app import cli, config, cost, description, scaling
-from replicate.app.traffic import Transfer
+from replicate.app.command import cli
+from replicate.app.config import config
+from replicate.app.inspect import cost, description, scaling
+from replicate.app.inspect.traffic import Transfer
 from replicate.compat.tensorflow import tf1
 
 MODEL = '''

@@ -2,7 +2,7 @@
 
 import json
 
-from replicate.app import cli
+from replicate.app.command import cli
 
 
 def test_digits_are_read_with_at_least_97_percent(tmp_path, capsys):

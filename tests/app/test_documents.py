@@ -3,7 +3,7 @@
 import pytest
 
 from replicate import errors
-from replicate.app import documents
+from replicate.app.config import documents
 
 
 def fault_of(text):

@@ -6,7 +6,7 @@ import pytest
 from matplotlib import text as matplotlib_text
 
 from replicate import errors
-from replicate.app import description, drawing, pictures, traffic
+from replicate.app.inspect import description, drawing, pictures, traffic
 
 NAME = "encoder/layer_{}/attention/self/query_projection/kernel/Adam"
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from replicate import errors
-from replicate.app import early_stopping
+from replicate.app.training import early_stopping
 
 
 def judged(folder, values, start=100, **rule):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from replicate import errors
-from replicate.app import epochs
+from replicate.app.data import epochs
 from replicate.compat.tensorflow import tf, tf1
 
 ROWS, BATCH = 7, 3  # 3 batches in a pass: of 3, 3 and 1 rows

@@ -4,7 +4,9 @@ import types
 
 import pytest
 
-from replicate.app import checkpoints, evaluators, tasks
+from replicate.app.cluster import tasks
+from replicate.app.runs import checkpoints
+from replicate.app.training import evaluators
 
 WORKERS = {"chief": ["a:1"], "worker": ["a:2"]}
 TOGETHER = tasks.Task("evaluator", 0, WORKERS, True)

@@ -8,7 +8,8 @@ import pathlib
 
 import pytest
 
-from replicate.app import cli, config
+from replicate.app.command import cli
+from replicate.app.config import config
 from replicate.compat.tensorflow import tf, tf1
 
 ROOT = pathlib.Path(__file__).parents[2]

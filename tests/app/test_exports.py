@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from replicate import errors, estimator
-from replicate.app import cli, config, exported, exports
+from replicate.app.command import cli
+from replicate.app.config import config
+from replicate.app.training import exported, exports
 from replicate.compat.tensorflow import tf
 from replicate.exporting import predictor as predictors
 
@@ -289,7 +291,7 @@ def test_features_of_any_kind_of_tensor_are_served(tmp_path):
         },
         tf.TensorSpec([None]),
     )
-    from replicate.app import serving as receivers
+    from replicate.app.training import serving as receivers
 
     with tf.Graph().as_default():
         receiver = receivers.receiver_fn(None, spec)()

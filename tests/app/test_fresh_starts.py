@@ -1,6 +1,6 @@
 """What `replicate train --fresh` deletes, and what it leaves alone."""
 
-from replicate.app import fresh_starts, run_records
+from replicate.app.training import fresh_starts, run_records
 
 WRITTEN = [
     "checkpoint",

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from replicate import errors
-from replicate.app import functions
+from replicate.app.config import functions
 
 
 @pytest.fixture(name="folder")

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from replicate import errors
-from replicate.app import csv_tables, input_config, inputs
+from replicate.app.config import input_config
+from replicate.app.data import csv_tables, inputs
 from replicate.compat.tensorflow import tf, tf1
 
 

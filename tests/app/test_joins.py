@@ -1,7 +1,7 @@
 """The collectives of a graph, whose bytes are worked out by hand."""
 
-from replicate.app import joins
-from replicate.app.cost import ALL_GATHER, ALL_REDUCE, Collective
+from replicate.app.inspect import joins
+from replicate.app.inspect.cost import ALL_GATHER, ALL_REDUCE, Collective
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
 

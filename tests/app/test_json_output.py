@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from replicate.app import json_output
+from replicate.app.console import json_output
 
 TOP = pathlib.Path(__file__).parents[2]
 

@@ -16,7 +16,8 @@ import pytest
 from rich import console
 
 from replicate import errors
-from replicate.app import launch_view, launched_cluster, launching, progress
+from replicate.app.cluster import launch_view, launched_cluster, launching
+from replicate.app.console import progress
 from tests.cluster import processes
 
 TOP = pathlib.Path(__file__).parents[2]

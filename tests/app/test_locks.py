@@ -6,7 +6,7 @@ import filelock
 import pytest
 
 from replicate import errors
-from replicate.app import locks
+from replicate.app.runs import locks
 
 
 def test_a_lock_is_given_back(tmp_path):

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replicate.app import cli
+from replicate.app.command import cli
 
 RICH = """
 name: rich

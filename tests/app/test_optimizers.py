@@ -4,7 +4,8 @@ import inspect
 
 import pytest
 
-from replicate.app import catalog, config, optimizers
+from replicate.app.config import catalog, config
+from replicate.app.training import optimizers
 from replicate.compat.tensorflow import tf, tf1
 
 GIVEN_BY_US = {"global_step", "use_locking", "name", "x"}

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from replicate import errors
-from replicate.app import predictions
+from replicate.app.console import json_output
+from replicate.app.training import predictions
 
 ROWS = [
     {"p": np.float32([0.25, 0.75]), "digit": np.int64(1), "name": b"one"},
@@ -26,7 +27,7 @@ def test_json_lines_have_null_for_nan(tmp_path):
 
 
 def test_bytes_that_are_no_text_become_base64():
-    assert predictions.plain({"b": b"\xff\x00"}) == {"b": {"b64": "/wA="}}
+    assert json_output.plain({"b": b"\xff\x00"}) == {"b": {"b64": "/wA="}}
 
 
 def test_csv_has_a_column_per_number(tmp_path):

@@ -9,7 +9,7 @@ import sys
 import pytest
 from rich import console
 
-from replicate.app import progress
+from replicate.app.console import progress
 
 
 @pytest.fixture(name="screen")

@@ -2,7 +2,8 @@
 
 import pathlib
 
-from replicate.app import catalog, config, reference, schema
+from replicate.app.command import reference
+from replicate.app.config import catalog, config, schema
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "configuration.md"
 

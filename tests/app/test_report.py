@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from replicate.app import report
+from replicate.app.console import json_output
 
 
 def test_what_is_no_number_is_called_so():
@@ -12,6 +12,6 @@ def test_what_is_no_number_is_called_so():
         "rate": 0.125,
         "global_step": 3,
     }
-    assert report.summary_line(metrics) == "loss nan  rate 0.125  worst -inf"
+    assert json_output.summary_line(metrics) == "loss nan  rate 0.125  worst -inf"
     several = {"each": np.float32([0.5, np.nan]), "word": b"a", "count": np.int64(12345678)}
-    assert report.summary_line(several) == "count 12345678  each [0.5, None]  word a"
+    assert json_output.summary_line(several) == "count 12345678  each [0.5, None]  word a"

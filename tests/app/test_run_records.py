@@ -4,7 +4,7 @@ import json
 
 import yaml
 
-from replicate.app import run_records
+from replicate.app.training import run_records
 
 BEFORE = "name: a\ntrain: {steps: 4, hooks: [], input: {kind: npz}}\noptimizer: null\n"
 AFTER = "name: a\ntrain: {steps: 5, hooks: ['m:f'], input: {kind: npz}}\noptimizer: {name: Adam}\n"

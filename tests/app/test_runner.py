@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from replicate.app import cli
+from replicate.app.command import cli
 from replicate.compat.tensorflow import tf
 
 MODEL = '''

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replicate.app import cli
+from replicate.app.command import cli
 from replicate.compat.tensorflow import tf
 
 MODEL = """

@@ -8,7 +8,8 @@ import urllib.request
 import pytest
 import yaml
 
-from replicate.app import catalog, cli, config, schema
+from replicate.app.command import cli
+from replicate.app.config import catalog, config, schema
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / "configs").glob("*.yaml"))
 RICH = """

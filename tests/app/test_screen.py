@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from replicate.app import screen
+from replicate.app.console import screen
 
 TOP = pathlib.Path(__file__).parents[2]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from replicate.app import cli
+from replicate.app.command import cli
 from replicate.compat.tensorflow import tf
 
 # Of Keras 2.15 itself, where it draws a seed.

@@ -3,17 +3,11 @@
 import numpy as np
 import pytest
 
-from replicate.app import (
-    config,
-    goals,
-    input_config,
-    interrupts,
-    progress,
-    section_inputs,
-    shares,
-    steps,
-    tasks,
-)
+from replicate.app.cluster import tasks
+from replicate.app.config import config, input_config
+from replicate.app.console import interrupts, progress
+from replicate.app.data import section_inputs, shares
+from replicate.app.training import goals, steps
 from replicate.compat.tensorflow import tf, tf1
 
 

@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from replicate import errors
-from replicate.app import cli, config, csv_samples, npz_samples, record_samples
+from replicate.app.command import cli
+from replicate.app.config import config
+from replicate.app.data import csv_samples, npz_samples, record_samples
 from replicate.compat.tensorflow import tf
 
 DIGITS = pathlib.Path(__file__).parents[2] / "replicate" / "examples" / "digits.npz"

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicate import errors
-from replicate.app import csv_chunks, csv_rows, csv_tables, input_config, tables
+from replicate.app.config import input_config
+from replicate.app.data import csv_chunks, csv_rows, csv_tables, tables
 
 COLUMNS = {"x": "float32", "n": "int32", "s": "string", "y": "bool"}
 

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 import replicate
-from replicate.app import cli, config, estimators, locks, mixed_precision
+from replicate.app.command import cli
+from replicate.app.config import config
+from replicate.app.runs import locks
+from replicate.app.training import estimators, mixed_precision
 from replicate.compat.tensorflow import tf, tf1
 
 MODEL = '''

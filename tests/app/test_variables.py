@@ -5,7 +5,7 @@ import os
 import pytest
 
 from replicate import errors
-from replicate.app import config, documents
+from replicate.app.config import config, documents
 
 
 def read(text):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from replicate.app import cli
+from replicate.app.command import cli
 
 MODEL = '''
 import replicate

@@ -9,7 +9,7 @@ from typing import Any
 
 import replicate
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import servers
+from replicate.strategy.cluster import servers
 from tests.cluster import cases, task
 
 estimators = replicate.estimator

@@ -12,9 +12,9 @@ import sys
 import pytest
 import yaml
 
-from replicate.app import cost
+from replicate.app.inspect import cost
 from replicate.graph import carriers
-from replicate.strategy import cluster
+from replicate.strategy.cluster import cluster
 
 ROOT = pathlib.Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")

@@ -14,7 +14,8 @@ import time
 import numpy as np
 import pytest
 
-from replicate.app import cli, launched_cluster
+from replicate.app.cluster import launched_cluster
+from replicate.app.command import cli
 from replicate.compat.tensorflow import tf, tf1
 from tests.cluster import once, processes
 

@@ -3,7 +3,7 @@
 import contextlib
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import values
+from replicate.strategy.variables import values
 
 MODES = ("graph", "eager", "function")
 

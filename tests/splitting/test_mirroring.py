@@ -9,7 +9,7 @@ import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import mirrored_variables, splitter
-from replicate.strategy import variables
+from replicate.strategy.variables import variables
 from tests import exactness
 
 F64 = tf.float64

@@ -3,7 +3,7 @@
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import agreement, cluster
+from replicate.strategy.cluster import agreement, cluster
 
 THREE = cluster.of(
     {"cluster": {"worker": ["a:1", "b:2", "c:3"]}, "task": {"type": "worker", "index": 0}}

@@ -7,7 +7,7 @@ import pytest
 import replicate
 from replicate import errors
 from replicate.compat.tensorflow import tf1
-from replicate.strategy import cluster
+from replicate.strategy.cluster import cluster
 
 _JOBS = {"worker": ["b:2", "c:3"], "chief": ["a:1"], "ps": ["p:4"]}
 _WORKERS = {job: _JOBS[job] for job in ("chief", "worker")}

@@ -7,7 +7,7 @@ import pytest
 
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import copies
+from replicate.strategy.variables import copies
 
 STRATEGIES = {
     "mirrored": lambda: core.MirroredStrategy(["/cpu:0", "/cpu:1"]),

@@ -7,7 +7,7 @@ import pytest
 
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf
-from replicate.strategy import functions
+from replicate.strategy.towers import functions
 
 
 class Model:

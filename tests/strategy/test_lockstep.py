@@ -10,7 +10,7 @@ import pytest
 
 import replicate
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import lockstep, sharing, tower_thread
+from replicate.strategy.towers import lockstep, sharing, tower_thread
 
 
 def merge(threads_run):

@@ -8,7 +8,7 @@ import pytest
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import cluster, presence
+from replicate.strategy.cluster import cluster, presence
 
 
 @contextlib.contextmanager

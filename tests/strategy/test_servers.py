@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from replicate import errors
-from replicate.strategy import cluster, servers
+from replicate.strategy.cluster import cluster, servers
 
 
 def test_somebody_who_listens_is_found():

@@ -4,7 +4,7 @@ import pytest
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
-from replicate.strategy import sharing
+from replicate.strategy.towers import sharing
 
 
 def request(name="w", shape="(2,)", dtype="float32", trainable=True):

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
-from replicate.strategy import context, values
+from replicate.strategy import context
+from replicate.strategy.variables import values
 
 Pair = collections.namedtuple("Pair", ["a", "b"])
 DEVICES = ("/device:CPU:0", "/device:CPU:1")

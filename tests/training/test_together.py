@@ -7,7 +7,7 @@ import pytest
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
-from replicate.strategy import cluster
+from replicate.strategy.cluster import cluster
 from replicate.training import together
 
 

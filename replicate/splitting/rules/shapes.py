@@ -12,17 +12,7 @@ from typing import Any, NamedTuple
 from replicate.splitting import states
 from replicate.splitting.rules import broadcasts, elementwise, items
 from replicate.splitting.rules.registry import Case, Extent, rule
-from replicate.splitting.states import (
-    OWN,
-    SIZE,
-    SUM,
-    WHOLE,
-    Local,
-    Rows,
-    Space,
-    Split,
-    WholeError,
-)
+from replicate.splitting.states import OWN, SIZE, SUM, WHOLE, Local, Rows, Space, Split, WholeError
 
 
 @rule("Reshape")

@@ -10,8 +10,10 @@ from replicate import errors
 from replicate.compat import estimator
 from replicate.compat.tensorflow import tf
 from replicate.graph import carriers, collectives, reductions
-from replicate.strategy import agreement, base, context, presence, variables
-from replicate.strategy import cluster as clusters
+from replicate.strategy import base, context
+from replicate.strategy.cluster import agreement, presence
+from replicate.strategy.cluster import cluster as clusters
+from replicate.strategy.variables import variables
 
 _HINTS = ("auto", "ring", "nccl")
 

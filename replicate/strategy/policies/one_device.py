@@ -2,8 +2,11 @@
 
 from replicate import devices
 from replicate.compat.tensorflow import tf
-from replicate.strategy import base, bridge, context, lockstep, values
-from replicate.strategy import tower as towers
+from replicate.strategy import base, context
+from replicate.strategy.tensorflow import bridge
+from replicate.strategy.towers import lockstep
+from replicate.strategy.towers import tower as towers
+from replicate.strategy.variables import values
 
 
 class OneDeviceStrategy(base.DistributionStrategy):

@@ -11,8 +11,9 @@ from replicate import errors
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.strategy import base, servers
-from replicate.strategy import cluster as clusters
+from replicate.strategy import base
+from replicate.strategy.cluster import cluster as clusters
+from replicate.strategy.cluster import servers
 
 PLACEMENTS = ("single", "round_robin", "balanced")
 

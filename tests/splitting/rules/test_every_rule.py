@@ -6,7 +6,6 @@
 import pytest
 
 from replicate.compat.tensorflow import tf1
-from replicate.splitting import splitter  # noqa: F401 - registers the rules
 from replicate.splitting.rules import registry
 from tests.splitting.corpus import running
 from tests.splitting.rules import (

@@ -1,0 +1,385 @@
+"""What may be said on the command line: commands, options, help with examples, completion.
+
+Help needs no config and no TensorFlow: nothing that reads or runs one is imported here.
+"""
+
+import argparse
+import difflib
+import importlib.metadata
+import math
+import platform
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import replicate
+from replicate.app.command import completion
+from replicate.app.config import catalog
+
+__all__ = ["WITHOUT_KEYS", "parser"]
+
+WITHOUT_KEYS = ("completion", "init", "plot")
+"""The commands whose options are not a config's keys."""
+
+_EXAMPLES = {
+    "average": "replicate average configs/digits.yaml --last 3",
+    "check": "replicate check configs/*.yaml",
+    "completion": 'eval "$(replicate completion bash)"     # in ~/.bashrc\n'
+    '  eval "$(replicate completion zsh)"      # in ~/.zshrc, after compinit\n'
+    "  replicate completion fish | source      # in ~/.config/fish/config.fish",
+    "describe": "replicate describe configs/digits.yaml --png towers.png",
+    "evaluate": "replicate evaluate configs/digits.yaml --json",
+    "export": "replicate export configs/digits.yaml --model-dir runs/digits",
+    "init": "replicate init my_model:model_fn table.csv --label y --output mine.yaml",
+    "launch": "replicate launch configs/digits.yaml --workers 2 --train.steps 200",
+    "plot": "replicate plot runs/digits runs/digits-2 --png curves.png",
+    "predict": "replicate predict configs/digits.yaml --output digits.csv",
+    "train": "replicate train configs/digits.yaml --model-dir runs/digits --train.steps 2000",
+    "verify": "replicate verify configs/wide-and-deep.yaml --strategy mirrored",
+}
+_MANY = 3  # of keys that may be meant
+_TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly")
+
+
+def parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """Returns the parser of a whole line, and those of the commands by name."""
+    made = _Parser(
+        prog="replicate",
+        description="Runs a TensorFlow Estimator model on many devices.",
+        epilog="exit codes:\n  0    it went well\n  1    the run failed\n"
+        f"  2    bad usage or config\n  130  interrupted\n\nexample:\n  {_EXAMPLES['train']}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    made.add_argument(
+        "--version",
+        action=_Print,
+        nargs=0,
+        make=_versions,
+        help="print the versions of replicate, TensorFlow and Python, and stop",
+    )
+    commands = made.add_subparsers(
+        metavar="COMMAND", dest="command", required=True, parser_class=argparse.ArgumentParser
+    )
+    _add_train(commands)
+    _add_launch(commands)
+    _add_evaluate(commands)
+    _add_predict(commands)
+    _add_export(commands)
+    _add_average(commands)
+    verifying = _add(commands, "verify", "compare the towers with one device")
+    _add_json(verifying, "what was found")
+    _add_describe(commands)
+    _add_plot(commands)
+    _add_check(commands)
+    _add_init(commands)
+    _add_completion(commands)
+    return made, commands.choices
+
+
+def _add_bare(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """Adds a command; its help ends with an example."""
+    example = f"example:\n  {_EXAMPLES[name]}" if name in _EXAMPLES else None
+    return commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add(commands: Any, name: str, text: str, many: bool = False) -> argparse.ArgumentParser:
+    """Adds a command with the options that all commands on a config share."""
+    made = _add_bare(commands, name, text)
+    configs = made.add_argument(
+        "configs", metavar="CONFIG", nargs="+" if many else 1, help="a YAML file"
+    )
+    configs.completer = completion.paths(".yaml", ".yml")
+    assigned = made.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="assignments",
+        help="override a key, e.g. train.steps=1e3; may be repeated. --train.steps 1e3 is the same",
+    )
+    assigned.completer = completion.config_keys
+    _add_folder(made, "--model-dir", "override the key model_dir")
+    made.add_argument(
+        "--print-config", action="store_true", help="print the config with all defaults, and stop"
+    )
+    made.add_argument("--quiet", action="store_true", help="no progress, only results")
+    made.set_defaults(takes_keys=True)
+    return made
+
+
+def _add_train(commands: Any) -> None:
+    made = _add(commands, "train", "train, from the last checkpoint if there is one")
+    made.add_argument(
+        "--fresh",
+        action="store_true",
+        help="begin again: delete what runs wrote in model_dir; asks before",
+    )
+    made.add_argument("--yes", action="store_true", help="answer what --fresh asks with yes")
+    _add_json(made, "what it came to")
+
+
+def _add_launch(commands: Any) -> None:
+    made = _add(commands, "launch", "train in several processes of this machine: a local cluster")
+    made.add_argument(
+        "--workers",
+        metavar="N",
+        type=_count,
+        required=True,
+        help="how many workers, the chief among them",
+    )
+    made.add_argument(
+        "--ps", metavar="M", type=_count_or_none, help="parameter servers, which keep the variables"
+    )
+    made.add_argument(
+        "--evaluator", action="store_true", help="one more process evaluates, in the chief's place"
+    )
+    _add_json(made, "what it came to")
+
+
+def _add_evaluate(commands: Any) -> None:
+    made = _add(commands, "evaluate", "print metrics as a table")
+    which = made.add_mutually_exclusive_group()
+    _add_checkpoint(which)
+    which.add_argument(
+        "--all", action="store_true", help="each checkpoint in model_dir, a row for each"
+    )
+    _add_json(made, "them")
+
+
+def _add_predict(commands: Any) -> None:
+    made = _add(commands, "predict", "write predictions")
+    output = made.add_argument(
+        "--output",
+        metavar="FILE",
+        type=_output,
+        help=".jsonl, .csv or .npz; else JSON lines on stdout",
+    )
+    output.completer = completion.paths(*catalog.OUTPUT_ENDINGS)
+    _add_folder(made, "--saved-model", "predict with this SavedModel in place of a checkpoint")
+    made.add_argument(
+        "--signature",
+        metavar="NAME",
+        help="which signature of --saved-model; else serving_default",
+    )
+    _add_checkpoint(made)
+
+
+def _add_export(commands: Any) -> None:
+    made = _add(commands, "export", "write a SavedModel, print its path and signatures")
+    _add_checkpoint(made)
+    _add_json(made, "them")
+
+
+def _add_average(commands: Any) -> None:
+    made = _add(commands, "average", "write the mean of checkpoints as another one")
+    which = made.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--last", metavar="N", type=_count, help="how many of the newest in model_dir"
+    )
+    which.add_argument(
+        "--checkpoints", metavar="A,B", type=_listed, help="these: steps, paths, best"
+    )
+    _add_folder(made, "--output", "where to write it; else averaged in model_dir")
+    _add_json(made, "where it is")
+
+
+def _add_describe(commands: Any) -> None:
+    made = _add(commands, "describe", "print variables, devices and what travels")
+    _add_json(made, "them")
+    _add_png(made, "draw them as well")
+    cluster = made.add_argument_group(
+        "of a cluster", "what a step moves between tasks, and which part of it that takes"
+    )
+    add = cluster.add_argument
+    add("--workers", metavar="N", type=_count, help="how many train together")
+    add(
+        "--ps",
+        metavar="M",
+        type=_count_or_none,
+        help="how many parameter servers keep the variables",
+    )
+    add("--bandwidth", metavar="GBIT", type=_positive, help="of a task's link, Gbit/s each way; 10")
+    add("--latency", metavar="MS", type=_positive, help="milliseconds of one message; 0.1")
+    add("--compute", metavar="MS", type=_positive, help="of a step without messages; 100")
+
+
+def _add_plot(commands: Any) -> None:
+    made = _add_bare(commands, "plot", "draw learning curves of one or several runs")
+    runs = made.add_argument("model_dirs", metavar="MODEL_DIR", nargs="+", help="of a run")
+    runs.completer = completion.folders
+    _add_png(made, "the picture", required=True)
+    made.add_argument("--quiet", action="store_true", help="do not name the picture")
+
+
+def _add_check(commands: Any) -> None:
+    made = _add(commands, "check", "validate configs, without importing TensorFlow", many=True)
+    _add_json(made, "what was found")
+    made.add_argument(
+        "--schema",
+        action=_Print,
+        nargs=0,
+        make=_schema,
+        help="print the JSON Schema of configs, and stop",
+    )
+
+
+def _add_init(commands: Any) -> None:
+    """Adds the command that takes no config, but writes one."""
+    made = _add_bare(commands, "init", "write a config from a model_fn and a data file")
+    made.add_argument("model_fn", metavar="MODEL_FN", help="package.module:function")
+    data = made.add_argument(
+        "data", metavar="DATA", help="a CSV, npz or TFRecord file, or package.module:function"
+    )
+    data.completer = completion.paths("")
+    output = made.add_argument(
+        "--output", metavar="FILE", default="config.yaml", help="the config; else config.yaml"
+    )
+    output.completer = completion.paths(".yaml", ".yml")
+    made.add_argument("--label", metavar="NAME", help="the column, array or feature to learn")
+    made.add_argument("--optimizer", metavar="NAME", help="e.g. Adam; else model_fn has its own")
+    made.add_argument("--force", action="store_true", help="write over a config that is there")
+
+
+def _add_completion(commands: Any) -> None:
+    made = _add_bare(commands, "completion", "print what lets a shell complete command lines")
+    made.add_argument("shell", metavar="SHELL", choices=completion.SHELLS, help="bash, zsh or fish")
+
+
+def _add_json(made: Any, what: str) -> None:
+    made.add_argument(
+        "--json", action="store_true", help=f"print {what} as JSON, and nothing else on stdout"
+    )
+
+
+def _add_png(made: Any, text: str, required: bool = False) -> None:
+    added = made.add_argument("--png", metavar="FILE", type=_picture, required=required, help=text)
+    added.completer = completion.paths(".png")
+
+
+def _add_folder(made: Any, option: str, text: str) -> None:
+    made.add_argument(option, metavar="DIR", help=text).completer = completion.folders
+
+
+def _add_checkpoint(made: Any) -> None:
+    made.add_argument(
+        "--checkpoint",
+        metavar="WHICH",
+        help="in place of the newest: a step, a path, best (of train.keep_best) or averaged (by "
+        "`replicate average`)",
+    ).completer = completion.checkpoints
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that says of commands and options that nobody knows which may be meant."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """See base class."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            takes_keys = getattr(found, "takes_keys", False)
+            then = _meant(rest[0], completion.keys() if takes_keys else ())
+            self.error(f"unrecognized arguments: {' '.join(rest)}{then}")
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        """See base class."""
+        unknown = re.match(r"argument COMMAND: invalid choice: '([^']*)'", message)
+        if unknown:
+            near = difflib.get_close_matches(unknown[1], _EXAMPLES, n=1)
+            then = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(_EXAMPLES)}."
+            message = f"there is no command {unknown[1]!r}. {then}"
+        elif message.endswith("required: COMMAND"):
+            message = "a command is required; `replicate --help` lists them"
+        super().error(message)
+
+
+def _meant(option: str, keys: Iterable[str]) -> str:
+    """Returns which key of a config may be meant by an option: `--steps` is train.steps."""
+    name = option.removeprefix("--").partition("=")[0].replace("-", "_")
+    same = [key for key in keys if key.rpartition(".")[2] == name]
+    near = same[:_MANY] or difflib.get_close_matches(name, keys, n=1)
+    return f". Did you mean {' or '.join('--' + key for key in near)}?" if near else ""
+
+
+def _count(text: str, least: int = 1) -> int:
+    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"must be a whole number of at least {least}, got {text!r}"
+        )
+    return int(text)
+
+
+def _count_or_none(text: str) -> int:
+    return _count(text, 0)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
+    return number
+
+
+def _listed(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(
+            f"must be different checkpoints with commas between them, got {text!r}"
+        )
+    return names
+
+
+def _output(path: str) -> str:
+    if Path(path).suffix.lower() not in catalog.OUTPUT_ENDINGS:
+        raise argparse.ArgumentTypeError(
+            f"must end in one of {', '.join(catalog.OUTPUT_ENDINGS)}, got {path!r}"
+        )
+    return path
+
+
+def _picture(path: str) -> str:
+    if Path(path).suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"must end in .png, got {path!r}")
+    return path
+
+
+class _Print(argparse.Action):
+    """Prints a text and ends, as `--help` does."""
+
+    def __init__(self, *args: Any, make: Callable[[], str], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._make = make
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """See base class."""
+        print(self._make(), end="")
+        parser.exit()
+
+
+def _schema() -> str:
+    from replicate.app.config import schema
+
+    return schema.text()
+
+
+def _versions() -> str:
+    """Returns the versions; TensorFlow's from what is installed, without importing it."""
+    found = "not installed"
+    for name in _TENSORFLOWS:
+        try:
+            found = importlib.metadata.version(name)
+            break
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    ours, python = replicate.__version__, platform.python_version()
+    return f"replicate {ours}\nTensorFlow {found}\nPython {python}\n"

@@ -1,0 +1,136 @@
+"""Completion of command lines in bash, zsh and fish; imports neither TensorFlow nor pydantic.
+
+The shell asks `replicate` itself, with the line in its environment; argcomplete knows how.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = [
+    "SHELLS",
+    "answer",
+    "checkpoints",
+    "config_keys",
+    "folders",
+    "is_asked",
+    "keys",
+    "paths",
+    "script",
+]
+
+SHELLS = ("bash", "zsh", "fish")
+_SCHEMA = Path(__file__).parents[1] / "config" / "config.schema.json"
+_MAX_DEPTH = 6  # of keys
+
+
+def is_asked() -> bool:
+    """Whether a shell wants to know how a command line may go on."""
+    return "_ARGCOMPLETE" in os.environ
+
+
+def answer(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]):
+    """Tells the shell how the line may go on, and ends the process.
+
+    Args:
+        parser: Of the whole line. Its arguments may have a `completer`.
+        commands: The parsers of the commands. Those whose defaults have `takes_keys` take a
+            config's keys as options.
+    """
+    import argcomplete
+
+    line, point = os.environ.get("COMP_LINE", ""), int(os.environ.get("COMP_POINT", 0))
+    word = line.encode()[:point].decode(errors="ignore").rpartition(" ")[2]
+    known = keys()
+    for command in commands.values():
+        for key, values in known.items() if command.get_default("takes_keys") else ():
+            # A line may have them anywhere, but the many are shown when one is begun.
+            shown = None if word.startswith("--") and "." in word else argparse.SUPPRESS
+            with contextlib.suppress(argparse.ArgumentError):  # an option of the command's own
+                option = command.add_argument(f"--{key}", help=shown)
+                option.completer = lambda values=values, **_: values
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def script(shell: str) -> str:
+    """Returns what a shell is to run, so that it asks."""
+    import argcomplete
+
+    return argcomplete.shellcode(["replicate"], shell=shell)
+
+
+def config_keys(prefix: str, **_: Any) -> list[str]:
+    """Completes `a.b=value`."""
+    known = keys()
+    key, equals, _ = prefix.partition("=")
+    if equals:
+        return [f"{key}={value}" for value in known.get(key, ())]
+    return [f"{name}=" for name in known if name.startswith(prefix)]
+
+
+def checkpoints(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+    """Completes which checkpoint: best, averaged, a step of the run, or a folder."""
+    configs = getattr(parsed_args, "configs", None) or [""]
+    place = getattr(parsed_args, "model_dir", None) or Path("runs", Path(configs[0]).stem)
+    steps = {file.stem.rpartition("-")[2] for file in Path(place).glob("*ckpt-*.index")}
+    words = ["best", "averaged", *sorted(filter(str.isdecimal, steps), key=int)]
+    return [word for word in words if word.startswith(prefix)] + folders(prefix)
+
+
+def folders(prefix: str, **_: Any) -> list[str]:
+    """Completes a folder."""
+    return list(_paths(prefix, ()))
+
+
+def paths(*endings: str):
+    """Returns what completes a file with one of some endings."""
+    return lambda prefix, **_: list(_paths(prefix, endings))
+
+
+def _paths(prefix: str, endings: tuple[str, ...]) -> Iterator[str]:
+    folder, slash, start = prefix.rpartition("/")
+    place = os.path.expanduser(folder + slash) or "."
+    try:
+        entries = sorted(os.scandir(place), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries:
+        is_hidden = entry.name.startswith(".") and not start.startswith(".")
+        if entry.name.startswith(start) and not is_hidden:
+            if entry.is_dir():
+                yield f"{folder}{slash}{entry.name}/"
+            elif entry.name.endswith(endings) and endings:
+                yield f"{folder}{slash}{entry.name}"
+
+
+def keys() -> dict[str, tuple[str, ...]]:
+    """Returns the keys of a config, with dots, and for each the words that it may be."""
+    schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
+    found: dict[str, dict[str, None]] = {}
+    for path, words in _walk(schema["$defs"]["Config"], (), schema["$defs"]):
+        found.setdefault(".".join(path), {}).update(dict.fromkeys(words))
+    return {key: tuple(words) for key, words in found.items()}
+
+
+def _walk(
+    node: Mapping[str, Any], path: tuple[str, ...], sections: Mapping[str, Any]
+) -> Iterator[tuple[tuple[str, ...], Iterable[str]]]:
+    """Yields the keys below a node of the schema, and words that they may be."""
+    if len(path) > _MAX_DEPTH:
+        return
+    if "$ref" in node:
+        yield from _walk(sections[node["$ref"].rpartition("/")[2]], path, sections)
+    for alternative in (*node.get("anyOf", ()), *node.get("oneOf", ())):
+        yield from _walk(alternative, path, sections)
+    for name, child in node.get("properties", {}).items():
+        yield (*path, name), ()
+        yield from _walk(child, (*path, name), sections)
+    words = node.get("enum", [node["const"]] if "const" in node else [])
+    if node.get("type") == "boolean":
+        words = ["true", "false"]
+    if path:
+        yield path, [word for word in words if isinstance(word, str)]

@@ -1,0 +1,251 @@
+"""What a config file may say, and the one way to read it; does not import TensorFlow.
+
+Every key is a field of a section: its type, its bounds, its default and its description
+stand in one place. `load` reads a file, applies `--set`, checks everything and reports all
+faults at once.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from replicate import errors
+from replicate.app.config import (
+    bases,
+    catalog,
+    checks,
+    cluster_config,
+    device_config,
+    documents,
+    export_config,
+    faults,
+    optimizer_config,
+    train_config,
+)
+from replicate.app.config.optimizer_config import Optimizer, Schedule
+
+__all__ = ["Config", "Optimizer", "Schedule", "load", "to_yaml"]
+
+
+def _model_dir(path: str) -> str:
+    """Takes a path; a relative one stays relative to the working directory.
+
+    TensorFlow finds checkpoints by patterns, and would not find those of such a place again.
+    """
+    path = os.path.expanduser(checks.path_of(path, None))
+    if path.startswith("~"):
+        raise checks.expected("a path in a home folder that is known", "Write the path without ~.")
+    if set(path.replace(os.sep, "/")) & set("*?[\\"):
+        raise checks.expected(
+            "a path without * ? [ and \\, by which TensorFlow finds no checkpoint"
+        )
+    return path
+
+
+class Config(checks.Section):
+    """A whole config."""
+
+    name: checks.Text = Field(
+        description="What the run is called; else as the file without its ending."
+    )
+    model_fn: checks.Function = Field(
+        description="The Estimator model_fn, as `package.module:function`."
+    )
+    optimizer: optimizer_config.OptimizerOrFunction | None = Field(
+        None,
+        description="By name with arguments, or a function that returns one; null: the "
+        "model_fn's own train_op is used.",
+    )
+    params: dict[str, checks.Anything] = Field({}, description="What model_fn gets as `params`.")
+    devices: device_config.Devices = Field(
+        "auto",
+        description="auto, a list of names, how many (GPUs, or CPU devices where there is no "
+        "GPU), {gpu: n}, or {cpu: n} for n logical CPU devices.",
+    )
+    strategy: Literal[catalog.STRATEGIES] | None = Field(
+        None,
+        description="Where variables live and how they are updated; null: parameter_server, or "
+        "multi_worker where TF_CONFIG has several workers.",
+    )
+    loss_reduction: Literal["sum", "mean"] | None = Field(
+        None,
+        description="With tower_building call, which it chooses: how the towers' losses and "
+        "gradients are joined, sum or mean (by rows); null: mean.",
+    )
+    accumulate_steps: checks.whole(1) = Field(
+        1,
+        description="Batches that make one update; their gradients are averaged, or added with "
+        "loss_reduction: sum. Steps count batches.",
+    )
+    clip_global_norm: checks.number(above=0) | None = Field(
+        None, description="Clips reduced gradients to this norm; null: no clipping."
+    )
+    update_ops: Literal["first", "mean", "all"] | None = Field(
+        None,
+        description="With tower_building call, which it chooses: whose UPDATE_OPS run, first, "
+        "mean or all towers'; null: first.",
+    )
+    tower_building: Literal["split", "call"] | None = Field(
+        None,
+        description="split calls the model_fn once, on the whole batch, and splits one device's "
+        "graph by rows, which changes no number; call calls it once per tower, on its rows; null: "
+        "call where loss_reduction or update_ops is given, else split.",
+    )
+    random_numbers: Literal["one_device", "per_device"] | None = Field(
+        None,
+        description="With tower_building split: one_device draws what one device draws; "
+        "per_device lets each device draw its own, of the same distribution; null: the latter. "
+        "`replicate verify` takes the first.",
+    )
+    seed: checks.whole() | None = Field(
+        None,
+        description="Of every random operation and initial value, and of Python's and NumPy's "
+        "generators; null: another one in each run.",
+    )
+    model_dir: Annotated[checks.Text, pydantic.AfterValidator(_model_dir)] = Field(
+        description="Where checkpoints and summaries are; relative to the working directory."
+    )
+    train: train_config.Train | None = Field(None, description="How to train.")
+    eval: train_config.Eval | None = Field(None, description="How to evaluate.")
+    predict: train_config.Predict | None = Field(None, description="How to predict.")
+    export: export_config.Export | None = Field(None, description="How to export.")
+    run: device_config.Run = Field(
+        default_factory=device_config.Run, description="Settings of the session."
+    )
+    cluster: cluster_config.Cluster = Field(
+        default_factory=cluster_config.Cluster,
+        description="What TF_CONFIG does not say of a cluster.",
+    )
+    _folder: str = pydantic.PrivateAttr("")
+
+    @classmethod
+    def known_keys(cls) -> tuple[str, ...]:
+        """See base class; one key is for `bases`."""
+        return (bases.KEY, *super().known_keys())
+
+    @classmethod
+    def filled_in(cls) -> dict[str, str]:
+        """See base class."""
+        return {"name": "the file's name", "model_dir": "runs/<name>"}
+
+    @property
+    def folder(self) -> str:
+        """Where the config stands; functions may be imported from here."""
+        return self._folder
+
+    def __eq__(self, other: object) -> bool:
+        """Tells whether two configs say the same, wherever they stand."""
+        return isinstance(other, Config) and self.__dict__ == other.__dict__
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """See base class."""
+        exporters = self.export.exporters if self.export is not None else ()
+        for kind in [one.kind for one in exporters if one.kind != "final"]:
+            if self.eval is None:
+                yield "export", f"must have no {kind} exporter without an eval section. Add one."
+        yield from self._faults_of_building()
+        if self.train is not None:
+            yield from self._faults_of_training(self.train)
+
+    def _faults_of_building(self) -> Iterator[tuple[str, str]]:
+        """Yields what only the other way of building towers has."""
+        of_towers = [n for n in ("loss_reduction", "update_ops") if getattr(self, n) is not None]
+        if self.tower_building == "split":
+            for name in of_towers:
+                yield (
+                    name,
+                    "must be left out with tower_building: split, which computes what one device "
+                    "computes. Leave out one of them.",
+                )
+        elif self.random_numbers is not None and (self.tower_building == "call" or of_towers):
+            said = "tower_building: call" if self.tower_building else of_towers[0]
+            yield (
+                "random_numbers",
+                f"must be left out with {said}: each tower draws its own. Leave out one of them.",
+            )
+
+    def _faults_of_training(self, training: train_config.Train) -> Iterator[tuple[str, str]]:
+        every = self.eval.every_steps if self.eval is not None else None
+        if training.early_stopping is not None and every is None:
+            yield "train", "must have no early_stopping without eval.every_steps. Set that."
+        if training.keep_best is not None and self.eval is None:
+            yield "train", "must have no keep_best without an eval section. Add one."
+        if training.mixed_precision and self.optimizer is None:
+            yield (
+                "train",
+                "must have no mixed_precision where model_fn has an optimizer of its own. Name "
+                "the optimizer in the config, or scale the loss in model_fn.",
+            )
+
+
+def load(path: str, assignments: Sequence[str] = (), model_dir: str | None = None) -> Config:
+    """Reads a config file.
+
+    Args:
+        path: The file.
+        assignments: `a.b=value` texts that override keys, in order; one that stood for itself
+            on the command line begins with `--`.
+        model_dir: Overrides the key model_dir.
+
+    Raises:
+        ConfigError: If anything is wrong; one line for each fault, with file, line and key.
+    """
+    made, broken = _checked(path, assignments, model_dir)
+    if made is None or broken:
+        raise errors.ConfigError("\n".join(_blamed(broken, path, assignments)))
+    made._folder = str(Path(path).absolute().parent)
+    return made
+
+
+def _checked(
+    path: str, assignments: Sequence[str], model_dir: str | None
+) -> tuple[Config | None, list[tuple[str, str]]]:
+    """Reads and checks; returns the config, and for each fault its place and its text."""
+    document = bases.read(path)
+    documents.override(document, assignments)
+    bases.refuse(document)
+    if model_dir is not None:
+        document.data["model_dir"] = model_dir
+        document.places[("model_dir",)] = "--model-dir"
+    name = document.data.setdefault("name", Path(path).stem)
+    document.data.setdefault("model_dir", os.path.join("runs", str(name)))
+    reading = checks.Reading(Path(path).absolute().parent)
+    broken = [("", text) for text in document.faults]
+    try:
+        return Config.model_validate(document.data, context=reading), broken
+    except pydantic.ValidationError as e:
+        return None, broken + faults.found(e, document, reading)
+
+
+def _blamed(broken: list[tuple[str, str]], path: str, assignments: Sequence[str]) -> Iterator[str]:
+    """Yields faults as lines; one that came with an assignment has that for its place.
+
+    A key that `--set` makes wanted stands in no line of the file.
+    """
+    texts = [{text for _, text in broken}]
+    for count in reversed(range(len(assignments))):
+        texts.insert(0, {text for _, text in _checked(path, assignments[:count], None)[1]})
+    for place, text in broken:
+        came = [i for i in range(len(assignments)) if text not in texts[i] and text in texts[i + 1]]
+        if came and not place.startswith("--"):
+            place = documents.source_of(assignments[came[-1]])
+        yield f"{place}: {text}" if place else text
+
+
+def to_yaml(config: Config) -> str:
+    """Returns the config with all defaults as YAML that reads back as an equal config."""
+    return documents.dump(_plain(config))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Optimizer | Schedule):
+        return _plain(optimizer_config.plain(value))
+    if isinstance(value, checks.Section):
+        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value

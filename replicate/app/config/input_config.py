@@ -1,0 +1,285 @@
+"""The part of a config that says what data comes in: one section per kind of input."""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field
+
+from replicate.app.config import catalog, cell_values, checks
+
+__all__ = [
+    "Csv",
+    "Feature",
+    "Function",
+    "Input",
+    "Npz",
+    "Tfrecord",
+    "OtherInput",
+    "TrainingInput",
+    "files_of",
+]
+
+_MAX_BATCH = 2**31 - 1
+_MAX_READS = 1024  # each one has a thread
+_MAX_BUFFER = 10**8  # rows; TensorFlow makes room for all of them at once
+
+_Dtype = Literal[catalog.DTYPES]
+_Times = checks.either({bool: checks.Boolean, int: checks.whole(1)}, "true, false or a number")
+_Buffer = checks.either(
+    {bool: checks.Boolean, int: checks.whole(1, _MAX_BUFFER)}, "true, false or a number"
+)
+_Files = checks.either(
+    {
+        str: Annotated[checks.PathText, pydantic.AfterValidator(lambda path: (path,))],
+        list: checks.listing(checks.PathText, 1),
+    },
+    "a path or a list of paths",
+)
+_Cache = checks.either({bool: checks.Boolean, str: checks.PathText}, "true, false or a path")
+_Arrays = checks.either(
+    {
+        str: checks.Text,
+        list: checks.listing(checks.Text, 1),
+        dict: Annotated[dict[str, checks.Text], Field(min_length=1)],
+    },
+    "an array's name, a list of them, or feature: array",
+)
+
+
+def _rows(rows: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Takes [start, stop]; either may be null."""
+    start, stop = rows if len(rows) == 2 else (1, 0)
+    if stop is not None and stop <= (start or 0):
+        raise checks.expected("[start, stop] with start below stop")
+    return rows
+
+
+_Rows = Annotated[checks.listing(checks.whole(0) | None), pydantic.AfterValidator(_rows)]
+
+
+class Input(checks.Section):
+    """What every kind of input has."""
+
+    kind: str
+    batch_size: checks.whole(1, _MAX_BATCH) = Field(
+        32, description="Rows of the global batch, all towers together."
+    )
+    shuffle: _Buffer | None = Field(
+        None,
+        description="true: over all rows in memory, or 10,000 rows of a stream; or over so many "
+        "rows. null: true for files in training, else false. Several TFRecord files are shuffled "
+        "as well.",
+    )
+    repeat: _Times | None = Field(
+        None,
+        description="true: for ever; false: once; or so many times. null: true in training only.",
+    )
+    prefetch: checks.whole(0, _MAX_BUFFER) = Field(2, description="Batches made ahead of time.")
+
+    def for_training(self, training: bool) -> "Input":
+        """Returns this input with the defaults that depend on what it is for."""
+        shuffle = training and self.kind != "function" if self.shuffle is None else self.shuffle
+        repeat = training if self.repeat is None else self.repeat
+        return self.model_copy(update={"shuffle": shuffle, "repeat": repeat})
+
+
+class Csv(Input):
+    """Comma-separated text, UTF-8, also compressed with gzip; features are a dict of columns."""
+
+    kind: Literal["csv"] = Field("csv", description="csv: comma-separated text.")
+    file: _Files = Field(
+        description="One path, or several, read one after the other; `*` and `?` stand for any "
+        "characters."
+    )
+    columns: Annotated[
+        dict[str, _Dtype],
+        Field(min_length=1),
+        checks.must_be(dict, "a mapping of columns to dtypes, as {age: float32}"),
+    ] = Field(description="The columns to read, each with its dtype.")
+    label: checks.Text | None = Field(
+        None, description="The column that is the label; null where there is none."
+    )
+    defaults: dict[str, checks.Anything] = Field(
+        {},
+        description="For a column, the value that stands for an empty cell.",
+    )
+    header: checks.Boolean = Field(
+        True, description="Whether the first line has the names; else `columns` are all, in order."
+    )
+    delimiter: checks.Character = Field(",", description="What separates the cells.")
+    cache: _Cache = Field(
+        False,
+        description="Of more than 1 GiB, which is read as a stream (less is in memory anyhow): "
+        "true keeps the rows in memory until a training, or one evaluation, is over; a folder's "
+        "path keeps them there, for later ones as well.",
+    )
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """See base class."""
+        if self.label is not None and self.label not in self.columns:
+            yield "label", f"must be one of columns, got {self.label!r}. Add it there."
+        for name, value in self.defaults.items():
+            if name not in self.columns:
+                yield "defaults", f"must be for one of columns, got {name!r}. Remove it."
+                continue
+            try:
+                cell_values.text_of(value, self.columns[name])
+            except ValueError as e:
+                yield "defaults", f"{name} must be {e} as its column is, got {value!r}. Correct it."
+
+
+class Npz(Input):
+    """Arrays from a NumPy archive, rows along axis 0."""
+
+    kind: Literal["npz"] = Field("npz", description="npz: a NumPy archive.")
+    file: checks.PathText = Field(description="The path.")
+    features: _Arrays | None = Field(
+        None,
+        description="Array names as a list, or feature name to array name: features are a dict; "
+        "one name as a text: features are that array. null: a dict of all but the label.",
+    )
+    label: checks.Text | None = Field(
+        None, description="The array that is the label; null where there is none."
+    )
+    rows: _Rows | None = Field(
+        None,
+        description="[start, stop]: only these rows, e.g. to hold a test split out.",
+    )
+    dtypes: dict[str, _Dtype] = Field(
+        {},
+        description="For a feature or array, the dtype to convert it to.",
+    )
+
+
+def _flat(value: Any) -> list[Any]:
+    """Returns the values in a nest of lists."""
+    return [one for part in value for one in _flat(part)] if isinstance(value, list) else [value]
+
+
+def _can_be(value: Any, dtype: str) -> bool:
+    """Tells whether a value is one of a dtype, not just a text that stands for one."""
+    try:
+        cell_values.text_of(value, dtype)
+    except ValueError:
+        return False
+    return isinstance(value, str) == (dtype == "string")
+
+
+class Feature(checks.Section):
+    """How one feature of a tf.train.Example is read."""
+
+    dtype: Literal["float32", "int64", "string"] = Field(
+        description="float32, int64 or string, as Examples have them."
+    )
+    shape: checks.listing(checks.whole(0)) = Field(
+        (), description="Of a fixed feature, without the batch; [] is one value."
+    )
+    kind: Literal["fixed", "sparse", "ragged"] = Field(
+        "fixed", description="fixed, sparse (becomes a SparseTensor) or ragged."
+    )
+    default: checks.Anything = Field(
+        None,
+        description="Of a fixed feature, where an Example lacks it: one value for all of its "
+        "shape, or a list of as many; null: it must be there.",
+    )
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """See base class."""
+        if self.kind != "fixed" and (self.shape or self.default is not None):
+            yield "kind", f"must be fixed to have shape or default, got {self.kind!r}."
+        if self.default is None:
+            return
+        values, size = _flat(self.default), math.prod(self.shape)
+        if isinstance(self.default, list) and len(values) != size:
+            rule = f"one value or a list of {size}, as many as its shape has, got {len(values)}"
+            yield "default", f"must be {rule}. Correct it, or shape."
+        for value in values:
+            if not _can_be(value, self.dtype):
+                yield "default", f"must be {self.dtype} as dtype says, got {value!r}. Correct it."
+                return
+
+
+class Tfrecord(Input):
+    """tf.train.Examples in TFRecord files."""
+
+    kind: Literal["tfrecord"] = Field("tfrecord", description="tfrecord: tf.train.Examples.")
+    file: _Files = Field(description="One path or several; `*` and `?` stand for any characters.")
+    features: Annotated[
+        dict[
+            str,
+            Annotated[
+                Feature,
+                checks.must_be(
+                    dict | Feature, "a mapping that says how it is read, as {dtype: float32}"
+                ),
+            ],
+        ],
+        Field(min_length=1),
+        checks.must_be(
+            dict, "a mapping of features to how they are read, as {age: {dtype: float32}}"
+        ),
+    ] = Field(description="For each feature, its label too, how it is read.")
+    label: checks.Text | None = Field(
+        None, description="The feature that is the label; null where there is none."
+    )
+    compression: Literal["none", "GZIP", "ZLIB"] = Field(
+        "none", description="How the files are compressed."
+    )
+    parallel_reads: checks.whole(1, _MAX_READS) = Field(
+        1,
+        description="How many files are read at a time. Above 1, records come from so many files "
+        "in turn, always in the same order where nothing is shuffled.",
+    )
+    cache: _Cache = Field(
+        False,
+        description="true: the records are kept in memory until a training, or one evaluation, is "
+        "over; a folder's path: they are kept there, uncompressed, for later ones as well.",
+    )
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """See base class."""
+        if self.label is not None and self.label not in self.features:
+            yield "label", f"must be one of features, got {self.label!r}. Add it there."
+
+
+class Function(Input):
+    """A function that returns a `tf.data.Dataset`, called with what it names."""
+
+    kind: Literal["function"] = Field("function", description="function: one of yours.")
+    function: checks.Function = Field(
+        description="`package.module:function`; may name `mode`, `params`, `batch_size`."
+    )
+    batched: checks.Boolean | None = Field(
+        None,
+        description="Whether its dataset is batched already; null: found out from its graph and "
+        "its shapes.",
+    )
+    cache: _Cache = Field(
+        False,
+        description="true: what the function's dataset yields is kept in memory until a training, "
+        "or one evaluation, is over; a folder's path: it is kept there, for later ones as well. "
+        "Another file, other params or another batch_size make another cache; code elsewhere that "
+        "changes does not.",
+    )
+
+
+def _spelt_out(value: Any) -> Any:
+    """Takes a function's bare name for a mapping."""
+    return {"kind": "function", "function": value} if isinstance(value, str) else value
+
+
+_Any = Annotated[
+    checks.one_kind(Csv, Npz, Tfrecord, Function, or_else=", or package.module:function"),
+    pydantic.BeforeValidator(_spelt_out),
+    checks.OrText(checks.FUNCTION_FORM),
+]
+TrainingInput = Annotated[_Any, pydantic.AfterValidator(lambda one: one.for_training(True))]
+OtherInput = Annotated[_Any, pydantic.AfterValidator(lambda one: one.for_training(False))]
+
+
+def files_of(source: Input) -> tuple[str, ...]:
+    """Returns the files and patterns that an input names; none for a function."""
+    named = getattr(source, "file", ())
+    return (named,) if isinstance(named, str) else named

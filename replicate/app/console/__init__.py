@@ -1,0 +1,1 @@
+"""The terminal: progress, interrupts, failures in one line."""

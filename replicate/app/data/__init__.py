@@ -1,0 +1,1 @@
+"""The data that a config names, as the input of an Estimator."""

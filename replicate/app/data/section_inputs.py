@@ -1,0 +1,106 @@
+"""The input of a section of the config, as an Estimator takes it."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from replicate import estimator
+from replicate.app.cluster import tasks
+from replicate.app.config import config, files, functions, input_config
+from replicate.app.data import caching, epochs, inputs
+from replicate.compat.tensorflow import tf, tf1
+
+__all__ = ["alike", "in_epochs", "input_fn", "input_fns"]
+
+_MODES = {
+    "train": estimator.ModeKeys.TRAIN,
+    "eval": estimator.ModeKeys.EVAL,
+    "predict": estimator.ModeKeys.PREDICT,
+}
+
+
+def input_fn(
+    settings: config.Config, section: str, cached: bool = True, task: tasks.Task = tasks.ALONE
+) -> Callable[[], tf.data.Dataset]:
+    """Returns the input_fn of a section: train, eval or predict.
+
+    Args:
+        settings: The config.
+        section: Its name.
+        cached: Whether rows may be kept, where the config says so.
+        task: Which worker's part of the rows is wanted.
+    """
+    source = getattr(settings, section).input
+    if not cached and hasattr(source, "cache"):
+        source = source.model_copy(update={"cache": False})
+    return _input_fn(source, settings, section, task)
+
+
+def alike(
+    make: Callable[[], tf.data.Dataset], settings: config.Config, task: tasks.Task
+) -> Callable[[], tf.data.Dataset]:
+    """Returns an input_fn that draws the same random numbers in all workers of a cluster.
+
+    Each worker takes its part of batches that all of them know. A seed in the config does so.
+    """
+    if task.size == 1 or settings.seed is not None:
+        return make
+
+    def made() -> tf.data.Dataset:
+        graph = tf1.get_default_graph()
+        before, graph.seed = graph.seed, task.input_seed
+        try:
+            return make()
+        finally:
+            graph.seed = before
+
+    return made
+
+
+def input_fns(settings: config.Config) -> Callable[[str], Callable[[], tf.data.Dataset]]:
+    """Returns what gives the input_fn of each section."""
+    return lambda section: input_fn(settings, section)
+
+
+def in_epochs(
+    settings: config.Config, start: int, task: tasks.Task = tasks.ALONE
+) -> epochs.Epochs | None:
+    """Returns the passes over the training data; None where the config does not count them.
+
+    Args:
+        settings: The config.
+        start: The step that the run begins at.
+        task: Which worker's part of the rows is wanted; the chief alone writes anything down.
+    """
+    if settings.train.epochs is None:
+        return None
+    source = settings.train.input.model_copy(update={"repeat": False, "prefetch": 0})
+    # NOTE: with servers the steps of all workers count, and each one takes its turns in the end.
+    shared = tasks.ALONE if task.has_servers else task
+    one_pass = _input_fn(source, settings, "train", shared)
+    return epochs.Epochs(
+        settings.model_dir,
+        settings.train.epochs,
+        one_pass,
+        start,
+        _description(source, settings.params),
+        "train.input",
+        task.is_chief,
+    )
+
+
+def _input_fn(
+    source: Any, settings: config.Config, section: str, task: tasks.Task = tasks.ALONE
+) -> Callable[[], tf.data.Dataset]:
+    return inputs.input_fn(source, f"{section}.input", _MODES[section], settings.params, task)
+
+
+def _description(source: input_config.Input, params: Mapping[str, Any]) -> str:
+    """Returns what the number of batches depends on: the config's words, files, a function."""
+    named = [name for name in input_config.files_of(source) if "://" not in name]
+    sizes: list[Any] = [files.size(path) for path in files.expanded(named, "train.input")]
+    if isinstance(source, input_config.Function):
+        fn = functions.load(source.function, "train.input.function")
+        sizes = [caching.state_of(fn), json.dumps(dict(params), sort_keys=True, default=repr)]
+    others = {"shuffle", "prefetch", "repeat", "cache", "parallel_reads"}
+    return f"{source.model_dump_json(exclude=others)} {sizes}"

@@ -1,0 +1,1 @@
+"""What is looked at without training: descriptions, curves, a config to begin with."""

@@ -1,0 +1,245 @@
+"""What a config's training comes to: its variables, their devices, and the work of a step.
+
+The training graph is built as a training builds it, over a batch of the config's input, and
+measured. Nothing runs, and no checkpoint is looked at.
+"""
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from replicate import estimator, model_fn
+from replicate.app.config import config
+from replicate.app.data import section_inputs
+from replicate.app.inspect import joins, scaling, traffic
+from replicate.app.training import estimators
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import ancestry
+from replicate.splitting import report, runs
+from replicate.strategy.variables import distributed_variable
+from replicate.verification import subjects
+
+__all__ = ["Description", "Device", "Variable", "describe", "short"]
+
+_KINDS = ("weight", "slot", "other", "local")
+_TOWER = re.compile(r"tower_(\d+)/")  # begins the names of a tower's operations
+
+
+class Variable(NamedTuple):
+    """One variable of the training graph.
+
+    Attributes:
+        name: As in checkpoints.
+        kind: weight; slot, which an optimizer keeps for a weight; other; or local, which is not
+            in checkpoints.
+        shape: None where not even its rank is known.
+        dtype: By name.
+        bytes: Of one copy; None where only a run can tell.
+        devices: Where its copies live, one or more.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[int | None, ...] | None
+    dtype: str
+    bytes: int | None
+    devices: tuple[str, ...]
+
+
+class Device(NamedTuple):
+    """One device.
+
+    Attributes:
+        name: Canonical.
+        tower: The number of the tower that works there; None: none does.
+        variables: How many variables have a copy there.
+        bytes: Of these copies, as far as they are known.
+        operations: How many operations of a training step run there.
+        of_tower: How many of a step are the tower's part of a graph that is split by rows.
+    """
+
+    name: str
+    tower: int | None
+    variables: int
+    bytes: int
+    operations: int
+    of_tower: int = 0
+
+
+class Description(NamedTuple):
+    """A training, measured.
+
+    Attributes:
+        name: Of the config.
+        strategy: Who keeps the variables.
+        batch_size: Rows of the global batch, for which bytes are counted.
+        variables: Weights first, then slots, others and local ones.
+        devices: The towers', in their order, then all others that have something to do.
+        transfers: What travels between them in a step.
+        cluster: What travels between workers, of whom this is one; None: it is alone.
+        split: What is split by rows of one device's graph, and what is whole; None: towers are
+            calls of the model.
+    """
+
+    name: str
+    strategy: str
+    batch_size: int
+    variables: tuple[Variable, ...]
+    devices: tuple[Device, ...]
+    transfers: tuple[traffic.Transfer, ...]
+    cluster: scaling.Cluster | None = None
+    split: report.Report | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns what JSON can hold."""
+        told = self._asdict()
+        for field in ("variables", "devices", "transfers"):
+            told[field] = [one._asdict() for one in told[field]]
+        told["cluster"] = None if self.cluster is None else self.cluster.as_dict()
+        if self.split is not None:
+            whole = [one._asdict() for one in self.split.whole]
+            told["split"] = {**self.split._asdict(), "whole": whole}
+        return told
+
+
+def short(device: str) -> str:
+    """Returns a canonical device name as people read it: CPU:0."""
+    return device.removeprefix("/").replace("device:", "")
+
+
+def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> Description:
+    """Builds the training graph of a config and measures it.
+
+    Args:
+        settings: The config.
+        wanted: The cluster of which this is a worker; None: it is alone.
+
+    Raises:
+        DeviceError: If this machine lacks a device.
+        RunError: If a function or a file is bad or missing.
+    """
+    described = estimators.describe(settings, scaling.task(wanted))
+    batch_size = settings.train.input.batch_size
+    workers = _workers(described)
+    if wanted is not None:
+        settings = scaling.of_a_worker(settings, wanted)
+    source = settings.train.input
+    make = section_inputs.input_fn(settings, "train")
+    with tf.Graph().as_default() as graph:
+        tf1.set_random_seed(settings.seed)
+        tf1.train.create_global_step()
+        with report.heard() as heard:
+            spec = _built(described, make)
+        variables = tuple(sorted(_variables(), key=lambda one: (_KINDS.index(one.kind), one.name)))
+        step = [spec.train_op, spec.loss]
+        split, shape_of = None, _unknown
+        if heard:
+            executed = ancestry.executed_by(step)
+            split = report.of_step(heard[0], executed, len(workers), batch_size)
+            bounds = runs.static_bounds(source.batch_size, len(workers))
+            rows = [end - begin for begin, end in bounds]
+            shape_of = functools.partial(report.part_shape, heard[0], rows)
+        cluster = None
+        if wanted is not None:
+            cluster = scaling.measured(step, wanted, len(workers), source.batch_size)
+    return Description(
+        settings.name,
+        _name(settings.strategy, len(workers), wanted),
+        source.batch_size,
+        variables,
+        tuple(_devices(step, variables, workers, split is not None)),
+        tuple(traffic.transfers(step, joins.row_counts(graph, source.batch_size), shape_of)),
+        cluster,
+        split,
+    )
+
+
+def _workers(described: estimators.Described) -> Sequence[str]:
+    """Returns the towers' devices."""
+    strategy = described.options.get("strategy")
+    if strategy is None or isinstance(strategy, str):
+        return subjects.worker_devices(described.devices, strategy)
+    strategy.start = lambda: ""  # nobody listens
+    return strategy.worker_devices  # of a cluster: servers know devices by other names
+
+
+def _unknown(tensor: tf.Tensor) -> None:
+    """Knows no shape."""
+
+
+def _name(strategy: str | None, num_towers: int, wanted: scaling.Wanted | None) -> str:
+    """Returns who keeps the variables."""
+    if wanted is not None:
+        return "parameter_server" if wanted.servers else "multi_worker"
+    return "one_device" if num_towers == 1 else strategy or "parameter_server"
+
+
+def _built(described: estimators.Described, make: Callable[[], tf.data.Dataset]) -> Any:
+    """Builds a batch and the towers, as an Estimator does; returns the EstimatorSpec."""
+    with tf.device("/device:CPU:0"):
+        element = tf1.data.make_initializable_iterator(make()).get_next()
+    is_pair = isinstance(element, list | tuple) and len(element) == 2
+    features, labels = element if is_pair else (element, None)
+    replicated = model_fn.replicate_model_fn(
+        described.model_fn, described.optimizer_fn, described.devices, **described.options
+    )
+    mode, params = estimator.ModeKeys.TRAIN, described.params
+    return replicated(features, labels, mode, params=params, config=described.config)
+
+
+def _variables() -> Iterator[Variable]:
+    """Yields the variables of the default graph."""
+    weights = {_plain(variable) for variable in tf1.trainable_variables()}
+    for variable in tf1.global_variables():
+        yield _measured(variable, _kind(_plain(variable), weights))
+    for variable in tf1.local_variables():
+        yield _measured(variable, "local")
+
+
+def _plain(variable: tf.Variable) -> str:
+    return variable.name.partition(":")[0]
+
+
+def _kind(name: str, weights: set[str]) -> str:
+    """Tells weights from slots, whose names hold that of a weight, and from all else."""
+    if name in weights:
+        return "weight"
+    parts = name.split("/")
+    stretches = (
+        "/".join(parts[start:end])
+        for start in range(len(parts))
+        for end in range(start + 1, len(parts) + 1)
+    )
+    return "slot" if any(stretch in weights for stretch in stretches) else "other"
+
+
+def _measured(variable: tf.Variable, kind: str) -> Variable:
+    is_many = isinstance(variable, distributed_variable.DistributedVariable)
+    copies = variable.members if is_many else [variable]
+    handles = [getattr(copy, "handle", copy).op for copy in copies]
+    shape, dtype = variable.shape, variable.dtype.base_dtype
+    return Variable(
+        _plain(variable),
+        kind,
+        None if shape.rank is None else tuple(shape.as_list()),
+        dtype.name,
+        traffic.size_of(shape, dtype),
+        tuple(map(traffic.Places().of, handles)),
+    )
+
+
+def _devices(
+    step: Sequence[Any], variables: Sequence[Variable], workers: Sequence[str], is_split: bool
+) -> Iterator[Device]:
+    """Yields the towers' devices, then all others that hold or do something."""
+    operations = traffic.operations_by_device(step)
+    named = (_TOWER.match(op.name) for op in ancestry.executed_by(step) if is_split)
+    parts = Counter(match[1] for match in named if match)
+    held = {name for variable in variables for name in variable.devices}
+    for name in (*workers, *sorted({*operations, *held} - set(workers))):
+        own = [variable.bytes or 0 for variable in variables if name in variable.devices]
+        tower = workers.index(name) if name in workers else None
+        of_tower = parts[str(tower)]
+        yield Device(name, tower, len(own), sum(own), operations[name], of_tower)

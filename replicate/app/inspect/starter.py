@@ -1,0 +1,230 @@
+"""`replicate init`: a config to begin with, from a model_fn and a data file."""
+
+import gzip
+import os
+import tempfile
+import textwrap
+import zlib
+from pathlib import Path
+from typing import Any
+
+from replicate import errors
+from replicate.app.config import catalog, checks, config, documents, files, schema
+from replicate.app.data import csv_samples, npz_samples, record_samples, samples
+
+__all__ = ["text", "write"]
+
+_HEAD = """\
+# Written by `replicate init`; what is guessed says "change". `replicate check {name}` names
+# all faults, `replicate train {name}` trains; docs/configuration.md lists all keys.
+model_fn: {model_fn}
+# params: {{}}  # change: what model_fn gets as params, where it names them
+"""
+_NO_OPTIMIZER = """
+# Change: an optimizer is needed where model_fn has no train_op of its own.
+# optimizer: {name: Adam, learning_rate: 0.001}
+"""
+_VALUES = {"learning_rate": 0.01, "momentum": 0.9}  # of arguments without a default
+_RATE = "change: tune it"
+_MAX_NOTE = 100  # characters
+
+
+def write(output: str, written: str, is_new: bool) -> None:
+    """Writes a config that passes `replicate check`.
+
+    Args:
+        output: The file.
+        written: The config's text.
+        is_new: Whether there must be no such file yet.
+
+    Raises:
+        ConfigError: If there is one, or it cannot be written.
+    """
+    file = Path(output)
+    if is_new and os.path.lexists(file):
+        raise errors.ConfigError(
+            f"{output}: is there already. Name another file with --output, or give --force."
+        )
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=file.parent, suffix=file.suffix, delete=False, encoding="utf-8"
+        ) as new:
+            temporary = new.name
+            new.write(written)
+        config.load(temporary)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, file)
+        temporary = None
+    except OSError as e:
+        raise errors.ConfigError(
+            f"{output}: must be a file that can be written: {e.strerror}. Check the path."
+        ) from e
+    finally:
+        if temporary is not None:
+            os.unlink(temporary)
+
+
+def text(
+    model_fn: str, data: str, output: str, label: str | None = None, optimizer: str | None = None
+) -> str:
+    """Returns the text of a config.
+
+    Args:
+        model_fn: `package.module:function`.
+        data: A file, or a function that returns a dataset.
+        output: The file that the config is for; paths are relative to its folder.
+        label: The column, array or feature that is the label; None: the one that is called so.
+        optimizer: Its name; None: the model_fn has one.
+
+    Raises:
+        ConfigError: If an argument is none.
+        RunError: If the data cannot be read.
+    """
+    if not checks.is_function(model_fn):
+        raise errors.ConfigError(
+            f"MODEL_FN: must be a function's name as package.module:function, got {model_fn!r}."
+        )
+    folder = Path(output).absolute().parent
+    sample = _sample(data, label)
+    parts = [
+        schema.line(folder),
+        _HEAD.format(name=Path(output).name, model_fn=model_fn),
+        _optimizer(optimizer),
+        "\ndevices: auto  # all GPUs, or the CPU; {cpu: 2} tries two towers on a CPU\n",
+        _train(sample, folder),
+        _eval(sample, folder),
+    ]
+    return "".join(parts)
+
+
+def _sample(data: str, label: str | None) -> samples.Sample:
+    """Looks at the data.
+
+    Raises:
+        ConfigError: If there is no label by this name.
+    """
+    if checks.is_function(data) and not os.path.exists(data):
+        return samples.Sample({"kind": "function", "function": data}, (), None)
+    kind = _kind(data)
+    looks = {"csv": csv_samples.look, "npz": npz_samples.look, "tfrecord": record_samples.look}
+    sample = looks[kind](os.path.abspath(data), label)
+    if label is not None and label not in sample.names:
+        near = checks.nearest(label, sample.names)
+        then = f"Did you mean {near}?" if near else f"It has {', '.join(sample.names)}."
+        raise errors.ConfigError(f"--label {label}: must be in {data}. {then}")
+    return sample
+
+
+def _kind(path: str) -> str:
+    """Returns csv, npz or tfrecord, by a file's first bytes.
+
+    Raises:
+        RunError: If it is none of them.
+    """
+    if not os.path.isfile(path):
+        raise errors.RunError(
+            f"DATA: {path}: must be a file of this machine, or package.module:function; there is "
+            "no such file. Check the path."
+        )
+    kind = {"text": "csv", "npz": "npz", "tfrecord": "tfrecord"}.get(_form(path))
+    if kind is None:
+        raise errors.RunError(
+            f"DATA: {path}: must be CSV, npz or TFRecord. Write it as one of them, or name a "
+            "function that returns a tf.data.Dataset."
+        )
+    return kind
+
+
+def _form(path: str) -> str:
+    """Returns what a file is, compressed or not; see `files.kind_of`."""
+    kind = files.kind_of(path)
+    try:
+        if kind == "gzip":
+            with gzip.open(path) as file:
+                return files.kind_of_head(file.read(1024))
+        if not kind:
+            with open(path, "rb") as file:
+                given = file.read(2**16)
+            return files.kind_of_head(zlib.decompressobj().decompress(given, 1024))
+    except (OSError, EOFError, zlib.error):
+        return ""
+    return kind
+
+
+def _optimizer(name: str | None) -> str:
+    """Returns an optimizer with the arguments that it needs.
+
+    Raises:
+        ConfigError: If there is none by this name.
+    """
+    if name is None:
+        return _NO_OPTIMIZER
+    if name not in catalog.OPTIMIZERS:
+        near = checks.nearest(name, catalog.OPTIMIZERS)
+        then = f" Did you mean {near}?" if near else ""
+        raise errors.ConfigError(
+            f"--optimizer: must be one of {', '.join(catalog.OPTIMIZERS)}, got {name!r}.{then}"
+        )
+    row = catalog.OPTIMIZERS[name]
+    needed = {key: one for key, one in row.items() if key == "learning_rate" or _is_needed(one)}
+    arguments = {key: _VALUES[key] if _is_needed(one) else one for key, one in needed.items()}
+    keys = _block({"name": name, **arguments}, {"learning_rate": _RATE})
+    return "\noptimizer:\n" + textwrap.indent(keys, "  ")
+
+
+def _is_needed(default: Any) -> bool:
+    return default is catalog.REQUIRED
+
+
+def _train(sample: samples.Sample, folder: Path) -> str:
+    keys = _relative(sample.keys, folder)
+    notes = dict(sample.notes)
+    if sample.label is not None:
+        keys["label"] = sample.label
+        notes["label"] = "change, if it is another one"
+    elif sample.names:
+        keys["label"] = None
+        notes["label"] = f"change: one of {', '.join(sample.names)}"
+    keys["batch_size"] = 32
+    notes["batch_size"] = "change: rows of all devices together"
+    return (
+        "\ntrain:\n"
+        "  steps: 1000  # change: when training is over\n"
+        "  input: &data\n" + textwrap.indent(_block(keys, notes), "    ")
+    )
+
+
+def _eval(sample: samples.Sample, folder: Path) -> str:
+    head = "\neval:\n  every_steps: 250\n  input:\n    <<: *data\n"
+    if not sample.other_keys:
+        return head + "    # Change: training sees these rows; name others here.\n"
+    return head + textwrap.indent(_block(_relative(sample.other_keys, folder), {}), "    ")
+
+
+def _relative(keys: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns keys whose file is relative to the config's folder."""
+    if "file" not in keys:
+        return dict(keys)
+    try:
+        path = os.path.relpath(keys["file"], folder)
+    except ValueError:  # on another drive
+        path = keys["file"]
+    return {**keys, "file": Path(path).as_posix()}
+
+
+def _block(keys: dict[str, Any], notes: dict[str, str]) -> str:
+    """Returns keys as lines of YAML, each with what there is to say about it."""
+    lines = []
+    for name, value in keys.items():
+        is_short = isinstance(value, list | dict) and name != "columns"
+        first, *more = documents.dump({name: value}, flow=is_short).splitlines()
+        note = _short(notes.get(name, ""))
+        lines += [f"{first}  # {note}" if note else first, *more]
+    return "\n".join(lines) + "\n"
+
+
+def _short(note: str) -> str:
+    """Returns what a comment can hold."""
+    shown = "".join(one if one.isprintable() else " " for one in note)
+    return textwrap.shorten(shown, _MAX_NOTE, placeholder=" …")

@@ -1,0 +1,1 @@
+"""Training, evaluation, prediction and export, as a config says."""

@@ -1,0 +1,254 @@
+"""The commands that run a model: one function each, from a checked config."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from replicate import errors, verification
+from replicate.app.cluster import tasks
+from replicate.app.config import config
+from replicate.app.console import interrupts, progress
+from replicate.app.data import reading, section_inputs
+from replicate.app.runs import averaging, checkpoint_choice, checkpoints, directories, locks
+from replicate.app.training import (
+    estimators,
+    evaluations,
+    evaluators,
+    exported,
+    exports,
+    followers,
+    fresh_starts,
+    towers,
+    trainings,
+)
+from replicate.strategy.cluster import cluster as clusters
+from replicate.strategy.cluster import servers
+
+__all__ = ["average", "evaluate", "evaluate_all", "export", "predict", "train", "verify"]
+
+
+def train(
+    settings: config.Config,
+    display: progress.Display,
+    command: Sequence[str] = (),
+    may_delete: Callable[[Sequence[str]], bool] | None = None,
+) -> trainings.Trained:
+    """Trains to its end, from the last checkpoint if there is one.
+
+    In a cluster (`TF_CONFIG`) this process has a part of that; see `tasks`.
+
+    Args:
+        settings: The config.
+        display: Where progress goes.
+        command: The command line, for the run's record.
+        may_delete: Where training is to begin again: is asked whether what runs wrote may be
+            deleted, with a list of it. None: training continues.
+
+    Raises:
+        Interrupted: If a signal came; a checkpoint is saved.
+        RunError: If another process trains in the same directory, or nothing may be deleted.
+        ConfigError: If `TF_CONFIG` is malformed, or the config is none for such a cluster.
+    """
+    task = tasks.of(settings)
+    if may_delete is not None and task.size > 1:
+        raise errors.ConfigError(
+            "--fresh: must not be given to one of several workers, which would not know when to "
+            f"begin. Remove {settings.model_dir}, or choose another --model-dir."
+        )
+    if task.job == "ps":
+        display.say(f"{settings.name}: {task.name}, keeps variables until it is ended")
+        display.state("serves")
+        # A server has nothing to save; to take it down in order may fail while others are there.
+        with interrupts.at_once():
+            servers.serve(clusters.of())
+    if task.job == "evaluator":
+        return evaluators.evaluate_new(settings, display, task)
+    if not task.is_chief:
+        return followers.follow(settings, display, task)
+    directories.make(settings.model_dir, "model_dir")
+    with checkpoints.naming_full_disk(settings.model_dir), locks.training(settings.model_dir):
+        if may_delete is not None:
+            _begin_again(settings, display, may_delete)
+        return trainings.train(settings, display, command, task)
+
+
+def _begin_again(
+    settings: config.Config,
+    display: progress.Display,
+    may_delete: Callable[[Sequence[str]], bool],
+) -> None:
+    model_dir, wanted = settings.model_dir, settings.export
+    exporters = [one.folder for one in wanted.exporters] if wanted is not None else []
+    directory = (wanted.directory if wanted is not None else None) or os.path.join(
+        model_dir, "export"
+    )
+    found = fresh_starts.written_in(model_dir, directory, exporters)
+    if not found:
+        return
+    if not may_delete([f"{model_dir} has a run:", *fresh_starts.listed(model_dir, found)]):
+        raise errors.RunError(f"{model_dir} is left as it is; nothing was trained.")
+    fresh_starts.delete(model_dir, found)
+    display.say(f"deleted the run in {model_dir}")
+
+
+def evaluate(
+    settings: config.Config, display: progress.Display, named: str | None = None
+) -> dict[str, Any]:
+    """Evaluates a checkpoint.
+
+    Args:
+        settings: The config.
+        display: Where progress goes.
+        named: What `--checkpoint` says; None: the newest one.
+
+    Returns:
+        Metrics by name, with `loss` and `global_step`.
+    """
+    checkpoint = _chosen(settings, named)
+    return _evaluate_all(settings, display, [checkpoint])[0]
+
+
+def evaluate_all(settings: config.Config, display: progress.Display) -> list[dict[str, Any]]:
+    """Evaluates each checkpoint in model_dir; returns the metrics of each, by rising steps."""
+    found = list(checkpoint_choice.all_of(settings.model_dir).values())
+    if not found:
+        checkpoints.require(settings.model_dir)
+    return _evaluate_all(settings, display, found)
+
+
+def _evaluate_all(
+    settings: config.Config, display: progress.Display, paths: Sequence[str | None]
+) -> list[dict[str, Any]]:
+    """Evaluates checkpoints one after the other; None stands for the newest one."""
+    where = towers.text_of(settings)
+    input_fn = section_inputs.input_fn(settings, "eval")
+    found = []
+    for path in paths:
+        shown, step = settings.model_dir, checkpoints.step_of(settings.model_dir)
+        if path is not None:
+            shown, step = path, checkpoints.step_in(path)
+        display.say(f"{settings.name}: evaluating {shown} at step {step}, {where}")
+        made = estimators.build(settings, checkpoint=path)
+        with checkpoints.naming_full_disk(settings.model_dir), display:
+            found.append(evaluations.evaluate(made, input_fn, settings, display, checkpoint=path))
+    return found
+
+
+def predict(
+    settings: config.Config,
+    display: progress.Display,
+    saved_model: exported.Source | None = None,
+    named: str | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yields predictions, row by row, in the order of the input.
+
+    Args:
+        settings: The config.
+        display: Where progress goes.
+        saved_model: What predicts; None: a checkpoint.
+        named: What `--checkpoint` says; None: the newest one.
+    """
+    input_fn = section_inputs.input_fn(settings, "predict")
+    keys, checkpoint = settings.predict.keys, None
+    if saved_model is not None:
+        rows = exported.rows(saved_model, input_fn, keys, display.say)
+    else:
+        checkpoint = _chosen(settings, named)
+        made = estimators.build(settings, keys=keys, checkpoint=checkpoint)
+        rows = made.predict(input_fn, predict_keys=keys, checkpoint_path=checkpoint)
+    with display:
+        task = display.task("predict", None, every=10_000, unit="rows")
+        with reading.naming(settings, "predict", checkpoint):
+            for count, row in enumerate(rows, start=1):
+                yield row if isinstance(row, dict) else {"prediction": row}
+                task.update(count)
+        task.finish()
+
+
+def export(settings: config.Config, named: str | None = None) -> str:
+    """Exports a checkpoint as a SavedModel; returns its path.
+
+    Args:
+        settings: The config.
+        named: What `--checkpoint` says; None: the newest one.
+    """
+    checkpoint = _chosen(settings, named)
+    made = estimators.build(settings, checkpoint=checkpoint)
+    with checkpoints.naming(settings.model_dir, checkpoint):
+        return exports.Exports(settings, made, section_inputs.input_fns(settings)).save(checkpoint)
+
+
+def average(
+    settings: config.Config,
+    last: int | None = None,
+    named: Sequence[str] = (),
+    output: str | None = None,
+) -> tuple[str, list[str]]:
+    """Averages the weights of checkpoints into a new one.
+
+    Args:
+        settings: The config.
+        last: How many of the newest in model_dir; None: those that are named.
+        named: As for `--checkpoint`.
+        output: The folder of the new one; None: `averaged` in model_dir.
+
+    Returns:
+        The path of the new one, and those that it was made of.
+
+    Raises:
+        RunError: If there are not as many, or they are not of one model.
+    """
+    folder = output or os.path.join(settings.model_dir, checkpoint_choice.AVERAGED)
+    if os.path.realpath(folder) == os.path.realpath(settings.model_dir):
+        raise errors.RunError(
+            f"--output: must be another folder than model_dir, {settings.model_dir}, whose "
+            "training would go on from the mean. Name another one."
+        )
+    if last is None:
+        paths = [checkpoint_choice.chosen(settings.model_dir, one) for one in named]
+    else:
+        paths = list(checkpoint_choice.all_of(settings.model_dir).values())
+        if len(paths) < last:
+            raise errors.RunError(
+                f"--last: must be at most as many as there are checkpoints, got {last}; "
+                f"{settings.model_dir} has {len(paths)}. Keep more with train.keep_checkpoint_max."
+            )
+        paths = paths[-last:]
+    directories.make(folder, "--output" if output else "model_dir")
+    with checkpoints.naming_full_disk(settings.model_dir):
+        return averaging.average(paths, folder), paths
+
+
+def verify(settings: config.Config, display: progress.Display) -> verification.Verification:
+    """Compares the towers of a config with one device, on the training data.
+
+    Returns:
+        What was found; nothing is trained or written.
+    """
+    described = estimators.describe(settings)
+    # Some batches of it are read, and often.
+    input_fn = section_inputs.input_fn(settings, "train", cached=False)
+    with display:
+        task = display.task("verify", None, every=1, unit="rounds")
+        try:
+            with reading.naming(settings, "train"):
+                return verification.verify(
+                    described.model_fn,
+                    input_fn,
+                    optimizer_fn=described.optimizer_fn,
+                    devices=described.devices,
+                    params=described.params,
+                    config=described.config,
+                    watch=task.update_of,
+                    **described.options,
+                )
+        finally:
+            task.finish()
+
+
+def _chosen(settings: config.Config, named: str | None) -> str | None:
+    """Returns the path of the checkpoint that is named; None: the newest, which is there."""
+    if named is not None:
+        return checkpoint_choice.chosen(settings.model_dir, named)
+    checkpoints.require(settings.model_dir)
+    return None

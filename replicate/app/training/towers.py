@@ -1,0 +1,137 @@
+"""Where the towers of a config are: devices that exist, and the strategy of a cluster."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from replicate import devices, errors
+from replicate.app.cluster import tasks
+from replicate.app.config import config
+from replicate.strategy.policies import multi_worker, parameter_server
+
+__all__ = ["chosen", "devices_of", "strategy_of", "text_of"]
+
+_MAX_LISTED = 4  # devices
+_COMPARED = {
+    "model_fn",
+    "optimizer",
+    "params",
+    "strategy",
+    "loss_reduction",
+    "accumulate_steps",
+    "clip_global_norm",
+    "update_ops",
+    "tower_building",
+    "random_numbers",
+    "seed",
+    "train",
+}
+
+
+def chosen(wanted: str | int | tuple[str, ...] | Mapping[str, int]) -> list[str] | None:
+    """Returns canonical names of devices that exist; None where TensorFlow is to choose.
+
+    Raises:
+        DeviceError: If this machine lacks one of them.
+    """
+    if wanted == "auto":
+        return None
+    if isinstance(wanted, int):
+        have = devices.local_devices("GPU") or devices.local_devices("CPU")
+        if wanted > len(have):
+            raise errors.DeviceError(
+                f"devices: must be at most as many as this machine has, got {wanted}; it has "
+                f"{', '.join(have)}. Use devices: {{cpu: {wanted}}} for logical CPU devices."
+            )
+        return list(have[:wanted])
+    if isinstance(wanted, Mapping):
+        if "cpu" in wanted:
+            return list(devices.make_logical_cpus(wanted["cpu"]))
+        wanted = tuple(f"/device:GPU:{index}" for index in range(wanted["gpu"]))
+    names = [devices.canonicalize(name) for name in wanted]
+    missing = [name for name in names if devices.is_missing(name)]
+    if missing:
+        raise errors.DeviceError(
+            f"devices: must be devices of this machine; it has no {', '.join(missing)}, it has "
+            f"{', '.join(devices.local_devices())}. Use devices: auto, or {{cpu: n}} for n "
+            "logical CPU devices."
+        )
+    return names
+
+
+def devices_of(settings: config.Config) -> list[str]:
+    """Returns the device of each tower, as CPU:0; makes logical ones.
+
+    Raises:
+        DeviceError: If this machine lacks a device.
+    """
+    names = devices.resolve(chosen(settings.devices), warn_of_missing=False)
+    if settings.strategy == "one_device":
+        names = names[:1]
+    return [name.replace("/device:", "") for name in names]
+
+
+def strategy_of(settings: config.Config, task: tasks.Task) -> Any:
+    """Returns the strategy of a cluster's task; None where the config's name says enough.
+
+    Args:
+        settings: The config.
+        task: The task; one that is alone trains and evaluates without others.
+
+    Raises:
+        DeviceError: If this machine lacks a device.
+    """
+    wanted = chosen(settings.devices)
+    cluster = settings.cluster
+    if task.has_servers:
+        placement = "balanced" if settings.strategy == "balanced" else "round_robin"
+        if settings.strategy == "one_device":
+            wanted = devices.resolve(wanted)[:1]
+        return parameter_server.ParameterServerStrategy(
+            wanted, task.environment, placement, cluster.timeout
+        )
+    if task.is_together or settings.strategy == "multi_worker":
+        return multi_worker.MultiWorkerStrategy(
+            wanted,
+            task.environment or {},
+            cluster.timeout,
+            cluster.communication,
+            _compared(settings),
+            cluster.pack_bytes,
+        )
+    return None
+
+
+def _compared(settings: config.Config) -> dict[str, Any]:
+    """Returns the keys that all workers must have alike, and their values.
+
+    Where a file or a folder is may differ between machines.
+    """
+    whole = settings.model_dump(mode="json", include=_COMPARED)
+    whole["train"] = dict(whole["train"] or {})
+    read = dict(whole["train"].pop("input", None) or {})
+    read = {key: value for key, value in read.items() if key not in ("file", "cache", "prefetch")}
+    trained = {key: whole["train"].get(key) for key in ("steps", "epochs", "mixed_precision")}
+    del whole["train"]
+    sections = {"train.input": read, "train": trained}
+    nested = {f"{name}.{key}": one for name, some in sections.items() for key, one in some.items()}
+    return {**whole, **nested}
+
+
+def text_of(settings: config.Config, task: tasks.Task = tasks.ALONE) -> str:
+    """Returns how many towers there are, where, and who keeps the variables, for people.
+
+    Raises:
+        DeviceError: If this machine lacks a device.
+    """
+    names = shown = devices_of(settings)
+    if len(shown) > _MAX_LISTED:
+        shown = [*shown[:2], "...", shown[-1]]
+    towers = f"{len(names)} tower{'' if len(names) == 1 else 's'} on {', '.join(shown)}"
+    if task.has_servers:
+        servers = len(task.jobs["ps"])
+        kept = f"{servers} parameter server{'' if servers == 1 else 's'}"
+        return f"{task.size} worker{'' if task.size == 1 else 's'} of {towers} ({kept})"
+    if task.size > 1:
+        return f"{task.size} workers of {towers} (multi_worker)"
+    strategy = settings.strategy or "parameter_server"
+    return towers if len(names) == 1 else f"{towers} ({strategy})"

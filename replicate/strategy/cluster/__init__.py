@@ -1,0 +1,1 @@
+"""Several processes: who belongs, who answers, whether they built the same."""

@@ -1,0 +1,1 @@
+"""The strategy as TensorFlow's own code sees it."""

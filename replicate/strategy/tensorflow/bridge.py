@@ -1,0 +1,324 @@
+"""The strategy as TensorFlow's own distribution-aware code sees it.
+
+`tf.distribute` keeps a mode per thread, as `context` does. Whoever enters a mode of
+ours enters the matching one of TensorFlow's, so that optimizers, batch normalization,
+moving averages and metrics which ask `tf.distribute` find this strategy and work
+through `DistributionStrategy` alone. No name of TensorFlow is replaced.
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from replicate.compat import graphs
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import context
+from replicate.strategy.towers import replica_context
+from replicate.strategy.variables import conversion, values
+
+
+@conversion.unconverted
+class BridgeStrategy(tf1.distribute.Strategy):
+    """What `tf.distribute.get_strategy()` returns inside a scope of ours.
+
+    Args:
+        strategy: The `DistributionStrategy` that does the work.
+    """
+
+    def __init__(self, strategy: Any):
+        self._owner = strategy
+        super().__init__(BridgeExtended(self, strategy))
+
+    @property
+    def owner(self):
+        """The `DistributionStrategy` that does the work."""
+        return self._owner
+
+    def scope(self):
+        """See base class."""
+        return self._owner.scope()
+
+    def run(self, fn, args=(), kwargs=None, options=None):
+        """See base class."""
+        del options
+        return self._owner.run(fn, args, kwargs)
+
+    @property
+    def _scale_loss_for_estimator(self) -> bool:
+        """Whether optimizers scale a tower's loss: not where a batch is split."""
+        mode = context.current()
+        return mode is None or mode.share is None
+
+    @_scale_loss_for_estimator.setter
+    def _scale_loss_for_estimator(self, value):
+        del value  # the base class initializes it; the rule above does not change
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+@conversion.unconverted
+class BridgeExtended(tf1.distribute.StrategyExtended):
+    """`strategy.extended`: the later spelling of the same core.
+
+    Args:
+        container: The `BridgeStrategy`.
+        strategy: The `DistributionStrategy` that does the work.
+    """
+
+    def __init__(self, container: BridgeStrategy, strategy: Any):
+        super().__init__(container)
+        self._strategy = strategy
+        self._bridge = container
+
+    @property
+    def container(self) -> BridgeStrategy:
+        """The strategy of `tf.distribute` that this belongs to."""
+        return self._bridge
+
+    def reduce_to(self, reduce_op, value, destinations, options=None):
+        """Reduces `value` over towers: see `batch_reduce_to`."""
+        return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
+
+    def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
+        """Reduces many values: see `DistributionStrategy.batch_reduce`.
+
+        Of towers that hold a batch, what TensorFlow's own code averages is weighed by rows.
+        """
+        del options
+        aggregation = replica_context.aggregation_of(reduce_op)
+        pairs = list(value_destination_pairs)
+        if aggregation == tf.VariableAggregation.MEAN:
+            return [self._strategy.mean_by_rows(*pair) for pair in pairs]
+        return self._strategy.batch_reduce(aggregation, pairs)
+
+    def update(self, var, fn, args=(), kwargs=None, group=True):
+        """Runs `fn` on each copy of `var`; in a tower, in a merge call.
+
+        Args:
+            var: A variable made under this strategy.
+            fn: Takes a copy of the variable, and the arguments' copies.
+            args: Mirrored or plain positional arguments.
+            kwargs: Mirrored or plain keyword arguments.
+            group: Whether to give the merged results, of which each runs the updates of all
+                copies, rather than the list of the copies' results. In a graph operations
+                become one operation, and what assignments gave one tensor.
+        """
+        kwargs = kwargs or {}
+        mode = context.current()
+        if mode is not None and mode.tower is not None and mode.strategy is self._strategy:
+
+            def across(strategy, *args, **kwargs):
+                return strategy.extended.update(var, fn, args, kwargs, group)
+
+            return mode.tower.merge_call(across, *args, **kwargs)
+        return self._finish(self._strategy.update(var, fn, *args, **kwargs), group)
+
+    def update_non_slot(self, colocate_with, fn, args=(), kwargs=None, group=True):
+        """Runs `fn` on each non-slot device; see `update`."""
+        updated = self._strategy.update_non_slot(colocate_with, fn, *args, **(kwargs or {}))
+        return self._finish(updated, group)
+
+    def _finish(self, updated, group: bool):
+        if not group:
+            return list(self._strategy.unwrap(updated))
+        if tf.executing_eagerly():
+            return updated
+        parts = [part for part in tf.nest.flatten(self._strategy.unwrap(updated)) if _runs(part)]
+        if not any(map(_has_value, parts)):
+            return self._strategy.group(updated)
+        done = [getattr(part, "op", part) for part in parts]
+        return values.map_nest(lambda leaf: self._after(leaf, done), updated)
+
+    def _after(self, leaf: Any, done: Sequence) -> Any:
+        """Returns what all copies' updates gave, so that it runs all of them."""
+        copies = self._strategy.unwrap(leaf)
+        if not _runs(copies[0]):
+            return leaf
+        if not _has_value(copies[0]):
+            return self._strategy.group(leaf)
+        if isinstance(copies[0], tf.Variable):
+            copies = copies[:1]  # what an assignment gave is the new value, the same everywhere
+        read = []
+        for copy in copies:
+            with tf.device(copy.device), tf1.control_dependencies(done):
+                read.append(tf.nest.map_structure(tf.identity, copy, expand_composites=True))
+        return values.Mirrored(read, leaf.devices) if len(read) > 1 else read[0]
+
+    def colocate_vars_with(self, colocate_with_variable):
+        """Variables made inside live where this one lives."""
+        return self._strategy.colocate_vars_with(colocate_with_variable)
+
+    def value_container(self, value):
+        """Returns the distributed variable that `value` is a copy of, else `value`."""
+        container = values.container_of(value)
+        return value if container is None else container
+
+    def variable_created_in_scope(self, v) -> bool:
+        """Whether `v` was made under this strategy."""
+        return getattr(v, "_distribute_strategy", None) is self._bridge
+
+    def call_for_each_replica(self, fn, args=(), kwargs=None):
+        """See `DistributionStrategy.call_for_each_tower`."""
+        return self._strategy.call_for_each_tower(fn, *args, **(kwargs or {}))
+
+    def read_var(self, v):
+        """See `DistributionStrategy.read_var`."""
+        return self._strategy.read_var(v)
+
+    def broadcast_to(self, tensor, destinations):
+        """See `DistributionStrategy.broadcast`."""
+        return self._strategy.broadcast(tensor, destinations)
+
+    def non_slot_devices(self, var_list):
+        """See `DistributionStrategy.non_slot_devices`."""
+        return self._strategy.non_slot_devices(var_list)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Where the towers compute."""
+        return tuple(self._strategy.worker_devices)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Where variables live."""
+        return tuple(self._strategy.parameter_devices)
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """False: any batch size serves."""
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """See base class."""
+        return self._strategy.is_between_graph
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """See base class."""
+        return self._strategy.is_chief
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """See base class."""
+        return self._strategy.is_chief
+
+    @property
+    def should_save_summary(self) -> bool:
+        """See base class."""
+        return self._strategy.is_chief
+
+    @property
+    def _num_replicas_in_sync(self):
+        return self._strategy.all_towers
+
+    def _local_results(self, val):
+        return tuple(self._strategy.unwrap(val))
+
+    def _group(self, value, name=None):
+        return self._strategy.group(value, name=name)
+
+    def _configure(self, session_config=None, cluster_spec=None, task_type=None, task_id=None):
+        del cluster_spec, task_type, task_id  # the strategy knows its own
+        self._strategy.configure(session_config)
+
+    def _get_local_replica_id(self, replica_id_in_sync_group):
+        return replica_id_in_sync_group
+
+    def _in_multi_worker_mode(self):
+        return self._strategy.is_between_graph
+
+    def _use_merge_call(self):
+        return True
+
+    def _reduce(self, reduce_op, value):
+        reduced = self._strategy.reduce(replica_context.aggregation_of(reduce_op), value)
+        return self._strategy.unwrap(reduced)[0]
+
+    def _gather_to_implementation(self, value, destinations, axis, options):
+        del options
+        found = tf.concat(list(self._strategy.unwrap(value)), axis)
+        across = self._strategy.across()
+        if across is not None:
+            found = across.concat(found, axis)
+        return self._strategy.broadcast(found, destinations)
+
+
+def _has_value(value: Any) -> bool:
+    """Whether a graph's value is a tensor, of any kind, or a variable."""
+    return tf.is_tensor(value) or isinstance(value, (tf.Variable, tf.IndexedSlices))
+
+
+def _runs(value: Any) -> bool:
+    """Whether a value is of a graph, and does something when it is run."""
+    return _has_value(value) or isinstance(value, tf.Operation)
+
+
+@contextlib.contextmanager
+def across(mode: context.Mode):
+    """Enters a mode across towers, ours and TensorFlow's."""
+    with context.entered(mode), told_across(mode.strategy):
+        yield
+
+
+def told_across(strategy: Any) -> contextlib.AbstractContextManager:
+    """Tells TensorFlow, in the current graph, that the code runs across towers."""
+    return pushed(tfc.distribute_lib._CrossReplicaThreadMode(strategy.extended.container))
+
+
+def told_inside(strategy: Any) -> contextlib.AbstractContextManager:
+    """The same in a graph that is entered inside a scope; a merge call there runs at once.
+
+    NOTE: Estimators build graphs of their own, and make a metric of the loss in them, for which
+    `tf.compat.v1.metrics` asks for a replica.
+    """
+    bridge = strategy.extended.container
+    mode = tfc.distribute_lib._CrossReplicaThreadMode(bridge)
+    mode.replica_context = replica_context.StraightReplicaContext(bridge, 0)
+    return pushed(mode)
+
+
+def is_told(graph: tf.Graph, strategy: Any) -> bool:
+    """Whether TensorFlow knows of a strategy in a graph, as in functions inside of it."""
+    bridge = strategy.extended.container
+    return any(entry.strategy is bridge for entry in graph._distribution_strategy_stack)
+
+
+@contextlib.contextmanager
+def in_tower(mode: context.Mode):
+    """Enters a tower's mode, ours and TensorFlow's."""
+    replica = replica_context.BridgeReplicaContext(mode.strategy.extended.container, mode.tower)
+    with context.entered(mode), replica, _functions_named(mode.tower.position):
+        yield
+
+
+@contextlib.contextmanager
+def _functions_named(tower_id: int):
+    """Names what tower i > 0 makes in functions of its graph as it names all else.
+
+    NOTE: a loop's gradient is colocated with operations of the loop's body, by their bare names
+    once both are inlined, so that towers which name them alike would have to share a device.
+    """
+
+    @contextlib.contextmanager
+    def around(graph):
+        is_new = getattr(graph, "building_function", False) and not graph.get_name_scope()
+        with graph.name_scope(f"tower_{tower_id}/") if is_new else contextlib.nullcontext():
+            yield
+
+    is_in_graph = tower_id > 0 and not tf1.executing_eagerly_outside_functions()
+    with graphs.entered_with(around) if is_in_graph else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def pushed(thread_mode):
+    """Enters a mode of TensorFlow's alone."""
+    stack = tf1.get_default_graph()._distribution_strategy_stack
+    stack.append(thread_mode)
+    try:
+        yield
+    finally:
+        stack.pop()

@@ -1,0 +1,1 @@
+"""A function run once per tower: contexts, lockstep, variables shared by towers."""

@@ -1,0 +1,108 @@
+"""What a strategy remembers of the functions that it runs in its towers."""
+
+import inspect
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from replicate.compat.tensorflow import tf
+from replicate.strategy.variables import values
+
+
+class Settled:
+    """The functions that made no variable when all towers last ran them.
+
+    Models build themselves when they are first called: a layer looks whether it is built,
+    builds itself, and notes that it is. Two towers in the middle of that spoil each other's
+    work, so eager towers may run at the same time only once a function makes nothing any more.
+    A function is known by itself, a method by its object; one that is made anew for each call
+    is never settled.
+    """
+
+    def __init__(self):
+        self._functions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    def __contains__(self, fn: Callable) -> bool:
+        owner, method = _owner_and_method(fn)
+        try:
+            return method in self._functions.get(owner, ())
+        except TypeError:  # nothing can be remembered of it
+            return False
+
+    def note(self, fn: Callable, has_made: bool) -> None:
+        """Takes note of whether a run of `fn` in all towers made variables."""
+        owner, method = _owner_and_method(fn)
+        try:
+            methods = self._functions.setdefault(owner, set())
+        except TypeError:
+            return
+        if has_made:
+            methods.discard(method)
+        else:
+            methods.add(method)
+
+
+def _owner_and_method(fn: Callable) -> tuple:
+    """Returns a method's object and function; of any other callable, itself and None."""
+    return getattr(fn, "__self__", fn), getattr(fn, "__func__", None)
+
+
+def is_traced(fn: Callable) -> bool:
+    """Whether `fn` is a `tf.function`."""
+    return hasattr(fn, "python_function") and hasattr(fn, "get_concrete_function")
+
+
+class Traced:
+    """For each `tf.function` that runs in towers, one that is traced with all towers inside."""
+
+    def __init__(self):
+        self._made: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    def run(self, fn: Any, call_for_each_tower: Callable, args: tuple, kwargs: dict) -> Any:
+        """Runs a `tf.function` in all towers, traced as its own options say.
+
+        Args:
+            fn: A `tf.function`.
+            call_for_each_tower: Runs a Python function once per tower.
+            args: Positional arguments; distributed ones are for the towers.
+            kwargs: Keyword arguments, likewise.
+        """
+        signature = None
+        if fn.input_signature is not None:
+            bound = inspect.signature(fn.python_function).bind(*args, **kwargs)
+            args, kwargs = bound.args, bound.kwargs
+            specs = fn.input_signature[: len(args)]  # what is not given has a default
+            signature = (_signed(specs, args), {})
+        made = self._made.setdefault(fn, {})
+        key = None if signature is None else tuple(tf.nest.flatten(signature))
+        if key not in made:
+            made[key] = _all_towers(fn, call_for_each_tower, signature)
+        return made[key](args, kwargs)
+
+
+def _all_towers(fn: Any, call_for_each_tower: Callable, signature: tuple | None) -> Callable:
+    """Returns a `tf.function` of the towers' arguments, with the options of `fn`."""
+    inner = fn.python_function
+
+    def all_towers(args, kwargs):
+        return call_for_each_tower(inner, *args, **kwargs)
+
+    return tf.function(
+        all_towers,
+        input_signature=signature,
+        autograph=fn._autograph,
+        jit_compile=fn._jit_compile,
+        reduce_retracing=fn._reduce_retracing,
+        experimental_autograph_options=fn._experimental_autograph_options,
+    )
+
+
+def _signed(spec: Any, value: Any) -> Any:
+    """Returns the specs of arguments of which some have a value for each tower."""
+    if isinstance(value, values.DistributedValues):
+        return value.spec_of([spec] * len(value.values))
+    if isinstance(spec, Mapping):
+        return {key: _signed(part, value[key]) for key, part in spec.items()}
+    if isinstance(spec, (list, tuple)):
+        return tuple(map(_signed, spec, value))
+    return spec

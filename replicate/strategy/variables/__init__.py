@@ -1,0 +1,1 @@
+"""Variables with a copy on each device: creation, reads, writes, checkpoints."""

@@ -1,0 +1,214 @@
+"""Makes the copies of a variable on their devices, and lists the variable once."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from replicate import devices as device_names
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import isolation
+from replicate.strategy import context
+from replicate.strategy.variables import copies, reads, variables
+
+_LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
+_ON_READ = tf.VariableSynchronization.ON_READ
+
+
+def require_known(kwargs: dict) -> None:
+    """Refuses a synchronization or aggregation that is none.
+
+    Args:
+        kwargs: What the variable creator was given.
+
+    Raises:
+        ValueError: Names the variable, and what it may have.
+    """
+    name, found = kwargs.get("name"), kwargs.get("synchronization")
+    kinds = [kind for kind in tf.VariableSynchronization if kind.name != "NONE"]
+    if found is not None and found not in kinds:
+        raise ValueError(
+            "Copies of a variable are synchronized ON_WRITE, ON_READ or as is best (AUTO): "
+            f"variable {name!r} has synchronization={found!r}. Leave it out, or pass one of "
+            "tf.VariableSynchronization."
+        )
+    found = kwargs.get("aggregation")
+    kinds = [*tf.VariableAggregation, *tf1.VariableAggregation]
+    if found is not None and found not in kinds:
+        raise ValueError(
+            "What towers bring is aggregated by SUM, MEAN, ONLY_FIRST_REPLICA or not at all "
+            f"(NONE): variable {name!r} has aggregation={found!r}. Pass one of "
+            "tf.VariableAggregation."
+        )
+
+
+def is_tower_local(kwargs: dict) -> bool:
+    """Whether a variable is each tower's own by nature.
+
+    Args:
+        kwargs: What the variable creator was given.
+    """
+    return kwargs.get("synchronization") == _ON_READ or _is_listed_local(kwargs)
+
+
+def _is_listed_local(kwargs: dict) -> bool:
+    """Whether a variable is asked to be a local one, as those of metrics are."""
+    return any(key in _LOCAL for key in kwargs.get("collections") or ())
+
+
+def make_tower_local(strategy: Any, next_creator: Callable, kwargs: dict, places: Sequence[str]):
+    """Makes a variable with a copy of its own for each tower.
+
+    Args:
+        strategy: The strategy that makes it.
+        next_creator: Makes one copy.
+        kwargs: What the variable creator was given.
+        places: The towers' devices.
+    """
+    aggregation = _aggregation(kwargs)
+    is_assumed = aggregation == variables.NONE and _is_listed_local(kwargs)
+    if is_assumed:
+        aggregation = variables.SUM  # a metric's variable that says nothing is a count
+    kwargs["synchronization"] = _ON_READ
+    kwargs["aggregation"] = aggregation
+    kwargs["trainable"] = False
+    if len(places) == 1 and strategy.is_single_tower:
+        with tf.device(places[0]):
+            return next_creator(**kwargs)
+    members, collections = _members(next_creator, kwargs, places, same_start=False)
+    made = variables.TowerLocalVariable(strategy, members, places, aggregation)
+    made.is_assumed_sum = is_assumed
+    _list_once(made, collections)
+    return made
+
+
+def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: Sequence[str]):
+    """Makes a variable whose copies hold the same value.
+
+    Args:
+        strategy: The strategy that makes it.
+        next_creator: Makes one copy.
+        kwargs: What the variable creator was given.
+        places: The copies' devices; `""` leaves the choice to the devices in force.
+
+    Returns:
+        A `MirroredVariable`; a plain variable where there is one copy that towers do not
+        write together.
+    """
+    aggregation = _aggregation(kwargs)
+    is_split = context.current().share is not None
+    needs_towers = aggregation != variables.NONE or is_split
+    if len(places) == 1 and (strategy.is_single_tower or not needs_towers):
+        with tf.device(places[0]):
+            return reads.keep_beside(next_creator(**kwargs))
+    members, collections = _members(next_creator, kwargs, places, same_start=True)
+    devices = [
+        place or device_names.canonical_or_same(member.device)
+        for place, member in zip(places, members, strict=True)
+    ]
+    made = variables.MirroredVariable(strategy, members, devices, aggregation)
+    _list_once(made, collections)
+    return made
+
+
+@contextlib.contextmanager
+def without_partitioners(strategy: Any, warn: Callable[[str], None]) -> Iterator[None]:
+    """Makes every variable a whole one, and a resource.
+
+    Where a batch is split, a partitioner that makes a single part stays: variable and slots
+    then have the names of one device.
+
+    Args:
+        strategy: Who makes the variables; a scope inside of its own is another one's affair.
+        warn: Takes the name of a variable whose partitioner was dropped.
+    """
+
+    def getter(getter, *args, **kwargs):  # TensorFlow passes it by this name
+        partitioner = kwargs.get("partitioner")
+        mode = context.current()
+        is_mine = mode is not None and mode.strategy is strategy
+        if partitioner is not None and is_mine and not _leaves_whole(partitioner, kwargs):
+            del kwargs["partitioner"]
+            warn(kwargs.get("name", args[0] if args else "?"))
+        return getter(*args, **kwargs)
+
+    current = tf1.get_variable_scope()
+    with tf1.variable_scope(
+        current, custom_getter=getter, use_resource=True, auxiliary_name_scope=False
+    ):
+        yield
+
+
+def _leaves_whole(partitioner: Callable, kwargs: dict) -> bool:
+    """Whether a partitioner makes one part of a variable, which is one of a model's."""
+    mode = context.current()
+    if mode is None or mode.tower is None or not mode.tower.is_of_one_batch:
+        return False
+    start, shape = kwargs.get("initializer"), kwargs.get("shape")
+    shape = tf.TensorShape(getattr(start, "shape", None) if shape is None else shape)
+    if shape.rank == 0:
+        return True  # TensorFlow asks no partitioner
+    if not shape.is_fully_defined():
+        return False
+    parts = partitioner(shape=shape, dtype=tf.as_dtype(kwargs.get("dtype") or tf.float32))
+    return all(count == 1 for count in parts)
+
+
+def add_to_collections(variable: Any, kwargs: dict) -> None:
+    """Lists a variable of the first tower for a tower that asked for it as well."""
+    _list_once(variable, collections_of(kwargs, variable))
+
+
+def _aggregation(kwargs: dict) -> tf.VariableAggregation:
+    found = kwargs.get("aggregation")
+    return variables.NONE if found is None else tf.VariableAggregation(found.value)
+
+
+def _members(next_creator: Callable, kwargs: dict, places: Sequence[str], same_start: bool):
+    """Makes the copies outside of all collections; returns them and the collections."""
+    wanted = kwargs.get("collections")
+    members: list = []
+    for i, place in enumerate(places):
+        copy = {**kwargs, "collections": []}
+        if i > 0:
+            # NOTE: the slash at the end keeps TensorFlow from adding the current scope.
+            copy["name"] = f"tower_{i}/{members[0].name.split(':')[0]}/"
+            if same_start:
+                copy["initial_value"] = _start_of(members[0], place)
+        with copies.lifted(copy, i > 0 and same_start), tf.device(place):
+            members.append(next_creator(**copy))
+    copies.name_after_first(members)
+    if not tf1.executing_eagerly_outside_functions():
+        # NOTE: TensorFlow lists a trainable variable as such even in no collection, and
+        # what `tf.Variable` makes as a global one whatever the collections.
+        for key in (tf1.GraphKeys.TRAINABLE_VARIABLES, tf1.GraphKeys.GLOBAL_VARIABLES):
+            isolation.remove(tf1.get_default_graph(), key, members)
+    return members, collections_of({**kwargs, "collections": wanted}, members[0])
+
+
+def _start_of(first: Any, place: str) -> Callable:
+    """Returns the initial value of a later copy: the first copy's."""
+
+    def initial_value():
+        with tf.device(place):
+            if tf1.executing_eagerly_outside_functions():
+                return tf.identity(first.value())
+            return tf.identity(first.initial_value)
+
+    return initial_value
+
+
+def collections_of(kwargs: dict, variable: Any) -> list:
+    """Returns the collections that a variable is listed in."""
+    wanted = kwargs.get("collections")
+    listed = [tf1.GraphKeys.GLOBAL_VARIABLES] if wanted is None else list(wanted)
+    if copies.is_of_function(variable):
+        return [key for key in listed if key != tf1.GraphKeys.TRAINABLE_VARIABLES]
+    if variable.trainable and tf1.GraphKeys.TRAINABLE_VARIABLES not in listed:
+        listed.append(tf1.GraphKeys.TRAINABLE_VARIABLES)
+    return listed
+
+
+def _list_once(variable: Any, collections: Sequence) -> None:
+    if not tf1.executing_eagerly_outside_functions():
+        for key in collections:
+            isolation.add_once(tf1.get_default_graph(), key, [variable])
