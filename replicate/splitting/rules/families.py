@@ -1,6 +1,24 @@
 """All rules: whoever loads this module has them registered."""
 
-from replicate.splitting.rules import registry
+from replicate.splitting.rules import (  # noqa: F401 - each registers its rules
+    contractions,
+    control_flow,
+    different,
+    elementwise,
+    gathers,
+    images,
+    lists,
+    matrices,
+    normalisation,
+    ragged,
+    random,
+    reductions,
+    registry,
+    shapes,
+    spaces,
+    sparse,
+    strings,
+)
 
 
 def load() -> dict:
