@@ -1,6 +1,6 @@
-"""All rules: whoever loads this module has them registered."""
+"""All families of rules: importing this module registers every rule."""
 
-from replicate.splitting.rules import (  # noqa: F401 - each registers its rules
+from replicate.splitting.rules import (
     contractions,
     control_flow,
     different,
@@ -20,7 +20,26 @@ from replicate.splitting.rules import (  # noqa: F401 - each registers its rules
     strings,
 )
 
+FAMILIES = (
+    contractions,
+    control_flow,
+    different,
+    elementwise,
+    gathers,
+    images,
+    lists,
+    matrices,
+    normalisation,
+    ragged,
+    random,
+    reductions,
+    shapes,
+    spaces,
+    sparse,
+    strings,
+)
 
-def load() -> dict:
-    """Returns the rules by kinds of operations."""
+
+def load() -> registry.Rules:
+    """Returns the rules of all families, by kinds of operations."""
     return registry.RULES

@@ -8,7 +8,8 @@ import numpy as np
 from replicate.splitting import states
 from replicate.splitting.states import Rows, Space, WholeError
 
-RULES: dict[str, Callable[["Case"], states.Split | None]] = {}
+Rules = dict[str, Callable[["Case"], states.Split | None]]
+RULES: Rules = {}
 OF_IDS: dict[str, list[Callable[["Case"], states.Split | None]]] = {}
 ALWAYS: set[str] = set()
 
