@@ -233,7 +233,9 @@ class Writer:
             return given.parts.__getitem__
         state = self.analysis.state(tensor)
         if isinstance(state, (Rows, Partial)):
-            tensor = self._passed(tensor)
+            passed = self._passed(tensor)
+            if passed is not tensor:
+                return self._own(passed)
         if self.analysis.is_at_hand(tensor):
             return functools.partial(self.joins.cut, tensor, state)
         if state is SIZE and self.structure.is_free(tensor.op):

@@ -611,6 +611,17 @@ def ragged_sums(f):
     return squares(hidden(f["x"]) * found["sums"][:, None], f), found
 
 
+@model("UnsortedSegmentSum GatherV2")
+def ragged_softmax(f):
+    """Sums by rows that are looked up again by the rows' numbers."""
+    ragged, ids = f["ragged"], f["ragged"].value_rowids()
+    scores = tf.exp(ragged.flat_values * weight("w", 1))
+    sums = tf.math.unsorted_segment_sum(scores, ids, ragged.nrows())
+    shares = scores / tf.gather(sums, ids)
+    found = tf.math.unsorted_segment_sum(shares * scores, ids, ragged.nrows())
+    return squares(hidden(f["x"]) * found[:, None], f), {"sums": sums, "found": found}
+
+
 @model("ResourceGather UnsortedSegmentSum RaggedTensorToTensor")
 def ragged_embeddings(f):
     ids = f["ragged_ids"]
