@@ -1,4 +1,4 @@
-"""`replicate_model_fn` takes a model_fn written for one device to many.
+"""`replicate_model_fn` runs a single-device model_fn on many devices, with the same results.
 
 Names are loaded on first use: `import replicate` alone does not import TensorFlow.
 """
@@ -11,8 +11,8 @@ from replicate.compat import versions
 
 __version__ = "0.1.0"
 
-# Public name -> the room it is in. A room that is named like its name is the name itself.
-_ROOMS = {
+# Public name -> the module that has it. Of a module that has the name, the name is the module.
+_MODULES = {
     "BatchError": "replicate.errors",
     "ConfigError": "replicate.errors",
     "DeviceError": "replicate.errors",
@@ -60,7 +60,7 @@ _ROOMS = {
     "verify": "replicate.verification",
 }
 
-__all__ = ["__version__", *_ROOMS]
+__all__ = ["__version__", *_MODULES]
 
 # Not TensorFlow, only a word to it: code that imports this package and then uses tf.keras
 # before anything of ours gets the Keras that Estimators need.
@@ -68,10 +68,10 @@ versions.choose_keras(os.environ)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _MODULES:
         raise AttributeError(f"module 'replicate' has no attribute {name!r}")
-    room = importlib.import_module(_ROOMS[name])
-    value = room if _ROOMS[name] == f"replicate.{name}" else getattr(room, name)
+    module = importlib.import_module(_MODULES[name])
+    value = module if _MODULES[name] == f"replicate.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

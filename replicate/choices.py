@@ -1,15 +1,15 @@
 """What `replicate_model_fn` was told, and the strategy that is meant by it."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate import chosen_strategy, types
+from replicate import devices as device_names
 from replicate.strategy import base, context
 from replicate.towers import building
-from replicate.training import model_call, step
-
-_OVER_PROCESSES = "multi_worker"
+from replicate.training import model, step
 
 
 @dataclasses.dataclass
@@ -18,8 +18,8 @@ class Choices:
 
     model_fn: Callable
     optimizer_fn: Callable | None
-    devices: Any
-    strategy: Any
+    devices: Sequence[str] | int | None
+    strategy: base.DistributionStrategy | str | None
     reduction: types.Reduction | None
     step: step.GradientStep
     update_ops: str | None
@@ -28,7 +28,6 @@ class Choices:
 
     def __post_init__(self):
         """Refuses what no model can be built with."""
-        self._kept: base.DistributionStrategy | None = None
         if not callable(self.model_fn):
             raise ValueError(
                 f"model_fn must be a function; got {self.model_fn!r}. Pass the model_fn itself."
@@ -39,7 +38,7 @@ class Choices:
                 f"{self.optimizer_fn!r}. Write optimizer_fn=lambda: "
                 f"{type(self.optimizer_fn).__name__}(...)."
             )
-        model_call.argument_names(self.model_fn)
+        model.argument_names(self.model_fn)
         _require_one_of("update_ops", self.update_ops, (None, *building.UPDATE_OPS))
         _require_one_of("tower_building", self.tower_building, (None, "split", "call"))
         _require_one_of("random_numbers", self.random_numbers, (None, "one_device", "per_device"))
@@ -49,7 +48,7 @@ class Choices:
         if self.tower_building == "call":
             self.update_ops = self.update_ops or "first"
         if isinstance(self.strategy, str):
-            _require_one_of("strategy", self.strategy, tuple(chosen_strategy.STRATEGIES))
+            _require_one_of("strategy", self.strategy, tuple(base.NAMED))
 
     def _refuse_mixed(self) -> None:
         """Refuses options that only the other way of building has."""
@@ -68,21 +67,22 @@ class Choices:
                 "one of them."
             )
 
-    def chosen(self, mode: str, config: Any) -> base.DistributionStrategy:
+    def chosen(self, mode: str, config: types.RunConfig | None) -> base.DistributionStrategy:
         """Returns the strategy that was given, or makes the one that was named.
-
-        NOTE: one that has a server of its own is made once.
 
         Args:
             mode: The Estimator's mode.
             config: The RunConfig, or None.
         """
-        wanted, devices = self.strategy, self.devices
-        if wanted == _OVER_PROCESSES and not context.is_one_tower():
-            made = chosen_strategy.STRATEGIES[_OVER_PROCESSES]
-            wanted, devices = self._kept or made(devices), None
-            self._kept = wanted
-        return chosen_strategy.of(wanted, devices, mode, config)
+        if self.strategy == "multi_worker" and not context.is_one_tower():
+            return chosen_strategy.of(self._over_processes, None, mode, config)
+        return chosen_strategy.of(self.strategy, self.devices, mode, config)
+
+    @functools.cached_property
+    def _over_processes(self) -> base.DistributionStrategy:
+        """The strategy that has a server of its own, and so is made once."""
+        devices = device_names.resolve(self.devices)
+        return base.NAMED["multi_worker"].named("multi_worker", devices)
 
     def told(self) -> list[str]:
         """Returns in words what workers must have been told alike."""

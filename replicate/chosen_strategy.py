@@ -4,36 +4,21 @@ The same name means the same in a cluster as on one machine, where the cluster h
 servers: these then keep what the parameter devices of the machine would.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 from replicate import devices as device_names
 from replicate import errors, types
 from replicate.compat.tensorflow import tf
 from replicate.strategy import base, context, default
-from replicate.strategy.policies import mirrored, multi_worker, one_device, parameter_server
-
-STRATEGIES = {
-    "mirrored": mirrored.MirroredStrategy,
-    "multi_worker": multi_worker.MultiWorkerStrategy,
-    "one_device": lambda devices: one_device.OneDeviceStrategy(devices[0]),
-    "parameter_server": parameter_server.LocalParameterServerStrategy,
-    "round_robin": lambda devices: parameter_server.LocalParameterServerStrategy(
-        devices, placement="round_robin"
-    ),
-    "balanced": lambda devices: parameter_server.LocalParameterServerStrategy(
-        devices, placement="balanced"
-    ),
-}
-_ON_SERVERS = {
-    None: "round_robin",
-    "one_device": "round_robin",
-    "parameter_server": "round_robin",
-    "round_robin": "round_robin",
-    "balanced": "balanced",
-}
+from replicate.strategy.policies import one_device, parameter_server
 
 
-def of(strategy: Any, devices: Any, mode: str, config: Any) -> base.DistributionStrategy:
+def of(
+    strategy: base.DistributionStrategy | str | None,
+    devices: Sequence[str] | int | None,
+    mode: str,
+    config: types.RunConfig | None,
+) -> base.DistributionStrategy:
     """Returns the strategy that was given, or makes the one that was named.
 
     Args:
@@ -57,62 +42,47 @@ def of(strategy: Any, devices: Any, mode: str, config: Any) -> base.Distribution
         )
     if not is_given and strategy is not None and not isinstance(strategy, str):
         raise ValueError(
-            f"strategy is a DistributionStrategy or one of {', '.join(STRATEGIES)}; got "
+            f"strategy is a DistributionStrategy or one of {', '.join(base.NAMED)}; got "
             f"{strategy!r}."
         )
-    if mode == types.TRAIN and getattr(config, "num_ps_replicas", 0):
-        return _in_cluster(strategy, devices, config)
+    has_servers = mode == types.TRAIN and getattr(config, "num_ps_replicas", 0)
+    if has_servers and not isinstance(strategy, parameter_server.ParameterServerStrategy):
+        return _on_servers(strategy, devices, config)
     if is_given:
-        if not isinstance(strategy, parameter_server.ParameterServerStrategy):
-            return strategy
-        return _of_servers(strategy, mode, config)
+        return strategy.in_mode(mode, config)
     workers = device_names.resolve(devices)
     if len(workers) == 1 and strategy != "multi_worker":
         return one_device.OneDeviceStrategy(workers[0])
-    return STRATEGIES[strategy or "parameter_server"](workers)
+    name = strategy or "parameter_server"
+    return base.NAMED[name].named(name, workers)
 
 
-def _of_servers(strategy: Any, mode: str, config: Any) -> base.DistributionStrategy:
-    """Returns what trains on parameter servers, or else what is alone."""
-    if mode != types.TRAIN:
-        return strategy.alone()
-    if strategy.part is not None and config is not None:
-        raise errors.ConfigError(
-            "A RunConfig must know of the cluster in which it trains: the strategy has "
-            f"{len(strategy.part.servers)} parameter servers, the RunConfig none. Make the "
-            "RunConfig once TF_CONFIG is set, and give the strategy no other cluster."
-        )
-    return strategy
-
-
-def _in_cluster(strategy: Any, devices: Any, config: Any) -> base.DistributionStrategy:
+def _on_servers(
+    strategy: base.DistributionStrategy | str | None,
+    devices: Sequence[str] | int | None,
+    config: types.RunConfig,
+) -> base.DistributionStrategy:
     """Returns the strategy of a chief or worker of a cluster with parameter servers."""
-    if isinstance(strategy, parameter_server.ParameterServerStrategy):
-        return strategy
-    if strategy not in _ON_SERVERS:
-        given = repr(strategy)
-        raise errors.ConfigError(
-            "In a cluster with parameter servers these keep the variables, and workers share "
-            f"them: got strategy={given}, and TF_CONFIG has {config.num_ps_replicas} in its job "
-            "ps. Use strategy='parameter_server' (the default), 'round_robin' or 'balanced', or "
-            "replicate.ParameterServerStrategy, which take no parameter_device; for a copy with "
-            "each worker leave the job ps out and use 'multi_worker'."
-        )
     if config.task_type not in ("chief", "master", "worker"):
         raise errors.ConfigError(
             "Towers compute in the chief and the workers of a cluster; this process is "
             f"{config.task_type}:{config.task_id} by TF_CONFIG. Call train_and_evaluate, which "
             "knows what each task does."
         )
-    workers = device_names.resolve(devices)
-    return parameter_server.ParameterServerStrategy(
-        workers[:1] if strategy == "one_device" else workers,
-        {
-            "cluster": config.cluster_spec.as_dict(),
-            "task": {"type": config.task_type, "index": config.task_id},
-        },
-        _ON_SERVERS[strategy],
-    )
+    task = {"type": config.task_type, "index": config.task_id}
+    environment = {"cluster": config.cluster_spec.as_dict(), "task": task}
+    take_over = parameter_server.ParameterServerStrategy.taking_over
+    is_given = isinstance(strategy, base.DistributionStrategy)
+    made = None if is_given else take_over(strategy, device_names.resolve(devices), environment)
+    if made is None:
+        raise errors.ConfigError(
+            "In a cluster with parameter servers these keep the variables, and workers share "
+            f"them: got strategy={strategy!r}, and TF_CONFIG has {config.num_ps_replicas} in its "
+            "job ps. Use strategy='parameter_server' (the default), 'round_robin' or 'balanced', "
+            "or replicate.ParameterServerStrategy, which take no parameter_device; for a copy "
+            "with each worker leave the job ps out and use 'multi_worker'."
+        )
+    return made
 
 
 def _refuse_others() -> None:

@@ -9,11 +9,10 @@ import logging
 import math
 import numbers
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from replicate import errors
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 
 _log = logging.getLogger("replicate")
 
@@ -58,15 +57,15 @@ def canonicalize(device: str) -> str:
 
 def canonical_or_same(device: str | None) -> str:
     """Returns the canonical name of a device; what names no single one as it is."""
-    if device and _CANONICAL.fullmatch(device):
-        return device
+    if not device or _CANONICAL.fullmatch(device):
+        return device or ""
     try:
         return canonicalize(device)
     except errors.DeviceError:
-        return device or ""
+        return device
 
 
-def _process(found: re.Match) -> str:
+def _process(found: re.Match[str]) -> str:
     """Returns job, replica and task, or nothing where they name this process."""
     is_zero = not any(int(found[part] or 0) for part in ("replica", "task"))
     if is_zero and found["job"] in (None, "localhost"):
@@ -85,7 +84,7 @@ def local_devices(kind: str | None = None) -> tuple[str, ...]:
     """Returns the canonical names of this machine's devices, taking none of their memory.
 
     Args:
-        kind: Such as `"GPU"`; None: every type.
+        kind: Such as `"GPU"`, in place of every type.
     """
     names: list[str] = []
     for device_type in [kind.upper()] if kind else _types():
@@ -156,7 +155,7 @@ def _warn_of_missing(missing: tuple[str, ...]) -> None:
     )
 
 
-def look_in_session(devices: Sequence[str], session_config: Any) -> None:
+def look_in_session(devices: Sequence[str], session_config: tf1.ConfigProto) -> None:
     """Says where a session will not show the devices that a graph is built for.
 
     Args:
@@ -199,9 +198,9 @@ def _shown(device: str, counts: Mapping[str, int]) -> float:
     return counts[kind] if kind in counts else 1 if kind == "CPU" else math.inf
 
 
-def _listed(devices: Any) -> list:
+def _listed(devices: Sequence[str] | int) -> list[str]:
     """Returns the items of a list of devices; refuses what is none, and an empty one."""
-    if isinstance(devices, (str, bool)) or not hasattr(devices, "__iter__"):
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
         hint = f"Write devices=[{devices!r}]. " if isinstance(devices, str) else ""
         raise errors.DeviceError(
             f"devices is a list of names, a number, or None; got {devices!r}. {hint}{_existing()}"
@@ -239,11 +238,6 @@ def number_of_cpus(devices: Sequence[str]) -> int:
     """Returns as how many devices a server must show its CPU for these; at least one."""
     specs = [tf.DeviceSpec.from_string(name) for name in devices]
     return max([spec.device_index + 1 for spec in specs if spec.device_type == "CPU"], default=1)
-
-
-def is_same(first: str, second: str) -> bool:
-    """Whether two spellings name one device."""
-    return canonicalize(first) == canonicalize(second)
 
 
 def make_logical_cpus(count: int) -> tuple[str, ...]:

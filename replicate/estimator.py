@@ -77,9 +77,9 @@ def install() -> None:
     modules to import from. So are the private names that much code of Estimators imports.
     What TensorFlow has itself stays. A second call changes nothing.
     """
-    _room("old_names").add_missing()
-    tf = _room("tensorflow").tf
-    estimators = _room("estimator")
+    _compat("old_names").add_missing()
+    tf = _compat("tensorflow").tf
+    estimators = _compat("estimator")
     for name, parent, load in (
         ("tensorflow", tf, estimators.load_v2),
         ("tensorflow.compat.v1", tf.compat.v1, estimators.load_v1),
@@ -108,11 +108,11 @@ def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any) -> Any:
         train_spec: Its `TrainSpec`.
         eval_spec: Its `EvalSpec`.
     """
-    own = _room("estimator").load_v2().train_and_evaluate
+    own = _compat("estimator").load_v2().train_and_evaluate
     chosen = getattr(estimator._model_fn, "strategy", None)
     is_other = estimator.config.task_type in ("ps", "master")
     strategy = None if is_other or not callable(chosen) else chosen("train", estimator.config)
-    if getattr(strategy, "num_workers", 1) == 1 and getattr(strategy, "part", None) is None:
+    if strategy is None or not strategy.is_in_cluster:
         return own(estimator, train_spec, eval_spec)
     estimator.train(
         input_fn=train_spec.input_fn,
@@ -123,15 +123,15 @@ def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any) -> Any:
     return None
 
 
-def _room(name: str) -> ModuleType:
-    """Returns a room of `replicate.compat`; this is where TensorFlow is loaded."""
+def _compat(name: str) -> ModuleType:
+    """Returns a module of `replicate.compat`; this is where TensorFlow is loaded."""
     return importlib.import_module(f"replicate.compat.{name}")
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    estimators = _room("estimator")
+    estimators = _compat("estimator")
     value = estimators.load_v1() if name == "v1" else getattr(estimators.load_v2(), name)
     globals()[name] = value
     return value

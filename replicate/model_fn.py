@@ -3,27 +3,20 @@
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from replicate import choices, types
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf
 from replicate.exporting import saver
-from replicate.graph import ends
+from replicate.graph import batches
 from replicate.splitting import batches as splitting_batches
 from replicate.splitting import single_tower, specs
 from replicate.strategy import base, context
-from replicate.strategy.policies import parameter_server
+from replicate.strategy.cluster import ends, sessions, synchronous
 from replicate.towers import building
-from replicate.training import (
-    beside_servers,
-    model_call,
-    optimizer,
-    step,
-    synchronous,
-    together,
-    whole_model,
-)
+from replicate.training import model as models
+from replicate.training import step
 
 
 def replicate_model_fn(
@@ -39,7 +32,7 @@ def replicate_model_fn(
     tower_building: str | None = None,
     random_numbers: str | None = None,
 ) -> Callable:
-    """Takes a model_fn written for one device to many.
+    """Runs a single-device model_fn on many devices, with the same results.
 
     The model_fn is called once, on the whole batch, and builds one device's graph, which is
     split by rows over the devices; variables lie where the strategy puts them.
@@ -94,84 +87,97 @@ def replicate_model_fn(
     return replicated_model_fn
 
 
+class _Call(NamedTuple):
+    """One call of a replicated model_fn.
+
+    Attributes:
+        options: What `replicate_model_fn` was given.
+        strategy: The strategy that is meant by that.
+        model: The user's model_fn.
+        features: The features.
+        labels: The labels.
+        config: The RunConfig, or None.
+    """
+
+    options: choices.Choices
+    strategy: base.DistributionStrategy
+    model: models.Model
+    features: types.Nest
+    labels: types.Nest
+    config: Any
+
+
 def _replicate(options: choices.Choices, features, labels, mode, params, config) -> Any:
     """Builds the spec that the Estimator sees."""
-    chosen = options.chosen(mode, config)
+    strategy = options.chosen(mode, config)
     if getattr(config, "session_config", None) is not None and not config.master:
-        used = dict.fromkeys([*chosen.worker_devices, *chosen.parameter_devices])
+        used = dict.fromkeys([*strategy.worker_devices, *strategy.parameter_devices])
         device_names.look_in_session(list(used), config.session_config)
-    call = model_call.ModelCall(options.model_fn, mode, params, config)
-    factory = None
-    if options.optimizer_fn is not None and mode == types.TRAIN:
-        factory = optimizer.OptimizerFactory(options.optimizer_fn, params)
+    model = models.Model(options.model_fn, options.optimizer_fn, mode, params, config)
     before = saver.operation_names()
-    build = _split if options.tower_building == "split" else _call
-    build = _alone if chosen.is_single_tower else build
+    build = _split if options.tower_building == "split" else _call_towers
+    build = _alone if strategy.is_single_tower else build
     with _without_collector():
-        spec = build(chosen, call, features, labels, factory, options, config)
+        spec, joined = build(_Call(options, strategy, model, features, labels, config))
     if mode == types.TRAIN:
-        spec = synchronous.with_hook(spec, factory and factory.made, config)
-        if isinstance(chosen, parameter_server.ParameterServerStrategy):
-            spec = beside_servers.begin(spec, chosen, config)
-    devices = () if context.is_one_tower() else chosen.worker_devices
+        spec = synchronous.with_hook(spec, model.optimizer.made, config)
+    spec = strategy.begin_session(spec, config, joined)
+    devices = () if context.is_one_tower() else strategy.worker_devices
     return saver.make_exportable(spec, before, (features, labels), devices, config)
 
 
-def _alone(chosen, call, features, labels, factory, options: choices.Choices, config) -> Any:
+def _alone(call: _Call) -> tuple[Any, sessions.Together]:
     """Builds the model on its one device; no operation is added."""
-    del config
-    lone = single_tower.SingleTowerStrategy(chosen)
-    share = context.Share((1.0,), (True,), options.step.alone(), options.reduction or "mean")
+    options = call.options
+    lone = single_tower.SingleTowerStrategy(call.strategy)
+    share = context.Share(batches.WHOLE, options.step.alone(), options.reduction or "mean")
     with lone.scope():
-        return whole_model.build(lone, call, features, labels, factory, share)
+        spec = models.whole(lone, call.model, call.features, call.labels, share)
+    return spec, sessions.Together()
 
 
-def _split(chosen, call, features, labels, factory, options: choices.Choices, config) -> Any:
+def _split(call: _Call) -> tuple[Any, sessions.Together]:
     """Builds the model once, as on one device, and splits its graph over the devices."""
-    lone = single_tower.SingleTowerStrategy(chosen)
-    share = context.Share((1.0,), (True,), options.step.alone())
-    given, across = _given(chosen, call.mode, features, labels, config)
+    lone = single_tower.SingleTowerStrategy(call.strategy)
+    share = context.Share(batches.WHOLE, call.options.step.alone())
+    given = _given(call)
     with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
-        if across is None:
-            batch = splitting_batches.checked(features, labels)
+        if given.workers.is_alone:
+            batch = splitting_batches.checked(call.features, call.labels)
         else:
-            batch = splitting_batches.checked_of_worker(given, across, chosen.home)
+            batch = splitting_batches.checked_of_worker(given, call.strategy.home)
     with lone.scope():
-        spec = whole_model.build(lone, call, batch.features, batch.labels, factory, share)
+        spec = models.whole(lone, call.model, batch.features, batch.labels, share)
         mirrored = lone.mirrored
-    numbers = options.random_numbers or "per_device"
-    spec = specs.split(spec, batch, chosen, numbers, mirrored)
-    if across is None:
-        return spec
-    return _together(spec, chosen, across, batch.total, options, given.farewell)
+    numbers = call.options.random_numbers or "per_device"
+    spec = specs.split(spec, batch, call.strategy, numbers, mirrored)
+    return spec, _together(call, given, batch.total)
 
 
-def _call(chosen, call, features, labels, factory, options: choices.Choices, config) -> Any:
+def _call_towers(call: _Call) -> tuple[Any, sessions.Together]:
     """Calls the model once for each tower, and joins what the towers return."""
-    with chosen.scope():
-        given, across = _given(chosen, call.mode, features, labels, config)
+    options = call.options
+    with call.strategy.scope():
+        given = _given(call)
         rules = building.Rules(options.reduction or "mean", options.update_ops, options.step)
-        spec, total = building.build(chosen, call, given, factory, rules, across)
-        if across is None:
-            return spec
-        return _together(spec, chosen, across, total, options, given.farewell)
+        spec, total = building.build(call.strategy, call.model, given, rules)
+    return spec, _together(call, given, total)
 
 
-def _given(strategy, mode: str, features, labels, config) -> tuple[ends.Input, Any]:
-    """Returns a worker's features and labels, and what joins it with others."""
-    with strategy.scope():
-        across = _across(strategy, mode, config, (features, labels))
-    if across is None:
-        return ends.Input(features, labels), None
-    return ends.joined(features, labels, across, mode == types.EVAL), across
+def _given(call: _Call) -> ends.Input:
+    """Returns a worker's features and labels."""
+    mode, is_served = call.model.mode, saver.is_served((call.features, call.labels))
+    with call.strategy.scope():
+        workers = call.strategy.workers_in(mode, call.config, is_served)
+    return ends.joined(call.features, call.labels, workers, mode == types.EVAL)
 
 
-def _together(spec, strategy, across, total, options: choices.Choices, farewell) -> Any:
-    """Lets workers begin alike, and run each step together."""
-    total = total if isinstance(total, int) else "of any size"
-    compared = {"the batch": [str(total)], "the options of replicate_model_fn": options.told()}
-    spec = together.run_all(spec, across)
-    return together.begin(spec, strategy, across, compared, farewell)
+def _together(call: _Call, given: ends.Input, total: int | tf.Tensor | None) -> sessions.Together:
+    """Returns what workers run together, and must have alike."""
+    told = call.options.told()
+    size = str(total) if isinstance(total, int) else "of any size"
+    compared = {"the batch": [size], "the options of replicate_model_fn": told}
+    return sessions.Together(given.workers, compared, given.end)
 
 
 @contextlib.contextmanager
@@ -188,21 +194,3 @@ def _without_collector() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _across(strategy: base.DistributionStrategy, mode: str, config: Any, nest: Any) -> Any:
-    """Returns what joins this worker with others; None where it is alone.
-
-    Predictions are each worker's own. An evaluation is, too, if it is in a session of its own.
-    """
-    across = strategy.across()
-    if across is not None:
-        strategy.start()  # sessions of all modes may be in it
-    if across is not None and mode == types.TRAIN:
-        strategy.require_session(config)
-    is_joined_evaluation = mode == types.EVAL and getattr(config, "evaluation_master", "")
-    if mode == types.TRAIN or is_joined_evaluation:
-        return across
-    if across is not None and not strategy.is_chief:
-        together.require_worker_alone(strategy.cluster.name, config, saver.is_served(nest))
-    return None

@@ -20,10 +20,9 @@ from typing import Any
 from replicate import errors
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import isolation
 from replicate.strategy import context
 from replicate.strategy.towers import sharing
-from replicate.strategy.variables import creation, distributed_variable
+from replicate.strategy.variables import copies, creation, distributed_variable
 
 __all__ = ["ReplicatedVariable", "replicated_scope", "replicated_variable_for_optimizer"]
 
@@ -354,13 +353,7 @@ def _replicating_creator(num_replicas: int, device_pattern: str) -> Callable:
             next_creator = functools.partial(tfc.ref_variable.default_variable_creator, None)
         tower = None if mode is None else mode.tower
         make = functools.partial(_make, next_creator, kwargs, devices)
-        creations = getattr(tower, "creations", None)
-        if creations is None:
-            made = make()
-        elif tower.position == 0:
-            made = creations.make(sharing.request_of(kwargs), make)
-        else:
-            made = creations.find(tower.position, sharing.request_of(kwargs))
+        made = sharing.made(tower, kwargs, make)
         creation.add_to_collections(made, kwargs)
         return made
 
@@ -375,21 +368,11 @@ def _make(next_creator: Callable, kwargs: dict, devices: Sequence[str]) -> Repli
             # NOTE: the slash at the end keeps TensorFlow from adding the current scope.
             copy = {**kwargs, "name": f"{scope}{i}/", "collections": [], "use_resource": True}
             if members:
-                copy["initial_value"] = functools.partial(_start_of, members[0])
+                copy["initial_value"] = copies.start_of(members[0], device)
             with _without_colocation(), tf.device(device):
                 members.append(next_creator(**copy))
-    if not tf1.executing_eagerly_outside_functions():
-        # NOTE: trainable ones, and those that `tf.Variable` makes, enter collections unasked.
-        for key in (tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.TRAINABLE_VARIABLES):
-            isolation.remove(tf1.get_default_graph(), key, members)
+    copies.take_from_collections(members)
     return ReplicatedVariable(scope.rstrip("/"), members)
-
-
-def _start_of(first: Any) -> tf.Tensor:
-    """Returns the initial value of a later copy: the first copy's."""
-    if tf1.executing_eagerly_outside_functions():
-        return tf.identity(first.value())
-    return tf.identity(first.initial_value)
 
 
 def _without_colocation():

@@ -1,30 +1,43 @@
-"""Names for what travels between rooms."""
+"""Types and names that all packages share."""
 
-from typing import Any, Literal, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
 from replicate.compat.tensorflow import tf, tf1
 
 Nest: TypeAlias = Any
 """A tensor, or lists, tuples, named tuples and dicts of Nests."""
 
-GradAndVar: TypeAlias = tuple[Any, Any]
-"""A gradient (Tensor, IndexedSlices or None) and its variable."""
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+"""What is summed over towers, of which the latter stays sparse."""
+
+Rows: TypeAlias = tf.Tensor | tf.SparseTensor | tf.RaggedTensor
+"""A tensor of any kind, whose rows lie along axis 0."""
+
+Fetch: TypeAlias = tf.Operation | tf.Tensor
+"""What a session runs."""
+
+Function: TypeAlias = Callable[..., Any]
+"""A function of a user's or of TensorFlow's, of whatever arguments."""
+
+Arguments: TypeAlias = dict[str, Any]
+"""Keyword arguments of a `Function`."""
+
+EstimatorSpec: TypeAlias = Any
+"""A `replicate.estimator.EstimatorSpec`; Estimators are loaded on first use."""
+
+RunConfig: TypeAlias = Any
+"""A `replicate.estimator.RunConfig`."""
 
 Reduction: TypeAlias = Literal["sum", "mean"]
 """How K towers' losses become one."""
 
+NamedReduction: TypeAlias = str | tf.VariableAggregation | tf.distribute.ReduceOp
+"""A `Reduction` in any usual spelling; see `reduction_from`."""
+
 TRAIN = "train"
 EVAL = "eval"
 PREDICT = "infer"
-
-
-class ModelFn(Protocol):
-    """An Estimator's model_fn; it may leave out any argument but `features`."""
-
-    def __call__(
-        self, features: Nest, labels: Nest, mode: str, params: Any = None, config: Any = None
-    ) -> Any:
-        """Returns an EstimatorSpec."""
 
 
 _MEANS = (
@@ -42,7 +55,7 @@ _SUMS = (
 )
 
 
-def reduction_from(value: Any) -> Reduction:
+def reduction_from(value: NamedReduction) -> Reduction:
     """Returns `"sum"` or `"mean"` for any usual spelling of a loss reduction.
 
     Args:
@@ -53,7 +66,7 @@ def reduction_from(value: Any) -> Reduction:
         ValueError: If it is none of these, or `Reduction.NONE`.
     """
     if isinstance(value, str) and value.lower() in ("sum", "mean"):
-        return value.lower()
+        return "sum" if value.lower() == "sum" else "mean"
     if value in _MEANS:
         return "mean"
     if value in _SUMS:

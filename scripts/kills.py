@@ -305,9 +305,9 @@ def _is_alive(number: int) -> bool:
 
 
 def _step(model_dir: pathlib.Path) -> int | None:
-    from replicate.app.cluster import launched_cluster
+    from replicate.app.cluster import launcher
 
-    return launched_cluster.saved_step(str(model_dir))
+    return launcher.saved_step(str(model_dir))
 
 
 def _weights(model_dir: pathlib.Path) -> dict:

@@ -6,7 +6,9 @@ import pytest
 
 import replicate
 from replicate import chosen_strategy, errors, estimator
+from replicate.app.config import catalog
 from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import base
 
 SERVERS = ["p:1", "q:2"]
 
@@ -145,3 +147,16 @@ def test_a_session_waits_for_no_other_worker(config_of):
         session_config = tf1.ConfigProto()
         replicate.ParameterServerStrategy(2).configure(session_config)
         assert list(session_config.device_filters) == ["/job:ps", own]
+
+
+def test_configs_know_each_strategy_that_has_a_name():
+    assert set(catalog.STRATEGIES) == set(base.NAMED)
+
+
+def test_a_strategy_of_ones_own_registers_its_names(monkeypatch):
+    monkeypatch.setattr(base, "NAMED", dict(base.NAMED))
+
+    class Mine(replicate.MirroredStrategy, names=("mine",)):
+        pass
+
+    assert isinstance(chosen_strategy.of("mine", 2, "train", None), Mine)

@@ -4,10 +4,13 @@ import ast
 import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
 import replicate
+from replicate import errors, strategy
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -117,9 +120,32 @@ def anchors(document):
     }
 
 
-def test_every_module_is_in_the_architecture():
+def test_every_package_is_in_the_architecture():
+    package = ROOT / "replicate"
+    inside = (path.parent for path in package.rglob("__init__.py"))
+    packages = {path.relative_to(package).as_posix() for path in inside} - {"."}
+    modules = {path.stem for path in package.glob("[a-z]*.py")}
     listed = set(named(ROOT / "docs" / "architecture.md"))
-    assert [module for module in MODULES if module not in listed] == []
+    assert packages | modules <= listed
+
+
+def test_every_public_name_is_in_the_api():
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: replicate\.(\w+)", text, re.MULTILINE)
+    documented_inside = {"__version__", "strategy", *errors.__all__} - {"errors"}
+    assert set(replicate.__all__) - set(listed) <= documented_inside
+    assert set(strategy.__all__) <= set(listed)
+    assert set(listed) <= set(replicate.__all__)
+
+
+def test_the_site_is_built_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    assert "replicate.replicate_model_fn" in page
+    assert ":::" not in page
 
 
 def test_lines_are_short_enough_to_read():

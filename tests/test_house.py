@@ -19,13 +19,6 @@ MAX_PARAMETERS = 6  # beside self, and options that are given by name alone
 # Functions that are older than these limits. Whoever shortens one takes it out.
 LONGER: dict[str, set[str]] = {}
 MORE_PARAMETERS = {
-    "replicate/app/data/epochs.py": {"__init__"},
-    "replicate/app/training/estimators.py": {"build"},
-    "replicate/app/training/evaluations.py": {"evaluate"},
-    "replicate/app/cluster/launched.py": {"__init__"},
-    "replicate/app/training/steps.py": {"__init__"},
-    "replicate/model_fn.py": {"_alone", "_split", "_call"},
-    "replicate/training/accumulation.py": {"accumulate"},
     "replicate/verification/measures.py": {"measure"},
 }
 

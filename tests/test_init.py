@@ -51,7 +51,7 @@ def test_other_names_are_attribute_errors():
     [
         "import replicate; replicate.errors, replicate.__version__, dir(replicate)",
         "from replicate import estimator; dir(estimator)",
-        "from replicate.app import cli, config",
+        "from replicate.app.command import cli; from replicate.app.config import config",
     ],
 )
 def test_tensorflow_is_not_imported_before_it_is_used(run_python, code):

@@ -1,1 +1,1 @@
-"""Floor 5: what a person runs; `replicate` on the command line starts in `cli`."""
+"""What a person runs; `replicate` on the command line starts in `command.cli`."""

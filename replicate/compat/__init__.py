@@ -1,1 +1,1 @@
-"""Floor 0: the only doors to names that TensorFlow keeps private."""
+"""TensorFlow, and the names of it that are private."""

@@ -18,9 +18,6 @@ from typing import Any, NamedTuple
 from replicate import errors
 from replicate.compat import tensorflow as tfc
 
-__all__ = ["ROWS", "Row", "add_missing", "load_v1", "load_v2"]
-
-_TF_EXPORT = "tensorflow.python.util.tf_export"
 _API = "tensorflow_estimator.python.estimator.api"
 
 

@@ -7,10 +7,14 @@ replaced for this thread alone. What stood there before is put back, also after 
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
+
+Value = TypeVar("Value")
 
 # Given a graph that has become the default one, is entered until it no longer is.
 Around = Callable[[tf.Graph], contextlib.AbstractContextManager]
@@ -71,3 +75,27 @@ def alone(graph: tf.Graph) -> Iterator[None]:
             yield
     finally:
         set_added(graph, before)
+
+
+class PerGraph(Generic[Value]):
+    """A value for each graph, made when it is first asked for, and one for eager code.
+
+    Args:
+        make: Makes one, which must not keep its graph alive.
+    """
+
+    def __init__(self, make: Callable[[], Value]):
+        self._make = make
+        self._found: weakref.WeakKeyDictionary[tf.Graph, Value] = weakref.WeakKeyDictionary()
+        self._eager: list[Value] = []
+
+    def get(self) -> Value:
+        """Returns that of the current graph; in a function, of the graph around it."""
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            self._eager = self._eager or [self._make()]
+            return self._eager[0]
+        with tfc.ops.init_scope():
+            graph = tf.compat.v1.get_default_graph()
+        if graph not in self._found:
+            self._found[graph] = self._make()
+        return self._found[graph]

@@ -5,7 +5,8 @@ parses each device anew; of thousands of copies that is most of the time. What i
 here has its devices written down already, and no scope that is open adds to it.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from replicate.compat import graphs
@@ -14,7 +15,7 @@ from replicate.compat.tensorflow import tf, tf1
 
 
 def add(
-    graph_def: Any,
+    graph_def: tf1.GraphDef,
     inputs: Mapping[str, tf.Tensor],
     waits: Mapping[str, tf.Operation],
 ) -> dict[str, tf.Operation]:
@@ -31,32 +32,45 @@ def add(
         The new operations by their names.
     """
     door, graph = tfc.session_api, tf1.get_default_graph()
-    options = door.TF_NewImportGraphDefOptions()
-    try:
+    with options() as given:
         for name, tensor in inputs.items():
-            output = tensor._as_tf_output()
-            door.TF_ImportGraphDefOptionsAddInputMapping(options, name, 0, output)
+            door.TF_ImportGraphDefOptionsAddInputMapping(given, name, 0, tensor._as_tf_output())
         for name, op in waits.items():
-            door.TF_ImportGraphDefOptionsRemapControlDependency(options, name, op._c_op)
+            door.TF_ImportGraphDefOptionsRemapControlDependency(given, name, op._c_op)
         # NOTE: a session of the graph may be running in another thread.
         with graph._mutation_lock(), graphs.alone(graph):
-            door.TF_DeleteImportGraphDefResults(_imported(graph, graph_def, options))
+            door.TF_DeleteImportGraphDefResults(imported(graph, graph_def, given))
             # Only the making: there are no waits and no control flow around it to be added.
             made = [
                 graph._create_op_from_tf_operation(op, compute_device=False)
                 for op in graph.new_operations()
             ]
-    finally:
-        door.TF_DeleteImportGraphDefOptions(options)
     return {op.name: op for op in made}
 
 
-def _imported(graph: tf.Graph, graph_def: Any, options: Any) -> Any:
+@contextlib.contextmanager
+def options() -> Iterator[Any]:
+    """Gives the options of one import, as the session's interface knows them."""
+    made = tfc.session_api.TF_NewImportGraphDefOptions()
+    try:
+        yield made
+    finally:
+        tfc.session_api.TF_DeleteImportGraphDefOptions(made)
+
+
+def imported(graph: tf.Graph, graph_def: tf1.GraphDef, given: Any) -> Any:
+    """Imports nodes, of which Python hears nothing; returns the session's interface's results.
+
+    Args:
+        graph: Where they go.
+        graph_def: The nodes.
+        given: The `options`.
+    """
     door = tfc.session_api
     serialized = door.TF_NewBufferFromString(graph_def.SerializeToString())
     try:
         with graph._c_graph.get() as c_graph:
-            return door.TF_GraphImportGraphDefWithResults(c_graph, serialized, options)
+            return door.TF_GraphImportGraphDefWithResults(c_graph, serialized, given)
     finally:
         door.TF_DeleteBuffer(serialized)
 

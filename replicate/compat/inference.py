@@ -9,6 +9,7 @@ graphs, goes around loops, and its Python module is private.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from replicate.compat import importing
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import Door, tf, tf1
 
@@ -26,12 +27,12 @@ class UnfitError(Exception):
     """Shapes that operations of a graph do not allow; the reason is the text."""
 
 
-def know(node: Any, shapes: Sequence[Dims | None]) -> None:
-    """Writes into a node what is known of its outputs; None: nothing is.
+def know(node: tf1.NodeDef, shapes: Sequence[Dims | None]) -> None:
+    """Writes into a node what is known of its outputs.
 
     Args:
         node: A node of a graph's definition.
-        shapes: For each output its dimensions, None where one is not known.
+        shapes: For each output its dimensions, None where one, or their number, is not known.
     """
     del node.attr[_SHAPES].list.shape[:]
     for dims in shapes:
@@ -56,7 +57,7 @@ class Inferred:
         UnfitError: If operations do not allow the shapes of what they read.
     """
 
-    def __init__(self, graph_def: Any):
+    def __init__(self, graph_def: tf1.GraphDef):
         self._graph = tf.Graph()
         try:
             self._waiting = _imported(self._graph, graph_def)
@@ -65,7 +66,7 @@ class Inferred:
         self._ops: dict[str, tf.Operation] = {}
 
     def dims(self, tensor: tf.Tensor) -> Dims | None:
-        """Returns the dimensions of the tensor of the same name; None: its rank is not known."""
+        """Returns the dimensions of the tensor of the same name, None where its rank is unknown."""
         name = tensor.op.name
         if name in self._waiting:
             found = self._waiting.pop(name)
@@ -79,26 +80,22 @@ class Inferred:
         return None if shape.rank is None else shape.as_list()
 
 
-def _imported(graph: tf.Graph, graph_def: Any) -> dict[str, Any]:
+def _imported(graph: tf.Graph, graph_def: tf1.GraphDef) -> dict[str, Any]:
     """Imports all nodes; returns what the session's interface calls operations, by name."""
     door, names = tfc.session_api, [node.name for node in graph_def.node]
-    serialized = door.TF_NewBufferFromString(graph_def.SerializeToString())
-    options = door.TF_NewImportGraphDefOptions()
-    try:
+    with importing.options() as options:
         for name in names:
             door.TF_ImportGraphDefOptionsAddReturnOperation(options, name)
-        with graph._c_graph.get() as c_graph:
-            results = door.TF_GraphImportGraphDefWithResults(c_graph, serialized, options)
+        results = importing.imported(graph, graph_def, options)
         found = door.TF_ImportGraphDefResultsReturnOperations(results)
         door.TF_DeleteImportGraphDefResults(results)
         return dict(zip(names, found, strict=True))
-    finally:
-        door.TF_DeleteImportGraphDefOptions(options)
-        door.TF_DeleteBuffer(serialized)
 
 
 def infer_around_loops(
-    graph_def: Any, given: Mapping[str, Sequence[Dims | None]], dtypes: Mapping[str, Sequence]
+    graph_def: tf1.GraphDef,
+    given: Mapping[str, Sequence[Dims | None]],
+    dtypes: Mapping[str, Sequence],
 ) -> dict[str, list[Dims | None]]:
     """Infers shapes also around loops.
 
@@ -132,7 +129,7 @@ def infer_around_loops(
     return {name: [_dims(each.shape) for each in outputs] for name, outputs in found.items()}
 
 
-def _empty(graph_def: Any, name: str, dims: Sequence[int], dtype: tf.DType) -> str:
+def _empty(graph_def: tf1.GraphDef, name: str, dims: Sequence[int], dtype: tf.DType) -> str:
     """Adds an operation of a known shape, and returns its name.
 
     NOTE: of a placeholder Grappler takes the shape for unknown, as anything may be fed.

@@ -4,7 +4,7 @@ A door lists names of modules and classes that are looked up there. The names he
 objects that were made elsewhere: a graph, a variable, an optimizer. Undocumented names
 that do not begin with an underscore are listed as well.
 
-TAKEN: what rooms of this package read, call or set on objects of TensorFlow.
+TAKEN: what modules of this package read, call or set on objects of TensorFlow.
 GIVEN: what classes of this package have because TensorFlow asks them for it.
 
 A test proves each name on a real object of TensorFlow's own of that kind, another one that

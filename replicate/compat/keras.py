@@ -4,59 +4,43 @@ A Keras loss that averages over its rows refuses to do so in a replica, because 
 of averages is not the whole batch's. A `Reducer` may know better; while it is in charge,
 losses ask it first. What `model_to_estimator` returns cuts the numbers off its outputs' names
 where there is a strategy; to a tower of one batch there is none. Layers that are given no seed
-draw one from a generator outside of the graph. What stood there before is put back, also after an
-exception.
+draw one from a generator outside of the graph.
 """
 
 import contextlib
 import random
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from replicate.compat import replacing
 from replicate.compat.tensorflow import tf
 
-# Given a loss's `reduction`, returns the one to use; None: Keras decides.
-Reducer = Callable[[Any], Any]
+# Given a loss's `reduction`, returns the one to use, or None for Keras to decide.
+Reducer = Callable[[str], str | None]
+Asker = Callable[[], bool]
 
 _METHOD = "_get_reduction"  # of `tf.keras.losses.Loss`, which its `__call__` asks
-_lock = threading.Lock()
-_reducers: list[Reducer] = []
-_keras_own: list[Callable] = []
-
 _CONVERTER = "tensorflow_estimator.python.estimator.keras_lib"  # holds model_to_estimator
-_askers: list[Callable[[], bool]] = []
 
 
-@contextlib.contextmanager
-def loss_reductions(reducer: Reducer) -> Iterator[None]:
-    """Lets `reducer` decide by what Keras losses are reduced; those of Keras 3 never ask."""
-    if not hasattr(tf.keras.losses.Loss, _METHOD):
-        yield
-        return
-    with _lock:
-        if not _reducers:
-            _keras_own[:] = [getattr(tf.keras.losses.Loss, _METHOD)]
-            setattr(tf.keras.losses.Loss, _METHOD, _reduction)
-        _reducers.append(reducer)
-    try:
-        yield
-    finally:
-        with _lock:
-            _reducers.remove(reducer)
-            if not _reducers:
-                setattr(tf.keras.losses.Loss, _METHOD, _keras_own[0])
+def _loss() -> type | None:
+    loss = tf.keras.losses.Loss
+    return loss if hasattr(loss, _METHOD) else None  # those of Keras 3 never ask
 
 
-def _reduction(loss: Any) -> Any:
-    for reducer in list(_reducers):
-        decided = reducer(loss.reduction)
-        if decided is not None:
-            return decided
-    return _keras_own[0](loss)
+def _deciding(own: Callable[[Any], str], reducers: Sequence[Reducer]) -> Callable[[Any], str]:
+    def reduction(loss):
+        for reducer in list(reducers):
+            decided = reducer(loss.reduction)
+            if decided is not None:
+                return decided
+        return own(loss)
+
+    return reduction
 
 
 class _View:
@@ -67,7 +51,7 @@ class _View:
         **names: What there is in place of its own.
     """
 
-    def __init__(self, module: Any, **names: Any):
+    def __init__(self, module: ModuleType, **names: Any):
         self._module = module
         vars(self).update(names)
 
@@ -75,32 +59,29 @@ class _View:
         return getattr(self._module, name)
 
 
-def _has_strategy() -> bool:
-    return not any(ask() for ask in list(_askers)) and tf.distribute.has_strategy()
+def _without_strategy(own: ModuleType, askers: Sequence[Asker]) -> _View:
+    def has_strategy():
+        return not any(ask() for ask in list(askers)) and own.distribute.has_strategy()
+
+    return _View(own, distribute=_View(own.distribute, has_strategy=has_strategy))
 
 
-@contextlib.contextmanager
-def output_names(is_one_device: Callable[[], bool]) -> Iterator[None]:
+_REDUCTION = replacing.Replaced(_loss, _METHOD, _deciding)
+_TENSORFLOW = replacing.Replaced(lambda: sys.modules.get(_CONVERTER), "tf", _without_strategy)
+
+
+def loss_reductions(reducer: Reducer) -> contextlib.AbstractContextManager[None]:
+    """Lets `reducer` decide by what Keras losses are reduced; those of Keras 3 never ask."""
+    return _REDUCTION.by(reducer)
+
+
+def output_names(is_one_device: Asker) -> contextlib.AbstractContextManager[None]:
     """Lets models of `model_to_estimator` name their outputs as on one device.
 
     Args:
         is_one_device: Whether the running code is to see no strategy.
     """
-    converter = sys.modules.get(_CONVERTER)
-    if converter is None:  # nobody has converted a model
-        yield
-        return
-    with _lock:
-        if not _askers:
-            converter.tf = _View(tf, distribute=_View(tf.distribute, has_strategy=_has_strategy))
-        _askers.append(is_one_device)
-    try:
-        yield
-    finally:
-        with _lock:
-            _askers.remove(is_one_device)
-            if not _askers:
-                converter.tf = tf
+    return _TENSORFLOW.by(is_one_device)
 
 
 @contextlib.contextmanager
@@ -127,6 +108,6 @@ def drawing_from(seed: int) -> Iterator[None]:
 
 
 def _keras_seeds() -> Any:
-    """Returns what holds the generator of `tf.keras.utils.set_random_seed`; None: nobody does."""
+    """Returns what holds the generator of `tf.keras.utils.set_random_seed`, if something does."""
     package = tf.keras.layers.Layer.__module__.partition(".src.")[0]
     return getattr(sys.modules.get(f"{package}.src.backend"), "_SEED_GENERATOR", None)

@@ -1,7 +1,7 @@
 """Names of TensorFlow that code written for Estimators still imports.
 
 `replicate.estimator.install()` adds them, so that such code runs as it is. Like the rows of
-`estimator`, these only add what is missing, and nothing is added by importing a room.
+`estimator`, these only add what is missing, and nothing is added by importing a module.
 """
 
 import importlib

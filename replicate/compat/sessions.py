@@ -5,63 +5,53 @@ What a session runs first, to initialize or restore variables, no hook hears of.
 methods are replaced until the thread that asked for it has come by, once.
 """
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from replicate.compat import replacing
 from replicate.compat.tensorflow import tf1
+
+Watch = Callable[[Callable], Callable]
+"""Given what makes a session, returns what is to make it instead."""
 
 _METHODS = ("prepare_session", "wait_for_session")
 
 
-class _Watches(threading.local):
+class _Watching(threading.local):
+    """What a thread has asked for; its sessions are replaced while there is something."""
+
     def __init__(self):
-        self.watch: Callable | None = None
+        self.watches: list[Watch] = []
+        self.entered = contextlib.ExitStack()
 
 
-_mine = _Watches()
-_lock = threading.Lock()
-_own: dict[str, Callable] = {}
-_waiting: list[None] = []  # one for each thread that has asked
+_mine = _Watching()
 
 
-def watch_next(watch: Callable[[Callable], Callable]) -> None:
-    """Lets something of ours make the next session of this thread.
-
-    Args:
-        watch: Given what makes the session, returns what is to make it instead.
-    """
-    is_first = _mine.watch is None
-    _mine.watch = watch
-    if is_first:
-        _enter()
-
-
-def _enter() -> None:
-    with _lock:
-        if not _waiting:
-            for name in _METHODS:
-                _own[name] = getattr(tf1.train.SessionManager, name)
-                setattr(tf1.train.SessionManager, name, _dispatching(_own[name]))
-        _waiting.append(None)
-
-
-def _leave() -> None:
-    with _lock:
-        _waiting.pop()
-        if not _waiting:
-            for name in _METHODS:
-                setattr(tf1.train.SessionManager, name, _own.pop(name))
-
-
-def _dispatching(own: Callable) -> Callable:
+def _dispatching(own: Callable, _: object) -> Callable:
     @functools.wraps(own)
     def make(*args: Any, **kwargs: Any) -> Any:
-        watch, _mine.watch = _mine.watch, None
-        if watch is None:
+        if not _mine.watches:
             return own(*args, **kwargs)
-        _leave()
+        watch = _mine.watches[-1]
+        _mine.watches.clear()
+        _mine.entered.close()
         return watch(own)(*args, **kwargs)
 
     return make
+
+
+_REPLACED = [
+    replacing.Replaced(lambda: tf1.train.SessionManager, name, _dispatching) for name in _METHODS
+]
+
+
+def watch_next(watch: Watch) -> None:
+    """Lets something of ours make the next session of this thread; the last one asked counts."""
+    if not _mine.watches:
+        for each in _REPLACED:
+            _mine.entered.enter_context(each.by(None))
+    _mine.watches.append(watch)

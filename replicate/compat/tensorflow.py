@@ -1,4 +1,4 @@
-"""TensorFlow as the rest of the house sees it.
+"""TensorFlow as the rest of the package sees it.
 
 `tf` and `tf1` are the public modules. Each private name is reached through a
 `Door`, which lists it together with the reason; an unlisted name is an
@@ -72,24 +72,15 @@ ops = Door(
     },
 )
 
-_IMPORTS = "copies of thousands of operations are made at once; see compat/importing"
-
 session_api = Door(
     "tensorflow.python.client.pywrap_tf_session",
     dict.fromkeys(
-        [
-            "TF_DeleteBuffer",
-            "TF_DeleteImportGraphDefOptions",
-            "TF_DeleteImportGraphDefResults",
-            "TF_GraphImportGraphDefWithResults",
-            "TF_ImportGraphDefOptionsAddInputMapping",
-            "TF_ImportGraphDefOptionsAddReturnOperation",
-            "TF_ImportGraphDefOptionsRemapControlDependency",
-            "TF_ImportGraphDefResultsReturnOperations",
-            "TF_NewBufferFromString",
-            "TF_NewImportGraphDefOptions",
-        ],
-        _IMPORTS,
+        """TF_DeleteBuffer TF_DeleteImportGraphDefOptions TF_DeleteImportGraphDefResults
+        TF_GraphImportGraphDefWithResults TF_ImportGraphDefOptionsAddInputMapping
+        TF_ImportGraphDefOptionsAddReturnOperation TF_ImportGraphDefOptionsRemapControlDependency
+        TF_ImportGraphDefResultsReturnOperations TF_NewBufferFromString
+        TF_NewImportGraphDefOptions""".split(),
+        "copies of thousands of operations are made at once; see compat/importing",
     ),
 )
 
@@ -110,9 +101,7 @@ op_def_registry = Door(
 
 graph_class = Door(
     "tensorflow.python.framework.ops:Graph",
-    {
-        "switch_to_thread_local": "towers in threads need scopes of their own",
-    },
+    {"switch_to_thread_local": "towers in threads need scopes of their own"},
 )
 
 variable_scope = Door(
@@ -141,9 +130,7 @@ eager_context = Door(
 
 distribute_lib = Door(
     "tensorflow.python.distribute.distribute_lib",
-    {
-        "_CrossReplicaThreadMode": "tells tf.distribute that code runs across towers",
-    },
+    {"_CrossReplicaThreadMode": "tells tf.distribute that code runs across towers"},
 )
 
 saveable_object = Door(
@@ -156,9 +143,7 @@ saveable_object = Door(
 
 trackable = Door(
     "tensorflow.python.trackable.base",
-    {
-        "VARIABLE_VALUE_KEY": "the name of a variable's value in tf.train.Checkpoint",
-    },
+    {"VARIABLE_VALUE_KEY": "the name of a variable's value in tf.train.Checkpoint"},
 )
 
 autograph = Door(
@@ -236,5 +221,5 @@ tpu_util = Door(
 
 
 def doors() -> dict[str, Door]:
-    """Returns every door of this room by its name here."""
+    """Returns every door of this module by its name here."""
     return {name: value for name, value in globals().items() if isinstance(value, Door)}

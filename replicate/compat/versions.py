@@ -12,17 +12,6 @@ from types import ModuleType
 
 from replicate import errors
 
-__all__ = [
-    "KERAS_VARIABLE",
-    "NEWEST",
-    "OLDEST",
-    "bound_to_keras_3",
-    "choose_keras",
-    "parse",
-    "require_keras_2",
-    "require_supported",
-]
-
 OLDEST = (2, 15)
 NEWEST = (2, 21)
 KERAS_VARIABLE = "TF_USE_LEGACY_KERAS"
@@ -70,13 +59,12 @@ def choose_keras(environment: MutableMapping[str, str]) -> None:
         environment.setdefault(KERAS_VARIABLE, "1")
 
 
-def require_keras_2(found: str, setting: str | None, tf_keras: str | None = None) -> None:
+def require_keras_2(found: str, setting: str | None) -> None:
     """Refuses an environment in which `tf.keras` would be Keras 3.
 
     Args:
         found: TensorFlow's version.
         setting: The value of `TF_USE_LEGACY_KERAS`, None where it is not set.
-        tf_keras: tf-keras' version; None: that of the installed one.
 
     Raises:
         UnsupportedTensorFlowError: If tf-keras is missing, or the variable says no to it.
@@ -84,7 +72,7 @@ def require_keras_2(found: str, setting: str | None, tf_keras: str | None = None
     number = parse(found)
     if not number or number < _FIRST_WITH_KERAS_3:
         return
-    tf_keras = tf_keras or _installed("tf-keras")
+    tf_keras = _installed("tf-keras")
     if tf_keras is None or parse(tf_keras) < _FIRST_WITH_KERAS_3:
         came = f"tf-keras {tf_keras}" if tf_keras else "no tf-keras"
         raise errors.UnsupportedTensorFlowError(

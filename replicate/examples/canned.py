@@ -17,8 +17,6 @@ from typing import Any
 from replicate import estimator
 from replicate.compat.tensorflow import tf
 
-__all__ = ["model_fn"]
-
 # For each column its mean and its standard deviation over the training rows.
 _COLUMNS: Mapping[str, tuple[float, float]] = {
     "alcohol": (13.02, 0.817),

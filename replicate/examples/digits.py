@@ -19,8 +19,6 @@ from typing import Any
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["model_fn"]
-
 _CLASSES = 10
 _MAX_INK = 16.0
 

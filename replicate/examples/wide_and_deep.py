@@ -17,8 +17,6 @@ from typing import Any
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["model_fn"]
-
 
 def model_fn(
     features: Mapping[str, tf.Tensor],

@@ -14,9 +14,7 @@ from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
 from replicate.graph import portable
 from replicate.strategy import context
-from replicate.strategy.cluster import presence
-
-__all__ = ["TOWERS", "copy", "export_saved_model", "read", "write"]
+from replicate.strategy.cluster import membership
 
 TOWERS = ("one", "merged")
 _BINARY = "saved_model.pb"
@@ -89,9 +87,9 @@ def _require_chief(estimator: Any) -> None:
     config = estimator.config
     strategy = chosen(types.PREDICT, config)
     if not strategy.is_chief:
-        raise presence.export_refusal(strategy.cluster.name)
+        raise membership.export_refusal(strategy.cluster.name)
     if config.num_ps_replicas > 0 and not config.is_chief:
-        raise presence.export_refusal(f"{config.task_type}:{config.task_id}")
+        raise membership.export_refusal(f"{config.task_type}:{config.task_id}")
 
 
 @contextlib.contextmanager

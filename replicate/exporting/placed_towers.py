@@ -10,8 +10,6 @@ from replicate.compat.tensorflow import tf
 from replicate.exporting import export
 from replicate.graph import portable
 
-__all__ = ["place_towers", "places"]
-
 
 def place_towers(
     saved_model_dir: str | bytes | os.PathLike,

@@ -9,8 +9,6 @@ from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import export, placed_towers
 
-__all__ = ["Predictor", "load_exported"]
-
 _DEFAULT = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 _NOT_CALLED = ("__saved_model_init_op", "__saved_model_train_op")
 

@@ -5,13 +5,36 @@ a SavedModel. That is the one place through which every export goes and nothing 
 here the spec gets a Saver that takes out what belongs to the exporting machine.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import portable
+from replicate.graph import operations, portable
 from replicate.strategy.variables import variables
+
+_LOADED = (
+    tf1.GraphKeys.ASSET_FILEPATHS,
+    tf1.GraphKeys.LOCAL_INIT_OP,
+    tf1.GraphKeys.TABLE_INITIALIZERS,
+    tf1.saved_model.constants.LEGACY_INIT_OP_KEY,
+    tf1.saved_model.constants.MAIN_OP_KEY,
+)
+
+
+class LeftOut(NamedTuple):
+    """What an export leaves out.
+
+    Attributes:
+        copies: Returns operation name of a later copy of a variable -> that of the first, which
+            serves all towers.
+        disposable: Names of the operations that may go.
+        roots: Names of those among them that must stay.
+    """
+
+    copies: Callable[[], dict[str, str]]
+    disposable: frozenset[str] = frozenset()
+    roots: frozenset[str] = frozenset()
 
 
 class PortableSaver:
@@ -22,37 +45,25 @@ class PortableSaver:
         worker_devices: The towers' devices.
         saver: The model_fn's own Saver; None: one of all variables, made on first use.
         config: The RunConfig, which says what a Saver keeps; or None.
+        left_out: What an export leaves out.
     """
 
-    def __init__(self, graph: tf.Graph, worker_devices: Sequence[str], saver: Any, config: Any):
+    def __init__(
+        self,
+        graph: tf.Graph,
+        worker_devices: Sequence[str],
+        saver: tf1.train.Saver | None,
+        config: types.RunConfig | None,
+        left_out: LeftOut,
+    ):
         self._graph = graph
         self._worker_devices = tuple(worker_devices)
         self._inner = saver
         self._config = config
-        self._disposable: frozenset = frozenset()
-        self._roots: frozenset = frozenset()
-        self._folded: dict[str, str] = {}
-
-    def fold(self, firsts: dict[str, str]) -> None:
-        """Lets first copies of variables serve all towers of the export.
-
-        Args:
-            firsts: Operation name of a later copy -> that of the first.
-        """
-        self._folded = firsts
-
-    def prune(self, disposable: frozenset, roots: frozenset) -> None:
-        """Takes operations out of the export, too.
-
-        Args:
-            disposable: Names of the operations that may go.
-            roots: Names of those among them that must stay.
-        """
-        self._disposable = disposable
-        self._roots = roots
+        self._left_out = left_out
 
     @property
-    def wrapped(self) -> Any:
+    def wrapped(self) -> tf1.train.Saver:
         """The Saver that does the work."""
         if self._inner is None:
             self._inner = _default_saver(self._config)
@@ -63,34 +74,37 @@ class PortableSaver:
             raise AttributeError(name)
         return getattr(self.wrapped, name)
 
-    def export_meta_graph(self, *args: Any, **kwargs: Any) -> Any:
+    def export_meta_graph(self, *args: Any, **kwargs: Any) -> tf1.MetaGraphDef:
         """Returns a MetaGraphDef without devices, absolute paths, and second copies."""
         meta_graph = self.wrapped.export_meta_graph(*args, **kwargs)
-        folded = _later_copies(self._graph) if self._disposable else self._folded
-        portable.fold_copies(meta_graph, folded)
+        portable.fold_copies(meta_graph, self._left_out.copies())
         portable.strip_devices(meta_graph, self._worker_devices)
         portable.name_assets(meta_graph)
-        if self._disposable:
+        if self._left_out.disposable:
             saver_def = meta_graph.saver_def
             ends = (
                 saver_def.filename_tensor_name,
                 saver_def.save_tensor_name,
                 saver_def.restore_op_name,
             )
-            roots = {*self._roots, *_needed_to_load(self._graph), *map(_operation, ends)}
-            portable.prune(meta_graph, self._disposable, roots)
+            roots = {*self._left_out.roots, *_needed_to_load(self._graph), *map(_operation, ends)}
+            portable.prune(meta_graph, self._left_out.disposable, roots)
         return meta_graph
 
 
 def make_exportable(
-    spec: Any, before: frozenset, features: Any, worker_devices: Sequence[str], config: Any
-) -> Any:
+    spec: types.EstimatorSpec,
+    before: frozenset[str],
+    given: types.Nest,
+    worker_devices: Sequence[str],
+    config: types.RunConfig | None,
+) -> types.EstimatorSpec:
     """Returns the spec with a scaffold whose Saver exports a graph for any machine.
 
     Args:
         spec: An EstimatorSpec.
         before: Names of the graph's operations before the model was built.
-        features: What the model was built on, labels included.
+        given: Features and labels that the model was built on.
         worker_devices: The towers' devices; none: no tower can be placed again.
         config: The RunConfig, or None.
     """
@@ -98,19 +112,20 @@ def make_exportable(
     scaffold = spec.scaffold
     if isinstance(scaffold.saver, tf.train.Checkpoint):
         return spec  # it writes no MetaGraphDef
-    if spec.mode != types.PREDICT and not _placeholders(features):
+    if spec.mode != types.PREDICT and not _placeholders(given):
         return spec  # it is trained or evaluated: it has what it has on one device
-    saver = PortableSaver(graph, worker_devices, scaffold.saver, config)
     if spec.mode == types.PREDICT:
         spec = spec._replace(train_op=None)
-        inside = frozenset(operation.name for operation in graph.get_operations()) - before
-        saver.prune(inside, _outputs(spec))
-    elif spec.mode == types.EVAL:
-        saver.fold(_unwritten_copies(graph))
+        inside = operation_names() - before
+        left_out = LeftOut(lambda: _later_copies(graph), inside, _outputs(spec))
+    else:
+        unwritten = _unwritten_copies(graph) if spec.mode == types.EVAL else {}
+        left_out = LeftOut(lambda: unwritten)
+    saver = PortableSaver(graph, worker_devices, scaffold.saver, config, left_out)
     return spec._replace(scaffold=_with_saver(scaffold, saver))
 
 
-def _with_saver(scaffold: Any, saver: PortableSaver) -> Any:
+def _with_saver(scaffold: tf1.train.Scaffold, saver: PortableSaver) -> tf1.train.Scaffold:
     """Returns a copy with this Saver; of a class of the user's, the object itself."""
     if type(scaffold) is tf1.train.Scaffold:
         return tf1.train.Scaffold(copy_from_scaffold=scaffold, saver=saver)
@@ -119,12 +134,12 @@ def _with_saver(scaffold: Any, saver: PortableSaver) -> Any:
     return scaffold
 
 
-def operation_names() -> frozenset:
+def operation_names() -> frozenset[str]:
     """Returns the names of all operations of the current graph."""
     return frozenset(operation.name for operation in tf1.get_default_graph().get_operations())
 
 
-def _default_saver(config: Any) -> Any:
+def _default_saver(config: types.RunConfig | None) -> tf1.train.Saver:
     """Makes the Saver that an Estimator would use."""
     listed = tf1.get_collection(tf1.GraphKeys.SAVERS)
     if len(listed) == 1:
@@ -138,7 +153,7 @@ def _default_saver(config: Any) -> Any:
     return tf1.train.Saver(sharded=True, allow_empty=True, save_relative_paths=True, **kept)
 
 
-def is_served(nest: Any) -> bool:
+def is_served(nest: types.Nest) -> bool:
     """Whether tensors come from a serving_input_receiver_fn.
 
     NOTE: an Estimator calls an input_fn, which may have placeholders as well, on the CPU.
@@ -146,20 +161,11 @@ def is_served(nest: Any) -> bool:
     return any(not operation.device for operation in _placeholders(nest))
 
 
-def _placeholders(nest: Any) -> list[tf.Operation]:
+def _placeholders(nest: types.Nest) -> list[tf.Operation]:
     """Returns the placeholders that tensors come from."""
-    found = []
-    stack = [t.op for t in tf.nest.flatten(nest, expand_composites=True) if hasattr(t, "op")]
-    seen = set(stack)
-    while stack:
-        operation = stack.pop()
-        if operation.type in ("Placeholder", "PlaceholderWithDefault"):
-            found.append(operation)
-        for tensor in operation.inputs:
-            if tensor.op not in seen:
-                seen.add(tensor.op)
-                stack.append(tensor.op)
-    return found
+    given = [t for t in tf.nest.flatten(nest, expand_composites=True) if hasattr(t, "op")]
+    kinds = ("Placeholder", "PlaceholderWithDefault")
+    return [op for op in operations.made_from(given) if op.type in kinds]
 
 
 def _later_copies(graph: tf.Graph) -> dict[str, str]:
@@ -191,27 +197,18 @@ def _unwritten_copies(graph: tf.Graph) -> dict[str, str]:
     return {name: first for name, first in _later_copies(graph).items() if name in unwritten}
 
 
-def _is_only_read(member: Any) -> bool:
+def _is_only_read(member: tf.Variable) -> bool:
     users = set(member.handle.consumers()) - {member.initializer}
-    return all(operation.type in _READING for operation in users)
+    return all(operation.type in operations.READS for operation in users)
 
 
-_READING = (
-    "ReadVariableOp",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "VarIsInitializedOp",
-    "VariableShape",
-)
-
-
-def _variables(graph: tf.Graph) -> list:
+def _variables(graph: tf.Graph) -> list[tf.Variable]:
     """Returns all variables in collections, each once."""
     listed = [item for key in graph.get_all_collection_keys() for item in graph.get_collection(key)]
     return list({id(item): item for item in listed if isinstance(item, tf.Variable)}.values())
 
 
-def _outputs(spec: Any) -> frozenset:
+def _outputs(spec: types.EstimatorSpec) -> frozenset[str]:
     """Returns the names of the operations whose results a signature may return."""
     exported = [vars(output) for output in (spec.export_outputs or {}).values()]
     tensors = tf.nest.flatten([spec.predictions, exported], expand_composites=True)
@@ -220,28 +217,11 @@ def _outputs(spec: Any) -> frozenset:
 
 def _needed_to_load(graph: tf.Graph) -> set[str]:
     """Returns the names of the operations that a loader looks up in the graph."""
-    needed = set()
-    for variable in _variables(graph):
-        proto = variable.to_proto()
-        fields = ("variable_name", "initializer_name", "initial_value_name", "snapshot_name")
-        needed.update(_operation(getattr(proto, field)) for field in fields)
-    for key in graph.get_all_collection_keys():
-        if key in _LOADED:
-            needed.update(_name_of(item) for item in graph.get_collection(key))
-    return needed
-
-
-_LOADED = (
-    tf1.GraphKeys.ASSET_FILEPATHS,
-    tf1.GraphKeys.LOCAL_INIT_OP,
-    tf1.GraphKeys.TABLE_INITIALIZERS,
-    tf1.saved_model.constants.LEGACY_INIT_OP_KEY,
-    tf1.saved_model.constants.MAIN_OP_KEY,
-)
-
-
-def _name_of(item: Any) -> str:
-    return getattr(item, "op", item).name
+    fields = ("variable_name", "initializer_name", "initial_value_name", "snapshot_name")
+    protos = [variable.to_proto() for variable in _variables(graph)]
+    needed = {_operation(getattr(proto, field)) for proto in protos for field in fields}
+    listed = [item for key in _LOADED for item in graph.get_collection(key)]
+    return needed | {getattr(item, "op", item).name for item in listed}
 
 
 def _operation(name: str) -> str:

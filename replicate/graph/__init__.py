@@ -1,1 +1,1 @@
-"""Floor 1: mechanisms on one graph. Tensors in, tensors out; no strategy."""
+"""Mechanisms on one graph: tensors in, tensors out; no strategy."""

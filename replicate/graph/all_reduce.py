@@ -7,24 +7,26 @@ Sums are made in the tensors' own dtype, whatever they travel in.
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import packing, reductions
 
-Rows: TypeAlias = Sequence[Sequence[Any]]
+Rows: TypeAlias = Sequence[Sequence[types.Gradient]]
+"""K x N tensors: those of device k are `rows[k]`."""
 
 
 class Wire(NamedTuple):
     """How a tensor travels between devices.
 
     Attributes:
-        dtype: What wider floating tensors are cast to on their way; None: nothing.
+        dtype: What wider floating tensors are cast to on their way, if they are.
     """
 
     dtype: tf.DType | None = None
 
-    def narrows(self, tensor: Any) -> bool:
+    def narrows(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor travels in fewer bits than it has."""
         return (
             self.dtype is not None
@@ -32,7 +34,7 @@ class Wire(NamedTuple):
             and tensor.dtype.size > self.dtype.size
         )
 
-    def send(self, tensor: Any, source: str | None, target: str | None) -> Any:
+    def send(self, tensor: tf.Tensor, source: str | None, target: str | None) -> tf.Tensor:
         """Returns the tensor as `target` receives it from `source`, in its own dtype."""
         if source == target or not self.narrows(tensor):
             return tensor
@@ -41,7 +43,9 @@ class Wire(NamedTuple):
         with reductions.on(target):
             return tf.cast(narrow, tensor.dtype)
 
-    def spread(self, tensor: Any, source: str | None, targets: Sequence[str]) -> list:
+    def spread(
+        self, tensor: tf.Tensor, source: str | None, targets: Sequence[str]
+    ) -> list[tf.Tensor]:
         """Returns one copy per target, all of them equal, the source's own included."""
         if not self.narrows(tensor):
             return [reductions.copy_onto(tensor, target) for target in targets]
@@ -56,22 +60,25 @@ class Wire(NamedTuple):
 
 PLAIN = Wire()
 
+Algorithm: TypeAlias = Callable[[Rows, Sequence[str], Wire], list[list[tf.Tensor]]]
+"""Takes K x M tensors, the K devices and how tensors travel; returns K x M sums."""
+
 
 def transferred(
     rows: Rows,
     devices: Sequence[str],
-    algorithm: Callable,
+    algorithm: Algorithm,
     pack_bytes: int = 0,
     transfer_dtype: tf.DType | None = None,
-) -> list[list]:
+) -> list[list[tf.Tensor]]:
     """Runs an all-reduce on packed tensors, which travel in another dtype.
 
     Args:
         rows: K x N dense tensors; a column has one shape and dtype.
         devices: K canonical device names.
-        algorithm: Takes K x M tensors, the devices and a `Wire`; returns K x M sums.
+        algorithm: Makes the sums.
         pack_bytes: Tensors of up to this many bytes share a transfer.
-        transfer_dtype: What wider floating tensors are cast to on their way; None: nothing.
+        transfer_dtype: What wider floating tensors are cast to on their way, if they are.
 
     Returns:
         K x N sums in their own dtypes and shapes.
@@ -90,8 +97,8 @@ def batch_sum_onto(
     sources: Sequence[str],
     places: Sequence[str],
     pack_bytes: int = 0,
-    transfer_dtype: tf.DType | None = None,
-) -> list:
+    over_workers: Callable[[list[types.Gradient]], list[types.Gradient]] = list,
+) -> list[types.Gradient]:
     """Sums N columns, each onto a place of its own.
 
     Args:
@@ -100,7 +107,8 @@ def batch_sum_onto(
         places: N canonical names of the devices that get the sums.
         pack_bytes: Dense tensors of up to this many bytes that go to one place share a
             transfer.
-        transfer_dtype: What wider floating dense tensors are cast to on their way.
+        over_workers: Takes the sums of this worker's rows, still packed, and returns those of
+            all workers.
 
     Returns:
         N sums in their own dtypes and shapes. IndexedSlices keep duplicate indices.
@@ -109,31 +117,36 @@ def batch_sum_onto(
         TowerMismatchError: If the kinds, dtypes or shapes of a column differ.
     """
     columns = list(zip(*rows, strict=True))
-    together: dict = {}
-    sums: list = [None] * len(columns)
-    for n, (column, place) in enumerate(zip(columns, places, strict=True)):
-        if any(isinstance(tensor, tf.IndexedSlices) for tensor in column):
-            sums[n] = reductions.sum_onto(column, place)
-        else:
-            together.setdefault(place, []).append(n)
-    wire = Wire(transfer_dtype)
+    sparse = [n for n, column in enumerate(columns) if _is_sparse(column)]
+    together: dict[str, list[int]] = {}
+    for n in sorted(set(range(len(columns))) - set(sparse)):
+        together.setdefault(places[n], []).append(n)
+    plans, summed = [], [reductions.sum_onto(columns[n], places[n]) for n in sparse]
     for place, members in together.items():
         part = [[row[n] for n in members] for row in rows]
         plan = packing.Packing(part, pack_bytes)
         packed = [plan.pack(row, source) for row, source in zip(part, sources, strict=True)]
-        summed = [_sum(column, sources, place, wire) for column in zip(*packed, strict=True)]
-        for n, total in zip(members, plan.unpack(summed, place), strict=True):
-            sums[n] = total
-    return sums
+        summed += [_sum(column, sources, place, PLAIN) for column in zip(*packed, strict=True)]
+        plans.append((place, members, plan))
+    found = iter(over_workers(summed))
+    sums = {n: next(found) for n in sparse}
+    for place, members, plan in plans:
+        packed = [next(found) for _ in plan.packs]
+        sums.update(zip(members, plan.unpack(packed, place), strict=True))
+    return [sums[n] for n in range(len(columns))]
 
 
-def _sum(column: Sequence[Any], sources: Sequence[str], place: str, wire: Wire) -> Any:
+def _is_sparse(column: Sequence[types.Gradient]) -> bool:
+    return any(isinstance(tensor, tf.IndexedSlices) for tensor in column)
+
+
+def _sum(column: Sequence[tf.Tensor], sources: Sequence[str], place: str, wire: Wire) -> tf.Tensor:
     """Sums one column of dense tensors onto a place."""
     parts = [wire.send(t, source, place) for t, source in zip(column, sources, strict=True)]
     return reductions.sum_onto(parts, place)
 
 
-def to_one_device(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list]:
+def to_one_device(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list[tf.Tensor]]:
     """Sums each column on one device, and copies it to all.
 
     Args:
@@ -154,7 +167,7 @@ def to_one_device(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> lis
 
 def hierarchical_copy(
     rows: Rows, devices: Sequence[str], group_size: int, wire: Wire = PLAIN
-) -> list[list]:
+) -> list[list[tf.Tensor]]:
     """Sums in groups of near devices first, then over the groups, and copies back.
 
     Args:
@@ -187,7 +200,7 @@ def hierarchical_copy(
     return _by_device(columns, devices)
 
 
-def ring(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list]:
+def ring(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list[tf.Tensor]]:
     """Sums around a ring: each device sends as much as it holds, however many there are.
 
     Each tensor is cut into K chunks. Chunk c travels K - 1 steps and is added up on its
@@ -208,7 +221,7 @@ def ring(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list]:
     return _by_device(columns, devices)
 
 
-def nccl(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list]:
+def nccl(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list[tf.Tensor]]:
     """Sums with NVIDIA's collective library, between GPUs of this process.
 
     Args:
@@ -234,12 +247,16 @@ def nccl(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list]:
     return _by_device(columns, devices)
 
 
-def _by_device(columns: Sequence[Sequence[Any]], devices: Sequence[str]) -> list[list]:
+def _by_device(
+    columns: Sequence[Sequence[tf.Tensor]], devices: Sequence[str]
+) -> list[list[tf.Tensor]]:
     """Turns N columns of K copies into K rows of N."""
     return [[column[k] for column in columns] for k in range(len(devices))]
 
 
-def _ring_column(column: Sequence[Any], devices: Sequence[str], wire: Wire) -> list:
+def _ring_column(
+    column: Sequence[tf.Tensor], devices: Sequence[str], wire: Wire
+) -> list[tf.Tensor]:
     count = len(devices)
     if count == 1:
         return list(column)
@@ -247,7 +264,7 @@ def _ring_column(column: Sequence[Any], devices: Sequence[str], wire: Wire) -> l
     for tensor, device in zip(column, devices, strict=True):
         with tf.device(device):
             chunks.append(_chunks(tensor, count))
-    finished: list[list] = [[None] * count for _ in devices]
+    finished: list[list[tf.Tensor]] = [[None] * count for _ in devices]
     for c in range(count):
         order = [(c + step) % count for step in range(count)]
         running = chunks[c][c]
@@ -266,7 +283,12 @@ def _ring_column(column: Sequence[Any], devices: Sequence[str], wire: Wire) -> l
 
 
 def _pass_on(
-    total: Any, c: int, order: Sequence[int], devices: Sequence[str], wire: Wire, finished: list
+    total: tf.Tensor,
+    c: int,
+    order: Sequence[int],
+    devices: Sequence[str],
+    wire: Wire,
+    finished: list[list[tf.Tensor]],
 ) -> None:
     """Hands a finished chunk from device to device, rounded once where it is narrowed."""
     dtype = total.dtype
@@ -279,7 +301,7 @@ def _pass_on(
             finished[k][c] = tf.cast(total, dtype)
 
 
-def _chunks(tensor: Any, count: int) -> list:
+def _chunks(tensor: tf.Tensor, count: int) -> list[tf.Tensor]:
     """Cuts a flattened tensor into `count` parts that differ by at most one element."""
     flat = tf.reshape(tensor, [-1])
     if tensor.shape.is_fully_defined():

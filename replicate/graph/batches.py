@@ -6,13 +6,42 @@ rows gets the batch's first row on loan, and n_i = 0.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from replicate import errors
+from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import rows
+from replicate.graph import collectives, rows
 
 _ALIKE = "All of a batch's tensors need the same first dimension; check the input_fn."
+
+
+class Parts(NamedTuple):
+    """What part of a batch each of K towers holds.
+
+    Attributes:
+        weights: K parts n_i / B, which sum to 1; floats, or float64 tensors of shape [].
+        has_rows: K truths n_i > 0; bools, or bool tensors of shape []. A tower without rows
+            computes on a borrowed one, and counts for nothing. The first one has rows, if there
+            are no other workers.
+    """
+
+    weights: tuple[float | tf.Tensor, ...]
+    has_rows: tuple[bool | tf.Tensor, ...]
+
+
+WHOLE = Parts((1.0,), (True,))
+
+
+class Numbers(NamedTuple):
+    """How many rows there are, where some may be on loan.
+
+    Attributes:
+        own: How many rows of the batch are the worker's own: int32, shape [].
+        whole: How many all workers have together, likewise.
+    """
+
+    own: tf.Tensor
+    whole: tf.Tensor
 
 
 class Batch(NamedTuple):
@@ -21,19 +50,15 @@ class Batch(NamedTuple):
     Attributes:
         features: K nests of features.
         labels: K nests of labels.
-        row_counts: K numbers n_i of rows; ints, or int32 tensors of shape []. None with one
+        total: B, the number of all rows: an int, or an int32 tensor of shape []. None with one
             tower, since counting would add operations.
-        total: B, the number of all rows; likewise.
-        weights: K parts n_i / B; floats, or float64 tensors of shape [].
-        has_rows: K truths n_i > 0, the first one True; bools, or bool tensors of shape [].
+        parts: What part of the rows each tower holds.
     """
 
-    features: list
-    labels: list
-    row_counts: list
-    total: Any
-    weights: list
-    has_rows: list
+    features: list[types.Nest]
+    labels: list[types.Nest]
+    total: int | tf.Tensor | None
+    parts: Parts
 
 
 class _Leaf(NamedTuple):
@@ -45,7 +70,7 @@ class _Leaf(NamedTuple):
     """
 
     path: str
-    value: Any
+    value: types.Rows | None
 
     def count_text(self, number: int) -> str:
         """Returns e.g. `labels have 9 rows`."""
@@ -54,12 +79,12 @@ class _Leaf(NamedTuple):
 
 
 def split_batch(
-    features: Any,
-    labels: Any,
+    features: types.Nest,
+    labels: types.Nest,
     num_towers: int,
-    across: Any = None,
-    numbers: Any = None,
-    checks: Sequence[Any] = (),
+    workers: collectives.Workers = collectives.ALONE,
+    numbers: Numbers | None = None,
+    checks: Sequence[types.Fetch] = (),
 ) -> Batch:
     """Splits features and labels for K towers.
 
@@ -68,10 +93,8 @@ def split_batch(
             None go to every tower whole; a tensor of unknown rank counts as batched.
         labels: Likewise, or None.
         num_towers: K >= 1. One tower gets what came, and no operation is added.
-        across: Joins what workers bring, a `collectives.Across`: weights are parts of all
-            workers' rows. None: there is one worker.
-        numbers: How many rows are the worker's own, and all workers', where some may be on
-            loan: an `ends.Numbers`; None: they are counted here.
+        workers: The workers of whose rows weights are parts.
+        numbers: How many rows there are; None: they are counted here.
         checks: What must have run before the rows are used.
 
     Returns:
@@ -81,14 +104,14 @@ def split_batch(
     Raises:
         BatchError: If leaves disagree on B (names both), or none has rows.
     """
-    if num_towers == 1 and across is None:
-        return Batch([features], [labels], [None], None, [1.0], [True])
+    if num_towers * workers.size == 1:
+        return Batch([features], [labels], None, WHOLE)
     leaves, total = checked_leaves(features, labels, checks)
     if isinstance(total, int):
-        runs = _static_runs(total, num_towers, _of_all_workers(total, across, None))
+        runs = _static_runs(total, num_towers, total * workers.size)
     else:
         total = total if numbers is None else numbers.own
-        runs = _runs(total, num_towers, _of_all_workers(total, across, numbers))
+        runs = _runs(total, num_towers, _of_all_workers(total, workers, numbers))
     shards = [
         [rows.cut(value, begin, end) if rows.is_batched(value) else value for value in leaves]
         for begin, end in zip(runs.begins, runs.ends, strict=True)
@@ -97,14 +120,14 @@ def split_batch(
     return Batch(
         [tf.nest.pack_sequence_as(features, shard[:cut]) for shard in shards],
         [tf.nest.pack_sequence_as(labels, shard[cut:]) for shard in shards],
-        runs.counts,
         total,
-        runs.weights,
-        runs.has_rows,
+        runs.parts,
     )
 
 
-def checked_leaves(features: Any, labels: Any, checks: Sequence[Any] = ()) -> tuple[list, Any]:
+def checked_leaves(
+    features: types.Nest, labels: types.Nest, checks: Sequence[types.Fetch] = ()
+) -> tuple[list[types.Rows | None], int | tf.Tensor]:
     """Returns all leaves of features and labels, as tensors of one number of rows, and that.
 
     Args:
@@ -128,7 +151,7 @@ def checked_leaves(features: Any, labels: Any, checks: Sequence[Any] = ()) -> tu
     return [_gated(leaf.value, total, [*own_checks, *checks]) for leaf in named], total
 
 
-def take_rows(nest: Any, count: Any) -> Any:
+def take_rows(nest: types.Nest, count: rows.Bound) -> types.Nest:
     """Returns the first rows of each leaf that has rows; scalars and None stay.
 
     Args:
@@ -140,7 +163,7 @@ def take_rows(nest: Any, count: Any) -> Any:
     return tf.nest.pack_sequence_as(nest, taken)
 
 
-def _leaves(features: Any, *labels: Any) -> list[_Leaf]:
+def _leaves(features: types.Nest, *labels: types.Nest) -> list[_Leaf]:
     """Lists the leaves in TensorFlow's order, each with its path."""
     leaves = []
     for root, nest in (("features", features), *(("labels", nest) for nest in labels)):
@@ -151,7 +174,7 @@ def _leaves(features: Any, *labels: Any) -> list[_Leaf]:
     return leaves
 
 
-def _paths(path: str, nest: Any) -> list[str]:
+def _paths(path: str, nest: types.Nest) -> list[str]:
     if isinstance(nest, Mapping):
         parts = [(f"[{_quoted(key)}]", nest[key]) for key in sorted(nest)]
     elif isinstance(nest, tuple) and hasattr(nest, "_fields"):
@@ -163,7 +186,7 @@ def _paths(path: str, nest: Any) -> list[str]:
     return [found for part, value in parts for found in _paths(path + part, value)]
 
 
-def _quoted(key: Any) -> str:
+def _quoted(key: object) -> str:
     return f'"{key}"' if isinstance(key, str) else repr(key)
 
 
@@ -189,8 +212,8 @@ def _listed(leaves: Sequence[_Leaf]) -> str:
 
 def _agreed_rows(batched: Sequence[_Leaf]) -> int | None:
     """Returns B where a leaf says so before anything runs; refuses disagreement."""
-    known = [(leaf, rows.static_count(leaf.value)) for leaf in batched]
-    known = [(leaf, number) for leaf, number in known if number is not None]
+    counts = [(leaf, rows.static_count(leaf.value)) for leaf in batched]
+    known = [(leaf, number) for leaf, number in counts if number is not None]
     if not known:
         return None
     first, total = known[0]
@@ -206,7 +229,9 @@ def _agreed_rows(batched: Sequence[_Leaf]) -> int | None:
     return total
 
 
-def _checked_total(total: int | None, batched: Sequence[_Leaf]) -> tuple[Any, list]:
+def _checked_total(
+    total: int | None, batched: Sequence[_Leaf]
+) -> tuple[int | tf.Tensor, list[tf.Operation]]:
     """Returns B, and the checks of what is not known before a run."""
     unknown = [leaf for leaf in batched if rows.static_count(leaf.value) is None]
     if not unknown:
@@ -234,7 +259,9 @@ def _checked_total(total: int | None, batched: Sequence[_Leaf]) -> tuple[Any, li
     return total, [check for check in checks if check is not None]  # None: eager, and passed
 
 
-def _gated(value: Any, total: Any, checks: Sequence[Any]) -> Any:
+def _gated(
+    value: types.Rows | None, total: int | tf.Tensor, checks: Sequence[types.Fetch]
+) -> types.Rows | None:
     """Returns a leaf of B rows whose values are there only when the checks have passed."""
     if not checks or not rows.is_batched(value):
         return value
@@ -256,35 +283,29 @@ class _Runs(NamedTuple):
     Attributes:
         begins: K first rows.
         ends: K rows after the last ones; a tower without rows still has one, on loan.
-        counts: K numbers n_i of the tower's own rows.
-        weights: K parts n_i / B.
-        has_rows: K truths n_i > 0.
+        parts: What part of all rows each tower has.
     """
 
-    begins: list
-    ends: list
-    counts: list
-    weights: list
-    has_rows: list
+    begins: list[int | tf.Tensor]
+    ends: list[int | tf.Tensor]
+    parts: Parts
 
 
-def _static_runs(total: int, num_towers: int, whole: int | None) -> _Runs:
+def _static_runs(total: int, num_towers: int, whole: int) -> _Runs:
     counts = [total // num_towers + (i < total % num_towers) for i in range(num_towers)]
     begins = [sum(counts[:i]) if number else 0 for i, number in enumerate(counts)]
     ends = [begin + max(number, 1) for begin, number in zip(begins, counts, strict=True)]
-    weights = [number / (whole or total) for number in counts]
-    return _Runs(begins, ends, counts, weights, [number > 0 for number in counts])
+    weights = tuple(number / whole for number in counts)
+    return _Runs(begins, ends, Parts(weights, tuple(number > 0 for number in counts)))
 
 
-def _of_all_workers(total: Any, across: Any, numbers: Any) -> Any:
-    """Returns how many rows all workers have, and notes it; None: there is one worker."""
-    if across is None:
+def _of_all_workers(
+    total: tf.Tensor, workers: collectives.Workers, numbers: Numbers | None
+) -> tf.Tensor | None:
+    """Returns how many rows all workers have, if there are several."""
+    if workers.is_alone:
         return None
-    if isinstance(total, int):
-        across.rows = total * across.size
-    else:
-        across.rows = across.total(total) if numbers is None else numbers.whole
-    return across.rows
+    return workers.total(total) if numbers is None else numbers.whole
 
 
 def _runs(total: tf.Tensor, num_towers: int, whole: tf.Tensor | None) -> _Runs:
@@ -293,17 +314,18 @@ def _runs(total: tf.Tensor, num_towers: int, whole: tf.Tensor | None) -> _Runs:
     Args:
         total: The worker's rows.
         num_towers: K.
-        whole: All workers' rows; None: the worker's, of which there are some.
+        whole: All workers' rows, if there are several workers. One alone has some rows.
     """
     tower_ids = tf.range(num_towers)
     base, longer = total // num_towers, total % num_towers
     counts = base + tf.cast(tower_ids < longer, tf.int32)
-    has_rows = counts > 0
     begins = base * tower_ids + tf.minimum(tower_ids, longer)
-    begins = tf.where(has_rows, begins, tf.zeros_like(begins))
+    is_own = counts > 0
+    begins = tf.where(is_own, begins, tf.zeros_like(begins))
     ends = begins + tf.maximum(counts, 1)
     weights = tf.cast(counts, tf.float64) / tf.cast(total if whole is None else whole, tf.float64)
-    runs = _Runs(*(tf.unstack(part) for part in (begins, ends, counts, weights, has_rows)))
-    if whole is not None:
-        return runs
-    return runs._replace(has_rows=[True, *runs.has_rows[1:]])  # a batch has one row or more
+    has_rows = tf.unstack(is_own)
+    if whole is None:
+        has_rows[0] = True  # a batch has one row or more
+    parts = Parts(tuple(tf.unstack(weights)), tuple(has_rows))
+    return _Runs(tf.unstack(begins), tf.unstack(ends), parts)

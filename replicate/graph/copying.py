@@ -5,8 +5,7 @@ made. The importer of graphs makes all copies at once, so that a hundred operati
 little more than one, and the originals may well be in another graph.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
 
 from replicate.compat.tensorflow import tf, tf1
 
@@ -14,8 +13,8 @@ _COLOCATION = "_class"
 
 
 def copied(
-    operations: Sequence[tf.Operation], replaced: Mapping[Any, tf.Tensor], name: str
-) -> dict[Any, tf.Tensor]:
+    operations: Sequence[tf.Operation], replaced: Mapping[Hashable, tf.Tensor], name: str
+) -> dict[Hashable, tf.Tensor]:
     """Copies operations into the current graph, on the current device.
 
     Args:
@@ -51,7 +50,7 @@ def copied(
     return {tensor.ref(): copy for tensor, copy in zip(outputs, found, strict=True)}
 
 
-def _node(op: tf.Operation, inside: set[str]) -> Any:
+def _node(op: tf.Operation, inside: set[str]) -> tf1.NodeDef:
     """Returns the definition of a copy: no device, nothing that names what is not copied."""
     node = tf1.NodeDef()
     node.CopyFrom(op.node_def)
@@ -69,7 +68,7 @@ def _name_of(tensor: tf.Tensor) -> str:
     return tensor.name.removesuffix(":0") if tensor.value_index == 0 else tensor.name
 
 
-def _add_functions(graph_def: Any, operations: Iterable[tf.Operation]) -> None:
+def _add_functions(graph_def: tf1.GraphDef, operations: Sequence[tf.Operation]) -> None:
     """Adds the functions that operations call, where the current graph lacks them."""
     graph = operations[0].graph
     if graph is not tf1.get_default_graph() and any(_calls(op) for op in operations):

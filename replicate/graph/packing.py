@@ -1,76 +1,104 @@
-"""Many small tensors share one transfer: flat and end to end, then cut again."""
+"""How many tensors travel: which of them share a transfer, and as numbers of what dtype."""
 
+import math
 from collections.abc import Sequence
-from typing import Any
 
+from replicate import types
 from replicate.compat.tensorflow import tf
 from replicate.graph import reductions
 
+# Between devices tensors of up to this size share a transfer: one costs more than its bytes.
+SMALL_BYTES = 1 << 16
+# Between workers tensors of one dtype share a transfer, up to this many bytes of them.
+PACK_BYTES = 1 << 22
+_PIECE_BYTES = 1 << 17
+# Tensors of several dtypes share one, too, as float64: those of up to this many bytes as such.
+MIXED_BYTES = 1 << 12
+
+# What collectives cannot add up travels as something that they can.
+_CARRIERS = {
+    tf.bool: tf.int32,
+    tf.int8: tf.int32,
+    tf.int16: tf.int32,
+    tf.uint8: tf.int32,
+    tf.uint16: tf.int32,
+    tf.uint32: tf.int64,
+    tf.bfloat16: tf.float32,
+}
+_CARRIED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_EXACT = (tf.float16, tf.float32, tf.float64, tf.int32)  # in float64
+
 
 class Packing:
-    """Which of N tensors travel together.
+    """Which of N tensors travel together, flat and end to end.
+
+    A tensor whose shape only a run tells travels alone.
 
     Args:
         rows: K x N dense tensors; a column has one shape and dtype.
-        pack_bytes: A tensor of up to this many bytes shares its transfer with others of its
-            dtype; 0: none does. A tensor whose shape only a run tells travels alone.
+        each: A tensor of up to this many bytes shares its transfer with others of its dtype; of
+            0 none does.
+        together: Up to how many bytes share one transfer.
 
     Attributes:
         packs: The numbers of the columns that share a transfer: one list for each.
     """
 
-    def __init__(self, rows: Sequence[Sequence[Any]], pack_bytes: int):
+    def __init__(
+        self,
+        rows: Sequence[Sequence[tf.Tensor]],
+        each: float = math.inf,
+        together: float = math.inf,
+    ):
         columns = [reductions.require_alike(column) for column in zip(*rows, strict=True)]
         self._shapes = [_static_shape(column) for column in columns]
-        sharing: dict = {}
-        for n, column in enumerate(columns):
-            if self._is_small(n, column[0].dtype, pack_bytes):
-                sharing.setdefault(column[0].dtype, []).append(n)
-        self.packs = [members for members in sharing.values() if len(members) > 1]
-        packed = {n for members in self.packs for n in members}
-        self._alone = [n for n in range(len(columns)) if n not in packed]
+        self.packs: list[list[int]] = []
+        opened: dict[tf.DType, tuple[list[int], float]] = {}
+        for n, (column, shape) in enumerate(zip(columns, self._shapes, strict=True)):
+            dtype = column[0].dtype
+            size = shape.num_elements() * dtype.size if shape.is_fully_defined() else math.inf
+            if not 0 < each >= size:
+                self.packs.append([n])
+                continue
+            members, held = opened.get(dtype, ([], 0.0))
+            if not members or held + size > together:
+                members, held = [], 0.0
+                self.packs.append(members)
+            members.append(n)
+            opened[dtype] = members, held + size
 
-    def _is_small(self, n: int, dtype: tf.DType, pack_bytes: int) -> bool:
-        if pack_bytes <= 0 or not self._shapes[n].is_fully_defined() or dtype.size <= 0:
-            return False
-        return self._shapes[n].num_elements() * dtype.size <= pack_bytes
-
-    def pack(self, row: Sequence[Any], device: str | None) -> list:
+    def pack(self, row: Sequence[tf.Tensor], device: str | None = None) -> list[tf.Tensor]:
         """Returns M <= N tensors that hold a row's N, packed on the row's device."""
-        packed = [row[n] for n in self._alone]
         with reductions.on(device):
-            for members in self.packs:
-                packed.append(end_to_end(*(row[n] for n in members)))
-        return packed
-
-    def unpack(self, packed: Sequence[Any], device: str | None) -> list:
-        """Returns a row's N tensors again, on the row's device."""
-        row: list = [None] * len(self._shapes)
-        for n, tensor in zip(self._alone, packed[: len(self._alone)], strict=True):
-            row[n] = tensor
-        for members, flat in zip(self.packs, packed[len(self._alone) :], strict=True):
-            for n, part in zip(members, self.cut(members, flat, device), strict=True):
-                row[n] = part
-        return row
-
-    def cut(self, members: Sequence[int], flat: Any, device: str | None) -> list:
-        """Returns the tensors of one pack again, on a device."""
-        sizes = [self._shapes[n].num_elements() for n in members]
-        with reductions.on(device):
-            shapes = {tuple(self._shapes[n].as_list()): None for n in members}
-            shapes = {shape: tf.constant(shape, tf.int32) for shape in shapes}
-            parts = zip(members, tf.split(flat, sizes), strict=True)
             return [
-                part if len(shape) == 1 else tf.reshape(part, shapes[shape])
-                for shape, part in ((tuple(self._shapes[n].as_list()), part) for n, part in parts)
+                _end_to_end([row[n] for n in members]) if len(members) > 1 else row[members[0]]
+                for members in self.packs
+            ]
+
+    def unpack(self, packed: Sequence[tf.Tensor], device: str | None = None) -> list[tf.Tensor]:
+        """Returns a row's N tensors again, on the row's device."""
+        row: dict[int, tf.Tensor] = {}
+        for members, tensor in zip(self.packs, packed, strict=True):
+            parts = [tensor] if len(members) == 1 else self._cut(members, tensor, device)
+            row.update(zip(members, parts, strict=True))
+        return [row[n] for n in range(len(row))]
+
+    def _cut(self, members: Sequence[int], flat: tf.Tensor, device: str | None) -> list[tf.Tensor]:
+        """Returns the tensors of one pack again, on a device."""
+        shapes = [tuple(self._shapes[n].as_list()) for n in members]
+        with reductions.on(device):
+            constants = {shape: tf.constant(shape, tf.int32) for shape in dict.fromkeys(shapes)}
+            parts = tf.split(flat, [math.prod(shape) for shape in shapes])
+            return [
+                part if len(shape) == 1 else tf.reshape(part, constants[shape])
+                for shape, part in zip(shapes, parts, strict=True)
             ]
 
 
-def end_to_end(*tensors: tf.Tensor) -> tf.Tensor:
+def _end_to_end(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns tensors of one dtype, flat, one after the other."""
     flat = tf.constant([-1])
-    vectors = [t if t.shape.rank == 1 else tf.reshape(t, flat) for t in tensors]
-    return tf.concat(vectors, 0)
+    return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, flat) for t in tensors], 0)
 
 
 def _static_shape(column: Sequence[tf.Tensor]) -> tf.TensorShape:
@@ -78,3 +106,66 @@ def _static_shape(column: Sequence[tf.Tensor]) -> tf.TensorShape:
     shapes = [tensor.shape for tensor in column]
     known = all(shape.is_fully_defined() for shape in shapes)
     return shapes[0] if known else tf.TensorShape(None)
+
+
+def pack_bytes(workers: int) -> int:
+    """Returns up to how many bytes tensors share a transfer of a ring of W workers.
+
+    A ring cuts a pack into W pieces, each a message: one of 128 KiB takes as long as a message's
+    latency of 0.1 ms at 10 Gbit/s.
+    """
+    return max(PACK_BYTES, workers * _PIECE_BYTES)
+
+
+def of_few_dtypes(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns tensors of which small ones are float64, if they are of several dtypes."""
+    small = {
+        n
+        for n, tensor in enumerate(tensors)
+        if tensor.dtype in _EXACT
+        and tensor.shape.is_fully_defined()
+        and tensor.shape.num_elements() * tf.float64.size <= MIXED_BYTES
+    }
+    if len({tensors[n].dtype for n in small}) < 2:
+        return list(tensors)
+    return [tf.cast(t, tf.float64) if n in small else t for n, t in enumerate(tensors)]
+
+
+def is_sent(value: types.Gradient) -> bool:
+    """Whether workers can send a value to each other: it is a number."""
+    dtype = value.dtype
+    return dtype in _CARRIED or dtype in _CARRIERS or dtype.is_complex or dtype == tf.uint64
+
+
+def carried(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor as collectives add it up."""
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype in _CARRIED:
+        return tensor
+    if tensor.dtype.is_complex:
+        return tf.stack([tf.math.real(tensor), tf.math.imag(tensor)])
+    if tensor.dtype == tf.uint64:
+        return tf.bitcast(tensor, tf.int64)
+    if tensor.dtype in _CARRIERS:
+        return tf.cast(tensor, _CARRIERS[tensor.dtype])
+    raise TypeError(
+        f"Workers join numbers: {tensor.name} is of {tensor.dtype.name}. Keep it in each worker."
+    )
+
+
+def restored(tensor: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+    """Returns what `carried` has changed in the dtype that it had."""
+    if before.dtype.is_complex:
+        return tf.complex(tensor[0], tensor[1])
+    if before.dtype == tf.uint64:
+        return tf.bitcast(tensor, tf.uint64)
+    return tensor if tensor.dtype == before.dtype else tf.cast(tensor, before.dtype)
+
+
+def lengthened(tensor: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Returns a tensor with as many rows, of which the last are zeros."""
+    missing = size - tf.shape(tensor)[0]
+    after = tf.concat([[missing], tf.zeros([tf.rank(tensor) - 1], tf.int32)], 0)
+    longer = tf.pad(tensor, tf.stack([tf.zeros_like(after), after], 1))
+    longer.set_shape([None, *tensor.shape[1:]])
+    return longer

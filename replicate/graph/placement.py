@@ -5,11 +5,13 @@ A device function sees each operation as it is made. What the user's code names 
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from replicate.compat.tensorflow import tf
+from replicate.graph import operations
 
 VARIABLE_TYPES = frozenset(
     {
@@ -28,9 +30,6 @@ VARIABLE_TYPES = frozenset(
         "VariableV2",
     }
 )
-_WITH_VARIABLES = ("Assign", "ReadVariableOp", "Resource", "VarIsInitializedOp", "VariableShape")
-_PASSING = ("Enter", "Identity", "Switch")  # into control flow of version 1
-_LOOPS = ("StatelessWhile", "While")
 _CPU = "/device:CPU:0"
 _ASSUMED_DIMENSION = 1024  # bytes of a variable whose shape is not known yet are a guess
 
@@ -38,61 +37,34 @@ _ASSUMED_DIMENSION = 1024  # bytes of a variable whose shape is not known yet ar
 class Chooser(Protocol):
     """Decides where a variable lives."""
 
-    def __call__(self, shape: Any, dtype: Any) -> str:
+    def __call__(self, shape: tf.TensorShape | None, dtype: tf.DType | None) -> str:
         """Returns the canonical device of the next variable."""
 
 
-class Single:
-    """All variables on one device.
-
-    Args:
-        device: Its canonical name.
-    """
-
-    def __init__(self, device: str):
-        self._device = device
-
-    def __call__(self, shape: Any, dtype: Any) -> str:
-        """Returns the device."""
-        return self._device
+def single(device: str) -> Chooser:
+    """Puts all variables on one device."""
+    return lambda shape, dtype: device
 
 
-class RoundRobin:
-    """Variables on one device after the other.
+def round_robin(devices: Sequence[str]) -> Chooser:
+    """Puts variables on one device after the other."""
+    turns = itertools.cycle(devices)
+    return lambda shape, dtype: next(turns)
 
-    Args:
-        devices: Their canonical names.
-    """
 
-    def __init__(self, devices: Sequence[str]):
-        self._devices = tuple(devices)
-        self._next = 0
+def balanced_by_bytes(devices: Sequence[str]) -> Chooser:
+    """Puts each variable on the device that holds the fewest bytes so far, or the first of them."""
+    held = dict.fromkeys(devices, 0)
 
-    def __call__(self, shape: Any, dtype: Any) -> str:
-        """Returns the device whose turn it is."""
-        chosen = self._devices[self._next % len(self._devices)]
-        self._next += 1
+    def choose(shape, dtype):
+        chosen = min(held, key=held.__getitem__)
+        held[chosen] += size_in_bytes(shape, dtype)
         return chosen
 
-
-class BalancedByBytes:
-    """Each variable on the device that holds the fewest bytes so far.
-
-    Args:
-        devices: Their canonical names.
-    """
-
-    def __init__(self, devices: Sequence[str]):
-        self._bytes = dict.fromkeys(devices, 0)
-
-    def __call__(self, shape: Any, dtype: Any) -> str:
-        """Returns the least loaded device, the first of them where several are."""
-        chosen = min(self._bytes, key=self._bytes.__getitem__)
-        self._bytes[chosen] += size_in_bytes(shape, dtype)
-        return chosen
+    return choose
 
 
-def size_in_bytes(shape: Any, dtype: Any) -> int:
+def size_in_bytes(shape: tf.TensorShape | None, dtype: tf.DType | None) -> int:
     """Returns a variable's size; unknown dimensions and dtypes are taken as middling."""
     shape = tf.TensorShape(shape)
     if shape.rank is None:
@@ -121,7 +93,7 @@ def device_function(chooser: Chooser, worker_device: str) -> Callable:
             is_placed = named.device_type is not None
             default = worker_device if is_placed else chooser(*_shape_and_dtype(op))
         else:
-            variable = variable_of(op)
+            variable = operations.variable_of(op)
             default = (variable and variable.device) or worker_device
         return merged(default, op.device)
 
@@ -138,20 +110,6 @@ def _of_cluster(op: tf.Operation, named: tf.DeviceSpec, chooser: Chooser) -> str
     return merged(chooser(*_shape_and_dtype(op)), op.device)
 
 
-def variable_of(op: tf.Operation) -> tf.Operation | None:
-    """Returns what made the variable that an operation reads or writes.
-
-    NOTE: TensorFlow puts it there in any case, and refuses another device that it cannot change.
-    """
-    if not op.type.startswith(_WITH_VARIABLES) or not op.inputs:
-        return None
-    handle = op.inputs[0]
-    while handle.op.type in (*_LOOPS, *_PASSING):  # a loop gives back what it was given
-        is_loop = handle.op.type in _LOOPS
-        handle = handle.op.inputs[handle.value_index if is_loop else 0]
-    return handle.op if handle.op.type == "VarHandleOp" else None
-
-
 def keep_beside_variables(graph: tf.Graph) -> None:
     """Lets operations on variables be where these are, whatever else they were put beside.
 
@@ -161,28 +119,23 @@ def keep_beside_variables(graph: tf.Graph) -> None:
     for op in graph.get_operations():
         if op.type == "StackV2":  # where a loop of version 1 keeps what it has read
             _put_beside(op)
-        variable = variable_of(op)
+        variable = operations.variable_of(op)
         if variable is None or not variable.device:
             continue
-        if set(op.colocation_groups()) - {_group(op), _group(variable)}:
+        if set(operations.colocated_with(op)) - {variable.name}:
             op._clear_attr("_class")
             op._set_device(variable.device)
 
 
 def _put_beside(op: tf.Operation) -> None:
     """Puts an operation on the device of the variable that it was put beside, if it was."""
-    for group in set(op.colocation_groups()) - {_group(op)}:
-        read = op.graph.get_operation_by_name(group.decode().removeprefix("loc:@"))
-        variable = variable_of(read)
+    for name in operations.colocated_with(op):
+        variable = operations.variable_of(op.graph.get_operation_by_name(name))
         if variable is not None and variable.device:
             op._set_device(variable.device)
 
 
-def _group(op: tf.Operation) -> bytes:
-    return f"loc:@{op.name}".encode()
-
-
-def _shape_and_dtype(op: tf.Operation) -> tuple:
+def _shape_and_dtype(op: tf.Operation) -> tuple[tf.TensorShape | None, tf.DType | None]:
     attributes = op.node_def.attr
     shape = tf.TensorShape(attributes["shape"].shape) if "shape" in attributes else None
     dtype = tf.as_dtype(attributes["dtype"].type) if "dtype" in attributes else None

@@ -6,20 +6,19 @@ belonged to stays written on it, so that a loading machine may place the towers 
 """
 
 import posixpath
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 
 TOWER = "_replicate_tower"
 """The attribute of an operation that says which tower it belongs to."""
 
 _ASSETS = "saved_model_assets"
-_COLOCATION = b"loc:@"
 _CONTEXTS = (tf1.GraphKeys.COND_CONTEXT, tf1.GraphKeys.WHILE_CONTEXT)
 
 
-def strip_devices(meta_graph: Any, worker_devices: Sequence[str] = ()) -> None:
+def strip_devices(meta_graph: tf1.MetaGraphDef, worker_devices: Sequence[str] = ()) -> None:
     """Takes out all devices, in functions as well.
 
     Args:
@@ -40,19 +39,19 @@ def strip_devices(meta_graph: Any, worker_devices: Sequence[str] = ()) -> None:
             node.device = ""
 
 
-def towers(meta_graph: Any) -> dict[str, int]:
+def towers(meta_graph: tf1.MetaGraphDef) -> dict[str, int]:
     """Returns operation name -> tower, for the operations that `strip_devices` marked."""
     nodes = meta_graph.graph_def.node
     return {node.name: node.attr[TOWER].i for node in nodes if TOWER in node.attr}
 
 
-def _type_and_index(device: str) -> tuple:
+def _type_and_index(device: str) -> tuple[str, int | None]:
     spec = tf.DeviceSpec.from_string(device)
     kind = spec.device_type
     return (kind.upper(), spec.device_index) if kind else ("", None)
 
 
-def fold_copies(meta_graph: Any, firsts: Mapping[str, str]) -> None:
+def fold_copies(meta_graph: tf1.MetaGraphDef, firsts: Mapping[str, str]) -> None:
     """Lets the first copy of each variable serve all towers.
 
     Args:
@@ -79,7 +78,7 @@ def fold_copies(meta_graph: Any, firsts: Mapping[str, str]) -> None:
             _copy_mark(nodes[places[0]], node)
         if places or len(kept) < len(node.input):
             node.input[:] = kept
-        _rewrite_colocation(node, lambda name: firsts.get(name, name))
+        operations.rename_colocated(node, lambda name: firsts.get(name, name))
     _keep(meta_graph, set(nodes) - dropped - set(firsts))
 
 
@@ -95,7 +94,7 @@ def _renamed(name: str, firsts: Mapping[str, str]) -> str:
     return name.replace(operation, firsts[operation], 1)
 
 
-def _copy_mark(source: Any, target: Any) -> None:
+def _copy_mark(source: tf1.NodeDef, target: tf1.NodeDef) -> None:
     """What reads a variable is where the variable is."""
     if TOWER in source.attr:
         target.attr[TOWER].i = source.attr[TOWER].i
@@ -103,7 +102,9 @@ def _copy_mark(source: Any, target: Any) -> None:
         del target.attr[TOWER]
 
 
-def prune(meta_graph: Any, disposable: Collection[str], roots: Collection[str]) -> None:
+def prune(
+    meta_graph: tf1.MetaGraphDef, disposable: Collection[str], roots: Collection[str]
+) -> None:
     """Takes out operations that nothing needs.
 
     Args:
@@ -124,12 +125,12 @@ def prune(meta_graph: Any, disposable: Collection[str], roots: Collection[str]) 
     _keep(meta_graph, needed)
 
 
-def _keep(meta_graph: Any, needed: Collection[str]) -> None:
+def _keep(meta_graph: tf1.MetaGraphDef, needed: Collection[str]) -> None:
     """Keeps these operations, and takes out whatever names another one."""
     graph_def = meta_graph.graph_def
     kept = [node for node in graph_def.node if node.name in needed]
     for node in kept:
-        _rewrite_colocation(node, lambda name: name if name in needed else None)
+        operations.rename_colocated(node, lambda name: name if name in needed else None)
     copied = [type(node).FromString(node.SerializeToString()) for node in kept]
     del graph_def.node[:]
     graph_def.node.extend(copied)
@@ -142,24 +143,7 @@ def _keep(meta_graph: Any, needed: Collection[str]) -> None:
                 del meta_graph.collection_def[key]
 
 
-def _rewrite_colocation(node: Any, renamed: Callable[[str], str | None]) -> None:
-    if "_class" not in node.attr:
-        return
-    listed = node.attr["_class"].list.s
-    left = []
-    for item in listed:
-        if item.startswith(_COLOCATION):
-            name = renamed(item[len(_COLOCATION) :].decode())
-            item = _COLOCATION + name.encode() if name else b""
-        if item and item not in left:
-            left.append(item)
-    if left:
-        listed[:] = left
-    else:
-        del node.attr["_class"]
-
-
-def name_assets(meta_graph: Any) -> None:
+def name_assets(meta_graph: tf1.MetaGraphDef) -> None:
     """Replaces the paths of assets by the names that they have in the SavedModel.
 
     A loader puts in the path where the SavedModel lies.
@@ -172,7 +156,7 @@ def name_assets(meta_graph: Any) -> None:
             _replace_strings(value, names)
 
 
-def _asset_names(meta_graph: Any) -> dict[bytes, bytes]:
+def _asset_names(meta_graph: tf1.MetaGraphDef) -> dict[bytes, bytes]:
     """Returns absolute path -> file name, longest paths first."""
     if _ASSETS not in meta_graph.collection_def:
         return {}
@@ -187,16 +171,16 @@ def _asset_names(meta_graph: Any) -> dict[bytes, bytes]:
     return dict(sorted(found.items(), key=lambda pair: -len(pair[0])))
 
 
-def _all_nodes(graph_def: Any) -> Iterator[Any]:
+def _all_nodes(graph_def: tf1.GraphDef) -> Iterator[tf1.NodeDef]:
     yield from graph_def.node
     for function in graph_def.library.function:
         yield from function.node_def
 
 
-def _replace_strings(value: Any, names: Mapping[bytes, bytes]) -> None:
+def _replace_strings(value: tf1.AttrValue, names: Mapping[bytes, bytes]) -> None:
     """Replaces texts in one attribute's value, wherever strings can be in it."""
 
-    def replaced(text):
+    def replaced(text: bytes) -> bytes:
         for path, name in names.items():
             text = text.replace(path, name)
         return text

@@ -6,13 +6,36 @@ position in a list. `IndexedSlices` stay sparse.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from replicate import errors
+from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
 
+_AGGREGATIONS = {
+    tf.distribute.ReduceOp.SUM: tf.VariableAggregation.SUM,
+    tf.distribute.ReduceOp.MEAN: tf.VariableAggregation.MEAN,
+}
 
-def on(device: str | None) -> contextlib.AbstractContextManager:
+SCOPE = "replicate_reduce/"  # of what reduces over towers: no name of the model's is taken
+
+
+def aggregation_of(reduce_op: types.NamedReduction) -> tf.VariableAggregation:
+    """Returns the aggregation for a `tf.distribute.ReduceOp`, its name, or an aggregation.
+
+    Raises:
+        ValueError: If it is neither a sum nor a mean.
+    """
+    if isinstance(reduce_op, str):
+        reduce_op = getattr(tf.distribute.ReduceOp, reduce_op.upper(), reduce_op)
+    found = _AGGREGATIONS.get(reduce_op, reduce_op)
+    if found not in _AGGREGATIONS.values():
+        raise ValueError(
+            f"A reduction is SUM or MEAN; got {reduce_op!r}. Pass tf.VariableAggregation.SUM or "
+            ".MEAN (in strategy.extended: tf.distribute.ReduceOp, or its name)."
+        )
+    return found
+
+
+def on(device: str | None) -> contextlib.AbstractContextManager[object]:
     """Enters a device; `""` and None leave the choice to whoever chose before."""
     return tf.device(device) if device else contextlib.nullcontext()
 
@@ -24,18 +47,18 @@ def alone_on(device: str, scope: str) -> Iterator[None]:
         yield
 
 
-def device_of(value: Any) -> str:
+def device_of(value: types.Gradient) -> str:
     """Returns the device of a tensor or of IndexedSlices; `""` where none is named."""
     return (value.values if isinstance(value, tf.IndexedSlices) else value).device or ""
 
 
-def copy_onto(value: Any, device: str | None) -> Any:
+def copy_onto(value: types.Nest, device: str | None) -> types.Nest:
     """Copies a tensor, or a sparse, ragged or sliced one, onto a device."""
     with on(device):
         return tf.nest.map_structure(tf.identity, value, expand_composites=True)
 
 
-def sum_onto(tensors: Sequence[Any], device: str | None) -> Any:
+def sum_onto(tensors: Sequence[types.Gradient], device: str | None) -> types.Gradient:
     """Sums K tensors of one shape onto one device.
 
     Args:
@@ -61,7 +84,7 @@ def sum_onto(tensors: Sequence[Any], device: str | None) -> Any:
         return tf.add_n(tensors)
 
 
-def mean_onto(tensors: Sequence[Any], device: str | None) -> Any:
+def mean_onto(tensors: Sequence[types.Gradient], device: str | None) -> types.Gradient:
     """Averages K tensors of one shape onto one device; integers are rounded down.
 
     Args:
@@ -77,7 +100,7 @@ def mean_onto(tensors: Sequence[Any], device: str | None) -> Any:
     return divide_onto(sum_onto(tensors, device), len(tensors), device)
 
 
-def divide_onto(value: Any, number: int, device: str | None) -> Any:
+def divide_onto(value: types.Gradient, number: int, device: str | None) -> types.Gradient:
     """Divides a tensor, or the values of IndexedSlices, on a device; keeps the dtype."""
     if number == 1:
         return value
@@ -88,7 +111,7 @@ def divide_onto(value: Any, number: int, device: str | None) -> Any:
         return value // number if value.dtype.is_integer else value / number
 
 
-def as_dtype(number: Any, dtype: tf.DType) -> tf.Tensor:
+def as_dtype(number: float | tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Returns a number as a tensor, all of whose digits count even in float64.
 
     NOTE: `tf.cast` makes a Python float a float32 first.
@@ -96,7 +119,7 @@ def as_dtype(number: Any, dtype: tf.DType) -> tf.Tensor:
     return tf.constant(number, dtype) if isinstance(number, float) else tf.cast(number, dtype)
 
 
-def scaled(value: Any, factor: Any, device: str | None) -> Any:
+def scaled(value: types.Gradient, factor: float | tf.Tensor, device: str | None) -> types.Gradient:
     """Multiplies a floating tensor, or the values of IndexedSlices, on a device."""
     with on(device):
         if isinstance(value, tf.IndexedSlices):
@@ -105,11 +128,13 @@ def scaled(value: Any, factor: Any, device: str | None) -> Any:
         return value * as_dtype(factor, value.dtype)
 
 
-def weighted_sum_onto(tensors: Sequence[Any], weights: Sequence[Any], device: str | None) -> Any:
+def weighted_sum_onto(
+    tensors: Sequence[tf.Tensor], weights: Sequence[float | tf.Tensor], device: str | None
+) -> tf.Tensor:
     """Sums K tensors times K weights onto one device.
 
     Args:
-        tensors: K tensors or IndexedSlices of one shape and dtype; integers become float32.
+        tensors: K dense tensors of one shape and dtype; integers become float32.
         weights: K floats, or float tensors of shape []. A weight of zero keeps out even
             NaN and infinity.
         device: Canonical device name.
@@ -127,17 +152,17 @@ def weighted_sum_onto(tensors: Sequence[Any], weights: Sequence[Any], device: st
         return sum_onto([_weighted(tensor, weight) for tensor, weight in pairs], device)
 
 
-def _weighted(value: Any, weight: Any) -> Any:
+def _weighted(value: tf.Tensor, weight: float | tf.Tensor) -> tf.Tensor:
     if isinstance(weight, (int, float)) and weight == 1:
         return value
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(_weighted(value.values, weight), value.indices, value.dense_shape)
     if value.dtype.is_integer:
         value = tf.cast(value, tf.float32)
     return tf.math.multiply_no_nan(value, as_dtype(weight, value.dtype))
 
 
-def mask_rows(tensors: Sequence[Any], has_rows: Sequence[Any]) -> list:
+def mask_rows(
+    tensors: Sequence[types.Gradient], has_rows: Sequence[bool | tf.Tensor]
+) -> list[types.Gradient]:
     """Replaces by zeros what towers without rows bring; of IndexedSlices, nothing is left.
 
     Args:
@@ -153,7 +178,7 @@ def mask_rows(tensors: Sequence[Any], has_rows: Sequence[Any]) -> list:
     ]
 
 
-def _masked(value: Any, keep: Any) -> Any:
+def _masked(value: types.Gradient, keep: bool | tf.Tensor) -> types.Gradient:
     value = _as_tensor(value)
     with on(value.device):
         if isinstance(value, tf.IndexedSlices):
@@ -164,7 +189,7 @@ def _masked(value: Any, keep: Any) -> Any:
         return zeros if keep is False else tf.where(keep, value, zeros)
 
 
-def concat_onto(values: Sequence[Any], device: str | None) -> Any:
+def concat_onto(values: Sequence[types.Rows | None], device: str | None) -> types.Rows | None:
     """Concatenates K values along axis 0 onto one device.
 
     Args:
@@ -181,17 +206,17 @@ def concat_onto(values: Sequence[Any], device: str | None) -> Any:
     """
     if all(value is None for value in values):
         return None
-    values = [_as_tensor(value) for value in values]
-    _require_same("kind", [_kind(value) for value in values])
-    _require_same("dtype", [value.dtype.name for value in values])
-    if len(values) == 1:
-        return copy_onto(values[0], device)
-    if _kind(values[0]) == "tensor":
-        _require_rows(values)
+    tensors = [_as_tensor(value) for value in values]
+    _require_same("kind", [_kind(tensor) for tensor in tensors])
+    _require_same("dtype", [tensor.dtype.name for tensor in tensors])
+    if len(tensors) == 1:
+        return copy_onto(tensors[0], device)
+    if _kind(tensors[0]) == "tensor":
+        _require_rows(tensors)
     with on(device):
-        if isinstance(values[0], tf.SparseTensor):
-            return tf.sparse.concat(0, values, expand_nonconcat_dims=True)
-        return tf.concat(values, 0)
+        if isinstance(tensors[0], tf.SparseTensor):
+            return tf.sparse.concat(0, tensors, expand_nonconcat_dims=True)
+        return tf.concat(tensors, 0)
 
 
 def _require_rows(tensors: Sequence[tf.Tensor]) -> None:
@@ -223,19 +248,21 @@ def _joined_slices(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     )
 
 
-def _as_tensor(value: Any) -> Any:
+def _as_tensor(value: types.Gradient | types.Rows | None) -> types.Gradient | types.Rows:
     if isinstance(value, (tf.Tensor, tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
         return value
     return tf.convert_to_tensor(value)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: types.Gradient | types.Rows) -> str:
     if isinstance(value, (tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)):
         return type(value).__name__
     return "tensor"
 
 
-def require_alike(tensors: Sequence[Any]) -> list:
+def require_alike(
+    tensors: Sequence[types.Gradient | types.Rows],
+) -> list[types.Gradient | types.Rows]:
     """Returns K values as tensors; refuses mixed kinds, dtypes or shapes.
 
     Raises:
@@ -261,7 +288,7 @@ def _require_same(what: str, found: Sequence[str]) -> None:
             raise _mismatch(tower, what, item, found[0])
 
 
-def _mismatch(tower: int, what: str, found: Any, first: Any) -> errors.TowerMismatchError:
+def _mismatch(tower: int, what: str, found: object, first: object) -> errors.TowerMismatchError:
     return errors.TowerMismatchError(
         f"Values of all towers must agree to be joined: tower {tower} has the {what} "
         f"{found}, tower 0 has {first}. Look for a branch on the tower."

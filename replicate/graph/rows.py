@@ -4,25 +4,28 @@ Rows lie along axis 0. A bound is a Python int, or an int32 or int64 tensor of s
 with Python ints the static shape says how many rows there are.
 """
 
-from typing import Any
+from typing import TypeAlias
 
+from replicate import types
 from replicate.compat.tensorflow import tf
+
+Bound: TypeAlias = int | tf.Tensor
 
 KINDS = (tf.Tensor, tf.SparseTensor, tf.RaggedTensor)
 
 
-def is_batched(value: Any) -> bool:
+def is_batched(value: types.Rows | None) -> bool:
     """Whether a tensor has rows: all but None and scalars; an unknown rank counts as yes."""
     return value is not None and value.shape.rank != 0
 
 
-def static_count(value: Any) -> int | None:
+def static_count(value: types.Rows) -> int | None:
     """Returns how many rows a tensor has, or None where only a run tells."""
     # NOTE: under TensorFlow 1's behavior a shape holds Dimensions, not ints and None.
     return tf.compat.dimension_value(value.shape[0]) if value.shape.rank else None
 
 
-def count(value: Any) -> tf.Tensor:
+def count(value: types.Rows) -> tf.Tensor:
     """Returns how many rows a tensor has when run: int32, shape []."""
     if isinstance(value, tf.SparseTensor):
         return tf.cast(value.dense_shape[0], tf.int32)
@@ -31,7 +34,7 @@ def count(value: Any) -> tf.Tensor:
     return tf.shape(value)[0]
 
 
-def cut(value: Any, begin: Any, end: Any) -> Any:
+def cut(value: types.Rows, begin: Bound, end: Bound) -> types.Rows:
     """Returns the rows from `begin` up to `end`.
 
     Args:
@@ -50,7 +53,7 @@ def cut(value: Any, begin: Any, end: Any) -> Any:
     return value[begin:end]
 
 
-def take(value: Any, limit: Any) -> Any:
+def take(value: types.Rows, limit: Bound) -> types.Rows:
     """Returns the first `limit` rows, or all where there are fewer."""
     if not isinstance(value, (tf.SparseTensor, tf.RaggedTensor)):
         return value[:limit]
@@ -60,7 +63,7 @@ def take(value: Any, limit: Any) -> Any:
     return cut(value, 0, tf.minimum(rows, tf.cast(limit, tf.int64)))
 
 
-def _cut_sparse(value: tf.SparseTensor, begin: Any, end: Any) -> tf.SparseTensor:
+def _cut_sparse(value: tf.SparseTensor, begin: Bound, end: Bound) -> tf.SparseTensor:
     first, size = tf.cast(begin, tf.int64), tf.cast(end - begin, tf.int64)
     inner = value.dense_shape[1:]
     part = tf.sparse.slice(
@@ -87,7 +90,7 @@ def sparse_shape(value: tf.SparseTensor, size: tf.Tensor) -> tf.Tensor:
     return tf.stack([size, *inner])
 
 
-def _cut_ragged(value: tf.RaggedTensor, begin: Any, end: Any) -> tf.RaggedTensor:
+def _cut_ragged(value: tf.RaggedTensor, begin: Bound, end: Bound) -> tf.RaggedTensor:
     """Cuts the outermost partition, then the run of its values that belongs to it.
 
     NOTE: TensorFlow's own slicing turns a uniform dimension into a ragged one, and

@@ -14,10 +14,10 @@ from replicate.splitting import facts as known
 from replicate.splitting.rules import registry
 from replicate.splitting.states import SIZE, WHOLE, Local, Rows, Space, Split, WholeError
 
-LEAVES = ("Shape", "ShapeN", "Size", "Rank")
+LEAVES = folding.LEAVES
+FILLS = ("Const", "Fill")  # they cost nothing
 
 _BOOKKEEPING = (tf.resource, tf.variant)
-_FILLS = ("Const", "Fill")  # they cost nothing
 
 
 class Given(NamedTuple):
@@ -196,7 +196,7 @@ class Analysis:
         for tensor in op.outputs:
             axis = self._axis_with_rows(tensor)
             if axis is not None:
-                if op.type not in _FILLS:
+                if op.type not in FILLS:
                     self.why[op] = reason
                 self._states[id(tensor)] = Rows(axis, self.batch)
                 self._at_hand.add(id(tensor))

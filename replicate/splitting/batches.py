@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
-from replicate.graph import batches, collectives, ends
+from replicate.graph import batches
 from replicate.splitting import gathering, inputs, workers
 from replicate.splitting.splitter import Given
+from replicate.strategy.cluster import ends
 
 
 class Batch(NamedTuple):
@@ -52,24 +53,24 @@ def checked(features: Any, labels: Any) -> Batch:
     )
 
 
-def checked_of_worker(given: ends.Input, across: collectives.Across, home: str) -> Batch:
+def checked_of_worker(given: ends.Input, home: str) -> Batch:
     """Returns a worker's batch, whose tensors stand for those of all workers.
 
     Args:
         given: The worker's features and labels; see `checked`.
-        across: Joins what workers bring.
-        home: Where that is.
+        home: Where workers join what they bring.
 
     Raises:
         BatchError: See `checked`; or if the rank of a tensor is not known.
     """
+    all_workers = given.workers
     leaves, total = batches.checked_leaves(given.features, given.labels, given.checks)
     is_static = isinstance(total, int)
     number = total if is_static or given.numbers is None else given.numbers.own
-    total = total * across.size if is_static else None
+    total = total * all_workers.size if is_static else None
     makers = {
-        tf.SparseTensor: lambda found: gathering.widened(found, total, across, home),
-        tf.RaggedTensor: lambda found: gathering.whole(found, number, across, home),
+        tf.SparseTensor: lambda found: gathering.widened(found, total, all_workers, home),
+        tf.RaggedTensor: lambda found: gathering.whole(found, number, all_workers, home),
     }
     for kind, make in makers.items():
         places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, kind)]
@@ -86,7 +87,7 @@ def checked_of_worker(given: ends.Input, across: collectives.Across, home: str) 
             )
         if leaf.shape.rank:
             # It is never run: whoever reads it is given the rows of all workers.
-            leaves[n] = tf.concat([leaf] * across.size, 0) if is_static else tf.identity(leaf)
+            leaves[n] = tf.concat([leaf] * all_workers.size, 0) if is_static else tf.identity(leaf)
             own[leaves[n].ref()] = leaf
     lone = [leaves[n] for n in dense if not leaves[n].shape.rank]
     given_leaves = [leaf for leaf in leaves if _has_rows(leaf)]
@@ -96,7 +97,7 @@ def checked_of_worker(given: ends.Input, across: collectives.Across, home: str) 
         tf.nest.pack_sequence_as(given.labels, leaves[cut:]),
         [Given(leaf) for leaf in given_leaves],
         total,
-        workers.Workers(across, number, own, lone, _next_number(), given.checks),
+        workers.Workers(all_workers, number, own, lone, _next_number(), given.checks),
     )
 
 

@@ -1,81 +1,75 @@
 """What has an effect happens once, and reads come before writes where no order is given."""
 
-import functools
-from collections.abc import Iterable, Mapping
+import collections
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import ancestry
-from replicate.splitting import loops
+from replicate.graph import operations
+from replicate.splitting import definitions, kinds, loops
+from replicate.splitting import order as order_of
 
-_WRITING = (
-    "Assign",
-    "ResourceApply",
-    "ResourceSparseApply",
-    "ResourceScatter",
-    "Scatter",
-    "Apply",
-    "SparseApply",
-)
-_EFFECTS = (
-    *_WRITING,
-    "PyFunc",
-    "EagerPyFunc",
-    "Print",
-    "Queue",
-    "LookupTableI",
-    "LookupTableR",
-    "WriteSummary",
-    "WriteScalarSummary",
-    "WriteHistogramSummary",
-    "Barrier",
-    "Stage",
-    "Unstage",
-    "Map",
-    "OrderedMap",
-    "ResourceAccumulator",
-    "Accumulator",
-    "SparseAccumulator",
-    "ResourceCountUpTo",
-    "ResourceConditionalAccumulator",
-)
-_PASSING = ("Switch", "Enter", "Identity")
-READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
+_ENTERS = ("Enter", "RefEnter")
+_MEASURES = ("Rank", "Shape", "ShapeN", "Size")
 
 
 def has_effect(op: tf.Operation) -> bool:
-    """Whether an operation does something beside making its outputs."""
-    return _may_have_effect(op.type) and op.op_def.is_stateful
+    """Whether an operation, or a function that it calls, does more than to make its outputs."""
+    return _has(op, kinds.has_effect)
 
 
-@functools.cache
-def _may_have_effect(kind: str) -> bool:
-    return kind.startswith(_EFFECTS)
+def changes_state(op: tf.Operation) -> bool:
+    """Whether an operation has an effect, and does more than to check values."""
+    return _has(op, kinds.changes_state)
 
 
-@functools.cache
-def _writes(kind: str) -> bool:
-    return kind.startswith(_WRITING)
+def _has(op: tf.Operation, of_kind: Callable[[str], bool]) -> bool:
+    if definitions.is_call(op.type):
+        return definitions.Functions(op.graph).has_effect(op.node_def, of_kind)
+    return of_kind(op.type)
 
 
-def behind(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """Returns those of a graph's operations that come after one with an effect."""
-    ops = set(ops)
-    sources = [op for op in ops if has_effect(op)]
-    return ancestry.behind(sources, ops) - set(sources) if sources else set()
+def behind_changes(graph: tf.Graph) -> set[tf.Operation]:
+    """Returns the operations that change a state, or come after one that does."""
+    ops = set(graph.get_operations())
+    sources = [op for op in ops if changes_state(op)]
+    return operations.behind(sources, ops) if sources else set()
 
 
-def with_behind(graph: tf.Graph, given: Iterable[tf.Tensor]) -> set[tf.Operation]:
+def with_behind(graph: tf.Graph, given: Iterable[tf.Tensor]) -> order_of.Behind:
     """Returns the operations with effects, and those that come after one.
+
+    What is made of the shape of a tensor comes after no check of the tensor's values, if something
+    else reads these: then the check is made for that.
 
     Args:
         graph: The graph.
         given: The tensors of the batch; effects that these come after are over for all else.
     """
     ops = set(graph.get_operations())
-    before = ancestry.executed_by(list(given))
+    before = operations.executed_by(list(given))
     sources = [op for op in ops if op not in before and has_effect(op)]
-    return ancestry.behind(sources, ops) if sources else set()
+    changing = [op for op in sources if changes_state(op)]
+    changes = operations.behind(changing, ops) if changing else set()
+    return order_of.Behind(changes, _behind_checks([op for op in sources if op not in changes]))
+
+
+def _behind_checks(sources: Iterable[tf.Operation]) -> dict[tf.Operation, int]:
+    """Returns for operations that check values, and all behind them, which ones: as bits."""
+    found: dict[tf.Operation, int] = {}
+    waiting = collections.deque((op, 1 << n) for n, op in enumerate(sources))
+    while waiting:
+        op, bits = waiting.popleft()
+        new = bits & ~found.get(op, 0)
+        if not new:
+            continue
+        found[op] = found.get(op, 0) | new
+        waiting.extend((user, new) for user in op._control_outputs)
+        for tensor in op.outputs:
+            users = tensor.consumers()
+            others = [user for user in users if user.type not in _MEASURES]
+            waiting.extend((user, new) for user in others or users)
+    return found
 
 
 def keep_whole(
@@ -90,7 +84,9 @@ def keep_whole(
     """
     for op in ops:
         root = structure.root(op)
-        if root is not None and has_effect(op) and not assumptions.is_whole(root):
+        if root is None or op.type in kinds.CHECKS or assumptions.is_whole(root):
+            continue
+        if has_effect(op):
             assumptions.make_loop_whole(op, f"{op.type} has an effect")
 
 
@@ -98,20 +94,19 @@ def order(written: Any, made: dict[str, tf.Operation]) -> None:
     """Lets a step read variables before it writes them, where the graph leaves that open.
 
     Copies on several devices read at several times: without an order some might see the value of
-    after the step.
+    after the step. A call, a branch or a loop that writes waits as a whole.
 
     Args:
         written: The writer.
         made: The new operations by their names.
     """
     aside, nodes = written.run_aside, written.nodes
-    kinds = {op: op.type for op in written.run_whole if op not in aside}
+    running = {op: op.type for op in written.run_whole if op not in aside}
     for name, node in nodes.by_name.items():
         if name not in aside and nodes.original(name) not in aside:
-            kinds[made[name]] = node.op
-    running = set(kinds)
-    reads, writes = _users(kinds)
-    behind = ancestry.behind([op for ops in writes.values() for op in ops], running)
+            running[made[name]] = node.op
+    reads, writes = _users(running, written.structure)
+    behind = operations.behind([op for ops in writes.values() for op in ops], set(running))
     for handle, found in writes.items():
         found_reads = reads.get(handle, ())
         ends = dict.fromkeys(end for op in found_reads for end in _ends(op, running, written))
@@ -121,38 +116,54 @@ def order(written: Any, made: dict[str, tf.Operation]) -> None:
             write._add_control_inputs([op for op in first if op not in before])
 
 
-def _users(kinds: Mapping[tf.Operation, str]) -> tuple[dict, dict]:
-    """Returns what reads each variable, and what writes it outside of branches and loops.
+def _users(running: Mapping[tf.Operation, str], structure: loops.Structure) -> tuple[dict, dict]:
+    """Returns what reads each variable, and what is to wait until that is over.
+
+    That is what writes it; or, where this is in a loop, all that enters the loop.
 
     Args:
-        kinds: The operations that run, and of what kind they are.
+        running: The operations that run, and of what kind they are.
+        structure: The loops of the graph.
     """
-    reads: dict[tf.Operation, list] = {}
-    writes: dict[tf.Operation, list] = {}
-    for op, kind in kinds.items():
-        is_read = kind in READS
-        if not is_read and not _writes(kind):
-            continue
-        for tensor in op.inputs:
-            handle = tensor.op if tensor.dtype == tf.resource else None
-            while handle is not None and handle.type in _PASSING:
-                handle = handle.inputs[0].op
-            if handle is None or handle.type != "VarHandleOp":
-                continue
-            if is_read:
-                reads.setdefault(handle, []).append(op)
-            elif op._get_control_flow_context() is None:
-                writes.setdefault(handle, []).append(op)
+    reads: dict[tf.Operation, list] = collections.defaultdict(list)
+    writes: dict[tf.Operation, list] = collections.defaultdict(list)
+    entering: dict[Any, list] = collections.defaultdict(list)
+    for op, kind in running.items():
+        if kind in _ENTERS and structure.is_outermost(op.inputs[0].op):
+            entering[structure.own_loop(op)].append(op)
+    for op, kind in running.items():
+        for handle in _variables(op, kind):
+            if kind in kinds.READS or not changes_state(op):
+                reads[handle].append(op)
+            else:
+                root = structure.root(op)
+                writes[handle] += [op] if root is None else entering[root]
     return reads, writes
 
 
-def _ends(read: tf.Operation, running: set[tf.Operation], written: Any) -> list[tf.Operation]:
+def _variables(op: tf.Operation, kind: str) -> Iterator[tf.Operation]:
+    """Yields what made the variables that an operation reads or writes."""
+    if kind in kinds.READS or kinds.changes_state(kind) or definitions.is_call(kind):
+        for tensor in op.inputs:
+            handle = operations.made_by(tensor) if tensor.dtype == tf.resource else None
+            if handle is not None:
+                yield handle
+
+
+def _ends(
+    read: tf.Operation, running: Mapping[tf.Operation, str], written: Any
+) -> list[tf.Operation]:
     """Returns what has a value only when a read is over, and has one in each step.
 
     Outside of branches and loops this is the read. What waits for an operation of a branch that
     is not taken would never run; so inside it is what the branches merge in, or the loop's exits.
     """
-    if read._get_control_flow_context() is None:
+
+    def is_outermost(op):
+        # NOTE: of a copy only its original tells in what it is.
+        return written.structure.is_outermost(written.nodes.original(op.name) or op)
+
+    if is_outermost(read):
         return [read]
     ends, found, waiting = [], {read}, [read]
     while waiting:
@@ -161,9 +172,7 @@ def _ends(read: tf.Operation, running: set[tf.Operation], written: Any) -> list[
                 if user in found or user not in running:
                     continue
                 found.add(user)
-                # NOTE: of a copy only its original tells in what it is.
-                original = written.nodes.original(user.name) or user
-                if user.type in ("Merge", "Exit") and written.structure.is_outermost(original):
+                if running[user] in ("Merge", "Exit") and is_outermost(user):
                     ends.append(user)
                 else:
                     waiting.append(user)

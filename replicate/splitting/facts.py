@@ -17,7 +17,7 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting import extents, folding, loop_shapes, probes, states
 from replicate.splitting.extents import Number, Sizes, UnknownError
 from replicate.splitting.folding import WHOLE_MODE, Structure
-from replicate.splitting.probes import Given, GivenShape
+from replicate.splitting.probes import KnownRows, KnownShape
 from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import (
     OWN,
@@ -37,7 +37,7 @@ class Facts:
 
     Args:
         graph: The graph.
-        given: The tensors of the batch, as `probes.Given` or pairs of tensor and axis, with those
+        given: The tensors of the batch, as `probes.KnownRows` or pairs of tensor and axis, with those
             that operations pick rows into.
         structure: Where stacks and lists are filled.
         num_devices: K.
@@ -53,7 +53,7 @@ class Facts:
     def __init__(
         self,
         graph: tf.Graph,
-        given: Sequence[Given | tuple],
+        given: Sequence[KnownRows | tuple],
         structure: Structure,
         num_devices: int,
         static_rows: int | None = None,
@@ -62,13 +62,11 @@ class Facts:
         self.static_rows = static_rows
         self.is_splittable = static_rows != 1
         self._literal = static_rows if self.is_splittable else None
-        self._given = [Given(*each) for each in given]
+        self._given = [KnownRows(*each) for each in given]
         self._axes = {each.tensor.ref(): each for each in self._given}
-        known = [GivenShape(ref.deref(), entries) for ref, entries in (shapes or {}).items()]
-        self._probes = self._probed(graph, [*self._given, *known], structure)
-        self._one_row = None
-        if not static_rows:
-            self._one_row = probes.of_one_row(graph, [*self._given, *known], self._probes)
+        known = [KnownShape(ref.deref(), entries) for ref, entries in (shapes or {}).items()]
+        found = self._probed(graph, [*self._given, *known], structure)
+        self._probes, self._of_one_row = found
         self._lengths: dict[Any, tuple[Number, ...] | None] = {}
         self._extents: dict[Any, tuple[Extent, ...] | None] = {}
         self._state: Callable[[tf.Tensor], State] = lambda tensor: WHOLE
@@ -224,17 +222,17 @@ class Facts:
     # Whole lengths.
 
     def _probed(
-        self, graph: tf.Graph, given: Sequence[Given | GivenShape], structure: Structure
-    ) -> list[probes.Probe]:
+        self, graph: tf.Graph, given: Sequence[KnownRows | KnownShape], structure: Structure
+    ) -> probes.Probes:
         ops = graph.get_operations()
         has_loops = loop_shapes.has_loops(ops)
         if not self.is_splittable:
-            return []
+            return probes.Probes()
         if self.static_rows and not has_loops and not probes.is_open(given):
-            return []  # the graph has all numbers
+            return probes.Probes()  # the graph has all numbers
         found = probes.probed(graph, given, self.static_rows, has_loops)
-        if has_loops:
-            for probe in found:
+        for probe in (*found.found, found.of_one_row) if has_loops else ():
+            if probe is not None:
                 loop_shapes.learn(probe, ops, structure)
         return found
 
@@ -252,6 +250,9 @@ class Facts:
         ranks = {None if dims is None else len(dims) for dims in found}
         if not found or ranks == {None} or len(ranks) > 1:
             found = [own] * max(len(found), 1)
+        alone = self._of_one_row and self._of_one_row.dims(tensor)
+        if None not in (found[0], alone) and len(found[0]) != len(alone):
+            return None
         if found[0] is None:
             # NOTE: an importer infers nothing of what goes in and out of loops.
             return self._whole_lengths(tensor.op.inputs[0]) if _is_passed(tensor) else None
@@ -259,21 +260,16 @@ class Facts:
         lengths = [
             extents.inferred(dims, sizes, self.static_rows) for dims in zip(*found, strict=True)
         ]
-        self._forget_unlike_one_row(tensor, lengths)
+        for axis, size in enumerate(alone or ()):
+            expected = extents.at(lengths[axis], self._of_one_row.sizes)
+            if None not in (size, expected) and size != expected:
+                lengths[axis] = extents.unknown()
         if given is not None and given.axis < len(lengths):
             symbol = extents.PICKED if given.is_picked else extents.BATCH
             is_number = self.static_rows and not given.is_picked
             rows = self.static_rows if is_number else extents.rows(symbol)
             lengths[given.axis] = rows + given.more
         return tuple(lengths)
-
-    def _forget_unlike_one_row(self, tensor: tf.Tensor, lengths: list[Number]) -> None:
-        """Forgets lengths that one row shows to be others."""
-        dims = self._one_row and self._one_row.dims(tensor)
-        for axis, size in enumerate(dims or ()):
-            expected = axis < len(lengths) and extents.at(lengths[axis], self._one_row.sizes)
-            if None not in (size, expected) and expected is not False and size != expected:
-                lengths[axis] = extents.unknown()
 
     def _graphs_lengths(self, tensor: tf.Tensor, mode: int) -> Sequence[Number] | None:
         """Returns lengths of which none is a number that the graph itself does not know."""
@@ -336,7 +332,7 @@ class Facts:
         found = self._folder.fold(tensor, mode)
         return found is not None and folding.equal(found, wanted)
 
-    def _entries_of(self, given: GivenShape) -> Callable[[int], Sequence[Number]]:
+    def _entries_of(self, given: KnownShape) -> Callable[[int], Sequence[Number]]:
         """Returns, for each mode, the entries of a given shape."""
         whole = [probes.entry(entry, self.static_rows) for entry in given.entries]
 

@@ -9,20 +9,23 @@ from replicate.splitting import levels
 
 
 def widened(
-    values: Sequence[tf.SparseTensor], total: int | None, across: collectives.Across, home: str
+    values: Sequence[tf.SparseTensor],
+    total: int | None,
+    workers: collectives.CollectiveWorkers,
+    home: str,
 ) -> list[tf.SparseTensor]:
     """Returns sparse tensors that are as wide as the widest of all workers.
 
     Args:
         values: The worker's own.
         total: How many rows all workers have, where the graph knows it.
-        across: Joins what workers bring.
-        home: Where that is.
+        workers: The workers.
+        home: Where they join what they bring.
     """
     if not values:
         return []
     with reductions.alone_on(home, collectives.SCOPE):
-        shapes = across.max([value.dense_shape for value in values])
+        shapes = workers.max([value.dense_shape for value in values])
         found = []
         for value, shape in zip(values, shapes, strict=True):
             known = [None, *value.shape.as_list()[1:]]
@@ -34,15 +37,18 @@ def widened(
 
 
 def whole(
-    values: Sequence[tf.RaggedTensor], number: Any, across: collectives.Across, home: str
+    values: Sequence[tf.RaggedTensor],
+    number: Any,
+    workers: collectives.CollectiveWorkers,
+    home: str,
 ) -> list[tf.RaggedTensor]:
     """Returns all workers' ragged tensors, one worker's rows behind the other's.
 
     Args:
         values: The worker's own.
         number: How many rows are the worker's own: an int, or int32 of shape [].
-        across: Joins what workers bring.
-        home: Where that is.
+        workers: The workers.
+        home: Where they join what they bring.
     """
     if not values:
         return []
@@ -50,11 +56,8 @@ def whole(
         own = [_parts(value, number) for value in values]
         parts = [part for each in own for part in each]
         brought = tf.stack([tf.shape(part)[0] for part in parts])
-        others = tf.zeros_like(brought)
-        position = across.options.position
-        table = tf.stack([brought if n == position else others for n in range(across.size)])
-        (table,) = across.sum([table])
-        found = iter(levels.gathered(parts, tf.unstack(table, len(parts), axis=1), across))
+        lengths = tf.unstack(workers.table(brought), len(parts), axis=1)
+        found = iter(levels.gathered(parts, lengths, workers))
         return [
             _ragged(value, [next(found) for _ in each])
             for value, each in zip(values, own, strict=True)

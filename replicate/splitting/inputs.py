@@ -6,14 +6,12 @@ from typing import Any, NamedTuple
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
 from replicate.splitting import equal, extents, loops, order, probes
-from replicate.splitting.analysis import Given
+from replicate.splitting.analysis import FILLS, Given
 from replicate.splitting.rules import ragged, random, sparse
 from replicate.splitting.states import SIZE, Ids, Local, Rows, Space
 
 # Returns the first row of device k, and the row after its last one; ints, or tensors.
 Bounds = Callable[[int], tuple[Any, Any]]
-
-_FILLS = ("Const", "Fill")
 
 
 class Inputs(NamedTuple):
@@ -26,7 +24,7 @@ class Inputs(NamedTuple):
     """
 
     given: list[Given]
-    known: list[probes.Given]
+    known: list[probes.KnownRows]
     shapes: dict
 
 
@@ -50,7 +48,7 @@ def of(
                 add(found, batch, tensor, bounds, num_devices)
         else:
             found.given.append(Given(tensor, Rows(0, batch)))
-            found.known.append(probes.Given(tensor, 0))
+            found.known.append(probes.KnownRows(tensor, 0))
     return found
 
 
@@ -68,7 +66,7 @@ def _add_sparse(
         held = tuple(getattr(part, name) for part in parts)
         found.given.append(Given(getattr(whole, name), state, held))
     for tensor in (whole.indices, whole.values):
-        found.known.append(probes.Given(tensor, 0, True))
+        found.known.append(probes.KnownRows(tensor, 0, True))
     inner = whole.shape[1:].as_list() if whole.shape.rank else [None] * (_rank(whole) - 1)
     found.shapes[whole.dense_shape.ref()] = [extents.BATCH, *inner]
 
@@ -130,8 +128,8 @@ def _add_ragged(
     more = _numbers_anew(splits)
     given.extend(Given(each, given[1].state, given[1].parts) for each in more)
     found.given.extend(given)
-    found.known.extend(probes.Given(tensor, 0, True) for tensor in (values, numbers, *more))
-    found.known.extend([probes.Given(splits, 0, False, 1), probes.Given(lengths)])
+    found.known.extend(probes.KnownRows(tensor, 0, True) for tensor in (values, numbers, *more))
+    found.known.extend([probes.KnownRows(splits, 0, False, 1), probes.KnownRows(lengths)])
 
 
 def _numbers_anew(splits: tf.Tensor) -> list[tf.Tensor]:
@@ -155,10 +153,12 @@ def _rank(tensor: tf.SparseTensor) -> int:
     return next((rank for rank in known if rank is not None), 2)
 
 
-def picked(ops: Iterable[tf.Operation]) -> list[probes.Given]:
+def picked(ops: Iterable[tf.Operation]) -> list[probes.KnownRows]:
     """Returns what facts are to be told of rows that operations pick."""
     return [
-        probes.Given(op.outputs[n], 0, True) for op in ops for n in sparse.PICKING.get(op.type, ())
+        probes.KnownRows(op.outputs[n], 0, True)
+        for op in ops
+        for n in sparse.PICKING.get(op.type, ())
     ]
 
 
@@ -196,7 +196,7 @@ def _makes_rows(op: tf.Operation, rows: int) -> bool:
 
     NOTE: whole numbers may be a shape, or axes. Those count that a loop begins with.
     """
-    if op.type not in (*_FILLS, "Range") and op.type not in random.SEEDED:
+    if op.type not in (*FILLS, "Range") and op.type not in random.SEEDED:
         return False
     made = op.outputs[0]
     if not made.shape.rank or rows not in made.shape.as_list():

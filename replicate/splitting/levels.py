@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import carriers, collectives, reductions
+from replicate.graph import collectives, packing, reductions
 from replicate.splitting import loops
 from replicate.splitting.nodes import Reference
 
@@ -128,7 +128,7 @@ def write(
     crossings: Iterable[Crossing],
     made: dict[str, tf.Operation],
     fetch: Sequence[Any],
-    across: collectives.Across,
+    across: collectives.CollectiveWorkers,
     home: str,
 ) -> None:
     """Lets all that goes over workers be what they have made together.
@@ -148,7 +148,7 @@ def write(
 
 
 def gathered(
-    values: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor], across: collectives.Across
+    values: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor], across: collectives.CollectiveWorkers
 ) -> list[tf.Tensor]:
     """Returns all workers' rows of N tensors, along axis 0.
 
@@ -305,26 +305,26 @@ def _before(roots: Sequence[tf.Operation]) -> dict[tf.Operation, set]:
 # Joining.
 
 
-def _join(members: Sequence[_Join], across: collectives.Across) -> None:
+def _join(members: Sequence[_Join], across: collectives.CollectiveWorkers) -> None:
     """Joins a level."""
     groups = collections.defaultdict(list)
     for join in members:
         if join.how == ROWS:
-            groups[ROWS, carriers.carried(join.value).dtype.name].append(join)
+            groups[ROWS, packing.carried(join.value).dtype.name].append(join)
         else:
             groups["Add" if join.how == FIRST else join.how, ""].append(join)
     for (how, _), found in sorted(groups.items(), key=lambda group: group[0]):
-        values = [across.of_first(j.value) if j.how == FIRST else j.value for j in found]
-        brought = [carriers.carried(value) for value in values]
+        values = [across.first_alone(j.value) if j.how == FIRST else j.value for j in found]
+        brought = [packing.carried(value) for value in values]
         if how == ROWS:
             whole = _gathered(found, brought, across)
         else:
             whole = _merged(brought, how, across)
         for join, value, before in zip(found, whole, values, strict=True):
-            join.op._update_input(0, carriers.restored(value, before))
+            join.op._update_input(0, packing.restored(value, before))
 
 
-def _merged(values: Sequence[tf.Tensor], how: str, across: collectives.Across) -> list:
+def _merged(values: Sequence[tf.Tensor], how: str, across: collectives.CollectiveWorkers) -> list:
     """Merges tensors; those of unknown sizes, which are the same in all workers, make one."""
     open_ones = collections.defaultdict(list)
     for n, value in enumerate(values):
@@ -347,7 +347,7 @@ def _merged(values: Sequence[tf.Tensor], how: str, across: collectives.Across) -
 
 
 def _gathered(
-    joins: Sequence[_Join], values: Sequence[tf.Tensor], across: collectives.Across
+    joins: Sequence[_Join], values: Sequence[tf.Tensor], across: collectives.CollectiveWorkers
 ) -> list[tf.Tensor]:
     """Returns all workers' rows of tensors of one dtype.
 
@@ -361,11 +361,11 @@ def _gathered(
         order[0], order[axis] = order[axis], order[0]
         orders.append(order)
         most = tf.reduce_max(join.lengths)
-        longer.append(carriers.lengthened(tf.transpose(value, order), most))
+        longer.append(packing.lengthened(tf.transpose(value, order), most))
     flat = tf.concat([tf.reshape(each, [-1]) for each in longer], 0)
     bits = collectives.bits_of(tf.size(flat))
     size = tf.bitwise.left_shift(1, bits)
-    whole = tf.reshape(across.gathered(carriers.lengthened(flat, size), bits), [-1, size])
+    whole = tf.reshape(across.gathered(packing.lengthened(flat, size), bits), [-1, size])
     sizes = [tf.size(each) for each in longer]
     pieces = tf.split(whole, [*sizes, size - tf.add_n(sizes)], 1)[:-1]
     found = []

@@ -6,6 +6,7 @@ device's. Where a body would need a value that all devices make together, the lo
 """
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +14,10 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
-from replicate.splitting import loops, nodes
+from replicate.splitting import kinds, loops, nodes
 from replicate.splitting.nodes import Reference
 from replicate.splitting.states import FIRST, FLOW, SIZE, WHOLE, ListOf, Partial, Rows
 
-_READS = {"ReadVariableOp": "dtype", "VariableShape": "out_type"}
 _OF_LOOPS = (
     "StackPushV2",
     "StackPopV2",
@@ -27,14 +27,6 @@ _OF_LOOPS = (
     "Merge",
     "Switch",
     "LoopCond",
-)
-_EFFECTLESS = (
-    "ReadVariableOp",
-    "VarHandleOp",
-    "RandomUniform",
-    "RandomStandardNormal",
-    "IteratorGetNext",
-    "Placeholder",
 )
 _MANY = 200
 
@@ -80,8 +72,6 @@ class LoopCopies:
         if state is SIZE and op.type == "TensorListElementShape":
             shape, after = self._analysis.facts.literal(tensor), self._writer.own(tensor, k)
             return self._nodes.constant(shape, self._devices[k], after)
-        if op.type in _READS:
-            return self.entered(self._read_outside(op), tensor.dtype, loop, k)
         self._want(op)
         return self._output(tensor, k)
 
@@ -98,39 +88,13 @@ class LoopCopies:
         """Returns the name of the copy that makes an operation's whole values on device k."""
         return f"tower_{k}/whole/{op.name}"
 
-    def _read_outside(self, op: tf.Operation) -> Reference:
-        """Returns what a loop's body reads of a variable, read once in front of the loop."""
-        handle, waits = op.inputs[0], []
-        while handle.op.type == "Enter":
-            waits.extend(handle.op.control_inputs)
-            handle = handle.op.inputs[0]
-        kind = _READS[op.type]
-        dtype = op.outputs[0].dtype
-        key = ("read", op.type, handle.ref(), dtype, *waits)
-        if key not in self._memo:
-            source = self._writer.whole(handle)
-            device = handle.op.device
-            for waited in waits:
-                self._writer.want_whole(waited)
-            self._memo[key] = self._nodes.add(
-                op.type, [source], device, controls=waits, **{kind: dtype}
-            )
-            self._writer.changes.reads.append((handle, self._memo[key]))
-        return self._memo[key]
-
     def _want(self, op: tf.Operation) -> None:
         if op not in self._copied:
             self._copied.add(op)
             self._writer.later(self._copy, op)
 
     def _copy(self, op: tf.Operation) -> None:
-        if op.type in _READS:
-            tensor = op.outputs[0]
-            for k, device in enumerate(self._devices):
-                read = self.whole(tensor, k)
-                self._nodes.add("Identity", [read], device, name=self.name(op, k), T=tensor.dtype)
-            return
-        if op.op_def.is_stateful and op.type not in _OF_LOOPS:
+        if kinds.is_stateful(op.type) and op.type not in _OF_LOOPS:
             raise loops.LoopWholeError(op, f"{op.type} has a state")
         self.before_copies(op)
         attributes = nodes.attributes_of(op)
@@ -140,7 +104,7 @@ class LoopCopies:
             with self._entered_part():
                 for tensor in op.inputs:
                     is_handle = tensor.dtype == tf.resource
-                    found = self._whole_handle(tensor, k) if is_handle else self.whole(tensor, k)
+                    found = self._stack(op, tensor, k) if is_handle else self.whole(tensor, k)
                     node.input.append(self._nodes.name(found))
             node.input.extend(self.controls(op, k))
         if op.type == "StackPopV2":
@@ -187,12 +151,12 @@ class LoopCopies:
             return self._writer.own_copies(tensor)[k]
         return self._own_handle(tensor, k, "", self.handle)
 
-    def _whole_handle(self, tensor: tf.Tensor, k: int) -> Reference:
-        """Returns device k's own stack of whole values."""
+    def _stack(self, op: tf.Operation, tensor: tf.Tensor, k: int) -> Reference:
+        """Returns device k's own stack of whole values, for an operation of a loop."""
         maker = self._structure.handle_of(tensor)
         if maker.type != "StackV2":
-            raise loops.LoopWholeError(tensor.op, f"a loop's body uses {maker.type}")
-        return self._own_handle(tensor, k, "whole/", self._whole_handle)
+            raise loops.LoopWholeError(op, f"a loop's body uses {maker.type}")
+        return self._own_handle(tensor, k, "whole/", functools.partial(self._stack, op))
 
     def _own_handle(self, tensor: tf.Tensor, k: int, kind: str, of: Any) -> Reference:
         op = tensor.op
@@ -275,7 +239,7 @@ class LoopCopies:
             if control.type == "StackPushV2":
                 continue
             has_copies = self._writer.has_copies(control)
-            is_effect = control in self._structure.behind_effects
+            is_effect = self._structure.behind_effects.asks_for(op, control)
             is_of_loop = self._structure.own_loop(control) is not None
             if is_of_loop and not self._is_in_whole_loop(control):
                 if has_copies:
@@ -289,7 +253,7 @@ class LoopCopies:
                     self._writer.want_copies(control)
                 if control in self._writer.run_split:
                     found.append("^" + self._writer.copy_name(control, k))
-            elif is_effect or matters(control):
+            elif is_effect or is_waited_for(control):
                 self._writer.want_whole(control)
                 found.append(self._nodes.wait(control))
         return found
@@ -306,8 +270,12 @@ class LoopCopies:
                             node.input.append("^" + name(push, k))
 
 
-def matters(control: tf.Operation) -> bool:
-    """Whether a copy must wait for an operation that runs once: a pivot, or one with an effect."""
+def is_waited_for(control: tf.Operation) -> bool:
+    """Whether a copy waits for an operation that runs once, and comes after no effect.
+
+    It does for a pivot, and for one that has read a table, which may be written later on. What
+    variables are written is ordered otherwise: see `effects.order`.
+    """
     if control._get_control_flow_context() is not None:
         return True
     found: set[tf.Operation] = set()
@@ -317,9 +285,7 @@ def matters(control: tf.Operation) -> bool:
         if op in found:
             continue
         found.add(op)
-        if op.op_def.is_stateful and op.type not in _EFFECTLESS:
-            return True
-        if len(found) > _MANY:
+        if op.type in kinds.READS_OF_TABLES or len(found) > _MANY:
             return True
         waiting.extend(op.control_inputs)
         if op.type in ("NoOp", "Identity", "Const"):

@@ -6,7 +6,7 @@ granted of loops and lists before it has seen all of them.
 """
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
@@ -28,6 +28,7 @@ _ENTERS = ("Enter", "RefEnter")
 _SWITCHES = ("Switch", "RefSwitch")
 _MERGES = ("Merge", "RefMerge")
 _WAYS_BACK = ("NextIteration", "RefNextIteration")
+_NONE = order.Behind(frozenset(), {})
 _PASSING = (*_ENTERS, *_EXITS, "Identity", "StopGradient", "Switch", "NextIteration")
 
 
@@ -56,7 +57,6 @@ class Structure:
 
     Args:
         graph: The graph.
-
         behind_effects: The operations that come after one with an effect, and these.
 
     Attributes:
@@ -64,7 +64,7 @@ class Structure:
         behind_effects: As given.
     """
 
-    def __init__(self, graph: tf.Graph, behind_effects: Collection[tf.Operation] = ()):
+    def __init__(self, graph: tf.Graph, behind_effects: order.Behind = _NONE):
         self._frames: dict[Any, bytes] = {}
         self._starts: list[tf.Tensor] = []
         self.pops: list[tf.Operation] = []
@@ -101,8 +101,15 @@ class Structure:
         Something else may stand for such a one. Of a branch that is not taken nothing may have a
         value; and what comes behind an effect is there for the effect as well.
         """
-        is_of_step = op not in self._branches and op._get_control_flow_context() is None
-        return is_of_step and op not in self.behind_effects
+        return self._is_of_step(op) and op not in self.behind_effects
+
+    def may_be_passed(self, op: tf.Operation) -> bool:
+        """Whether an operation's first input may stand for it: it is there for nothing else."""
+        others = [*op.control_inputs, *(tensor.op for tensor in op.inputs[1:])]
+        return self._is_of_step(op) and not any(each in self.behind_effects for each in others)
+
+    def _is_of_step(self, op: tf.Operation) -> bool:
+        return op not in self._branches and op._get_control_flow_context() is None
 
     # Loops.
 
@@ -138,10 +145,7 @@ class Structure:
 
     def root(self, op: tf.Operation) -> Any:
         """Returns the outermost of the loops that an operation belongs to; None: to none."""
-        loop = self.own_loop(op)
-        while loop is not None and self.outer(loop) is not None:
-            loop = self.outer(loop)
-        return loop
+        return root(op)
 
     def frame_name(self, loop: Any) -> bytes:
         """Returns the name of a loop's frame."""
@@ -462,6 +466,14 @@ def _first_array(array: tf.Operation) -> tf.Operation:
     while array.type == "TensorArrayGradV3":
         array = handle_of(array.inputs[0])
     return array
+
+
+def root(op: tf.Operation) -> Any:
+    """Returns the outermost of the loops that an operation belongs to; None: to none."""
+    loop = _loop_around(op._get_control_flow_context())
+    while loop is not None and _loop_around(loop.outer_context) is not None:
+        loop = _loop_around(loop.outer_context)
+    return loop
 
 
 def _loop_around(context: Any) -> Any:

@@ -4,21 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicate.compat import importing
-from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
-from replicate.splitting.lowering import definitions
+from replicate.splitting import definitions, kinds
 
-READS = frozenset(
-    ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
-)
-WRITES = (
-    "Assign",
-    "ResourceApply",
-    "ResourceCountUpTo",
-    "ResourceScatter",
-    "ResourceSparseApply",
-    "ResourceStridedSliceAssign",
-)
 # What is much work, or adds up in an order that a GPU leaves open: made once, and sent.
 MADE_ONCE = frozenset(
     """BatchMatMul BatchMatMulV2 BatchMatMulV3 Bincount Conv2D Conv2DBackpropFilter
@@ -61,10 +49,9 @@ class OwnFunctions:
     def _may_be_copied(self, node: Any) -> bool:
         if definitions.called(node):
             return self.can_be_copied(node)
-        if node.op in READS or node.op.startswith(WRITES):
-            return True
-        definition = tfc.op_def_registry.get(node.op)
-        return definition is not None and not definition.is_stateful and node.op not in MADE_ONCE
+        if kinds.uses_handle(node.op):
+            return True  # of variables that all have copies
+        return not kinds.is_stateful(node.op) and node.op not in MADE_ONCE
 
     def change(self, attribute: Any, k: int) -> None:
         """Lets an attribute name device k's functions; to be followed by `add`."""

@@ -20,8 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import mirrored_functions, order
-from replicate.splitting.lowering import definitions
+from replicate.splitting import definitions, effects, kinds, mirrored_functions, order
 from replicate.splitting.nodes import Reference
 
 _PASSING = ("Enter", "Identity", "RefEnter", "Switch")
@@ -36,9 +35,8 @@ def writes(graph: tf.Graph, structure: Any, variables: Iterable[tf.Variable]) ->
         structure: Its loops.
         variables: The variables.
     """
-    functions = definitions.Functions(graph)
     found = [
-        op for variable in variables for op in _users(variable.handle) if _writes(op, functions)
+        op for variable in variables for op in _users(variable.handle) if effects.changes_state(op)
     ]
     roots = {structure.root(op) for op in found} - {None}
     exits = [op for op in graph.get_operations() if roots and op.type in _EXITS]
@@ -96,13 +94,6 @@ def _users(handle: tf.Tensor) -> Iterator[tf.Operation]:
                 yield op
 
 
-def _writes(op: tf.Operation, functions: definitions.Functions) -> bool:
-    called = definitions.called(op.node_def)
-    if called:
-        return not all(functions.only_reads(name) for name in called)
-    return op.type.startswith(mirrored_functions.WRITES)
-
-
 class _Mirroring:
     """What `mirror` does.
 
@@ -125,14 +116,13 @@ class _Mirroring:
         self.handles = {each.handle.op: self._hold(each.handle.op) for each in variables}
         self._names = {name for names in self.handles.values() for name in names}
         found = [op for op in written.run_whole if self._has_copies_of(op)]
-        found = [op for op in found if _writes(op, self._functions.known)]
+        found = [op for op in found if effects.changes_state(op)]
         self._rewritten = {op for op in found if self._can_be_written_again(op)}
         self._once = [op for op in found if op not in self._rewritten]
         self._synced: dict[tf.Operation, list[str]] = {}
         self._outputs: dict[Any, list[str]] = {}
         self._asked: set = set()
         self._todo: list = []
-        self._readers: dict = {}
 
     def run(self, fetch: list) -> None:
         """Does it."""
@@ -224,7 +214,7 @@ class _Mirroring:
                 self._touching.add(op)
 
     def _is_read(self, op: tf.Operation) -> bool:
-        return op.type in mirrored_functions.READS and self._has_copies_of(op)
+        return op.type in kinds.READS and self._has_copies_of(op)
 
     def _may_be_copied(self, op: tf.Operation) -> bool:
         """Whether an operation gives the same on each device, and costs little."""
@@ -250,9 +240,9 @@ class _Mirroring:
         """Whether who waits for an operation waits for reads or writes that devices do, too."""
         if op in self._rewritten or op in self._synced:
             return True
-        if op.type in mirrored_functions.READS:
+        if op.type in kinds.READS_OF_VARIABLES:
             return op in self._copyable
-        if op.type.startswith(mirrored_functions.WRITES):
+        if kinds.uses_handle(op.type) and kinds.changes_state(op.type):
             return False
         found = {each for each in self._waited_by(op) if isinstance(each, tf.Operation)}
         if op.type == "Identity":
@@ -340,17 +330,12 @@ class _Mirroring:
 
     def _move_reads(self) -> None:
         """Lets the parts of later devices read the copies."""
-        self._readers = {
-            name: handle
-            for handle, name in self._written.changes.reads
-            if _root(handle) in self.handles
-        }
         own = [(self._place(name), self._nodes.by_name[name]) for name in self._nodes.by_name]
         for k, node in own:
             if k and node.name not in self._written.run_aside:
                 self._move_reads_of(node, k)
         for k, node in own:
-            if k and node.op in mirrored_functions.READS and self._is_of_copy(node.input[0]):
+            if k and node.op in kinds.READS and self._is_of_copy(node.input[0]):
                 node.device = self._devices[k]
 
     def _move_reads_of(self, node: Any, k: int) -> None:
@@ -371,21 +356,9 @@ class _Mirroring:
 
     def _moved(self, written: str, tensor: tf.Tensor | None, k: int) -> str:
         """Returns what a node of device k reads in place of an input."""
-        if written in self._readers:
-            return self._own_reader(written, k)
         if tensor is None or (tensor.dtype == tf.resource and _root(tensor) not in self.handles):
             return written
         return self._nodes.name(self._view(tensor, k))
-
-    def _own_reader(self, name: str, k: int) -> str:
-        """Returns device k's read of what a loop's body reads."""
-        own = f"tower_{k}/{name}"
-        if own not in self._nodes.by_name:
-            reader = self._nodes.by_name[name]
-            handle = self._view(self._readers[name], k)
-            attributes = dict(reader.attr)
-            self._nodes.add(reader.op, [handle], self._devices[k], name=own, **attributes)
-        return own
 
     def _is_of_copy(self, written: str) -> bool:
         """Whether a handle, as it is written, is a copy's."""

@@ -2,7 +2,7 @@
 
 import collections
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from replicate.compat.tensorflow import tf
@@ -25,6 +25,35 @@ def behind(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
                     found.add(user)
                     waiting.append(user)
     return found - starts
+
+
+class Behind:
+    """The operations of a graph that have effects, or come after one that has.
+
+    Args:
+        changes: Those that change a state, or come after one that does.
+        checks: Those that check values, or come after one that does: which checks these are, as
+            bits of a number.
+    """
+
+    def __init__(self, changes: Set[tf.Operation], checks: Mapping[tf.Operation, int]):
+        self._changes = changes
+        self._checks = checks
+
+    def __contains__(self, op: tf.Operation) -> bool:
+        return op in self._changes or op in self._checks
+
+    def asks_for(self, op: tf.Operation, control: tf.Operation) -> bool:
+        """Whether an effect might not happen if an operation did not wait for a control input.
+
+        A check happens if anything that the operation reads comes after it too.
+        """
+        if control in self._changes:
+            return True
+        read = 0
+        for tensor in op.inputs:
+            read |= self._checks.get(tensor.op, 0)
+        return bool(self._checks.get(control, 0) & ~read)
 
 
 def is_way_back(op: tf.Operation, tensor: tf.Tensor) -> bool:

@@ -1,36 +1,45 @@
-"""Lengths of dimensions, found by inferring a graph's shapes for two sizes of the batch.
+"""Lengths of dimensions, found by inferring a graph's shapes for three sizes of the batch.
 
-One inference assumes few rows, another many: what is the same in both does not depend on rows,
+One inference assumes two rows, another many: what is the same in both does not depend on rows,
 what grows like them is a multiple of them, and of all else nothing is known. So it is with unknown
 inner dimensions, of which one assumes the shortest that the graph allows, the other long ones.
+
+A graph may cut, or take the larger of two numbers. A length then follows one expression up to some
+number of rows, and another beyond it; that number is made from those that the graph has. So there
+is none among many rows that are far more than these numbers; and below two rows there is one row
+alone, for which the third inference tells what lengths are.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from replicate.compat import inference
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry
-from replicate.splitting import extents, order
+from replicate.graph import operations
+from replicate.splitting import extents, folding, order
 from replicate.splitting.extents import Number, Sizes
 
-# Assumed rows of the batch and picked rows, in two inferences. The first pair is small, so that
-# a cut at ten rows shows; differences are prime, so that remainders show. Not all graphs allow
-# them: some ask for more rows, some for whole groups.
-_FEW, _MANY = (3, 5), (2030, 3066)
-_ROWS = (
-    (_FEW, _MANY),
-    ((1021, 1531), _MANY),
-    ((960 * 1021, 960 * 1531), (960 * 2030, 960 * 3066)),
+# Assumed rows of the batch and picked rows, the first that the graph allows: some ask for more
+# than two, some for whole groups. The many are prime, so that remainders show.
+_FEW = ((2, 3), (3, 5), (5, 7), (11, 17), (32, 48), (101, 151), (1021, 1531))
+_FEW_IN_GROUPS = ((4, 6), (8, 12), (12, 18), (16, 24), (32, 48), (60, 90), (960, 1440))
+_MANY = (
+    *((134217757, 200000033), (16777259, 24000001), (1048583, 1500007)),
+    *((65537, 98009), (2039, 3067)),
 )
+_GROUPS = 960
+_FAR = 16  # how many times the graph's largest number the many rows are: it may be scaled
 # What stands in for unknown lengths, the first that the graph allows: as short as can be, so that
 # a cut shows; then long and prime.
 _SHORT = (1, 2, 5, 11)
 _LONG = (1009, 499, 61)
 
 
-class Given(NamedTuple):
+class KnownRows(NamedTuple):
     """A tensor that has rows from the start.
 
     Attributes:
@@ -47,23 +56,14 @@ class Given(NamedTuple):
 
 
 _BOOKKEEPING = (tf.resource, tf.variant)
+_MEASURING = ("Shape", "ShapeN", "Size")
 _COMPARING = (
     *("Div", "FloorDiv", "FloorMod", "Mod", "Select", "SelectV2", "Sub"),
     *("TruncateDiv", "TruncateMod"),
 )
-_COMPARISONS = (
-    "Equal",
-    "Greater",
-    "GreaterEqual",
-    "Less",
-    "LessEqual",
-    "Maximum",
-    "Minimum",
-    "NotEqual",
-)
 
 
-class GivenShape(NamedTuple):
+class KnownShape(NamedTuple):
     """A vector that is a shape, as that of a sparse tensor.
 
     Attributes:
@@ -156,13 +156,25 @@ class Probe:
         return graph_def
 
 
+class Probes(NamedTuple):
+    """What inferences tell of one graph.
+
+    Attributes:
+        found: For few rows, and for many; none where the graph allows none.
+        of_one_row: For one row, where lengths may be others; None: there cannot be one.
+    """
+
+    found: Sequence[Probe] = ()
+    of_one_row: Probe | None = None
+
+
 def probed(
     graph: tf.Graph,
-    given: Sequence[Given | GivenShape],
+    given: Sequence[KnownRows | KnownShape],
     static_rows: int | None,
     is_all: bool = True,
-) -> list[Probe]:
-    """Infers a graph's shapes for two sizes; none where the graph allows none.
+) -> Probes:
+    """Infers a graph's shapes for several sizes of the batch.
 
     Args:
         graph: The graph.
@@ -171,44 +183,90 @@ def probed(
         is_all: Whether the whole graph is looked at, not only what is made from what is given.
     """
     graph_def = _definition(graph, None if is_all else [each.tensor for each in given])
-    for sizes in _assumed(given, static_rows):
-        found = [_fitting(graph_def, given, each) for each in sizes]
-        if None not in found and not (found[0].sizes.inner and _compares_lengths(graph, given)):
-            return found
-    return []
+    has_picked = any(isinstance(each, KnownRows) and each.is_picked for each in given)
+    has_inner = any(map(_number_of_inner, given))
+    least = _FAR * _largest_number(graph, graph_def)
+    for assumed in _assumed(least, static_rows, has_picked, has_inner):
+        found = _fitting(graph_def, given, assumed)
+        if found and not (found[0].sizes.inner and _compares_lengths(graph, given)):
+            break
+    else:
+        return Probes()
+    if static_rows and not has_picked:
+        return Probes(found)
+    sizes = found[0].sizes
+    ones = [Sizes(rows, 1, sizes.inner) for rows in (static_rows or 1, sizes.batch)]
+    alone = _fitting(graph_def, given, [ones[: 1 + has_picked]])
+    return Probes(found, alone[0] if alone else None)
 
 
 def _assumed(
-    given: Sequence[Given | GivenShape], static_rows: int | None
+    least: int, static_rows: int | None, has_picked: bool, has_inner: bool
 ) -> Iterator[list[list[Sizes]]]:
     """Yields what inferences may assume, for each several sizes of which one is to fit."""
-    has_picked = any(isinstance(each, Given) and each.is_picked for each in given)
-    has_inner = any(map(_number_of_inner, given))
     has_two = has_picked or not static_rows
-    for few, many in _ROWS if has_two else _ROWS[:1]:
+    groups = [(_GROUPS * batch, _GROUPS * picked) for batch, picked in _MANY]
+    for few, many in ((_FEW[:1], _MANY), (_FEW[1:], _MANY), (_FEW_IN_GROUPS, groups)):
+        begin = max((n for n, rows in enumerate(many) if rows[0] > least), default=0)
+        pairs = [few, many[begin:]]
         if static_rows:
-            few, many = (static_rows, few[1]), (static_rows, many[1] if has_two else few[1])
+            pairs = [[(static_rows, picked) for _, picked in rows] for rows in pairs]
         if has_inner:
-            yield [[Sizes(*few, s) for s in _SHORT], [Sizes(*many, s) for s in _LONG]]
-        yield [[Sizes(*few)], [Sizes(*many)]][: 1 + has_two]
+            yield [
+                [Sizes(*rows, length) for rows in assumed for length in lengths]
+                for assumed, lengths in zip(pairs, (_SHORT, _LONG), strict=True)
+            ]
+        yield [[Sizes(*rows) for rows in assumed] for assumed in pairs][: 1 + has_two]
+        if not has_two:
+            return
 
 
 def _fitting(
-    graph_def: Any, given: Sequence[Given | GivenShape], sizes: Sequence[Sizes]
-) -> Probe | None:
-    for each in sizes:
-        try:
-            return _probe(graph_def, given, each)
-        except inference.UnfitError:
-            continue
-    return None
+    graph_def: Any, given: Sequence[KnownRows | KnownShape], assumed: Sequence[Sequence[Sizes]]
+) -> list[Probe]:
+    """Returns an inference for each of what is assumed; none where the graph allows none."""
+    found = []
+    for sizes in assumed:
+        probes = (_probe(graph_def, given, each) for each in sizes)
+        probe = next((each for each in probes if each is not None), None)
+        if probe is None:
+            return []
+        found.append(probe)
+    return found
+
+
+def _largest_number(graph: tf.Graph, graph_def: Any) -> int:
+    """Returns the largest number of a graph that lengths may be made from, or compared with."""
+    found = {1}
+    for op in graph.get_operations():
+        if op.type in _MEASURING:
+            found.update(size for each in op.inputs for size in static_dims(each) or () if size)
+    is_rounded = any(
+        node.op == "Cast"
+        and tf.as_dtype(node.attr["SrcT"].type).is_floating
+        and tf.as_dtype(node.attr["DstT"].type).is_integer
+        for node in graph_def.node
+    )
+    for node in graph_def.node:
+        dtype = tf.as_dtype(node.attr["dtype"].type) if node.op == "Const" else tf.string
+        if dtype in (tf.int32, tf.int64) or (is_rounded and dtype.is_floating):
+            found.update(_numbers(node.attr["value"].tensor))
+    return max(number for number in found if number < _MANY[0][0])
+
+
+def _numbers(tensor: Any) -> list[int]:
+    """Returns the numbers of a small constant."""
+    if math.prod(dim.size for dim in tensor.tensor_shape.dim) > folding.MOST_ENTRIES:
+        return []
+    values = tf.make_ndarray(tensor).astype(np.float64).reshape(-1)
+    return [math.ceil(each) for each in np.abs(values[np.isfinite(values)])]
 
 
 def _definition(graph: tf.Graph, given: Sequence[tf.Tensor] | None) -> Any:
     """Returns a graph's definition; or of what is made from tensors, and of all that it reads."""
     graph_def = graph.as_graph_def()
     if given is not None:
-        needed = {op.name for op in ancestry.executed_by([*given, *order.behind(given)])}
+        needed = {op.name for op in operations.executed_by([*given, *order.behind(given)])}
         nodes = [node for node in graph_def.node if node.name in needed]
         del graph_def.node[:]
         graph_def.node.extend(nodes)
@@ -219,38 +277,7 @@ def _definition(graph: tf.Graph, given: Sequence[tf.Tensor] | None) -> Any:
     return graph_def
 
 
-def of_one_row(
-    graph: tf.Graph, given: Sequence[Given | GivenShape], found: Sequence[Probe]
-) -> Probe | None:
-    """Infers a graph's shapes for one row, where they may not follow from those for more.
-
-    A graph may compare numbers of rows, and go another way where there is one: what is inferred
-    for more rows does not tell.
-
-    Args:
-        graph: The graph.
-        given: What is given.
-        found: What is inferred for more rows.
-    """
-    if not found or not any(map(_compares_numbers, graph.get_operations())):
-        return None
-    try:
-        return _probe(found[0].graph_def, given, Sizes(1, 1, found[0].sizes.inner))
-    except inference.UnfitError:
-        return None
-
-
-def _compares_numbers(op: tf.Operation) -> bool:
-    """Whether an operation compares two whole numbers, outside of loops."""
-    return (
-        op.type in _COMPARISONS
-        and op.inputs[0].dtype in (tf.int32, tf.int64)
-        and op.inputs[0].shape.rank == 0
-        and op._get_control_flow_context() is None
-    )
-
-
-def _compares_lengths(graph: tf.Graph, given: Sequence[Given | GivenShape]) -> bool:
+def _compares_lengths(graph: tf.Graph, given: Sequence[KnownRows | KnownShape]) -> bool:
     """Whether several unknown lengths make a number, and it may not tell that they differ.
 
     So does `x // y`, and a reshape of what has nothing to do with the length that it is given.
@@ -264,7 +291,7 @@ def _compares_lengths(graph: tf.Graph, given: Sequence[Given | GivenShape]) -> b
         before = nothing.union(*(origins.get(each.ref(), nothing) for each in op.inputs))
         for tensor in op.outputs:
             origins.setdefault(tensor.ref(), before)
-            if op.type in ("Shape", "ShapeN", "Size"):
+            if op.type in _MEASURING:
                 measured = op.inputs[tensor.value_index if op.type == "ShapeN" else 0]
                 dims = static_dims(measured)
                 is_open = dims is None or None in dims[1:]
@@ -297,10 +324,10 @@ def static_dims(tensor: tf.Tensor) -> Dims | None:
     return None if shape.rank is None else shape.as_list()
 
 
-def is_open(given: Sequence[Given | GivenShape]) -> bool:
+def is_open(given: Sequence[KnownRows | KnownShape]) -> bool:
     """Whether shapes depend on more than on a number of rows of the batch."""
     return any(
-        _number_of_inner(each) or isinstance(each, GivenShape) or each.is_picked for each in given
+        _number_of_inner(each) or isinstance(each, KnownShape) or each.is_picked for each in given
     )
 
 
@@ -311,11 +338,12 @@ def entry(number: Any, static_rows: int | None) -> Number:
     return extents.inner() if number is None else int(number)
 
 
-def _probe(graph_def: Any, given: Sequence[Given | GivenShape], sizes: Sizes) -> Probe:
+def _probe(graph_def: Any, given: Sequence[KnownRows | KnownShape], sizes: Sizes) -> Probe | None:
+    """Returns an inference; None: the graph does not allow what is assumed."""
     known: dict[Any, Dims] = {}
     values: dict[Any, Dims] = {}
     for each in given:
-        if isinstance(each, GivenShape):
+        if isinstance(each, KnownShape):
             dims = [sizes.batch if e == extents.BATCH else e for e in each.entries]
         else:
             dims = static_dims(each.tensor)
@@ -324,16 +352,19 @@ def _probe(graph_def: Any, given: Sequence[Given | GivenShape], sizes: Sizes) ->
             if dims[each.axis] is None:
                 rows = sizes.picked if each.is_picked else sizes.batch
                 dims[each.axis] = rows + each.more
-        if isinstance(each, GivenShape) or not each.is_picked:
+        if isinstance(each, KnownShape) or not each.is_picked:
             dims = [sizes.inner if size is None else size for size in dims]
-        found: dict = known if isinstance(each, Given) else values
+        found: dict = known if isinstance(each, KnownRows) else values
         found[each.tensor.ref()] = dims
-    return Probe(graph_def, known, values, sizes)
+    try:
+        return Probe(graph_def, known, values, sizes)
+    except inference.UnfitError:
+        return None
 
 
-def _number_of_inner(given: Given | GivenShape) -> int:
+def _number_of_inner(given: KnownRows | KnownShape) -> int:
     """Returns how many dimensions other than that of rows are not known."""
-    if isinstance(given, GivenShape):
+    if isinstance(given, KnownShape):
         return list(given.entries).count(None)
     dims = static_dims(given.tensor)
     if dims is None or given.is_picked:

@@ -25,7 +25,7 @@ from replicate.splitting import (
 )
 from replicate.splitting import facts as known
 from replicate.splitting import nodes as references
-from replicate.splitting.lowering import batch_norm, functions
+from replicate.splitting.lowering import batch_norm, functions, reads
 from replicate.splitting.nodes import Nodes
 from replicate.splitting.rules import families
 from replicate.splitting.states import Space
@@ -131,13 +131,14 @@ def split_graph(
     written, fetch = plan.write(keep, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
     transport.pack(written, fetch)
+    left = leftovers.joined(written) if cluster is None else []
     made = written.nodes.write()
     if checks.are_wanted():
         checks.check_shapes(written, made)
     _apply(written.changes, made)
     effects.order(written, made)
     if cluster is None:
-        leftovers.repoint(written, made, home)
+        leftovers.repoint(left, written, made)
     fetch = [_each(lambda each: references.tensor(each, made), group) for group in fetch]
     plan.place.write(written, made, fetch)
     return Result(fetch, plan.moved, plan.analysis, written, made, copies)
@@ -217,6 +218,7 @@ class _Plan:
 def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor]) -> dict:
     """Writes functions and batch statistics as the operations that they are made of."""
     moved = functions.lower(graph, order.behind(given))
+    moved |= reads.read_before_loops(graph, order.behind(given))
     behind = order.behind(given)
     ops = [op for op in graph.get_operations() if op in behind]
     return {**moved, **batch_norm.lower(graph, ops)}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import carriers, collectives, reductions
+from replicate.graph import collectives, operations, packing, reductions
 from replicate.graph import rows as counted
 from replicate.splitting import effects, joins, levels, loops, runs
 from replicate.splitting.nodes import Nodes, Reference
@@ -44,7 +44,7 @@ class Workers(NamedTuple):
             end the step.
     """
 
-    across: collectives.Across
+    across: collectives.CollectiveWorkers
     rows: Any
     own: Mapping[Any, tf.Tensor]
     lone: Sequence[tf.Tensor] = ()
@@ -175,7 +175,8 @@ class Cluster:
         """
         across, crossings = self.workers.across, written.joins.crossings
         checks = [getattr(check, "op", check) for check in self.workers.checks]
-        for op in {*written.run_whole, *made.values()}:
+        before = operations.executed_by(checks)
+        for op in {*written.run_whole, *made.values()} - before:
             if effects.has_effect(op) and op._get_control_flow_context() is None:
                 op._add_control_inputs(checks)
         levels.write(crossings.values(), made, tf.nest.flatten(fetch), across, self._home)
@@ -301,7 +302,7 @@ class Joins(joins.Joins):
             found, is_own = tensor, False
         else:
             found, is_own = super().at_home(tensor), self._is_own(tensor)
-        if not is_own or not carriers.is_sent(tensor):
+        if not is_own or not packing.is_sent(tensor):
             return found
         return self._crossing(found, levels.FIRST, tensor, _spec_of(tensor))
 
@@ -413,10 +414,7 @@ def _counts(workers: Workers) -> tf.Tensor:
     across = workers.across
     widths = [tf.shape(t)[1:] for t in workers.own.values() if not _is_known(t)]
     brought = tf.concat([tf.reshape(workers.rows, [1]), *widths], 0)
-    others = tf.zeros_like(brought)
-    position = across.options.position
-    table = tf.stack([brought if n == position else others for n in range(across.size)])
-    (table,) = across.sum([table])
+    table = across.table(brought)
     if not widths:
         return table[:, 0]
     counts, widths = table[:, 0], table[:, 1:]

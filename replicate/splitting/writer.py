@@ -45,14 +45,12 @@ class Changes:
     Attributes:
         inputs: Of which operation the which input reads what.
         controls: Of which operation the control inputs are which: operations, and names.
-        reads: Reads of variables in front of loops: of which handle which new operation.
         sums: Sums of K parts, by the names of the operations that make them: what they stand
             for. What a device without rows adds is to be left out.
     """
 
     inputs: list = dataclasses.field(default_factory=list)
     controls: list = dataclasses.field(default_factory=list)
-    reads: list = dataclasses.field(default_factory=list)
     sums: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -264,9 +262,7 @@ class Writer:
 
     def _does_nothing(self, op: tf.Operation) -> bool:
         """Whether a device's part of an operation's output is that of its first input."""
-        if not self.structure.is_free(op) or not len(op.outputs):
-            return False
-        if op.type not in (*_PASSED, "Sum", "Reshape"):
+        if op.type not in (*_PASSED, "Sum", "Reshape") or not self.structure.may_be_passed(op):
             return False
         facts, (given, made) = self.analysis.facts, (op.inputs[0], op.outputs[0])
         if self.analysis.state(given) != self.analysis.state(made):
@@ -280,7 +276,7 @@ class Writer:
             is_known = before is not None and all(map(_is_known, before))
             if not is_known or before != after or made.shape.rank is None:
                 return False
-        return not any(map(loop_copies.matters, op.control_inputs))
+        return not any(map(loop_copies.is_waited_for, op.control_inputs))
 
     # Making.
 

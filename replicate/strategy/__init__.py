@@ -1,4 +1,4 @@
-"""Floor 2: the strategy core, for whoever writes a distributed algorithm of their own."""
+"""The strategy core, for whoever writes a distributed algorithm of their own."""
 
 from replicate.strategy.base import DistributionStrategy
 from replicate.strategy.cross_device import (

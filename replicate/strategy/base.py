@@ -9,17 +9,25 @@ device, parameter server, mirrored) overrides the hooks only.
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+from replicate import types
 from replicate.compat import graphs
-from replicate.compat.tensorflow import tf
-from replicate.strategy import communication, context, updates
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import collectives
+from replicate.strategy import communication, context, conversion, updates
+from replicate.strategy.cluster import cluster as clusters
+from replicate.strategy.cluster import membership, sessions
 from replicate.strategy.tensorflow import bridge, datasets
 from replicate.strategy.towers import functions, lockstep, sharing
 from replicate.strategy.towers import tower as towers
-from replicate.strategy.variables import conversion, creation, values, variables
+from replicate.strategy.variables import creation, values, variables
 
 _log = logging.getLogger("replicate")
+
+
+NAMED: dict[str, type["DistributionStrategy"]] = {}
+"""Strategies by the names that `replicate_model_fn` takes."""
 
 
 class DistributionStrategy(communication.Communication, updates.Updates):
@@ -28,13 +36,28 @@ class DistributionStrategy(communication.Communication, updates.Updates):
     Args:
         worker_devices: K devices on which the towers compute.
         parameter_devices: The devices on which variables live.
+        member: This process among the tasks of a cluster.
+
+    Attributes:
+        names: The names that mean the class, `class Mine(DistributionStrategy, names=["mine"])`.
     """
 
+    names: ClassVar[tuple[str, ...]] = ()
     is_default = False
     is_between_graph = False
-    is_chief = True
 
-    def __init__(self, worker_devices: Sequence[str], parameter_devices: Sequence[str]):
+    def __init_subclass__(cls, names: Sequence[str] = (), **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        cls.names = tuple(names)
+        NAMED.update(dict.fromkeys(names, cls))
+
+    def __init__(
+        self,
+        worker_devices: Sequence[str],
+        parameter_devices: Sequence[str],
+        member: membership.Membership = membership.ALONE,
+    ):
+        self._member = member
         self._worker_devices = tuple(worker_devices)
         self._parameter_devices = tuple(parameter_devices)
         self.warns_of_partitioners = True  # once
@@ -42,7 +65,33 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         self._traced = functions.Traced()
         self._extended = bridge.BridgeStrategy(self).extended
 
+    @classmethod
+    def named(cls, name: str, devices: Sequence[str]) -> "DistributionStrategy":
+        """Makes the strategy that a name means.
+
+        Args:
+            name: One of `names`.
+            devices: The canonical devices of the towers.
+        """
+        del name
+        return cls(devices)
+
     # Who takes part.
+
+    @property
+    def cluster(self) -> clusters.Cluster:
+        """The cluster that this process is in, which may be its only task."""
+        return self._member.cluster
+
+    @property
+    def is_in_cluster(self) -> bool:
+        """Whether other processes train the same model."""
+        return self.cluster.is_joined
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process makes the variables, and writes checkpoints and summaries."""
+        return self.cluster.is_chief
 
     @property
     def num_towers(self) -> int:
@@ -51,8 +100,8 @@ class DistributionStrategy(communication.Communication, updates.Updates):
 
     @property
     def is_single_tower(self) -> bool:
-        """Whether K is 1."""
-        return self.num_towers == 1
+        """Whether there is one tower, over all workers."""
+        return self.all_towers == 1
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -179,7 +228,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             self._require_cross_tower("call_for_each_tower")
             together = run_concurrently and fn in self._settled
             creations = sharing.Creations(self.num_towers)
-            results = self.run_towers(here, args, kwargs, together, creations=creations)
+            results = self.run_towers(here, args, kwargs, concurrent=together, creations=creations)
             self._settled.note(fn, bool(creations.all()))
             return values.regroup(results, devices=self._worker_devices)
 
@@ -188,6 +237,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         fn: Callable,
         args: Sequence = (),
         kwargs: dict | None = None,
+        *,
         concurrent: bool = False,
         every_collection: bool = False,
         creations: sharing.Creations | None = None,
@@ -200,7 +250,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             kwargs: Keyword arguments, likewise.
             concurrent: Whether eager towers may run at the same time between merge calls.
             every_collection: Whether each tower sees graph collections of its own.
-            creations: The log of the towers' variables; None for a new one.
+            creations: The log of the towers' variables, in place of a new one.
         """
         share = context.current().share
         creations = creations or sharing.Creations(self.num_towers)
@@ -269,15 +319,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         mode = context.current()
         if mode.strategy is not self:
             return next_creator(**kwargs)
-        creations = getattr(mode.tower, "creations", None)
-        if creations is None:
-            return self._make_variable(next_creator, kwargs)
-        request = sharing.request_of(kwargs)
-        if mode.tower.position == 0:
-            return creations.make(request, lambda: self._make_variable(next_creator, kwargs))
-        variable = creations.find(mode.tower.position, request)
-        creation.add_to_collections(variable, kwargs)
-        return variable
+        return sharing.made(mode.tower, kwargs, lambda: self._make_variable(next_creator, kwargs))
 
     def _make_variable(self, next_creator: Callable, kwargs: dict):
         kwargs["distribute_strategy"] = self._extended.container
@@ -322,10 +364,62 @@ class DistributionStrategy(communication.Communication, updates.Updates):
 
     # Sessions.
 
-    def configure(self, session_config: Any) -> None:
+    def in_mode(self, mode: str, config: types.RunConfig | None) -> "DistributionStrategy":
+        """Returns the strategy that does in a mode what this one does in training.
+
+        Args:
+            mode: The Estimator's mode.
+            config: The RunConfig, or None.
+
+        Raises:
+            ConfigError: If sessions of the RunConfig cannot take part in the cluster.
+        """
+        del mode, config
+        return self
+
+    def workers_in(
+        self, mode: str, config: types.RunConfig | None, is_export: bool
+    ) -> collectives.Workers:
+        """Returns the workers that build and run together what the current graph is made for.
+
+        Args:
+            mode: The Estimator's mode.
+            config: The RunConfig, or None.
+            is_export: Whether the graph is exported.
+
+        Raises:
+            ConfigError: If sessions of the RunConfig cannot take part in the cluster.
+            RunError: If this worker exports, and is not the chief.
+        """
+        del mode, config, is_export
+        return self.workers
+
+    def begin_session(
+        self, spec: types.EstimatorSpec, config: types.RunConfig | None, joined: sessions.Together
+    ) -> types.EstimatorSpec:
+        """Returns an EstimatorSpec whose sessions begin and end as those of a cluster.
+
+        Args:
+            spec: The EstimatorSpec.
+            config: The RunConfig, or None.
+            joined: What workers run together.
+        """
+        del config, joined
+        return spec
+
+    def start(self) -> str:
+        """Starts the server of this task of a cluster, once.
+
+        Returns:
+            The target of sessions that take part in the cluster; `""` where it is alone.
+        """
+        return self._member.start()
+
+    def configure(self, session_config: tf1.ConfigProto | None) -> None:
         """Sets what suits this strategy in a `ConfigProto`, in place."""
         if session_config is not None:
             session_config.allow_soft_placement = True
+            self._member.configure(session_config)
 
     # Refusals.
 

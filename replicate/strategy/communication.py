@@ -5,13 +5,9 @@ from typing import Any
 
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import all_reduce, reductions
-from replicate.strategy import context
-from replicate.strategy.towers import replica_context
-from replicate.strategy.variables import conversion, values, variables
-
-# Tensors of up to this size share a transfer: a transfer costs more than its bytes.
-PACK_BYTES = 1 << 16
+from replicate.graph import all_reduce, collectives, packing, reductions
+from replicate.strategy import context, conversion
+from replicate.strategy.variables import values, variables
 
 
 @conversion.unconverted
@@ -25,21 +21,22 @@ class Communication:
     @property
     def all_towers(self) -> int:
         """K, or W x K where W workers take part."""
-        return self.num_towers
+        return self.num_towers * self.workers.size
 
     @property
     def first_tower(self) -> int:
         """The number, over all workers, of the first tower."""
-        return 0
+        return self.num_towers * self.workers.position
 
-    def across(self) -> Any:
-        """Returns what joins this worker with others; None: it is alone, as in predictions."""
+    @property
+    def workers(self) -> collectives.Workers:
+        """The workers that join what they bring in the current graph."""
         mode = context.current()
         share = None if mode is None else mode.share
-        return self._across() if share is None else share.across
+        return self._workers() if share is None else share.workers
 
-    def _across(self) -> Any:
-        return None  # or a `graph.collectives.Across` of the current graph
+    def _workers(self) -> collectives.Workers:
+        return collectives.ALONE
 
     def reduce(self, aggregation: Any, value: Any, destinations: Any = None) -> Any:
         """Reduces a value over towers.
@@ -72,12 +69,12 @@ class Communication:
             N reduced values.
         """
         self._require_cross_tower("batch_reduce")
-        aggregation = replica_context.aggregation_of(aggregation)
+        aggregation = reductions.aggregation_of(aggregation)
         nests = [(_as_nest(value), place) for value, place in value_destination_pairs]
         leaves: list = []
         for nest, place in nests:
             values.map_nest(lambda leaf, place=place: leaves.append((leaf, place)), nest)
-        with tf1.name_scope(replica_context.SCOPE):
+        with tf1.name_scope(reductions.SCOPE):
             reduced = iter(self._reduce_leaves(aggregation, leaves))
         return [values.map_nest(lambda leaf: next(reduced), nest) for nest, _ in nests]
 
@@ -93,11 +90,7 @@ class Communication:
         is_floating = all(hasattr(p, "dtype") and p.dtype.is_floating for p in parts)
         if share is None or not parts or not is_floating:
             return self.reduce(variables.MEAN, value, destinations)
-        weighted = [
-            reductions.scaled(part, weight, reductions.device_of(part))
-            for part, weight in zip(parts, share.weights, strict=True)
-        ]
-        weighted = values.PerDevice(weighted, value.devices)
+        weighted = values.weighted(value, share.parts.weights)
         return self.reduce(variables.SUM, weighted, destinations)
 
     def _reduce_leaves(self, aggregation, pairs: list) -> list:
@@ -124,7 +117,7 @@ class Communication:
             return [_as_tensor(part) for part in value.values]
         if isinstance(value, variables.TowerLocalVariable):
             return [_as_tensor(member) for member in value.members]
-        if self.num_towers == 1 and not self.is_single_tower and _is_of_one(value):
+        if self.num_towers == 1 and not self.is_single_tower and is_of_one(value):
             return [value]  # of the only tower of this worker
         return None
 
@@ -150,22 +143,21 @@ class Communication:
     def _batch_reduce(self, aggregation, columns: list, places: list) -> list:
         """Reduces N columns of K tensors; returns N lists of copies, one per place."""
         homes = [place[0] for place in places]
+        workers = self.workers
         if all(len(parts) == self.num_towers for parts in columns):
-            pack_bytes = 0 if tf.executing_eagerly() else PACK_BYTES
-            rows = list(zip(*columns, strict=True))
-            sums = all_reduce.batch_sum_onto(rows, self._worker_devices, homes, pack_bytes)
+            pack_bytes = 0 if tf.executing_eagerly() else packing.SMALL_BYTES
+            rows, devices = list(zip(*columns, strict=True)), self._worker_devices
+            sums = all_reduce.batch_sum_onto(rows, devices, homes, pack_bytes, workers.totals)
         else:
             pairs = zip(columns, homes, strict=True)
-            sums = [reductions.sum_onto(parts, home) for parts, home in pairs]
-        across = self.across()
-        number = 1 if across is None else across.size
-        if across is not None:
-            joined = zip(across.totals(sums), homes, strict=True)
+            sums = workers.totals([reductions.sum_onto(parts, home) for parts, home in pairs])
+        if not workers.is_alone:
+            joined = zip(sums, homes, strict=True)
             sums = [reductions.copy_onto(total, home) for total, home in joined]
         reduced = []
         for first, parts, place in zip(sums, columns, places, strict=True):
             if aggregation == variables.MEAN:
-                first = reductions.divide_onto(first, number * len(parts), place[0])
+                first = reductions.divide_onto(first, workers.size * len(parts), place[0])
             reduced.append([first] + [reductions.copy_onto(first, other) for other in place[1:]])
         return reduced
 
@@ -235,7 +227,8 @@ class Communication:
         return tf1.group(*parts, name=name)
 
 
-def _is_of_one(value: Any) -> bool:
+def is_of_one(value: Any) -> bool:
+    """Whether a value is a tensor of one tower, and no variable."""
     return isinstance(value, tf.IndexedSlices) or (
         tf.is_tensor(value) and not isinstance(value, tf.Variable)
     )
@@ -246,7 +239,7 @@ def _prepared(aggregation, parts: list) -> list:
     if aggregation == variables.MEAN:
         return [_as_floating(part) for part in parts]
     share = context.current().share
-    return parts if share is None else reductions.mask_rows(parts, share.has_rows)
+    return parts if share is None else reductions.mask_rows(parts, share.parts.has_rows)
 
 
 def _as_floating(value: Any) -> Any:

@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from replicate.compat.tensorflow import tf
+from replicate.graph import batches, collectives
+
 
 class Step(Protocol):
     """Stands between the gradients that towers bring and the update of an optimizer.
@@ -31,26 +34,50 @@ class Step(Protocol):
         """Lets the towers meet, and calls `optimizer.apply_gradients` once for all."""
 
 
+class Strategy(Protocol):
+    """What code below `DistributionStrategy` asks of it."""
+
+    is_default: bool
+    num_towers: int
+    all_towers: int
+    first_tower: int
+    is_single_tower: bool
+    worker_devices: tuple[str, ...]
+    workers: collectives.Workers
+    extended: Any
+    merging: Callable
+    reduce: Callable
+    mean_by_rows: Callable
+    unwrap: Callable
+
+
+class Tower(Protocol):
+    """What code below `TowerContext` asks of it; see there."""
+
+    position: int
+    tower_id: int
+    is_of_one_batch: bool
+    has_rows: bool | tf.Tensor
+    distribution_strategy: Strategy
+    merge_call: Callable
+
+
 class Share(NamedTuple):
-    """What part of a batch each of K towers holds, and how what they bring is joined.
+    """A batch that K towers share, and how what they bring is joined.
 
     Attributes:
-        weights: K scalars n_i / B, Python floats or float64 tensors; they sum to 1.
-        has_rows: K truths n_i > 0, Python bools or bool tensors. A tower without rows
-            computes on a borrowed one, and counts for nothing. The first one has rows, if
-            there are no other workers.
+        parts: What part of the batch each tower holds.
         step: What is done with gradients before the update.
         reduction: `"sum"` or `"mean"`, by rows: of losses and gradients.
-        across: Joins what workers bring, a `graph.collectives.Across`; None: there is one.
+        workers: The workers that join what they bring.
         is_gathered: Whether what towers count becomes that of all towers, and of all workers,
             by itself, as it does in an evaluation.
     """
 
-    weights: tuple
-    has_rows: tuple
+    parts: batches.Parts
     step: Step
     reduction: str = "mean"
-    across: Any = None
+    workers: collectives.Workers = collectives.ALONE
     is_gathered: bool = False
 
 
@@ -65,8 +92,8 @@ class Mode(NamedTuple):
         is_tensorflows: Whether towers meet because code of TensorFlow's kind asked for it.
     """
 
-    strategy: Any
-    tower: Any = None
+    strategy: "Strategy"
+    tower: "Tower | None" = None
     update_device: str | None = None
     share: Share | None = None
     is_tensorflows: bool = False
@@ -86,14 +113,9 @@ def current() -> Mode | None:
     return _stack.modes[-1] if _stack.modes else None
 
 
-def depth() -> int:
-    """Returns how many modes this thread has entered."""
-    return len(_stack.modes)
-
-
 @contextlib.contextmanager
 def entered(mode: Mode | None) -> Iterator[Mode | None]:
-    """Makes `mode` the current one of this thread; None: the default strategy's tower."""
+    """Makes `mode` the current one of this thread, or leaves it to the default strategy."""
     _stack.modes.append(mode)
     try:
         yield mode

@@ -6,7 +6,6 @@ aggregate on each of its destinations. Small tensors may share a transfer
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from replicate import devices as device_names
 from replicate import errors
@@ -43,8 +42,12 @@ class CrossDeviceOps:
         """Refuses devices that this way cannot serve."""
 
     def batch_reduce(
-        self, aggregation: Any, columns: Sequence, places: Sequence, workers: Sequence[str]
-    ) -> list:
+        self,
+        aggregation: tf.VariableAggregation,
+        columns: Sequence[Sequence[tf.Tensor | tf.IndexedSlices]],
+        places: Sequence[Sequence[str]],
+        workers: Sequence[str],
+    ) -> list[list[tf.Tensor | tf.IndexedSlices]]:
         """Reduces N columns.
 
         Args:
@@ -56,32 +59,32 @@ class CrossDeviceOps:
         Returns:
             N lists of copies, one per destination.
         """
-        everywhere = tuple(workers)
         together = [
-            i
-            for i, (parts, place) in enumerate(zip(columns, places, strict=True))
-            if tuple(place) == everywhere and len(parts) == len(workers) and _all_dense(parts)
+            n
+            for n, (parts, place) in enumerate(zip(columns, places, strict=True))
+            if tuple(place) == tuple(workers) and len(parts) == len(workers) and _all_dense(parts)
         ]
-        results: list = [None] * len(columns)
+        found: dict[int, list] = {}
         if together:
-            rows = [list(row) for row in zip(*[columns[i] for i in together], strict=True)]
-            summed = self._all_reduce(rows, list(workers))
-            for n, i in enumerate(together):
-                results[i] = [row[n] for row in summed]
-        for i, (parts, place) in enumerate(zip(columns, places, strict=True)):
-            if results[i] is None:
+            rows = [list(row) for row in zip(*[columns[n] for n in together], strict=True)]
+            summed = all_reduce.transferred(
+                rows, workers, self._algorithm, self._pack_bytes, self._transfer_dtype
+            )
+            found = {
+                n: list(copies)
+                for n, copies in zip(together, zip(*summed, strict=True), strict=True)
+            }
+        for n, (parts, place) in enumerate(zip(columns, places, strict=True)):
+            if n not in found:
                 first = reductions.sum_onto(parts, place[0])
-                results[i] = [first] + [reductions.copy_onto(first, other) for other in place[1:]]
-        if aggregation == tf.VariableAggregation.MEAN:
-            for i, (parts, place) in enumerate(zip(columns, places, strict=True)):
-                results[i] = [
-                    reductions.divide_onto(copy, len(parts), device)
-                    for copy, device in zip(results[i], place, strict=True)
-                ]
-        return results
+                found[n] = [first] + [reductions.copy_onto(first, other) for other in place[1:]]
+            if aggregation == tf.VariableAggregation.MEAN:
+                copies = zip(found[n], place, strict=True)
+                found[n] = [reductions.divide_onto(c, len(parts), device) for c, device in copies]
+        return [found[n] for n in range(len(columns))]
 
-    def _all_reduce(self, rows: list, workers: list) -> list:
-        """Sums K x N dense tensors to K x N copies."""
+    def _algorithm(self, rows: all_reduce.Rows, workers: Sequence[str], wire: all_reduce.Wire):
+        """Sums K x N dense tensors to K x N copies; see `all_reduce`."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -98,10 +101,7 @@ def _all_dense(parts: Sequence) -> bool:
 class ReductionToOneDevice(CrossDeviceOps):
     """Sums on one device and copies the sum to all; see `CrossDeviceOps`."""
 
-    def _all_reduce(self, rows, workers):
-        return all_reduce.transferred(
-            rows, workers, all_reduce.to_one_device, self._pack_bytes, self._transfer_dtype
-        )
+    _algorithm = staticmethod(all_reduce.to_one_device)
 
 
 class HierarchicalCopyAllReduce(CrossDeviceOps):
@@ -119,29 +119,20 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
             raise ValueError(f"group_size counts devices, 1 or more; got {group_size}.")
         self._group_size = group_size
 
-    def _all_reduce(self, rows, workers):
-        return all_reduce.transferred(
-            rows,
-            workers,
-            lambda packed, devices, wire: all_reduce.hierarchical_copy(
-                packed, devices, self._group_size, wire
-            ),
-            self._pack_bytes,
-            self._transfer_dtype,
-        )
+    def _algorithm(self, rows, workers, wire):
+        return all_reduce.hierarchical_copy(rows, workers, self._group_size, wire)
 
 
 class RingAllReduce(CrossDeviceOps):
     """Sums around a ring of the devices; see `CrossDeviceOps` and `all_reduce.ring`."""
 
-    def _all_reduce(self, rows, workers):
-        return all_reduce.transferred(
-            rows, workers, all_reduce.ring, self._pack_bytes, self._transfer_dtype
-        )
+    _algorithm = staticmethod(all_reduce.ring)
 
 
 class NcclAllReduce(CrossDeviceOps):
     """Lets NVIDIA's library sum between GPUs; see `CrossDeviceOps`."""
+
+    _algorithm = staticmethod(all_reduce.nccl)
 
     def require(self, devices: Sequence[str]) -> None:
         """Refuses devices that are no GPUs.
@@ -155,11 +146,6 @@ class NcclAllReduce(CrossDeviceOps):
                 f"NcclAllReduce works between GPUs only; got {others}. Use RingAllReduce or "
                 "ReductionToOneDevice there."
             )
-
-    def _all_reduce(self, rows, workers):
-        return all_reduce.transferred(
-            rows, workers, all_reduce.nccl, self._pack_bytes, self._transfer_dtype
-        )
 
 
 def _is_gpu(device: str) -> bool:

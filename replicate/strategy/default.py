@@ -6,9 +6,9 @@ from typing import Any
 
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import base, context
+from replicate.strategy import base, context, conversion
 from replicate.strategy.towers import tower as towers
-from replicate.strategy.variables import conversion, variables
+from replicate.strategy.variables import variables
 
 
 class DefaultStrategy(base.DistributionStrategy):
@@ -47,17 +47,9 @@ class DefaultStrategy(base.DistributionStrategy):
         with context.entered(context.Mode(self, share=share)):
             yield
 
-    def run_towers(
-        self,
-        fn,
-        args=(),
-        kwargs=None,
-        concurrent=False,
-        every_collection=False,
-        creations=None,
-    ):
+    def run_towers(self, fn, args=(), kwargs=None, **options):
         """See base class."""
-        del concurrent, every_collection, creations
+        del options  # a single tower shares nothing
         with context.entered(context.Mode(self, towers.TowerContext(self, 0))):
             return [fn(*args, **(kwargs or {}))]
 

@@ -4,9 +4,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import context
-from replicate.strategy.variables import conversion, values, variables
+from replicate.strategy import context, conversion
+from replicate.strategy.variables import values, variables
 
 
 @conversion.unconverted
@@ -78,7 +79,7 @@ class Updates:
         return self.destinations_of(min(var_list, key=lambda v: v.name))
 
 
-def _require_reduced(method: str, nest: Any) -> None:
+def _require_reduced(method: str, nest: types.Nest) -> None:
     """Refuses what differs between towers as an argument of an update.
 
     NOTE: in merge calls of TensorFlow's own kind it is taken as it is: Keras reduces gradients

@@ -9,16 +9,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from replicate import errors
+from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, collectives, reductions
+from replicate.graph import collectives, operations, reductions
 from replicate.strategy import context
 from replicate.strategy.variables import variables
 
-_REDUCTION = "_replicate_metric_reduction"
 
-
-def metric_reduction(variable: Any, fn: Callable) -> None:
+def metric_reduction(variable: tf.Variable, fn: Callable) -> None:
     """Names how the towers' copies of a metric's variable become one.
 
     To be called in the model_fn for a metric whose variable is neither a sum nor a
@@ -37,11 +35,11 @@ def metric_reduction(variable: Any, fn: Callable) -> None:
             f"metric_reduction needs a function of the towers' tensors; got {fn!r}. Pass one, "
             "such as lambda tensors: tf.reduce_max(tf.stack(tensors), 0)."
         )
-    if isinstance(variable, variables.DistributedVariable):
-        setattr(variable, _REDUCTION, fn)
+    if isinstance(variable, variables.TowerLocalVariable):
+        variable.reduce_by(fn)
 
 
-def merge(specs: Sequence[Any], made: Sequence[Any]) -> dict:
+def merge(specs: Sequence[types.EstimatorSpec], made: Sequence[tf.Variable]) -> dict:
     """Returns the first tower's metrics, whose updates gather every tower's rows.
 
     Args:
@@ -75,7 +73,7 @@ def merge(specs: Sequence[Any], made: Sequence[Any]) -> dict:
     return {name: (_value_of(value), merged) for name, (value, _) in metrics.items()}
 
 
-def is_metric_variable(variable: Any) -> bool:
+def is_metric_variable(variable: tf.Variable) -> bool:
     """Whether a variable is in the collections of local or metric variables."""
     keys = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
     return any(variable is item for key in keys for item in tf1.get_collection(key))
@@ -83,15 +81,15 @@ def is_metric_variable(variable: Any) -> bool:
 
 def _adds_up(variable: variables.TowerLocalVariable) -> bool:
     """Whether what the towers' copies have gathered is added up."""
-    return variable.aggregation == variables.SUM and not hasattr(variable, _REDUCTION)
+    return variable.aggregation == variables.SUM and variable.reduction is None
 
 
-def _require_sums(assumed: Sequence[Any], updates: Sequence[Any]) -> None:
+def _require_sums(assumed: Sequence[tf.Variable], updates: Sequence[types.Fetch]) -> None:
     """Refuses variables that did not say how to join their copies, and hold no sums."""
-    executed = ancestry.executed_by(updates)
+    executed = operations.executed_by(updates)
     for variable in assumed:
         for member in variable.members:
-            for write in ancestry.writes(member):
+            for write in operations.writes(member):
                 if write in executed and write.type == "AssignVariableOp" and not _adds(write):
                     raise ValueError(
                         "What towers' copies of a metric's variable hold is added up; "
@@ -125,7 +123,7 @@ def _value_of(value: Any) -> Any:
     return tf.identity(value.members[0].read_value())
 
 
-def _gather(metric_variables: Sequence[Any]) -> list[tf.Operation]:
+def _gather(metric_variables: Sequence[tf.Variable]) -> list[tf.Operation]:
     """Moves what all copies of metrics' variables have gathered into the first ones.
 
     What a tower without rows has gathered is dropped. NOTE: some metrics write to a copy's handle,
@@ -136,17 +134,15 @@ def _gather(metric_variables: Sequence[Any]) -> list[tf.Operation]:
         between, they change nothing.
     """
     share = context.current().share
-    totals = None if share.across is None else share.across.totals
-    return collectives.together(
-        [_gathered(variable, share) for variable in metric_variables], totals
-    )
+    running = [_gathered(variable, share) for variable in metric_variables]
+    return collectives.together(running, share.workers.totals)
 
 
 def _gathered(variable: variables.TowerLocalVariable, share: context.Share):
     """Gathers one variable; gives by `yield` what workers are to add up."""
     numeric = variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_complex
     copies = [tf.identity(member.read_value()) for member in variable.members]
-    if hasattr(variable, _REDUCTION):
+    if variable.reduction is not None:
         return _reduced(variable, copies, share)
     if variable.aggregation == variables.MEAN:
         return (yield from _averaged(variable, copies, share))
@@ -155,31 +151,33 @@ def _gathered(variable: variables.TowerLocalVariable, share: context.Share):
     return tf1.no_op()
 
 
-def _reduced(variable: Any, copies: Sequence[tf.Tensor], share: context.Share) -> tf.Operation:
+def _reduced(
+    variable: tf.Variable, copies: Sequence[tf.Tensor], share: context.Share
+) -> tf.Operation:
     with _beside(variable, copies):
         starts = [tf.identity(member.initial_value) for member in variable.members]
-        kept = [_kept(*parts) for parts in zip(copies, starts, share.has_rows, strict=True)]
-        kept = kept if share.across is None else share.across.all(kept)
-        return _move(variable.members, getattr(variable, _REDUCTION)(kept))
+        kept = [_kept(*parts) for parts in zip(copies, starts, share.parts.has_rows, strict=True)]
+        kept = share.workers.all(kept)
+        return _move(variable.members, variable.reduction(kept))
 
 
-def _averaged(variable: Any, copies: Sequence[tf.Tensor], share: context.Share):
+def _averaged(variable: tf.Variable, copies: Sequence[tf.Tensor], share: context.Share):
     with _beside(variable, copies):
-        counted = tf.add_n([tf.cast(has, copies[0].dtype) for has in share.has_rows])
-        total = tf.add_n(reductions.mask_rows(copies, share.has_rows))
+        counted = tf.add_n([tf.cast(has, copies[0].dtype) for has in share.parts.has_rows])
+        total = tf.add_n(reductions.mask_rows(copies, share.parts.has_rows))
     total, counted = yield [total, counted]
     with _beside(variable, copies):
         mean = total / counted
         return tf1.group(*[member.assign(mean, read_value=False) for member in variable.members])
 
 
-def _added(variable: Any, copies: Sequence[tf.Tensor], share: context.Share):
-    members, has_rows = variable.members, share.has_rows
+def _added(variable: tf.Variable, copies: Sequence[tf.Tensor], share: context.Share):
+    members, has_rows = variable.members, share.parts.has_rows
     with _beside(variable, copies):
         starts = [tf.identity(member.initial_value) for member in members[1:]]
         gathered = [copy - start for copy, start in zip(copies[1:], starts, strict=True)]
         gathered = reductions.mask_rows(gathered, has_rows[1:])
-        if share.across is None:
+        if share.workers.is_alone:
             return _move(members, tf.add_n([copies[0], *gathered]))
         before = _before(variable)
         start = tf.identity(members[0].initial_value)
@@ -194,13 +192,13 @@ def _added(variable: Any, copies: Sequence[tf.Tensor], share: context.Share):
 
 
 @contextlib.contextmanager
-def _beside(variable: Any, copies: Sequence[tf.Tensor]) -> Iterator[None]:
+def _beside(variable: tf.Variable, copies: Sequence[tf.Tensor]) -> Iterator[None]:
     """Enters the device of the first copy, once all copies have been read."""
     with tf1.control_dependencies(copies), tf.device(variable.members[0].device):
         yield
 
 
-def _before(variable: variables.TowerLocalVariable) -> Any:
+def _before(variable: variables.TowerLocalVariable) -> tf.Variable:
     """Returns what keeps by how much all workers together have added to a first copy."""
     first = variable.members[0]
     name = f"{first.op.name}/workers"
@@ -213,11 +211,11 @@ def _before(variable: variables.TowerLocalVariable) -> Any:
     )
 
 
-def _kept(copy: tf.Tensor, start: tf.Tensor, has_rows: Any) -> tf.Tensor:
+def _kept(copy: tf.Tensor, start: tf.Tensor, has_rows: bool | tf.Tensor) -> tf.Tensor:
     return copy if has_rows is True else tf.where(has_rows, copy, start)
 
 
-def _move(members: Sequence[Any], total: tf.Tensor) -> tf.Operation:
+def _move(members: Sequence[tf.Variable], total: tf.Tensor) -> tf.Operation:
     """Gives the first copy the total, and the others what they began with."""
     moved = [members[0].assign(total, read_value=False)]
     for member in members[1:]:

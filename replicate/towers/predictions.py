@@ -3,14 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replicate import errors
+from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import batches, reductions
-from replicate.strategy import context
-from replicate.strategy.towers import replica_context
+from replicate.strategy import base, context
 
 
-def joined(strategy: Any, values: Sequence[tf.Tensor]) -> tf.Tensor:
+def joined(strategy: base.DistributionStrategy, values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Joins K values without rows, as losses and gradients are joined.
 
     Args:
@@ -21,16 +20,18 @@ def joined(strategy: Any, values: Sequence[tf.Tensor]) -> tf.Tensor:
         Their mean, each weighted by the rows of its tower, or their sum, of all workers.
     """
     share = context.current().share
-    with tf1.name_scope(replica_context.SCOPE):
+    with tf1.name_scope(reductions.SCOPE):
         if share.reduction == "mean":
-            total = reductions.weighted_sum_onto(values, share.weights, strategy.home)
+            total = reductions.weighted_sum_onto(values, share.parts.weights, strategy.home)
         else:
-            values = reductions.mask_rows(values, share.has_rows)
+            values = reductions.mask_rows(values, share.parts.has_rows)
             total = reductions.sum_onto(values, strategy.home)
-    return total if share.across is None else share.across.total(total)
+    return share.workers.total(total)
 
 
-def merge(strategy: Any, nests: Sequence[Any], where: str) -> Any:
+def merge(
+    strategy: base.DistributionStrategy, nests: Sequence[types.Nest], where: str
+) -> types.Nest:
     """Concatenates the towers' values along axis 0; of scalars, returns the mean over rows.
 
     Args:
@@ -49,18 +50,22 @@ def merge(strategy: Any, nests: Sequence[Any], where: str) -> Any:
     return tf.nest.pack_sequence_as(nests[0], leaves)
 
 
-def _merged(strategy: Any, leaves: Sequence[Any], where: str) -> Any:
+def _merged(
+    strategy: base.DistributionStrategy, leaves: Sequence[types.Rows], where: str
+) -> types.Rows:
     first = leaves[0]
     if not isinstance(first, tf.Tensor) or first.shape.rank != 0:
         return _concatenated(strategy, leaves, where)
     if not first.dtype.is_floating:
         return reductions.copy_onto(first, strategy.home)
-    weights = context.current().share.weights
+    weights = context.current().share.parts.weights
     return reductions.weighted_sum_onto(leaves, weights, strategy.home)
 
 
-def _concatenated(strategy: Any, leaves: Sequence[Any], where: str) -> Any:
-    has_rows = context.current().share.has_rows
+def _concatenated(
+    strategy: base.DistributionStrategy, leaves: Sequence[types.Rows], where: str
+) -> types.Rows:
+    has_rows = context.current().share.parts.has_rows
     kept = [
         leaf if has is True else batches.take_rows(leaf, _row_limit(has))
         for leaf, has in zip(leaves, has_rows, strict=True)
@@ -68,7 +73,7 @@ def _concatenated(strategy: Any, leaves: Sequence[Any], where: str) -> Any:
     return reductions.concat_onto(_of_one_width(kept, where), strategy.home)
 
 
-def _of_one_width(leaves: Sequence[Any], where: str) -> list:
+def _of_one_width(leaves: Sequence[types.Rows], where: str) -> list:
     """Lets a run fail with the reason where towers' rows turn out to differ in shape."""
     first = leaves[0]
     if not isinstance(first, tf.Tensor) or first.shape[1:].is_fully_defined():
@@ -85,14 +90,16 @@ def _of_one_width(leaves: Sequence[Any], where: str) -> list:
         return [tf.identity(first), *leaves[1:]]
 
 
-def _row_limit(has_rows: Any) -> Any:
+def _row_limit(has_rows: bool | tf.Tensor) -> int | tf.Tensor:
     """Returns how many rows a tower may add: none without rows, else all of them."""
     if has_rows is False:
         return 0
     return tf.where(has_rows, tf.int64.max, tf.constant(0, tf.int64))
 
 
-def merge_export_outputs(strategy: Any, outputs: Sequence[Mapping | None]) -> dict | None:
+def merge_export_outputs(
+    strategy: base.DistributionStrategy, outputs: Sequence[Mapping | None]
+) -> dict | None:
     """Merges the towers' export outputs, signature by signature.
 
     Args:
@@ -111,7 +118,7 @@ def merge_export_outputs(strategy: Any, outputs: Sequence[Mapping | None]) -> di
     }
 
 
-def _merge_output(strategy: Any, outputs: Sequence[Any], name: str) -> Any:
+def _merge_output(strategy: base.DistributionStrategy, outputs: Sequence[Any], name: str) -> Any:
     kinds = [type(output) for output in outputs]
     if len(set(kinds)) > 1:
         raise errors.TowerMismatchError(
@@ -134,7 +141,7 @@ def _merge_output(strategy: Any, outputs: Sequence[Any], name: str) -> Any:
     )
 
 
-def _require_same_structure(nests: Sequence[Any], where: str) -> None:
+def _require_same_structure(nests: Sequence[types.Nest], where: str) -> None:
     for i, nest in enumerate(nests):
         try:
             tf.nest.assert_same_structure(nests[0], nest, expand_composites=False)
@@ -146,7 +153,7 @@ def _require_same_structure(nests: Sequence[Any], where: str) -> None:
             ) from difference
 
 
-def _outline(nest: Any) -> str:
+def _outline(nest: types.Nest) -> str:
     if isinstance(nest, Mapping):
         return f"the keys {sorted(map(str, nest))}"
     return type(nest).__name__

@@ -6,16 +6,19 @@ towers' copies, which nothing writes, do not dilute it.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, reductions
+from replicate.graph import operations, reductions
 from replicate.strategy import context
 from replicate.strategy.variables import variables
 
 
 def join(
-    made: Iterable[Any], running: Sequence[Any], update_ops: str, later: Sequence[Any]
+    made: Iterable[tf.Variable],
+    running: Sequence[types.Fetch],
+    update_ops: str,
+    later: Sequence[types.Fetch],
 ) -> tf.Operation | None:
     """Lets tower-local variables hold what `update_ops` says, once a step is done.
 
@@ -30,10 +33,10 @@ def join(
         An operation that runs after the step; None where there is nothing to do.
     """
     local = [variable for variable in made if isinstance(variable, variables.TowerLocalVariable)]
-    executed = ancestry.executed_by(running) if local else set()
+    executed = operations.executed_by(running) if local else set()
     if update_ops == "mean":
         return _averaged(local, executed, running)
-    counting = executed - ancestry.executed_by(later if update_ops == "first" else [])
+    counting = executed - operations.executed_by(later if update_ops == "first" else [])
     used = []
     for variable in local:
         members = variable.members[1:]
@@ -41,7 +44,7 @@ def join(
             variable.follow_first()
             if any(op in executed for member in members for op in member.handle.consumers()):
                 used.append(variable)
-        elif not any(op in counting for member in members for op in ancestry.writes(member)):
+        elif not any(op in counting for member in members for op in operations.writes(member)):
             variable.follow_first()
     if update_ops == "all":
         return _without_rows(local, executed, running)
@@ -60,10 +63,12 @@ def _spread_first(variable: variables.TowerLocalVariable) -> tf.Operation:
     return tf1.group(*[copy.assign(value, read_value=False) for copy in variable.members[1:]])
 
 
-def _without_rows(local: Sequence[Any], executed: set, running: Sequence[Any]) -> Any:
+def _without_rows(
+    local: Sequence[tf.Variable], executed: set, running: Sequence[types.Fetch]
+) -> tf.Operation | None:
     """Gives the statistics of towers without rows the mean of the others', so as to count not."""
     share = context.current().share
-    towers = [i for i, has in enumerate(share.has_rows) if has is not True]
+    towers = [i for i, has in enumerate(share.parts.has_rows) if has is not True]
     found = _written(local, executed) if towers else []
     if not found:
         return None
@@ -71,32 +76,34 @@ def _without_rows(local: Sequence[Any], executed: set, running: Sequence[Any]) -
     with tf1.control_dependencies([copy for column in copies for copy in column]):
         written = []
         for variable, column in zip(found, copies, strict=True):
-            kept = reductions.mask_rows(column, share.has_rows)
-            number = tf.add_n([tf.cast(has, variable.dtype) for has in share.has_rows])
+            kept = reductions.mask_rows(column, share.parts.has_rows)
+            number = tf.add_n([tf.cast(has, variable.dtype) for has in share.parts.has_rows])
             mean = tf.math.divide_no_nan(tf.add_n(kept), number)
             for i in towers:
-                value = tf.where(share.has_rows[i], column[i], mean)
+                value = tf.where(share.parts.has_rows[i], column[i], mean)
                 written.append(variable.members[i].assign(value, read_value=False))
         return tf1.group(*written)
 
 
-def _written(local: Sequence[Any], executed: set) -> list:
+def _written(local: Sequence[tf.Variable], executed: set) -> list:
     """Returns the statistics that a step writes."""
     return [
         variable
         for variable in local
         if _is_statistic(variable)
-        and any(op in executed for copy in variable.members for op in ancestry.writes(copy))
+        and any(op in executed for copy in variable.members for op in operations.writes(copy))
     ]
 
 
-def _values_after(found: Sequence[Any], running: Sequence[Any]) -> list[list]:
+def _values_after(found: Sequence[tf.Variable], running: Sequence[types.Fetch]) -> list[list]:
     """Returns the values of all copies once a step is done."""
     with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
         return [[tf.identity(c.read_value()) for c in variable.members] for variable in found]
 
 
-def _averaged(local: Sequence[Any], executed: set, running: Sequence[Any]) -> Any:
+def _averaged(
+    local: Sequence[tf.Variable], executed: set, running: Sequence[types.Fetch]
+) -> tf.Operation | None:
     """Gives all copies of the statistics that a step writes their mean, weighted by rows."""
     found = _written(local, executed)
     if not found:
@@ -105,10 +112,10 @@ def _averaged(local: Sequence[Any], executed: set, running: Sequence[Any]) -> An
     copies = _values_after(found, running)
     with tf1.control_dependencies([copy for column in copies for copy in column]):
         means = [
-            reductions.weighted_sum_onto(column, share.weights, variable.members[0].device)
+            reductions.weighted_sum_onto(column, share.parts.weights, variable.members[0].device)
             for variable, column in zip(found, copies, strict=True)
         ]
-        means = means if share.across is None else share.across.totals(means)
+        means = share.workers.totals(means)
         return tf1.group(
             *[
                 member.assign(mean, read_value=False)

@@ -1,1 +1,1 @@
-"""Floor 3, wing b: towers of a model_fn, and the optimizer step."""
+"""What surrounds a training step: the call of the model_fn, gradients, optimizers."""

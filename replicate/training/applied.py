@@ -1,10 +1,10 @@
 """What K towers bring to an optimizer step: one list of gradients, clipped."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from replicate import errors
-from replicate.compat.tensorflow import tf
+from replicate import errors, types
+from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
 from replicate.strategy.variables import values
 
@@ -17,7 +17,7 @@ class TowerGradients:
         pairs: The tower's pairs of gradient (or None) and variable.
     """
 
-    def __init__(self, optimizer: Any, pairs: Sequence[tuple]):
+    def __init__(self, optimizer: tf1.train.Optimizer, pairs: Sequence[tuple]):
         self.optimizer = optimizer
         self.pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         self.skipped = [variable for gradient, variable in pairs if gradient is None]
@@ -97,7 +97,7 @@ def _require_same_variables(i: int, tower: TowerGradients, first: TowerGradients
     )
 
 
-def _without(wanted: Sequence[Any], others: Sequence[Any]) -> list:
+def _without(wanted: Sequence[tf.Variable], others: Sequence[tf.Variable]) -> list:
     known = {id(variable) for variable in others}
     return [variable for variable in wanted if id(variable) not in known]
 
@@ -106,7 +106,7 @@ def _name(variable: Any) -> str:
     return str(getattr(variable, "name", variable))
 
 
-def clip(gradients: Sequence[Any], limit: float | None) -> list:
+def clip(gradients: Sequence[Any], limit: float) -> list:
     """Scales reduced gradients so that their global norm is at most `limit`.
 
     The norm is sqrt(sum over all gradients of their squares); rows of IndexedSlices with
@@ -114,39 +114,24 @@ def clip(gradients: Sequence[Any], limit: float | None) -> list:
 
     Args:
         gradients: N tensors, IndexedSlices, or copies of these on several devices.
-        limit: The largest norm; None: the gradients are given back.
+        limit: The largest norm.
     """
-    if limit is None:
-        return list(gradients)
-    gradients = [_deduplicated(gradient) for gradient in gradients]
-    norm = tf.linalg.global_norm([_first(gradient) for gradient in gradients])
+    gradients = [values.map_copies(_deduplicated, gradient) for gradient in gradients]
+    norm = tf.linalg.global_norm([values.first_of(gradient) for gradient in gradients])
     limit = tf.constant(limit, norm.dtype)
     # NOTE: a norm that is not finite makes every gradient NaN, as on one device.
     factor = tf.where(norm > limit, limit / norm, tf.ones_like(norm))
     factor = tf.where(
         tf.math.is_finite(norm), factor, tf.fill([], norm.dtype.as_numpy_dtype("nan"))
     )
-    return [
-        _map_copies(lambda g: reductions.scaled(g, factor, reductions.device_of(g)), g)
-        for g in gradients
-    ]
+
+    def scaled(copy):
+        return reductions.scaled(copy, factor, reductions.device_of(copy))
+
+    return [values.map_copies(scaled, gradient) for gradient in gradients]
 
 
-def _map_copies(fn: Callable, value: Any) -> Any:
-    if isinstance(value, values.DistributedValues):
-        return type(value)([fn(copy) for copy in value.values], value.devices)
-    return fn(value)
-
-
-def _deduplicated(gradient: Any) -> Any:
-    def once(copy):
-        if not isinstance(copy, tf.IndexedSlices):
-            return copy
-        with tf.device(reductions.device_of(copy)):
-            return reductions.deduplicate(copy)
-
-    return _map_copies(once, gradient)
-
-
-def _first(gradient: Any) -> Any:
-    return gradient.values[0] if isinstance(gradient, values.DistributedValues) else gradient
+def _deduplicated(gradient: types.Gradient) -> types.Gradient:
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    return reductions.deduplicate(gradient)

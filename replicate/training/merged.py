@@ -10,8 +10,9 @@ from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import conversion
 from replicate.strategy.tensorflow import bridge
-from replicate.strategy.variables import conversion, values
+from replicate.strategy.variables import values
 
 
 @conversion.unconverted

@@ -11,8 +11,9 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, isolation
+from replicate.graph import isolation, operations
 from replicate.strategy import context
 from replicate.training import step as steps
 from replicate.training import tower_optimizer
@@ -32,16 +33,22 @@ class OptimizerFactory:
 
     Args:
         optimizer_fn: Returns a `tf.compat.v1.train.Optimizer`; gets `params` if it names it.
+            None: there is none to make.
         params: The model's params.
 
     Attributes:
-        made: The optimizer; None until a tower has asked.
+        made: The optimizer, once a tower has asked.
     """
 
-    def __init__(self, optimizer_fn: Callable, params: Any):
+    def __init__(self, optimizer_fn: Callable | None, params: Any):
         self._optimizer_fn = optimizer_fn
         self._params = params
         self.made: tf1.train.Optimizer | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is an optimizer to make."""
+        return self._optimizer_fn is not None
 
     def get(self) -> tf1.train.Optimizer:
         """Returns the optimizer.
@@ -69,17 +76,17 @@ class OptimizerFactory:
             return {}
         return {"params": self._params} if "params" in names else {}
 
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Leaves out the steps of optimizers that a model_fn makes beside this one, if given."""
+        mode = context.current()
+        if self.is_given:
+            mode = mode._replace(share=mode.share._replace(step=steps.LeftOut()))
+        with context.entered(mode):
+            yield
 
-@contextlib.contextmanager
-def left_out() -> Iterator[None]:
-    """Leaves out the steps of optimizers that a model_fn makes beside that of `optimizer_fn`."""
-    mode = context.current()
-    share = mode.share._replace(step=steps.LeftOut())
-    with context.entered(mode._replace(share=share)):
-        yield
 
-
-def forget_unused(specs: Sequence[Any], runs: Sequence[Any]) -> None:
+def forget_unused(specs: Sequence[types.EstimatorSpec], runs: Sequence[types.Fetch]) -> None:
     """Takes variables that the model_fn's own optimizers have made out of all collections.
 
     They are not trained, are made behind the loss, and are used by the model_fn's own step at most.
@@ -89,8 +96,8 @@ def forget_unused(specs: Sequence[Any], runs: Sequence[Any]) -> None:
         runs: What is run in its place.
     """
     summaries = tf1.get_collection(tf1.GraphKeys.SUMMARIES)
-    running = ancestry.executed_by([*runs, *_tensors(specs[0]), *summaries])
-    replaced = ancestry.executed_by([spec.train_op for spec in specs]) - running
+    running = operations.executed_by([*runs, *_tensors(specs[0]), *summaries])
+    replaced = operations.executed_by([spec.train_op for spec in specs]) - running
     unused = [
         variable
         for variable in tf1.global_variables()
@@ -103,16 +110,16 @@ def forget_unused(specs: Sequence[Any], runs: Sequence[Any]) -> None:
         isolation.remove(graph, key, unused)
 
 
-def _tensors(spec: Any) -> list[tf.Tensor]:
+def _tensors(spec: types.EstimatorSpec) -> list[types.Fetch]:
     """Returns what a spec has beside its step."""
     metrics = list((spec.eval_metric_ops or {}).values())
     leaves = tf.nest.flatten([spec.loss, spec.predictions, metrics], expand_composites=True)
     return [leaf for leaf in leaves if isinstance(leaf, (tf.Tensor, tf.Operation))]
 
 
-def _is_forgotten(variable: Any, replaced: set, running: set) -> bool:
+def _is_forgotten(variable: tf.Variable, replaced: set, running: set) -> bool:
     """Whether nothing uses a variable but the step that is replaced, and what initializes it."""
-    members = getattr(variable, "members", (variable,))
+    members = operations.copies_of(variable)
     users = {user for member in members for user in member.op.outputs[0].consumers()}
     others = {user for user in users - replaced if user.type not in _OF_EVERY_VARIABLE}
     is_read = any(t.consumers() for user in users - replaced for t in user.outputs)

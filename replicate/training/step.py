@@ -1,21 +1,23 @@
 """What happens to gradients between the towers and the optimizer's update.
 
 Every optimizer that applies gradients in a tower meets the other towers in a merge
-call. `GradientStep` stands in that call: it joins the gradients
-of all towers, adds up successive batches, clips, and then lets the optimizer's own function update
-the variables, once, with all towers as one.
+call. `GradientStep` stands in that call: it joins the gradients of all towers, adds up
+successive batches, clips, and then lets the optimizer's own function update the
+variables, once, with all towers as one.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
-from replicate.strategy import context, default
-from replicate.strategy.towers import replica_context
-from replicate.strategy.variables import conversion, values, variables
+from replicate.strategy import base, context, conversion, default
+from replicate.strategy.variables import values, variables
 from replicate.training import accumulation, applied, merged
+
+Pairs: TypeAlias = list[tuple[Any, tf.Variable]]
+"""Gradients, or copies of them on several devices, each with its variable."""
 
 # The functions that optimizers pass to a merge call: TensorFlow's own, then tf_keras'.
 _APPLY = "_distributed_apply"
@@ -27,7 +29,7 @@ class GradientStep:
 
     Args:
         accumulate_steps: How many batches' gradients make one update.
-        clip_global_norm: The largest global norm of the reduced gradients; None: any.
+        clip_global_norm: The largest global norm of the reduced gradients, if it is limited.
 
     Raises:
         ValueError: If one of them is not a positive number.
@@ -72,7 +74,9 @@ class GradientStep:
             return functools.partial(self._apply_keras, merge_fn), args
         return merge_fn, args
 
-    def apply_gradients(self, optimizer: Any, pairs: Sequence, *args, **kwargs) -> Any:
+    def apply_gradients(
+        self, optimizer: tf1.train.Optimizer, pairs: Sequence, *args, **kwargs
+    ) -> Any:
         """Lets the towers meet, and calls `optimizer.apply_gradients` once for all.
 
         Args:
@@ -92,29 +96,16 @@ class GradientStep:
         """The step of a `tf.compat.v1.train.Optimizer`."""
         owner = getattr(strategy, "owner", strategy)
         towers = _brought(brought)
-        pairs = applied.joined(towers, owner.worker_devices)
-        optimizer, trained = towers[0].optimizer, towers[0].trained
-        reduced = self._reduced(owner, pairs)
+        optimizer = towers[0].optimizer
+        pairs = self._joined(owner, towers)
+        if self._accumulate_steps > 1:
+            _require_no_queues(optimizer)
+            _create_slots(optimizer, towers[0].trained)
 
         def update(found, step):
-            clipped = applied.clip(found, self._clip_global_norm)
-            found = list(zip(clipped, trained, strict=True))
             return merged.run(owner, apply, found, step, name)
 
-        if self._accumulate_steps == 1:
-            updated = update(reduced, global_step)
-        else:
-            _require_no_queues(optimizer)
-            _create_slots(optimizer, trained)
-            updated = accumulation.accumulate(
-                owner,
-                reduced,
-                trained,
-                self._accumulate_steps,
-                update,
-                global_step,
-                default.get_loss_reduction() == variables.MEAN,
-            )
+        updated = self._updated(owner, pairs, update, global_step)
         for tower in towers[1:]:
             # NOTE: what one tower's optimizer made serves all: get_slot, variables().
             vars(tower.optimizer).update(vars(optimizer))
@@ -122,39 +113,55 @@ class GradientStep:
 
     def _apply_keras(self, merge_fn, strategy, pairs, **kwargs) -> Any:
         """The step of a tf_keras optimizer, whose gradients were summed before."""
-        pairs = list(pairs)
-        trained = [variable for _, variable in pairs]
 
         def update(found, step):
             del step  # the optimizer's `iterations` is its own to advance
-            clipped = applied.clip(found, self._clip_global_norm)
-            return merge_fn(strategy, list(zip(clipped, trained, strict=True)), **kwargs)
+            return merge_fn(strategy, found, **kwargs)
 
-        found = [gradient for gradient, _ in pairs]
-        if self._accumulate_steps == 1:
-            return update(found, None)
-        return accumulation.accumulate(
-            strategy.owner,
-            found,
-            trained,
-            self._accumulate_steps,
-            update,
-            None,
-            default.get_loss_reduction() == variables.MEAN,
-        )
+        return self._updated(strategy.owner, list(pairs), update)
 
     def _sum_keras(self, strategy, brought) -> list:
-        owner = strategy.owner
-        pairs = applied.joined(_brought(brought), owner.worker_devices)
-        return self._reduced(owner, pairs)
+        return [gradient for gradient, _ in self._joined(strategy.owner, _brought(brought))]
 
-    def _reduced(self, strategy: Any, pairs: Sequence[tuple]) -> list:
-        """Returns the joined gradients of N pairs of the towers' gradients and their variable."""
-        share = context.current().share
+    def _joined(
+        self, strategy: base.DistributionStrategy, towers: Sequence[applied.TowerGradients]
+    ) -> Pairs:
+        """Returns N pairs of a gradient of all towers, reduced, and its variable."""
+        pairs = applied.joined(towers, strategy.worker_devices)
+        share, reduced = context.current().share, pairs
         if share is not None and share.reduction == "mean" and not strategy.is_single_tower:
-            with tf1.name_scope(replica_context.SCOPE):
-                pairs = [(_by_rows(gradient, share.weights), v) for gradient, v in pairs]
-        return strategy.batch_reduce(variables.SUM, pairs)
+            with tf1.name_scope(reductions.SCOPE):
+                reduced = [(values.weighted(g, share.parts.weights), v) for g, v in pairs]
+        gradients = strategy.batch_reduce(variables.SUM, reduced)
+        return [(gradient, v) for gradient, (_, v) in zip(gradients, pairs, strict=True)]
+
+    def _updated(
+        self,
+        strategy: base.DistributionStrategy,
+        pairs: Pairs,
+        update: Callable,
+        global_step: tf.Variable | None = None,
+    ) -> Any:
+        """Updates by reduced gradients, clipped, or by those of several batches together.
+
+        Args:
+            strategy: The strategy; the code runs across towers.
+            pairs: N pairs of a reduced gradient and its variable.
+            update: Takes the N pairs to update by, and the global step.
+            global_step: Advanced with every batch, if there is one.
+        """
+        trained = [variable for _, variable in pairs]
+
+        def clipped(found, step):
+            if self._clip_global_norm is not None:
+                found = applied.clip(found, self._clip_global_norm)
+            return update(list(zip(found, trained, strict=True)), step)
+
+        if self._accumulate_steps == 1:
+            return clipped([gradient for gradient, _ in pairs], global_step)
+        is_mean = default.get_loss_reduction() == variables.MEAN
+        batches = accumulation.Accumulation(strategy, self._accumulate_steps, is_mean)
+        return batches.add(pairs, lambda found: clipped(found, None), global_step)
 
 
 class OneDeviceStep(GradientStep):
@@ -175,7 +182,9 @@ class OneDeviceStep(GradientStep):
             return _as_given, args
         return super().wrap(merge_fn, args)
 
-    def apply_gradients(self, optimizer: Any, pairs: Sequence, *args, **kwargs) -> Any:
+    def apply_gradients(
+        self, optimizer: tf1.train.Optimizer, pairs: Sequence, *args, **kwargs
+    ) -> Any:
         """See base class."""
         if self._changes_gradients:
             return super().apply_gradients(optimizer, pairs, *args, **kwargs)
@@ -198,19 +207,12 @@ class LeftOut:
             return _as_given, args
         return (_nothing if name == _APPLY else merge_fn), args
 
-    def apply_gradients(self, optimizer: Any, pairs: Sequence, *args, **kwargs) -> tf.Operation:
+    def apply_gradients(
+        self, optimizer: tf1.train.Optimizer, pairs: Sequence, *args, **kwargs
+    ) -> tf.Operation:
         """Does nothing."""
         del optimizer, pairs, args, kwargs
         return tf.no_op()
-
-
-def _by_rows(gradient: Any, weights: Sequence[Any]) -> Any:
-    """Returns the towers' gradients, each times its tower's part of the rows."""
-    if not isinstance(gradient, values.PerDevice):
-        return reductions.scaled(gradient, weights[0], reductions.device_of(gradient))
-    parts = zip(gradient.values, weights, strict=True)
-    scaled = [reductions.scaled(part, w, reductions.device_of(part)) for part, w in parts]
-    return values.PerDevice(scaled, gradient.devices)
 
 
 def _brought(brought: Any) -> Sequence:
@@ -230,21 +232,25 @@ def _as_given(strategy, pairs, *args, **kwargs) -> list:
     return [gradient for gradient, _ in pairs]
 
 
-def _apply_here(optimizer: Any, strategy: Any, pairs: Sequence, step: Any, name: Any) -> Any:
+def _apply_here(
+    optimizer: tf1.train.Optimizer, strategy: Any, pairs: Sequence, step: Any, name: Any
+) -> Any:
     """Applies gradients as where there is no strategy."""
     del strategy
     apply = functools.partial(tf1.train.Optimizer.apply_gradients, optimizer)
     return apply(pairs, step, name, skip_gradients_aggregation=True)
 
 
-def _apply_once(optimizer: Any, whole: Any, pairs: Sequence, global_step: Any, name: Any) -> Any:
+def _apply_once(
+    optimizer: tf1.train.Optimizer, whole: Any, pairs: Sequence, global_step: Any, name: Any
+) -> Any:
     """Calls `apply_gradients`, with only those arguments that were given."""
     kwargs = {"global_step": global_step, "name": name}
     kwargs = {key: value for key, value in kwargs.items() if value is not None}
     return whole.extended.call_for_each_replica(optimizer.apply_gradients, (pairs,), kwargs)
 
 
-def _create_slots(optimizer: Any, trained: Sequence) -> None:
+def _create_slots(optimizer: tf1.train.Optimizer, trained: Sequence) -> None:
     """Makes an optimizer's variables where no condition holds, with one device's names."""
     while isinstance(optimizer, tf1.train.Optimizer):
         with tf.init_scope():
@@ -257,7 +263,7 @@ def _require_positive(name: str, value: Any, kinds: Any) -> None:
         raise ValueError(f"{name} must be a positive number; got {value!r}.")
 
 
-def _require_no_queues(optimizer: Any) -> None:
+def _require_no_queues(optimizer: tf1.train.Optimizer) -> None:
     if isinstance(optimizer, tf1.train.SyncReplicasOptimizer):
         raise ValueError(
             "accumulate_steps and SyncReplicasOptimizer both gather gradients of several "

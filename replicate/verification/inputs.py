@@ -1,13 +1,35 @@
-"""A person's input: its first batches, and placeholders that look like them."""
+"""A person's input: its first batches, cut and reordered, and placeholders that look like them."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from replicate import errors
+import numpy as np
+
+from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
-from replicate.verification import batches
+
+_SPARSE = tf1.SparseTensorValue
+_RAGGED = tf1.ragged.RaggedTensorValue
+
+Leaf = np.ndarray | _SPARSE | _RAGGED | None
+"""What a session returns for a tensor of features or labels; None where there is none."""
+
+Batch = list[Leaf]
+"""The leaves of a batch, features first, as `tf.nest` lists them."""
+
+
+class Round(NamedTuple):
+    """Batches that a model sees one after the other, from the same start.
+
+    Attributes:
+        label: What they are, for people, e.g. `cut to 5 rows`.
+        batches: One or more.
+    """
+
+    label: str
+    batches: list[Batch]
 
 
 class Form(NamedTuple):
@@ -19,7 +41,7 @@ class Form(NamedTuple):
     """
 
     nest: tuple
-    specs: tuple
+    specs: tuple[tf.TypeSpec | None, ...]
 
     def has_labels(self) -> bool:
         """Whether there is more than features."""
@@ -30,7 +52,127 @@ class Form(NamedTuple):
         return any(spec is not None and rows.static_count(spec) is not None for spec in self.specs)
 
 
-def named(fn: Callable, offered: Mapping[str, Any]) -> dict[str, Any]:
+# Batches outside of a graph.
+
+
+def row_count(batch: Batch) -> int:
+    """Returns B, the number of rows of a batch.
+
+    Raises:
+        BatchError: If leaves disagree on it, or it is 0, or none has rows.
+    """
+    counts = {_count(value) for value in batch if value is not None} - {None}
+    if len(counts) != 1 or 0 in counts:
+        shown = " and ".join(map(str, sorted(counts))) or "no"
+        raise errors.BatchError(
+            "Features and labels need one and the same number of rows, 1 or more; got "
+            f"{shown} rows. Check the input_fn."
+        )
+    return counts.pop()
+
+
+def _count(value: Leaf) -> int | None:
+    """Returns how many rows a leaf has; None for a scalar, which has none."""
+    if isinstance(value, _SPARSE):
+        return int(value.dense_shape[0])
+    if isinstance(value, _RAGGED):
+        return len(value.row_splits) - 1
+    return len(value) if np.ndim(value) else None
+
+
+def take(value: Leaf, index: Sequence[int]) -> Leaf:
+    """Returns the rows of a leaf that an index names, in its order; scalars and None stay."""
+    index = np.asarray(index, np.int64)
+    if value is None or _count(value) is None:
+        return value
+    if isinstance(value, _SPARSE):
+        return _take_sparse(value, index)
+    if isinstance(value, _RAGGED):
+        return _take_ragged(value, index)
+    return np.asarray(value)[index]
+
+
+def _take_sparse(value: _SPARSE, index: np.ndarray) -> _SPARSE:
+    parts = [np.flatnonzero(value.indices[:, 0] == old) for old in index]
+    entries = np.concatenate([np.zeros(0, np.int64), *parts])
+    indices = value.indices[entries]
+    indices[:, 0] = np.repeat(np.arange(len(index)), [len(part) for part in parts])
+    shape = np.array([len(index), *value.dense_shape[1:]], np.int64)
+    return _SPARSE(indices, value.values[entries], shape)
+
+
+def _take_ragged(value: _RAGGED, index: np.ndarray) -> _RAGGED:
+    begins, ends = value.row_splits[index], value.row_splits[index + 1]
+    runs = [np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)]
+    inner = take(value.values, np.concatenate([np.zeros(0, np.int64), *runs]))
+    splits = np.concatenate([[0], np.cumsum(ends - begins)])
+    return _RAGGED(inner, splits.astype(value.row_splits.dtype))
+
+
+def rounds(batches: Sequence[Batch], num_towers: int, repeats: int) -> list[Round]:
+    """Returns the batches as they come, then cut to the sizes at which splits go wrong.
+
+    Args:
+        batches: As they come.
+        num_towers: K.
+        repeats: How many batches a round of cut ones has.
+    """
+    made = [Round("as they come", list(batches))]
+    for size in cut_sizes(min(map(row_count, batches)), num_towers):
+        cut = [[take(leaf, range(size)) for leaf in batch] for batch in batches[:repeats]]
+        made.append(Round(f"cut to {size} row{'' if size == 1 else 's'}", cut))
+    return made
+
+
+def cut_sizes(row_count: int, num_towers: int) -> list[int]:
+    """Returns sizes below B: one that K does not divide, fewer than K, one row."""
+    uneven = [size for size in range(1, row_count) if size % num_towers]
+    wanted = [*uneven[-1:], num_towers - 1, 1]
+    return sorted({size for size in wanted if 1 <= size < row_count}, reverse=True)
+
+
+# Batches from an input_fn.
+
+
+def read(
+    input_fn: Callable, offered: Mapping[str, Any], count: int, session_config: tf1.ConfigProto
+) -> tuple[Form, list[Batch]]:
+    """Reads the first batches of an input_fn, in a graph and a session of their own.
+
+    Args:
+        input_fn: Returns a `tf.data.Dataset`, or features, or a pair with labels.
+        offered: Arguments that it may name.
+        count: How many batches at most.
+        session_config: Of the session.
+
+    Raises:
+        BatchError: If there is no batch, or one has no rows, or leaves disagree on them.
+    """
+    with tf.Graph().as_default():
+        element = input_fn(**_named(input_fn, offered))
+        if isinstance(element, tf.data.Dataset):
+            iterator = tf1.data.make_initializable_iterator(element)
+            tf1.add_to_collection(tf1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
+            element = iterator.get_next()
+        is_pair = isinstance(element, (list, tuple)) and len(element) == 2
+        nest = tuple(element) if is_pair else (element, None)
+        leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(nest)]
+        specs = tuple(None if leaf is None else tf.type_spec_from_value(leaf) for leaf in leaves)
+        form = Form(tf.nest.pack_sequence_as(nest, list(range(len(leaves)))), specs)
+        found = _run([leaf for leaf in leaves if leaf is not None], count, session_config)
+    if not found:
+        raise errors.BatchError(
+            "verify compares on batches; the input_fn came to its end before the first one. "
+            "Check the input_fn."
+        )
+    given = map(iter, found)
+    batches = [[None if spec is None else next(each) for spec in specs] for each in given]
+    for batch in batches:
+        row_count(batch)
+    return form, batches
+
+
+def _named(fn: Callable, offered: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those of the offered arguments that a function names, or takes by `**`."""
     try:
         parameters = inspect.signature(fn).parameters
@@ -45,54 +187,14 @@ def named(fn: Callable, offered: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read(
-    input_fn: Callable, offered: Mapping[str, Any], count: int, session_config: Any
-) -> tuple[Form, list[list]]:
-    """Reads the first batches of an input_fn, in a graph and a session of their own.
-
-    Args:
-        input_fn: Returns a `tf.data.Dataset`, or features, or a pair with labels.
-        offered: Arguments that it may name.
-        count: How many batches at most.
-        session_config: Of the session.
-
-    Raises:
-        BatchError: If there is no batch, or one has no rows, or leaves disagree on them.
-    """
-    with tf.Graph().as_default():
-        element = input_fn(**named(input_fn, offered))
-        if isinstance(element, tf.data.Dataset):
-            iterator = tf1.data.make_initializable_iterator(element)
-            tf1.add_to_collection(tf1.GraphKeys.TABLE_INITIALIZERS, iterator.initializer)
-            element = iterator.get_next()
-        is_pair = isinstance(element, (list, tuple)) and len(element) == 2
-        nest = tuple(element) if is_pair else (element, None)
-        leaves = [_as_tensor(leaf) for leaf in tf.nest.flatten(nest)]
-        specs = tuple(None if leaf is None else tf.type_spec_from_value(leaf) for leaf in leaves)
-        form = Form(tf.nest.pack_sequence_as(nest, list(range(len(leaves)))), specs)
-        found = _run([leaf for leaf in leaves if leaf is not None], count, session_config)
-    taken = []
-    for values in found:
-        given = iter(values)
-        taken.append([None if spec is None else next(given) for spec in specs])
-    if not taken:
-        raise errors.BatchError(
-            "verify compares on batches; the input_fn came to its end before the first one. "
-            "Check the input_fn."
-        )
-    for batch in taken:
-        batches.row_count(batch)
-    return form, taken
-
-
-def _as_tensor(leaf: Any) -> Any:
+def _as_tensor(leaf: Any) -> types.Rows | None:
     return leaf if leaf is None or isinstance(leaf, rows.KINDS) else tf.convert_to_tensor(leaf)
 
 
-def _run(leaves: list, count: int, session_config: Any) -> list[list]:
+def _run(leaves: list[types.Rows], count: int, session_config: tf1.ConfigProto) -> list[Batch]:
     """Runs leaves until there are `count` batches, or there is no more."""
     creator = tf1.train.ChiefSessionCreator(config=session_config)
-    found: list[list] = []
+    found: list[Batch] = []
     with tf1.train.MonitoredSession(creator) as session:  # starts an old input's queues, too
         while len(found) < count:
             try:
@@ -102,7 +204,10 @@ def _run(leaves: list, count: int, session_config: Any) -> list[list]:
     return found
 
 
-class Inputs(NamedTuple):
+# Batches into a graph.
+
+
+class Placeholders(NamedTuple):
     """Placeholders for the batches of one form.
 
     Attributes:
@@ -111,31 +216,29 @@ class Inputs(NamedTuple):
         leaves: All leaves, as `Form.specs` has them.
     """
 
-    features: Any
-    labels: Any
-    leaves: list
+    features: types.Nest
+    labels: types.Nest
+    leaves: list[types.Rows | None]
 
-    def feed(self, batch: Sequence) -> dict:
+    def feed(self, batch: Batch) -> dict[types.Rows, Leaf]:
         """Returns the feed_dict of a batch."""
         pairs = zip(self.leaves, batch, strict=True)
         return {holder: value for holder, value in pairs if holder is not None}
 
 
-def placeholders(form: Form, row_count: int) -> Inputs:
+def placeholders(form: Form, row_count: int) -> Placeholders:
     """Makes placeholders in the default graph.
 
     Args:
         form: Of the batches.
         row_count: B, for leaves whose shapes say how many rows there are.
     """
-    leaves = [_placeholder(spec, row_count) for spec in form.specs]
+    leaves = [None if spec is None else _placeholder(spec, row_count) for spec in form.specs]
     features, labels = tf.nest.pack_sequence_as(form.nest, leaves)
-    return Inputs(features, labels, leaves)
+    return Placeholders(features, labels, leaves)
 
 
-def _placeholder(spec: Any, row_count: int) -> Any:
-    if spec is None:
-        return None
+def _placeholder(spec: tf.TypeSpec, row_count: int) -> types.Rows:
     shape = None if spec.shape.rank is None else spec.shape.as_list()
     if shape and shape[0] is not None:
         shape[0] = row_count
@@ -146,7 +249,7 @@ def _placeholder(spec: Any, row_count: int) -> Any:
     return tf1.placeholder(spec.dtype, shape)
 
 
-def _ragged_placeholder(spec: Any, shape: list | None) -> tf.RaggedTensor:
+def _ragged_placeholder(spec: tf.RaggedTensorSpec, shape: list | None) -> tf.RaggedTensor:
     inner = None if shape is None else [None, *shape[spec.ragged_rank + 1 :]]
     made = tf1.placeholder(spec.dtype, inner)
     for level in reversed(range(spec.ragged_rank)):

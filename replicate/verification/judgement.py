@@ -1,98 +1,237 @@
-"""From measures to verdicts."""
+"""From measures to verdicts, and verdicts as rows of a table."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from replicate.verification import measures, tracing, verdicts
+from replicate import types
+from replicate.verification import measures, runs, subjects
 
+EQUAL = "equal"
+DIFFERS = "differs"
+RANDOM = "random"
+ORDER = "depends on order"
+ROUNDING = "depends on rounding"
+NOT_COMPARED = "not compared"
+
+_OF_SPLIT = (
+    "A graph that is split computes what one device computes: what differs is a fault of this "
+    "package, or depends on what is outside of the graph, such as Python functions or the time."
+)
+_OF_LOSSES: dict[types.Reduction, str] = {
+    "mean": (
+        "The loss of towers is the mean of their losses, weighted by rows, and so are gradients: "
+        "one device's where a loss is such a mean of rows."
+    ),
+    "sum": (
+        "The losses of towers are added, and so are gradients: one device's where a loss is such "
+        "a sum of rows; a penalty on weights counts in each tower."
+    ),
+}
+_OF_UPDATE_OPS = (
+    'UPDATE_OPS see the first tower\'s rows; update_ops="mean" averages batch statistics over '
+    "all towers' rows."
+)
+_OF_ROWS = (
+    "A tower sees no rows but its own: batch normalisation, Python functions and losses over all "
+    'rows take those. tower_building="split" gives one device\'s numbers.'
+)
+
+_INDENT = "  "
 _SHOWN = 3  # names in one line
 
 
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What was found for one kind of value.
+
+    Attributes:
+        what: The kind: loss, weights (their changes), slots, other variables, metrics,
+            predictions, export outputs.
+        verdict: `equal`; `differs`; `random`, all depends on random numbers; `depends on
+            order`, the order of rows alone makes differences of this size; `depends on
+            rounding`, the last bits of weights alone do; `not compared`.
+        difference: The largest one between the towers and one device; None where nothing
+            was compared. Infinite where shapes differ, or numbers are not finite.
+        noise: What another order of the rows, or weights rounded otherwise, makes on one device
+            of the same value; None likewise.
+        name: The value that differs most, for its noise.
+        place: The batch at which it does.
+        detail: The verdict's reason, in words.
+        explanations: What is known to make such differences.
+    """
+
+    what: str
+    verdict: str
+    difference: float | None = None
+    noise: float | None = None
+    name: str = ""
+    place: str = ""
+    detail: str = ""
+    explanations: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """K towers beside one device.
+
+    Attributes:
+        rows: One for each kind of value.
+        devices: The towers' devices.
+        batch_sizes: The numbers of rows that were tried.
+        notes: What else there is to know: random numbers, what could not run.
+    """
+
+    rows: tuple[Row, ...]
+    devices: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the towers give what one device gives, in all that could be compared."""
+        return all(row.verdict != DIFFERS for row in self.rows)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns all of it as plain data for JSON; what is infinite becomes a text."""
+        rows = [
+            {name: _plain(value) for name, value in dataclasses.asdict(row).items()}
+            for row in self.rows
+        ]
+        return {
+            "holds": self.holds,
+            "devices": list(self.devices),
+            "batch_sizes": list(self.batch_sizes),
+            "rows": rows,
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        sizes = ", ".join(map(str, self.batch_sizes))
+        count = len(self.devices)
+        head = f"{count} tower{'' if count == 1 else 's'} ({', '.join(self.devices)})"
+        lines = [f"{head} beside one device, on batches of {sizes} rows", ""]
+        lines += _table(self.rows)
+        remarks = once([*(text for row in self.rows for text in row.explanations), *self.notes])
+        lines += ["", *(f"* {text}" for text in remarks)] if remarks else []
+        return "\n".join([*lines, "", self._conclusion()])
+
+    def _conclusion(self) -> str:
+        if not self.holds:
+            differing = [row.what for row in self.rows if row.verdict == DIFFERS]
+            return f"The towers do not give what one device gives: {', '.join(differing)}."
+        untold = [row.what for row in self.rows if row.verdict in (ORDER, RANDOM, ROUNDING)]
+        left_out = f"; of {', '.join(untold)} that cannot be told" if untold else ""
+        return f"The towers give what one device gives{left_out}."
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def once(texts: Iterable[str]) -> list[str]:
+    """Returns texts in their order, each once."""
+    return list(dict.fromkeys(texts))
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    """Returns the lines of a table with a head."""
+    cells = [("what", "difference", "noise", "verdict")]
+    for row in rows:
+        verdict = f"{row.verdict}: {row.detail}" if row.detail else row.verdict
+        cells.append((row.what, _number(row.difference), _number(row.noise), verdict))
+    first, second, third = (max(len(line[i]) for line in cells) for i in range(3))
+    lines = [
+        _INDENT.join([what.ljust(first), apart.rjust(second), noise.rjust(third), verdict])
+        for what, apart, noise, verdict in cells
+    ]
+    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2g}"
+
+
+# Verdicts.
+
+
 def judge(
-    found: Sequence[measures.Measure],
-    failed: Mapping[str, Exception],
-    explain: Callable[[measures.Measure], Iterable[str]],
-    is_split: bool,
-) -> tuple[verdicts.Row, ...]:
+    found: Sequence[measures.Measure], failed: Mapping[str, Exception], sides: subjects.Sides
+) -> tuple[Row, ...]:
     """Returns one row for each kind of value.
 
     Args:
         found: All measures.
         failed: For a mode that one device cannot run, what it raised.
-        explain: Of a measure, what is known to make such a difference.
-        is_split: Whether a graph was split, which keeps the order of rows; the calls of a model
-            know no order but that of their own rows.
+        sides: What was compared. A graph that is split keeps the order of rows; the calls of a
+            model know no order but that of their own rows.
     """
-    noises = measures.noises(found)
+    noises = measures.Noises(found)
     rows = []
-    for what in tracing.WHATS:
+    for what in runs.WHATS:
         of_kind = [one for one in found if one.key.what == what]
-        compared = [one for one in of_kind if not one.is_random]
         if not of_kind:
-            rows.append(verdicts.Row(what, verdicts.NOT_COMPARED, detail=_why_none(what, failed)))
-        elif not compared:
-            told = "all of it depends on random numbers"
-            rows.append(verdicts.Row(what, verdicts.RANDOM, detail=told))
+            rows.append(Row(what, NOT_COMPARED, detail=_why_none(what, failed)))
+        elif all(one.is_random for one in of_kind):
+            rows.append(Row(what, RANDOM, detail="all of it depends on random numbers"))
         else:
-            rows.append(_judge(of_kind, compared, noises, explain, is_split))
+            rows.append(_judge(of_kind, noises, sides))
     return tuple(rows)
 
 
 def _judge(
-    found: Sequence, compared: Sequence, noises: measures.Noises, explain: Callable, is_split: bool
-) -> verdicts.Row:
+    found: Sequence[measures.Measure], noises: measures.Noises, sides: subjects.Sides
+) -> Row:
     """Returns the row of a kind of which something was compared."""
+    compared = [one for one in found if not one.is_random]
     differing = [one for one in compared if noises.counts(one)]
-    wrong = [one for one in differing if is_split or not noises.depends_on_order(one)]
+    wrong = [one for one in differing if sides.is_split or not noises.depends_on_order(one)]
     if wrong:
-        worst = max(wrong, key=lambda one: _excess(one, noises))
-        row = _row(verdicts.DIFFERS, worst, noises, _where(wrong, compared, worst))
-        texts = verdicts.once(text for one in wrong for text in explain(one))
+        worst = max(wrong, key=noises.excess)
+        row = _row(DIFFERS, worst, noises, _where(wrong, compared, worst))
+        is_explained = not all(one.fault for one in wrong)
+        texts = _explanations(row.what, sides) if is_explained else ()
         return dataclasses.replace(row, explanations=tuple(texts))
     rounded = list(filter(noises.depends_on_rounding, compared))
     for verdict, changed, what in (
-        (verdicts.ORDER, differing, "another order of the rows changes"),
-        (verdicts.ROUNDING, rounded, "weights that are rounded otherwise change"),
+        (ORDER, differing, "another order of the rows changes"),
+        (ROUNDING, rounded, "weights that are rounded otherwise change"),
     ):
         if changed:
             worst = max(changed, key=lambda one: one.difference)
             return _row(verdict, worst, noises, f"{what} as much in {_listed(changed)}")
-    worst = max(compared, key=lambda one: _excess(one, noises))
-    return _row(verdicts.EQUAL, worst, noises, _told(found))
+    return _row(EQUAL, max(compared, key=noises.excess), noises, _exceptions(found))
 
 
-def _row(
-    verdict: str, worst: measures.Measure, noises: measures.Noises, detail: str
-) -> verdicts.Row:
-    return verdicts.Row(
-        worst.key.what,
-        verdict,
-        worst.difference,
-        noises.of(worst),
-        worst.key.name,
-        worst.place,
-        detail,
-    )
+def _row(verdict: str, worst: measures.Measure, noises: measures.Noises, detail: str) -> Row:
+    what, name = worst.key
+    return Row(what, verdict, worst.difference, noises.of(worst), name, worst.place, detail)
+
+
+def _explanations(what: str, sides: subjects.Sides) -> Iterator[str]:
+    """Yields what is known to make a kind of value differ."""
+    if sides.is_split:
+        yield _OF_SPLIT
+        return
+    if what in (runs.LOSS, runs.WEIGHTS, runs.SLOTS):
+        yield _OF_LOSSES[sides.reduction]
+    if what == runs.OTHERS and sides.update_ops == "first":
+        yield _OF_UPDATE_OPS
+    yield _OF_ROWS
 
 
 def _why_none(what: str, failed: Mapping[str, Exception]) -> str:
     """Says why nothing of a kind was compared."""
-    modes = [mode for mode in failed if what in tracing.OF_MODE[mode]]
-    if not modes:
+    errors = [error for mode, error in failed.items() if what in runs.OF_MODE[mode]]
+    if not errors:
         return "the model_fn has none"
-    raised = ", ".join(verdicts.once(type(failed[mode]).__name__ for mode in modes))
-    return f"one device raises {raised}"
+    return f"one device raises {', '.join(once(type(error).__name__ for error in errors))}"
 
 
-def _excess(one: measures.Measure, noises: measures.Noises) -> float:
-    if one.fault:
-        return math.inf
-    allowed = noises.allowed(one)
-    return one.difference / allowed if allowed else one.difference
-
-
-def _told(found: Sequence[measures.Measure]) -> str:
+def _exceptions(found: Sequence[measures.Measure]) -> str:
     """Says what is left out, or what the order of rows matters to."""
     count = sum(one.is_random for one in found)
     if count:
@@ -101,17 +240,20 @@ def _told(found: Sequence[measures.Measure]) -> str:
     return f"another order of the rows changes {count} of {len(found)} values" if count else ""
 
 
-def _where(wrong: Sequence, compared: Sequence, worst: measures.Measure) -> str:
+def _where(
+    wrong: Sequence[measures.Measure],
+    compared: Sequence[measures.Measure],
+    worst: measures.Measure,
+) -> str:
     """Says which values differ, and where the most."""
     if worst.fault:
         return worst.fault
-    count = len({one.key.name for one in wrong})
-    of = len({one.key.name for one in compared})
+    count, of = (len({one.key.name for one in measured}) for measured in (wrong, compared))
     most = f"{worst.key.name} ({worst.place})"
     return most if of == 1 else f"{count} of {of}, most in {most}"
 
 
 def _listed(found: Sequence[measures.Measure]) -> str:
-    names = verdicts.once(one.key.name for one in found)
+    names = once(one.key.name for one in found)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -13,14 +13,15 @@ is a difference of (a weight, of which the change is compared); and ε the dista
 dtype from 1 to the next number. Whole numbers, truths and texts have ε = 0.
 """
 
+import collections
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.verification import tracing
+from replicate.verification import runs
 
 NOISE = 16.0
 FLOOR = 256.0
@@ -31,12 +32,23 @@ ORDER = 8192.0  # ε times this, as a part of s, is more than the order of addit
 _EPSILONS = {"bfloat16": 2.0**-7}
 
 
+class Noisy(NamedTuple):
+    """One value on one device once more, where nothing but noise makes another one.
+
+    Attributes:
+        reordered: With the rows in other orders, and these orders.
+        rounded: From weights that are rounded otherwise.
+    """
+
+    reordered: Sequence[tuple[runs.Quantity, np.ndarray]]
+    rounded: Sequence[runs.Quantity]
+
+
 class Measure(NamedTuple):
     """One value after one batch, on one device and on K towers.
 
     Attributes:
         key: What it is.
-        mode: The mode key.
         place: Which batch, for people.
         difference: The largest one between the towers and one device.
         noise: The largest one between one device and itself where only noise differs.
@@ -49,35 +61,96 @@ class Measure(NamedTuple):
         fault: What makes the values incomparable; empty where they can be compared.
     """
 
-    key: tracing.Key
-    mode: str
+    key: runs.Key
     place: str
     difference: float
-    noise: float
-    order: float
-    scale: float
-    rounding: float
-    epsilon: float
-    is_random: bool
+    noise: float = 0.0
+    order: float = 0.0
+    scale: float = 0.0
+    rounding: float = 0.0
+    epsilon: float = 0.0
+    is_random: bool = False
     fault: str = ""
 
 
-class Noises(NamedTuple):
-    """What was measured of noise.
+def failed(key: runs.Key, place: str, fault: str) -> Measure:
+    """Returns the measure of a value that only one side has."""
+    return Measure(key, place, math.inf, fault=fault)
 
-    Attributes:
-        relative: For each key, the largest noise as a part of the scale.
-        orders: For each key, the same of what the order of rows makes.
-        scales: For each kind, the largest scale S.
+
+def measure(
+    key: runs.Key,
+    place: str,
+    one: runs.Quantity,
+    towers: runs.Quantity,
+    noisy: Noisy,
+    is_random: bool,
+) -> Measure:
+    """Measures one value after one batch.
+
+    Args:
+        key: What it is.
+        place: Which batch, for people.
+        one: On one device.
+        towers: On K towers, with all copies.
+        noisy: On one device, once more.
+        is_random: Whether it depends on random numbers.
+    """
+    value = one.copies[0]
+    least, size = epsilon(value), scale(value)
+    by_order = [_apart(key, value, other.copies[0], order) for other, order in noisy.reordered]
+    by_rounding = [difference(value, other.copies[0]) for other in noisy.rounded]
+    order = max(by_order, default=0.0)
+    is_ordered = order > _reassociated(least, size)
+    return Measure(
+        key,
+        place,
+        difference=max(difference(value, copy) for copy in towers.copies),
+        noise=max([*by_rounding, 0.0 if is_ordered else order]),
+        order=order if is_ordered else 0.0,
+        scale=size,
+        rounding=least * one.magnitude,
+        epsilon=least,
+        is_random=is_random,
+    )
+
+
+def _apart(key: runs.Key, value: np.ndarray, other: np.ndarray, order: np.ndarray) -> float:
+    """Returns what another order of the rows makes of a value; its rows are put back."""
+    apart = difference(value, other)
+    has_rows = np.shape(value)[:1] == (len(order),)
+    if has_rows and key.what in (runs.PREDICTIONS, runs.EXPORTS):
+        back = other[np.argsort(order)]
+        apart = min(apart, difference(value, back))  # what has no rows may be as long
+    return apart
+
+
+def _reassociated(least: float, size: float) -> float:
+    """Returns the most that additions in another order make of a value."""
+    return least * ORDER * size
+
+
+class Noises:
+    """The noise of all batches, joined.
+
+    Args:
+        measures: Of all batches.
     """
 
-    relative: dict
-    orders: dict
-    scales: dict
+    def __init__(self, measures: Iterable[Measure]):
+        self._relative = collections.defaultdict(float)  # of each key, as a part of the scale
+        self._orders = collections.defaultdict(float)  # likewise, what the order of rows makes
+        self._scales = collections.defaultdict(float)  # S of each kind
+        for one in measures:
+            if not one.is_random and not one.fault and one.scale:
+                key, what = one.key, one.key.what
+                self._relative[key] = max(self._relative[key], one.noise / one.scale)
+                self._orders[key] = max(self._orders[key], one.order / one.scale)
+                self._scales[what] = max(self._scales[what], one.scale)
 
     def of(self, measure: Measure) -> float:
         """Returns the noise of a value, in its own unit."""
-        return max(measure.noise, self.relative.get(measure.key, 0.0) * measure.scale)
+        return max(measure.noise, self._relative[measure.key] * measure.scale)
 
     def allowed(self, measure: Measure) -> float:
         """Returns the largest difference that does not count."""
@@ -85,8 +158,7 @@ class Noises(NamedTuple):
 
     def floor(self, measure: Measure) -> float:
         """Returns the largest difference that does not count where nothing makes noise."""
-        of_kind = self.scales.get(measure.key.what, 0.0)
-        floor = FLOOR * measure.scale + OF_KIND * of_kind
+        floor = FLOOR * measure.scale + OF_KIND * self._scales[measure.key.what]
         return measure.epsilon * floor + ROUNDING * measure.rounding
 
     def counts(self, measure: Measure) -> bool:
@@ -95,9 +167,16 @@ class Noises(NamedTuple):
             return True
         return not measure.is_random and measure.difference > self.allowed(measure)
 
+    def excess(self, measure: Measure) -> float:
+        """Returns how often a difference is as large as is allowed, to be compared."""
+        allowed = self.allowed(measure)
+        if measure.fault:
+            return math.inf
+        return measure.difference / allowed if allowed else measure.difference
+
     def depends_on_order(self, measure: Measure) -> bool:
         """Whether another order of the rows makes as much of a difference."""
-        order = max(measure.order, self.orders.get(measure.key, 0.0) * measure.scale)
+        order = max(measure.order, self._orders[measure.key] * measure.scale)
         return not measure.fault and measure.difference <= NOISE * order + self.floor(measure)
 
     def depends_on_rounding(self, measure: Measure) -> bool:
@@ -109,81 +188,10 @@ class Noises(NamedTuple):
         return is_shaken and measure.difference > self.floor(measure)
 
 
-def noises(measures: Iterable[Measure]) -> Noises:
-    """Joins the noise of all batches."""
-    found = Noises({}, {}, {})
-    for one in measures:
-        if not one.is_random and not one.fault and np.isfinite(one.scale):
-            _raise(found.relative, one.key, one.noise / one.scale if one.scale else 0.0)
-            _raise(found.orders, one.key, one.order / one.scale if one.scale else 0.0)
-            _raise(found.scales, one.key.what, one.scale)
-    return found
+# Arrays.
 
 
-def _raise(largest: dict, key: Any, value: float) -> None:
-    largest[key] = max(largest.get(key, 0.0), value)
-
-
-def measure(
-    key: tracing.Key,
-    mode: str,
-    place: str,
-    one: tracing.Quantity,
-    towers: tracing.Quantity,
-    others: Iterable[tuple],
-    is_random: bool,
-) -> Measure:
-    """Measures one value after one batch.
-
-    Args:
-        key: What it is.
-        mode: The mode key.
-        place: Which batch, for people.
-        one: On one device.
-        towers: On K towers, with all copies.
-        others: Pairs of the value on one device with the rows in another order, and the
-            order; None in its place: from weights that are rounded otherwise.
-        is_random: Whether it depends on random numbers.
-    """
-    value = one.copies[0]
-    least, size = epsilon(value), scale(value)
-    by_order = by_rounding = 0.0
-    for other, order in others:
-        if order is None:
-            by_rounding = max(by_rounding, difference(value, other.copies[0]))
-        else:
-            by_order = max(by_order, _apart(key, value, other.copies[0], order))
-    is_ordered = by_order > _reassociated(least, size)
-    return Measure(
-        key,
-        mode,
-        place,
-        difference=max(difference(value, copy) for copy in towers.copies),
-        noise=by_rounding if is_ordered else max(by_rounding, by_order),
-        order=by_order if is_ordered else 0.0,
-        scale=size,
-        rounding=least * one.magnitude,
-        epsilon=least,
-        is_random=is_random,
-    )
-
-
-def _apart(key: tracing.Key, value: np.ndarray, other: np.ndarray, order: np.ndarray) -> float:
-    """Returns what another order of the rows makes of a value; its rows are put back."""
-    apart = difference(value, other)
-    has_rows = np.shape(value)[:1] == (len(order),)
-    if has_rows and key.what in (tracing.PREDICTIONS, tracing.EXPORTS):
-        back = other[np.argsort(order)]
-        apart = min(apart, difference(value, back))  # what has no rows may be as long
-    return apart
-
-
-def _reassociated(least: float, size: float) -> float:
-    """Returns the most that additions in another order make of a value."""
-    return least * ORDER * size
-
-
-def rounded_otherwise(start: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+def rounded_otherwise(start: runs.Values, seed: int) -> runs.Values:
     """Returns values of variables, numbers with a fraction one rounding up or down.
 
     Args:
@@ -199,11 +207,6 @@ def rounded_otherwise(start: Mapping[str, np.ndarray], seed: int) -> dict[str, n
             value = np.asarray(value * (1.0 + least * signs), value.dtype)
         made[name] = value
     return made
-
-
-def failed(key: tracing.Key, mode: str, place: str, fault: str) -> Measure:
-    """Returns the measure of a value that only one side has."""
-    return Measure(key, mode, place, math.inf, 0.0, 0.0, 0.0, 0.0, 0.0, False, fault)
 
 
 def epsilon(value: np.ndarray) -> float:

@@ -1,17 +1,19 @@
 """What is compared: the model on one device, and over K towers."""
 
-import copy
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from replicate import devices as device_names
 from replicate import errors, estimator, model_fn, types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.verification import inputs
+from replicate.strategy import base
+from replicate.training import model as models
+from replicate.verification import runs
 
 
-def worker_devices(devices: Any, strategy: Any) -> tuple[str, ...]:
+def worker_devices(
+    devices: Sequence[str] | int | None, strategy: base.DistributionStrategy | str | None
+) -> tuple[str, ...]:
     """Returns the canonical names of the towers' devices.
 
     Raises:
@@ -31,7 +33,7 @@ def worker_devices(devices: Any, strategy: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
-def session_config(config: Any) -> tf1.ConfigProto:
+def session_config(config: types.RunConfig | None) -> tf1.ConfigProto:
     """Returns settings under which every tower's device exists; threads and memory as given."""
     made = tf1.ConfigProto()
     given = getattr(config, "session_config", None)
@@ -43,7 +45,7 @@ def session_config(config: Any) -> tf1.ConfigProto:
     return made
 
 
-def run_config(config: Any, model_dir: str) -> Any:
+def run_config(config: types.RunConfig | None, model_dir: str) -> types.RunConfig:
     """Returns the config for model_fns, with a model_dir in which they may write."""
     if config is None:
         return estimator.RunConfig(model_dir=model_dir, session_config=session_config(None))
@@ -52,75 +54,56 @@ def run_config(config: Any, model_dir: str) -> Any:
     return config.replace(model_dir=model_dir, session_config=session_config(config))
 
 
-def plain(
-    model: Callable, optimizer_fn: Callable | None, device: str, params: Any, config: Any
-) -> Callable:
-    """Returns the model as one device builds it, by TensorFlow alone.
+class Subject(NamedTuple):
+    """Whose numbers are compared.
 
-    Args:
-        model: A model_fn.
-        optimizer_fn: As for `replicate_model_fn`; its optimizer steps inside the model,
-            together with `UPDATE_OPS`.
-        device: Where to build it.
+    Attributes:
+        model_fn: Any Estimator model_fn.
+        optimizer_fn: As for `replicate_model_fn`.
         params: For the model_fn.
         config: Likewise.
-
-    Returns:
-        A function of features, labels and mode that returns an EstimatorSpec.
     """
 
-    def build(features, labels, mode):
-        with tf.device(device):
-            spec = _call(model, features, labels, mode, params, config)
-            if optimizer_fn is None or mode != types.TRAIN:
-                return spec
-            optimizer = optimizer_fn(**inputs.named(optimizer_fn, {"params": params}))
-            step = optimizer.minimize(spec.loss, global_step=tf1.train.get_global_step())
-            updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
-            return spec._replace(train_op=tf1.group(step, *updates))
+    model_fn: Callable
+    optimizer_fn: Callable | None
+    params: Any
+    config: types.RunConfig
 
-    return build
+    def plain(self, device: str) -> runs.Build:
+        """Returns the model as one device builds it, by TensorFlow alone.
 
+        The optimizer of `optimizer_fn` steps inside of the model, together with `UPDATE_OPS`.
+        """
 
-def _call(model: Callable, features, labels, mode, params, config) -> Any:
-    given = {"labels": labels, "mode": mode, "params": _copied(params), "config": config}
-    given = inputs.named(model, given)
-    if labels is not None and "labels" not in given:
-        raise ValueError(
-            "A model_fn that gets labels must take them: the input_fn gave labels, and "
-            f"{model!r} takes {list(inspect.signature(model).parameters)}. Add the argument "
-            "`labels`, or let the input_fn return features alone."
-        )
-    spec = model(features=features, **given)
-    return spec.as_estimator_spec() if hasattr(spec, "as_estimator_spec") else spec
+        def build(features, labels, mode):
+            with tf.device(device):
+                model = models.Model(
+                    self.model_fn, self.optimizer_fn, mode, self.params, self.config
+                )
+                spec = model(features, labels)
+                if not model.optimizer.is_given:
+                    return spec
+                global_step = tf1.train.get_global_step()
+                step = model.optimizer.get().minimize(spec.loss, global_step=global_step)
+                updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+                return spec._replace(train_op=tf1.group(step, *updates))
 
+        return build
 
-def _copied(value: Any) -> Any:
-    try:
-        return copy.deepcopy(value)
-    except Exception:  # noqa: BLE001 - whatever a user's class raises
-        return value
+    def replicated(
+        self, devices: Sequence[str] | int | None, options: dict[str, Any]
+    ) -> runs.Build:
+        """Returns the model over towers."""
+        made = model_fn.replicate_model_fn(self.model_fn, self.optimizer_fn, devices, **options)
 
+        def build(features, labels, mode):
+            return made(features, labels, mode, params=self.params, config=self.config)
 
-def replicated(
-    model: Callable,
-    optimizer_fn: Callable | None,
-    devices: Sequence[str] | int | None,
-    options: dict,
-    params: Any,
-    config: Any,
-) -> Callable:
-    """Returns the model over towers, as a function of features, labels and mode."""
-    made = model_fn.replicate_model_fn(model, optimizer_fn, devices, **options)
-
-    def build(features, labels, mode):
-        return made(features, labels, mode, params=params, config=config)
-
-    return build
+        return build
 
 
 class Sides(NamedTuple):
-    """Functions of features, labels and mode that return an EstimatorSpec.
+    """What is compared, as functions that build it.
 
     Attributes:
         one: One device, by TensorFlow alone.
@@ -129,45 +112,48 @@ class Sides(NamedTuple):
             model_fn makes beside that of `optimizer_fn`, partitioners.
         towers: K towers.
         is_through_replication: Whether `alone` is what towers are compared with in training.
-        joined: Of towers that are calls of the model: how their losses are joined, and whose
-            `UPDATE_OPS` run. None: the towers are one device's graph, split.
+        is_split: Whether the towers are one device's graph, split; else calls of the model.
+        reduction: How the losses of such calls are joined.
+        update_ops: Whose `UPDATE_OPS` of them run.
     """
 
-    one: Callable
-    alone: Callable
-    towers: Callable
+    one: runs.Build
+    alone: runs.Build
+    towers: runs.Build
     is_through_replication: bool
-    joined: tuple[types.Reduction, str | None] | None
-
-    @property
-    def is_split(self) -> bool:
-        """Whether the towers are one device's graph, split."""
-        return self.joined is None
+    is_split: bool
+    reduction: types.Reduction
+    update_ops: str
 
 
 def sides(
-    model: Callable,
-    optimizer_fn: Callable | None,
-    devices: Any,
-    options: dict,
+    subject: Subject,
+    devices: Sequence[str] | int | None,
+    options: dict[str, Any],
     workers: Sequence[str],
-    **arguments: Any,
 ) -> Sides:
     """Returns what is compared; options are checked here.
 
     A graph that is split draws what one device draws, so that this is compared as well.
+
+    Args:
+        subject: The model.
+        devices: The towers', as `replicate_model_fn` takes them.
+        options: Its other ones.
+        workers: The canonical names of the devices.
     """
     reduction, update_ops = options.get("loss_reduction"), options.get("update_ops")
-    joined = None
-    if options.get("tower_building") == "call" or reduction is not None or update_ops is not None:
-        joined = (types.reduction_from("mean" if reduction is None else reduction), update_ops)
-    else:
+    is_call = options.get("tower_building") == "call"
+    is_split = not is_call and reduction is None and update_ops is None
+    if is_split:
         options = {**options, "random_numbers": "one_device"}
     on_one = {name: value for name, value in options.items() if name != "strategy"}
     return Sides(
-        plain(model, optimizer_fn, workers[0], **arguments),
-        replicated(model, optimizer_fn, [workers[0]], on_one, **arguments),
-        replicated(model, optimizer_fn, devices, options, **arguments),
+        subject.plain(workers[0]),
+        subject.replicated([workers[0]], on_one),
+        subject.replicated(devices, options),
         options.get("accumulate_steps", 1) != 1 or options.get("clip_global_norm") is not None,
-        joined,
+        is_split,
+        types.reduction_from("mean" if reduction is None else reduction),
+        update_ops or "first",
     )

@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarking import models, names, subjects
 from replicate import estimator, model_fn
-from replicate.app.inspect import cost, joins, scaling
+from replicate.app.inspect import scaling
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy.cluster import cluster
+from replicate.strategy.cluster import cluster, membership
 from replicate.strategy.policies import multi_worker
 
 TIMEOUT = 60.0  # seconds that a worker waits for another one
@@ -112,11 +112,9 @@ def _mirrored(request: Mapping[str, Any], clock: "_Clock") -> None:
 
 def _servers(request: Mapping[str, Any], clock: "_Clock") -> None:
     """Parameter servers, asynchronous: each worker with batches of its own, of as many rows."""
-    from replicate.strategy.cluster import servers
-
     found = cluster.of()
     if found.position is None:
-        servers.serve(found)
+        membership.serve(found)
     model = models.MODELS[request["model"]]
     replicated = model_fn.replicate_model_fn(
         subjects.plain(model, has_optimizer=False), model.make_optimizer, ["/device:CPU:0"]
@@ -170,8 +168,8 @@ class _Clock(tf1.train.SessionRunHook):
     def begin(self) -> None:
         """See base class."""
         if self._step is None:  # not ours: all that is in the graph
-            joined = joins.of(tf1.get_default_graph().get_operations())
-            figures = cost.ring(joined, self._wanted.workers)
+            joined = scaling.collectives_of(tf1.get_default_graph().get_operations(), {})
+            figures = scaling.ring(joined, self._wanted.workers)
         else:
             measured = scaling.measured(self._step, self._wanted, 1, self._rows)
             joined, figures = measured.collectives, measured.figures

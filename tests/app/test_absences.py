@@ -87,7 +87,7 @@ def test_to_look_for_functions_imports_no_tensorflow(tmp_path):
     (tmp_path / "c.yaml").write_text("model_fn: tensorflow.compat.v1:no_such\n")
     code = (
         "import sys\n"
-        "from replicate.app import cli\n"
+        "from replicate.app.command import cli\n"
         "code = cli.main(['check', 'c.yaml'])\n"
         "sys.exit(code or 'tensorflow' in sys.modules)\n"
     )

@@ -86,7 +86,7 @@ def test_faults_stand_where_the_value_stands(tmp_path):
     write(tmp_path, base=base, c="extends: base.yaml\n\ntrain: {steps: -1}\neval: {steps: 3}\n")
     assert faults_of(tmp_path) == [
         "base.yaml:3: seed: must be a whole number, got 'x'.",
-        "base.yaml:7: train.input.shufle: is no key that is known here. Did you mean shuffle?",
+        "base.yaml:7: train.input.shufle: unknown key. Did you mean shuffle?",
         "c.yaml:3: train.steps: must be a whole number of at least 1, got -1.",
         "c.yaml:4: eval: the key input is required here. Add it.",
     ]

@@ -9,7 +9,7 @@ import pytest
 
 from replicate import errors
 from replicate.app.config import input_config
-from replicate.app.data import caching, csv_tables, inputs
+from replicate.app.data import caching, csv, inputs
 from replicate.compat.tensorflow import tf, tf1
 
 KEY = "eval.input"
@@ -108,7 +108,7 @@ def test_records_are_cached_until_their_files_or_keys_change(tmp_path):
 
 
 def test_a_stream_of_csv_is_cached(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_tables, "_MAX_IN_MEMORY", 10)
+    monkeypatch.setattr(csv, "_MAX_IN_MEMORY", 10)
     (tmp_path / "d.csv").write_text("x,y\n1,1\n2,2\n3,3\n")
     source = input_config.Csv(
         file=(str(tmp_path / "d.csv"),),
@@ -134,7 +134,7 @@ def test_what_a_killed_process_left_is_begun_anew(tmp_path):
     write_records(tmp_path / "a.tfrecord", [1, 2, 3])
     source = records(tmp_path, cache=str(tmp_path / "cache"))
     place = caching.place_of(source, KEY, [str(tmp_path / "a.tfrecord")])
-    caching._held.clear()
+    (tmp_path / "cache").mkdir()
     for ending in ("_0.lockfile", "_0.data-00000-of-00001"):
         (tmp_path / "cache" / f"{os.path.basename(place)}{ending}").write_text("half")
     assert read(source) == [1, 2, 3]
@@ -145,7 +145,7 @@ def test_what_another_process_writes_is_left_to_it(tmp_path, caplog):
     write_records(tmp_path / "a.tfrecord", [1, 2, 3])
     source = records(tmp_path, cache=str(tmp_path / "cache"))
     place = caching.place_of(source, KEY, [str(tmp_path / "a.tfrecord")])
-    caching._held.clear()
+    (tmp_path / "cache").mkdir()
     with filelock.FileLock(f"{place}.lock", is_singleton=False):
         assert read(source) == [1, 2, 3]
     assert "eval.input.cache: another process is writing" in caplog.text

@@ -19,7 +19,7 @@ HEAVY = ("tensorflow", "numpy", "pydantic", "yaml")
 # Tells on stderr, which the shell never shows, what was imported.
 ANSWER = f"""
 import os, sys
-from replicate.app import cli
+from replicate.app.command import cli
 end = os._exit
 os._exit = lambda code: (os.write(2, repr([m for m in {HEAVY!r} if m in sys.modules]).encode()),
                          end(code))

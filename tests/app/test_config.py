@@ -117,14 +117,14 @@ def test_all_faults_are_reported_at_once(tmp_path):
     )
     faults = faults_of(tmp_path, text, "seed=yes")
     assert [fault.rpartition(", got")[0] or fault for fault in faults] == [
-        "c.yaml:1: modelfn: is no key that is known here. Did you mean model_fn?",
+        "c.yaml:1: modelfn: unknown key. Did you mean model_fn?",
         "c.yaml:2: model_fn: must be a function's name as package.module:function",
         "c.yaml:3: optimizer.name: must be one of " + ", ".join(catalog.OPTIMIZERS),
         "c.yaml:4: devices[0]: must be a device such as /gpu:0, GPU:0 or /device:CPU:1",
         "c.yaml:4: devices[2]: must be a device that is not listed yet",
         "--set seed=yes: seed: must be a whole number",
-        "c.yaml:6: train.stepz: is no key that is known here. Did you mean steps?",
-        "c.yaml:7: train.input.shufle: is no key that is known here. Did you mean shuffle?",
+        "c.yaml:6: train.stepz: unknown key. Did you mean steps?",
+        "c.yaml:7: train.input.shufle: unknown key. Did you mean shuffle?",
         "c.yaml:7: train.input.columns.a: must be one of " + ", ".join(catalog.DTYPES),
         "c.yaml:5: train.steps: must be given, or epochs: how long to train. Add one of them.",
         "c.yaml:8: eval.input: the key file is required here. Add it.",
@@ -137,7 +137,7 @@ def test_all_faults_are_reported_at_once(tmp_path):
     ("assignment", "fault"),
     [
         ("optimizer={name: Momentum, learning_rate: 1}", "Momentum needs the key momentum"),
-        ("optimizer={name: Adam, beta3: 1}", "optimizer.beta3: is no key that is known here"),
+        ("optimizer={name: Adam, beta3: 1}", "optimizer.beta3: unknown key"),
         ("optimizer={name: Adam, learning_rate: fast}", "must be a number of at least 0"),
         (
             "optimizer={name: Ftrl, learning_rate: 1, l1_regularization_strength: -1}",
@@ -223,7 +223,7 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("train.input.features=7", "must be an array's name"),
         ("train.input=3", "must be a mapping with its kind, or package.module:function"),
         ("train.input={file: x}", "the key kind is required here"),
-        ("train.save_checkpoints={}", "is no key that is known here"),
+        ("train.save_checkpoints={}", "unknown key"),
         ("eval={input: {kind: npz, file: x, repeat: true}}", "eval.steps: must be set"),
         ("predict={input: {kind: npz, file: x, repeat: true}}", "must come to an end"),
         ("predict={input: 'a.b:c', keys: []}", "at least 1"),
@@ -236,7 +236,7 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ),
         ("export={exporters: [final]}", "must be a mapping with its kind"),
         ("export={exporters: {kind: final}}", "export.exporters: must be a list"),
-        ("export={exporters: [{kind: final, exports_to_keep: 3}]}", "is no key that is known here"),
+        ("export={exporters: [{kind: final, exports_to_keep: 3}]}", "unknown key"),
         ("export={exporters: [{kind: best, metrik: a}]}", "Did you mean metric?"),
         ("export={exporters: [{kind: best, exports_to_keep: 0}]}", "at least 1"),
         ("export={exporters: [{kind: best, higher_is_better: 1}]}", "must be true or false"),
@@ -324,12 +324,12 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ),
         ("name=3", "must be a text"),
         ("params=[]", "must be a mapping"),
-        ("run={threads: 1}", "run.threads: is no key"),
-        ("random_number=one_device", "random_number: is no key that is known here. Did you mean"),
+        ("run={threads: 1}", "run.threads: unknown key"),
+        ("random_number=one_device", "random_number: unknown key. Did you mean"),
         ("random_numbers=one_devise", "one of one_device, per_device, got 'one_devise'. Did you"),
-        ('run={"\\0csv": 1}', "run.\0csv: is no key"),
-        ('train.input={kind: npz, file: x, "\\0npz": 1}', "input.\0npz: is no key"),
-        ('train.input={kind: npz, file: x, "[key]": 1}', "input.[key]: is no key"),
+        ('run={"\\0csv": 1}', "run.\0csv: unknown key"),
+        ('train.input={kind: npz, file: x, "\\0npz": 1}', "input.\0npz: unknown key"),
+        ('train.input={kind: npz, file: x, "[key]": 1}', "input.[key]: unknown key"),
         ('export={assets_extra: {"[key]": 3}}', "assets_extra.[key]: must be a path, got 3"),
         ('export={assets_extra: {"": a}}', "assets_extra.: must be named by a path"),
     ],
@@ -374,7 +374,7 @@ def test_a_fault_that_an_assignment_brings_is_not_blamed_on_the_file(tmp_path, a
     assert len(found) == 2
     number, _, rule = fault.partition(": ")
     assert any(one.startswith(f"--set {assignments[int(number)]}: {rule}") for one in found)
-    assert any(one.startswith("c.yaml:6: model_fm: is no key") for one in found)
+    assert any(one.startswith("c.yaml:6: model_fm: unknown key") for one in found)
 
 
 def test_an_optimizer_without_needs_may_be_a_bare_name(tmp_path):

@@ -199,7 +199,7 @@ def test_small_files_need_no_tensorflow(tmp_path):
     write(tmp_path, 1, *losses((1, 1.0)))
     code = (
         "import json, sys\n"
-        "from replicate.app import cli\n"
+        "from replicate.app.command import cli\n"
         f"code = cli.main(['plot', {str(tmp_path)!r}, '--png', {str(tmp_path / 'p.png')!r}])\n"
         "print(json.dumps([code, 'tensorflow' in sys.modules]))\n"
     )

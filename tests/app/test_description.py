@@ -7,7 +7,7 @@ import pytest
 
 from replicate.app.command import cli
 from replicate.app.config import config
-from replicate.app.inspect import cost, description, scaling
+from replicate.app.inspect import description, scaling
 from replicate.app.inspect.traffic import Transfer
 from replicate.compat.tensorflow import tf1
 
@@ -214,7 +214,7 @@ def test_more_workers_have_more_rows_to_count(cluster):
 
 def test_one_worker_meets_nobody(cluster):
     found = cluster(scaling.Wanted(1)).cluster
-    assert (found.collectives, found.figures) == ((), cost.Figures(0, 0, 0))
+    assert (found.collectives, found.figures) == ((), scaling.Figures(0, 0, 0))
     assert found.share == 0.0
 
 
@@ -222,7 +222,7 @@ def test_servers_are_read_and_written(cluster):
     # One tower: it reads W (24) and b (8), and sends their gradients, and to each of two servers
     # the learning rate and the momentum (4 + 4). The first one has W, for three workers.
     found = cluster(scaling.Wanted(3, servers=2), "devices=[/cpu:0]")
-    expected = cost.Figures(32 + 16, 32, 2, server_sent=3 * 24, server_received=3 * (24 + 8))
+    expected = scaling.Figures(32 + 16, 32, 2, server_sent=3 * 24, server_received=3 * (24 + 8))
     assert found.cluster.figures == expected
     assert found.cluster.rows == 6  # each worker has batches of its own
     towers = [one.name for one in found.devices if one.tower is not None]

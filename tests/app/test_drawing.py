@@ -117,31 +117,6 @@ def test_a_device_without_variables_says_so(drawn):
     assert "no variables" in [text for text, _ in written(drawn(found._replace(variables=alone)))]
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 bytes"),
-        (1023, "1023 bytes"),
-        (1024, "1 KiB"),
-        (1536, "1.5 KiB"),
-        (10 * 2**20, "10 MiB"),
-        (123456789, "118 MiB"),
-        (3 * 2**40, "3 TiB"),
-    ],
-)
-def test_bytes_have_units(count, text):
-    assert pictures.in_bytes(count) == text
-
-
-@pytest.mark.parametrize("most", [0.5, 1, 7, 1000, 1100, 2**20, 10**9, 3 * 10**13])
-def test_ticks_are_few_and_within_what_is_drawn(most):
-    ticks = pictures.byte_ticks(most)
-    assert ticks[0] == 0
-    assert ticks[-1] <= most
-    assert len(ticks) <= 7
-    assert len(set(map(pictures.in_bytes, ticks))) == len(ticks)
-
-
 def test_a_picture_is_whole_or_not_there(tmp_path):
     made = pictures.blank(1, 1)
     with pytest.raises(errors.RunError, match="must be a file that can be written: No such file"):

@@ -5,15 +5,15 @@ import math
 import pytest
 
 from replicate import errors
-from replicate.app.training import early_stopping
+from replicate.app.config import sections
+from replicate.app.training import improvement
 
 
 def judged(folder, values, start=100, **rule):
     """Returns an EarlyStopping that has taken one value for each step from 1 on."""
     rule = {"higher_is_better": False, "patience": 2, "min_delta": 0.0} | rule
-    made = early_stopping.EarlyStopping(
-        str(folder), early_stopping.Rule(metric="loss", **rule), start
-    )
+    wanted = sections.EarlyStopping(metric="loss", **rule)
+    made = improvement.EarlyStopping(str(folder), wanted, start)
     for step, value in enumerate(values, start=1):
         made.take({"loss": value, "global_step": step})
     return made
@@ -55,7 +55,7 @@ def test_evaluations_after_the_checkpoint_that_a_run_continues_from_do_not_count
 
 
 def test_a_damaged_file_is_no_file(tmp_path):
-    (tmp_path / early_stopping.FILE).write_text('{"metric": "loss", "evaluations": [[1], 2]}')
+    (tmp_path / improvement.FILE).write_text('{"metric": "loss", "evaluations": [[1], 2]}')
     assert judged(tmp_path, []).reason() is None
 
 

@@ -42,7 +42,7 @@ def run(dataset_fn, limit=100):
 
 def make(folder, pass_fn, number, start=0, description="d"):
     """Returns Epochs of a pass."""
-    return epochs.Epochs(str(folder), number, pass_fn, start, description, "train.input")
+    return epochs.Epochs(number, pass_fn, start, epochs.Notes(str(folder), description))
 
 
 def test_arrays_know_their_end_beforehand(tmp_path):
@@ -58,9 +58,8 @@ def test_arrays_know_their_end_beforehand(tmp_path):
 def test_a_stream_ends_after_its_epochs_and_is_counted_meanwhile(tmp_path, pass_fn, prefetch):
     made = make(tmp_path, pass_fn, 2)
     told = []
-    made.counted = told.append
     assert made.end is None
-    assert len(run(lambda: made.dataset(True, prefetch))) == 6
+    assert len(run(lambda: made.dataset(True, prefetch, told.append))) == 6
     assert (made.end, told) == (6, [6])
     assert make(tmp_path, pass_fn, 5).end == 15
 

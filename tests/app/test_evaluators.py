@@ -6,7 +6,7 @@ import pytest
 
 from replicate.app.cluster import tasks
 from replicate.app.runs import checkpoints
-from replicate.app.training import evaluators
+from replicate.app.training import trainings
 
 WORKERS = {"chief": ["a:1"], "worker": ["a:2"]}
 TOGETHER = tasks.Task("evaluator", 0, WORKERS, True)
@@ -30,7 +30,12 @@ GOAL = types.SimpleNamespace(end=8, wanted="8 steps")
 def test_the_chief_says_which_checkpoint_is_the_last_beside_servers(
     tmp_path, task, step, trained, finished, expected
 ):
-    checkpoints.note_trained(str(tmp_path), trained, GOAL.wanted)
-    checkpoints.note_finished(str(tmp_path), finished)
-    settings = types.SimpleNamespace(model_dir=str(tmp_path))
-    assert evaluators.is_last(settings, GOAL, step, task) is expected
+    if trained is not None:
+        checkpoints.note_trained(str(tmp_path), trained, GOAL.wanted)
+    if finished is not None:
+        checkpoints.note_finished(str(tmp_path), finished)
+    run = types.SimpleNamespace(model_dir=str(tmp_path), task=task)
+    assert trainings.is_last(run, GOAL, step) is expected
+    checkpoints.note_begun(str(tmp_path))
+    assert not checkpoints.is_trained(str(tmp_path), step, GOAL.wanted)
+    assert not checkpoints.is_finished(str(tmp_path), step)

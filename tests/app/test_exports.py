@@ -1,6 +1,7 @@
 """What a run exports, and what its exports predict."""
 
 import json
+import math
 import os
 import pathlib
 import signal
@@ -10,8 +11,8 @@ import pytest
 
 from replicate import errors, estimator
 from replicate.app.command import cli
-from replicate.app.config import config
-from replicate.app.training import exported, exports
+from replicate.app.config import config, sections
+from replicate.app.training import exports, predictions
 from replicate.compat.tensorflow import tf
 from replicate.exporting import predictor as predictors
 
@@ -211,10 +212,10 @@ def test_a_saved_model_and_an_input_that_do_not_fit_are_told(trained, best, caps
     ],
 )
 def test_outputs_without_a_row_for_each_row_are_told(outputs, text):
-    source = exported.Source("m", "s")
+    source = predictions.Source("m", "s")
     with pytest.raises(errors.RunError, match=text):
-        list(exported._rows(outputs, None, source))
-    assert list(exported._rows(outputs, ["a"], source)) == [{"a": 0.0}, {"a": 0.0}]
+        list(source.rows_of(outputs, []))
+    assert list(source.rows_of(outputs, ["a"])) == [{"a": 0.0}, {"a": 0.0}]
 
 
 def test_a_saved_model_must_be_one(trained, best, tmp_path, capsys):
@@ -283,22 +284,17 @@ def test_an_export_that_is_stopped_leaves_nothing(trained, tmp_path, capsys, nam
 
 
 def test_features_of_any_kind_of_tensor_are_served(tmp_path):
-    spec = (
-        {
-            "dense": tf.TensorSpec([None, 2], tf.float32),
-            "sparse": tf.SparseTensorSpec([None, None], tf.int64),
-            "ragged": tf.RaggedTensorSpec([None, None, 3], tf.float32, ragged_rank=1),
-        },
-        tf.TensorSpec([None]),
-    )
-    from replicate.app.training import serving as receivers
-
+    features = {
+        "dense": tf.TensorSpec([None, 2], tf.float32),
+        "sparse": tf.SparseTensorSpec([None, None], tf.int64),
+        "ragged": tf.RaggedTensorSpec([None, None, 3], tf.float32, ragged_rank=1),
+    }
     with tf.Graph().as_default():
-        receiver = receivers.receiver_fn(None, spec)()
+        receiver = exports.receiver_fn(features)()
     assert isinstance(receiver, estimator.export.ServingInputReceiver)
     assert receiver.features["ragged"].shape.as_list() == [None, None, 3]
     with pytest.raises(errors.RunError, match="TensorArraySpec"):
-        receivers.receiver_fn(None, {"a": tf.TensorArraySpec()})
+        exports.receiver_fn({"a": tf.TensorArraySpec()})
 
 
 def test_features_are_served_by_names_that_no_op_could_have(trained, capsys):
@@ -319,12 +315,18 @@ def test_an_export_without_any_input_needs_inputs(trained, capsys):
     assert run(trained, "export", *given, "--set", "export.inputs={x: {dtype: float32}}") == 0
 
 
-def test_a_record_that_is_not_ours_is_passed_over(tmp_path):
-    for name, text in (("1", "no JSON"), ("2", "[]"), ("temp", '{"loss": 1}'), ("3", '{"a": 1}')):
-        (tmp_path / name / "assets.extra").mkdir(parents=True)
-        (tmp_path / name / "assets.extra" / "evaluation.json").write_text(text)
-    (tmp_path / "4").mkdir()
-    assert exports._records(str(tmp_path)) == [{"a": 1}]
+@pytest.mark.parametrize(("loss", "expected"), [(0.5, True), (1.5, False), (math.nan, False)])
+def test_a_record_that_is_not_ours_is_passed_over(tmp_path, loss, expected):
+    records = ("no JSON", "[]", '{"loss": "low"}', '{"loss": null}', '{"loss": 1}')
+    for number, text in enumerate(records):
+        folder = tmp_path / f"{1_700_000_000 + number}" / "assets.extra"
+        folder.mkdir(parents=True)
+        (folder / "evaluation.json").write_text(text)
+    (tmp_path / "1700000009").mkdir()
+    (tmp_path / "temp-1-0" / "assets.extra").mkdir(parents=True)
+    (tmp_path / "temp-1-0" / "assets.extra" / "evaluation.json").write_text('{"loss": 0}')
+    best = sections.Best(kind="best")
+    assert exports._is_due(best, str(tmp_path), {"loss": loss}, is_final=False) is expected
 
 
 def test_exporters_read_back(folder):

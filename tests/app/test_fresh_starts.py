@@ -1,6 +1,6 @@
 """What `replicate train --fresh` deletes, and what it leaves alone."""
 
-from replicate.app.training import fresh_starts, run_records
+from replicate.app.runs import fresh_starts, records
 
 WRITTEN = [
     "checkpoint",
@@ -64,9 +64,10 @@ def found_in(folder):
 def test_what_a_run_writes_is_deleted_and_nothing_else(tmp_path):
     out = tmp_path / "out"
     fill(out, WRITTEN + OTHERS)
-    run_records.write_config(str(out), "name: a\n", "/configs")
-    run_records.write_metrics(str(out), 4, None, "steps")
-    run_records.write_run(str(out), towers=["CPU:0"], strategy="mirrored", start=0, command=["x"])
+    kept = records.Records(str(out), print)
+    kept.write_config("name: a\n", "/configs")
+    kept.write_metrics(4, {}, "steps")
+    kept.write_run(towers=["CPU:0"], strategy="mirrored", start=0, command=["x"])
     found = found_in(out)
     names = {path.removeprefix(f"{out}/") for path in found}
     expected = {name for name in WRITTEN if not name.startswith("export/")}

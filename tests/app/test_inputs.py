@@ -9,7 +9,7 @@ import pytest
 
 from replicate import errors
 from replicate.app.config import input_config
-from replicate.app.data import csv_tables, inputs
+from replicate.app.data import csv, inputs
 from replicate.compat.tensorflow import tf, tf1
 
 
@@ -88,8 +88,8 @@ def test_csv_is_batched(tmp_path):
 
 
 def test_csv_that_does_not_fit_in_memory_is_a_stream(tmp_path, monkeypatch):
-    monkeypatch.setattr(csv_tables, "_MAX_IN_MEMORY", 10)
-    monkeypatch.setattr(csv_tables, "read_csv", None)
+    monkeypatch.setattr(csv, "_MAX_IN_MEMORY", 10)
+    monkeypatch.setattr(csv, "read", None)
     path = tmp_path / "d.csv"
     path.write_text("x,s,y\n1,a,0\n2,b,1\n3,c,0\n")
     source = input_config.Csv(

@@ -14,7 +14,7 @@ TOP = pathlib.Path(__file__).parents[2]
 
 CODE = """
 import os, subprocess, sys
-from replicate.app import json_output
+from replicate.app.console import json_output
 
 print("before")
 with json_output.alone() as out:

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from replicate.app.config import catalog, config
+from replicate.app.config import catalog, optimizer_config
 from replicate.app.training import optimizers
 from replicate.compat.tensorflow import tf, tf1
 
@@ -43,7 +43,7 @@ def test_every_optimizer_can_be_made(name):
         for key, one in catalog.OPTIMIZERS[name].items()
     }
     with tf.Graph().as_default():
-        made = optimizers.optimizer_fn(config.Optimizer(name, arguments))()
+        made = optimizers.optimizer_fn(optimizer_config.optimizer(name, **arguments))()
         assert type(made) is getattr(tf1.train, f"{name}Optimizer")
 
 
@@ -51,9 +51,8 @@ def rate_at(step, name, **arguments):
     """Returns a schedule's learning rate at a step."""
     with tf.Graph().as_default(), tf1.Session() as session:
         global_step = tf1.train.get_or_create_global_step()
-        described = config.Optimizer(
-            "GradientDescent", {"learning_rate": config.Schedule(name, arguments)}
-        )
+        rate = optimizer_config.schedule(name, **arguments)
+        described = optimizer_config.optimizer("GradientDescent", learning_rate=rate)
         weight = tf1.get_variable("w", initializer=0.0, use_resource=True)
         train_op = optimizers.optimizer_fn(described)().minimize(-weight)
         session.run(tf1.global_variables_initializer())

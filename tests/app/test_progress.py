@@ -138,8 +138,9 @@ def test_an_end_that_is_not_known_is_not_shown(screen):
 def test_a_reader_that_has_gone_ends_no_work():
     ours, theirs = os.pipe()
     os.close(ours)  # as `head` does
-    said = "import sys; from replicate.app import progress; shown = progress.Display(); " + (
-        "shown.say('one'); shown.say('two'); print('done')"
+    said = (
+        "import sys; from replicate.app.console import progress; shown = progress.Display(); "
+        + ("shown.say('one'); shown.say('two'); print('done')")
     )
     done = subprocess.run(
         [sys.executable, "-c", said], stdout=subprocess.PIPE, stderr=theirs, check=False

@@ -2,23 +2,36 @@
 
 import json
 
+import pytest
 import yaml
 
-from replicate.app.training import run_records
+from replicate.app.runs import records
 
 BEFORE = "name: a\ntrain: {steps: 4, hooks: [], input: {kind: npz}}\noptimizer: null\n"
 AFTER = "name: a\ntrain: {steps: 5, hooks: ['m:f'], input: {kind: npz}}\noptimizer: {name: Adam}\n"
 
 
-def test_keys_that_differ_from_the_last_run_are_told_one_by_one(tmp_path):
-    assert run_records.changes(str(tmp_path), AFTER) == []
-    assert run_records.write_config(str(tmp_path), BEFORE, "/configs")
-    assert run_records.changes(str(tmp_path), BEFORE) == []
+@pytest.fixture(name="said")
+def make_said():
+    """Returns what people are told."""
+    return []
+
+
+@pytest.fixture(name="kept")
+def make_kept(tmp_path, said):
+    """Returns the records of a run."""
+    return records.Records(str(tmp_path), said.append)
+
+
+def test_keys_that_differ_from_the_last_run_are_told_one_by_one(kept, tmp_path, said):
+    assert kept.changes(AFTER) == []
+    kept.write_config(BEFORE, "/configs")
+    assert kept.changes(BEFORE) == []
     odd = BEFORE + "params: {missing: .nan}\n"
-    assert run_records.write_config(str(tmp_path), odd, "/configs")
-    assert run_records.changes(str(tmp_path), odd) == []
-    assert run_records.write_config(str(tmp_path), BEFORE, "/configs")
-    assert run_records.changes(str(tmp_path), AFTER) == [
+    kept.write_config(odd, "/configs")
+    assert kept.changes(odd) == []
+    kept.write_config(BEFORE, "/configs")
+    assert kept.changes(AFTER) == [
         "train.steps: was 4, is 5",
         "train.hooks: was [], is ['m:f']",
         "optimizer: was null, is not there",
@@ -27,38 +40,45 @@ def test_keys_that_differ_from_the_last_run_are_told_one_by_one(tmp_path):
     text = (tmp_path / "config.yaml").read_text()
     assert text.startswith("# Written by `replicate train`")
     assert yaml.safe_load(text) == yaml.safe_load(BEFORE)
+    assert said == []
 
 
-def test_a_config_of_somebody_else_is_neither_read_nor_replaced(tmp_path):
+def test_a_config_of_somebody_else_is_neither_read_nor_replaced(kept, tmp_path, said):
     (tmp_path / "config.yaml").write_text("mine: true\n")
-    assert not run_records.write_config(str(tmp_path), BEFORE, "/configs")
-    assert run_records.changes(str(tmp_path), AFTER) == []
+    kept.write_config(BEFORE, "/configs")
+    assert said == [
+        f"{tmp_path}/config.yaml is not a run's; it stays, and what would be in it of this run is "
+        "not written down."
+    ]
+    assert kept.changes(AFTER) == []
     assert (tmp_path / "config.yaml").read_text() == "mine: true\n"
 
 
-def test_records_of_somebody_else_are_not_replaced(tmp_path):
+def test_records_of_somebody_else_are_not_replaced(kept, tmp_path, said):
     for name in ("run.json", "metrics.json"):
         (tmp_path / name).write_text('{"auc": 0.9}')
     told = {"towers": ["CPU:0"], "strategy": "mirrored", "start": 0, "command": ["x"]}
-    assert not run_records.write_run(str(tmp_path), **told)
-    assert not run_records.write_metrics(str(tmp_path), 4, None, "steps")
+    kept.write_run(**told)
+    kept.write_metrics(4, {}, "steps")
+    assert len(said) == 2
     assert {path.read_text() for path in tmp_path.iterdir()} == {'{"auc": 0.9}'}
     for path in tmp_path.iterdir():
         path.unlink()
     for step in (4, 5):
-        assert run_records.write_run(str(tmp_path), **told)
-        assert run_records.write_metrics(str(tmp_path), step, None, "steps")
+        kept.write_run(**told)
+        kept.write_metrics(step, {}, "steps")
+    assert len(said) == 2
     assert json.loads((tmp_path / "metrics.json").read_text())["step"] == 5
 
 
-def test_a_damaged_config_is_no_config(tmp_path):
-    run_records.write_config(str(tmp_path), "a: [", "/configs")
-    assert run_records.changes(str(tmp_path), AFTER) == []
+def test_a_damaged_config_is_no_config(kept):
+    kept.write_config("a: [", "/configs")
+    assert kept.changes(AFTER) == []
 
 
-def test_metrics_are_json_also_where_they_are_no_numbers(tmp_path):
+def test_metrics_are_json_also_where_they_are_no_numbers(kept, tmp_path):
     metrics = {"global_step": 4, "loss": float("nan"), "accuracy": 0.5}
-    run_records.write_metrics(str(tmp_path), 4, metrics, "steps")
+    kept.write_metrics(4, metrics, "steps")
     assert json.loads((tmp_path / "metrics.json").read_text()) == {
         "step": 4,
         "ended_by": "steps",
@@ -66,12 +86,10 @@ def test_metrics_are_json_also_where_they_are_no_numbers(tmp_path):
     }
 
 
-def test_a_record_is_written_whole_or_not_at_all(tmp_path):
-    run_records.write_metrics(str(tmp_path), 4, None, "steps")
+def test_a_record_is_written_whole_or_not_at_all(kept, tmp_path):
+    kept.write_metrics(4, {}, "steps")
     before = (tmp_path / "metrics.json").read_text()
-    try:
-        run_records.write_metrics(str(tmp_path), 5, {"a": object()}, "steps")
-    except TypeError:
-        pass
+    with pytest.raises(TypeError):
+        kept.write_metrics(5, {"a": object()}, "steps")
     assert (tmp_path / "metrics.json").read_text() == before
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]

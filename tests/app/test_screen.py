@@ -93,7 +93,7 @@ def on_terminal(code):
 SHOWN = """
 import logging, os, sys, time
 handler = logging.StreamHandler()  # keeps the stream it was made with
-from replicate.app import progress
+from replicate.app.console import progress
 logger = logging.getLogger("theirs")
 logger.addHandler(handler)
 with progress.Display() as display:

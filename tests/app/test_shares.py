@@ -6,8 +6,8 @@ import pytest
 from replicate.app.cluster import tasks
 from replicate.app.config import config, input_config
 from replicate.app.console import interrupts, progress
-from replicate.app.data import section_inputs, shares
-from replicate.app.training import goals, steps
+from replicate.app.data import inputs, section_inputs
+from replicate.app.training import estimators, running, steps
 from replicate.compat.tensorflow import tf, tf1
 
 
@@ -35,7 +35,7 @@ def test_each_row_of_a_batch_is_one_workers(size, is_static):
     def part(position):
         rows = tf.data.Dataset.range(4 * (size + 1) if is_static else 10)
         batches = rows.batch(4, drop_remainder=is_static)
-        return shares.own_part(batches.map(lambda x: {"x": x}), task_of(position, size))
+        return inputs.own_part(batches.map(lambda x: {"x": x}), task_of(position, size))
 
     each = [[e["x"] for e in elements(lambda p=p: part(p))] for p in range(size)]
     whole = [np.concatenate(parts).tolist() for parts in zip(*each, strict=True)]
@@ -49,8 +49,8 @@ def test_each_row_of_a_batch_is_one_workers(size, is_static):
 
 def test_a_static_size_stays_known_where_it_divides():
     batches = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
-    assert shares.own_part(batches, task_of(1, 2)).element_spec.shape == [2]
-    assert shares.own_part(batches, task_of(1, 3)).element_spec.shape.as_list() == [None]
+    assert inputs.own_part(batches, task_of(1, 2)).element_spec.shape == [2]
+    assert inputs.own_part(batches, task_of(1, 3)).element_spec.shape.as_list() == [None]
 
 
 def test_sparse_and_ragged_rows_and_scalars_are_shared_too():
@@ -58,7 +58,7 @@ def test_sparse_and_ragged_rows_and_scalars_are_shared_too():
         rows = tf.ragged.constant([[1], [2, 3], [], [4]])
         sparse = tf.sparse.from_dense(np.eye(4))
         data = tf.data.Dataset.from_tensors({"r": rows, "s": sparse, "c": tf.constant(7)})
-        return shares.own_part(data, task_of(1, 2))
+        return inputs.own_part(data, task_of(1, 2))
 
     (found,) = elements(make)
     assert found["r"].to_list() == [[], [4]]
@@ -70,7 +70,7 @@ def test_sparse_and_ragged_rows_and_scalars_are_shared_too():
 def test_beside_servers_workers_take_turns():
     def make(position):
         batches = tf.data.Dataset.range(10).batch(4)
-        return shares.own_part(batches, task_of(position, 2, ps=["h:9"]))
+        return inputs.own_part(batches, task_of(position, 2, ps=["h:9"]))
 
     assert [e.tolist() for e in elements(lambda: make(0))] == [[0, 1, 2, 3], [8, 9]]
     assert [e.tolist() for e in elements(lambda: make(1))] == [[4, 5, 6, 7]]
@@ -82,11 +82,11 @@ def test_a_function_that_names_its_context_reads_its_part_alone():
     def fn(batch_size, input_context):
         """Names it."""
 
-    left, whose, context = shares.left_to(fn, source, task_of(1, 2))
+    left, whose, context = inputs.left_to(fn, source, task_of(1, 2))
     # Of 5 rows the first worker has 3 and the second one 2.
     assert (left.batch_size, whose, context.input_pipeline_id) == (2, tasks.ALONE, 1)
     assert context.num_input_pipelines == 2
-    left, whose, _ = shares.left_to(lambda batch_size: None, source, task_of(1, 2))
+    left, whose, _ = inputs.left_to(lambda batch_size: None, source, task_of(1, 2))
     assert (left.batch_size, whose.position) == (5, 1)
 
 
@@ -116,13 +116,18 @@ def test_workers_shuffle_alike(tmp_path, seed):
 
 def test_workers_that_begin_at_different_steps_are_refused(tmp_path, monkeypatch):
     # They go on in the midst of a pass, each by itself: rows would be read twice, or not at all.
-    monkeypatch.setattr(steps.estimators, "build", lambda *args, strategy, **kwargs: strategy)
+    def describe(settings, task, strategy):
+        return estimators.Described(None, None, None, {"strategy": strategy}, {}, None)
+
+    monkeypatch.setattr(estimators, "describe", describe)
+    monkeypatch.setattr(estimators, "build", lambda described, amend: described)
     (tmp_path / "c.yaml").write_text(
         "{model_fn: 'a:b', devices: {cpu: 1}, train: {steps: 9, input: {kind: npz, file: d.npz,"
         " features: [x]}}}"
     )
     np.savez(tmp_path / "d.npz", x=np.zeros(3))
     settings, task = config.load(str(tmp_path / "c.yaml")), task_of(1, 2)
-    goal, stop = goals.Goal(settings, 7, task), interrupts.StopRequest()
-    made = steps.Steps(settings, progress.Display(True), task, goal, 7, stop)
-    assert made.estimator.compared["model_dir, its last checkpoint"] == "step 7"
+    run = running.Run(settings, progress.Display(True), interrupts.StopRequest(), task)
+    made = steps.Steps(run, running.Goal(run, 7))
+    compared = made.estimator.options["strategy"].compared
+    assert compared["model_dir, its last checkpoint"] == "step 7"

@@ -13,7 +13,7 @@ import yaml
 from replicate import errors
 from replicate.app.command import cli
 from replicate.app.config import config
-from replicate.app.data import csv_samples, npz_samples, record_samples
+from replicate.app.data import samples
 from replicate.compat.tensorflow import tf
 
 DIGITS = pathlib.Path(__file__).parents[2] / "replicate" / "examples" / "digits.npz"
@@ -65,7 +65,7 @@ def init(folder, *arguments):
 def test_a_csv_is_read_by_its_values(tmp_path, text, keys, compress):
     path = tmp_path / "d.csv"
     path.write_bytes(compress(text.encode()))
-    found = csv_samples.look(str(path), None)
+    found = samples.look("csv", str(path))
     told = {**found.keys, "columns": list(found.keys["columns"].values())}
     expected = {"kind": "csv", "file": str(path), **keys}
     assert told | ({"label": found.label} if found.label else {}) == expected
@@ -77,9 +77,9 @@ def test_a_csv_is_read_by_its_values(tmp_path, text, keys, compress):
         (b"", "must have rows, has none"),
         (b"a,b\n1\n", ":2: must have 2 cells like the first row, got 1"),
         (b"a,a\n1,2\n", ""),
-        (b'a,b\n"1,2\n', "must be readable as CSV"),
-        (b"a,b\n\xff,2\n", "must be readable as CSV"),
-        (gzip.compress(b"a,b\n1,2\n" * 99, mtime=0)[:30], "must be readable as CSV"),
+        (b'a,b\n"1,2\n', "d.csv:2: must be CSV"),
+        (b"a,b\n\xff,2\n", "d.csv:2: must be UTF-8 text, got the byte 0xff"),
+        (gzip.compress(b"a,b\n1,2\n" * 99, mtime=0)[:30], "must be a readable file"),
     ],
 )
 def test_what_is_no_table_is_named(tmp_path, written, fault):
@@ -87,16 +87,16 @@ def test_what_is_no_table_is_named(tmp_path, written, fault):
     path.write_bytes(written)
     if fault:
         with pytest.raises(errors.RunError, match=fault):
-            csv_samples.look(str(path), None)
+            samples.look("csv", str(path))
     else:  # a repeated name is no header
-        assert csv_samples.look(str(path), None).keys["header"] is False
+        assert samples.look("csv", str(path)).keys["header"] is False
 
 
 def test_an_npz_is_read_by_its_headers(tmp_path):
     path = str(tmp_path / "d.npz")
     arrays = {"image": np.zeros([20, 2, 3], np.uint8), "word": np.array(["a"] * 20)}
     np.savez(path, scale=1.0, other=np.zeros(3), label=np.zeros(20), **arrays)
-    found = npz_samples.look(path, None)
+    found = samples.look("npz", path)
     # Sixteen of 20 rows are four fifths; what has no rows, or others, is left out.
     assert found.keys == {
         "kind": "npz",
@@ -112,7 +112,7 @@ def test_arrays_for_evaluation_are_found_by_name(tmp_path):
     path = str(tmp_path / "d.npz")
     arrays = {name: np.zeros(3) for name in ("x_train", "y_train", "x_test", "y_test")}
     np.savez_compressed(path, **arrays)
-    found = npz_samples.look(path, None)
+    found = samples.look("npz", path)
     assert (found.keys["features"], found.label) == ({"x": "x_train"}, "y_train")
     assert found.other_keys == {"features": {"x": "x_test"}, "label": "y_test"}
 
@@ -121,13 +121,13 @@ def test_damaged_archives_are_named(tmp_path):
     path = tmp_path / "d.npz"
     np.savez(path, a=np.array([{}], dtype=object))
     with pytest.raises(errors.RunError, match="must have arrays of numbers or text"):
-        npz_samples.look(str(path), None)
+        samples.look("npz", str(path))
     np.savez(path, a=np.zeros(3))
     whole = path.read_bytes()
     for damaged in (whole[:99], whole.replace(b"descr", b"descx"), b"PK\x03\x04" + bytes(99)):
         path.write_bytes(damaged)
         with pytest.raises(errors.RunError, match="must be a readable npz file"):
-            npz_samples.look(str(path), None)
+            samples.look("npz", str(path))
 
 
 def example(**values):
@@ -151,7 +151,7 @@ def test_records_are_read_without_tensorflow(tmp_path, compression):
         for row in rows:
             file.write(row)
     (tmp_path / "test.tfrecord").write_bytes(b"")
-    found = record_samples.look(path, None)
+    found = samples.look("tfrecord", path)
     assert found.keys["features"] == {
         "many": {"dtype": "int64", "kind": "sparse"},
         "rare": {"dtype": "string", "kind": "sparse"},
@@ -187,7 +187,7 @@ def test_what_is_no_example_is_named(tmp_path, written):
     path = tmp_path / "d.tfrecord"
     path.write_bytes(written)
     with pytest.raises(errors.RunError, match=r"d.tfrecord: must (be|hold)"):
-        record_samples.look(str(path), None)
+        samples.look("tfrecord", str(path))
 
 
 def test_the_digits_train_from_what_is_written(tmp_path, capsys):
@@ -309,7 +309,7 @@ def test_what_cannot_be_written_leaves_nothing_behind(
 def test_init_imports_no_tensorflow(run_python, tmp_path):
     run_python(
         "import sys\n"
-        "from replicate.app import cli\n"
+        "from replicate.app.command import cli\n"
         f"assert cli.main(['init', 'a:b', {str(DIGITS)!r}, '--output', "
         f"{str(tmp_path / 'c.yaml')!r}]) == 0\n"
         "assert 'tensorflow' not in sys.modules"

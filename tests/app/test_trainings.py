@@ -11,8 +11,8 @@ import pytest
 import replicate
 from replicate.app.command import cli
 from replicate.app.config import config
-from replicate.app.runs import locks
-from replicate.app.training import estimators, mixed_precision
+from replicate.app.runs import folders
+from replicate.app.training import estimators, optimizers
 from replicate.compat.tensorflow import tf, tf1
 
 MODEL = '''
@@ -236,7 +236,7 @@ def test_a_fresh_start_that_is_denied_changes_nothing(folder, trained, monkeypat
 
 
 def test_a_fresh_start_respects_who_trains_there(folder, trained):
-    with locks.training(str(folder / "trained")):
+    with folders.training(str(folder / "trained")):
         options = ["--fresh", "--yes"]
         shown = run(folder, "train", "trained", options=options, code=1)[1]
     assert "must have one training at a time" in shown
@@ -480,7 +480,7 @@ def test_mixed_precision_gives_two_towers_what_it_gives_one(folder):
 
 def test_a_loss_scale_leaves_two_towers_exact(folder, monkeypatch):
     # On GPUs computing is in float16, with a loss scale: a power of two, which rounds nothing.
-    monkeypatch.setattr(mixed_precision, "kind_for", lambda names: mixed_precision.FLOAT16)
+    monkeypatch.setattr(optimizers, "kind_for", lambda names: optimizers.FLOAT16)
     weights = []
     for name, devices in (("scaled_2", "[/cpu:0, /cpu:1]"), ("scaled_1", "[/cpu:0]")):
         run(folder, "train", name, *HALF, f"devices={devices}")
@@ -498,11 +498,11 @@ def test_a_loss_scale_leaves_two_towers_exact(folder, monkeypatch):
     ],
 )
 def test_mixed_precision_is_refused_where_it_cannot_be(folder, monkeypatch, given, code, text):
-    monkeypatch.setattr(mixed_precision, "kind_for", lambda names: mixed_precision.FLOAT16)
+    monkeypatch.setattr(optimizers, "kind_for", lambda names: optimizers.FLOAT16)
     assert text in run(folder, "train", "refused", *HALF, given, code=code)[1]
 
 
 def test_mixed_precision_is_refused_by_a_tensorflow_that_lacks_it(folder, monkeypatch):
-    monkeypatch.setitem(mixed_precision._REWRITES, mixed_precision.BFLOAT16, "nothing")
+    monkeypatch.setitem(optimizers._REWRITES, optimizers.BFLOAT16, "nothing")
     shown = run(folder, "train", "lacking", *HALF, code=1)[1]
     assert "train.mixed_precision: must be false with this TensorFlow, which has no" in shown

@@ -9,7 +9,7 @@ from typing import Any
 
 import replicate
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy.cluster import servers
+from replicate.strategy.cluster import cluster, membership
 from tests.cluster import cases, task
 
 estimators = replicate.estimator
@@ -265,8 +265,9 @@ ENDS = {
 def ending(company) -> None:
     """The worker ends with the chief, unless that was only stopped."""
     for name, (is_stopped, optimizer) in ENDS.items():
-        strategy = replicate.ParameterServerStrategy(task.TOWERS)
-        strategy.is_stopping = lambda is_it=is_stopped and company.is_chief: is_it
+        stop = lambda is_it=is_stopped and company.is_chief: is_it  # noqa: E731
+        found = cluster.of()._replace(is_stopping=stop)
+        strategy = replicate.ParameterServerStrategy(task.TOWERS, found)
         estimator = made(company.folder, name, asynchronous(), optimizer, strategy=strategy)
         steps = task.CHIEFS if company.is_chief else task.MANY if not is_stopped else task.STEPS
         seen = Seen(lambda number, session: time.sleep(0.02))
@@ -376,7 +377,7 @@ def lost_at_first(company) -> None:
     text = said_by(lambda: estimator.train(rows, max_steps=1000))
     company.tell("lost_at_first", said=text, lasted=time.monotonic() - begun[0])
     company.note("start-ps")
-    while not servers.is_listening(strategy.cluster.servers[1]):
+    while not membership.answers(strategy.cluster.servers[1].address):
         time.sleep(0.02)
 
 

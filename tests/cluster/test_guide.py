@@ -12,8 +12,8 @@ import sys
 import pytest
 import yaml
 
-from replicate.app.inspect import cost
-from replicate.graph import carriers
+from replicate.app.inspect import scaling
+from replicate.graph import packing
 from replicate.strategy.cluster import cluster
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -120,20 +120,22 @@ def test_manifests_are_what_the_operator_takes(text):
 
 
 def test_the_table_on_paper_is_what_the_formula_gives():
-    network, compute, dense = cost.Network(10e9 / 8, 1e-4), 0.5, 440_000_000
+    network, compute, dense = scaling.Network(10e9 / 8, 1e-4), 0.5, 440_000_000
 
     def ring(pack, workers):
         sizes = [pack] * (dense // pack) + [dense % pack] * bool(dense % pack) + [8] * 3
-        return cost.ring([cost.Collective(cost.ALL_REDUCE, size) for size in sizes], workers)
+        return scaling.ring(
+            [scaling.Collective(scaling.ALL_REDUCE, size) for size in sizes], workers
+        )
 
     def servers(number, workers):
-        return cost.servers([dense // number] * number, [dense // number] * number, workers)
+        return scaling.servers([dense // number] * number, [dense // number] * number, workers)
 
     rows = re.findall(r"^\| ([\d,]+) \|(.*)\|$", GUIDE.partition("### On paper")[2], re.MULTILINE)
     assert [workers for workers, _ in rows] == ["2", "4", "16", "64", "256", "1,000"]
     for first, rest in rows:
         workers = int(first.replace(",", ""))
-        small, packed = ring(1 << 22, workers), ring(carriers.pack_bytes(workers), workers)
+        small, packed = ring(1 << 22, workers), ring(packing.pack_bytes(workers), workers)
         few, many = servers(8, workers), servers(workers // 2, workers)
         seconds = [one.seconds(network) for one in (small, packed, few, many)]
         times = [f"{one:.2f} | {workers * compute / (compute + one):.1f}" for one in seconds]

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from replicate.app.cluster import launched_cluster
+from replicate.app.cluster import launcher
 from replicate.app.command import cli
 from replicate.compat.tensorflow import tf, tf1
 from tests.cluster import once, processes
@@ -185,8 +185,8 @@ def test_logs_say_who_waited_and_nothing_is_left(trained):
 def ended(folder, process, *, reach, act):
     """Lets a launch reach a step, and does something to it; returns what it said in the end."""
     end = time.monotonic() + PATIENCE
-    begun = launched_cluster.saved_step(folder / "steady") or 0
-    while (launched_cluster.saved_step(folder / "steady") or 0) < begun + reach:
+    begun = launcher.saved_step(folder / "steady") or 0
+    while (launcher.saved_step(folder / "steady") or 0) < begun + reach:
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < end, "no checkpoint has come"
         time.sleep(0.02)

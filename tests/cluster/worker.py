@@ -317,10 +317,10 @@ def ending(worker: Worker, name: str) -> None:
 
     strategy = worker.strategy
     with tf.Graph().as_default(), strategy.scope():
-        across = strategy.across()
-        (found,) = across.sum([tf.constant([1])])
+        workers = strategy.workers
+        (found,) = workers.sum([tf.constant([1])])
         failing = tf.debugging.Assert(found[0] > 2, ["all have come"])
-        meeting = across.meeting()
+        meeting = workers.meeting()
         config = tf1.ConfigProto()
         strategy.configure(config)
         with tf1.Session(strategy.start(), config=config) as session:

@@ -82,13 +82,13 @@ def test_narrow_copies_are_equal_to_the_last_bit(algorithm, dtype, pack_bytes, s
 
 
 def test_sums_are_made_in_full_precision(session):
-    # 60000 + 60000 overflows float16, whose largest number is 65504; on the way each fits.
-    rows = [[np.float32(60000.0)], [np.float32(60000.0)]]
-    placed_rows = placed(rows, cpus(2))
-    (total,) = all_reduce.batch_sum_onto(
-        placed_rows, cpus(2), ["/device:CPU:2"], transfer_dtype=tf.float16
+    # Of 11 bits float16 keeps no 2048 + 1, which stays 2048; it keeps 2048 + 1 + 1.
+    rows = [[np.float32(2048.0)], [np.float32(1.0)], [np.float32(1.0)]]
+    devices = cpus(3)
+    summed = all_reduce.transferred(
+        placed(rows, devices), devices, all_reduce.to_one_device, 0, tf.float16
     )
-    assert session.run(total) == 120000.0
+    assert session.run(summed) == [[2050.0]] * 3
 
 
 def test_integers_travel_as_they_are(algorithm, session):

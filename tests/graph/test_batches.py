@@ -96,10 +96,9 @@ def test_shards_in_order_are_the_batch(total, num_towers, mode, is_dynamic):
 
     batch = run(mode, make)
     counts = expected_counts(total, num_towers)
-    assert [int(n) for n in batch.row_counts] == counts
     assert int(batch.total) == total
-    assert [bool(truth) for truth in batch.has_rows] == [n > 0 for n in counts]
-    np.testing.assert_allclose(batch.weights, [n / total for n in counts], rtol=1e-6)
+    assert [bool(truth) for truth in batch.parts.has_rows] == [n > 0 for n in counts]
+    np.testing.assert_allclose(batch.parts.weights, [n / total for n in counts], rtol=1e-6)
 
     own = [i for i, n in enumerate(counts) if n]
     dense = np.concatenate([batch.features[i]["dense"] for i in own])
@@ -250,7 +249,7 @@ def test_dynamic_batch_keeps_the_other_dimensions(fresh_graph):
 def test_one_known_batch_dimension_is_known_of_all(fresh_graph, session):
     features = {"a": dynamic(rows(5)), "b": tf.constant(rows(5))}
     batch = batches.split_batch(features, None, 2)
-    assert batch.row_counts == [3, 2]
+    assert batch.parts.weights == (3 / 5, 2 / 5)
     assert batch.features[0]["a"].shape.as_list() == [3, 2]
     np.testing.assert_array_equal(session.run(batch.features[1]["a"]), rows(5)[3:])
 
@@ -261,7 +260,7 @@ def test_one_tower_gets_what_came(fresh_graph):
     batch = batches.split_batch(features, labels, 1)
     assert batch.features[0] is features
     assert batch.labels[0] is labels
-    assert (batch.weights, batch.has_rows) == ([1.0], [True])
+    assert batch.parts == batches.WHOLE
     assert len(fresh_graph.get_operations()) == before
 
 

@@ -96,7 +96,7 @@ def test_what_workers_join_may_be_derived_and_derived_again(fresh_graph, strateg
 def test_a_step_of_dense_layers_joins_rows_losses_and_gradients(fresh_graph, strategy, rows):
     found = joined_by(strategy, dense, rows)
     ends = "Add of int32 (3,)"  # whether there is a batch, how many rows, who leaves
-    counts = [] if rows else ["Add of int32 (2,)"]  # how many rows each worker has
+    counts = [] if rows else ["Add of int32 (2, 1)"]  # how many rows each worker has
     # The loss, what the summary shows, and 10 * (9 + 3) numbers of gradients.
     assert found == [ends, *counts, f"Add of float32 ({2 + LAYERS * 12},)"]
 
@@ -130,17 +130,17 @@ def test_what_a_worker_does_alone_joins_nothing(fresh_graph, monkeypatch, towers
 
 def test_a_graph_is_not_kept_by_what_its_workers_join():
     with tf.Graph().as_default() as graph:
-        across = collectives.Across(collectives.Options(2, 0), "/device:CPU:0")
+        across = collectives.CollectiveWorkers(collectives.Options(2, 0), "/device:CPU:0")
         across.sum([tf.constant(1.0)])
         assert [op.type for op in across.made] == ["CollectiveReduceV2"]
     assert not any(item is graph for item in vars(across).values())
-    assert not any(isinstance(name, tf.Operation) for name in across._names)
+    assert not any(isinstance(name, tf.Operation) for name in across._made)
 
 
 @pytest.mark.parametrize("start", [-np.inf, np.nan, 3.0])
 def test_a_worker_brings_what_it_has_and_nothing_for_the_others(strategy, monkeypatch, start):
     with tf.Graph().as_default(), tf1.Session() as session:
-        across = strategy.across()
+        across = strategy.workers
         monkeypatch.setattr(across, "sum", lambda tensors: tensors)  # the other one has zeros
         found = session.run(across.all([tf.constant([start, 1.0]), tf.constant([2.0, start])]))
     np.testing.assert_array_equal(found, [[0, 0], [0, 0], [start, 1], [2, start]])

@@ -24,7 +24,7 @@ def test_variables_go_to_the_parameter_device_and_all_else_to_the_worker(use_res
         )
         tf.multiply(tf.identity(v, name="read"), 2.0, name="doubled")
 
-    found = placed(placement.Single(CPU), build)
+    found = placed(placement.single(CPU), build)
     assert found["v"] == CPU
     assert found["read"] == found["doubled"] == found["doubled/y"] == GPU_1
 
@@ -34,7 +34,7 @@ def test_a_lookup_table_that_changes_is_a_variable():
         table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1, name="words")
         tf.identity(table.lookup(tf.constant(["a"])), name="found")
 
-    found = placed(placement.Single(CPU), build)
+    found = placed(placement.single(CPU), build)
     assert found["words/MutableHashTable" if "words/MutableHashTable" in found else "words"] == CPU
     assert found["found"] == GPU_1
 
@@ -46,7 +46,7 @@ def test_the_users_device_is_never_overruled():
             tf.constant(1.0, name="c")
         tf.constant(1.0, name="d")
 
-    found = placed(placement.Single(GPU_0), build)
+    found = placed(placement.single(GPU_0), build)
     assert (found["v"], found["c"], found["d"]) == ("/device:CPU:1", "/device:CPU:1", GPU_1)
 
 
@@ -56,7 +56,7 @@ def test_what_the_user_leaves_open_is_filled_in():
             tf1.get_variable("v", [2], use_resource=True)
             tf.constant(1.0, name="c")
 
-    found = placed(placement.Single(CPU), build)
+    found = placed(placement.single(CPU), build)
     assert found["v"] == "/job:ps/task:1/device:CPU:0"
     assert found["c"] == "/job:ps/task:1/device:GPU:1"
 
@@ -67,12 +67,12 @@ def test_a_colocated_operation_stays_with_its_variable():
         with tf1.colocate_with(v.handle):
             tf1.get_variable("slot", [2], use_resource=True)
 
-    found = placed(placement.RoundRobin([GPU_0, GPU_1]), build)
+    found = placed(placement.round_robin([GPU_0, GPU_1]), build)
     assert found["v"] == found["slot"] == GPU_0
 
 
 def test_round_robin_takes_turns_over_all_towers():
-    chooser = placement.RoundRobin([GPU_0, GPU_1])
+    chooser = placement.round_robin([GPU_0, GPU_1])
     with tf.Graph().as_default() as graph:
         for worker, names in ((GPU_0, "ab"), (GPU_1, "c")):
             with tf1.device(placement.device_function(chooser, worker)):
@@ -83,7 +83,7 @@ def test_round_robin_takes_turns_over_all_towers():
 
 
 def test_a_variable_that_the_user_placed_takes_no_turn():
-    chooser = placement.RoundRobin([GPU_0, GPU_1])
+    chooser = placement.round_robin([GPU_0, GPU_1])
 
     def build():
         with tf.device("/cpu:0"):
@@ -95,7 +95,7 @@ def test_a_variable_that_the_user_placed_takes_no_turn():
 
 def test_balance_counts_bytes():
     # 40, then 8 + 16 on the other; 24 < 40, so the last goes there too.
-    chooser = placement.BalancedByBytes([GPU_0, GPU_1])
+    chooser = placement.balanced_by_bytes([GPU_0, GPU_1])
     requests = [([10], tf.float32), ([2], tf.int32), ([2], tf.float64), ([1], tf.int8)]
     assert [chooser(*request) for request in requests] == [GPU_0, GPU_1, GPU_1, GPU_1]
 
@@ -106,7 +106,7 @@ def test_balance_reads_sizes_from_a_graph():
         for i in range(3):
             tf1.get_variable(f"small_{i}", [10], use_resource=True)
 
-    found = placed(placement.BalancedByBytes([GPU_0, GPU_1]), build)
+    found = placed(placement.balanced_by_bytes([GPU_0, GPU_1]), build)
     assert [found[name] for name in ("big", "small_0", "small_1", "small_2")] == [GPU_0] + [
         GPU_1
     ] * 3

@@ -131,14 +131,6 @@ def test_a_weight_of_zero_keeps_out_nan(evaluate, bad, is_tensor, dtype):
     np.testing.assert_array_equal(evaluate(make), [2.0, 4.0])
 
 
-def test_a_weight_of_zero_keeps_nan_out_of_slices(evaluate):
-    def make():
-        parts = [slices([[2.0]], [1]), slices([[np.nan]], [0])]
-        return reductions.weighted_sum_onto(parts, [1.0, tf.constant(0.0)], CPU_1).values
-
-    np.testing.assert_array_equal(evaluate(make), [[2.0], [0.0]])
-
-
 def test_a_weight_of_zero_keeps_nan_out_of_gradients(session):
     x = tf.constant([2.0, -1.0])
     losses = [x[0] * 3.0, tf.sqrt(x[1])]  # the second is NaN; so would its gradient be

@@ -144,6 +144,177 @@ def test_a_read_behind_a_write_stays_there(read, control_flow):
     require_alike(make)
 
 
+# Effects of all kinds: writes of c, of shape [2], each of which gives something to wait for.
+
+
+def assigned(c):
+    return tf.identity(c.assign_add([1.0, 1.0]))
+
+
+def assigned_a_slice(c):
+    return tf.raw_ops.ResourceStridedSliceAssign(
+        ref=c.handle, begin=[0], end=[1], strides=[1], value=tf.constant([5.0], tf.float64)
+    )
+
+
+def scattered(c):
+    updates = tf.constant([1.0], tf.float64)
+    return tf.raw_ops.ResourceScatterAdd(resource=c.handle, indices=[0], updates=updates)
+
+
+def assigned_in_a_branch(c):
+    taken = tf1.placeholder_with_default(True, [])
+    return tf.cond(taken, lambda: tf.identity(c.assign_add([1.0, 1.0])), c.read_value)
+
+
+def assigned_in_one_of_several(c):
+    which = tf1.placeholder_with_default(1, [])
+    cases = [lambda: c.read_value() * 0.0, lambda: tf.identity(c.assign_add([1.0, 2.0]))]
+    return tf.switch_case(which, cases)
+
+
+def assigned_in_a_function(c):
+    @tf.function
+    def add():
+        c.assign_add([1.0, 1.0])
+        return tf.constant(1.0)
+
+    return add()
+
+
+def assigned_in_a_loop(c):
+    def body(i):
+        return i + 1.0 + 0.0 * c.assign_add([1.0, 1.0])[0]
+
+    return tf.while_loop(lambda i: i < 2.0, body, [tf.constant(0.0, tf.float64)])
+
+
+EFFECTS = [
+    assigned,
+    assigned_a_slice,
+    scattered,
+    assigned_in_a_branch,
+    assigned_in_one_of_several,
+    assigned_in_a_function,
+    assigned_in_a_loop,
+]
+
+
+def op_of(effect):
+    effect = effect[0] if isinstance(effect, (list, tuple)) else effect
+    return getattr(effect, "op", effect)
+
+
+def waits_of_waits(h, effect):
+    with tf.control_dependencies([op_of(effect)]):
+        first = tf.tanh(h)
+    with tf.control_dependencies([first]):
+        return tf.reduce_sum(tf.sin(h))
+
+
+def a_shape_waits(h, effect):
+    with tf.control_dependencies([op_of(effect)]):
+        number = tf.shape(h)[0]
+    return tf.reduce_sum(h) / tf.cast(number, tf.float64)
+
+
+def a_constant_waits(h, effect):
+    with tf.control_dependencies([op_of(effect)]):
+        column = tf.constant(np.arange(ROWS, dtype=np.float64)[:, None])
+    return tf.reduce_sum(h * column)
+
+
+def behind(effect, use):
+    def make(x):
+        w = tf1.get_variable("w", [3, 4], tf.float64, tf1.constant_initializer(0.3))
+        c = tf1.get_variable("c", [2], tf.float64, tf1.zeros_initializer(), trainable=False)
+        return [use(x @ w, effect(c))]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("use", "is_static"),
+    [(waits_of_waits, False), (a_shape_waits, False), (a_constant_waits, True)],
+    ids=["control", "shape", "constant"],
+)
+@pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.__name__)
+def test_no_effect_is_lost(effect, use, is_static, control_flow, resources):
+    require_alike(behind(effect, use), is_static, steps=2)
+
+
+@pytest.fixture
+def resources():
+    before = tf1.resource_variables_enabled()
+    tf1.enable_resource_variables()
+    yield
+    if not before:
+        tf1.disable_resource_variables()
+
+
+@pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.__name__)
+def test_a_read_comes_before_a_write_that_it_has_no_order_with(effect, control_flow, resources):
+    def make(x):
+        c = tf1.get_variable("c", [2], tf.float64, tf1.ones_initializer(), trainable=False)
+        loss = tf.reduce_sum(tf.ones_like(x) * c.read_value()[0])
+        return [loss, op_of(effect(c))]
+
+    found = run(make, True, False, 1, {})
+    assert found[0] == ROWS * 3  # c is 1 for each entry of x
+
+
+def require_refused(make, is_static):
+    for is_split in (False, True):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="assert"):
+            run(make, is_split, is_static, 1, {})
+
+
+def asserted(h):
+    return tf1.assert_negative(h)
+
+
+def asserted_of_all(h):
+    return tf.debugging.Assert(tf.reduce_sum(h) < 0.0, ["assertion failed"])
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+@pytest.mark.parametrize("use", [waits_of_waits, a_shape_waits], ids=["control", "shape"])
+@pytest.mark.parametrize("check", [asserted, asserted_of_all], ids=lambda check: check.__name__)
+def test_an_assertion_fails_as_on_one_device(check, use, is_static, control_flow):
+    def make(x):
+        w = tf1.get_variable(
+            "w", [3, 4], tf.float64, tf1.constant_initializer(0.3), use_resource=True
+        )
+        h = x @ w
+        return [use(h, check(h))]
+
+    require_refused(make, is_static)
+
+
+def test_a_file_is_written(tmp_path):
+    def make(x):
+        h = x * 2.0
+        with tf.control_dependencies([tf.io.write_file(str(tmp_path / "file"), "text")]):
+            first = tf.tanh(h)
+        with tf.control_dependencies([first]):
+            return [tf.reduce_sum(tf.sin(h))]
+
+    run(make, True, False, 1, {})
+    assert (tmp_path / "file").read_text() == "text"
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_step_writes_a_table_that_a_branch_looks_up(is_taken, control_flow, resources):
+    def make(x):
+        p = tf1.placeholder(tf.bool, [], "p")
+        table = tf1.get_variable("t", [5, 3], tf.float64, tf1.constant_initializer(0.3))
+        ids = tf.cast(x[:, 0], tf.int32)
+        found = tf.cond(p, lambda: tf.nn.embedding_lookup(table, ids), lambda: x)
+        return trained(tf.reduce_sum(tf.square(found * x)) + tf.reduce_sum(tf.square(table)))
+
+    require_alike(make, feed={"p": is_taken})
+
+
 @pytest.mark.parametrize("outer", [False, True])
 @pytest.mark.parametrize("inner", [False, True])
 def test_a_step_updates_what_branches_in_branches_use(outer, inner, control_flow):

@@ -6,7 +6,7 @@ import pytest
 
 import replicate
 from replicate.compat.tensorflow import tf, tf1
-from replicate.training import synchronous
+from replicate.strategy.cluster import synchronous
 from tests import exactness
 from tests.law import optimizers
 from tests.models import bert

@@ -8,7 +8,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import extents, folding, loops
 from replicate.splitting.extents import BATCH, PICKED, UnknownError, rows
 from replicate.splitting.facts import Facts
-from replicate.splitting.probes import Given
+from replicate.splitting.probes import KnownRows
 from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, Shape, Space, WholeError
 
@@ -125,6 +125,42 @@ def test_lengths_that_grow_otherwise_are_unknown(graph):
         assert facts.shape(tensor)[0] == OPEN
 
 
+@pytest.mark.parametrize("most", [1, 2, 3, 2040, 5000, 100_000])
+def test_cuts_and_fillings_are_unknown_wherever_they_are(graph, most):
+    x = batch(4)
+    n = tf.shape(x)[0]
+    lengths = [
+        tf.shape(x[: most + 1])[0],
+        tf.minimum(n, most + 1),
+        tf.reduce_max([n, most + 1]),
+        tf.nn.relu(most + 1 - n) + n,
+        tf.minimum(n, tf.constant(most + 1) * 8),
+        tf.cast(tf.math.ceil(n / (most + 1)), tf.int32) * (most + 1),
+    ]
+    made = [tf.zeros(tf.maximum(tf.shape(x), [most + 1, 1])), *map(tf.zeros, zip(lengths))]
+    facts = facts_of(graph, [(x, 0)])
+    for tensor in made:
+        assert facts.shape(tensor)[0] == OPEN, tensor
+
+
+def test_a_rank_that_one_row_changes_is_unknown(graph):
+    x = batch(1)
+    squeezed = tf.squeeze(x)  # [B], and of one row []
+    two = tf.squeeze(tf.reshape(tf.concat([x, x], 1), [-1, 1]))  # [2·B]
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.rank(squeezed) is None
+    assert facts.rank(tf.identity(squeezed)) is None
+    assert facts.shape(two) == (Extent(None, 2),)
+
+
+def test_a_graph_that_wants_more_rows_has_them(graph):
+    x = batch(4)
+    first = tf.slice(x, [0, 0], [10, 4])  # fails on fewer
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(x) == (ROW, Extent(4))
+    assert facts.shape(first) == (Extent(10), Extent(4))
+
+
 def test_rows_may_be_along_another_axis(graph):
     x = tf1.placeholder(tf.float32, [5, None])
     facts = facts_of(graph, [(x, 1)])
@@ -210,7 +246,7 @@ def test_picked_rows_are_told_from_the_batchs(graph):
     x = batch(4)
     where = tf.where(tf.reduce_sum(x, 1) > 0)
     picked = tf.gather(x, where[:, 0])
-    facts = facts_of(graph, [(x, 0), Given(where, is_picked=True)])
+    facts = facts_of(graph, [(x, 0), KnownRows(where, is_picked=True)])
     row = Extent(None, 1, is_picked=True)
     assert facts.shape(where) == (row, Extent(1))
     assert facts.shape(picked) == (row, Extent(4))
@@ -221,7 +257,7 @@ def test_shapes_of_sparse_tensors_have_entries(graph):
     sparse = tf1.sparse_placeholder(tf.float32, [None, 9])
     weights = tf.zeros([9, 4])
     product = tf.sparse.sparse_dense_matmul(sparse, weights)
-    ends = [Given(sparse.indices, is_picked=True), Given(sparse.values, is_picked=True)]
+    ends = [KnownRows(sparse.indices, is_picked=True), KnownRows(sparse.values, is_picked=True)]
     vector = sparse.dense_shape
     facts = facts_of(graph, ends, shapes={vector.ref(): [BATCH, 9]})
     assert facts.shape(product) == (ROW, Extent(4))

@@ -192,6 +192,18 @@ def read_in_loop(x, ids, y):
     return loss, tf1.train.AdamOptimizer(0.01).minimize(loss, count())
 
 
+def looked_up_in_loop(x, ids, y):
+    """A decoder: each turn looks up what it is given, and the weights have gradients."""
+    table, w = weight("table", 11, 5), weight("w", 5, 5)
+
+    def turn(j, h):
+        return j + 1, tf.tanh(tf.matmul(h, w) + tf.nn.embedding_lookup(table, ids[:, j]))
+
+    _, h = tf1.while_loop(lambda j, h: j < 3, turn, [tf.constant(0), x])
+    loss = tf.reduce_mean((dense(h, 1, "c") - y) ** 2)
+    return loss, tf1.train.GradientDescentOptimizer(0.1).minimize(loss, count())
+
+
 def scattered(x, ids, y):
     loss, sums = mean_loss(x, y), zeros("sums", [11, 2])
     step = tf1.train.AdamOptimizer(0.01).minimize(loss, count())
@@ -221,6 +233,57 @@ def noisy(x, ids, y):
     return loss, tf.group(step, noise.assign_add(tf1.random_normal([5], dtype=F64, seed=2)))
 
 
+def beside(write):
+    """A model that reads a variable which the step writes, with no order between the two."""
+
+    def build(x, ids, y):
+        held = tf1.get_variable("held", [2], F64, tf1.ones_initializer(), trainable=False)
+        loss = mean_loss(x, y) + tf.reduce_mean(tf.ones_like(x) * held.read_value()[0])
+        step = tf1.train.GradientDescentOptimizer(0.1).minimize(loss, count())
+        with tf1.control_dependencies([loss]):  # which one device may read either before or after
+            written = write(held)
+        return loss, tf.group(step, getattr(written, "op", written))
+
+    build.__name__ = f"beside_{write.__name__}"
+    return build
+
+
+def a_slice(held):
+    return tf.raw_ops.ResourceStridedSliceAssign(
+        ref=held.handle, begin=[0], end=[1], strides=[1], value=tf.constant([5.0], F64)
+    )
+
+
+def a_branch(held):
+    is_odd = tf1.placeholder_with_default(True, [])
+    return tf.cond(is_odd, lambda: tf.identity(held.assign_add([1.0, 1.0])), held.read_value)
+
+
+def a_call(held):
+    @tf.function
+    def add():
+        held.assign_add([1.0, 1.0])
+        return tf.constant(1.0)
+
+    return add()
+
+
+def drawn_from_a_state(x, ids, y):
+    """A generator's state is a variable, which is written by each draw."""
+    state = tf1.get_variable("state", [3], tf.int64, tf1.constant_initializer([7, 8, 9]))
+    noise = tf.raw_ops.StatefulStandardNormalV2(
+        resource=state.handle, algorithm=tf.constant(1, tf.int64), shape=[5, 8], dtype=tf.float32
+    )
+    with tf1.control_dependencies([noise]):
+        skipped = tf.raw_ops.RngReadAndSkip(
+            resource=state.handle, alg=1, delta=tf.constant(256, tf.uint64)
+        )
+    noise = tf.stop_gradient(tf.cast(noise, F64))
+    loss = mean_loss(x, y) + tf.reduce_mean(tf.matmul(x, noise) ** 2)
+    step = tf1.train.AdamOptimizer(0.01).minimize(loss, count())
+    return loss, tf.group(step, skipped.op)
+
+
 MODELS = {
     "gradient_descent": trained_by(lambda: tf1.train.GradientDescentOptimizer(0.1)),
     "momentum": trained_by(lambda: tf1.train.MomentumOptimizer(0.01, 0.9, use_nesterov=True)),
@@ -242,14 +305,23 @@ MODELS = {
         read_back,
         written_in_loop,
         read_in_loop,
+        looked_up_in_loop,
         scattered,
         tied,
         noisy,
+        drawn_from_a_state,
+        *map(beside, (a_slice, a_branch, a_call)),
     )
 }
 WITH_CONTROL_FLOW = (
-    "accumulated", "scaled", "value_of_branch", "written_in_loop", "read_in_loop"
-)  # fmt: skip
+    "accumulated",
+    "scaled",
+    "value_of_branch",
+    "written_in_loop",
+    "read_in_loop",
+    "looked_up_in_loop",
+    "beside_a_branch",
+)
 
 
 @contextlib.contextmanager

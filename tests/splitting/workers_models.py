@@ -159,7 +159,7 @@ class Built:
             step = tf1.train.create_global_step()
             self._number = own if is_static else tf1.placeholder(tf.int32, [])
             with strategy.scope():
-                across = strategy.across()
+                across = strategy.workers
             arrays = self.model.batch(max(own, 1), 0, is_static)
             self._parts = [
                 {key: self._given(array, across.size) for key, array in part.items()}

@@ -7,7 +7,7 @@ import pytest
 import replicate
 from replicate import errors
 from replicate.compat.tensorflow import tf1
-from replicate.strategy.cluster import cluster
+from replicate.strategy.cluster import cluster, membership
 
 _JOBS = {"worker": ["b:2", "c:3"], "chief": ["a:1"], "ps": ["p:4"]}
 _WORKERS = {job: _JOBS[job] for job in ("chief", "worker")}
@@ -15,18 +15,25 @@ _WORKERS = {job: _JOBS[job] for job in ("chief", "worker")}
 
 def test_the_chief_comes_first_and_parameter_servers_train_nothing():
     found = cluster.of({"cluster": _JOBS, "task": {"type": "worker", "index": 1}})
-    assert found.tasks == (("chief", 0), ("worker", 0), ("worker", 1))
+    tasks = [(task.job, task.index) for task in found.tasks]
+    assert tasks == [("chief", 0), ("worker", 0), ("worker", 1)]
     assert found.addresses == ("a:1", "b:2", "c:3")
     assert (found.size, found.position, found.name) == (3, 2, "worker:1")
-    assert found.leader == "/job:chief/replica:0/task:0"
-    assert found.spec() == {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
+    assert found.spec() == _JOBS
+
+
+def leader_of(found):
+    """The task that gives the order of steps, as TensorFlow names it."""
+    config = tf1.ConfigProto()
+    membership.Membership(found).configure(config)
+    return config.experimental.collective_group_leader
 
 
 def test_the_first_worker_is_the_chief_where_there_is_none():
     found = cluster.of({"cluster": {"worker": ["b:2", "c:3"]}, "task": {"type": "worker"}})
     assert found.position == 0
     assert found.name == "worker:0"
-    assert found.leader == "/job:chief/replica:0/task:0"  # the job that Estimators want
+    assert leader_of(found) == "/job:chief/replica:0/task:0"  # the job that Estimators want
     assert found.spec() == {"chief": ["b:2"], "worker": ["c:3"]}
     assert found.as_environment()["task"] == {"type": "chief", "index": 0}
 
@@ -34,7 +41,17 @@ def test_the_first_worker_is_the_chief_where_there_is_none():
 def test_an_evaluator_takes_no_part():
     found = cluster.of({"cluster": _JOBS, "task": {"type": "evaluator", "index": 0}})
     assert found.position is None
-    assert found.name == "alone"
+    assert found.name == "evaluator:0"
+    assert found.is_chief
+
+
+def test_tasks_know_the_servers():
+    jobs = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["p:3", "q:4"]}
+    found = cluster.of({"cluster": jobs, "task": {"type": "ps", "index": 1}})
+    assert [task.address for task in found.servers] == ["p:3", "q:4"]
+    assert (found.position, found.own) == (None, found.servers[1])
+    with pytest.raises(errors.ConfigError, match="ps:0, ps:1"):
+        cluster.of({"cluster": jobs, "task": {"type": "ps", "index": 2}})
 
 
 def test_text_of_the_environment_is_read(monkeypatch):
@@ -101,13 +118,13 @@ def test_a_process_listens_once(monkeypatch):
         def __init__(self, spec, job_name, task_index, config):
             made.append((job_name, task_index, config.device_count["CPU"]))
 
-    monkeypatch.setattr(cluster.tf.distribute, "Server", Server)
-    monkeypatch.setattr(cluster, "_SERVERS", {})
+    monkeypatch.setattr(membership.tf.distribute, "Server", Server)
+    monkeypatch.setattr(membership, "_SERVERS", {})
     own = cluster.of({"cluster": _WORKERS, "task": {"type": "worker", "index": 1}})
     for num_cpus in (2, 1, 2):
-        assert cluster.Member(own, num_cpus).start() == "grpc://c:3"
+        assert membership.Membership(own, num_cpus).start() == "grpc://c:3"
     assert made == [("worker", 1, 2)]
-    cluster.Member(own, 3).start()  # a server of 2 has no third
+    membership.Membership(own, 3).start()  # a server of 2 has no third
     assert made[1:] == [("worker", 1, 3)]
 
 

@@ -9,7 +9,6 @@ from replicate.strategy import context
 
 def test_empty_stack_has_no_mode():
     assert context.current() is None
-    assert context.depth() == 0
 
 
 def test_innermost_mode_is_current():
@@ -18,7 +17,6 @@ def test_innermost_mode_is_current():
         with context.entered(inner) as entered:
             assert entered is inner
             assert context.current() is inner
-            assert context.depth() == 2
         assert context.current() is outer
     assert context.current() is None
 

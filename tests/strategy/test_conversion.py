@@ -4,7 +4,7 @@ import pytest
 
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf
-from replicate.strategy.variables import conversion
+from replicate.strategy import conversion
 
 
 @pytest.fixture(params=["one", "two"])

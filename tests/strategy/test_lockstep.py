@@ -10,14 +10,14 @@ import pytest
 
 import replicate
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy.towers import lockstep, sharing, tower_thread
+from replicate.strategy.towers import lockstep, sharing
 
 
 def merge(threads_run):
     """A body that merges once and returns its part."""
 
     def body(tower):
-        request = tower_thread.MergeRequest(
+        request = lockstep.MergeRequest(
             threads_run, (tower.tower_id,), {}, lambda fn, args, kwargs: fn(*args)
         )
         return tower.sleep(request)
@@ -50,9 +50,7 @@ def test_merge_runs_in_the_first_towers_thread():
 
 def test_a_towers_own_exception_wins_over_the_mismatch_that_its_finally_causes():
     def meet(tower, fn):
-        return tower.sleep(
-            tower_thread.MergeRequest(fn, (), {}, lambda fn, args, kwargs: fn(*args))
-        )
+        return tower.sleep(lockstep.MergeRequest(fn, (), {}, lambda fn, args, kwargs: fn(*args)))
 
     def body(tower):
         try:

@@ -8,6 +8,7 @@ import pytest
 from replicate import errors, estimator
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import batches
 from replicate.strategy import context
 from replicate.towers import predictions
 from replicate.training import step
@@ -44,7 +45,9 @@ def test_rows_are_in_the_order_of_the_batch(rows, num_towers, is_static):
 def test_nests_and_sparse_and_ragged_rows_are_joined(session, has_rows):
     x = models.batch(7)[0]
     strategy = core.LocalParameterServerStrategy(3)
-    share = context.Share((4 / 7, 3 / 7, 0.0), (True, True, has_rows), step.GradientStep())
+    share = context.Share(
+        batches.Parts((4 / 7, 3 / 7, 0.0), (True, True, has_rows)), step.GradientStep()
+    )
 
     def nest(rows):
         rows = tf.constant(rows)

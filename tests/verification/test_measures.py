@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from replicate.verification import measures, tracing
+from replicate.verification import measures, runs
 
 EPSILON = 2.0**-23  # of float32
-WEIGHT = tracing.Key(tracing.WEIGHTS, "w")
-OUTPUT = tracing.Key(tracing.PREDICTIONS, "y")
+WEIGHT = runs.Key(runs.WEIGHTS, "w")
+OUTPUT = runs.Key(runs.PREDICTIONS, "y")
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,15 @@ def test_the_largest_difference_counts(one, other, expected):
     assert measures.difference(np.array(one), np.array(other)) == expected
 
 
-def measure(key, one, towers, others=(), is_random=False, magnitude=0.0):
+def measure(key, one, towers, reordered=(), rounded=(), magnitude=0.0):
     def quantity(*copies):
-        return tracing.Quantity(tuple(np.float32(copy) for copy in copies), magnitude)
+        return runs.Quantity(tuple(np.float32(copy) for copy in copies), magnitude)
 
-    pairs = [(quantity(other), order and np.array(order)) for other, order in others]
-    return measures.measure(
-        key, "train", "a batch", quantity(one), quantity(*towers), pairs, is_random
+    noisy = measures.Noisy(
+        [(quantity(value), np.array(order)) for value, order in reordered],
+        [quantity(value) for value in rounded],
     )
+    return measures.measure(key, "a batch", quantity(one), quantity(*towers), noisy, False)
 
 
 def test_any_copy_of_a_variable_may_differ():
@@ -54,28 +55,28 @@ def test_rows_of_outputs_are_put_back_before_they_are_compared():
 def test_what_rounding_makes_does_not_count():
     one = measure(WEIGHT, [1.0], ([1.0],))
     # 256 for the value itself, 16 for the largest of its kind, which it is.
-    assert measures.noises([one]).allowed(one) == pytest.approx(272 * EPSILON)
+    assert measures.Noises([one]).allowed(one) == pytest.approx(272 * EPSILON)
 
 
 def test_a_change_is_as_exact_as_the_numbers_it_is_a_difference_of():
     one = measure(WEIGHT, [0.0], ([0.0],), magnitude=100.0)
-    assert measures.noises([one]).allowed(one) == pytest.approx(8 * 100 * EPSILON)
+    assert measures.Noises([one]).allowed(one) == pytest.approx(8 * 100 * EPSILON)
 
 
 def test_noise_of_one_batch_holds_for_all_batches_in_proportion():
-    full = measure(WEIGHT, [10.0], ([10.0],), [([10.5], None)])  # one part in twenty
+    full = measure(WEIGHT, [10.0], ([10.0],), rounded=[[10.5]])  # one part in twenty
     single_row = measure(WEIGHT, [2.0], ([3.0],))
-    noises = measures.noises([full, single_row])
+    noises = measures.Noises([full, single_row])
     assert noises.of(single_row) == pytest.approx(0.1)
     assert not noises.counts(single_row)
-    assert measures.noises([single_row]).counts(single_row)
+    assert measures.Noises([single_row]).counts(single_row)
 
 
 def test_what_the_order_of_rows_makes_holds_for_all_batches_in_proportion():
     full = measure(WEIGHT, [10.0], ([10.0],), [([10.5], [0])])
     single_row = measure(WEIGHT, [2.0], ([3.0],))
     for found, depends in [([full, single_row], True), ([single_row], False)]:
-        noises = measures.noises(found)
+        noises = measures.Noises(found)
         assert noises.counts(single_row)  # it is no noise
         assert noises.depends_on_order(single_row) is depends
 
@@ -89,19 +90,19 @@ def test_whole_numbers_have_no_noise():
 
 def test_what_the_order_of_rows_changes_is_told_apart_from_noise():
     # One part in two by order, three parts in 2^23 by rounding.
-    one = measure(WEIGHT, [1.0], ([1.0],), [([1.5], [0]), ([1 + 3 * EPSILON], None)])
+    one = measure(WEIGHT, [1.0], ([1.0],), [([1.5], [0])], [[1 + 3 * EPSILON]])
     assert (one.noise, one.order) == (3 * EPSILON, 0.5)
     # Eight parts in 2^23 are what additions in another order make.
-    one = measure(WEIGHT, [1.0], ([1.0],), [([1 + 8 * EPSILON], [0]), ([1 + 3 * EPSILON], None)])
+    one = measure(WEIGHT, [1.0], ([1.0],), [([1 + 8 * EPSILON], [0])], [[1 + 3 * EPSILON]])
     assert (one.noise, one.order) == (8 * EPSILON, 0.0)
 
 
 def test_what_is_all_rounding_cannot_be_told_unless_it_is_within_the_floor():
-    shaken = [([0.5], None)]
-    one = measure(WEIGHT, [1.0], ([1.25],), shaken)
-    assert measures.noises([one]).depends_on_rounding(one)
-    one = measure(WEIGHT, [1.0], ([1.0 + EPSILON],), shaken)
-    assert not measures.noises([one]).depends_on_rounding(one)
+    shaken = {"rounded": [[0.5]]}
+    one = measure(WEIGHT, [1.0], ([1.25],), **shaken)
+    assert measures.Noises([one]).depends_on_rounding(one)
+    one = measure(WEIGHT, [1.0], ([1.0 + EPSILON],), **shaken)
+    assert not measures.Noises([one]).depends_on_rounding(one)
 
 
 def test_weights_are_rounded_otherwise_by_one_rounding():

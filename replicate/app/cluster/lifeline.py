@@ -18,8 +18,6 @@ from typing import Any
 
 from replicate.app.console import interrupts
 
-__all__ = ["Ear", "Lifeline", "attached"]
-
 _NAME = "REPLICATE_LAUNCHER"  # the number of the descriptor, the delay and the grace
 _MOST = 1 << 16  # bytes that may wait to be sent; a launcher that is stopped hears no more
 _CHUNK = 1 << 16

@@ -1,20 +1,22 @@
 """Which task of a cluster this process is, and so which part of a training.
 
-All workers make the steps, together: `steps`. What follows from them is the chief's, and nobody
-else writes to model_dir: the lock, the run's records, checkpoints, summaries, evaluations, the
-best checkpoint, exports: `trainings`. A worker that is no chief only makes steps: `followers`.
-An evaluator takes the evaluations, and what follows from these, off the chief: `evaluators`.
+All workers make the steps, together. What follows from them is the chief's, and nobody else
+writes to model_dir: the lock, the run's records, checkpoints, summaries, evaluations, the best
+checkpoint, exports. A worker that is no chief only makes steps. An evaluator takes the
+evaluations, and what follows from these, off the chief. See `training.trainings`.
 """
 
+import contextlib
+import json
+import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicate import errors
-from replicate.app.config import cluster_config, config
-from replicate.strategy.cluster import cluster as clusters
+from replicate.app.config import config
 
-__all__ = ["ALONE", "Task", "of"]
+_TF_CONFIG = "TF_CONFIG"  # by which launchers tell a process of its cluster
 
 
 class Task(NamedTuple):
@@ -29,7 +31,7 @@ class Task(NamedTuple):
 
     job: str = "chief"
     index: int = 0
-    jobs: Mapping[str, Any] = {}
+    jobs: Mapping[str, Sequence[str]] = {}
     has_evaluator: bool = False
 
     @property
@@ -94,12 +96,18 @@ def of(settings: config.Config) -> Task:
     Raises:
         ConfigError: If `TF_CONFIG` is malformed, or the config is none for such a cluster.
     """
+    from replicate.strategy.cluster import cluster as clusters  # imports TensorFlow
+
     found = clusters.of()
     addresses = list(found.addresses)
-    job, index = found.own
+    job, index = found.own.job, found.own.index
     if addresses == [""]:  # no cluster
         return ALONE._replace(has_evaluator=settings.cluster.evaluator)
-    jobs = {"chief": addresses[:1], "worker": addresses[1:], "ps": list(found.servers)}
+    jobs = {
+        "chief": addresses[:1],
+        "worker": addresses[1:],
+        "ps": [one.address for one in found.servers],
+    }
     if found.position is not None:
         job, index = ("worker", found.position - 1) if found.position else ("chief", 0)
     has_evaluator = settings.cluster.evaluator or found.has_evaluator
@@ -110,7 +118,19 @@ def of(settings: config.Config) -> Task:
             "task is an evaluator; got false. Set it in the config of all tasks, so that the "
             "chief does not evaluate as well."
         )
-    fault = cluster_config.strategy_fault(settings.strategy, task.size, len(found.servers))
-    if fault is not None:
-        raise errors.ConfigError(fault)
+    settings.require_cluster(task.size, len(found.servers))
     return task
+
+
+@contextlib.contextmanager
+def tf_config(given: Mapping[str, Any] | None) -> Iterator[None]:
+    """While entered, the environment says this and nothing else of a cluster; None: no word."""
+    before = os.environ.pop(_TF_CONFIG, None)
+    try:
+        if given is not None:
+            os.environ[_TF_CONFIG] = json.dumps(given)
+        yield
+    finally:
+        os.environ.pop(_TF_CONFIG, None)
+        if before is not None:
+            os.environ[_TF_CONFIG] = before

@@ -1,4 +1,4 @@
-"""What may be said on the command line: commands, options, help with examples, completion.
+"""The command line: commands, options, help with examples, keys of a config as options.
 
 Help needs no config and no TensorFlow: nothing that reads or runs one is imported here.
 """
@@ -9,18 +9,14 @@ import importlib.metadata
 import math
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import replicate
+from replicate import errors
 from replicate.app.command import completion
 from replicate.app.config import catalog
-
-__all__ = ["WITHOUT_KEYS", "parser"]
-
-WITHOUT_KEYS = ("completion", "init", "plot")
-"""The commands whose options are not a config's keys."""
 
 _EXAMPLES = {
     "average": "replicate average configs/digits.yaml --last 3",
@@ -38,8 +34,73 @@ _EXAMPLES = {
     "train": "replicate train configs/digits.yaml --model-dir runs/digits --train.steps 2000",
     "verify": "replicate verify configs/wide-and-deep.yaml --strategy mirrored",
 }
-_MANY = 3  # of keys that may be meant
+_WITHOUT_KEYS = ("completion", "init", "plot")  # commands whose options are not a config's keys
+_NEEDED = {  # options that say more about another one
+    "yes": "fresh",
+    "signature": "saved_model",
+    **dict.fromkeys(("ps", "bandwidth", "latency", "compute"), "workers"),
+}
+_MAX_MEANT = 3  # keys that an unknown option may mean
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly")
+
+_Commands = argparse._SubParsersAction
+_Adder = argparse._ActionsContainer  # a parser, or a group of options
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns what is asked for.
+
+    Args:
+        parser: See `parser`.
+        arguments: As after `replicate` on the command line.
+
+    Raises:
+        ConfigError: If an option lacks its value, or another option.
+        SystemExit: If usage is bad otherwise, or what is asked for is done, as help is.
+    """
+    takes_keys = not arguments or arguments[0] not in _WITHOUT_KEYS
+    options = parser.parse_args(with_assignments(arguments) if takes_keys else arguments)
+    for name, needed in _NEEDED.items():
+        is_given = getattr(options, name, None) not in (None, False)
+        if is_given and getattr(options, needed) in (None, False):
+            needed = needed.replace("_", "-")
+            raise errors.ConfigError(f"--{name}: must come with --{needed}. Add it.")
+    return options
+
+
+def with_assignments(arguments: Iterable[str]) -> list[str]:
+    """Returns arguments in which each option that is a config's key is a `--set` of it.
+
+    So `--train.steps 10` and `--seed=3` behind the command are `--set` of `train.steps=10` and
+    `seed=3`.
+
+    Raises:
+        ConfigError: If such an option comes without a value.
+    """
+    made, rest = [], list(arguments)
+    while rest:
+        given = rest.pop(0)
+        name, equals, value = given.removeprefix("--").partition("=")
+        if given == "--":
+            return [*made, given, *rest]
+        has_command = any(not one.startswith("-") for one in made)
+        if not given.startswith("--") or not has_command or not _is_key(name):
+            made.append(given)
+            continue
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise errors.ConfigError(
+                    f"{given}: must have a value. Write e.g. --train.steps 10 or --train.steps=10."
+                )
+            value = rest.pop(0)
+        made.append(f"--set=--{name}={value}")
+    return made
+
+
+def _is_key(name: str) -> bool:
+    if "." in name:
+        return True
+    return "-" not in name and name not in ("help", "set") and name in completion.keys()
 
 
 def parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
@@ -51,13 +112,8 @@ def parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPar
         f"  2    bad usage or config\n  130  interrupted\n\nexample:\n  {_EXAMPLES['train']}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    made.add_argument(
-        "--version",
-        action=_Print,
-        nargs=0,
-        make=_versions,
-        help="print the versions of replicate, TensorFlow and Python, and stop",
-    )
+    versions = "print the versions of replicate, TensorFlow and Python, and stop"
+    made.add_argument("--version", action=_Print, nargs=0, make=_versions, help=versions)
     commands = made.add_subparsers(
         metavar="COMMAND", dest="command", required=True, parser_class=argparse.ArgumentParser
     )
@@ -67,8 +123,7 @@ def parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPar
     _add_predict(commands)
     _add_export(commands)
     _add_average(commands)
-    verifying = _add(commands, "verify", "compare the towers with one device")
-    _add_json(verifying, "what was found")
+    _add_json(_add(commands, "verify", "compare the towers with one device"), "what was found")
     _add_describe(commands)
     _add_plot(commands)
     _add_check(commands)
@@ -77,19 +132,20 @@ def parser() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentPar
     return made, commands.choices
 
 
-def _add_bare(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+def _add_bare(commands: _Commands, name: str, text: str) -> argparse.ArgumentParser:
     """Adds a command; its help ends with an example."""
-    example = f"example:\n  {_EXAMPLES[name]}" if name in _EXAMPLES else None
-    return commands.add_parser(
+    made = commands.add_parser(
         name,
         help=text,
         description=f"{text[0].upper()}{text[1:]}.",
-        epilog=example,
+        epilog=f"example:\n  {_EXAMPLES[name]}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    made.set_defaults(configs=[], assignments=[], print_config=False, json=False)
+    return made
 
 
-def _add(commands: Any, name: str, text: str, many: bool = False) -> argparse.ArgumentParser:
+def _add(commands: _Commands, name: str, text: str, many: bool = False) -> argparse.ArgumentParser:
     """Adds a command with the options that all commands on a config share."""
     made = _add_bare(commands, name, text)
     configs = made.add_argument(
@@ -106,91 +162,67 @@ def _add(commands: Any, name: str, text: str, many: bool = False) -> argparse.Ar
     )
     assigned.completer = completion.config_keys
     _add_folder(made, "--model-dir", "override the key model_dir")
-    made.add_argument(
-        "--print-config", action="store_true", help="print the config with all defaults, and stop"
-    )
-    made.add_argument("--quiet", action="store_true", help="no progress, only results")
+    _add_flag(made, "--print-config", "print the config with all defaults, and stop")
+    _add_flag(made, "--quiet", "no progress, only results")
     made.set_defaults(takes_keys=True)
     return made
 
 
-def _add_train(commands: Any) -> None:
+def _add_train(commands: _Commands) -> None:
     made = _add(commands, "train", "train, from the last checkpoint if there is one")
-    made.add_argument(
-        "--fresh",
-        action="store_true",
-        help="begin again: delete what runs wrote in model_dir; asks before",
-    )
-    made.add_argument("--yes", action="store_true", help="answer what --fresh asks with yes")
+    _add_flag(made, "--fresh", "begin again: delete what runs wrote in model_dir; asks before")
+    _add_flag(made, "--yes", "answer what --fresh asks with yes")
     _add_json(made, "what it came to")
 
 
-def _add_launch(commands: Any) -> None:
+def _add_launch(commands: _Commands) -> None:
     made = _add(commands, "launch", "train in several processes of this machine: a local cluster")
-    made.add_argument(
-        "--workers",
-        metavar="N",
-        type=_count,
-        required=True,
-        help="how many workers, the chief among them",
-    )
-    made.add_argument(
-        "--ps", metavar="M", type=_count_or_none, help="parameter servers, which keep the variables"
-    )
-    made.add_argument(
-        "--evaluator", action="store_true", help="one more process evaluates, in the chief's place"
-    )
+    workers = "how many workers, the chief among them"
+    made.add_argument("--workers", metavar="N", type=_count, required=True, help=workers)
+    servers = "parameter servers, which keep the variables"
+    made.add_argument("--ps", metavar="M", type=_count_or_none, help=servers)
+    _add_flag(made, "--evaluator", "one more process evaluates, in the chief's place")
     _add_json(made, "what it came to")
 
 
-def _add_evaluate(commands: Any) -> None:
+def _add_evaluate(commands: _Commands) -> None:
     made = _add(commands, "evaluate", "print metrics as a table")
     which = made.add_mutually_exclusive_group()
     _add_checkpoint(which)
-    which.add_argument(
-        "--all", action="store_true", help="each checkpoint in model_dir, a row for each"
-    )
+    _add_flag(which, "--all", "each checkpoint in model_dir, a row for each")
     _add_json(made, "them")
 
 
-def _add_predict(commands: Any) -> None:
+def _add_predict(commands: _Commands) -> None:
     made = _add(commands, "predict", "write predictions")
-    output = made.add_argument(
-        "--output",
-        metavar="FILE",
-        type=_output,
-        help=".jsonl, .csv or .npz; else JSON lines on stdout",
-    )
+    text = ".jsonl, .csv or .npz; else JSON lines on stdout"
+    output = made.add_argument("--output", metavar="FILE", type=_output, help=text)
     output.completer = completion.paths(*catalog.OUTPUT_ENDINGS)
-    _add_folder(made, "--saved-model", "predict with this SavedModel in place of a checkpoint")
-    made.add_argument(
-        "--signature",
-        metavar="NAME",
-        help="which signature of --saved-model; else serving_default",
-    )
-    _add_checkpoint(made)
+    which = made.add_mutually_exclusive_group()
+    _add_folder(which, "--saved-model", "predict with this SavedModel in place of a checkpoint")
+    _add_checkpoint(which)
+    text = "which signature of --saved-model; else serving_default"
+    made.add_argument("--signature", metavar="NAME", help=text)
 
 
-def _add_export(commands: Any) -> None:
+def _add_export(commands: _Commands) -> None:
     made = _add(commands, "export", "write a SavedModel, print its path and signatures")
     _add_checkpoint(made)
     _add_json(made, "them")
 
 
-def _add_average(commands: Any) -> None:
+def _add_average(commands: _Commands) -> None:
     made = _add(commands, "average", "write the mean of checkpoints as another one")
     which = made.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "--last", metavar="N", type=_count, help="how many of the newest in model_dir"
-    )
-    which.add_argument(
-        "--checkpoints", metavar="A,B", type=_listed, help="these: steps, paths, best"
-    )
+    text = "how many of the newest in model_dir"
+    which.add_argument("--last", metavar="N", type=_count, help=text)
+    text = "these: steps, paths, best"
+    which.add_argument("--checkpoints", metavar="A,B", type=_listed, default=[], help=text)
     _add_folder(made, "--output", "where to write it; else averaged in model_dir")
     _add_json(made, "where it is")
 
 
-def _add_describe(commands: Any) -> None:
+def _add_describe(commands: _Commands) -> None:
     made = _add(commands, "describe", "print variables, devices and what travels")
     _add_json(made, "them")
     _add_png(made, "draw them as well")
@@ -199,38 +231,29 @@ def _add_describe(commands: Any) -> None:
     )
     add = cluster.add_argument
     add("--workers", metavar="N", type=_count, help="how many train together")
-    add(
-        "--ps",
-        metavar="M",
-        type=_count_or_none,
-        help="how many parameter servers keep the variables",
-    )
+    servers = "how many parameter servers keep the variables"
+    add("--ps", metavar="M", type=_count_or_none, help=servers)
     add("--bandwidth", metavar="GBIT", type=_positive, help="of a task's link, Gbit/s each way; 10")
     add("--latency", metavar="MS", type=_positive, help="milliseconds of one message; 0.1")
     add("--compute", metavar="MS", type=_positive, help="of a step without messages; 100")
 
 
-def _add_plot(commands: Any) -> None:
+def _add_plot(commands: _Commands) -> None:
     made = _add_bare(commands, "plot", "draw learning curves of one or several runs")
     runs = made.add_argument("model_dirs", metavar="MODEL_DIR", nargs="+", help="of a run")
     runs.completer = completion.folders
     _add_png(made, "the picture", required=True)
-    made.add_argument("--quiet", action="store_true", help="do not name the picture")
+    _add_flag(made, "--quiet", "do not name the picture")
 
 
-def _add_check(commands: Any) -> None:
+def _add_check(commands: _Commands) -> None:
     made = _add(commands, "check", "validate configs, without importing TensorFlow", many=True)
     _add_json(made, "what was found")
-    made.add_argument(
-        "--schema",
-        action=_Print,
-        nargs=0,
-        make=_schema,
-        help="print the JSON Schema of configs, and stop",
-    )
+    text = "print the JSON Schema of configs, and stop"
+    made.add_argument("--schema", action=_Print, nargs=0, make=_schema, help=text)
 
 
-def _add_init(commands: Any) -> None:
+def _add_init(commands: _Commands) -> None:
     """Adds the command that takes no config, but writes one."""
     made = _add_bare(commands, "init", "write a config from a model_fn and a data file")
     made.add_argument("model_fn", metavar="MODEL_FN", help="package.module:function")
@@ -244,30 +267,39 @@ def _add_init(commands: Any) -> None:
     output.completer = completion.paths(".yaml", ".yml")
     made.add_argument("--label", metavar="NAME", help="the column, array or feature to learn")
     made.add_argument("--optimizer", metavar="NAME", help="e.g. Adam; else model_fn has its own")
-    made.add_argument("--force", action="store_true", help="write over a config that is there")
+    _add_flag(made, "--force", "write over a config that is there")
 
 
-def _add_completion(commands: Any) -> None:
+def _add_completion(commands: _Commands) -> None:
     made = _add_bare(commands, "completion", "print what lets a shell complete command lines")
-    made.add_argument("shell", metavar="SHELL", choices=completion.SHELLS, help="bash, zsh or fish")
-
-
-def _add_json(made: Any, what: str) -> None:
     made.add_argument(
-        "--json", action="store_true", help=f"print {what} as JSON, and nothing else on stdout"
+        "shell",
+        action=_Print,
+        make=completion.script,
+        metavar="SHELL",
+        choices=completion.SHELLS,
+        help="bash, zsh or fish",
     )
 
 
-def _add_png(made: Any, text: str, required: bool = False) -> None:
+def _add_flag(made: _Adder, option: str, text: str) -> None:
+    made.add_argument(option, action="store_true", help=text)
+
+
+def _add_json(made: _Adder, what: str) -> None:
+    _add_flag(made, "--json", f"print {what} as JSON, and nothing else on stdout")
+
+
+def _add_png(made: _Adder, text: str, required: bool = False) -> None:
     added = made.add_argument("--png", metavar="FILE", type=_picture, required=required, help=text)
     added.completer = completion.paths(".png")
 
 
-def _add_folder(made: Any, option: str, text: str) -> None:
+def _add_folder(made: _Adder, option: str, text: str) -> None:
     made.add_argument(option, metavar="DIR", help=text).completer = completion.folders
 
 
-def _add_checkpoint(made: Any) -> None:
+def _add_checkpoint(made: _Adder) -> None:
     made.add_argument(
         "--checkpoint",
         metavar="WHICH",
@@ -277,9 +309,11 @@ def _add_checkpoint(made: Any) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says of commands and options that nobody knows which may be meant."""
+    """A parser that says which known command or option an unknown one may mean."""
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+    def parse_args(
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> argparse.Namespace:
         """See base class."""
         found, rest = self.parse_known_args(args, namespace)
         if rest:
@@ -304,7 +338,7 @@ def _meant(option: str, keys: Iterable[str]) -> str:
     """Returns which key of a config may be meant by an option: `--steps` is train.steps."""
     name = option.removeprefix("--").partition("=")[0].replace("-", "_")
     same = [key for key in keys if key.rpartition(".")[2] == name]
-    near = same[:_MANY] or difflib.get_close_matches(name, keys, n=1)
+    near = same[:_MAX_MEANT] or difflib.get_close_matches(name, keys, n=1)
     return f". Did you mean {' or '.join('--' + key for key in near)}?" if near else ""
 
 
@@ -356,13 +390,13 @@ def _picture(path: str) -> str:
 class _Print(argparse.Action):
     """Prints a text and ends, as `--help` does."""
 
-    def __init__(self, *args: Any, make: Callable[[], str], **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, make: Callable[..., str], **kwargs: Any):
+        super().__init__(**kwargs)
         self._make = make
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, namespace, values, option_string=None):
         """See base class."""
-        print(self._make(), end="")
+        print(self._make(values) if values else self._make(), end="")
         parser.exit()
 
 

@@ -7,21 +7,9 @@ import argparse
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-__all__ = [
-    "SHELLS",
-    "answer",
-    "checkpoints",
-    "config_keys",
-    "folders",
-    "is_asked",
-    "keys",
-    "paths",
-    "script",
-]
 
 SHELLS = ("bash", "zsh", "fish")
 _SCHEMA = Path(__file__).parents[1] / "config" / "config.schema.json"
@@ -33,7 +21,9 @@ def is_asked() -> bool:
     return "_ARGCOMPLETE" in os.environ
 
 
-def answer(parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]):
+def answer(
+    parser: argparse.ArgumentParser, commands: Mapping[str, argparse.ArgumentParser]
+) -> None:
     """Tells the shell how the line may go on, and ends the process.
 
     Args:
@@ -63,7 +53,7 @@ def script(shell: str) -> str:
     return argcomplete.shellcode(["replicate"], shell=shell)
 
 
-def config_keys(prefix: str, **_: Any) -> list[str]:
+def config_keys(prefix: str, **_: object) -> list[str]:
     """Completes `a.b=value`."""
     known = keys()
     key, equals, _ = prefix.partition("=")
@@ -72,7 +62,7 @@ def config_keys(prefix: str, **_: Any) -> list[str]:
     return [f"{name}=" for name in known if name.startswith(prefix)]
 
 
-def checkpoints(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
+def checkpoints(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
     """Completes which checkpoint: best, averaged, a step of the run, or a folder."""
     configs = getattr(parsed_args, "configs", None) or [""]
     place = getattr(parsed_args, "model_dir", None) or Path("runs", Path(configs[0]).stem)
@@ -81,12 +71,12 @@ def checkpoints(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[
     return [word for word in words if word.startswith(prefix)] + folders(prefix)
 
 
-def folders(prefix: str, **_: Any) -> list[str]:
+def folders(prefix: str, **_: object) -> list[str]:
     """Completes a folder."""
     return list(_paths(prefix, ()))
 
 
-def paths(*endings: str):
+def paths(*endings: str) -> Callable[..., list[str]]:
     """Returns what completes a file with one of some endings."""
     return lambda prefix, **_: list(_paths(prefix, endings))
 

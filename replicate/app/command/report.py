@@ -1,39 +1,25 @@
-"""Results for people, as tables on stdout, and for machines, as JSON."""
+"""Results for people, as tables on stdout."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TextIO
 
 import rich
 from rich import console as rich_console
 from rich import table as rich_table
 from rich import text as rich_text
 
-from replicate import verification
 from replicate.app.console import json_output
 from replicate.app.inspect import description, scaling
 from replicate.splitting import report as splitting
-
-__all__ = [
-    "print_all_metrics",
-    "print_description",
-    "print_json",
-    "print_metrics",
-    "print_signatures",
-    "print_verification",
-]
 
 _MAX_LISTED = 4  # devices
 _MAX_WHOLE = 10  # operations that are whole
 _WIDE = 1000  # columns, where no terminal says how many there are
 
-
-def print_json(value: Any, file: TextIO) -> None:
-    """Prints a result as one line of JSON."""
-    json_output.write(json_output.plain(value), file)
+_Cell = str | int | None  # None: a number that is not known
 
 
-def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
+def print_metrics(metrics: Mapping[str, object], title: str) -> None:
     """Prints metrics as a table, by name."""
     table = rich_table.Table(title=rich_text.Text(title), title_justify="left")
     table.add_column("metric")
@@ -43,7 +29,7 @@ def print_metrics(metrics: Mapping[str, Any], title: str) -> None:
     rich.print(table)
 
 
-def print_all_metrics(found: Sequence[Mapping[str, Any]], title: str) -> None:
+def print_all_metrics(found: Sequence[Mapping[str, object]], title: str) -> None:
     """Prints the metrics of several checkpoints as a table, a row for each."""
     names = sorted({name for metrics in found for name in metrics} - {json_output.STEP})
     table = rich_table.Table(title=rich_text.Text(title), title_justify="left")
@@ -55,9 +41,14 @@ def print_all_metrics(found: Sequence[Mapping[str, Any]], title: str) -> None:
     rich.print(table)
 
 
-def print_verification(found: verification.Verification) -> None:
-    """Prints what was compared as a table."""
-    print(found)
+def print_signatures(path: str, signatures: Mapping[str, Mapping[str, Mapping[str, str]]]) -> None:
+    """Prints where a SavedModel is, and what goes into it and comes out."""
+    print(path)
+    for name, signature in signatures.items():
+        print(f"  {name}")
+        for side in ("inputs", "outputs"):
+            for key, described in sorted(signature[side].items()):
+                print(f"    {side[:-1]:6} {key}: {described}")
 
 
 def print_description(found: description.Description) -> None:
@@ -66,49 +57,37 @@ def print_description(found: description.Description) -> None:
     of_towers = f"{towers} tower{'s' if towers > 1 else ''} ({found.strategy})"
     print(f"{found.name}: {of_towers}, batches of {found.batch_size} rows")
     _print_table(
-        {"variable": False, "kind": False, "shape": False, "dtype": False, "bytes": True}
-        | {"device": False},
+        ("variable", "kind", "shape", "dtype", "bytes", "device"),
         (
-            (one.name, one.kind, _shape(one.shape), one.dtype, _count(one.bytes), _places(one))
+            (one.name, one.kind, _shape(one.shape), one.dtype, one.bytes, _places(one))
             for one in found.variables
         ),
     )
-    _print_devices(found)
+    columns = ["device", "tower", "variables", "bytes", "operations of a step", "of its tower"]
+    if found.split is None:
+        columns.pop()
+    rows = (
+        (
+            description.short(one.name),
+            "" if one.tower is None else one.tower,
+            *(one.variables, one.bytes, one.operations, one.of_tower),
+        )
+        for one in found.devices
+    )
+    _print_table(columns, (row[: len(columns)] for row in rows))
     if found.split is not None:
         _print_split(found.split)
     if found.transfers:
         print("moved between devices in a step:")
         _print_table(
-            {"from": False, "to": False, "tensors": True, "bytes": True, "of unknown size": True},
+            ("from", "to", "tensors", "bytes", "of unknown size"),
             (
-                (
-                    description.short(one.source),
-                    description.short(one.target),
-                    *map(_count, (one.tensors, one.bytes, one.unsized)),
-                )
+                (*map(description.short, one[:2]), one.tensors, one.bytes, one.unsized)
                 for one in found.transfers
             ),
         )
     if found.cluster is not None:
         _print_cluster(found.cluster)
-
-
-def _print_devices(found: description.Description) -> None:
-    """Prints what each device holds and does."""
-    _print_table(
-        {"device": False, "tower": True, "variables": True, "bytes": True}
-        | {"operations of a step": True}
-        | ({} if found.split is None else {"of its tower": True}),
-        (
-            (
-                description.short(one.name),
-                "" if one.tower is None else str(one.tower),
-                *map(_count, (one.variables, one.bytes, one.operations)),
-                *(() if found.split is None else (_count(one.of_tower),)),
-            )
-            for one in found.devices
-        ),
-    )
 
 
 def _print_split(found: splitting.Report) -> None:
@@ -121,8 +100,8 @@ def _print_split(found: splitting.Report) -> None:
     )
     if whole:
         _print_table(
-            {"operation": False, "kind": False, "bytes": True, "runs once because": False},
-            ((one.name, one.type, _count(one.bytes), one.reason) for one in whole),
+            ("operation", "kind", "bytes", "runs once because"),
+            ((one.name, one.type, one.bytes, one.reason) for one in whole),
         )
 
 
@@ -134,17 +113,11 @@ def _print_cluster(found: scaling.Cluster) -> None:
         print(f"moved in a step between {wanted.workers} workers and {wanted.servers} ps ({each}):")
     else:
         print(f"moved in a step between {wanted.workers} workers ({each}):")
-        _print_table(
-            {"collective": False, "number": True, "bytes of a worker": True},
-            ((kind, *map(_count, (number, size))) for kind, number, size in found.by_kind()),
-        )
+        _print_table(("collective", "number", "bytes of a worker"), found.by_kind())
     rows = [("a worker", figures.sent, figures.received)]
     if wanted.servers:
         rows.append(("the busiest ps", figures.server_sent, figures.server_received))
-    _print_table(
-        {"task": False, "bytes sent": True, "bytes received": True},
-        ((name, *map(_count, (sent, received))) for name, sent, received in rows),
-    )
+    _print_table(("task", "bytes sent", "bytes received"), rows)
     if found.unsized:
         print(f"without {found.unsized} tensors whose size only a run can tell")
     assumed = wanted.assumed
@@ -156,29 +129,33 @@ def _print_cluster(found: scaling.Cluster) -> None:
     )
 
 
-def _print_table(columns: Mapping[str, bool], rows: Iterable[Sequence[str]]) -> None:
+def _print_table(columns: Iterable[str], rows: Iterable[Sequence[_Cell]]) -> None:
     """Prints a table, as wide as it is; a terminal folds what is too long for it.
 
     Args:
-        columns: Their names, and whether they hold numbers.
-        rows: A text for each column.
+        columns: Their names; those with numbers are set to the right.
+        rows: A cell for each column.
     """
+    found = list(rows)
     table = rich_table.Table()
-    for name, is_number in columns.items():
-        table.add_column(name, justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(rich_text.Text, row))
+    for index, name in enumerate(columns):
+        has_numbers = any(isinstance(row[index], int) for row in found)
+        table.add_column(name, justify="right" if has_numbers else "left", overflow="fold")
+    for row in found:
+        table.add_row(*(rich_text.Text(_written(cell)) for cell in row))
     rich_console.Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+def _written(cell: _Cell) -> str:
+    if cell is None:
+        return "?"
+    return f"{cell:,}" if isinstance(cell, int) else cell
 
 
 def _shape(shape: Sequence[int | None] | None) -> str:
     if shape is None:
         return "?"
     return "x".join("?" if size is None else str(size) for size in shape) or "scalar"
-
-
-def _count(count: int | None) -> str:
-    return "?" if count is None else f"{count:,}"
 
 
 def _places(variable: description.Variable) -> str:
@@ -188,13 +165,3 @@ def _places(variable: description.Variable) -> str:
     if len(names) > _MAX_LISTED:
         names = [*names[:2], "...", names[-1]]
     return f"{len(variable.devices)} copies: {', '.join(names)}"
-
-
-def print_signatures(path: str, signatures: Mapping[str, Mapping[str, Any]]) -> None:
-    """Prints where a SavedModel is, and what goes into it and comes out."""
-    print(path)
-    for name, signature in signatures.items():
-        print(f"  {name}")
-        for side in ("inputs", "outputs"):
-            for key, described in sorted(signature[side].items()):
-                print(f"    {side[:-1]:6} {key}: {described}")

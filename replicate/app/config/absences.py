@@ -4,120 +4,99 @@ Modules are found and read, never imported: they may need TensorFlow, and what t
 Where a module may have more than its text shows, nothing is said.
 """
 
-import ast
 import contextlib
 import importlib.machinery
 import importlib.util
 import os
+import re
+import symtable
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from replicate.app.config import checks, files, input_config
-
-__all__ = ["warnings"]
+from replicate.app.config import config, files, input_config, types
 
 _SECTIONS = ("train", "eval", "predict")
-_WORKINGS = ("__getattr__", "__path__", "exec", "globals", "locals", "modules", "vars")
-"""Names in whose company a module may have what its text does not show."""
-
-_OWN_NAMES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-"""Nodes whose insides bind names of their own; all but the last bind their own name outside."""
+_MAY_HAVE_MORE = re.compile(
+    r"import \*|__getattr__|__path__|\b(exec|globals|locals|vars)\(|sys\.modules|import modules"
+)
 
 
-def warnings(settings: Any) -> Iterator[str]:
+def warnings(settings: config.Config) -> Iterator[str]:
     """Yields a line for each file, module and function of a config that is not there."""
-    for section in _SECTIONS:
-        source = getattr(getattr(settings, section, None), "input", None)
+    inputs = {name: one.input for name in _SECTIONS if (one := getattr(settings, name))}
+    for section, source in inputs.items():
         for name in files.absent(input_config.files_of(source)):
             yield f"{section}.input.file: warning: there is no {name} yet"
-    places = [settings.folder, os.getcwd(), *sys.path] if settings is not None else []
-    for key, name in _functions(settings):
+    places = [settings.folder, os.getcwd(), *sys.path]
+    for key, name in _functions(settings, inputs):
         text = _lacks(name, places)
         if text:
             yield f"{key}: warning: {text}"
 
 
-def _functions(settings: Any) -> Iterator[tuple[str, str]]:
+def _functions(
+    settings: config.Config, inputs: dict[str, input_config.Input]
+) -> Iterator[tuple[str, str]]:
     """Yields the functions that a config names, each with its key."""
-    if settings is None:
-        return
     yield "model_fn", settings.model_fn
     if isinstance(settings.optimizer, str):
         yield "optimizer", settings.optimizer
-    for section in _SECTIONS:
-        source = getattr(getattr(settings, section), "input", None)
+    for section, source in inputs.items():
         if isinstance(source, input_config.Function):
             yield f"{section}.input.function", source.function
     for index, name in enumerate(settings.train.hooks if settings.train else ()):
         yield f"train.hooks[{index}]", name
     reductions = settings.eval.metric_reductions if settings.eval else {}
     for part, name in reductions.items():
-        if checks.is_function(name):
+        if types.is_function(name):
             yield f"eval.metric_reductions.{part}", name
 
 
-def _lacks(name: str, places: list[str]) -> str | None:
-    """Returns what is not there of `package.module:function`; None: it is, or may be."""
+def _lacks(name: str, places: list[str]) -> str:
+    """Returns what is not there of `package.module:function`; nothing where it may be."""
     module_name, _, function = name.partition(":")
-    spec: Any = None
+    wanted = function.partition(".")[0]
+    parent, found = "", None
     for part in module_name.split("."):
-        parent, spec = spec, _spec(part, spec, places)
+        spec = _spec(parent + part, found, places)
         if spec is None:
-            found = "" if parent is None else f"{parent.name}."
-            is_closed = parent is None or _bound(parent) is not None
-            return f"there is no module {found}{part} here" if is_closed else None
-    bound, wanted = _bound(spec), function.partition(".")[0]
-    if bound is None or wanted in bound:
-        return None
-    near = checks.nearest(wanted, sorted(one for one in bound if not one.startswith("_")))
-    then = f". Did you mean {near}?" if near else ""
-    return f"{module_name} has no {wanted}{then}"
+            is_closed = found is None or _names(found) is not None
+            return f"there is no module {parent}{part} here" if is_closed else ""
+        parent, found = f"{parent}{part}.", spec
+    known = _names(found)
+    if known is None or wanted in known:
+        return ""
+    near = types.nearest(wanted, sorted(one for one in known if not one.startswith("_")))
+    return f"{module_name} has no {wanted}" + (f". Did you mean {near}?" if near else "")
 
 
-def _spec(part: str, parent: Any, places: list[str]) -> Any:
-    """Returns where a module is that is called so in its parent; None: nowhere."""
+def _spec(
+    name: str, parent: importlib.machinery.ModuleSpec | None, places: list[str]
+) -> importlib.machinery.ModuleSpec | None:
+    """Returns where a module is; None: nowhere."""
     importlib.invalidate_caches()
+    inside = places if parent is None else parent.submodule_search_locations or []
     with contextlib.suppress(ImportError, KeyError, ValueError):
-        if parent is None:
-            found = importlib.machinery.PathFinder.find_spec(part, places)
-            return found or importlib.util.find_spec(part)
-        inside = parent.submodule_search_locations
-        return inside and importlib.machinery.PathFinder.find_spec(f"{parent.name}.{part}", inside)
+        found = importlib.machinery.PathFinder.find_spec(name, inside)
+        return importlib.util.find_spec(name) if found is None and parent is None else found
     return None
 
 
-def _bound(spec: Any) -> set[str] | None:
-    """Returns the names that a module's text binds; None where it may have others."""
+def _names(spec: importlib.machinery.ModuleSpec) -> set[str] | None:
+    """Returns the names that a module's text gives values; None where it may have others."""
     if spec.origin is None:  # a folder without __init__.py
         return set()
     try:
-        tree = ast.parse(Path(spec.origin).read_bytes())
+        text = Path(spec.origin).read_bytes()
+        tables = [symtable.symtable(text, spec.origin, "exec")]
     except (OSError, SyntaxError, ValueError):
         return None
-    used = {getattr(node, "id", getattr(node, "attr", None)) for node in ast.walk(tree)}
-    found = {name for node in _at_the_top(tree) for name in _binds(node)}
-    return None if (used | found).intersection(("*", *_WORKINGS)) else found
-
-
-def _at_the_top(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yields the nodes of a module, without what is inside functions and classes."""
-    for node in ast.iter_child_nodes(tree):
-        yield node
-        if isinstance(node, _OWN_NAMES):
-            yield from (one for one in ast.walk(node) if isinstance(one, ast.Global))
-        else:
-            yield from _at_the_top(node)
-
-
-def _binds(node: ast.AST) -> Iterator[str]:
-    """Yields the names that a node binds by itself."""
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
-    elif isinstance(node, _OWN_NAMES[:3]):
-        yield node.name
-    elif isinstance(node, ast.alias):
-        yield (node.asname or node.name).partition(".")[0]
-    elif isinstance(node, ast.Global):
-        yield from node.names
+    if _MAY_HAVE_MORE.search(text.decode(errors="replace")):
+        return None
+    found = {one.get_name() for one in tables[0].get_symbols() if one.is_local()}
+    while tables:  # of functions, what they say is global
+        tables += (table := tables.pop()).get_children()
+        globals_of = (one for one in table.get_symbols() if one.is_declared_global())
+        found |= {one.get_name() for one in globals_of if one.is_assigned()}
+    return found

@@ -7,17 +7,6 @@ with the signature of the class or function it stands for.
 from types import MappingProxyType
 from typing import Final
 
-__all__ = [
-    "DTYPES",
-    "METRIC_REDUCTIONS",
-    "OPTIMIZERS",
-    "OTHER_NAMES",
-    "OUTPUT_ENDINGS",
-    "REQUIRED",
-    "SCHEDULES",
-    "STRATEGIES",
-]
-
 REQUIRED: Final = "required"  # in place of a default
 
 _L1_L2 = {"l1_regularization_strength": 0.0, "l2_regularization_strength": 0.0}

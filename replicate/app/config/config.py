@@ -14,21 +14,7 @@ import pydantic
 from pydantic import Field
 
 from replicate import errors
-from replicate.app.config import (
-    bases,
-    catalog,
-    checks,
-    cluster_config,
-    device_config,
-    documents,
-    export_config,
-    faults,
-    optimizer_config,
-    train_config,
-)
-from replicate.app.config.optimizer_config import Optimizer, Schedule
-
-__all__ = ["Config", "Optimizer", "Schedule", "load", "to_yaml"]
+from replicate.app.config import catalog, documents, faults, optimizer_config, sections, types
 
 
 def _model_dir(path: str) -> str:
@@ -36,23 +22,21 @@ def _model_dir(path: str) -> str:
 
     TensorFlow finds checkpoints by patterns, and would not find those of such a place again.
     """
-    path = os.path.expanduser(checks.path_of(path, None))
+    path = os.path.expanduser(types.path_of(path, None))
     if path.startswith("~"):
-        raise checks.expected("a path in a home folder that is known", "Write the path without ~.")
+        raise types.expected("a path in a home folder that is known", "Write the path without ~.")
     if set(path.replace(os.sep, "/")) & set("*?[\\"):
-        raise checks.expected(
-            "a path without * ? [ and \\, by which TensorFlow finds no checkpoint"
-        )
+        raise types.expected("a path without * ? [ and \\, by which TensorFlow finds no checkpoint")
     return path
 
 
-class Config(checks.Section):
+class Config(types.Section):
     """A whole config."""
 
-    name: checks.Text = Field(
+    name: types.Text = Field(
         description="What the run is called; else as the file without its ending."
     )
-    model_fn: checks.Function = Field(
+    model_fn: types.Function = Field(
         description="The Estimator model_fn, as `package.module:function`."
     )
     optimizer: optimizer_config.OptimizerOrFunction | None = Field(
@@ -60,8 +44,8 @@ class Config(checks.Section):
         description="By name with arguments, or a function that returns one; null: the "
         "model_fn's own train_op is used.",
     )
-    params: dict[str, checks.Anything] = Field({}, description="What model_fn gets as `params`.")
-    devices: device_config.Devices = Field(
+    params: dict[str, types.Anything] = Field({}, description="What model_fn gets as `params`.")
+    devices: sections.Devices = Field(
         "auto",
         description="auto, a list of names, how many (GPUs, or CPU devices where there is no "
         "GPU), {gpu: n}, or {cpu: n} for n logical CPU devices.",
@@ -76,12 +60,12 @@ class Config(checks.Section):
         description="With tower_building call, which it chooses: how the towers' losses and "
         "gradients are joined, sum or mean (by rows); null: mean.",
     )
-    accumulate_steps: checks.whole(1) = Field(
+    accumulate_steps: types.whole(1) = Field(
         1,
         description="Batches that make one update; their gradients are averaged, or added with "
         "loss_reduction: sum. Steps count batches.",
     )
-    clip_global_norm: checks.number(above=0) | None = Field(
+    clip_global_norm: types.number(above=0) | None = Field(
         None, description="Clips reduced gradients to this norm; null: no clipping."
     )
     update_ops: Literal["first", "mean", "all"] | None = Field(
@@ -101,36 +85,38 @@ class Config(checks.Section):
         "per_device lets each device draw its own, of the same distribution; null: the latter. "
         "`replicate verify` takes the first.",
     )
-    seed: checks.whole() | None = Field(
+    seed: types.whole() | None = Field(
         None,
         description="Of every random operation and initial value, and of Python's and NumPy's "
         "generators; null: another one in each run.",
     )
-    model_dir: Annotated[checks.Text, pydantic.AfterValidator(_model_dir)] = Field(
+    model_dir: Annotated[types.Text, pydantic.AfterValidator(_model_dir)] = Field(
         description="Where checkpoints and summaries are; relative to the working directory."
     )
-    train: train_config.Train | None = Field(None, description="How to train.")
-    eval: train_config.Eval | None = Field(None, description="How to evaluate.")
-    predict: train_config.Predict | None = Field(None, description="How to predict.")
-    export: export_config.Export | None = Field(None, description="How to export.")
-    run: device_config.Run = Field(
-        default_factory=device_config.Run, description="Settings of the session."
-    )
-    cluster: cluster_config.Cluster = Field(
-        default_factory=cluster_config.Cluster,
+    train: sections.Train | None = Field(None, description="How to train.")
+    eval: sections.Eval | None = Field(None, description="How to evaluate.")
+    predict: sections.Predict | None = Field(None, description="How to predict.")
+    export: sections.Export | None = Field(None, description="How to export.")
+    run: sections.Run = Field(default_factory=sections.Run, description="Settings of the session.")
+    cluster: sections.Cluster = Field(
+        default_factory=sections.Cluster,
         description="What TF_CONFIG does not say of a cluster.",
     )
     _folder: str = pydantic.PrivateAttr("")
 
     @classmethod
     def known_keys(cls) -> tuple[str, ...]:
-        """See base class; one key is for `bases`."""
-        return (bases.KEY, *super().known_keys())
+        """See base class; one key is for `documents`."""
+        return (documents.EXTENDS, *super().known_keys())
 
     @classmethod
     def filled_in(cls) -> dict[str, str]:
         """See base class."""
         return {"name": "the file's name", "model_dir": "runs/<name>"}
+
+    def model_post_init(self, context: types.Reading | None) -> None:
+        """See base class."""
+        self._folder = str(context.folder) if context is not None else ""
 
     @property
     def folder(self) -> str:
@@ -151,6 +137,24 @@ class Config(checks.Section):
         if self.train is not None:
             yield from self._faults_of_training(self.train)
 
+    def require_cluster(self, workers: int, servers: int) -> None:
+        """Refuses a strategy that would leave the workers of a cluster alone.
+
+        Raises:
+            ConfigError: If it would; servers are parameter servers.
+        """
+        wanted = self.strategy
+        if servers and wanted in ("multi_worker", "mirrored"):
+            raise errors.ConfigError(
+                f"strategy: must leave the variables to the parameter servers of the cluster, got "
+                f"{wanted}. Leave strategy out, or the servers."
+            )
+        if not servers and workers > 1 and wanted not in (None, "multi_worker"):
+            raise errors.ConfigError(
+                f"strategy: must be multi_worker where a cluster has {workers} workers and no "
+                f"parameter servers, got {wanted}. Set that, or leave strategy out."
+            )
+
     def _faults_of_building(self) -> Iterator[tuple[str, str]]:
         """Yields what only the other way of building towers has."""
         of_towers = [n for n in ("loss_reduction", "update_ops") if getattr(self, n) is not None]
@@ -168,7 +172,7 @@ class Config(checks.Section):
                 f"must be left out with {said}: each tower draws its own. Leave out one of them.",
             )
 
-    def _faults_of_training(self, training: train_config.Train) -> Iterator[tuple[str, str]]:
+    def _faults_of_training(self, training: sections.Train) -> Iterator[tuple[str, str]]:
         every = self.eval.every_steps if self.eval is not None else None
         if training.early_stopping is not None and every is None:
             yield "train", "must have no early_stopping without eval.every_steps. Set that."
@@ -197,7 +201,6 @@ def load(path: str, assignments: Sequence[str] = (), model_dir: str | None = Non
     made, broken = _checked(path, assignments, model_dir)
     if made is None or broken:
         raise errors.ConfigError("\n".join(_blamed(broken, path, assignments)))
-    made._folder = str(Path(path).absolute().parent)
     return made
 
 
@@ -205,15 +208,14 @@ def _checked(
     path: str, assignments: Sequence[str], model_dir: str | None
 ) -> tuple[Config | None, list[tuple[str, str]]]:
     """Reads and checks; returns the config, and for each fault its place and its text."""
-    document = bases.read(path)
+    document = documents.read(path)
     documents.override(document, assignments)
-    bases.refuse(document)
     if model_dir is not None:
         document.data["model_dir"] = model_dir
         document.places[("model_dir",)] = "--model-dir"
     name = document.data.setdefault("name", Path(path).stem)
     document.data.setdefault("model_dir", os.path.join("runs", str(name)))
-    reading = checks.Reading(Path(path).absolute().parent)
+    reading = types.Reading(Path(path).absolute().parent)
     broken = [("", text) for text in document.faults]
     try:
         return Config.model_validate(document.data, context=reading), broken
@@ -242,9 +244,7 @@ def to_yaml(config: Config) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Optimizer | Schedule):
-        return _plain(optimizer_config.plain(value))
-    if isinstance(value, checks.Section):
+    if isinstance(value, types.Section):
         return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}

@@ -1,5 +1,11 @@
-"""A config as a document: read from a file, overridden key by key, written again."""
+"""A config as a document: read from a file, overridden key by key, written again.
 
+A config may begin with another one: `extends: base.yaml`. Mappings are merged, key by key, and
+all else is replaced. So is a mapping that is of another `kind` than the base's, and an optimizer
+or a schedule of another `name`: their keys would not fit.
+"""
+
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,32 +13,15 @@ from typing import Any
 import yaml
 
 from replicate import errors
-from replicate.app.config import variables, yaml_walk
+from replicate.app.config import yaml_walk
 
-__all__ = [
-    "Document",
-    "KeyPath",
-    "Text",
-    "dotted",
-    "dump",
-    "override",
-    "parse",
-    "read",
-    "source_of",
-]
-
-Document, KeyPath, Text, dotted = (
-    yaml_walk.Document,
-    yaml_walk.KeyPath,
-    yaml_walk.Text,
-    yaml_walk.dotted,
-)
-
+EXTENDS = "extends"
+_MAX_BASES = 16
 _MAX_BYTES = 2**24  # of a file; a device may have no end
 
 
 class _Dumper(yaml.SafeDumper):
-    """The safe dumper; quotes what this room's loader, or PyYAML's, takes for a number."""
+    """The safe dumper; quotes what our loader, or PyYAML's, takes for a number."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """See base class."""
@@ -42,47 +31,46 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_implicit_resolver(*yaml_walk.FLOAT)
 
 
-def read(path: Path | str, folder: Path | None = None) -> Document:
-    """Reads a config file.
-
-    Args:
-        path: The file.
-        folder: What paths in its texts are relative to; None: left to who reads them.
+def read(path: Path | str) -> yaml_walk.Document:
+    """Reads a config file, and the files that it extends.
 
     Raises:
-        ConfigError: If the file cannot be read or is no YAML mapping; names file and line.
+        ConfigError: If a file cannot be read or is no YAML mapping, or extends itself.
     """
+    return _with_bases(parse(_text_of(path), str(path)), Path(path), ())
+
+
+def _text_of(path: Path | str) -> str:
     try:
         with open(path, "rb") as file:
             written = file.read(_MAX_BYTES + 1)
-        if len(written) > _MAX_BYTES:
-            raise errors.ConfigError(
-                f"{path}: a config file has at most {_MAX_BYTES} bytes. Check the path."
-            )
-        text = written.decode("utf-8-sig")
+        if len(written) <= _MAX_BYTES:
+            return written.decode("utf-8-sig")
+        fault = f"a config file has at most {_MAX_BYTES} bytes. Check the path."
     except FileNotFoundError:
-        raise errors.ConfigError(
-            f"{path}: a config file must exist, but there is none by this name. "
+        fault = (
+            "a config file must exist, but there is none by this name. "
             "Check the path; it is looked up from the working directory."
-        ) from None
+        )
     except UnicodeDecodeError as e:
-        raise errors.ConfigError(
-            f"{path}: a config file is UTF-8 text; byte {e.start} is not. Save it as UTF-8."
-        ) from e
+        fault = f"a config file is UTF-8 text; byte {e.start} is not. Save it as UTF-8."
     except OSError as e:
-        raise errors.ConfigError(
-            f"{path}: a config file must be readable: {e.strerror}. Check the path."
-        ) from e
-    return parse(text, str(path), folder)
+        fault = f"a config file must be readable: {e.strerror}. Check the path."
+    raise errors.ConfigError(f"{path}: {fault}")
 
 
-def parse(text: str, source: str, folder: Path | None = None) -> Document:
-    """Reads a config from text; see `read`.
+def parse(text: str, source: str, folder: Path | None = None) -> yaml_walk.Document:
+    """Reads a config from text.
+
+    Args:
+        text: The YAML.
+        source: What to call it in error texts.
+        folder: What paths in its texts are relative to; None: left to who reads them.
 
     Raises:
-        ConfigError: If the text is no YAML mapping.
+        ConfigError: If the text is no YAML mapping; names source and line.
     """
-    document = Document(source, folder=folder)
+    document = yaml_walk.Document(source, folder=folder)
     value = yaml_walk.Walk(document, f"{source}:{{line}}").run(text)
     if value is None and not document.faults:
         value = {}
@@ -96,26 +84,137 @@ def parse(text: str, source: str, folder: Path | None = None) -> Document:
     return document
 
 
+def _with_bases(
+    document: yaml_walk.Document, file: Path, above: tuple[tuple[Path, str], ...]
+) -> yaml_walk.Document:
+    """Returns a document merged over what it extends.
+
+    Args:
+        document: What stands in the file.
+        file: The file.
+        above: The files that extend this one, the first of them first, with their names.
+    """
+    if EXTENDS not in document.data:
+        return document
+    place = f"{document.place((EXTENDS,))}: {EXTENDS}"
+    name = document.data.pop(EXTENDS)
+    if (EXTENDS,) in document.unread:
+        return document
+    known = (*above, (file.resolve(), document.source))
+    base = _base(name, file, place)
+    if any(base.resolve() == one for one, _ in known):
+        names = " -> ".join([*(name for _, name in known), os.path.normpath(base)])
+        raise errors.ConfigError(f"{place}: must not lead back to a file: {names}. Remove one.")
+    if len(known) > _MAX_BASES:
+        raise errors.ConfigError(
+            f"{place}: must go through at most {_MAX_BASES} files. Merge some of them."
+        )
+    source = os.path.normpath(base)
+    below = parse(_text_of(source), source, folder=base.absolute().parent)
+    _merge(document, _with_bases(below, base, known))
+    return document
+
+
+def _base(name: object, file: Path, place: str) -> Path:
+    if not isinstance(name, str) or not name.strip() or "\0" in name:
+        raise errors.ConfigError(f"{place}: must be the path of a config, got {name!r}.")
+    try:
+        base = file.parent / Path(name).expanduser()
+        if base.is_file():
+            return base
+    except (OSError, RuntimeError):  # a name that is too long, a home folder that is not known
+        pass
+    raise errors.ConfigError(
+        f"{place}: must be a config file, but there is none by the name {name}. "
+        "Check the path; it is relative to the file it stands in."
+    )
+
+
+def _merge(over: yaml_walk.Document, base: yaml_walk.Document) -> None:
+    """Puts a document over its base, values and places."""
+    over.data, replaced = _merged(over.data, base.data, ())
+    kept = {
+        path
+        for path in base.places
+        if not any(path[:end] in replaced for end in range(1, len(path) + 1))
+    }
+    over.places.update({path: base.places[path] for path in kept - over.places.keys()})
+    over.unread |= base.unread & kept
+    over.faults += base.faults
+
+
+def _merged(
+    over: dict[str, Any], base: dict[str, Any], path: yaml_walk.KeyPath
+) -> tuple[dict[str, Any], set[yaml_walk.KeyPath]]:
+    """Returns one mapping over another, and the paths at which it replaces."""
+    made, replaced = dict(base), set()
+    for name, value in over.items():
+        below, other = (*path, name), base.get(name)
+        if isinstance(value, dict) and isinstance(other, dict) and _are_alike(value, other, below):
+            made[name], more = _merged(value, other, below)
+            replaced |= more
+        else:
+            made[name] = value
+            replaced.add(below)
+    return made, replaced
+
+
+def _are_alike(over: dict[str, Any], base: dict[str, Any], path: yaml_walk.KeyPath) -> bool:
+    if path[0] == "params":
+        return True
+    deciding = "name" if path[0] == "optimizer" else "kind"
+    return over.get(deciding, base.get(deciding)) == base.get(deciding)
+
+
 def source_of(assignment: str) -> str:
     """Returns an assignment as it stood on the command line: `--set a.b=c` or `--a.b=c`."""
     return assignment if assignment.startswith("--") else f"--set {assignment}"
 
 
-def override(document: Document, assignments: Iterable[str]) -> None:
+def override(document: yaml_walk.Document, assignments: Iterable[str]) -> None:
     """Sets keys from `a.b=value` texts, typed as in the file.
 
     Raises:
-        ConfigError: If a text has no `=`, is no YAML, or goes through a value that has no keys.
+        ConfigError: If a text has no `=`, is no YAML, or goes through a value that has no keys;
+            or if it is to extend a config when all files were read.
     """
     for text in assignments:
+        source = source_of(text)
         key, equals, written = text.removeprefix("--").partition("=")
         path = tuple(key.strip().split("."))
         if not equals or not all(path):
             raise errors.ConfigError(
-                f"{source_of(text)}: must be key=value, with dots between the parts of the key. "
+                f"{source}: must be key=value, with dots between the parts of the key. "
                 "Write e.g. --set train.steps=1000."
             )
-        _assign(document, path, written, source_of(text))
+        if path[0] == EXTENDS:
+            raise errors.ConfigError(
+                f"{source}: {EXTENDS}: must stand in a config. Write it there."
+            )
+        _assign(document, path, written, source)
+
+
+def _assign(document: yaml_walk.Document, path: tuple[str, ...], written: str, source: str) -> None:
+    """Puts one value at `path`, making the mappings on the way where there are none."""
+    fresh = yaml_walk.Document(source)
+    value = yaml_walk.Walk(fresh, source).run(written)
+    if fresh.faults:
+        raise errors.ConfigError("\n".join(fresh.faults))
+    at: Any = document.data
+    for depth, part in enumerate(path[:-1], start=1):
+        if at.get(part) is None:
+            at[part] = {}
+        at = at[part]
+        if not isinstance(at, dict):
+            key = yaml_walk.dotted(path[:depth])
+            raise errors.ConfigError(
+                f"{source}: {key} is {_kind_of(at)} in {document.source} and has no keys. "
+                f"Set {key} itself."
+            )
+    at[path[-1]] = value
+    for known in [known for known in document.places if known[: len(path)] == path]:
+        del document.places[known]
+    document.places[path] = source
 
 
 def dump(data: Mapping[str, Any], flow: bool = False) -> str:
@@ -141,31 +240,9 @@ def _escaped(value: Any) -> Any:
         return {name: _escaped(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_escaped(one) for one in value]
-    return variables.escaped(value) if isinstance(value, str) else value
+    return yaml_walk.escaped(value) if isinstance(value, str) else value
 
 
-def _assign(document: Document, path: tuple[str, ...], written: str, source: str) -> None:
-    """Puts one value at `path`, making the mappings on the way where there are none."""
-    fresh = Document(source)
-    value = yaml_walk.Walk(fresh, source).run(written)
-    if fresh.faults:
-        raise errors.ConfigError("\n".join(fresh.faults))
-    at: Any = document.data
-    for depth, part in enumerate(path[:-1]):
-        if at.get(part) is None:
-            at[part] = {}
-        at = at[part]
-        if not isinstance(at, dict):
-            raise errors.ConfigError(
-                f"{source}: {dotted(path[: depth + 1])} is {_kind_of(at)} in "
-                f"{document.source} and has no keys. Set {dotted(path[: depth + 1])} itself."
-            )
-    at[path[-1]] = value
-    for known in [known for known in document.places if known[: len(path)] == path]:
-        del document.places[known]
-    document.places[path] = source
-
-
-def _kind_of(value: Any) -> str:
+def _kind_of(value: object) -> str:
     names = {dict: "a mapping", list: "a list", str: "a text", bool: "true/false"}
     return names.get(type(value), "nothing" if value is None else f"{value!r}")

@@ -6,35 +6,19 @@ from typing import Any
 
 import pydantic_core
 
-from replicate.app.config import checks, documents
-
-__all__ = ["found"]
+from replicate.app.config import types, yaml_walk
 
 _TYPES = {
     "bool_type": "true or false",
     "dict_type": "a mapping of keys to values",
-    "finite_number": "a finite number",
-    "float_type": "a number",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "list_type": "a list",
     "model_type": "a mapping of keys to values",
-    "string_type": "a text",
     "tuple_type": "a list",
 }
-_BOUNDS = {
-    "greater_than": "a number above {gt}",
-    "greater_than_equal": "a number of at least {ge}",
-    "less_than": "a number below {lt}",
-    "less_than_equal": "a number of at most {le}",
-    "string_pattern_mismatch": "a text like {pattern}",
-}
-_COUNTS = {"Tuple": "a list of {} values", "Dictionary": "a mapping of {} keys"}
+_COUNTS = {"Tuple": "a list of at least {} values", "Dictionary": "a mapping of at least {} keys"}
 
 
 def found(
-    error: pydantic_core.ValidationError, document: documents.Document, reading: checks.Reading
+    error: pydantic_core.ValidationError, document: yaml_walk.Document, reading: types.Reading
 ) -> list[tuple[str, str]]:
     """Returns the place and the text of every fault, section by section.
 
@@ -51,7 +35,7 @@ def found(
         if any(detail.path[:end] in document.unread for end in range(1, len(detail.path) + 1)):
             continue  # its fault is noted already
         path, text = _told(detail, document.data, reading)
-        key = f"{documents.dotted(path)}: " if path else ""
+        key = f"{yaml_walk.dotted(path)}: " if path else ""
         lines.append((document.place(path), f"{key}{text}"))
     return lines
 
@@ -59,7 +43,7 @@ def found(
 class _Detail:
     """One error: its type, the path of its key, the value that came, and more to know."""
 
-    def __init__(self, detail: Any, data: Any):
+    def __init__(self, detail: pydantic_core.ErrorDetails, data: object):
         self.type: str = detail["type"]
         self.value = detail["input"]
         self.context = detail.get("ctx", {})
@@ -77,7 +61,7 @@ def _path(place: Sequence[str | int], data: Any) -> tuple[str | int, ...]:
     path = []
     for part in place:
         is_key = isinstance(data, dict) and part in data
-        if not is_key and (part == "[key]" or str(part).startswith(checks.TAG)):
+        if not is_key and (part == "[key]" or str(part).startswith(types.TAG)):
             continue  # a key that is wrong as such, or a member of a union
         path.append(part)
         has_it = is_key or (isinstance(data, list) and part in range(len(data)))
@@ -99,7 +83,7 @@ def _sorted(details: Sequence[_Detail]) -> list[_Detail]:
     return sorted(details, key=lambda detail: list(order(detail)))
 
 
-def _told(detail: _Detail, data: Any, reading: checks.Reading) -> tuple[tuple[str | int, ...], str]:
+def _told(detail: _Detail, data: Any, reading: types.Reading) -> tuple[tuple[str | int, ...], str]:
     """Returns the path that is blamed, and the text."""
     if detail.type == "missing":
         return detail.path[:-1], reading.reader_of(detail.value).missing_text(detail.path[-1])
@@ -114,7 +98,7 @@ def _told(detail: _Detail, data: Any, reading: checks.Reading) -> tuple[tuple[st
     return detail.path, f"must be {rule}, got {detail.value!r}.{' ' + then if then else ''}"
 
 
-def _spaced(value: Any) -> str:
+def _spaced(value: object) -> str:
     """Returns what to do about `{cpu:2}`, which YAML takes for a key `cpu:2` without a value."""
     keys = [key for key, one in value.items() if one is None] if isinstance(value, dict) else ()
     joined = [key.partition(":") for key in keys if isinstance(key, str) and ":" in key]
@@ -124,17 +108,17 @@ def _spaced(value: Any) -> str:
     return f"YAML wants a space after the colon: {key}: {rest}"
 
 
-def _unknown(path: tuple[str | int, ...], data: Any, reading: checks.Reading) -> str:
+def _unknown(path: tuple[str | int, ...], data: Any, reading: types.Reading) -> str:
     """Returns what is said of a key that nobody knows, with the nearest one that somebody does."""
     for part in path[:-1]:
         data = data[part]
     known = reading.reader_of(data).known_keys()
-    near = checks.nearest(str(path[-1]), known)
+    near = types.nearest(str(path[-1]), known)
     spaced = _spaced({path[-1]: data[path[-1]]})
     if spaced:
-        return f"is no key that is known here. {spaced}"
-    then = f"Did you mean {near}?" if near else f"Known here: {', '.join(sorted(known))}."
-    return f"is no key that is known here. {then}"
+        return f"unknown key. {spaced}"
+    then = f"Did you mean {near}?" if near else f"Known: {', '.join(sorted(known))}."
+    return f"unknown key. {then}"
 
 
 def _rule(detail: _Detail) -> tuple[str | None, str]:
@@ -142,13 +126,8 @@ def _rule(detail: _Detail) -> tuple[str | None, str]:
     if detail.type == "expected":
         return detail.context["rule"], detail.context["then"]
     if detail.type == "literal_error":
-        error = checks.one_of(re.findall(r"'([^']*)'", detail.context["expected"]), detail.value)
+        error = types.one_of(re.findall(r"'([^']*)'", detail.context["expected"]), detail.value)
         return error.context["rule"], error.context["then"]
-    if detail.type in _BOUNDS:
-        return _BOUNDS[detail.type].format(**detail.context), ""
-    if detail.type in ("too_short", "too_long"):
-        is_short = detail.type == "too_short"
-        count = detail.context["min_length" if is_short else "max_length"]
-        many = _COUNTS.get(detail.context["field_type"], "{} values")
-        return many.format(f"at {'least' if is_short else 'most'} {count}"), ""
+    if detail.type == "too_short":
+        return _COUNTS[detail.context["field_type"]].format(detail.context["min_length"]), ""
     return _TYPES.get(detail.type), ""

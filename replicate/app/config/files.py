@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from replicate import errors
 
-__all__ = ["absent", "expanded", "kind_of", "kind_of_head", "missing", "refuse_other_kind", "size"]
-
 _ADVICE = {
     "gzip": "is compressed with gzip. Decompress it first",
     "npz": "is an npz file. Set kind: npz",

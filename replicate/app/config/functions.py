@@ -9,9 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from replicate import errors
-from replicate.app.config import checks
-
-__all__ = ["call_with_named", "importable", "load", "names"]
+from replicate.app.config import types
 
 
 @contextlib.contextmanager
@@ -42,7 +40,7 @@ def load(name: str, key: str) -> Callable[..., Any]:
     for attribute in attributes.split("."):
         if not hasattr(value, attribute):
             public = [known for known in dir(value) if not known.startswith("_")]
-            near = checks.nearest(attribute, public)
+            near = types.nearest(attribute, public)
             then = f"Did you mean {near}?" if near else f"Define it in {module_name}."
             raise errors.RunError(f"{key}: {name}: {module_name} must have {attribute}. {then}")
         value = getattr(value, attribute)

@@ -7,42 +7,30 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from replicate.app.config import catalog, cell_values, checks
-
-__all__ = [
-    "Csv",
-    "Feature",
-    "Function",
-    "Input",
-    "Npz",
-    "Tfrecord",
-    "OtherInput",
-    "TrainingInput",
-    "files_of",
-]
+from replicate.app.config import catalog, types
 
 _MAX_BATCH = 2**31 - 1
 _MAX_READS = 1024  # each one has a thread
 _MAX_BUFFER = 10**8  # rows; TensorFlow makes room for all of them at once
 
 _Dtype = Literal[catalog.DTYPES]
-_Times = checks.either({bool: checks.Boolean, int: checks.whole(1)}, "true, false or a number")
-_Buffer = checks.either(
-    {bool: checks.Boolean, int: checks.whole(1, _MAX_BUFFER)}, "true, false or a number"
+_Times = types.either({bool: types.Boolean, int: types.whole(1)}, "true, false or a number")
+_Buffer = types.either(
+    {bool: types.Boolean, int: types.whole(1, _MAX_BUFFER)}, "true, false or a number"
 )
-_Files = checks.either(
+_Files = types.either(
     {
-        str: Annotated[checks.PathText, pydantic.AfterValidator(lambda path: (path,))],
-        list: checks.listing(checks.PathText, 1),
+        str: Annotated[types.PathText, pydantic.AfterValidator(lambda path: (path,))],
+        list: types.listing(types.PathText, 1),
     },
     "a path or a list of paths",
 )
-_Cache = checks.either({bool: checks.Boolean, str: checks.PathText}, "true, false or a path")
-_Arrays = checks.either(
+_Cache = types.either({bool: types.Boolean, str: types.PathText}, "true, false or a path")
+_Arrays = types.either(
     {
-        str: checks.Text,
-        list: checks.listing(checks.Text, 1),
-        dict: Annotated[dict[str, checks.Text], Field(min_length=1)],
+        str: types.Text,
+        list: types.listing(types.Text, 1),
+        dict: Annotated[dict[str, types.Text], Field(min_length=1)],
     },
     "an array's name, a list of them, or feature: array",
 )
@@ -52,18 +40,18 @@ def _rows(rows: tuple[int | None, ...]) -> tuple[int | None, ...]:
     """Takes [start, stop]; either may be null."""
     start, stop = rows if len(rows) == 2 else (1, 0)
     if stop is not None and stop <= (start or 0):
-        raise checks.expected("[start, stop] with start below stop")
+        raise types.expected("[start, stop] with start below stop")
     return rows
 
 
-_Rows = Annotated[checks.listing(checks.whole(0) | None), pydantic.AfterValidator(_rows)]
+_Rows = Annotated[types.listing(types.whole(0) | None), pydantic.AfterValidator(_rows)]
 
 
-class Input(checks.Section):
+class Input(types.Section):
     """What every kind of input has."""
 
     kind: str
-    batch_size: checks.whole(1, _MAX_BATCH) = Field(
+    batch_size: types.whole(1, _MAX_BATCH) = Field(
         32, description="Rows of the global batch, all towers together."
     )
     shuffle: _Buffer | None = Field(
@@ -76,7 +64,7 @@ class Input(checks.Section):
         None,
         description="true: for ever; false: once; or so many times. null: true in training only.",
     )
-    prefetch: checks.whole(0, _MAX_BUFFER) = Field(2, description="Batches made ahead of time.")
+    prefetch: types.whole(0, _MAX_BUFFER) = Field(2, description="Batches made ahead of time.")
 
     def for_training(self, training: bool) -> "Input":
         """Returns this input with the defaults that depend on what it is for."""
@@ -93,27 +81,25 @@ class Csv(Input):
         description="One path, or several, read one after the other; `*` and `?` stand for any "
         "characters."
     )
-    columns: Annotated[
-        dict[str, _Dtype],
-        Field(min_length=1),
-        checks.must_be(dict, "a mapping of columns to dtypes, as {age: float32}"),
-    ] = Field(description="The columns to read, each with its dtype.")
-    label: checks.Text | None = Field(
+    columns: types.mapping(_Dtype, "a mapping of columns to dtypes, as {age: float32}") = Field(
+        description="The columns to read, each with its dtype."
+    )
+    label: types.Text | None = Field(
         None, description="The column that is the label; null where there is none."
     )
-    defaults: dict[str, checks.Anything] = Field(
+    defaults: dict[str, types.Anything] = Field(
         {},
         description="For a column, the value that stands for an empty cell.",
     )
-    header: checks.Boolean = Field(
+    header: types.Boolean = Field(
         True, description="Whether the first line has the names; else `columns` are all, in order."
     )
-    delimiter: checks.Character = Field(",", description="What separates the cells.")
+    delimiter: types.Character = Field(",", description="What separates the cells.")
     cache: _Cache = Field(
         False,
-        description="Of more than 1 GiB, which is read as a stream (less is in memory anyhow): "
-        "true keeps the rows in memory until a training, or one evaluation, is over; a folder's "
-        "path keeps them there, for later ones as well.",
+        description="Only for files over 1 GiB, which are read as a stream; smaller ones are "
+        "always in memory. true: rows are kept in memory until a training, or one evaluation, is "
+        "over; a folder's path: they are kept there, for later ones as well.",
     )
 
     def faults(self) -> Iterator[tuple[str, str]]:
@@ -125,7 +111,7 @@ class Csv(Input):
                 yield "defaults", f"must be for one of columns, got {name!r}. Remove it."
                 continue
             try:
-                cell_values.text_of(value, self.columns[name])
+                types.cell_text(value, self.columns[name])
             except ValueError as e:
                 yield "defaults", f"{name} must be {e} as its column is, got {value!r}. Correct it."
 
@@ -134,13 +120,13 @@ class Npz(Input):
     """Arrays from a NumPy archive, rows along axis 0."""
 
     kind: Literal["npz"] = Field("npz", description="npz: a NumPy archive.")
-    file: checks.PathText = Field(description="The path.")
+    file: types.PathText = Field(description="The path.")
     features: _Arrays | None = Field(
         None,
         description="Array names as a list, or feature name to array name: features are a dict; "
         "one name as a text: features are that array. null: a dict of all but the label.",
     )
-    label: checks.Text | None = Field(
+    label: types.Text | None = Field(
         None, description="The array that is the label; null where there is none."
     )
     rows: _Rows | None = Field(
@@ -158,28 +144,28 @@ def _flat(value: Any) -> list[Any]:
     return [one for part in value for one in _flat(part)] if isinstance(value, list) else [value]
 
 
-def _can_be(value: Any, dtype: str) -> bool:
+def _can_be(value: object, dtype: str) -> bool:
     """Tells whether a value is one of a dtype, not just a text that stands for one."""
     try:
-        cell_values.text_of(value, dtype)
+        types.cell_text(value, dtype)
     except ValueError:
         return False
     return isinstance(value, str) == (dtype == "string")
 
 
-class Feature(checks.Section):
+class Feature(types.Section):
     """How one feature of a tf.train.Example is read."""
 
     dtype: Literal["float32", "int64", "string"] = Field(
         description="float32, int64 or string, as Examples have them."
     )
-    shape: checks.listing(checks.whole(0)) = Field(
+    shape: types.listing(types.whole(0)) = Field(
         (), description="Of a fixed feature, without the batch; [] is one value."
     )
     kind: Literal["fixed", "sparse", "ragged"] = Field(
         "fixed", description="fixed, sparse (becomes a SparseTensor) or ragged."
     )
-    default: checks.Anything = Field(
+    default: types.Anything = Field(
         None,
         description="Of a fixed feature, where an Example lacks it: one value for all of its "
         "shape, or a list of as many; null: it must be there.",
@@ -206,28 +192,17 @@ class Tfrecord(Input):
 
     kind: Literal["tfrecord"] = Field("tfrecord", description="tfrecord: tf.train.Examples.")
     file: _Files = Field(description="One path or several; `*` and `?` stand for any characters.")
-    features: Annotated[
-        dict[
-            str,
-            Annotated[
-                Feature,
-                checks.must_be(
-                    dict | Feature, "a mapping that says how it is read, as {dtype: float32}"
-                ),
-            ],
-        ],
-        Field(min_length=1),
-        checks.must_be(
-            dict, "a mapping of features to how they are read, as {age: {dtype: float32}}"
-        ),
-    ] = Field(description="For each feature, its label too, how it is read.")
-    label: checks.Text | None = Field(
+    features: types.mapping(
+        types.section(Feature, "a mapping that says how it is read, as {dtype: float32}"),
+        "a mapping of features to how they are read, as {age: {dtype: float32}}",
+    ) = Field(description="For each feature, its label too, how it is read.")
+    label: types.Text | None = Field(
         None, description="The feature that is the label; null where there is none."
     )
     compression: Literal["none", "GZIP", "ZLIB"] = Field(
         "none", description="How the files are compressed."
     )
-    parallel_reads: checks.whole(1, _MAX_READS) = Field(
+    parallel_reads: types.whole(1, _MAX_READS) = Field(
         1,
         description="How many files are read at a time. Above 1, records come from so many files "
         "in turn, always in the same order where nothing is shuffled.",
@@ -237,6 +212,11 @@ class Tfrecord(Input):
         description="true: the records are kept in memory until a training, or one evaluation, is "
         "over; a folder's path: they are kept there, uncompressed, for later ones as well.",
     )
+
+    @property
+    def compression_type(self) -> str:
+        """How the files are compressed, as `tf.data` has it."""
+        return "" if self.compression == "none" else self.compression
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
@@ -248,10 +228,10 @@ class Function(Input):
     """A function that returns a `tf.data.Dataset`, called with what it names."""
 
     kind: Literal["function"] = Field("function", description="function: one of yours.")
-    function: checks.Function = Field(
+    function: types.Function = Field(
         description="`package.module:function`; may name `mode`, `params`, `batch_size`."
     )
-    batched: checks.Boolean | None = Field(
+    batched: types.Boolean | None = Field(
         None,
         description="Whether its dataset is batched already; null: found out from its graph and "
         "its shapes.",
@@ -265,15 +245,15 @@ class Function(Input):
     )
 
 
-def _spelt_out(value: Any) -> Any:
+def _spelt_out(value: object) -> object:
     """Takes a function's bare name for a mapping."""
     return {"kind": "function", "function": value} if isinstance(value, str) else value
 
 
 _Any = Annotated[
-    checks.one_kind(Csv, Npz, Tfrecord, Function, or_else=", or package.module:function"),
+    types.one_section(Csv, Npz, Tfrecord, Function, or_else=", or package.module:function"),
     pydantic.BeforeValidator(_spelt_out),
-    checks.OrText(checks.FUNCTION_FORM),
+    types.OrText(types.FUNCTION_FORM),
 ]
 TrainingInput = Annotated[_Any, pydantic.AfterValidator(lambda one: one.for_training(True))]
 OtherInput = Annotated[_Any, pydantic.AfterValidator(lambda one: one.for_training(False))]

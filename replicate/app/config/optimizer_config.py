@@ -1,53 +1,27 @@
-"""The part of a config that says how weights are updated: an optimizer, a learning rate.
+"""How weights are updated: an optimizer, a learning rate.
 
-The arguments of each optimizer and schedule are those of `catalog`; the section that reads
-them is made from its row when it is needed.
+The arguments of each optimizer and schedule are those of its row in `catalog`; the section that
+reads them is made from the row.
 """
 
-import dataclasses
-import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
-from pydantic_core import core_schema as core_schema_of
 
-from replicate.app.config import catalog, checks
-
-__all__ = ["Optimizer", "OptimizerOrFunction", "Schedule", "plain"]
+from replicate.app.config import catalog, types
 
 
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """A learning rate that changes with the global step.
-
-    Attributes:
-        name: A function of `tf.compat.v1.train`, e.g. exponential_decay.
-        arguments: Its arguments, all of them.
-    """
-
-    name: str
-    arguments: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
-    """An optimizer of `tf.compat.v1.train`.
-
-    Attributes:
-        name: Its name there without the ending Optimizer, e.g. Momentum.
-        arguments: Its arguments, all of them; learning_rate may be a Schedule.
-    """
-
-    name: str
-    arguments: Mapping[str, Any]
-
-
-class _Arguments(checks.Section):
-    """The arguments of one optimizer or schedule, and its name."""
+class _Named(types.Section):
+    """The name and the arguments of something that `tf.compat.v1.train` has."""
 
     KIND: ClassVar[str]
     name: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All arguments, by their names."""
+        return {name: one for name, one in self.__dict__.items() if name != "name"}
 
     @classmethod
     def missing_text(cls, name: str) -> str:
@@ -55,163 +29,112 @@ class _Arguments(checks.Section):
         own = cls.model_fields["name"].default
         return f"the {cls.KIND} {own} needs the key {name}. Add it: {{name: {own}, {name}: ...}}"
 
-    def arguments(self) -> dict[str, Any]:
-        """Returns the arguments without the name."""
-        return {name: one for name, one in self.__dict__.items() if name != "name"}
+
+class Schedule(_Named):
+    """A learning rate that changes with the global step; by its function's name."""
+
+    KIND = "schedule"
 
 
-class _OptimizerArguments(_Arguments):
+class _Steps(Schedule):
+    """A rate for each stretch between boundaries."""
+
+    boundaries: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """See base class."""
+        boundaries, values, wanted = list(self.boundaries), list(self.values), len(self.boundaries)
+        if boundaries != sorted(set(boundaries)):
+            yield "boundaries", f"must be rising steps, got {boundaries}."
+        if len(values) != wanted + 1:
+            yield (
+                "values",
+                f"must be a list of {wanted + 1} values, one more than boundaries, got {values}.",
+            )
+
+
+class Optimizer(_Named):
+    """An optimizer, by its class's name without the ending; its learning_rate may be a Schedule."""
+
     KIND = "optimizer"
 
 
-class _ScheduleArguments(_Arguments):
-    KIND = "schedule"
-
-    @pydantic.model_validator(mode="after")
-    def _fit(self) -> "_ScheduleArguments":
-        if self.name != "piecewise_constant":
-            return self
-        boundaries, values, broken = self.boundaries, self.values, []
-        if list(boundaries) != sorted(set(boundaries)):
-            broken.append((("boundaries",), list(boundaries), checks.expected("rising steps")))
-        if len(values) != len(boundaries) + 1:
-            rule = f"a list of {len(boundaries) + 1} values, one more than boundaries"
-            broken.append((("values",), list(values), checks.expected(rule)))
-        if broken:
-            checks.refuse(*broken)
-        return self
-
-
-def _rate(value: Any, info: pydantic.ValidationInfo) -> Any:
-    """Takes a schedule for a learning rate."""
-    if isinstance(value, dict):
-        return _read(value, info, catalog.SCHEDULES, _ScheduleArguments, Schedule)
-    return value
-
-
-class _OneOf:
-    """Says in a JSON Schema that a value has the keys of one of several rows of `catalog`."""
-
-    def __init__(self, table: Mapping[str, Any], base: type[_Arguments]):
-        self._table = table
-        self._base = base
-
-    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        """See pydantic."""
-        found = []
-        for name in self._table:
-            section = _section(name, self._base)
-            section.model_rebuild()
-            # As a definition, so that each one stands in the schema once.
-            own = core_schema_of.definitions_schema(section.__pydantic_core_schema__, [])
-            found.append(handler(own))
-        return {"oneOf": found}
-
-
 _TYPES = {
-    "boundaries": checks.listing(checks.whole(0), 1),
-    "decay_steps": checks.whole(1),
-    "first_decay_steps": checks.whole(1),
-    "initial_accumulator_value": checks.number(0),
-    "initial_gradient_squared_accumulator_value": checks.number(above=0),
-    "l1_regularization_strength": checks.number(0),
-    "l2_regularization_strength": checks.number(0),
-    "l2_shrinkage_regularization_strength": checks.number(0),
-    "learning_rate": checks.number(0),
-    "values": checks.listing(checks.number(0), 2),
+    "boundaries": types.listing(types.whole(0), 1),
+    "decay_steps": types.whole(1),
+    "first_decay_steps": types.whole(1),
+    "initial_accumulator_value": types.number(0),
+    "initial_gradient_squared_accumulator_value": types.number(above=0),
+    "l1_regularization_strength": types.number(0),
+    "l2_regularization_strength": types.number(0),
+    "l2_shrinkage_regularization_strength": types.number(0),
+    "learning_rate": types.number(0),
+    "values": types.listing(types.number(0), 2),
 }
-_Rate = checks.choice(
-    lambda value: "schedule" if isinstance(value, Schedule) else "number",
-    {
-        "number": _TYPES["learning_rate"],
-        "schedule": Annotated[
-            pydantic.InstanceOf[Schedule], _OneOf(catalog.SCHEDULES, _ScheduleArguments)
-        ],
-    },
-    "",
-)
 
 
-def _type_of(argument: str, default: Any) -> Any:
-    """Returns the type of an argument, by its name or the type of its default."""
-    if argument in _TYPES:
-        return _TYPES[argument]
-    return checks.Boolean if isinstance(default, bool) else checks.number()
-
-
-@functools.lru_cache
-def _section(name: str, base: type[_Arguments]) -> type[_Arguments]:
-    """Makes the section that reads one optimizer's, or schedule's, arguments."""
-    is_optimizer = base is _OptimizerArguments
+def _section(
+    base: type[_Named], name: str, row: Mapping[str, Any], known: Mapping[str, types.Type]
+) -> type[_Named]:
+    """Makes the section that reads the arguments of one row, by their names or defaults."""
     fields: dict[str, Any] = {"name": (Literal[name], name)}
-    table = catalog.OPTIMIZERS if is_optimizer else catalog.SCHEDULES
-    for argument, default in table[name].items():
-        kind = _type_of(argument, default)
-        if is_optimizer and argument == "learning_rate":
-            kind = Annotated[_Rate, pydantic.BeforeValidator(_rate)]
-        fields[argument] = (kind, ... if default is catalog.REQUIRED else default)
+    for argument, default in row.items():
+        by_default = types.Boolean if isinstance(default, bool) else types.number()
+        is_required = default is catalog.REQUIRED
+        fields[argument] = (known.get(argument, by_default), ... if is_required else default)
     made = pydantic.create_model(name, __base__=base, **fields)
-    made.__doc__ = f"`tf.compat.v1.train.{name}{'Optimizer' if is_optimizer else ''}`."
+    made.__doc__ = f"`tf.compat.v1.train.{name}{'Optimizer' if base is Optimizer else ''}`."
     return made
 
 
-def _read(
-    value: dict[str, Any],
-    info: pydantic.ValidationInfo,
-    table: Mapping[str, Any],
-    base: type[_Arguments],
-    made: type,
-) -> Any:
-    """Reads `name` and arguments against a table."""
-    name = value.get("name")
-    if name is None:
-        raise checks.fault(f"the key name is required here: one of {', '.join(table)}. Add it.")
-    if not isinstance(name, str) or name not in table:
-        checks.refuse((("name",), name, checks.one_of(list(table), name)))
-    name = str(name)  # without what `documents` notes on texts
-    read = _section(name, base).model_validate(value, context=info.context)
-    return made(name, read.arguments())
+_SCHEDULES = {
+    name: _section(_Steps if "boundaries" in row else Schedule, name, row, _TYPES)
+    for name, row in catalog.SCHEDULES.items()
+}
+_RATE = types.either(
+    {
+        int: _TYPES["learning_rate"],
+        dict: types.one_section(*_SCHEDULES.values(), key="name"),
+    },
+    "a number of at least 0, or a schedule as {name: exponential_decay, ...}",
+)
+_OPTIMIZERS = {
+    name: _section(Optimizer, name, row, {**_TYPES, "learning_rate": _RATE})
+    for name, row in catalog.OPTIMIZERS.items()
+}
 
 
-def _optimizer(value: Any, info: pydantic.ValidationInfo) -> Any:
-    """Takes a function's name, an optimizer's name, or its `name` and arguments."""
-    if isinstance(value, Optimizer) or (isinstance(value, str) and ":" in value):
+def schedule(name: str, **arguments: Any) -> Schedule:
+    """Returns a schedule with the defaults of what is not given."""
+    return _SCHEDULES[name](**arguments)
+
+
+def optimizer(name: str, **arguments: Any) -> Optimizer:
+    """Returns an optimizer with the defaults of what is not given."""
+    return _OPTIMIZERS[name](**arguments)
+
+
+def _spelt_out(value: object) -> object:
+    """Takes an optimizer's bare name for a mapping."""
+    if not isinstance(value, str) or ":" in value:
         return value
-    if isinstance(value, str) and value in catalog.OPTIMIZERS:
-        value = {"name": value}
-    if not isinstance(value, dict):
-        near = checks.nearest(str(value), catalog.OPTIMIZERS)
-        then = f"Did you mean {{name: {near}, ...}}?" if near else ""
-        rule = "{name: Adam, ...}, or a function's name as package.module:function"
-        raise checks.expected(rule, then)
-    return _read(value, info, catalog.OPTIMIZERS, _OptimizerArguments, Optimizer)
+    if value not in catalog.OPTIMIZERS:
+        near = types.nearest(value, catalog.OPTIMIZERS)
+        raise types.expected(_RULE, f"Did you mean {{name: {near}, ...}}?" if near else "")
+    return {"name": value}
 
 
-def _is_ready(row: Mapping[str, Any]) -> bool:
-    """Tells whether an optimizer needs no arguments."""
-    return catalog.REQUIRED not in row.values()
-
-
+_RULE = "{name: Adam, ...}, or a function's name as package.module:function"
+_READY = [name for name, row in catalog.OPTIMIZERS.items() if catalog.REQUIRED not in row.values()]
 OptimizerOrFunction = Annotated[
-    checks.choice(
-        lambda value: "function" if isinstance(value, str) else "optimizer",
+    types.either(
         {
-            "function": checks.Function,
-            "optimizer": Annotated[
-                pydantic.InstanceOf[Optimizer], _OneOf(catalog.OPTIMIZERS, _OptimizerArguments)
-            ],
+            str: types.Function,
+            dict: types.one_section(*_OPTIMIZERS.values(), key="name"),
         },
-        "",
+        _RULE,
     ),
-    pydantic.BeforeValidator(_optimizer),
-    checks.OrText({"enum": [name for name, row in catalog.OPTIMIZERS.items() if _is_ready(row)]}),
+    pydantic.BeforeValidator(_spelt_out),
+    types.OrText({"enum": _READY}),
 ]
-
-
-def plain(value: Optimizer | Schedule) -> dict[str, Any]:
-    """Returns an optimizer, or a schedule, as a config has it."""
-    arguments = {
-        name: plain(one) if isinstance(one, Schedule) else one
-        for name, one in value.arguments.items()
-    }
-    return {"name": value.name, **arguments}

@@ -6,12 +6,10 @@ from typing import Any
 
 from pydantic import json_schema
 
-from replicate.app.config import bases, config
-
-__all__ = ["EXTENDS", "FILE", "line", "schema", "sections", "text"]
+from replicate.app.config import config, documents
 
 FILE = Path(__file__).with_name("config.schema.json")
-
+_ANYWHERE = Path("/")
 
 EXTENDS = {
     "type": "string",
@@ -57,7 +55,7 @@ def sections() -> dict[str, Any]:
 def schema() -> dict[str, Any]:
     """Returns the schema, draft 2020-12."""
     found = {name: _with_variables(one) for name, one in sections().items()}
-    extends = {bases.KEY: EXTENDS}
+    extends = {documents.EXTENDS: EXTENDS}
     keys = found["Config"]["properties"]
     keys = {name: {"description": one["description"]} for name, one in keys.items()}
     return {
@@ -65,7 +63,7 @@ def schema() -> dict[str, Any]:
         "title": "replicate config",
         "type": "object",
         # What a base may have is not required here.
-        "if": {"required": [bases.KEY]},
+        "if": {"required": [documents.EXTENDS]},
         "then": {"properties": extends | keys, "additionalProperties": False},
         "else": {"$ref": "#/$defs/Config"},
         "$defs": {**found, "Variable": _VARIABLE},
@@ -90,15 +88,14 @@ def text() -> str:
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 
-def line(folder: Path | None = None) -> str:
+def line(folder: Path = _ANYWHERE) -> str:
     """Returns the first line of a config, which tells editors where its schema is.
 
     Args:
-        folder: Where the config stands; None: anywhere.
+        folder: Where the config stands; in the schema's own checkout the path is relative.
     """
-    package = FILE.parents[2]
-    place = FILE.as_uri()
-    if folder is not None and package in (folder.absolute(), *folder.absolute().parents):
-        up = "../" * len(folder.absolute().relative_to(package).parts)
-        place = up + FILE.relative_to(package).as_posix()
+    checkout, place = FILE.parents[3], FILE.as_uri()
+    if folder.absolute().is_relative_to(checkout):
+        up = "../" * len(folder.absolute().relative_to(checkout).parts)
+        place = up + FILE.relative_to(checkout).as_posix()
     return f"# yaml-language-server: $schema={place}\n"

@@ -2,24 +2,22 @@
 
 So the line of every key is known, a key written twice is found, and nothing but plain data can
 come out. The types are those of PyYAML's safe loader with three differences: `1e-3` is a number,
-`1:30` is text (not 90), and so is a date. Values may name environment variables, see `variables`;
-what comes from there is one value, typed as if it stood in the file.
+`1:30` is text (not 90), and so is a date. Values may name environment variables, as `${NAME}` or
+`${NAME:default}`; what comes from there is one value, typed as if it stood in the file.
 """
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
 import yaml
 
 from replicate import errors
-from replicate.app.config import variables
 
-__all__ = ["FLOAT", "Document", "KeyPath", "Text", "Walk", "dotted"]
-
-KeyPath = tuple[str | int, ...]
+KeyPath: TypeAlias = tuple[str | int, ...]
 
 _PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null")}
 _NUMBER = r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
@@ -29,14 +27,17 @@ _NUMBER = r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
     |\.(?:nan|NaN|NAN))$"""
 _WHOLE = r"""^(?:[-+]?0b[0-1_]+|[-+]?0[0-7_]+|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x[0-9a-fA-F_]+)$"""
 FLOAT = ("tag:yaml.org,2002:float", re.compile(_NUMBER, re.VERBOSE), list("-+0123456789."))
+_STRING = "tag:yaml.org,2002:str"
 _MAX_VALUES = 100_000  # aliases of aliases must not make a short file endless
 _MAX_DEPTH = 64  # far from where Python's own limit would end a walk
 _MAX_FILLED = 2**20  # characters, of all values with variables: they multiply as aliases do
-_STRING = "tag:yaml.org,2002:str"
+_VARIABLE = re.compile(
+    r"\$\$\{|\$\{(?P<name>[A-Za-z_]\w*)(?::(?P<default>[^{}]*))?\}|\$\{", re.ASCII
+)
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader with this room's numbers and without dates."""
+    """The safe loader with numbers of our own and without dates."""
 
 
 _OWN_TYPES = {"timestamp", "float", "int"}
@@ -89,6 +90,38 @@ def dotted(path: Iterable[str | int]) -> str:
     return text
 
 
+def escaped(text: str) -> str:
+    """Returns a text that a walk gives back as it was, without taking it for a variable."""
+    return text.replace("${", "$${")
+
+
+class _UnfilledError(Exception):
+    """A text whose variables cannot be filled in; says why."""
+
+
+def _filled(text: str) -> str:
+    """Returns a text with the values of its variables, which are not looked through again."""
+    return _VARIABLE.sub(_variable, text)
+
+
+def _variable(match: re.Match[str]) -> str:
+    name, default = match["name"], match["default"]
+    if match[0] == "$${":
+        return "${"
+    if name is None:
+        raise _UnfilledError(
+            "must name a variable as ${NAME} or ${NAME:default}, "
+            f"got {match.string!r}. Write $${{ for the text ${{."
+        )
+    value = os.environ.get(name, default)
+    if value is None:
+        raise _UnfilledError(
+            f"needs the environment variable {name}, which is not set. "
+            f"Set it, or write ${{{name}:default}}."
+        )
+    return value
+
+
 class Walk:
     """One pass over a YAML node tree.
 
@@ -115,35 +148,38 @@ class Walk:
             mark = getattr(e, "problem_mark", None) or getattr(e, "context_mark", None)
             what = getattr(e, "problem", None) or str(e).splitlines()[0]
             then = "Check quotes, colons, indentation."
-            lines = text.splitlines()[mark.line : mark.line + 1] if mark is not None else []
-            if any(variables.MARK in line for line in lines):
+            if mark is not None and "${" in "".join(text.splitlines()[mark.line : mark.line + 1]):
                 then = "Write ${...} in a line of its own: braces around it break it."
-            self._fault(mark, f"must be valid YAML: {what}. {then}")
-            raise errors.ConfigError("\n".join(self._document.faults)) from e
+            self._end(mark, f"must be valid YAML: {what}. {then}")
         except RecursionError:
-            self._refuse_depth(loader.get_mark(), ())
+            self._end_depth(loader.get_mark(), ())
         finally:
             if loader is not None:
                 loader.dispose()
 
-    def _fault(self, mark: Any, text: str) -> None:
-        line = mark.line + 1 if mark is not None else 1
-        self._document.faults.append(f"{self._place.replace('{line}', str(line))}: {text}")
+    def _at(self, mark: yaml.Mark | None) -> str:
+        return self._place.replace("{line}", str(mark.line + 1 if mark is not None else 1))
 
-    def _refuse_depth(self, mark: Any, path: KeyPath) -> None:
+    def _note(self, mark: yaml.Mark | None, text: str) -> None:
+        """Notes a fault; the walk goes on."""
+        self._document.faults.append(f"{self._at(mark)}: {text}")
+
+    def _end(self, mark: yaml.Mark | None, text: str) -> NoReturn:
+        """Notes a fault, and ends the walk with all faults."""
+        self._note(mark, text)
+        raise errors.ConfigError("\n".join(self._document.faults)) from None
+
+    def _end_depth(self, mark: yaml.Mark, path: KeyPath) -> NoReturn:
         key = f"{dotted(path[:1])}: " if path else ""
-        self._fault(
-            mark, f"{key}must be at most {_MAX_DEPTH} levels deep. Take brackets or indents away."
-        )
-        raise errors.ConfigError("\n".join(self._document.faults))
+        then = "Take brackets or indents away."
+        self._end(mark, f"{key}must be at most {_MAX_DEPTH} levels deep. {then}")
 
     def _value(self, loader: _Loader, node: yaml.Node, path: KeyPath) -> Any:
         self._count += 1
         if self._count > _MAX_VALUES or any(node is outer for outer in self._open):
-            self._fault(node.start_mark, "must be finite: an alias (*) goes round in circles.")
-            raise errors.ConfigError("\n".join(self._document.faults))
+            self._end(node.start_mark, "must be finite: an alias (*) goes round in circles.")
         if len(self._open) > _MAX_DEPTH:
-            self._refuse_depth(node.start_mark, path)
+            self._end_depth(node.start_mark, path)
         self._open.append(node)
         try:
             if isinstance(node, yaml.MappingNode) and node.tag.endswith(":map"):
@@ -154,52 +190,39 @@ class Walk:
                 return self._scalar(loader, node, path)
         finally:
             self._open.pop()
-        self._fault(
-            node.start_mark,
-            f"{dotted(path)}: a config holds plain data, got the tag {node.tag}. Remove the tag.",
-        )
+        rule = f"a config holds plain data, got the tag {node.tag}. Remove the tag."
+        self._note(node.start_mark, f"{dotted(path)}: {rule}")
         return None
 
     def _scalar(self, loader: _Loader, node: yaml.ScalarNode, path: KeyPath) -> Any:
         try:
-            if variables.MARK in node.value:
-                node = self._with_variables(loader, node)
+            node = self._with_variables(loader, node) if "${" in node.value else node
             value = loader.construct_object(node)
             str(value)  # Python refuses to write out a whole number of thousands of digits
-        except variables.UnfilledError as e:
-            self._refuse(node, path, str(e))
-            return None
+            if isinstance(value, str) and self._document.folder is not None:
+                value = Text(value)
+                value.folder = self._document.folder
+            return value
         except errors.ConfigError:  # which is a ValueError
             raise
+        except _UnfilledError as e:
+            fault = str(e)
         except (ValueError, KeyError):
-            kind = node.tag.rpartition(":")[2]
-            self._refuse(
-                node,
-                path,
-                f"must be a value of the type {kind}, got {node.value!r}. "
-                "Correct it, or put it in quotes.",
+            fault = (
+                f"must be a value of the type {node.tag.rpartition(':')[2]}, got {node.value!r}. "
+                "Correct it, or put it in quotes."
             )
-            return None
-        if isinstance(value, str) and self._document.folder is not None:
-            value = Text(value)
-            value.folder = self._document.folder
-        return value
-
-    def _refuse(self, node: yaml.Node, path: KeyPath, text: str) -> None:
-        """Notes a fault in place of a value."""
         self._document.unread.add(path)
-        self._fault(node.start_mark, f"{dotted(path)}: {text}" if path else text)
+        self._note(node.start_mark, f"{dotted(path)}: {fault}" if path else fault)
+        return None
 
     def _with_variables(self, loader: _Loader, node: yaml.ScalarNode) -> yaml.ScalarNode:
         """Returns a node with variables filled in; what is not in quotes gets its type then."""
-        text = variables.filled(node.value)
+        text = _filled(node.value)
         self._filled += len(text)
         if self._filled > _MAX_FILLED:
-            self._fault(
-                node.start_mark,
-                f"must be finite: values with variables have more than {_MAX_FILLED} characters.",
-            )
-            raise errors.ConfigError("\n".join(self._document.faults))
+            rule = f"values with variables have more than {_MAX_FILLED} characters."
+            self._end(node.start_mark, f"must be finite: {rule}")
         tag = node.tag
         if tag == _STRING and node.style is None:
             tag = loader.resolve(yaml.ScalarNode, text, (True, False))
@@ -209,8 +232,9 @@ class Walk:
     def _sequence(self, loader: _Loader, node: yaml.SequenceNode, path: KeyPath) -> list[Any]:
         values = []
         for index, child in enumerate(node.value):
-            self._note(child, (*path, index))
-            values.append(self._value(loader, child, (*path, index)))
+            below = (*path, index)
+            self._document.places[below] = self._at(child.start_mark)
+            values.append(self._value(loader, child, below))
         return values
 
     def _mapping(self, loader: _Loader, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
@@ -220,10 +244,11 @@ class Walk:
         for key_node, child in node.value:
             key = key_node.value
             if not isinstance(key_node, yaml.ScalarNode):
-                self._fault(key_node.start_mark, f"{dotted(path)}: keys are plain words.")
+                self._note(key_node.start_mark, f"{dotted(path)}: keys are plain words.")
                 continue
-            self._note(key_node, (*path, key))
-            values[key] = self._value(loader, child, (*path, key))
+            below = (*path, key)
+            self._document.places[below] = self._at(key_node.start_mark)
+            values[key] = self._value(loader, child, below)
         return values
 
     def _find_repeated(self, node: yaml.MappingNode, path: KeyPath) -> None:
@@ -233,13 +258,9 @@ class Walk:
             if not isinstance(key, str) or key_node.tag.endswith(":merge"):
                 continue
             if key in lines:
-                self._fault(
+                self._note(
                     key_node.start_mark,
                     f"{dotted((*path, key))}: a key is given once; it already stands in line "
                     f"{lines[key]}. Remove one of the two.",
                 )
             lines.setdefault(key, key_node.start_mark.line + 1)
-
-    def _note(self, node: yaml.Node, path: KeyPath) -> None:
-        line = str(node.start_mark.line + 1)
-        self._document.places[path] = self._place.replace("{line}", line)

@@ -6,12 +6,10 @@ from pathlib import Path
 
 from replicate import errors
 
-__all__ = ["explain", "first_lines", "located"]
-
-_NOT_THE_USERS = ("site-packages", "<frozen")
+_LIBRARIES = ("site-packages", "<frozen")
 _LISTINGS = ("Traceback", "Original stack trace", "Detected at node", "Hint: ")
 _MAX_LINES = 3
-_SURROUNDS = (  # what TensorFlow puts around a message
+_PREFIXES = (  # what TensorFlow puts before a message, in this order
     re.compile(r"^Graph execution error:\s*"),
     re.compile(r"^\d+ root error\(s\) found\.\s*"),
     re.compile(r"^\(0\) [A-Z_]+: "),
@@ -40,25 +38,22 @@ def first_lines(error: BaseException) -> str:
     if nodes:  # the listing came first
         lines = lines[nodes[-1] + 1 :]
     kept = []
-    for line in lines:
-        if line.startswith(_LISTINGS) or line.strip().startswith("(1) "):
+    for line in map(str.strip, lines):
+        if line.startswith((*_LISTINGS, "(1) ")):
             break
-        if line.strip() and not line.strip().startswith("[["):
-            kept.append(line.strip())
-    return _without_surrounds(" ".join(kept[:_MAX_LINES]))
-
-
-def _without_surrounds(text: str) -> str:
-    for surround in _SURROUNDS:
-        text = surround.sub("", text)
+        if line and not line.startswith("[["):
+            kept.append(line)
+    text = " ".join(kept[:_MAX_LINES])
+    for prefix in _PREFIXES:
+        text = prefix.sub("", text)
     return text
 
 
 def _users_line(error: BaseException) -> str:
     """Returns `file:line: ` of the innermost line that is neither ours nor a library's."""
-    ours = str(Path(__file__).parents[1])
+    ours = str(Path(__file__).parents[2])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         is_ours = frame.filename.startswith(ours) and "examples" not in frame.filename
-        if not is_ours and not any(part in frame.filename for part in _NOT_THE_USERS):
+        if not is_ours and not any(part in frame.filename for part in _LIBRARIES):
             return f"{frame.filename}:{frame.lineno}: "
     return ""

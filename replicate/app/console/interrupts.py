@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-__all__ = ["INTERRUPTED", "STOPPING", "Interrupted", "StopRequest", "at_once", "terminable"]
-
 INTERRUPTED = 130  # the exit code, as shells have it
 STOPPING = "stopping after this step; once more stops at once, without saving"
 

@@ -4,62 +4,48 @@ import base64
 import contextlib
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, TextIO
+from typing import TextIO
 
-import numpy as np
-
-__all__ = ["STEP", "alone", "number", "plain", "summary_line", "write"]
+from replicate.app.console import streams
 
 STEP = "global_step"
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[TextIO]:
     """Yields stdout; while entered, what others write there goes to stderr.
 
-    A model_fn that prints, native code that writes to file descriptor 1: neither is to stand
-    beside a document that a machine reads.
+    So neither a model_fn's prints nor native code get into a document that a machine reads.
     """
-    sys.stdout.flush()
-    with contextlib.ExitStack() as leave:
-        if not _is_own(sys.stdout):
-            shown = sys.stdout
-            leave.enter_context(contextlib.redirect_stdout(sys.stderr))
+    if not streams.is_own(sys.stdout, 1):
+        shown = sys.stdout
+        with contextlib.redirect_stdout(sys.stderr):
             yield shown
-            return
-        look = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors}
-        shown = leave.enter_context(open(os.dup(1), "w", **look))
-        leave.callback(os.dup2, shown.fileno(), 1)
-        leave.callback(sys.stdout.flush)
-        os.dup2(2, 1)
-        yield shown
+        return
+    encoding, unknown = sys.stdout.encoding, sys.stdout.errors
+    with streams.redirected(1, 2) as number:
+        with open(number, "w", encoding=encoding, errors=unknown, closefd=False) as shown:
+            yield shown
 
 
-def _is_own(stream: TextIO) -> bool:
-    """Whether a stream is this process's own stdout."""
-    try:
-        return stream.fileno() == 1
-    except (AttributeError, OSError, ValueError):
-        return False
-
-
-def write(value: Any, file: TextIO) -> None:
+def write(value: Json, file: TextIO) -> None:
     """Writes plain data as one line of JSON."""
     file.write(json.dumps(value, allow_nan=False, ensure_ascii=False) + "\n")
     file.flush()
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Json:
     """Returns what JSON can hold: NaN and infinities become null, bytes text or base64."""
     if isinstance(value, Mapping):
         return {str(name): plain(one) for name, one in value.items()}
-    if isinstance(value, np.ndarray | list | tuple):
-        return [plain(one) for one in value] if np.ndim(value) else plain(value[()])
-    if isinstance(value, np.generic):
-        value = value.item()
+    if hasattr(value, "tolist"):  # NumPy's arrays and numbers
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes):
@@ -70,14 +56,14 @@ def plain(value: Any) -> Any:
     return value
 
 
-def summary_line(metrics: Mapping[str, Any]) -> str:
+def summary_line(metrics: Mapping[str, object]) -> str:
     """Returns metrics in one line of text, without the step."""
     names = [name for name in sorted(metrics) if name != STEP]
     return "  ".join(f"{name} {number(metrics[name])}" for name in names)
 
 
-def number(value: Any) -> str:
-    """Returns a number as people read it; what JSON has no number for is nan or inf here."""
+def number(value: object) -> str:
+    """Returns a number as people read it; nan and inf, which JSON lacks, by these names."""
     found = plain(value)
     if found is None and value is not None:
         return str(float(value))

@@ -1,25 +1,42 @@
 """How long work shows where it is: a bar on a terminal, plain lines elsewhere."""
 
 import contextlib
-import itertools
 import math
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from rich import console as rich_console
 from rich import progress as rich_progress
 from rich import text as rich_text
 
-from replicate.app.console import screen
-
-__all__ = ["Display", "Task", "clock"]
+from replicate.app.console import screen, streams
 
 _LEAST_BAR = 8  # columns
 _REMEMBERED = 50  # updates over which the speed is taken
 _TOLD_EVERY = 0.1  # seconds
+
+
+class Bar(NamedTuple):
+    """What is shown of a task.
+
+    Attributes:
+        label: What is done, e.g. train.
+        done: How many units are done.
+        total: Where it ends; None where that is not known.
+        notes: Loss, speed and time left, then the same in fewer words; the first that fits counts.
+    """
+
+    label: str
+    done: int
+    total: int | None
+    notes: tuple[str, ...]
+
+    @property
+    def count(self) -> str:
+        """The units done, of all where that is known."""
+        return f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
 
 
 class Display:
@@ -27,42 +44,38 @@ class Display:
 
     Args:
         quiet: Whether to show nothing at all.
-        console: A rich console; None: one on stderr.
-        tell: Is told of all tasks, for who shows them elsewhere; None: nobody does.
+        console: A rich console; else one on stderr.
+        tell: Gets messages for a launcher, which shows the bars of several processes:
+            `{"state": what this process does}`, `{"line": a line of progress that was shown}`,
+            `{"task": a number, "bar": a Bar}` and, once that task has ended, `{"task": a number}`.
+
+    Attributes:
+        quiet: See the argument.
+        tell: See the argument.
     """
 
     def __init__(
         self,
         quiet: bool = False,
         console: rich_console.Console | None = None,
-        tell: Callable[[Mapping[str, Any]], None] | None = None,
+        tell: Callable[[Mapping[str, Any]], None] = lambda told: None,
     ):
         self.quiet = quiet
-        self.tell = tell or _tell_nobody
-        self._numbers = itertools.count()
+        self.tell = tell
         self._console = console or _Console(stderr=True, highlight=False)
-        self._is_own = console is None
-        self._bars: rich_progress.Progress | None = None
+        self._is_on_stderr = console is None
+        self._bars: _Bars | None = None
         self._leave = contextlib.ExitStack()
 
     def __enter__(self) -> "Display":
         if self.quiet or not self._console.is_terminal or self._console.is_dumb_terminal:
             return self
-        numbers = screen.terminals() if self._is_own else []
+        numbers = screen.terminals() if self._is_on_stderr else []
         if 2 in numbers:
             self._leave.callback(setattr, self, "_console", self._console)
             capture = self._leave.enter_context(screen.Capture(numbers, self._show_line))
             self._console = rich_console.Console(file=capture.terminal, highlight=False)
-        self._bars = _Bars(
-            rich_progress.TextColumn("{task.description}"),
-            rich_progress.BarColumn(bar_width=None),
-            rich_progress.TextColumn("{task.fields[count]}  {task.fields[note]}"),
-            console=self._console,
-            expand=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._leave.enter_context(self._bars)
+        self._bars = self._leave.enter_context(_Bars(self._console))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -75,7 +88,7 @@ class Display:
         return self._bars is not None
 
     def state(self, text: str) -> None:
-        """Tells whoever shows several processes what this one does."""
+        """Tells a launcher what this process does."""
         self.tell({"state": text})
 
     def status(self, text: str) -> None:
@@ -83,15 +96,15 @@ class Display:
         if self._bars is not None:
             self._bars.status = text
 
-    def _show_line(self, line: str) -> None:
-        with contextlib.suppress(OSError):
-            self._console.print(rich_text.Text.from_ansi(line), soft_wrap=True)
-
     def say(self, text: str) -> None:
-        """Shows a remark, above the bars; that nobody hears it any more ends no work."""
+        """Shows a remark, above the bars; that nobody reads it any more ends no work."""
         if not self.quiet:
             with contextlib.suppress(OSError):
                 self._console.print(text, markup=False, soft_wrap=True)
+
+    def _show_line(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            self._console.print(rich_text.Text.from_ansi(line), soft_wrap=True)
 
     def task(
         self,
@@ -111,7 +124,17 @@ class Display:
             every: Units between two lines where there is no terminal; None: no lines.
             unit: What is counted.
         """
-        return Task(self, label, total, start=start, every=every, unit=unit)
+        return Task(self, Bar(label, start, total, ("",)), every or math.inf, unit)
+
+    def show(self, key: Hashable, bar: Bar | None) -> None:
+        """Shows a bar, if there are bars.
+
+        Args:
+            key: Which one; a new one is added below the others.
+            bar: What to show; None: it goes away.
+        """
+        if self._bars is not None:
+            self._bars.show(key, bar)
 
 
 class _Console(rich_console.Console):
@@ -120,86 +143,83 @@ class _Console(rich_console.Console):
     def on_broken_pipe(self) -> None:
         """See base class, which ends the process."""
         self.quiet = True
-        # What is left of the line would fail once more when the process ends.
-        with contextlib.suppress(OSError), open(os.devnull, "wb") as nobody:
-            os.dup2(nobody.fileno(), self.file.fileno())
-
-
-def _tell_nobody(_: Mapping[str, Any]) -> None:
-    """Stands for a listener."""
+        streams.discard(self.file.fileno())  # else the rest fails again when the process ends
 
 
 class _Bars(rich_progress.Progress):
     """Bars with a line below them."""
 
-    status = ""
+    def __init__(self, console: rich_console.Console):
+        self.status = ""
+        self._numbers: dict[Hashable, rich_progress.TaskID] = {}
+        super().__init__(
+            rich_progress.TextColumn("{task.description}"),
+            rich_progress.BarColumn(bar_width=None),
+            rich_progress.TextColumn("{task.fields[text]}"),
+            console=console,
+            expand=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
 
-    def get_renderables(self) -> Any:
+    def get_renderables(self) -> Iterator[rich_console.RenderableType]:
         """See base class."""
         yield from super().get_renderables()
         if self.status:
             yield rich_text.Text(self.status, no_wrap=True, overflow="ellipsis")
 
+    def show(self, key: Hashable, bar: Bar | None) -> None:
+        """Adds, changes or removes a bar; see `Display.show`."""
+        if bar is None:
+            if key in self._numbers:
+                self.remove_task(self._numbers.pop(key))
+            return
+        if key not in self._numbers:
+            self._numbers[key] = self.add_task(bar.label, text="")
+        room = self.console.width - _LEAST_BAR - len(f"{bar.label}  {bar.count}  ")
+        note = next((note for note in bar.notes if len(note) <= room), "")
+        text = f"{bar.count}  {note}"
+        self.update(self._numbers[key], completed=bar.done, total=bar.total, text=text)
+
 
 class Task:
     """One piece of long work; made by `Display.task`."""
 
-    def __init__(
-        self,
-        display: Display,
-        label: str,
-        total: int | None,
-        *,
-        start: int,
-        every: int | None,
-        unit: str,
-    ):
+    def __init__(self, display: Display, bar: Bar, every: float, unit: str):
         self._display = display
-        self._label = label
-        self._total = total
+        self._bar = bar
         self._every = every
         self._unit = unit
-        self._lines_shown = start // every if every else 0
+        self._lines_shown = bar.done // every
         self._times: deque[tuple[float, int, int]] = deque(maxlen=_REMEMBERED)
         self._examples = 0
-        self._loss: float | None = None
-        self._number = next(display._numbers)
+        self._loss = ""
         self._told = -math.inf
-        self._bars = display._bars
-        self._bar = None
-        if self._bars is not None:
-            self._bar = self._bars.add_task(
-                label, total=total, completed=start, count=self._count(start), note=""
-            )
-        self._tell("begin", label=label, total=total, start=start, unit=unit)
+        display.show(self, bar)
 
     def update(self, done: int, loss: float | None = None, examples: int = 0) -> None:
         """Shows that `done` units are done.
 
         Args:
             done: How many in all.
-            loss: The newest loss; None: there is none.
+            loss: The newest loss; None: the last one stays.
             examples: How many examples these took since the last update; 0: nobody knows.
         """
-        self._examples += examples
         now = time.monotonic()
+        self._examples += examples
         self._times.append((now, done, self._examples))
-        self._loss = self._loss if loss is None else loss
-        if now - self._told > _TOLD_EVERY or done == self._total:
+        if loss is not None:
+            self._loss = f"loss {loss:.4g}"
+        self._bar = self._bar._replace(done=done, notes=self._notes(done))
+        self._display.show(self, self._bar)
+        if now - self._told > _TOLD_EVERY or done == self._bar.total:
             self._told = now
-            self._tell("update", done=done, loss=self._loss, examples=self._examples)
-        if self._bars is not None:
-            count = self._count(done)
-            room = self._bars.console.width - _LEAST_BAR - len(f"{self._label}  {count}  ")
-            self._bars.update(self._bar, completed=done, count=count, note=self._note(done, room))
-        elif self._every and done // self._every > self._lines_shown:
+            self._display.tell({"task": id(self), "bar": self._bar})
+        if not self._display.has_bars and done // self._every > self._lines_shown:
             self._lines_shown = done // self._every
-            line = f"{self._label} {self._count(done)}  {self._note(done)}"
-            self._tell("line", text=line)
+            line = f"{self._bar.label} {self._bar.count}  {self._bar.notes[0]}"
+            self._display.tell({"line": line})
             self._display.say(line)
-
-    def _tell(self, what: str, **about: Any) -> None:
-        self._display.tell({"task": self._number, "what": what, **about})
 
     def update_of(self, done: int, total: int) -> None:
         """Shows that `done` of `total` units are done, where only the work tells how many."""
@@ -208,43 +228,30 @@ class Task:
 
     def end_at(self, total: int) -> None:
         """Says where the task ends, where that was not known at its beginning."""
-        if self._total != total:
-            self._total = total
-            self._tell("end_at", total=total)
-            if self._bars is not None:
-                self._bars.update(self._bar, total=total)
+        self._bar = self._bar._replace(total=total)
+        self._display.show(self, self._bar)
 
     def pause(self) -> None:
         """Leaves the time until the next update out of the speed."""
         self._times.clear()
-        self._tell("pause")
 
     def finish(self) -> None:
         """Ends the task; its bar goes away."""
-        self._tell("finish")
-        if self._bars is not None:
-            self._bars.remove_task(self._bar)
-            self._bars = None
+        self._display.tell({"task": id(self)})
+        self._display.show(self, None)
 
-    def _count(self, done: int) -> str:
-        return f"{done}" if self._total is None else f"{done}/{self._total}"
-
-    def _note(self, done: int, room: float = math.inf) -> str:
-        """Returns loss, speed and time left; where room lacks, without the speed or the loss."""
-        loss = "" if self._loss is None else f"loss {self._loss:.4g}"
+    def _notes(self, done: int) -> tuple[str, ...]:
+        """Returns loss, speed and time left; then the same without the speed, and the loss."""
         speed = left = ""
         if len(self._times) > 1:
             (first_time, *first), (last_time, *last) = self._times[0], self._times[-1]
             seconds = max(last_time - first_time, 1e-9)
-            steps, examples = [(b - a) / seconds for a, b in zip(first, last, strict=True)]
-            speed = _examples(examples) if examples else f"{steps:.1f} {self._unit}/s"
-            if self._total is not None and steps > 0:
-                left = f"{clock((self._total - done) / steps)} left"
-        for parts in ((loss, speed, left), (loss, left), (left,)):
-            text = "  ".join(filter(None, parts))
-            if len(text) <= room:
-                return text
-        return ""
+            units, examples = [(b - a) / seconds for a, b in zip(first, last, strict=True)]
+            speed = _examples(examples) if examples else f"{units:.1f} {self._unit}/s"
+            if self._bar.total is not None and units > 0:
+                left = f"{clock((self._bar.total - done) / units)} left"
+        choices = (self._loss, speed, left), (self._loss, left), (left,)
+        return tuple("  ".join(filter(None, parts)) for parts in choices)
 
 
 def _examples(speed: float) -> str:

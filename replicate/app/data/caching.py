@@ -12,7 +12,7 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import filelock
@@ -21,57 +21,57 @@ from replicate import errors
 from replicate.app.config import input_config
 from replicate.compat.tensorflow import tf
 
-__all__ = ["place_of", "state_of", "through"]
-
 _LOGGER = logging.getLogger(__name__)
 _NOT_OF_ROWS = {"batch_size", "cache", "file", "prefetch", "repeat", "shuffle"}
 _held: dict[str, filelock.FileLock] = {}  # by place, until the process ends
+
+
+def through(
+    source: input_config.Input,
+    key: str,
+    paths: Sequence[str] = (),
+    made_by: Sequence[Any] = (),
+    worker: str = "chief",
+) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
+    """Returns what keeps the rows of a dataset as the config wants, or leaves it as it is.
+
+    Args:
+        source: The input as the config has it.
+        key: Its key in the config, e.g. train.input.
+        paths: The files that are read.
+        made_by: The function that makes the dataset, and what it is offered.
+        worker: Which worker of a cluster reads them; others have files of their own.
+
+    Raises:
+        RunError: If files cannot be written where the config says.
+    """
+    folder = getattr(source, "cache", False)
+    if folder is True:
+        return lambda dataset: dataset.cache()
+    place = place_of(source, key, paths, made_by, worker) if folder else ""
+    if place and ("://" in place or _take(place, folder, key)):
+        return lambda dataset: dataset.cache(place)
+    return lambda dataset: dataset
 
 
 def place_of(
     source: input_config.Input,
     key: str,
     paths: Sequence[str] = (),
-    fn: Callable[..., Any] | None = None,
-    offered: Mapping[str, Any] | None = None,
+    made_by: Sequence[Any] = (),
     worker: str = "chief",
-) -> str | None:
-    """Returns where the rows of an input are cached.
-
-    Args:
-        source: The input as the config has it.
-        key: Its key in the config, e.g. train.input.
-        paths: The files that are read.
-        fn: The function that makes the dataset.
-        offered: What that is offered.
-        worker: Which worker of a cluster reads them; others have files of their own.
-
-    Returns:
-        The beginning of the files' names; empty: in memory; None: not at all.
-
-    Raises:
-        RunError: If files cannot be written there.
-    """
-    wanted = getattr(source, "cache", False)
-    if not isinstance(wanted, str):
-        return "" if wanted else None
+) -> str:
+    """Returns what the names of a cache's files begin with; see `through`."""
     about = [source.model_dump(mode="json", exclude=_NOT_OF_ROWS), [_state(p) for p in paths]]
     about.append(bool(source.shuffle) and len(paths) > 1)  # shuffles the files
-    if fn is not None:
-        about += [state_of(fn), {**(offered or {})}]
+    if made_by:
+        fn, offered = made_by
+        about += [state_of(fn), dict(offered)]
     if worker != "chief":
         about.append(worker)
     text = json.dumps(about, sort_keys=True, default=repr)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    place = os.path.join(wanted, f"{key.partition('.')[0]}-{digest}")
-    if "://" in place:
-        return place
-    return _taken(place, wanted, key)
-
-
-def through(dataset: tf.data.Dataset, place: str | None) -> tf.data.Dataset:
-    """Returns a dataset that keeps what it has read; unchanged where nothing is cached."""
-    return dataset if place is None else dataset.cache(place)
+    return os.path.join(source.cache, f"{key.partition('.')[0]}-{digest}")
 
 
 def _state(path: str) -> list[Any]:
@@ -85,27 +85,24 @@ def _state(path: str) -> list[Any]:
 
 def state_of(fn: Callable[..., Any]) -> list[Any]:
     """Returns what changes when the file that a function stands in is written again."""
-    return _state(_file_of(fn))
-
-
-def _file_of(fn: Callable[..., Any]) -> str:
     try:
-        return inspect.getsourcefile(inspect.unwrap(fn)) or ""
+        file = inspect.getsourcefile(inspect.unwrap(fn))
     except TypeError:  # a callable object, a partial
-        return inspect.getsourcefile(type(fn)) or ""
+        file = inspect.getsourcefile(type(fn))
+    return _state(file or "")
 
 
-def _taken(place: str, folder: str, key: str) -> str | None:
-    """Returns a place that this process may write to or read from; None where there is none."""
+def _take(place: str, folder: str, key: str) -> bool:
+    """Tells whether this process may read or write a cache's files; others may not meanwhile."""
     if os.path.exists(f"{place}.index") or place in _held:
-        return place
+        return True
     lock = filelock.FileLock(f"{place}.lock", timeout=0)
     try:
         os.makedirs(folder, exist_ok=True)
         lock.acquire()
     except filelock.Timeout:
         _LOGGER.warning("%s.cache: another process is writing %s; reading without it.", key, place)
-        return None
+        return False
     except (OSError, NotImplementedError) as e:
         what = getattr(e, "strerror", None) or e
         raise errors.RunError(
@@ -117,4 +114,4 @@ def _taken(place: str, folder: str, key: str) -> str | None:
         for path in glob.glob(f"{glob.escape(place)}*"):
             if not path.endswith(".lock"):
                 os.remove(path)
-    return place
+    return True

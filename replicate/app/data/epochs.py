@@ -10,70 +10,80 @@ down for runs that continue. A run that continues in the midst of a pass reads o
 of it that it was trained on; in the first pass of a stream, over all of them.
 """
 
+import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any
 
-from replicate import errors
-from replicate.app.runs import whole_files
+from replicate import errors, types
+from replicate.app.runs import atomic_files
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["FILE", "Epochs"]
+_FILE = "epochs.json"
 
-FILE = "epochs.json"
+
+@dataclasses.dataclass(frozen=True)
+class Notes:
+    """Where the number of batches in a pass is written down.
+
+    Attributes:
+        model_dir: The folder of the run.
+        description: What says which input it is: a number noted for another one is not used.
+        is_written: Whether what is counted is written down.
+    """
+
+    model_dir: str
+    description: str
+    is_written: bool = True
+
+    def read(self) -> int | None:
+        """Returns the number that was written down for this input."""
+        noted = atomic_files.read_json(os.path.join(self.model_dir, _FILE))
+        steps = noted.get("steps_per_epoch")
+        is_same = noted.get("input") == self.description
+        return steps if is_same and isinstance(steps, int) and steps > 0 else None
+
+    def write(self, steps: int) -> None:
+        """Writes it down."""
+        if self.is_written:
+            known = {"steps_per_epoch": steps, "input": self.description}
+            atomic_files.write_json(os.path.join(self.model_dir, _FILE), known)
 
 
 class Epochs:
-    """N passes over an input.
+    """N passes over the training data.
 
     Args:
-        model_dir: Where the length of a pass is written down.
         number: N, at least 1.
         make: Returns a dataset of one pass, in batches.
         start: The step that the run begins at.
-        description: What says which input it is: a length counted for another one is not used.
-        key: The input's key in the config, for error texts.
-        is_written: Whether what is counted is written down.
-
-    Attributes:
-        counted: Called with the step at which training ends, as soon as that is known.
+        notes: Where the number of batches in a pass is written down.
 
     Raises:
         RunError: If the input never ends.
     """
 
-    def __init__(
-        self,
-        model_dir: str,
-        number: int,
-        make: Callable[[], tf.data.Dataset],
-        start: int,
-        description: str,
-        key: str,
-        is_written: bool = True,
-    ):
-        self._path = os.path.join(model_dir, FILE)
+    def __init__(self, number: int, make: Callable[[], tf.data.Dataset], start: int, notes: Notes):
         self._number = number
         self._make = make
         self._start = start
-        self._description = description
-        self._key = key
-        self._is_written = is_written
-        self._steps_per_epoch = self._known()
+        self._notes = notes
+        self._steps_per_epoch = _length(make) or notes.read()
         self._seen = 0
-        self.counted: Callable[[int], None] = lambda end: None
 
     @property
     def end(self) -> int | None:
         """The step at which training is over; None where that is not known yet."""
         return None if self._steps_per_epoch is None else self._number * self._steps_per_epoch
 
-    def dataset(self, repeat: bool | int, prefetch: int) -> tf.data.Dataset:
+    def dataset(
+        self, repeat: bool | int, prefetch: int, counted: Callable[[int], None] = lambda end: None
+    ) -> tf.data.Dataset:
         """Returns the batches from the step that the run begins at.
 
         Args:
             repeat: How often the config lets the input be read: true for ever, false once.
             prefetch: Batches made ahead of time.
+            counted: Called with the step at which training ends, as soon as that is known.
         """
         passes = -1 if repeat is True else int(repeat) or 1
         if self._steps_per_epoch is not None:
@@ -81,33 +91,20 @@ class Epochs:
             batches = self._make().repeat(passes).skip(left_out)
         else:
             times = self._number if passes == -1 else min(self._number, passes)
-            batches = self._counting(self._make()).repeat(times).skip(self._start)
+            batches = self._counting(self._make(), counted).repeat(times).skip(self._start)
         return batches.prefetch(prefetch) if prefetch else batches
 
-    def _known(self) -> int | None:
-        """Returns how many batches a pass has, where that is known."""
-        count = _cardinality(self._make)
-        if count == tf.data.INFINITE_CARDINALITY:
-            raise errors.RunError(
-                f"{self._key}: must come to an end for train.epochs to be counted, but repeats for "
-                "ever. Leave out its repeat(), or set train.steps in place of train.epochs."
-            )
-        if count > 0:
-            return count
-        noted = whole_files.read_json(self._path) or {}
-        steps = noted.get("steps_per_epoch")
-        is_same = noted.get("input") == self._description
-        return steps if is_same and isinstance(steps, int) and steps > 0 else None
-
-    def _counting(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+    def _counting(
+        self, batches: tf.data.Dataset, counted: Callable[[int], None]
+    ) -> tf.data.Dataset:
         """Returns a pass that is counted while it is read."""
 
-        def see(index: tf.Tensor, batch: Any) -> Any:
+        def see(index: tf.Tensor, batch: types.Nest) -> types.Nest:
             tf.numpy_function(self._see, [index], [])
             return batch
 
         def note(_: tf.Tensor) -> tf.Tensor:
-            return tf.ensure_shape(tf.numpy_function(self._note, [], tf.bool), [])
+            return tf.ensure_shape(tf.numpy_function(lambda: self._note(counted), [], tf.bool), [])
 
         seen = batches.enumerate().map(see)
         nothing = tf.data.Dataset.range(1).filter(note).flat_map(lambda _: batches.take(0))
@@ -116,22 +113,31 @@ class Epochs:
     def _see(self, index: int) -> None:
         self._seen = int(index) + 1
 
-    def _note(self) -> bool:
+    def _note(self, counted: Callable[[int], None]) -> bool:
         """Notes that the end of a pass was reached; returns that nothing follows."""
         if self._steps_per_epoch is None and self._seen:
             self._steps_per_epoch = self._seen
-            if self._is_written:
-                known = {"steps_per_epoch": self._seen, "input": self._description}
-                whole_files.write_json(self._path, known)
-            self.counted(self.end)
+            self._notes.write(self._seen)
+            counted(self.end)
         return False
 
 
-def _cardinality(make: Callable[[], tf.data.Dataset]) -> int:
+def _length(make: Callable[[], tf.data.Dataset]) -> int | None:
+    """Returns how many batches a pass has, where its dataset knows.
+
+    Raises:
+        RunError: If it never ends.
+    """
     with tf.Graph().as_default():
-        count = tf.data.experimental.cardinality(make())
+        cardinality = tf.data.experimental.cardinality(make())
         with tf1.Session(config=tf1.ConfigProto(device_count={"GPU": 0})) as session:
             try:
-                return int(session.run(count))
+                count = int(session.run(cardinality))
             except tf.errors.OpError:  # it waits for tables or variables of the training's graph
-                return tf.data.UNKNOWN_CARDINALITY
+                return None
+    if count == tf.data.INFINITE_CARDINALITY:
+        raise errors.RunError(
+            "train.input: must come to an end for train.epochs to be counted, but repeats for "
+            "ever. Leave out its repeat(), or set train.steps in place of train.epochs."
+        )
+    return count if count > 0 else None

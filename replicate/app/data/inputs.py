@@ -8,20 +8,24 @@ A dataset of a user's function may or may not be batched already. Unless the con
 3. If the first dimension of every tensor is unknown, it is a batch; likewise when there
    are several tensors and the first dimension of each is `batch_size`.
 4. Else it is a single example, and the app batches it.
+
+Each worker of a cluster takes its part of each batch, or every Wth batch.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from replicate import errors
+from replicate import errors, types
 from replicate.app.cluster import tasks
 from replicate.app.config import files, functions, input_config
-from replicate.app.data import caching, csv_tables, shares, tables
-from replicate.compat.tensorflow import tf
+from replicate.app.data import caching, csv, npz
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import rows
 
-__all__ = ["element_of", "input_fn", "is_batched", "record_files"]
+InputFn: TypeAlias = Callable[[], tf.data.Dataset]
+Cached: TypeAlias = Callable[[tf.data.Dataset], tf.data.Dataset]
 
 _STREAM_BUFFER = 10_000  # rows a stream is shuffled over where the config only says true
 _HIDES_ITS_INPUT = ("FlatMap", "Interleave", "GroupBy", "Window")
@@ -33,7 +37,7 @@ def input_fn(
     mode: str,
     params: Mapping[str, Any],
     task: tasks.Task = tasks.ALONE,
-) -> Callable[[], tf.data.Dataset]:
+) -> InputFn:
     """Returns an Estimator input_fn; bad files are found now, before a graph is built.
 
     Args:
@@ -46,27 +50,20 @@ def input_fn(
     Raises:
         RunError: If a file is bad or missing, or a function cannot be found.
     """
-    if isinstance(source, input_config.Csv):
-        if not csv_tables.fits_in_memory(source, key):
-            return _stream(source, key, task)
-        data = csv_tables.read_csv(source, key)
-        return lambda: _finish(_of_arrays(*data, source), source, True, task)
-    if isinstance(source, input_config.Npz):
-        data = tables.read_npz(source, key)
-        return lambda: _finish(_of_arrays(*data, source), source, True, task)
+    if isinstance(source, input_config.Csv) and not csv.fits_in_memory(source, key):
+        return _stream(source, key, task)
+    if isinstance(source, input_config.Csv | input_config.Npz):
+        read = csv.read if isinstance(source, input_config.Csv) else npz.read
+        features, label = read(source, key)
+        return lambda: _finish(_of_arrays(features, label, source), source, task)
     if isinstance(source, input_config.Tfrecord):
         paths = record_files(source, key)
-        place = caching.place_of(source, key, paths, worker=task.name)
-        return lambda: _of_records(source, paths, place, task)
-    fn = functions.load(source.function, f"{key}.function")
-    source, task, context = shares.left_to(fn, source, task)
-    offered = {"mode": mode, "params": dict(params), "batch_size": source.batch_size}
-    place = caching.place_of(source, key, fn=fn, offered=offered, worker=task.name)
-    offered["input_context"] = context
-    return lambda: _of_function(source, fn, offered, key, place, task)
+        cached = caching.through(source, key, paths, worker=task.name)
+        return lambda: _of_records(source, paths, cached, task)
+    return _of_function(source, key, mode, params, task)
 
 
-def element_of(make: Callable[[], tf.data.Dataset]) -> Any:
+def element_of(make: InputFn) -> Any:
     """Returns the element_spec of an input_fn's dataset, built in a graph of its own."""
     with tf.Graph().as_default():
         return make().element_spec
@@ -98,50 +95,45 @@ def _batched_by(op: tf.Operation) -> bool | None:
     return next((answer for answer in answers if answer is not None), None)
 
 
-def _of_arrays(features: Any, label: Any, source: input_config.Input) -> tf.data.Dataset:
+def _of_arrays(
+    features: npz.Features, label: np.ndarray | None, source: input_config.Input
+) -> tf.data.Dataset:
     """Returns batches of rows; the arrays stay in Python, out of the graph."""
-    arrays = [a for a in tf.nest.flatten((features, label)) if a is not None]
-    rows = len(arrays[0])
+    nest = features if label is None else (features, label)
+    arrays = tf.nest.flatten(nest)
+    count = len(arrays[0])
     dtypes = [tf.as_dtype(a.dtype) if a.dtype.kind not in "OSU" else tf.string for a in arrays]
-    indices = tf.data.Dataset.range(rows)
+    indices = tf.data.Dataset.range(count)
     if source.shuffle:
-        indices = indices.shuffle(rows if source.shuffle is True else min(rows, source.shuffle))
-    indices = _repeated(indices, source).batch(source.batch_size)
+        indices = indices.shuffle(count if source.shuffle is True else min(count, source.shuffle))
 
-    def gather(index: Any) -> Any:
+    def gather(index: tf.Tensor) -> types.Nest:
         taken = tf.numpy_function(lambda i: [a[i] for a in arrays], [index], dtypes)
         for tensor, array in zip(taken, arrays, strict=True):
             tensor.set_shape((None, *array.shape[1:]))
-        if label is None:
-            return tf.nest.pack_sequence_as(features, taken)
-        return tf.nest.pack_sequence_as((features, label), taken)
+        return tf.nest.pack_sequence_as(nest, taken)
 
-    return indices.map(gather)
+    return _repeated(indices, source).batch(source.batch_size).map(gather)
 
 
-def _stream(source: input_config.Csv, key: str, task: tasks.Task) -> Callable[[], tf.data.Dataset]:
+def _stream(source: input_config.Csv, key: str, task: tasks.Task) -> InputFn:
     """Returns an input_fn that holds some of the rows at a time."""
-    first = next(csv_tables.pieces(source, key))  # a bad header is found now
+    first = next(csv.pieces(source, key))  # a bad header is found now
     paths = files.expanded(source.file, key)
-    place = caching.place_of(source, key, paths, worker=task.name)
-    dtypes = {
-        name: tf.string if column.dtype == object else tf.as_dtype(column.dtype)
-        for name, column in first.items()
-    }
+    cached = caching.through(source, key, paths, worker=task.name)
+    dtypes = {n: tf.string if c.dtype == object else c.dtype for n, c in first.items()}
     shapes = {name: tf.TensorSpec([None], dtype) for name, dtype in dtypes.items()}
 
-    def part(columns: dict[str, tf.Tensor]) -> Any:
-        features, label = csv_tables.label_of(dict(columns), source)
+    def part(columns: dict[str, tf.Tensor]) -> types.Nest:
+        features, label = csv.label_of(columns, source)
         return features if label is None else (features, label)
 
     def make() -> tf.data.Dataset:
-        rows = tf.data.Dataset.from_generator(
-            lambda: csv_tables.pieces(source, key), output_signature=shapes
-        ).unbatch()
-        rows = caching.through(rows, place)
-        if source.shuffle:
-            rows = rows.shuffle(_STREAM_BUFFER if source.shuffle is True else source.shuffle)
-        return _finish(_repeated(rows, source).map(part), source, False, task)
+        found = tf.data.Dataset.from_generator(
+            lambda: csv.pieces(source, key), output_signature=shapes
+        )
+        found = _shuffled(cached(found.unbatch()), source)
+        return _finish(_repeated(found, source).map(part).batch(source.batch_size), source, task)
 
     return make
 
@@ -181,36 +173,32 @@ def _refuse_other_form(path: str, compression: str, key: str) -> None:
 
 
 def _of_records(
-    source: input_config.Tfrecord, paths: list[str], place: str | None, task: tasks.Task
+    source: input_config.Tfrecord, paths: list[str], cached: Cached, task: tasks.Task
 ) -> tf.data.Dataset:
-    records = caching.through(_records(source, paths), place)
-    if source.shuffle:
-        buffer = _STREAM_BUFFER if source.shuffle is True else int(source.shuffle)
-        records = records.shuffle(buffer)
+    records = _shuffled(cached(_records(source, paths)), source)
     spec = {name: _parsing(feature) for name, feature in source.features.items()}
 
-    def parse(batch: tf.Tensor) -> Any:
+    def parse(batch: tf.Tensor) -> types.Nest:
         features = tf.io.parse_example(batch, spec)
         if source.label is None:
             return features
         label = features.pop(source.label)
         return features, label
 
-    batches = shares.own_part(_repeated(records, source).batch(source.batch_size), task)
-    return _finish(batches.map(parse), source, True)
+    batches = own_part(_repeated(records, source).batch(source.batch_size), task)
+    return _finish(batches.map(parse), source, tasks.ALONE)
 
 
 def _records(source: input_config.Tfrecord, paths: list[str]) -> tf.data.Dataset:
     """Returns the records of all files, whose order is shuffled where that of rows is."""
-    compression = "" if source.compression == "none" else source.compression
     names = tf.data.Dataset.from_tensor_slices(paths)
     if source.shuffle and len(paths) > 1:
         names = names.shuffle(len(paths))
     at_a_time = min(source.parallel_reads, len(paths))
     if at_a_time == 1:
-        return tf.data.TFRecordDataset(names, compression)
+        return tf.data.TFRecordDataset(names, source.compression_type)
     return names.interleave(
-        lambda name: tf.data.TFRecordDataset(name, compression),
+        lambda name: tf.data.TFRecordDataset(name, source.compression_type),
         cycle_length=at_a_time,
         num_parallel_calls=at_a_time,
         deterministic=True,
@@ -233,40 +221,101 @@ def _parsing(feature: input_config.Feature) -> Any:
 
 def _of_function(
     source: input_config.Function,
-    fn: Callable[..., Any],
-    offered: Mapping[str, Any],
     key: str,
-    place: str | None,
+    mode: str,
+    params: Mapping[str, Any],
     task: tasks.Task,
-) -> tf.data.Dataset:
-    dataset = functions.call_with_named(fn, offered, f"{key}.function: {source.function}")
-    if not isinstance(dataset, tf.data.Dataset):
-        raise errors.RunError(
-            f"{key}.function: {source.function} must return a tf.data.Dataset, "
-            f"got {type(dataset).__name__}. Return e.g. tf.data.Dataset.from_tensor_slices(...)."
-        )
-    batched = source.batched
-    if batched is None:
-        batched = is_batched(dataset, source.batch_size)
-    dataset = caching.through(dataset, place)
-    if source.shuffle:
-        dataset = dataset.shuffle(_STREAM_BUFFER if source.shuffle is True else int(source.shuffle))
-    return _finish(_repeated(dataset, source), source, batched, task)
+) -> InputFn:
+    fn = functions.load(source.function, f"{key}.function")
+    source, task, context = left_to(fn, source, task)
+    offered = {"mode": mode, "params": dict(params), "batch_size": source.batch_size}
+    cached = caching.through(source, key, made_by=(fn, offered), worker=task.name)
+
+    def make() -> tf.data.Dataset:
+        named = f"{key}.function: {source.function}"
+        found = functions.call_with_named(fn, {**offered, "input_context": context}, named)
+        if not isinstance(found, tf.data.Dataset):
+            raise errors.RunError(
+                f"{named} must return a tf.data.Dataset, got {type(found).__name__}. "
+                "Return e.g. tf.data.Dataset.from_tensor_slices(...)."
+            )
+        batched = source.batched
+        if batched is None:
+            batched = is_batched(found, source.batch_size)
+        found = _repeated(_shuffled(cached(found), source), source)
+        return _finish(found if batched else found.batch(source.batch_size), source, task)
+
+    return make
+
+
+def _shuffled(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.Dataset:
+    """Returns a stream whose rows are shuffled where the config says so."""
+    if not source.shuffle:
+        return dataset
+    return dataset.shuffle(_STREAM_BUFFER if source.shuffle is True else source.shuffle)
 
 
 def _repeated(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.Dataset:
     if not source.repeat:
         return dataset
-    return dataset.repeat(-1 if source.repeat is True else int(source.repeat))
+    return dataset.repeat(-1 if source.repeat is True else source.repeat)
 
 
 def _finish(
-    dataset: tf.data.Dataset,
-    source: input_config.Input,
-    batched: bool,
-    task: tasks.Task = tasks.ALONE,
+    batches: tf.data.Dataset, source: input_config.Input, task: tasks.Task
 ) -> tf.data.Dataset:
-    if not batched:
-        dataset = dataset.batch(source.batch_size)
-    dataset = shares.own_part(dataset, task)
-    return dataset.prefetch(source.prefetch) if source.prefetch else dataset
+    batches = own_part(batches, task)
+    return batches.prefetch(source.prefetch) if source.prefetch else batches
+
+
+def left_to(
+    fn: Callable[..., Any], source: input_config.Function, task: tasks.Task
+) -> tuple[input_config.Function, tasks.Task, tf.distribute.InputContext]:
+    """Leaves it to a function that names `input_context` to read this worker's rows alone.
+
+    Returns:
+        The input, with the rows that are this worker's of each batch; whose part is still to be
+        taken; and the context.
+    """
+    context = tf.distribute.InputContext(task.size, task.position, task.size)
+    if task.size == 1 or not functions.names(fn, "input_context"):
+        return source, task, context
+    begin, end = _part(source.batch_size, task)
+    share = source.batch_size if task.has_servers else max(end - begin, 1)
+    return source.model_copy(update={"batch_size": share}), tasks.ALONE, context
+
+
+def own_part(dataset: tf.data.Dataset, task: tasks.Task) -> tf.data.Dataset:
+    """Returns what of a dataset's batches is a worker's.
+
+    Workers that make each step together share each batch, as towers do; others take turns.
+    """
+    if task.size == 1:
+        return dataset
+    if task.has_servers:
+        return dataset.shard(task.size, task.position)
+    is_tuple = isinstance(dataset.element_spec, tuple)
+
+    def cut(*element: types.Nest) -> types.Nest:
+        nest = element if is_tuple else element[0]
+        batched = [leaf for leaf in tf.nest.flatten(nest) if rows.is_batched(leaf)]
+        number = next(filter(None, map(rows.static_count, batched)), None)
+        if number is None or number % task.size:
+            # Workers' parts differ: none of them is to have a size that is known beforehand.
+            number = tf1.placeholder_with_default(rows.count(batched[0]), [])
+        begin, end = _part(number, task)
+        return tf.nest.map_structure(
+            lambda leaf: rows.cut(leaf, begin, end) if rows.is_batched(leaf) else leaf, nest
+        )
+
+    return dataset.map(cut)
+
+
+def _part(number: Any, task: tasks.Task) -> tuple[Any, Any]:
+    """Returns the first of a worker's rows, and the one after the last; ints, or tensors."""
+    base, longer, place = number // task.size, number % task.size, task.position
+    if isinstance(number, int):
+        begin = base * place + min(place, longer)
+        return begin, begin + base + (place < longer)
+    begin = base * place + tf.minimum(place, longer)
+    return begin, begin + base + tf.cast(place < longer, base.dtype)

@@ -1,19 +1,23 @@
 """Data that cannot be read while a session runs: which input, file and record it was."""
 
 import contextlib
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from google.protobuf import message
 
 from replicate import errors
 from replicate.app.config import config, input_config
 from replicate.app.console import failures
-from replicate.app.data import inputs, records
+from replicate.app.data import inputs
 from replicate.app.runs import checkpoints
-from replicate.compat.tensorflow import tf
-
-__all__ = ["naming"]
+from replicate.compat.tensorflow import tf, tf1
 
 _OURS = re.compile(r"\bRunError: (.*)")
+_FIELDS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
+_DTYPES = {field: dtype for dtype, field in _FIELDS.items()}
+_MAX_LOOKED_AT = 1_000_000  # records; a few seconds' worth
 _READING = ("with iterator: Iterator::", "[[IteratorGetNext]]", "{{node IteratorGetNext}}")
 
 
@@ -36,7 +40,7 @@ def naming(settings: config.Config, section: str, checkpoint: str | None = None)
         raise errors.RunError(f"{section}.input: {fault}") from e
     except UnicodeDecodeError as e:  # TensorFlow's text holds a record that is no text
         fault = _record_fault(settings, section)
-        if fault is None:
+        if not fault:
             raise
         raise errors.RunError(f"{section}.input: {fault}") from e
 
@@ -52,14 +56,6 @@ def _is_reading(error: tf.errors.OpError) -> bool:
     return is_of_dataset or isinstance(error, tf.errors.DataLossError)
 
 
-def _record_fault(settings: config.Config, section: str) -> str | None:
-    """Returns what is wrong with the first record that does not fit, if there is one."""
-    source = getattr(settings, section).input
-    if not isinstance(source, input_config.Tfrecord):
-        return None
-    return records.first_fault(source, inputs.record_files(source, f"{section}.input"))
-
-
 def _fault(settings: config.Config, section: str, error: tf.errors.OpError) -> str:
     ours = _OURS.search(failures.first_lines(error))
     if ours is not None:  # of a stream of ours, through TensorFlow
@@ -68,3 +64,65 @@ def _fault(settings: config.Config, section: str, error: tf.errors.OpError) -> s
     is_function = isinstance(source, input_config.Function)
     named = source.function if is_function else ", ".join(input_config.files_of(source))
     return f"{named}: must be readable as the config says: {failures.first_lines(error)}"
+
+
+def _record_fault(settings: config.Config, section: str) -> str:
+    """Returns what is wrong with the first record that does not fit, with its file and number.
+
+    Nothing where all records that are looked at fit, or the input has none.
+    """
+    source = getattr(settings, section).input
+    if not isinstance(source, input_config.Tfrecord):
+        return ""
+    looked_at = 0
+    for path in inputs.record_files(source, f"{section}.input"):
+        number = 0
+        try:
+            records = tf1.io.tf_record_iterator(
+                path, tf.io.TFRecordOptions(source.compression_type)
+            )
+            for number, record in enumerate(records, start=1):
+                fault = _fault_of(record, source)
+                if fault:
+                    return f"{path}: record {number}: {fault}"
+                looked_at += 1
+                if looked_at >= _MAX_LOOKED_AT:
+                    return ""
+        except tf.errors.OpError as e:
+            reason = failures.first_lines(e).rstrip(".")
+            return (
+                f"{path}: must be readable as the config says: record {number + 1}: {reason}. "
+                "Write the file again, or correct compression."
+            )
+    return ""
+
+
+def _fault_of(record: bytes, source: input_config.Tfrecord) -> str:
+    try:
+        example = tf.train.Example.FromString(record)
+    except message.DecodeError:
+        return "must be a tf.train.Example, is something else. Write it with SerializeToString."
+    for name, wanted in source.features.items():
+        fault = _fault_in(example.features.feature, name, wanted)
+        if fault:
+            return f"{fault} Correct the record, or features.{name}."
+    return ""
+
+
+def _fault_in(
+    features: Mapping[str, tf.train.Feature], name: str, wanted: input_config.Feature
+) -> str:
+    """Returns what is wrong with one feature of a record, if anything."""
+    field = features[name].WhichOneof("kind") if name in features else None
+    is_fixed = wanted.kind == "fixed"
+    if field is None:
+        have = ", ".join(sorted(features)) or "nothing"
+        fault = f"must have the feature {name}, which has no default; it has {have}."
+        return fault if is_fixed and wanted.default is None else ""
+    if field != _FIELDS[wanted.dtype]:
+        return f"{name} must be {wanted.dtype}, got {_DTYPES[field]}."
+    count, size = len(getattr(features[name], field).value), math.prod(wanted.shape)
+    if is_fixed and count != size:
+        shape = list(wanted.shape)
+        return f"{name} must have as many values as its shape {shape} has, {size}, got {count}."
+    return ""

@@ -1,17 +1,47 @@
 """What a data file holds, found by looking at its beginning: for a config to begin with."""
 
 import dataclasses
+import functools
+import itertools
 import re
-from collections.abc import Iterable, Sequence
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["ROWS", "Sample", "beside", "counterpart", "label_of", "stem"]
+from replicate import errors
+from replicate.app.config import files, types
+from replicate.app.data import csv
 
-ROWS = 10_000  # how many are looked at
 _LABELS = ("label", "labels", "target", "targets", "y", "class", "classes", "output", "outcome")
 _TRAIN = "train"
 _OTHERS = ("test", "eval", "val", "valid", "validation", "dev")
+_KEY = "DATA"  # what names the file in error texts
+
+_ROWS = 10_000  # of CSV that are looked at
+_DELIMITER_ROWS = 20  # that are looked at for the delimiter
+_DELIMITERS = ",;\t|"
+_EMPTY = {"int64": 0, "float32": 0.0, "bool": False}
+
+_NPY = ".npy"
+_READABLE = "biufcSU"  # kinds of dtypes
+_SHARE = 0.8  # of the rows are for training
+_FEW = 10  # rows are not divided
+
+_RECORDS = 100  # that are looked at
+_HEAD = 2**26  # bytes of records that are looked at
+_MESSAGES = {  # of a tf.train.Example: the fields by their numbers; a list may have many values
+    "Example": ["Features"],
+    "Features": [["Entry"]],
+    "Entry": [bytes, "Feature"],
+    "Feature": ["Bytes", "Floats", "Wholes"],
+    "Bytes": [[bytes]],
+    "Floats": [[float]],
+    "Wholes": [[int]],
+}
+_DTYPES = {1: "string", 2: "float32", 3: "int64"}  # by the fields of a Feature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,24 +58,37 @@ class Sample:
     """
 
     keys: dict[str, Any]
-    names: Sequence[str]
-    label: str | None
+    names: Sequence[str] = ()
+    label: str | None = None
     other_keys: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
-def label_of(names: Iterable[str]) -> str | None:
+def look(kind: str, path: str, label: str | None = None) -> Sample:
+    """Looks at a file.
+
+    Args:
+        kind: csv, npz or tfrecord.
+        path: The file.
+        label: What is the label; else what is called so.
+
+    Raises:
+        RunError: If it is no such file, or holds nothing that can be read.
+    """
+    return {"csv": _csv, "npz": _npz, "tfrecord": _tfrecord}[kind](path, label)
+
+
+def _label_of(names: Iterable[str]) -> str | None:
     """Returns the name that a label usually has; None where there is none."""
     by_lower = {name.lower(): name for name in reversed(list(names))}
     return next((by_lower[word] for word in _LABELS if word in by_lower), None)
 
 
-def counterpart(name: str, known: Iterable[str]) -> str | None:
+def _counterpart(name: str, known: Collection[str]) -> str | None:
     """Returns what is for evaluation where a name says that it is for training.
 
     E.g. `test.csv` for `train.csv`, and `x_test` for `x_train`.
     """
-    known = set(known)
     parts = re.split(r"([^A-Za-z]+)", name)
     if _TRAIN not in parts:
         return None
@@ -54,14 +97,281 @@ def counterpart(name: str, known: Iterable[str]) -> str | None:
     return next((other for other in others if other in known), None)
 
 
-def stem(name: str) -> str:
-    """Returns a name without the word that says it is for training."""
-    parts = [part for part in re.split(r"[^A-Za-z0-9]+", name) if part != _TRAIN]
-    return "_".join(parts)
-
-
-def beside(path: str) -> str | None:
-    """Returns the file for evaluation that stands beside one for training; None: there is none."""
+def _file_beside(path: str) -> dict[str, str]:
+    """Returns the key of the file for evaluation that stands beside one for training, if any."""
     file = Path(path)
-    other = counterpart(file.name, (one.name for one in file.parent.iterdir()))
-    return str(file.with_name(other)) if other is not None else None
+    other = _counterpart(file.name, {one.name for one in file.parent.iterdir()})
+    return {"file": str(file.with_name(other))} if other is not None else {}
+
+
+def _csv(path: str, label: str | None) -> Sample:
+    delimiter = _delimiter(path)
+    rows = list(itertools.islice(_cells(path, delimiter), _ROWS))
+    if not rows:
+        raise errors.RunError(f"{_KEY}: {path}: must have rows, has none.")
+    names = [cell.strip() for cell in rows[0]]
+    has_header = all(names) and len(set(names)) == len(names) and not any(map(_is_number, names))
+    if not has_header:
+        names = [f"column_{number}" for number in range(1, len(names) + 1)]
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+    cells = {name: {cell.strip() for cell in one[has_header:]} for name, one in columns.items()}
+    dtypes = {name: _dtype(given - {""}) for name, given in cells.items()}
+    empty = {name: _EMPTY.get(dtypes[name]) for name, given in cells.items() if "" in given}
+    defaults = {name: value for name, value in empty.items() if value is not None}
+    keys: dict[str, Any] = {"kind": "csv", "file": path, "columns": dtypes}
+    keys |= {"defaults": defaults} if defaults else {}
+    keys |= {} if has_header else {"header": False}
+    keys |= {} if delimiter == "," else {"delimiter": delimiter}
+    notes = {
+        "columns": f"dtypes as of the first {len(rows) - has_header} rows",
+        "defaults": "change: what stands for an empty cell",
+        "header": "change: name the columns above" if not has_header else "",
+    }
+    return Sample(keys, names, label or _label_of(names), _file_beside(path), notes)
+
+
+def _cells(path: str, delimiter: str) -> Iterator[list[str]]:
+    """Yields the cells of each row, all of the same number."""
+    count = 0
+    for line, cells in csv.rows(path, delimiter, _KEY):
+        count = count or len(cells)
+        if len(cells) != count:
+            raise errors.RunError(
+                f"{_KEY}: {path}:{line}: must have {count} cells like the first row, got "
+                f"{len(cells)}. Correct the row."
+            )
+        yield cells
+
+
+def _delimiter(path: str) -> str:
+    """Returns the delimiter that gives the most cells in each of the first rows."""
+    counts, shown = {}, []
+    for delimiter in _DELIMITERS:
+        try:
+            rows = list(itertools.islice(_cells(path, delimiter), _DELIMITER_ROWS))
+        except errors.RunError:
+            continue
+        counts[delimiter] = len(rows[0]) if rows else 0
+        if counts[delimiter] == 1:
+            shown = [one for one in _DELIMITERS if one in rows[0][0]]
+    best = max(counts, key=counts.__getitem__, default=",")
+    # Where none fits, the one that is there is to be complained about.
+    return shown[0] if shown and counts[best] == 1 else best
+
+
+def _dtype(given: Collection[str]) -> str:
+    """Returns the dtype that all cells have, of which none is empty."""
+    if not given:
+        return "string"
+    if all(cell.lower() in ("true", "false") for cell in given):
+        return "bool"
+    is_code = any(re.fullmatch(r"[+-]?0[0-9]+", cell) for cell in given)
+    if not is_code and all(_is_number(cell, "int64") for cell in given):
+        return "int64"
+    return "float32" if not is_code and all(map(_is_number, given)) else "string"
+
+
+def _is_number(cell: str, dtype: str = "float64") -> bool:
+    try:
+        types.cell_value(cell, dtype)
+    except ValueError:
+        return False
+    return True
+
+
+class _Array(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def text(self) -> str:
+        """What it is, for people."""
+        return f"{self.dtype} {list(self.shape[1:])}" if self.shape[1:] else self.dtype
+
+
+def _npz(path: str, label: str | None) -> Sample:
+    arrays = _arrays(path)
+    pairs = {name: _counterpart(name, arrays) for name in arrays}
+    if any(pairs.values()):
+        return _divided_npz(path, label, arrays, pairs)
+    label = label or _label_of(arrays)
+    counts = Counter(one.shape[0] for one in arrays.values())
+    rows = arrays[label].shape[0] if label in arrays else counts.most_common(1)[0][0]
+    features = [name for name, one in arrays.items() if one.shape[0] == rows and name != label]
+    notes = {"features": _told(arrays, features, path)}
+    keys: dict[str, Any] = {"kind": "npz", "file": path, "features": features}
+    other_keys = {}
+    if rows >= _FEW:
+        edge = int(rows * _SHARE)
+        keys["rows"], other_keys["rows"] = [0, edge], [edge, rows]
+        notes["rows"] = "the rest is held out for evaluation"
+    return Sample(keys, list(arrays), label, other_keys, notes)
+
+
+def _divided_npz(
+    path: str,
+    label: str | None,
+    arrays: Mapping[str, _Array],
+    pairs: Mapping[str, str | None],
+) -> Sample:
+    """Describes a file that has arrays for training and others for evaluation."""
+    train = {name: _stem(name) for name, other in pairs.items() if other is not None}
+    if label is None:
+        named = _label_of(train.values())
+        label = next((name for name, stem in train.items() if stem == named), None)
+    features = {stem: name for name, stem in train.items() if name != label}
+    others: dict[str, Any] = {"features": {stem: pairs[name] for stem, name in features.items()}}
+    if label in train:
+        others["label"] = pairs[label]
+    keys = {"kind": "npz", "file": path, "features": features}
+    notes = {"features": _told(arrays, features.values(), path)}
+    return Sample(keys, list(arrays), label, others, notes)
+
+
+def _stem(name: str) -> str:
+    """Returns a name without the word that says it is for training."""
+    return "_".join(part for part in re.split(r"[^A-Za-z0-9]+", name) if part != _TRAIN)
+
+
+def _told(arrays: Mapping[str, _Array], names: Iterable[str], path: str) -> str:
+    """Returns what the features are, for people."""
+    told = ", ".join(f"{name}: {arrays[name].text}" for name in names)
+    if not told:
+        raise errors.RunError(f"{_KEY}: {path}: must have an array besides the label. Add it.")
+    return told
+
+
+def _arrays(path: str) -> dict[str, _Array]:
+    """Returns the arrays that have rows, and can be read without unpickling."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith(_NPY)]
+            found = {name.removesuffix(_NPY): _header(archive, name) for name in names}
+    except Exception as e:  # damage may raise anything
+        raise errors.RunError(
+            f"{_KEY}: {path}: must be a readable npz file: {e}. Write it with numpy.savez."
+        ) from e
+    arrays = {name: one for name, one in found.items() if one is not None}
+    if not arrays:
+        raise errors.RunError(
+            f"{_KEY}: {path}: must have arrays of numbers or text with rows, has none. "
+            "Write it with numpy.savez."
+        )
+    return arrays
+
+
+def _header(archive: zipfile.ZipFile, name: str) -> _Array | None:
+    """Returns an array by its header; None where it has no rows, or holds Python's objects."""
+    from numpy.lib import format as npy
+
+    with archive.open(name) as file:
+        is_first = npy.read_magic(file) == (1, 0)
+        read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+        shape, _, dtype = read(file)
+    if dtype.kind not in _READABLE or not shape:
+        return None
+    return _Array("string" if dtype.kind in "SU" else dtype.name, shape)
+
+
+def _tfrecord(path: str, label: str | None) -> Sample:
+    examples: list[dict[str, tuple[str, int]]] = []
+    try:
+        data, compression = _head(path)
+        for record in itertools.islice(_records(data), _RECORDS):
+            examples.append(_example(record))
+    except (OSError, ValueError, zlib.error) as e:
+        raise errors.RunError(
+            f"{_KEY}: {path}: must be a TFRecord file of tf.train.Examples: record "
+            f"{len(examples) + 1}: {str(e).rstrip('.')}. Check the file."
+        ) from e
+    names = sorted({name for example in examples for name in example})
+    if not names:
+        raise errors.RunError(
+            f"{_KEY}: {path}: must hold tf.train.Examples with features, has none."
+        )
+    features = {name: _feature(name, examples, path) for name in names}
+    keys: dict[str, Any] = {"kind": "tfrecord", "file": path, "features": features}
+    keys |= {} if compression == "none" else {"compression": compression}
+    notes = {"features": f"as of the first {len(examples)} records"}
+    return Sample(keys, names, label or _label_of(names), _file_beside(path), notes)
+
+
+def _head(path: str) -> tuple[bytes, str]:
+    """Returns what a file begins with, and how it is compressed."""
+    with open(path, "rb") as file:
+        data = file.read(_HEAD)
+    kind = files.kind_of_head(data[:1024])
+    if kind != "gzip" and (kind == "tfrecord" or not data.startswith(b"\x78")):
+        return data, "none"
+    data = zlib.decompressobj(wbits=47).decompress(data, _HEAD)  # 47: by its header, either
+    return data, "GZIP" if kind == "gzip" else "ZLIB"
+
+
+def _feature(name: str, examples: Sequence[Mapping[str, Any]], path: str) -> dict[str, Any]:
+    """Returns how a feature is to be read: fixed where all records have as many values."""
+    found = [example[name] for example in examples if name in example]
+    dtypes = {dtype for dtype, count in found if count} or {dtype for dtype, _ in found}
+    if len(dtypes) > 1:
+        raise errors.RunError(
+            f"{_KEY}: {path}: {name} must be of one type, got {' and '.join(sorted(dtypes))}. "
+            "Write the records again."
+        )
+    counts = {count for _, count in found}
+    if len(counts) > 1 or len(found) < len(examples):
+        return {"dtype": dtypes.pop(), "kind": "sparse"}
+    count = counts.pop()
+    return {"dtype": dtypes.pop(), "shape": [] if count == 1 else [count]}
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """Yields the records that a file begins with: a length, a checksum, the record, another one."""
+    at = 0
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 8], "little")
+        begin, at = at, at + 12 + size + 4
+        if at <= len(data):
+            yield data[begin + 12 : at - 4]
+        elif not begin or len(data) < _HEAD:
+            raise ValueError(f"the file ends within its {size} bytes")
+
+
+def _example(record: bytes) -> dict[str, tuple[str, int]]:
+    """Returns for each feature of an Example its dtype, and how many values it has.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    from google.protobuf import message
+
+    try:
+        example = _message_class().FromString(record)
+    except message.DecodeError as e:
+        raise ValueError("it is no tf.train.Example") from e
+    found = {}
+    for entry in example.f1.f1:
+        for field, values in entry.f2.ListFields():
+            found[entry.f1.decode()] = _DTYPES[field.number], len(values.f1)
+    return found
+
+
+@functools.cache
+def _message_class() -> Any:
+    """Returns the class of an Example, without TensorFlow; field n is called f<n>."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    kinds = descriptor_pb2.FieldDescriptorProto
+    numbers = {bytes: kinds.TYPE_BYTES, float: kinds.TYPE_FLOAT, int: kinds.TYPE_INT64}
+    file = descriptor_pb2.FileDescriptorProto(name="example", package="sample")
+    for name, fields in _MESSAGES.items():
+        made = file.message_type.add(name=name)
+        for number, kind in enumerate(fields, start=1):
+            is_many = isinstance(kind, list)
+            (kind,) = kind if is_many else (kind,)
+            field = made.field.add(name=f"f{number}", number=number)
+            field.label = kinds.LABEL_REPEATED if is_many else kinds.LABEL_OPTIONAL
+            field.type = numbers.get(kind, kinds.TYPE_MESSAGE)
+            if isinstance(kind, str):
+                field.type_name = f".sample.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("sample.Example"))

@@ -1,7 +1,7 @@
 """The input of a section of the config, as an Estimator takes it."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from replicate import estimator
@@ -9,8 +9,6 @@ from replicate.app.cluster import tasks
 from replicate.app.config import config, files, functions, input_config
 from replicate.app.data import caching, epochs, inputs
 from replicate.compat.tensorflow import tf, tf1
-
-__all__ = ["alike", "in_epochs", "input_fn", "input_fns"]
 
 _MODES = {
     "train": estimator.ModeKeys.TRAIN,
@@ -21,7 +19,7 @@ _MODES = {
 
 def input_fn(
     settings: config.Config, section: str, cached: bool = True, task: tasks.Task = tasks.ALONE
-) -> Callable[[], tf.data.Dataset]:
+) -> inputs.InputFn:
     """Returns the input_fn of a section: train, eval or predict.
 
     Args:
@@ -33,12 +31,10 @@ def input_fn(
     source = getattr(settings, section).input
     if not cached and hasattr(source, "cache"):
         source = source.model_copy(update={"cache": False})
-    return _input_fn(source, settings, section, task)
+    return inputs.input_fn(source, f"{section}.input", _MODES[section], settings.params, task)
 
 
-def alike(
-    make: Callable[[], tf.data.Dataset], settings: config.Config, task: tasks.Task
-) -> Callable[[], tf.data.Dataset]:
+def alike(make: inputs.InputFn, settings: config.Config, task: tasks.Task) -> inputs.InputFn:
     """Returns an input_fn that draws the same random numbers in all workers of a cluster.
 
     Each worker takes its part of batches that all of them know. A seed in the config does so.
@@ -57,42 +53,21 @@ def alike(
     return made
 
 
-def input_fns(settings: config.Config) -> Callable[[str], Callable[[], tf.data.Dataset]]:
-    """Returns what gives the input_fn of each section."""
-    return lambda section: input_fn(settings, section)
-
-
-def in_epochs(
-    settings: config.Config, start: int, task: tasks.Task = tasks.ALONE
-) -> epochs.Epochs | None:
-    """Returns the passes over the training data; None where the config does not count them.
+def in_epochs(settings: config.Config, start: int, task: tasks.Task = tasks.ALONE) -> epochs.Epochs:
+    """Returns the passes over the training data that the config counts.
 
     Args:
         settings: The config.
         start: The step that the run begins at.
         task: Which worker's part of the rows is wanted; the chief alone writes anything down.
     """
-    if settings.train.epochs is None:
-        return None
     source = settings.train.input.model_copy(update={"repeat": False, "prefetch": 0})
     # NOTE: with servers the steps of all workers count, and each one takes its turns in the end.
     shared = tasks.ALONE if task.has_servers else task
-    one_pass = _input_fn(source, settings, "train", shared)
-    return epochs.Epochs(
-        settings.model_dir,
-        settings.train.epochs,
-        one_pass,
-        start,
-        _description(source, settings.params),
-        "train.input",
-        task.is_chief,
-    )
-
-
-def _input_fn(
-    source: Any, settings: config.Config, section: str, task: tasks.Task = tasks.ALONE
-) -> Callable[[], tf.data.Dataset]:
-    return inputs.input_fn(source, f"{section}.input", _MODES[section], settings.params, task)
+    one_pass = inputs.input_fn(source, "train.input", _MODES["train"], settings.params, shared)
+    description = _description(source, settings.params)
+    notes = epochs.Notes(settings.model_dir, description, is_written=task.is_chief)
+    return epochs.Epochs(settings.train.epochs, one_pass, start, notes)
 
 
 def _description(source: input_config.Input, params: Mapping[str, Any]) -> str:

@@ -13,15 +13,13 @@ from typing import Any, NamedTuple
 from replicate import estimator, model_fn
 from replicate.app.config import config
 from replicate.app.data import section_inputs
-from replicate.app.inspect import joins, scaling, traffic
+from replicate.app.inspect import scaling, traffic
 from replicate.app.training import estimators
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry
+from replicate.graph import operations
 from replicate.splitting import report, runs
 from replicate.strategy.variables import distributed_variable
 from replicate.verification import subjects
-
-__all__ = ["Description", "Device", "Variable", "describe", "short"]
 
 _KINDS = ("weight", "slot", "other", "local")
 _TOWER = re.compile(r"tower_(\d+)/")  # begins the names of a tower's operations
@@ -120,37 +118,37 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         DeviceError: If this machine lacks a device.
         RunError: If a function or a file is bad or missing.
     """
-    described = estimators.describe(settings, scaling.task(wanted))
     batch_size = settings.train.input.batch_size
-    workers = _workers(described)
-    if wanted is not None:
-        settings = scaling.of_a_worker(settings, wanted)
-    source = settings.train.input
+    if wanted is None:
+        described = estimators.describe(settings)
+    else:
+        strategy = scaling.strategy_of(settings, wanted)
+        described = estimators.describe(settings, wanted.task, strategy)
+        settings = wanted.of_a_worker(settings)
+    workers, rows = _workers(described), settings.train.input.batch_size
     make = section_inputs.input_fn(settings, "train")
-    with tf.Graph().as_default() as graph:
+    with tf.Graph().as_default() as graph, report.heard() as heard:
         tf1.set_random_seed(settings.seed)
         tf1.train.create_global_step()
-        with report.heard() as heard:
-            spec = _built(described, make)
-        variables = tuple(sorted(_variables(), key=lambda one: (_KINDS.index(one.kind), one.name)))
+        spec = _built(described, make)
         step = [spec.train_op, spec.loss]
-        split, shape_of = None, _unknown
+        variables = tuple(sorted(_variables(), key=lambda one: (_KINDS.index(one.kind), one.name)))
+        split, shape_of = None, traffic.unknown_shape
         if heard:
-            executed = ancestry.executed_by(step)
+            executed = operations.executed_by(step)
             split = report.of_step(heard[0], executed, len(workers), batch_size)
-            bounds = runs.static_bounds(source.batch_size, len(workers))
-            rows = [end - begin for begin, end in bounds]
-            shape_of = functools.partial(report.part_shape, heard[0], rows)
+            parts = [end - begin for begin, end in runs.static_bounds(rows, len(workers))]
+            shape_of = functools.partial(report.part_shape, heard[0], parts)
         cluster = None
         if wanted is not None:
-            cluster = scaling.measured(step, wanted, len(workers), source.batch_size)
+            cluster = scaling.measured(step, wanted, len(workers), rows)
     return Description(
         settings.name,
         _name(settings.strategy, len(workers), wanted),
-        source.batch_size,
+        rows,
         variables,
         tuple(_devices(step, variables, workers, split is not None)),
-        tuple(traffic.transfers(step, joins.row_counts(graph, source.batch_size), shape_of)),
+        tuple(traffic.transfers(step, traffic.row_counts(graph, rows), shape_of)),
         cluster,
         split,
     )
@@ -161,12 +159,7 @@ def _workers(described: estimators.Described) -> Sequence[str]:
     strategy = described.options.get("strategy")
     if strategy is None or isinstance(strategy, str):
         return subjects.worker_devices(described.devices, strategy)
-    strategy.start = lambda: ""  # nobody listens
     return strategy.worker_devices  # of a cluster: servers know devices by other names
-
-
-def _unknown(tensor: tf.Tensor) -> None:
-    """Knows no shape."""
 
 
 def _name(strategy: str | None, num_towers: int, wanted: scaling.Wanted | None) -> str:
@@ -176,7 +169,9 @@ def _name(strategy: str | None, num_towers: int, wanted: scaling.Wanted | None) 
     return "one_device" if num_towers == 1 else strategy or "parameter_server"
 
 
-def _built(described: estimators.Described, make: Callable[[], tf.data.Dataset]) -> Any:
+def _built(
+    described: estimators.Described, make: Callable[[], tf.data.Dataset]
+) -> estimator.EstimatorSpec:
     """Builds a batch and the towers, as an Estimator does; returns the EstimatorSpec."""
     with tf.device("/device:CPU:0"):
         element = tf1.data.make_initializable_iterator(make()).get_next()
@@ -231,15 +226,15 @@ def _measured(variable: tf.Variable, kind: str) -> Variable:
 
 
 def _devices(
-    step: Sequence[Any], variables: Sequence[Variable], workers: Sequence[str], is_split: bool
+    step: traffic.Step, variables: Sequence[Variable], workers: Sequence[str], is_split: bool
 ) -> Iterator[Device]:
     """Yields the towers' devices, then all others that hold or do something."""
-    operations = traffic.operations_by_device(step)
-    named = (_TOWER.match(op.name) for op in ancestry.executed_by(step) if is_split)
+    executed, places = operations.executed_by(step), traffic.Places()
+    counts = Counter(map(places.of, executed))
+    named = (_TOWER.match(op.name) for op in executed if is_split)
     parts = Counter(match[1] for match in named if match)
     held = {name for variable in variables for name in variable.devices}
-    for name in (*workers, *sorted({*operations, *held} - set(workers))):
+    for name in (*workers, *sorted({*counts, *held} - set(workers))):
         own = [variable.bytes or 0 for variable in variables if name in variable.devices]
         tower = workers.index(name) if name in workers else None
-        of_tower = parts[str(tower)]
-        yield Device(name, tower, len(own), sum(own), operations[name], of_tower)
+        yield Device(name, tower, len(own), sum(own), counts[name], parts[str(tower)])

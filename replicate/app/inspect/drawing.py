@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from matplotlib import patches
+from matplotlib import axes as matplotlib_axes
+from matplotlib import patches, ticker
+from rich import filesize
 
 from replicate.app.inspect import description, pictures, traffic
-
-__all__ = ["draw"]
 
 _KINDS = {"weight": 0, "slot": 1, "other": 2, "local": 7}  # which of the colors
 _MORE = "#d8d8d8"
@@ -66,7 +66,7 @@ def draw(found: description.Description, path: str) -> None:
     pictures.save(made, path)
 
 
-def _draw_head(axes, found: description.Description) -> None:
+def _draw_head(axes: matplotlib_axes.Axes, found: description.Description) -> None:
     """Draws the title and what the colors mean."""
     axes.set_axis_off()
     axes.set(xlim=(0, 1), ylim=(0, 1))
@@ -93,14 +93,14 @@ def _draw_head(axes, found: description.Description) -> None:
     )
 
 
-def _draw_stacks(axes, found: description.Description, inches: float) -> None:
+def _draw_stacks(axes: matplotlib_axes.Axes, found: description.Description, inches: float) -> None:
     """Draws a column for each device, its variables by bytes."""
     most = max(device.bytes for device in found.devices) or 1
     least = most * _BOX / (inches - 2 * _BOX)
     axes.set(xlim=(0, max(len(found.devices), 2)), ylim=(0, most + 2 * least))
     axes.spines[["top", "right"]].set_visible(False)
-    ticks = pictures.byte_ticks(most)
-    axes.set_yticks(ticks, map(pictures.in_bytes, ticks), fontsize=8)
+    ticks = [tick for tick in ticker.MaxNLocator(6).tick_values(0, most) if tick <= most]
+    axes.set_yticks(ticks, [filesize.decimal(int(tick)) for tick in ticks], fontsize=8)
     axes.set_xticks([])
     for x, device in enumerate(found.devices):
         bottom = 0.0
@@ -117,13 +117,15 @@ def _draw_stacks(axes, found: description.Description, inches: float) -> None:
             axes.annotate(text, (x + 0.5, 0), place, textcoords="offset points", **look)
 
 
-def _draw_box(axes, x: int, bottom: float, high: float, least: float, box: _Box) -> None:
+def _draw_box(
+    axes: matplotlib_axes.Axes, x: int, bottom: float, high: float, least: float, box: _Box
+) -> None:
     """Draws a box with its name, and its bytes where there is room for them."""
     color = pictures.COLORS[_KINDS[box.kind]] if box.kind else _MORE
     look = {"facecolor": color, "edgecolor": "white", "linewidth": 0.8}
     axes.add_patch(patches.Rectangle((x + _SIDE, bottom), _WIDTH, high, **look))
     middle, ink = bottom + high / 2, "white" if box.kind else "black"
-    size = "size not known" if box.bytes is None else pictures.in_bytes(box.bytes)
+    size = "size not known" if box.bytes is None else filesize.decimal(box.bytes)
     lines = [box.text, size] if high >= 2 * least else [box.text]
     for row, text in enumerate(lines):
         y = middle + (len(lines) - 1 - 2 * row) * 0.38 * least
@@ -159,17 +161,17 @@ def _foot(device: description.Device) -> Iterator[str]:
     """Yields the lines below a column."""
     yield description.short(device.name)
     yield f"tower {device.tower}" if device.tower is not None else "no tower"
-    yield f"{_counted(device.variables, 'variable')}, {pictures.in_bytes(device.bytes)}"
+    yield f"{_counted(device.variables, 'variable')}, {filesize.decimal(device.bytes)}"
     yield _counted(device.operations, "operation")
     if device.of_tower:
         yield f"{device.of_tower:,} of its tower"
 
 
-def _draw_transfers(axes, found: description.Description) -> None:
+def _draw_transfers(axes: matplotlib_axes.Axes, found: description.Description) -> None:
     """Draws what moves from each device, a row, to each other one, the column above."""
     names = [device.name for device in found.devices]
     axes.set(xlim=(0, max(len(names), 2)), ylim=(len(names), 0))
-    axes.set_title("moved in a step, from the device of the row to that above", fontsize=9)
+    axes.set_title("bytes sent per step (row → column)", fontsize=9)
     rows = [row + 0.5 for row in range(len(names))]
     axes.set_yticks(rows, map(description.short, names), fontsize=8)
     axes.set_xticks([])
@@ -191,7 +193,7 @@ def _draw_transfers(axes, found: description.Description) -> None:
 
 def _moved(one: traffic.Transfer) -> tuple[str, str]:
     unsized = f", {one.unsized} of unknown size" if one.unsized else ""
-    return pictures.in_bytes(one.bytes), f"{_counted(one.tensors, 'tensor')}{unsized}"
+    return filesize.decimal(one.bytes), f"{_counted(one.tensors, 'tensor')}{unsized}"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -1,22 +1,128 @@
-"""One worker of a cluster that is not there: its training graph, and what a step would move.
+"""What a step of a cluster that is not there would move over the network, and in what time.
 
-A cluster's strategy is made of names; nothing listens and nothing runs.
+W workers, M parameter servers, n bytes that a worker brings to a collective. A ring all-reduce
+cuts these n bytes into W pieces; in W - 1 messages each worker passes on and adds up, in W - 1
+further ones it passes on what is complete: 2 (W - 1) messages of n / W bytes, one after the
+other. An all-gather passes on the whole n bytes W - 1 times. (Patarasuk and Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations", 2009.)
+
+With servers a worker reads the weights that it needs, r bytes, and sends w bytes of gradients. A
+server that has its part of them, r / M and w / M, moves that for all workers: W r / M and W w / M.
+
+The worker's graph is built here; its strategy is made of names, nothing listens and nothing runs.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from replicate import devices
 from replicate.app.cluster import tasks
 from replicate.app.config import config
-from replicate.app.inspect import cost, joins, traffic
-from replicate.compat.tensorflow import tf
-from replicate.graph import ancestry
+from replicate.app.inspect import traffic
+from replicate.app.training import towers
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
+from replicate.strategy import base
+from replicate.strategy.cluster import cluster as clusters
+from replicate.strategy.policies import multi_worker, parameter_server
 
-__all__ = ["Assumed", "Cluster", "Wanted", "measured", "of_a_worker", "task"]
-
+ALL_REDUCE, ALL_GATHER = "all-reduce", "all-gather"
+_KINDS = {"CollectiveReduceV2": ALL_REDUCE, "CollectiveGatherV2": ALL_GATHER}
+_LENGTHENED = "Pad"  # what is gathered has as many rows as the next power of two
 _SERVER = "/job:ps/"
 _GIGABIT = 1e9 / 8
+
+
+class Collective(NamedTuple):
+    """One operation in which all workers meet.
+
+    Attributes:
+        kind: `ALL_REDUCE` or `ALL_GATHER`.
+        bytes: What one worker brings; None where only a run can tell.
+    """
+
+    kind: str
+    bytes: int | None
+
+
+class Network(NamedTuple):
+    """What lies between tasks.
+
+    Attributes:
+        bandwidth: Bytes per second that one task can send, while it receives as many.
+        latency: Seconds from a message's start to that of the next one that waits for it.
+    """
+
+    bandwidth: float
+    latency: float
+
+
+class Figures(NamedTuple):
+    """What a step moves.
+
+    Attributes:
+        sent: Bytes that a worker sends.
+        received: Bytes that a worker receives.
+        messages: How many messages of a worker wait for one another.
+        server_sent: Bytes that the parameter server that sends most sends to all workers; 0
+            where there is none.
+        server_received: Bytes that the one that receives most receives.
+    """
+
+    sent: int
+    received: int
+    messages: int
+    server_sent: int = 0
+    server_received: int = 0
+
+    def seconds(self, network: Network) -> float:
+        """Returns how long these messages take, one after the other.
+
+        A server's link is shared by all workers that wait for it.
+        """
+        ways = ((self.sent, self.server_received), (self.received, self.server_sent))
+        there, back = (max(of_worker, of_server) for of_worker, of_server in ways)
+        # In a ring a worker sends while it receives; with servers it reads, then it sends.
+        total = there + back if self.server_sent or self.server_received else max(there, back)
+        return self.messages * network.latency + total / network.bandwidth
+
+
+def ring(collectives: Sequence[Collective], workers: int) -> Figures:
+    """Returns what W workers move that meet in collectives, one after the other.
+
+    What only a run can tell counts as no bytes.
+    """
+    others = workers - 1
+    bytes_of = {ALL_REDUCE: 0, ALL_GATHER: 0}
+    messages = 0
+    for one in collectives:
+        bytes_of[one.kind] += one.bytes or 0
+        messages += others * (2 if one.kind == ALL_REDUCE else 1)
+    sent = 2 * others * bytes_of[ALL_REDUCE] / workers + others * bytes_of[ALL_GATHER]
+    return Figures(round(sent), round(sent), messages)
+
+
+def servers(read: Sequence[int], written: Sequence[int], workers: int) -> Figures:
+    """Returns what W workers and M parameter servers move, all in the same time.
+
+    Args:
+        read: Bytes that a worker reads from each server: weights, or rows of them.
+        written: Bytes that it sends to each: gradients, and which rows it wants.
+        workers: W.
+    """
+    busiest = [workers * max(sizes, default=0) for sizes in (read, written)]
+    return Figures(sum(written), sum(read), 2, *busiest)
+
+
+def share(seconds: float, compute: float) -> float:
+    """Returns which part of a step the network takes, where nothing overlaps.
+
+    Args:
+        seconds: That messages take.
+        compute: Seconds that a worker computes in a step.
+    """
+    return seconds / (seconds + compute) if seconds else 0.0
 
 
 class Assumed(NamedTuple):
@@ -33,9 +139,9 @@ class Assumed(NamedTuple):
     compute: float = 100.0
 
     @property
-    def network(self) -> cost.Network:
+    def network(self) -> Network:
         """Bytes and seconds."""
-        return cost.Network(self.bandwidth * _GIGABIT, self.latency / 1e3)
+        return Network(self.bandwidth * _GIGABIT, self.latency / 1e3)
 
 
 class Wanted(NamedTuple):
@@ -50,6 +156,28 @@ class Wanted(NamedTuple):
     workers: int
     servers: int = 0
     assumed: Assumed = Assumed()
+
+    @property
+    def task(self) -> tasks.Task:
+        """The task of the chief."""
+        counts = {"chief": 1, "worker": self.workers - 1, "ps": self.servers}
+        jobs = {
+            job: [f"{job}-{number}:2222" for number in range(count)]
+            for job, count in counts.items()
+            if count
+        }
+        return tasks.Task(jobs=jobs)
+
+    def of_a_worker(self, settings: config.Config) -> config.Config:
+        """Returns a config with the first worker's rows of each batch.
+
+        Workers that meet share each batch; those with servers take one each.
+        """
+        source = settings.train.input
+        rows = -(-source.batch_size // (1 if self.servers else self.workers))
+        source = source.model_copy(update={"batch_size": rows})
+        training = settings.train.model_copy(update={"input": source})
+        return settings.model_copy(update={"train": training})
 
 
 class Cluster(NamedTuple):
@@ -67,8 +195,8 @@ class Cluster(NamedTuple):
     wanted: Wanted
     towers: int
     rows: int
-    collectives: tuple[cost.Collective, ...]
-    figures: cost.Figures
+    collectives: tuple[Collective, ...]
+    figures: Figures
     unsized: int
 
     @property
@@ -79,27 +207,24 @@ class Cluster(NamedTuple):
     @property
     def share(self) -> float:
         """Which part of a step that is."""
-        return cost.share(self.milliseconds, self.wanted.assumed.compute)
+        return share(self.milliseconds, self.wanted.assumed.compute)
 
     def by_kind(self) -> list[tuple[str, int, int]]:
         """Returns for each kind of collective how many there are, and a worker's bytes in them."""
-        counts = Counter(one.kind for one in self.collectives)
-        return [
-            (kind, count, sum(one.bytes or 0 for one in self.collectives if one.kind == kind))
-            for kind, count in sorted(counts.items())
-        ]
+        sizes: dict[str, list[int]] = {}
+        for one in self.collectives:
+            sizes.setdefault(one.kind, []).append(one.bytes or 0)
+        return [(kind, len(each), sum(each)) for kind, each in sorted(sizes.items())]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns what JSON can hold."""
+        columns = ("kind", "count", "bytes")
         return {
             "workers": self.wanted.workers,
             "servers": self.wanted.servers,
             "towers": self.towers,
             "rows": self.rows,
-            "collectives": [
-                {"kind": kind, "count": count, "bytes": size}
-                for kind, count, size in self.by_kind()
-            ],
+            "collectives": [dict(zip(columns, row, strict=True)) for row in self.by_kind()],
             "unsized": self.unsized,
             **self.figures._asdict(),
             "assumed": {
@@ -112,64 +237,81 @@ class Cluster(NamedTuple):
         }
 
 
-def of_a_worker(settings: config.Config, wanted: Wanted) -> config.Config:
-    """Returns the config with the first worker's rows of each batch.
+def strategy_of(settings: config.Config, wanted: Wanted) -> base.DistributionStrategy | None:
+    """Returns the chief's strategy; None where it is alone.
 
-    Workers that meet share each batch; those with servers take one each.
+    Raises:
+        DeviceError: If this machine lacks a device.
     """
-    workers = 1 if wanted.servers else wanted.workers
-    source = settings.train.input
-    source = source.model_copy(update={"batch_size": -(-source.batch_size // workers)})
-    training = settings.train.model_copy(update={"input": source})
-    return settings.model_copy(update={"train": training})
+    chosen, given = towers.chosen(settings.devices), settings.cluster
+    if wanted.task.environment is None:
+        return None
+    cluster = clusters.of(wanted.task.environment)._replace(listens=False)
+    if wanted.servers:
+        return parameter_server.ParameterServerStrategy.taking_over(
+            settings.strategy, devices.resolve(chosen), cluster
+        )
+    return multi_worker.MultiWorkerStrategy(
+        chosen, cluster, communication=given.communication, pack_bytes=given.pack_bytes
+    )
 
 
-def task(wanted: Wanted | None) -> tasks.Task:
-    """Returns what the chief of the cluster would be told; None: that it is alone."""
-    if wanted is None:
-        return tasks.ALONE
-    counts = {"chief": 1, "worker": wanted.workers - 1, "ps": wanted.servers}
-    jobs = {
-        job: [f"{job}-{number}:2222" for number in range(count)]
-        for job, count in counts.items()
-        if count
-    }
-    return tasks.Task(jobs=jobs)
-
-
-def measured(step: Sequence[Any], wanted: Wanted, towers: int, rows: int) -> Cluster:
+def measured(step: traffic.Step, wanted: Wanted, num_towers: int, rows: int) -> Cluster:
     """Returns what a step of a worker's graph moves.
 
     Args:
-        step: Operations and tensors of one graph, which a step runs.
+        step: Operations and tensors of the default graph, which a step runs.
         wanted: The cluster.
-        towers: K, of each worker.
+        num_towers: K, of each worker.
         rows: Of each worker.
     """
-    counts = joins.row_counts(tf.compat.v1.get_default_graph(), rows)
-    if wanted.servers:
-        return _with_servers(traffic.transfers(step, counts), wanted, towers, rows)
-    found = tuple(joins.of(ancestry.executed_by(step), counts))
-    figures = cost.ring(found, wanted.workers)
-    return Cluster(wanted, towers, rows, found, figures, sum(one.bytes is None for one in found))
-
-
-def _with_servers(
-    moved: Sequence[traffic.Transfer], wanted: Wanted, towers: int, rows: int
-) -> Cluster:
-    """Returns what a step moves between a worker and the servers."""
+    counts = traffic.row_counts(tf1.get_default_graph(), rows)
+    if not wanted.servers:
+        found = tuple(collectives_of(operations.executed_by(step), counts))
+        unsized = sum(one.bytes is None for one in found)
+        return Cluster(wanted, num_towers, rows, found, ring(found, wanted.workers), unsized)
     read: Counter[str] = Counter()
     written: Counter[str] = Counter()
     unsized = 0
-    for one in moved:
-        is_read = _is_server(one.source)
-        if is_read != _is_server(one.target):
+    for one in traffic.transfers(step, counts):
+        is_read = one.source.startswith(_SERVER)
+        if is_read != one.target.startswith(_SERVER):
             part, server = (read, one.source) if is_read else (written, one.target)
             part[server] += one.bytes
             unsized += one.unsized
-    figures = cost.servers(list(read.values()), list(written.values()), wanted.workers)
-    return Cluster(wanted, towers, rows, (), figures, unsized)
+    figures = servers(list(read.values()), list(written.values()), wanted.workers)
+    return Cluster(wanted, num_towers, rows, (), figures, unsized)
 
 
-def _is_server(device: str) -> bool:
-    return device.startswith(_SERVER)
+def collectives_of(ops: Iterable[tf.Operation], row_counts: Mapping[str, int]) -> list[Collective]:
+    """Returns the collectives among operations of one graph, in the order in which they were made.
+
+    Args:
+        ops: Of a step.
+        row_counts: See `traffic.row_counts`.
+    """
+    sizes = traffic.Sizes(row_counts)
+    found = {op for op in ops if op.type in _KINDS}
+    in_order = sorted(found, key=lambda op: op._id)
+    return [Collective(_KINDS[op.type], _size(op.inputs[0], sizes)) for op in in_order]
+
+
+def _size(tensor: tf.Tensor, sizes: traffic.Sizes) -> int | None:
+    """Returns how many bytes a worker brings; None where only a run can tell."""
+    size = sizes.of(tensor)
+    if size is not None:
+        return size
+    slices = next((op for op in _behind(tensor) if op.type == _LENGTHENED), None)
+    shape = None if slices is None else sizes.shape_of(slices.inputs[0])
+    if shape is None or not shape.is_fully_defined():
+        return None
+    rows, width = shape[0], shape[1:].num_elements()
+    return (1 << max(rows - 1, 0).bit_length()) * width * tensor.dtype.size
+
+
+def _behind(tensor: tf.Tensor) -> Iterator[tf.Operation]:
+    """Yields the operations that a tensor has passed, the last one first, along first inputs."""
+    op = tensor.op
+    while op is not None:
+        yield op
+        op = op.inputs[0].op if len(op.inputs) else None

@@ -2,17 +2,15 @@
 
 import gzip
 import os
-import tempfile
 import textwrap
 import zlib
 from pathlib import Path
 from typing import Any
 
 from replicate import errors
-from replicate.app.config import catalog, checks, config, documents, files, schema
-from replicate.app.data import csv_samples, npz_samples, record_samples, samples
-
-__all__ = ["text", "write"]
+from replicate.app.config import catalog, config, documents, files, schema, types
+from replicate.app.data import samples
+from replicate.app.runs import atomic_files
 
 _HEAD = """\
 # Written by `replicate init`; what is guessed says "change". `replicate check {name}` names
@@ -45,24 +43,15 @@ def write(output: str, written: str, is_new: bool) -> None:
         raise errors.ConfigError(
             f"{output}: is there already. Name another file with --output, or give --force."
         )
-    temporary = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=file.parent, suffix=file.suffix, delete=False, encoding="utf-8"
-        ) as new:
-            temporary = new.name
-            new.write(written)
-        config.load(temporary)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, file)
-        temporary = None
+        with atomic_files.replacing(output) as unfinished:
+            Path(unfinished).write_text(written, encoding="utf-8")
+            config.load(unfinished)
+            os.chmod(unfinished, 0o644)
     except OSError as e:
         raise errors.ConfigError(
             f"{output}: must be a file that can be written: {e.strerror}. Check the path."
         ) from e
-    finally:
-        if temporary is not None:
-            os.unlink(temporary)
 
 
 def text(
@@ -81,7 +70,7 @@ def text(
         ConfigError: If an argument is none.
         RunError: If the data cannot be read.
     """
-    if not checks.is_function(model_fn):
+    if not types.is_function(model_fn):
         raise errors.ConfigError(
             f"MODEL_FN: must be a function's name as package.module:function, got {model_fn!r}."
         )
@@ -104,13 +93,11 @@ def _sample(data: str, label: str | None) -> samples.Sample:
     Raises:
         ConfigError: If there is no label by this name.
     """
-    if checks.is_function(data) and not os.path.exists(data):
-        return samples.Sample({"kind": "function", "function": data}, (), None)
-    kind = _kind(data)
-    looks = {"csv": csv_samples.look, "npz": npz_samples.look, "tfrecord": record_samples.look}
-    sample = looks[kind](os.path.abspath(data), label)
+    if types.is_function(data) and not os.path.exists(data):
+        return samples.Sample({"kind": "function", "function": data})
+    sample = samples.look(_kind(data), os.path.abspath(data), label)
     if label is not None and label not in sample.names:
-        near = checks.nearest(label, sample.names)
+        near = types.nearest(label, sample.names)
         then = f"Did you mean {near}?" if near else f"It has {', '.join(sample.names)}."
         raise errors.ConfigError(f"--label {label}: must be in {data}. {then}")
     return sample
@@ -161,7 +148,7 @@ def _optimizer(name: str | None) -> str:
     if name is None:
         return _NO_OPTIMIZER
     if name not in catalog.OPTIMIZERS:
-        near = checks.nearest(name, catalog.OPTIMIZERS)
+        near = types.nearest(name, catalog.OPTIMIZERS)
         then = f" Did you mean {near}?" if near else ""
         raise errors.ConfigError(
             f"--optimizer: must be one of {', '.join(catalog.OPTIMIZERS)}, got {name!r}.{then}"

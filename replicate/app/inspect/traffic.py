@@ -7,21 +7,30 @@ operation that calls them; what TensorFlow itself improves of a graph comes afte
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from replicate import devices
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import ancestry, functions
-
-__all__ = ["Places", "Sizes", "Transfer", "operations_by_device", "size_of", "transfers"]
+from replicate.graph import operations
 
 _CPU = "/device:CPU:0"
 _HOLDER = "OptionalFromValue"  # several tensors that travel as one
 _HELD = "OptionalGetValue"  # the same, where they arrive
 _AS_LARGE = {"Identity": 0, "Reshape": 0, "SelectV2": 1}  # as which of their inputs
 _JOINED = "ConcatV2"  # what is of one kind, end to end
+_NEXT = ("IteratorGetNext", "IteratorGetNextAsOptional")
+_OPTIONAL = "IteratorGetNextAsOptional"
+_BRANCHES = ("If", "StatelessIf")
+
+Step = Sequence[tf.Operation | tf.Tensor]
+"""What is run, of one graph."""
 
 Shaper = Callable[[tf.Tensor], tf.TensorShape | None]
+"""Knows shapes that TensorFlow does not infer; None: nor does it."""
+
+
+def unknown_shape(tensor: tf.Tensor) -> None:
+    """Knows no shape."""
 
 
 class Transfer(NamedTuple):
@@ -65,40 +74,59 @@ def size_of(shape: tf.TensorShape, dtype: tf.DType) -> int | None:
     return count * dtype.base_dtype.size if is_known else None
 
 
-def operations_by_device(step: Sequence[Any]) -> Counter[str]:
-    """Returns how many operations run on each device when `step` is run."""
-    places = Places()
-    return Counter(places.of(op) for op in ancestry.executed_by(step))
+def row_counts(graph: tf.Graph, batch_size: int) -> dict[str, int]:
+    """Returns the operations that make a batch, by name, and how many rows they make.
+
+    Args:
+        graph: The training graph.
+        batch_size: How many rows the batch has.
+    """
+    found: dict[str, int] = {}
+    for op in graph.get_operations():
+        if op.type in _NEXT:
+            makers = [op]
+            if op.type == _OPTIONAL:  # a batch, or a borrowed row where the input has ended
+                makers = [user for user in op.outputs[0].consumers() if user.type in _BRANCHES]
+            found.update((maker.name, batch_size) for maker in makers)
+    return found
 
 
 def transfers(
-    step: Sequence[Any], row_counts: Mapping[str, int], shape_of: Shaper = lambda tensor: None
+    step: Step, row_counts: Mapping[str, int], shape_of: Shaper = unknown_shape
 ) -> list[Transfer]:
     """Returns what travels between devices when `step` is run, by source and target.
 
     Args:
-        step: Operations and tensors of one graph.
-        row_counts: For the operations that make the batch, by name, how many rows they make.
-        shape_of: Knows shapes that TensorFlow does not infer; None: nor does it.
+        step: What is run.
+        row_counts: See there.
+        shape_of: See `Shaper`.
     """
-    crossing = sorted(_crossing(step), key=lambda one: (one[0].name, one[1]))
-    sizes = Sizes(row_counts, shape_of)
+    places, sizes = Places(), Sizes(row_counts, shape_of)
+    crossing = sorted(_crossing(step, places), key=lambda one: (one[0].name, one[1]))
     tensors: Counter[tuple[str, str]] = Counter()
     parts: dict[tuple[str, str], list[int | None]] = defaultdict(list)
-    places = Places()
     for tensor, target in crossing:
         pair = places.of(tensor.op), target
         tensors[pair] += 1
         parts[pair] += map(sizes.of, tensor.op.inputs if tensor.op.type == _HOLDER else [tensor])
     return [
-        Transfer(
-            *pair,
-            tensors[pair],
-            sum(size or 0 for size in each),
-            sum(size is None for size in each),
-        )
+        Transfer(*pair, tensors[pair], sum(size or 0 for size in each), each.count(None))
         for pair, each in sorted(parts.items())
     ]
+
+
+def _crossing(step: Step, places: "Places") -> Iterator[tuple[tf.Tensor, str]]:
+    """Yields the tensors that are read on another device than they are made on, and on which."""
+    known = set()
+    for op in operations.executed_by(step):
+        target = places.of(op)
+        for tensor in op.inputs:
+            # NOTE: a resource is read where it is, whoever names it.
+            if tensor.dtype == tf.resource or places.of(tensor.op) == target:
+                continue
+            if (tensor.ref(), target) not in known:
+                known.add((tensor.ref(), target))
+                yield tensor, target
 
 
 class Places:
@@ -119,7 +147,7 @@ class Places:
 
     def _found(self, op: tf.Operation) -> str:
         resources = [tensor for tensor in op.inputs if tensor.dtype == tf.resource]
-        if resources and not functions.is_call(op):
+        if resources and not operations.is_call(op):
             return self.of(resources[0].op)
         told = [op, *(user for tensor in op.outputs for user in _workers_on(tensor))]
         return _placed(next((one.device for one in told if one.device), None))
@@ -128,22 +156,7 @@ class Places:
 def _workers_on(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     """Yields the operations that work on a resource."""
     if tensor.dtype == tf.resource:
-        yield from (user for user in tensor.consumers() if not functions.is_call(user))
-
-
-def _crossing(step: Sequence[Any]) -> Iterator[tuple[tf.Tensor, str]]:
-    """Yields the tensors that are read on another device than they are made on, and on which."""
-    places = Places()
-    known = set()
-    for op in ancestry.executed_by(step):
-        target = places.of(op)
-        for tensor in op.inputs:
-            # NOTE: a resource is read where it is, whoever names it.
-            if tensor.dtype == tf.resource or places.of(tensor.op) == target:
-                continue
-            if (tensor.ref(), target) not in known:
-                known.add((tensor.ref(), target))
-                yield tensor, target
+        yield from (user for user in tensor.consumers() if not operations.is_call(user))
 
 
 class Sizes:
@@ -153,11 +166,11 @@ class Sizes:
     of it that is given a batch of known size.
 
     Args:
-        row_counts: For the operations that make the batch, by name, how many rows they make.
-        shape_of: Knows shapes that TensorFlow does not infer; None: nor does it.
+        row_counts: See there.
+        shape_of: See `Shaper`.
     """
 
-    def __init__(self, row_counts: Mapping[str, int], shape_of: Shaper = lambda tensor: None):
+    def __init__(self, row_counts: Mapping[str, int], shape_of: Shaper = unknown_shape):
         self._row_counts = row_counts
         self._shape_of = shape_of
         self._copy: tf.Graph | None = None

@@ -1,21 +1,40 @@
 """One checkpoint out of several: the mean of their weights."""
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from replicate import errors
 from replicate.app.console import failures
-from replicate.app.runs import checkpoints, whole_files
+from replicate.app.runs import atomic_files, checkpoints
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["average"]
-
-_STEP = tf1.GraphKeys.GLOBAL_STEP
 _RECORD = "averaged.json"  # beside the checkpoint: what it was made of
 _MAX_NAMED = 3
+
+
+class _Checkpoint(NamedTuple):
+    """One that is read.
+
+    Attributes:
+        path: Where it is.
+        tensor: Returns what a variable was.
+        types: Variable -> dtype.
+        shapes: Variable -> shape.
+    """
+
+    path: str
+    tensor: Callable[[str], np.ndarray]
+    types: Mapping[str, tf.DType]
+    shapes: Mapping[str, list[int]]
+
+    @property
+    def step(self) -> int:
+        """The global step; 0 where it has none."""
+        name = tf1.GraphKeys.GLOBAL_STEP
+        return int(self.tensor(name)) if name in self.types else 0
 
 
 def average(paths: Sequence[str], folder: str) -> str:
@@ -36,21 +55,22 @@ def average(paths: Sequence[str], folder: str) -> str:
     Raises:
         RunError: If a checkpoint cannot be read, or they are not of one model.
     """
-    readers = {path: _reader(path) for path in paths}
-    _need_one_model(readers)
-    newest = max(paths, key=lambda path: (_step_of(readers[path]), paths.index(path)))
-    mean = {name: _mean(name, readers, newest) for name in _shapes(readers[newest])}
-    step = _step_of(readers[newest])
-    path = _save(mean, folder, f"model.ckpt-{step}")
-    whole_files.write_json(
-        os.path.join(folder, _RECORD), {"step": step, "checkpoints": list(map(str, paths))}
-    )
-    return path
+    read = [_read(path) for path in paths]
+    _need_one_model(read)
+    newest = max(reversed(read), key=lambda one: one.step)
+    name = f"model.ckpt-{newest.step}"
+    with checkpoints.writing(folder, name) as path:
+        _save({variable: _mean(variable, read, newest) for variable in newest.types}, path)
+    record = {"step": newest.step, "checkpoints": list(map(str, paths))}
+    atomic_files.write_json(os.path.join(folder, _RECORD), record)
+    return os.path.join(folder, name)
 
 
-def _reader(path: str) -> Any:
+def _read(path: str) -> _Checkpoint:
     try:
-        return tf.train.load_checkpoint(path)
+        reader = tf.train.load_checkpoint(path)
+        types = reader.get_variable_to_dtype_map()
+        return _Checkpoint(path, reader.get_tensor, types, reader.get_variable_to_shape_map())
     except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as e:
         raise errors.RunError(
             f"{path} must be a readable checkpoint: {failures.first_lines(e).rstrip('.')}. "
@@ -58,73 +78,42 @@ def _reader(path: str) -> Any:
         ) from e
 
 
-def _shapes(reader: Any) -> dict[str, list[int]]:
-    return reader.get_variable_to_shape_map()
-
-
-def _step_of(reader: Any) -> int:
-    return int(reader.get_tensor(_STEP)) if reader.has_tensor(_STEP) else 0
-
-
-def _need_one_model(readers: dict[str, Any]) -> None:
+def _need_one_model(read: Sequence[_Checkpoint]) -> None:
     """Raises a RunError where checkpoints differ in their variables' names, shapes or types."""
-    (first, first_reader), *others = readers.items()
-    wanted = _described(first_reader)
-    for path, reader in others:
-        found = _described(reader)
-        names = sorted({name for name, _ in wanted.items() ^ found.items()})
+    first, *others = read
+    for one in others:
+        names = sorted(
+            name
+            for name in {*first.types, *one.types}
+            if first.types.get(name) != one.types.get(name)
+            or first.shapes.get(name) != one.shapes.get(name)
+        )
         if names:
             listed = ", ".join(names[:_MAX_NAMED]) + (" ..." if len(names) > _MAX_NAMED else "")
             raise errors.RunError(
-                f"checkpoints must be of one model to be averaged; {path} differs from {first} "
-                f"in {listed}. Name checkpoints of one training."
+                f"checkpoints must be of one model to be averaged; {one.path} differs from "
+                f"{first.path} in {listed}. Name checkpoints of one training."
             )
 
 
-def _described(reader: Any) -> dict[str, tuple[Any, ...]]:
-    types = reader.get_variable_to_dtype_map()
-    return {name: (types[name], *shape) for name, shape in _shapes(reader).items()}
-
-
-def _mean(name: str, readers: dict[str, Any], newest: str) -> np.ndarray:
+def _mean(name: str, read: Sequence[_Checkpoint], newest: _Checkpoint) -> np.ndarray:
     """Returns the mean of one variable; the newest one's where it does not count in fractions."""
-    dtype = readers[newest].get_variable_to_dtype_map()[name]
-    value = readers[newest].get_tensor(name)
+    dtype, value = newest.types[name], newest.tensor(name)
     if not (dtype.is_floating or dtype.is_complex):
         return value
     wide = np.complex128 if dtype.is_complex else np.float64
     total = np.zeros(np.shape(value), wide)
-    for reader in readers.values():
-        total += np.asarray(reader.get_tensor(name)).astype(wide)
-    return (total / len(readers)).astype(dtype.as_numpy_dtype)
+    for one in read:
+        total += np.asarray(one.tensor(name)).astype(wide)
+    return (total / len(read)).astype(dtype.as_numpy_dtype)
 
 
-def _save(values: dict[str, np.ndarray], folder: str, name: str) -> str:
-    """Writes a checkpoint; it appears in its place when it is whole."""
-    tf.io.gfile.makedirs(folder)
-    unfinished = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
-    tf.io.gfile.makedirs(unfinished)
-    try:
-        written = os.path.join(unfinished, name)
-        names = sorted(values)
-        with tf.Graph().as_default(), tf1.Session(config=_on_cpu()) as session:
-            fed = [tf1.placeholder(tf.as_dtype(values[one].dtype)) for one in names]
-            save = tf.raw_ops.SaveV2(
-                prefix=written,
-                tensor_names=names,
-                shape_and_slices=[""] * len(names),
-                tensors=fed,
-            )
-            session.run(save, {one: values[key] for one, key in zip(fed, names, strict=True)})
-        # The index comes last: a checkpoint is taken for whole as soon as it has one.
-        for file in sorted(tf.io.gfile.listdir(unfinished), key=lambda one: one.endswith("index")):
-            target = os.path.join(folder, file)
-            tf.io.gfile.rename(os.path.join(unfinished, file), target, overwrite=True)
-    finally:
-        tf.io.gfile.rmtree(unfinished)
-    checkpoints.note_newest(folder, name)
-    return os.path.join(folder, name)
-
-
-def _on_cpu() -> tf1.ConfigProto:
-    return tf1.ConfigProto(device_count={"GPU": 0})
+def _save(values: Mapping[str, np.ndarray], path: str) -> None:
+    names = sorted(values)
+    on_cpu = tf1.ConfigProto(device_count={"GPU": 0})
+    with tf.Graph().as_default(), tf1.Session(config=on_cpu) as session:
+        fed = [tf1.placeholder(tf.as_dtype(values[one].dtype)) for one in names]
+        save = tf.raw_ops.SaveV2(
+            prefix=path, tensor_names=names, shape_and_slices=[""] * len(names), tensors=fed
+        )
+        session.run(save, {one: values[name] for one, name in zip(fed, names, strict=True)})

@@ -1,32 +1,78 @@
-"""The checkpoints of a run: which step they are at, and whether they are this model's."""
+"""The checkpoints of a run: which there are, at which step, and whether they fit the model."""
 
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 
 from replicate import errors
 from replicate.app.console import failures
+from replicate.app.runs import atomic_files
 from replicate.compat.tensorflow import tf, tf1
 
-__all__ = [
-    "is_finished",
-    "is_trained",
-    "naming",
-    "naming_full_disk",
-    "note_finished",
-    "note_newest",
-    "note_trained",
-    "require",
-    "require_shapes",
-    "step_in",
-    "step_of",
-]
+BEST, AVERAGED = "best", "averaged"  # folders of model_dir with a checkpoint of their own
 
+_INDEX = re.compile(r"(.+-(\d+))\.index")
+_PART = re.compile(r"\.(index|meta|data-\d{5}-of-\d{5})$")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MAX_DIFFERENCES = 3
 _FINISHED = "finished"  # the file with the step whose evaluation and export are done
 _TRAINED = "trained"  # that with the step at which an evaluator's chief has ended
+_UNREADABLE = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
+
+
+def all_of(folder: str) -> dict[int, str]:
+    """Returns step -> path of all checkpoints in a folder, by rising steps."""
+    found = {}
+    for name in tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ():
+        match = _INDEX.fullmatch(name)
+        if match is not None:
+            found[int(match[2])] = os.path.join(folder, match[1])
+    return dict(sorted(found.items()))
+
+
+def path_in(folder: str) -> str | None:
+    """Returns the newest checkpoint in a folder; None where there is none that can be read."""
+    try:
+        return tf.train.latest_checkpoint(folder)
+    except (tf.errors.OpError, ValueError):
+        return None
+
+
+def chosen(model_dir: str, named: str) -> str:
+    """Returns the path of the checkpoint that somebody names.
+
+    Args:
+        model_dir: Where a run keeps its checkpoints.
+        named: A step of the run, `best`, `averaged`, the path of a checkpoint (with or
+            without the ending of one of its files), or of a folder that has one.
+
+    Raises:
+        RunError: If there is no such checkpoint.
+    """
+    if named in (BEST, AVERAGED):
+        path = path_in(os.path.join(model_dir, named))
+        how = "train.keep_best keeps it" if named == BEST else "`replicate average` writes it"
+        fault = f"there is none; {how}"
+    elif named.isdecimal():
+        step = int(named)
+        path = all_of(model_dir).get(step) or all_of(os.path.join(model_dir, BEST)).get(step)
+        fault = f"{model_dir} has none at this step"
+    elif tf.io.gfile.isdir(named):
+        path, fault = path_in(named), "this folder has none"
+    else:
+        path = _PART.sub("", named)
+        fault = f"there is no {path}.index"
+        path = path if tf.io.gfile.exists(path + ".index") else None
+    if path is not None:
+        return path
+    steps = ", ".join(map(str, all_of(model_dir))) or "no checkpoint"
+    words = [word for word in (BEST, AVERAGED) if path_in(os.path.join(model_dir, word))]
+    raise errors.RunError(
+        f"--checkpoint {named}: must be a checkpoint, but {fault}. Name a step that is there "
+        f"({', '.join([steps, *words])}), or a path."
+    )
 
 
 def step_of(model_dir: str) -> int | None:
@@ -50,15 +96,43 @@ def step_in(path: str) -> int | None:
         if not reader.has_tensor(tf1.GraphKeys.GLOBAL_STEP):
             return None
         return int(reader.get_tensor(tf1.GraphKeys.GLOBAL_STEP))
-    except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as e:
+    except _UNREADABLE as e:
         raise _unreadable(os.path.dirname(path), path, e) from e
 
 
-def note_newest(folder: str, name: str) -> None:
-    """Writes a checkpoint state by which one checkpoint in a folder is the newest, and all.
+def newest(model_dir: str) -> str:
+    """Returns the path of the newest checkpoint.
 
-    What it names is relative to the folder, so that a run may be moved.
+    Raises:
+        RunError: If there is none, or it cannot be read.
     """
+    path = _newest(model_dir)
+    if path is None:
+        raise errors.RunError(
+            f"model_dir: {model_dir} must hold a checkpoint, there is none. "
+            "Run `replicate train` first, or check model_dir; it is looked up from the "
+            "working directory."
+        )
+    return path
+
+
+@contextlib.contextmanager
+def writing(folder: str, name: str) -> Iterator[str]:
+    """Yields the path to write a checkpoint to, which then becomes the only one of its folder.
+
+    Its files appear when all of them are written. What the checkpoint state names is relative to
+    the folder, so that a run may be moved.
+    """
+    unfinished = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    tf.io.gfile.makedirs(unfinished)
+    try:
+        yield os.path.join(unfinished, name)
+        # NOTE: the index comes last; a checkpoint is taken for whole as soon as it has one.
+        for file in sorted(tf.io.gfile.listdir(unfinished), key=lambda one: one.endswith("index")):
+            target = os.path.join(folder, file)
+            tf.io.gfile.rename(os.path.join(unfinished, file), target, overwrite=True)
+    finally:
+        tf.io.gfile.rmtree(unfinished)
     # NOTE: TensorFlow takes a name beside a relative folder to be relative to where we are.
     shown = name if os.path.isabs(folder) else os.path.join(folder, name)
     tf1.train.update_checkpoint_state(folder, shown, [shown])
@@ -66,12 +140,12 @@ def note_newest(folder: str, name: str) -> None:
 
 def is_finished(model_dir: str, step: int) -> bool:
     """Tells whether what follows training has been done at a step."""
-    return _is_noted(os.path.join(model_dir, _FINISHED), str(step))
+    return atomic_files.read_text(os.path.join(model_dir, _FINISHED)) == f"{step}\n"
 
 
-def note_finished(model_dir: str, step: int | None) -> None:
-    """Notes that what follows training has been done at a step; None: that it has not."""
-    _note(os.path.join(model_dir, _FINISHED), None if step is None else str(step))
+def note_finished(model_dir: str, step: int) -> None:
+    """Notes that what follows training has been done at a step."""
+    _note(model_dir, _FINISHED, f"{step}\n")
 
 
 def is_trained(model_dir: str, step: int, until: str) -> bool:
@@ -82,39 +156,26 @@ def is_trained(model_dir: str, step: int, until: str) -> bool:
         step: The step.
         until: What the training was to end with; one that was to end elsewhere is another one.
     """
-    return _is_noted(os.path.join(model_dir, _TRAINED), f"{step} of {until}")
+    return atomic_files.read_text(os.path.join(model_dir, _TRAINED)) == f"{step} of {until}\n"
 
 
-def note_trained(model_dir: str, step: int | None, until: str = "") -> None:
-    """Notes for an evaluator that training has ended at a step; None: that it has not."""
-    _note(os.path.join(model_dir, _TRAINED), None if step is None else f"{step} of {until}")
+def note_trained(model_dir: str, step: int, until: str) -> None:
+    """Notes for an evaluator that a training has ended at a step; see `is_trained`."""
+    _note(model_dir, _TRAINED, f"{step} of {until}\n")
 
 
-def _is_noted(path: str, text: str) -> bool:
-    try:
-        with tf.io.gfile.GFile(path) as file:
-            return file.read().strip() == text
-    except (tf.errors.OpError, UnicodeDecodeError):
-        return False
+def _note(model_dir: str, name: str, text: str) -> None:
+    with contextlib.suppress(OSError, tf.errors.OpError):  # without it, it would be done again
+        atomic_files.write_text(os.path.join(model_dir, name), text)
 
 
-def _note(path: str, text: str | None) -> None:
-    with contextlib.suppress(tf.errors.OpError):  # without the note it would be done again
-        if text is not None:
-            with tf.io.gfile.GFile(path, "w") as file:
-                file.write(f"{text}\n")
-        elif tf.io.gfile.exists(path):
-            tf.io.gfile.remove(path)
-
-
-def require(model_dir: str) -> None:
-    """Raises a RunError where there is no checkpoint."""
-    if _newest(model_dir) is None:
-        raise errors.RunError(
-            f"model_dir: {model_dir} must hold a checkpoint, there is none. "
-            "Run `replicate train` first, or check model_dir; it is looked up from the "
-            "working directory."
-        )
+def note_begun(model_dir: str) -> None:
+    """Notes that a training has steps to make: neither they nor what follows is done."""
+    for name in (_FINISHED, _TRAINED):
+        path = os.path.join(model_dir, name)
+        with contextlib.suppress(tf.errors.OpError):
+            if tf.io.gfile.exists(path):
+                tf.io.gfile.remove(path)
 
 
 @contextlib.contextmanager
@@ -138,10 +199,12 @@ def naming(model_dir: str, chosen: str | None = None) -> Iterator[None]:
         if not is_restoring:
             raise
         path = chosen or _newest(model_dir)
-        missing = _missing(error.op.graph, path) if error.op is not None and path else []
+        stored = _shapes(path) if error.op is not None and path else {}
+        known = _variables(error.op.graph) if stored else []
+        missing = [f"it has no {name}" for name, _ in known if name not in stored]
         if not missing:
             raise _unreadable(model_dir, path, error) from e
-        raise _of_another_model(path, [f"it has no {name}" for name in missing]) from e
+        raise _of_another_model(path, missing) from e
 
 
 @contextlib.contextmanager
@@ -220,11 +283,6 @@ def _unreadable(model_dir: str, path: str | None, reason: Exception) -> errors.R
         f"{failures.first_lines(reason).rstrip('.')}. Remove what is broken from {model_dir}, "
         "or choose another model_dir."
     )
-
-
-def _missing(graph: tf.Graph, path: str) -> list[str]:
-    stored = _shapes(path)
-    return [name for name, _ in _variables(graph) if name not in stored] if stored else []
 
 
 def _variables(graph: tf.Graph) -> list[tuple[str, tf.TensorShape]]:

@@ -3,55 +3,38 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from replicate import devices, errors, estimator, model_fn
-from replicate.app.cluster import tasks, tf_config
+from replicate import devices, errors, estimator, model_fn, types
+from replicate.app.cluster import tasks
 from replicate.app.config import config, functions
 from replicate.app.console import failures
 from replicate.app.runs import checkpoints
-from replicate.app.training import metrics, mixed_precision, optimizers, predictions, towers
+from replicate.app.training import optimizers, predictions, towers
 from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import base
+from replicate.towers import metrics
 
-__all__ = ["Described", "build", "describe"]
+ModelFn: TypeAlias = Callable[..., estimator.EstimatorSpec]
+"""An Estimator's model_fn; names what it wants of features, labels, mode, params, config."""
 
 _SEEDS = 2**32  # as many as NumPy takes
-
-
-def build(
-    settings: config.Config,
-    watch: Callable[[tf.Tensor, Any], Sequence[Any]] | None = None,
-    keys: Sequence[str] | None = None,
-    checkpoint: str | None = None,
-    note_optimizer: Callable[[Any], None] = lambda made: None,
-    task: tasks.Task = tasks.ALONE,
-    strategy: Any = None,
-    save: Callable[[Any, Any], Sequence[Any]] = lambda spec, config: (),
-) -> Any:
-    """Returns the Estimator of a config.
-
-    Args:
-        settings: The config.
-        watch: Makes training hooks from the reduced loss and the batch's features.
-        keys: The predictions that are wanted, which the model must have; None: any.
-        checkpoint: The path of what will be restored; None: the newest checkpoint.
-        note_optimizer: Is called with each optimizer that the config's function makes.
-        task: Which part of a training this process has.
-        strategy: Of `towers.strategy_of`; None: the one that the config names.
-        save: Makes the chief's hooks from the spec of training and the RunConfig.
-    """
-    described = describe(settings, task, strategy)
-    optimizer_fn = described.optimizer_fn
-    if optimizer_fn is not None:
-        optimizer_fn = _noted(optimizer_fn, note_optimizer)
-    replicated = model_fn.replicate_model_fn(
-        described.model_fn, optimizer_fn, described.devices, **described.options
-    )
-    return estimator.Estimator(
-        _inspected(replicated, watch, save, keys, checkpoint),
-        params=described.params,
-        config=described.config,
-    )
+_OPTIONS = (
+    "strategy",
+    "loss_reduction",
+    "accumulate_steps",
+    "clip_global_norm",
+    "update_ops",
+    "tower_building",
+    "random_numbers",
+)
+_REDUCTIONS = {
+    "sum": tf.add_n,
+    "mean": lambda copies: tf.add_n(copies) / len(copies),
+    "max": lambda copies: tf.reduce_max(tf.stack(copies), 0),
+    "min": lambda copies: tf.reduce_min(tf.stack(copies), 0),
+    "first": lambda copies: copies[0],
+}
 
 
 class Described(NamedTuple):
@@ -63,19 +46,21 @@ class Described(NamedTuple):
         devices: Canonical names of devices that exist; None where TensorFlow is to choose.
         options: Further options of `replicate_model_fn`.
         params: For the model_fn.
-        config: The `RunConfig`.
+        config: The RunConfig.
     """
 
-    model_fn: Callable[..., Any]
-    optimizer_fn: Callable[..., Any] | None
+    model_fn: ModelFn
+    optimizer_fn: optimizers.OptimizerFn | None
     devices: list[str] | None
     options: dict[str, Any]
     params: dict[str, Any]
-    config: Any
+    config: estimator.RunConfig
 
 
 def describe(
-    settings: config.Config, task: tasks.Task = tasks.ALONE, strategy: Any = None
+    settings: config.Config,
+    task: tasks.Task = tasks.ALONE,
+    strategy: base.DistributionStrategy | None = None,
 ) -> Described:
     """Loads what a config names; makes its logical devices.
 
@@ -89,91 +74,58 @@ def describe(
         RunError: If a function cannot be found.
     """
     chosen = towers.chosen(settings.devices)  # before anything can start TensorFlow's runtime
-    _seed(settings.seed)
+    if settings.seed is not None:
+        # NOTE: a graph's seed does not reach initial values of layers: Keras draws a seed for each.
+        tf.keras.utils.set_random_seed(settings.seed % _SEEDS)
     optimizer_fn = optimizers.optimizer_fn(settings.optimizer)
     strategy = towers.strategy_of(settings, task) if strategy is None else strategy
     run_config = _run_config(settings, task, strategy)
     if settings.train is not None and settings.train.mixed_precision:
-        kind = mixed_precision.kind_for(towers.devices_of(settings))
-        optimizer_fn = mixed_precision.scaled(optimizer_fn, kind)
-        mixed_precision.set_rewrite(run_config.session_config, kind)
+        kind = optimizers.kind_for(towers.devices_of(settings))
+        optimizer_fn = optimizers.scaled(optimizer_fn, kind)
+        optimizers.set_rewrite(run_config.session_config, kind)
     fn = functions.load(settings.model_fn, "model_fn")
     if settings.eval is not None:
-        fn = metrics.with_reductions(fn, settings.eval.metric_reductions)
-    options = _options(settings)
-    return Described(
-        fn,
-        optimizer_fn,
-        chosen if strategy is None else None,  # a strategy brings its own
-        options if strategy is None else {**options, "strategy": strategy},
-        dict(settings.params),
-        run_config,
-    )
-
-
-def _seed(seed: int | None) -> None:
-    """Makes drawn numbers the same in each run; initial values of layers are Keras's to draw.
-
-    NOTE: a graph's seed does not reach them: Keras draws a seed of its own for each.
-    """
-    if seed is not None:
-        tf.keras.utils.set_random_seed(seed % _SEEDS)
-
-
-def _options(settings: config.Config) -> dict[str, Any]:
-    """Returns the options of `replicate_model_fn` that are not at their default."""
-    names = (
-        "strategy",
-        "loss_reduction",
-        "accumulate_steps",
-        "clip_global_norm",
-        "update_ops",
-        "tower_building",
-        "random_numbers",
-    )
+        fn = _with_reductions(fn, settings.eval.metric_reductions)
     fields = config.Config.model_fields
-    given = {name: getattr(settings, name) for name in names}
-    return {name: one for name, one in given.items() if one != fields[name].default}
+    options = {name: getattr(settings, name) for name in _OPTIONS}
+    options = {name: one for name, one in options.items() if one != fields[name].default}
+    if strategy is not None:  # it brings its own devices
+        chosen, options = None, {**options, "strategy": strategy}
+    return Described(fn, optimizer_fn, chosen, options, dict(settings.params), run_config)
 
 
-def _noted(optimizer_fn: Callable[..., Any], note: Callable[[Any], None]) -> Callable[..., Any]:
-    """Returns an optimizer function that tells what it makes."""
+def build(
+    described: Described,
+    amend: Callable[..., estimator.EstimatorSpec] = lambda spec, features, config: spec,
+    keys: Sequence[str] = (),
+    checkpoint: str | None = None,
+) -> estimator.Estimator:
+    """Returns the Estimator of what a config describes.
 
-    @functools.wraps(optimizer_fn)
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        made = optimizer_fn(*args, **kwargs)
-        note(made)
-        return made
-
-    return noted
-
-
-def _inspected(
-    replicated: Callable[..., Any],
-    watch: Callable[[tf.Tensor, Any], Sequence[Any]] | None,
-    save: Callable[[Any, Any], Sequence[Any]],
-    keys: Sequence[str] | None,
-    checkpoint: str | None,
-) -> Any:
-    """Returns a model_fn that also hooks the reduced loss and checks predictions' names."""
+    Args:
+        described: That.
+        amend: Adds to the spec of training; is given it, the batch's features and the RunConfig.
+        keys: The predictions that are wanted, which the model must have.
+        checkpoint: The path of what will be restored; None: the newest checkpoint.
+    """
+    replicated = model_fn.replicate_model_fn(
+        described.model_fn, described.optimizer_fn, described.devices, **described.options
+    )
 
     def inspected(features, labels, mode, params, config):
         with _naming_labels(labels, mode):
             spec = replicated(features, labels, mode, params=params, config=config)
         checkpoints.require_shapes(config.model_dir, tf1.get_default_graph(), checkpoint)
-        if mode == estimator.ModeKeys.TRAIN and watch is not None:
-            hooks = (*spec.training_hooks, *watch(spec.loss, features))
-            of_chief = (*spec.training_chief_hooks, *save(spec, config))
-            return spec._replace(training_hooks=hooks, training_chief_hooks=of_chief)
         if mode == estimator.ModeKeys.PREDICT and isinstance(spec.predictions, Mapping):
             predictions.require_keys(keys, spec.predictions)
-        return spec
+        return amend(spec, features, config) if mode == estimator.ModeKeys.TRAIN else spec
 
-    return inspected
+    return estimator.Estimator(inspected, params=described.params, config=described.config)
 
 
 @contextlib.contextmanager
-def _naming_labels(labels: Any, mode: str) -> Iterator[None]:
+def _naming_labels(labels: types.Nest, mode: str) -> Iterator[None]:
     """Says that there are no labels, where model_fn fails and that may be the reason."""
     try:
         yield
@@ -188,7 +140,9 @@ def _naming_labels(labels: Any, mode: str) -> Iterator[None]:
         ) from e
 
 
-def _run_config(settings: config.Config, task: tasks.Task, strategy: Any) -> Any:
+def _run_config(
+    settings: config.Config, task: tasks.Task, strategy: base.DistributionStrategy | None
+) -> estimator.RunConfig:
     run, training = settings.run, settings.train
     session_config = tf1.ConfigProto(
         allow_soft_placement=run.allow_soft_placement,
@@ -208,11 +162,17 @@ def _run_config(settings: config.Config, task: tasks.Task, strategy: Any) -> Any
             "save_summary_steps": training.save_summary_steps,
             "keep_checkpoint_max": training.keep_checkpoint_max,
             "log_step_count_steps": training.log_every_steps,
-            **_checkpoint_interval(settings),
         }
+        saved_every = training.save_checkpoints_steps
+        if saved_every is None and settings.eval is not None:
+            saved_every = settings.eval.every_steps
+        if training.save_checkpoints_secs:
+            steps["save_checkpoints_secs"] = training.save_checkpoints_secs
+        elif saved_every:
+            steps["save_checkpoints_steps"] = saved_every
     if strategy is not None:
         strategy.configure(session_config)
-    with tf_config.said(task.environment):
+    with tasks.tf_config(task.environment):
         return estimator.RunConfig(
             model_dir=settings.model_dir,
             tf_random_seed=settings.seed,
@@ -221,11 +181,44 @@ def _run_config(settings: config.Config, task: tasks.Task, strategy: Any) -> Any
         )
 
 
-def _checkpoint_interval(settings: config.Config) -> dict[str, int]:
-    training = settings.train
-    if training.save_checkpoints_secs:
-        return {"save_checkpoints_secs": training.save_checkpoints_secs}
-    every = training.save_checkpoints_steps
-    if every is None and settings.eval is not None:
-        every = settings.eval.every_steps
-    return {"save_checkpoints_steps": every} if every else {}
+def _with_reductions(fn: ModelFn, named: Mapping[str, str]) -> ModelFn:
+    """Returns a model_fn whose metrics' variables reduce over towers: `eval.metric_reductions`.
+
+    Args:
+        fn: The user's, for one tower.
+        named: A part of the variables' names, between slashes -> sum, mean, max, min,
+            first, or `package.module:function` of the towers' tensors.
+
+    Raises:
+        RunError: If a function cannot be found.
+    """
+    chosen = {
+        name: _REDUCTIONS.get(how) or functions.load(how, f"eval.metric_reductions.{name}")
+        for name, how in named.items()
+    }
+    if not chosen:
+        return fn
+
+    @functools.wraps(fn)
+    def reduced(*args: Any, **kwargs: Any) -> estimator.EstimatorSpec:
+        spec = fn(*args, **kwargs)
+        if spec.mode == estimator.ModeKeys.EVAL:
+            for name, reduction in chosen.items():
+                for variable in _metric_variables(name):
+                    metrics.metric_reduction(variable, reduction)
+        return spec
+
+    return reduced
+
+
+def _metric_variables(name: str) -> list[tf.Variable]:
+    """Returns the variables of metrics that a config means."""
+    known = tf1.get_collection(tf1.GraphKeys.METRIC_VARIABLES)
+    matching = [one for one in known if f"/{name}/" in f"/{one.name.partition(':')[0]}/"]
+    if not matching:
+        names = ", ".join(one.name.partition(":")[0] for one in known)
+        raise errors.RunError(
+            f"eval.metric_reductions.{name}: must name a metric's variable, but there is none. "
+            f"Name one of {names or 'none: the model has no metric variables'}."
+        )
+    return matching

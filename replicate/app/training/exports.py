@@ -1,25 +1,31 @@
 """SavedModels as a config wants them: on request, after evaluations, after training."""
 
-import json
+import contextlib
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from replicate import errors, estimator
-from replicate.app.config import config, export_config
-from replicate.app.data import inputs
-from replicate.app.runs import directories
-from replicate.app.training import compared_metrics, predictions, serving
-from replicate.compat.tensorflow import tf
+from replicate import errors, estimator, types
+from replicate.app.config import config, sections
+from replicate.app.console import json_output
+from replicate.app.data import inputs, section_inputs
+from replicate.app.runs import atomic_files, folders
+from replicate.app.training import improvement
+from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import export
 
-__all__ = ["Exports"]
-
 _RECORD = "evaluation.json"  # below assets.extra: the metrics of the model beside it
+_EXPORT = re.compile(r"\d{10}")  # seconds, as Estimators number exports
+_LONE = "input"  # what the served name of features is that are one tensor
+
+
+def directory_of(settings: config.Config) -> str:
+    """Returns where the exports of a config are."""
+    given = settings.export.directory if settings.export is not None else None
+    return given or os.path.join(settings.model_dir, "export")
 
 
 class Exports:
@@ -28,45 +34,32 @@ class Exports:
     Args:
         settings: The config.
         made: The Estimator.
-        input_of: Section -> its input_fn, for what a served model is fed.
 
     Raises:
         RunError: If what the config says cannot be written; better now than after training.
     """
 
-    def __init__(
-        self, settings: config.Config, made: Any, input_of: Callable[[str], Callable[[], Any]]
-    ):
-        self._wanted = settings.export or export_config.Export()
+    def __init__(self, settings: config.Config, made: estimator.Estimator):
+        self._wanted = settings.export or sections.Export()
         self._made = made
-        self._directory = self._wanted.directory or os.path.join(settings.model_dir, "export")
-        directories.make(self._directory, "export.directory")
-        self._need_assets()
-        described = self._wanted.inputs
-        spec = None
-        if described is None:
-            spec = inputs.element_of(input_of(_section_to_serve(settings)))
-        self._receiver_fn = serving.receiver_fn(described, spec)
-        self._exporters = [self._exporter(one) for one in self._wanted.exporters]
+        self._directory = directory_of(settings)
+        folders.make(self._directory, "export.directory")
+        _need_assets(self._wanted.assets_extra)
+        self._receiver_fn = _receiver_fn(settings, self._wanted)
 
-    def save(self, checkpoint: str | None = None) -> str:
-        """Exports a checkpoint, None: the last one; returns the path."""
-        saver = _Saver(self._made, self._wanted.towers, None)
-        return os.fsdecode(
-            saver.export_saved_model(
-                self._directory, self._receiver_fn, checkpoint_path=checkpoint, **self._options()
-            )
-        )
+    def save(self, checkpoint: str) -> str:
+        """Exports a checkpoint; returns the path of the SavedModel."""
+        return self._write(self._directory, checkpoint, {})
 
     def run_exporters(
-        self, metrics: Mapping[str, Any] | None, is_final: bool, checkpoint: str | None = None
+        self, checkpoint: str, metrics: Mapping[str, Any], is_final: bool
     ) -> dict[str, str]:
         """Lets the config's exporters export a checkpoint.
 
         Args:
-            metrics: Those of its evaluation; None where there was none.
+            checkpoint: Its path.
+            metrics: Those of its evaluation, if there was one.
             is_final: Whether training is over.
-            checkpoint: Its path; None: the last one.
 
         Returns:
             Exporter's name -> path, for those that exported.
@@ -74,161 +67,161 @@ class Exports:
         Raises:
             RunError: If a metric that an exporter compares is not among them.
         """
-        with tempfile.TemporaryDirectory() as folder:
-            record = None
+        paths = {}
+        for one in self._wanted.exporters:
+            folder = os.path.join(self._directory, one.folder)
+            if _is_due(one, folder, metrics, is_final):
+                tf.io.gfile.makedirs(folder)
+                paths[one.folder] = self._write(folder, checkpoint, metrics)
+                if isinstance(one, sections.Latest) and one.exports_to_keep is not None:
+                    for path in _exports_in(folder)[: -one.exports_to_keep]:
+                        with contextlib.suppress(tf.errors.NotFoundError):
+                            tf.io.gfile.rmtree(path)
+        return paths
+
+    def _write(self, folder: str, checkpoint: str, metrics: Mapping[str, Any]) -> str:
+        """Writes a SavedModel, with a record of its metrics if there are any."""
+        with tempfile.TemporaryDirectory() as scratch:
+            assets = dict(self._wanted.assets_extra)
             if metrics:
-                record = os.path.join(folder, _RECORD)
-                with open(record, "w", encoding="utf-8") as file:
-                    file.write(predictions.json_line(dict(sorted(metrics.items()))) + "\n")
-            saver = _Saver(self._made, self._wanted.towers, record)
-            paths = {
-                one.name: one.export(
-                    saver,
-                    os.path.join(self._directory, one.name),
-                    checkpoint or self._made.latest_checkpoint(),
-                    metrics,
-                    is_final,
-                )
-                for one in self._exporters
-                if metrics or isinstance(one, estimator.FinalExporter)
-            }
-        return {name: os.fsdecode(path) for name, path in paths.items() if path}
-
-    def _options(self) -> dict[str, Any]:
-        return {"assets_extra": self._wanted.assets_extra, "as_text": self._wanted.as_text}
-
-    def _exporter(self, wanted: export_config.Exporter) -> Any:
-        if isinstance(wanted, export_config.Best):
-            return _Best(wanted, self._receiver_fn, self._options())
-        options = self._options()
-        if isinstance(wanted, export_config.Latest):
-            options["exports_to_keep"] = wanted.exports_to_keep
-            return estimator.LatestExporter(wanted.folder, self._receiver_fn, **options)
-        return estimator.FinalExporter(wanted.folder, self._receiver_fn, **options)
-
-    def _need_assets(self) -> None:
-        for name, path in self._wanted.assets_extra.items():
-            try:
-                with tf.io.gfile.GFile(path, "rb") as file:
-                    file.read(1)
-            except tf.errors.OpError as e:
-                raise errors.RunError(
-                    f"export.assets_extra.{name}: {path}: must be a readable file: {e.message}. "
-                    "Check the path; a relative one is looked up from the config's folder."
-                ) from e
+                assets[_RECORD] = os.path.join(scratch, _RECORD)
+                with open(assets[_RECORD], "w", encoding="utf-8") as file:
+                    json_output.write(json_output.plain(dict(sorted(metrics.items()))), file)
+            path = export.export_saved_model(
+                self._made,
+                folder,
+                self._receiver_fn,
+                towers=self._wanted.towers,
+                assets_extra=assets,
+                as_text=self._wanted.as_text,
+                checkpoint_path=checkpoint,
+            )
+        return os.fsdecode(path)
 
 
-class _Saver:
-    """An Estimator as exporters see it; what it exports has a record of its evaluation.
+def _is_due(
+    wanted: sections.Exporter, folder: str, metrics: Mapping[str, Any], is_final: bool
+) -> bool:
+    """Tells whether an exporter exports a model with these metrics.
+
+    The best one is better than all exports that are there, also those of earlier runs. An export
+    holds its own metrics, so that a run that was stopped at any moment, or that somebody
+    evaluated on other data meanwhile, goes on from what was really exported.
+    """
+    if isinstance(wanted, sections.Final):
+        return is_final
+    if not metrics or not isinstance(wanted, sections.Best):
+        return bool(metrics)
+    key = f"export.exporters: {wanted.folder}: metric"
+    value = improvement.value_of(metrics, wanted.metric, key)
+    records = (
+        atomic_files.read_json(os.path.join(one, "assets.extra", _RECORD))
+        for one in _exports_in(folder)
+    )
+    known = [one.get(wanted.metric) for one in records]
+    known = [one for one in known if isinstance(one, int | float)]  # else another was compared
+    return not math.isnan(value) and all(
+        improvement.is_better(value, one, wanted.higher_is_better) for one in known
+    )
+
+
+def _exports_in(folder: str) -> list[str]:
+    """Returns the exports in a folder, the newest last; others are not in their place yet."""
+    names = tf.io.gfile.listdir(folder) if tf.io.gfile.isdir(folder) else ()
+    exports = sorted(name.rstrip("/") for name in names if _EXPORT.fullmatch(name.rstrip("/")))
+    return [os.path.join(folder, name) for name in exports]
+
+
+def _need_assets(wanted: Mapping[str, str]) -> None:
+    for name, path in wanted.items():
+        try:
+            with tf.io.gfile.GFile(path, "rb") as file:
+                file.read(1)
+        except tf.errors.OpError as e:
+            raise errors.RunError(
+                f"export.assets_extra.{name}: {path}: must be a readable file: {e.message}. "
+                "Check the path; a relative one is looked up from the config's folder."
+            ) from e
+
+
+def _receiver_fn(
+    settings: config.Config, wanted: sections.Export
+) -> Callable[[], estimator.export.ServingInputReceiver]:
+    """Returns a serving_input_receiver_fn of what the config says, or of an input's features."""
+    if wanted.inputs is not None:
+        return receiver_fn(
+            {name: tf.TensorSpec([None, *s.shape], s.dtype) for name, s in wanted.inputs.items()}
+        )
+    named = ("predict", "eval", "train")
+    section = next((one for one in named if getattr(settings, one) is not None), None)
+    if section is None:
+        raise errors.RunError(
+            "export.inputs: must be given where the config has no predict, eval or train section. "
+            "Write each feature's dtype and shape there."
+        )
+    element = inputs.element_of(section_inputs.input_fn(settings, section))
+    return receiver_fn(element[0] if isinstance(element, tuple) else element)
+
+
+def receiver_fn(features: types.Nest) -> Callable[[], estimator.export.ServingInputReceiver]:
+    """Returns a serving_input_receiver_fn of raw tensors with an open batch dimension.
 
     Args:
-        made: The Estimator.
-        towers: How many towers its exports have: one or merged.
-        record: The file with the metrics; None where there are none.
+        features: The spec of one tensor, or a dict of such.
+
+    Raises:
+        RunError: If the features are neither one tensor nor a dict of tensors.
     """
+    is_lone = not isinstance(features, Mapping)
+    specs = {_LONE: features} if is_lone else dict(features)
+    for name, spec in specs.items():
+        if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec):
+            raise errors.RunError(
+                f"export.inputs: must be given where a feature is no tensor; {name} is "
+                f"{type(spec).__name__}. Write each feature's dtype and shape there."
+            )
 
-    def __init__(self, made: Any, towers: str, record: str | None):
-        self.model_dir = made.model_dir
-        self._made = made
-        self._towers = towers
-        self._record = {_RECORD: record} if record else {}
+    def receive() -> estimator.export.ServingInputReceiver:
+        tensors = {name: _placeholder(name, spec) for name, spec in specs.items()}
+        if is_lone:
+            return estimator.export.TensorServingInputReceiver(tensors[_LONE], tensors)
+        return estimator.export.ServingInputReceiver(tensors, tensors)
 
-    def export_saved_model(
-        self,
-        export_dir_base: str,
-        receiver_fn: Callable[[], Any],
-        assets_extra: Mapping[str, str],
-        **options: Any,
-    ) -> bytes:
-        """Exports through `replicate.export_saved_model`."""
-        return export.export_saved_model(
-            self._made,
-            export_dir_base,
-            receiver_fn,
-            towers=self._towers,
-            assets_extra={**assets_extra, **self._record},
-            **options,
-        )
+    return receive
 
 
-class _Best(estimator.BestExporter):
-    """Exports what is better than all exports that are there, also those of earlier runs.
+def _placeholder(feature: str, spec: tf.TypeSpec) -> types.Nest:
+    """Returns what a feature is fed by; the signature keeps its name, the op has one like it."""
+    name = re.sub(r"[^A-Za-z0-9_./-]", "_", str(feature)).strip("/")
+    name = name if name[:1].isalnum() else f"{_LONE}{name}"
+    shape = None if spec.shape.rank is None else [None, *spec.shape.as_list()[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        inner = spec.shape[spec.ragged_rank + 1 :].as_list()
+        return tf1.ragged.placeholder(spec.dtype, spec.ragged_rank, inner, name=name)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf1.sparse_placeholder(spec.dtype, shape, name=name)
+    return tf1.placeholder(spec.dtype, shape, name=name)
 
-    An export holds its own metrics, so that a run that was stopped at any moment, or that
-    somebody evaluated on other data meanwhile, goes on from what was really exported.
+
+def signatures(path: str) -> dict[str, dict[str, dict[str, str]]]:
+    """Loads a SavedModel and returns its signatures.
+
+    Returns:
+        Signature -> `inputs` and `outputs` -> tensor's name -> e.g. `float32 [None, 10]`.
     """
+    with tf.Graph().as_default(), tf1.Session() as session:
+        loaded = tf1.saved_model.load(session, [tf1.saved_model.tag_constants.SERVING], path)
 
-    def __init__(
-        self,
-        wanted: export_config.Best,
-        receiver_fn: Callable[[], Any],
-        options: Mapping[str, Any],
-    ):
-        self._wanted = wanted
-        super().__init__(
-            wanted.folder,
-            receiver_fn,
-            event_file_pattern=None,
-            compare_fn=self._is_better,
-            exports_to_keep=wanted.exports_to_keep,
-            **options,
-        )
+    def described(tensors: Mapping[str, Any]) -> dict[str, str]:
+        found = {}
+        for name, info in tensors.items():
+            shape = tf.TensorShape(info.tensor_shape)
+            dimensions = "unknown" if shape.rank is None else shape.as_list()
+            found[name] = f"{tf.as_dtype(info.dtype).name} {dimensions}"
+        return found
 
-    def export(
-        self,
-        estimator: Any,
-        export_path: str,
-        checkpoint_path: str,
-        eval_result: Mapping[str, Any],
-        is_the_final_export: bool,
-    ) -> bytes | None:
-        """See base class."""
-        if math.isnan(self._value(eval_result)):
-            return None
-        if not all(self._is_better(known, eval_result) for known in _records(export_path)):
-            return None
-        return super().export(
-            estimator, export_path, checkpoint_path, eval_result, is_the_final_export
-        )
-
-    def _is_better(
-        self, best_eval_result: Mapping[str, Any], current_eval_result: Mapping[str, Any]
-    ) -> bool:
-        best = best_eval_result.get(self._wanted.metric)
-        if not isinstance(best, int | float | np.number):
-            return True  # exported when another metric was compared
-        current = self._value(current_eval_result)
-        return compared_metrics.is_better(current, best, self._wanted.higher_is_better)
-
-    def _value(self, metrics: Mapping[str, Any]) -> float:
-        """Returns the metric that is compared."""
-        key = f"export.exporters: {self.name}: metric"
-        return compared_metrics.value_of(metrics, self._wanted.metric, key)
-
-
-def _records(directory: str) -> list[Mapping[str, Any]]:
-    """Returns the metrics of all exports in a directory."""
-    if not tf.io.gfile.isdir(directory):
-        return []
-    records = []
-    for name in tf.io.gfile.listdir(directory):
-        if not name.rstrip("/").isdecimal():
-            continue  # not in its place yet
-        try:
-            with tf.io.gfile.GFile(os.path.join(directory, name, "assets.extra", _RECORD)) as file:
-                record = json.load(file)
-        except (ValueError, tf.errors.OpError):
-            continue  # removed meanwhile, or not ours
-        if isinstance(record, dict):
-            records.append(record)
-    return records
-
-
-def _section_to_serve(settings: config.Config) -> str:
-    for section in ("predict", "eval", "train"):
-        if getattr(settings, section) is not None:
-            return section
-    raise errors.RunError(
-        "export.inputs: must be given where the config has no predict, eval or train section. "
-        "Write each feature's dtype and shape there."
-    )
+    return {
+        name: {"inputs": described(signature.inputs), "outputs": described(signature.outputs)}
+        for name, signature in sorted(loaded.signature_def.items())
+        if not name.startswith("__")
+    }

@@ -1,17 +1,48 @@
-"""Hooks of a person's own in a training: `train.hooks`."""
+"""Session hooks of trainings and evaluations: progress, summaries, checkpoints, the end."""
 
-from collections.abc import Mapping, Sequence
+import logging
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from replicate import errors
+from replicate import errors, estimator, types
+from replicate.app.cluster import tasks
 from replicate.app.config import functions
-from replicate.compat.tensorflow import tf1
+from replicate.app.console import interrupts, progress
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import collectives
 
-__all__ = ["made"]
+_Context, _Values = tf1.train.SessionRunContext, tf1.train.SessionRunValues
+_Fetches = tf1.train.SessionRunArgs
+
+LEARNING_RATE, EXAMPLES_PER_SECOND = "learning_rate", "examples_per_second"
+_MAX_IDLE_RUNS = 1000  # a loss scale that is too high may take some to come down
+_NO_NEWS = ("is deprecated and will be removed", "It seems that global step")
 
 
-def made(names: Sequence[str], offered: Mapping[str, Any]) -> list[Any]:
-    """Returns the hooks that functions of the config make.
+def calm_logging(quiet: bool) -> None:
+    """Keeps TensorFlow's notes on its old API off the screen; with quiet, its warnings too.
+
+    Nor does it tell of a global step that stood still: it reads that while the step is being
+    made, and `TrainingHook` knows better.
+    """
+    logger = tf.get_logger()
+    logger.addFilter(_is_news)
+    warnings.filterwarnings("ignore", r"`tf\.layers\.\w+` is deprecated", UserWarning)
+    if quiet:
+        logger.setLevel(logging.ERROR)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    return not any(words in text for words in _NO_NEWS)
+
+
+def made(names: Sequence[str], offered: Mapping[str, Any]) -> list[tf1.train.SessionRunHook]:
+    """Returns the hooks that functions of the config make: `train.hooks`.
 
     Args:
         names: `package.module:function`, each of which returns a SessionRunHook or a list of
@@ -36,3 +67,297 @@ def made(names: Sequence[str], offered: Mapping[str, Any]) -> list[Any]:
                 )
         hooks += several
     return hooks
+
+
+def rows_of(features: types.Nest) -> tf.Tensor | int:
+    """Returns how many rows a batch has: a number where that is static, else a tensor."""
+    for leaf in tf.nest.flatten(features, expand_composites=False):
+        if isinstance(leaf, tf.SparseTensor):
+            return leaf.dense_shape[0]
+        if isinstance(leaf, tf.RaggedTensor):
+            return leaf.nrows()
+        if tf.is_tensor(leaf) and leaf.shape.rank != 0:
+            static = None if leaf.shape.rank is None else leaf.shape.as_list()[0]
+            return tf.shape(leaf)[0] if static is None else static
+    return 0
+
+
+class TrainingHook(tf1.train.SessionRunHook):
+    """Shows training steps, and ends those that lead nowhere.
+
+    It goes to `Estimator.train`, whose hooks run before TensorFlow's own look at the loss.
+
+    Args:
+        shown: Where to show them.
+        start: The global step at the begin.
+        rows: Returns how many rows a batch has: a number, or a tensor of shape []; 0: nobody knows.
+            Called once the graph is built.
+
+    Attributes:
+        is_waiting: Whether a step has not ended: at the end of a training, whether there was no
+            batch for it any more.
+        ended_at: The global step at the end of the session.
+    """
+
+    def __init__(self, shown: progress.Task, start: int, rows: Callable[[], tf.Tensor | int]):
+        self.is_waiting = True
+        self.ended_at = start
+        self._shown = shown
+        self._rows_of = rows
+        self._rows: tf.Tensor | int = 0
+        self._fetched: list[tf.Tensor] = []
+        self._last_step = -1
+        self._idle_runs = 0
+
+    def begin(self) -> None:
+        """See base class; the reduced loss is the last one that the Estimator has noted."""
+        self._rows = self._rows_of()
+        loss = tf1.get_collection(tf1.GraphKeys.LOSSES)[-1]
+        self._fetched = [tf1.train.get_global_step(), loss]
+        self._fetched += [self._rows] if tf.is_tensor(self._rows) else []
+
+    def before_run(self, run_context: _Context) -> _Fetches:
+        """See base class."""
+        self.is_waiting = True
+        return _Fetches(self._fetched)
+
+    def after_run(self, run_context: _Context, run_values: _Values) -> None:
+        """See base class."""
+        self.is_waiting = False
+        step, loss, *rows = run_values.results
+        if math.isnan(loss):
+            raise errors.RunError(
+                "the loss must stay a number, but became NaN at step "
+                f"{run_context.session.run(self._fetched[0])}. Lower the learning rate, set "
+                "clip_global_norm, or look for bad values in train.input."
+            )
+        self._need_progress(int(step))
+        self._shown.update(int(step), float(loss), int(rows[0] if rows else self._rows))
+
+    def _need_progress(self, step: int) -> None:
+        """Ends what would go on for ever: optimizers may skip a few steps, not all."""
+        self._idle_runs = self._idle_runs + 1 if step == self._last_step else 0
+        self._last_step = step
+        if self._idle_runs >= _MAX_IDLE_RUNS:
+            raise errors.RunError(
+                f"model_fn: its train_op must raise the global step; it is still {step} after "
+                f"{_MAX_IDLE_RUNS} runs. Pass global_step to minimize, or name an optimizer."
+            )
+
+    def end(self, session: tf1.Session) -> None:
+        """See base class."""
+        self.ended_at = int(session.run(self._fetched[0]))
+        self._shown.update(self.ended_at)
+
+
+class StopHook(tf1.train.SessionRunHook):
+    """Ends the session after the step in which that is asked for.
+
+    Args:
+        stop: Asks for it.
+        workers: Returns the workers that make the steps of the current graph.
+    """
+
+    def __init__(self, stop: interrupts.StopRequest, workers: Callable[[], collectives.Workers]):
+        self._stop = stop
+        self._workers_of = workers
+        self._workers = collectives.ALONE
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the session has ended by a request, here or in another worker."""
+        return self._stop.requested or self._workers.was_left
+
+    def begin(self) -> None:
+        """See base class."""
+        self._workers = self._workers_of()
+
+    def after_run(self, run_context: _Context, run_values: _Values) -> None:
+        """See base class."""
+        if self._stop.requested:
+            run_context.request_stop()
+
+
+class MeetingHook(tf1.train.SessionRunHook):
+    """Tells when this worker waits for the others, and when all are there.
+
+    Args:
+        display: Where that is told.
+        task: Which worker this is.
+        timeout: For how many seconds it waits.
+    """
+
+    def __init__(self, display: progress.Display, task: tasks.Task, timeout: float):
+        self._display = display
+        self._task = task
+        self._timeout = timeout
+
+    def begin(self) -> None:
+        """See base class."""
+        self._display.state("waits")
+        others = self._task.size - 1
+        if self._task.is_together:
+            self._display.say(
+                f"{self._task.name} is ready, and waits for {others} other worker"
+                f"{'' if others == 1 else 's'}, for {self._timeout:g} seconds at most"
+            )
+
+    def after_create_session(self, session: tf1.Session, coord: tf.train.Coordinator) -> None:
+        """See base class."""
+        self._display.state("trains")
+        if self._task.is_together:
+            self._display.say(f"all {self._task.size} workers are there")
+
+
+class EvaluationHook(tf1.train.SessionRunHook):
+    """Shows evaluation steps, and leaves when stopping is asked for.
+
+    Args:
+        shown: Where to show them.
+        stop: Asks to stop.
+
+    Attributes:
+        done: How many steps were made.
+    """
+
+    def __init__(self, shown: progress.Task, stop: interrupts.StopRequest):
+        self.done = 0
+        self._shown = shown
+        self._stop = stop
+
+    def after_run(self, run_context: _Context, run_values: _Values) -> None:
+        """See base class."""
+        self.done += 1
+        self._shown.update(self.done)
+        if self._stop.requested:
+            raise interrupts.Interrupted("stopped in an evaluation")
+
+
+class SummaryHook(tf1.train.SessionRunHook):
+    """Writes learning rate and speed beside the model's own summaries, at the same steps.
+
+    The learning rate at step s is what the schedule says for s. The examples are the rows that
+    were trained on since the last summary; the time is that of training alone.
+
+    Args:
+        folder: Where the event files are.
+        every: Steps between summaries.
+        rows: See `TrainingHook`.
+        rate: Returns the learning rate, a number or a tensor of shape []; None: nobody knows.
+            Called once the graph is built.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        every: int,
+        rows: Callable[[], tf.Tensor | int],
+        rate: Callable[[], tf.Tensor | float | None],
+    ):
+        self._folder = folder
+        self._timer = tf1.train.SecondOrStepTimer(every_steps=every)
+        self._rows_of = rows
+        self._rate_of = rate
+        self._since: float | None = None  # None: no step was made yet
+        self._seen = 0
+        self._last = -1
+
+    def begin(self) -> None:
+        """See base class."""
+        self._writer = tf1.summary.FileWriterCache.get(self._folder)
+        self._step = tf1.train.get_global_step()
+        self._rows, self._rate = self._rows_of(), self._rate_of()
+        self._timer.reset()
+
+    def leave_out(self, seconds: float) -> None:
+        """Takes a time that was not spent on training out of what is measured."""
+        if self._since is not None:
+            self._since += seconds
+
+    def before_run(self, run_context: _Context) -> _Fetches:
+        """See base class."""
+        return _Fetches([self._step, self._rows] if tf.is_tensor(self._rows) else [self._step])
+
+    def after_run(self, run_context: _Context, run_values: _Values) -> None:
+        """See base class."""
+        before, *rows = run_values.results
+        if self._since is None:  # the first step prepares what the others use
+            self._since = time.monotonic()
+        else:
+            self._seen += int(rows[0] if rows else self._rows)
+        step = int(before) + 1  # read before the step, or beside it
+        if self._timer.should_trigger_for_step(step):
+            self._timer.update_last_triggered_step(step)
+            self._write(run_context.session)
+
+    def end(self, session: tf1.Session) -> None:
+        """See base class."""
+        self._write(session)
+
+    def _write(self, session: tf1.Session) -> None:
+        fetched = {"step": self._step}
+        if tf.is_tensor(self._rate):
+            fetched["rate"] = self._rate
+        read = session.run(fetched)
+        step, rate = int(read["step"]), read.get("rate", self._rate)
+        if step == self._last:
+            return
+        found = {} if rate is None else {LEARNING_RATE: rate}
+        seconds = 0.0 if self._since is None else time.monotonic() - self._since
+        if self._seen and seconds > 0:
+            found[EXAMPLES_PER_SECOND] = self._seen / seconds
+            self._since, self._seen = time.monotonic(), 0
+        values = [tf1.Summary.Value(tag=tag, simple_value=one) for tag, one in found.items()]
+        self._writer.add_summary(tf1.Summary(value=values), step)
+        self._last = step
+
+
+def savers(
+    spec: estimator.EstimatorSpec, config: estimator.RunConfig
+) -> Sequence[tf1.train.SessionRunHook]:
+    """Returns what saves checkpoints in an Estimator's place; nothing where a hook does already.
+
+    When a session begins, TensorFlow's hook writes again, in place, what it has just restored.
+    Whoever reads it meanwhile, as the other tasks of a cluster do that begin beside the chief,
+    finds a torn file: TensorFlow raises, or ends the process. Here it is written once.
+
+    Args:
+        spec: The EstimatorSpec of mode TRAIN.
+        config: The RunConfig.
+    """
+    given = (*spec.training_hooks, *spec.training_chief_hooks)
+    is_wanted = config.save_checkpoints_secs or config.save_checkpoints_steps
+    if not is_wanted or any(isinstance(one, tf1.train.CheckpointSaverHook) for one in given):
+        return ()
+    return (
+        tf1.train.CheckpointSaverHook(
+            config.model_dir,
+            save_secs=config.save_checkpoints_secs,
+            save_steps=config.save_checkpoints_steps,
+            saver=_Saver(spec.scaffold),
+            save_graph_def=config.checkpoint_save_graph_def,
+        ),
+    )
+
+
+class _Saver:
+    """A scaffold's Saver, which leaves alone what is the newest checkpoint already.
+
+    Args:
+        scaffold: The scaffold; it has a Saver when its session begins.
+    """
+
+    def __init__(self, scaffold: tf1.train.Scaffold):
+        self._scaffold = scaffold
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scaffold.saver, name)
+
+    def save(
+        self, session: tf1.Session, path: str, global_step: int | None = None, **options: Any
+    ) -> str:
+        """See `tf.compat.v1.train.Saver.save`."""
+        newest = tf.train.latest_checkpoint(os.path.dirname(path))
+        if newest is not None and newest == f"{path}-{global_step}":
+            return newest
+        return self._scaffold.saver.save(session, path, global_step=global_step, **options)

@@ -1,17 +1,32 @@
-"""The optimizer that a config describes, built inside the model's graph."""
+"""The optimizer that a config describes: made in the model's graph, scaled, its rate read.
 
+Half precision, `train.mixed_precision`: TensorFlow rewrites graphs of version 1 as sessions begin
+to run them: on GPUs to float16, which needs a loss scale around the optimizer; on CPUs that can, to
+bfloat16, whose exponents reach as far as those of float32. Weights stay float32. What is set here
+is what `tf.compat.v1.mixed_precision.enable_mixed_precision_graph_rewrite` sets, but for one run
+in place of the whole process.
+"""
+
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from replicate.app.config import config, functions
-from replicate.app.training import train_summaries
-from replicate.compat.tensorflow import tf1
+from replicate import errors
+from replicate.app.config import functions, optimizer_config
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 
-__all__ = ["learning_rate", "optimizer_fn"]
+OptimizerFn: TypeAlias = Callable[..., tf1.train.Optimizer]
+"""What `replicate_model_fn` takes as optimizer_fn; may name `params`."""
+
+BFLOAT16, FLOAT16 = "bfloat16", "float16"
+_REWRITES = {FLOAT16: "auto_mixed_precision", BFLOAT16: "auto_mixed_precision_onednn_bfloat16"}
+_ON = 1  # RewriterConfig.ON
+_KEY = "train.mixed_precision"
 
 
-def optimizer_fn(described: config.Optimizer | str | None) -> Callable[..., Any] | None:
-    """Returns what `replicate_model_fn` takes as optimizer_fn; None where there is none.
+def optimizer_fn(described: optimizer_config.Optimizer | str | None) -> OptimizerFn | None:
+    """Returns the optimizer function of a config; None where it has none.
 
     Raises:
         RunError: If a function that the config names cannot be found.
@@ -24,7 +39,7 @@ def optimizer_fn(described: config.Optimizer | str | None) -> Callable[..., Any]
     def make() -> tf1.train.Optimizer:
         arguments = dict(described.arguments)
         rate = arguments["learning_rate"]
-        if isinstance(rate, config.Schedule):
+        if isinstance(rate, optimizer_config.Schedule):
             arguments["learning_rate"] = _scheduled(rate)
         if described.name == "AdagradDA":
             arguments["global_step"] = tf1.train.get_or_create_global_step()
@@ -33,24 +48,36 @@ def optimizer_fn(described: config.Optimizer | str | None) -> Callable[..., Any]
     return make
 
 
-def learning_rate(described: config.Optimizer | str | None, made: Sequence[Any]) -> Any:
-    """Returns the learning rate as the global step has it: a number, a tensor, None: unknown.
+def recorded(make: OptimizerFn, into: list[tf1.train.Optimizer]) -> OptimizerFn:
+    """Returns an optimizer function that adds what it makes to a list."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> tf1.train.Optimizer:
+        into.append(make(*args, **kwargs))
+        return into[-1]
+
+    return made
+
+
+def learning_rate(
+    described: optimizer_config.Optimizer | str | None, made: Sequence[tf1.train.Optimizer]
+) -> tf.Tensor | float | None:
+    """Returns the learning rate as the global step has it; None where nobody knows it.
 
     Args:
         described: The config's optimizer.
         made: The optimizers that were made of it.
     """
-    if isinstance(described, config.Optimizer):
+    if isinstance(described, optimizer_config.Optimizer):
         rate = described.arguments["learning_rate"]
-        if not isinstance(rate, config.Schedule):
+        if not isinstance(rate, optimizer_config.Schedule):
             return rate
         with tf1.name_scope("shown_learning_rate"):
             return _scheduled(rate)
-    found = (train_summaries.rate_of(optimizer) for optimizer in made)
-    return next((rate for rate in found if rate is not None), None)
+    return next((rate for rate in map(_rate_of, made) if rate is not None), None)
 
 
-def _scheduled(rate: config.Schedule) -> Any:
+def _scheduled(rate: optimizer_config.Schedule) -> tf.Tensor:
     """Returns the learning rate as a tensor that follows the global step."""
     step = tf1.train.get_or_create_global_step()
     arguments = {
@@ -60,3 +87,75 @@ def _scheduled(rate: config.Schedule) -> Any:
     if rate.name == "piecewise_constant":
         return tf1.train.piecewise_constant(step, **arguments)
     return getattr(tf1.train, rate.name)(global_step=step, **arguments)
+
+
+def _rate_of(optimizer: tf1.train.Optimizer) -> tf.Tensor | float | None:
+    """Returns an optimizer's learning rate; None where it has none.
+
+    A tensor that something else than the weights goes into, such as the input, is left alone:
+    to read it would be to take a batch away from training.
+    """
+    inner = getattr(optimizer, "_optimizer", optimizer)  # of a loss scale
+    found = getattr(inner, "_learning_rate", None)
+    if found is None:
+        found = getattr(inner, "_lr", None)
+    found = found() if callable(found) else found
+    if isinstance(found, int | float) and not isinstance(found, bool):
+        return float(found)
+    if not tf.is_tensor(found) or found.graph is not tf1.get_default_graph():
+        return None
+    is_scalar = found.shape.rank == 0 and found.dtype.is_floating
+    behind = operations.executed_by([found]) if is_scalar else ()
+    takes_input = any(op.type.startswith(("Iterator", "Placeholder", "Queue")) for op in behind)
+    return found if is_scalar and not takes_input else None
+
+
+def kind_for(device_names: Sequence[str]) -> str:
+    """Returns the type that towers on these devices compute in, in half precision."""
+    return FLOAT16 if any("GPU" in name for name in device_names) else BFLOAT16
+
+
+def set_rewrite(session_config: tf1.ConfigProto, kind: str) -> None:
+    """Has sessions with this config rewrite their graphs to half precision.
+
+    Raises:
+        RunError: If this TensorFlow cannot.
+    """
+    options = session_config.graph_options.rewrite_options
+    name = _REWRITES[kind]
+    if name not in options.DESCRIPTOR.fields_by_name:
+        raise errors.RunError(
+            f"{_KEY}: must be false with this TensorFlow, which has no rewrite to {kind} "
+            f"({name} in its RewriterConfig). Remove it, or take another TensorFlow."
+        )
+    setattr(options, name, _ON)
+
+
+def scaled(make: OptimizerFn | None, kind: str) -> OptimizerFn:
+    """Returns an optimizer function whose optimizer keeps small gradients from vanishing.
+
+    Args:
+        make: The config's.
+        kind: What is computed in; bfloat16 needs no loss scale.
+
+    Raises:
+        RunError: If the config has no optimizer, or, when it is made, it has a loss scale.
+    """
+    if make is None:
+        raise errors.RunError(
+            f"{_KEY}: must be false where model_fn has an optimizer of its own, which only "
+            "model_fn itself can give a loss scale. Name the optimizer in the config, or scale "
+            "the loss in model_fn."
+        )
+    if kind != FLOAT16:
+        return make
+
+    def make_scaled(params: Any) -> tf1.train.Optimizer:
+        made = functions.call_with_named(make, {"params": params}, "optimizer")
+        if isinstance(made, tf1.mixed_precision.MixedPrecisionLossScaleOptimizer):
+            raise errors.RunError(
+                f"{_KEY}: must be false where the optimizer has a loss scale already. Remove one."
+            )
+        return tf1.mixed_precision.MixedPrecisionLossScaleOptimizer(made, "dynamic")
+
+    return make_scaled

@@ -3,127 +3,120 @@
 It is the chief's part, or an evaluator's where there is one.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
-from replicate.app.config import config
-from replicate.app.console import interrupts, json_output, progress
-from replicate.app.data import section_inputs
-from replicate.app.runs import checkpoints
-from replicate.app.training import best, evaluations, exports, goals, run_records
+from replicate import errors, estimator
+from replicate.app.console import json_output
+from replicate.app.data import reading, section_inputs
+from replicate.app.runs import checkpoints, records
+from replicate.app.training import exports, hooks, improvement, running
+from replicate.compat.tensorflow import tf
 
-__all__ = ["Outcomes"]
+Metrics: TypeAlias = Mapping[str, Any]
+"""Those of an evaluation, by name, with `loss` and `global_step`."""
+
+
+def evaluate(
+    run: running.Run,
+    made: estimator.Estimator,
+    input_fn: Callable[[], tf.data.Dataset],
+    checkpoint: str,
+    curve: str | None = None,
+) -> Metrics:
+    """Evaluates a checkpoint.
+
+    Args:
+        run: The run.
+        made: Its Estimator.
+        input_fn: The data.
+        checkpoint: Its path.
+        curve: Metrics are written to `eval_<curve>` in model_dir, by default to `eval`.
+
+    Raises:
+        RunError: If there is nothing to evaluate on.
+    """
+    steps = run.settings.eval.steps
+    shown = run.display.task("evaluate", steps, every=1000)
+    try:
+        hook = hooks.EvaluationHook(shown, run.stop)
+        with reading.naming(run.settings, "eval", checkpoint):
+            found = made.evaluate(
+                input_fn, steps=steps, hooks=[hook], checkpoint_path=checkpoint, name=curve
+            )
+        if not hook.done:
+            raise errors.RunError("eval.input: must have rows, has none. Check its files.")
+        return found
+    finally:
+        shown.finish()
 
 
 class Outcomes:
     """Evaluates checkpoints, and does what the config wants to follow.
 
     Args:
-        settings: The config.
-        display: Where progress goes.
-        stop: Asks to stop.
-        goal: Where the training ends.
-        made: The Estimator.
-        took: Is called after each evaluation.
+        run: The run.
+        goal: Where its training ends.
+        made: Its Estimator.
     """
 
-    def __init__(
-        self,
-        settings: config.Config,
-        display: progress.Display,
-        stop: interrupts.StopRequest,
-        goal: goals.Goal,
-        made: Any,
-        took: Callable[[], None] = lambda: None,
-    ):
-        self._settings = settings
-        self._display = display
-        self._stop = stop
+    def __init__(self, run: running.Run, goal: running.Goal, made: estimator.Estimator):
+        self._run = run
         self._goal = goal
         self._estimator = made
-        self._took = took
-        self._latest: dict[str, Any] = {}  # metrics of the last evaluation
-        self._eval_input = None
-        if settings.eval is not None:
-            self._eval_input = section_inputs.input_fn(settings, "eval")
-        self._exports = None
-        if settings.export is not None:
-            inputs_of = section_inputs.input_fns(settings)
-            self._exports = exports.Exports(settings, made, inputs_of)
+        self._latest: Metrics = {}  # of the last evaluation
+        self._input_fn = self._exports = None
+        if run.settings.eval is not None:
+            self._input_fn = section_inputs.input_fn(run.settings, "eval")
+        if run.settings.export is not None:
+            self._exports = exports.Exports(run.settings, made)
 
     def finish(
-        self, step: int, ended_by: str, checkpoint: str | None = None
-    ) -> tuple[dict[str, Any] | None, str | None]:
+        self, step: int, ended_by: str, checkpoint: str
+    ) -> tuple[Metrics | None, str | None]:
         """Does what follows a training that has ended; returns metrics and the export's path.
 
         Args:
             step: The step that it ended at.
             ended_by: What ended it, in a word.
-            checkpoint: The path of its checkpoint; None: the newest one.
+            checkpoint: The path of its checkpoint.
         """
-        found = self._last_evaluation(step, checkpoint)
-        path = None
-        if self._exports is not None and self._settings.export.after_training:
+        run, path = self._run, None
+        if self._input_fn is not None and self._latest.get(json_output.STEP) != step:
+            self.evaluate(checkpoint, is_final=True)
+        else:
+            self._export(checkpoint, is_final=True)
+        if self._exports is not None and run.settings.export.after_training:
             path = self._exports.save(checkpoint)
-        if not run_records.write_metrics(self._settings.model_dir, step, found, ended_by):
-            self._display.say(run_records.kept_text(self._settings.model_dir, run_records.METRICS))
-        checkpoints.note_finished(self._settings.model_dir, step)
-        return found, path
+        kept = records.Records(run.model_dir, run.display.say)
+        kept.write_metrics(step, self._latest, ended_by)
+        checkpoints.note_finished(run.model_dir, step)
+        return self._latest or None, path
 
-    def _last_evaluation(self, step: int, checkpoint: str | None) -> dict[str, Any] | None:
-        if self._settings.eval is None:
-            self._export(None, True, checkpoint)
-            return None
-        if self._latest.get("global_step") == step:
-            self._export(self._latest, True, checkpoint)
-            return self._latest
-        return self.evaluate(checkpoint, is_final=True)
-
-    def evaluate(self, checkpoint: str | None = None, is_final: bool = False) -> dict[str, Any]:
+    def evaluate(self, checkpoint: str, is_final: bool = False) -> None:
         """Evaluates a checkpoint, shows the metrics in one line, exports.
 
         Args:
-            checkpoint: Its path; None: the newest one.
+            checkpoint: Its path.
             is_final: Whether training is over.
         """
-        found = evaluations.evaluate(
-            self._estimator,
-            self._eval_input,
-            self._settings,
-            self._display,
-            self._stop,
-            checkpoint,
-            is_of_run=True,
-        )
-        step = found.get("global_step")
-        self._display.say(f"evaluated at step {step}: {json_output.summary_line(found)}")
+        say, wanted = self._run.display.say, self._run.settings.train.keep_best
+        found = evaluate(self._run, self._estimator, self._input_fn, checkpoint)
+        step = found.get(json_output.STEP)
+        say(f"evaluated at step {step}: {json_output.summary_line(found)}")
         self._latest = found
-        self._judge(found, checkpoint)
-        if is_final or self._goal.early_reason() is None:  # else the end of training exports
-            self._export(found, is_final, checkpoint)
-        self._took()
-        return found
-
-    def _judge(self, found: dict[str, Any], checkpoint: str | None) -> None:
-        """Lets what compares evaluations know of one."""
-        wanted = self._settings.train.keep_best
         if wanted is not None:
-            path = best.keep(
-                self._settings.model_dir,
-                checkpoint or self._estimator.latest_checkpoint(),
-                found,
-                wanted.metric,
-                wanted.higher_is_better,
-            )
-            if path is not None:
-                self._display.say(f"best so far by {wanted.metric}: {path}")
+            kept = improvement.keep_best(self._run.model_dir, checkpoint, found, wanted)
+            if kept is not None:
+                say(f"best so far by {wanted.metric}: {kept}")
         if self._goal.stopping is not None:
             self._goal.stopping.take(found)
+        if is_final or self._goal.early_reason() is None:  # else the end of training exports
+            self._export(checkpoint, is_final)
 
-    def _export(
-        self, metrics: dict[str, Any] | None, is_final: bool, checkpoint: str | None
-    ) -> None:
+    def _export(self, checkpoint: str, is_final: bool) -> None:
+        """Lets exporters export a checkpoint whose metrics are the latest."""
         if self._exports is not None:
-            exported = self._exports.run_exporters(metrics, is_final, checkpoint)
+            exported = self._exports.run_exporters(checkpoint, self._latest, is_final)
             for name, path in exported.items():
-                self._display.say(f"exported {name}: {path}")
+                self._run.display.say(f"exported {name}: {path}")

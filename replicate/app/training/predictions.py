@@ -1,32 +1,156 @@
-"""Predictions into a file: JSON lines, CSV or npz, whole or not at all."""
+"""Predictions: of a SavedModel in place of a checkpoint, and into a file of any form."""
 
 import contextlib
 import csv
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
 from replicate import errors
-from replicate.app.config import checks
-from replicate.app.console import json_output
+from replicate.app.config import types
+from replicate.app.console import failures, json_output
+from replicate.app.runs import atomic_files
+from replicate.compat.tensorflow import tf, tf1
+from replicate.exporting import predictor as predictors
 
-__all__ = ["json_line", "require_keys", "write", "write_lines"]
 
-
-def require_keys(wanted: Iterable[str] | None, known: Iterable[str]) -> None:
+def require_keys(wanted: Iterable[str], known: Iterable[str]) -> None:
     """Raises a RunError where `predict.keys` names what is not predicted."""
-    for name in wanted or ():
+    for name in wanted:
         if name not in known:
-            near = checks.nearest(name, known)
+            near = types.nearest(name, known)
             then = f"Did you mean {near}?" if near else f"Name one of {', '.join(sorted(known))}."
             raise errors.RunError(
                 f"predict.keys: the model must predict what is named, got {name!r}. {then}"
             )
+
+
+class Source(NamedTuple):
+    """What of which SavedModel predicts.
+
+    Attributes:
+        path: Its directory.
+        signature: The signature that is run.
+    """
+
+    path: str
+    signature: str
+
+    def rows(
+        self,
+        input_fn: Callable[[], tf.data.Dataset],
+        keys: Sequence[str],
+        say: Callable[[str], None],
+    ) -> Iterator[dict[str, Any]]:
+        """Yields what the signature predicts, row by row, in the order of the input.
+
+        Args:
+            input_fn: Makes the batches that it is fed.
+            keys: Which outputs to yield; none are named: all.
+            say: Is told what of the input is not used.
+
+        Raises:
+            RunError: If there is no such SavedModel or signature, or the input does not fit it.
+        """
+        with contextlib.closing(_loaded(self.path)) as predictor:
+            known = predictor.signatures
+            if self.signature not in known:
+                near = types.nearest(self.signature, known)
+                then = f"Did you mean {near}?" if near else "Name one of them with --signature."
+                raise self._fault(
+                    f"the signature must be one of {', '.join(sorted(known))}, got "
+                    f"{self.signature!r}. {then}"
+                )
+            inputs, outputs = known[self.signature]
+            require_keys(keys, outputs)
+            is_told = False
+            for features in _batches(input_fn):
+                feeds, unused = self._feeds(features, inputs)
+                if unused and not is_told:
+                    say(f"predict.input: {', '.join(unused)}: no input of the SavedModel, left out")
+                    is_told = True
+                try:
+                    found = predictor(feeds, self.signature)
+                except (ValueError, TypeError, tf.errors.OpError) as e:
+                    raise self._fault(
+                        f"{self.signature} must be able to take the rows of predict.input: "
+                        f"{failures.first_lines(e)}"
+                    ) from e
+                yield from self.rows_of(found, keys)
+
+    def rows_of(self, outputs: Mapping[str, Any], keys: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yields one dict for each row of a batch of outputs; see `rows`."""
+        chosen = {name: outputs[name] for name in keys or outputs}
+        counts = {name: len(one) if np.ndim(one) else None for name, one in chosen.items()}
+        if None in counts.values() or len(set(counts.values())) > 1:
+            found = ", ".join(
+                f"{name} has {'no rows' if count is None else count}"
+                for name, count in counts.items()
+            )
+            raise self._fault(
+                f"all outputs of {self.signature} must have a row for each row of the input; "
+                f"{found}. Choose those that do with predict.keys."
+            )
+        for index in range(next(iter(counts.values()), 0)):
+            yield {name: value[index] for name, value in chosen.items()}
+
+    def _feeds(self, features: Any, inputs: Sequence[str]) -> tuple[dict[str, Any], Sequence[str]]:
+        """Returns input -> array, and the features that are no input."""
+        takes = f"{self.signature} takes the inputs {', '.join(inputs)}"
+        if not isinstance(features, Mapping):
+            if len(inputs) != 1:
+                raise self._fault(
+                    f"{takes}, but predict.input gives a single tensor without a name. "
+                    "Give the features names."
+                )
+            return {inputs[0]: features}, ()
+        unused = [name for name in features if name not in inputs]
+        missing = next((name for name in inputs if name not in features), None)
+        if missing is not None:
+            near = types.nearest(missing, unused)
+            then = f"Is it what predict.input calls {near}?" if near else "Add it to predict.input."
+            raise self._fault(
+                f"{takes}; predict.input has {', '.join(sorted(features))}: {missing} is missing. "
+                f"{then}"
+            )
+        return {name: features[name] for name in inputs}, unused
+
+    def _fault(self, text: str) -> errors.RunError:
+        return errors.RunError(f"--saved-model {self.path}: {text}")
+
+
+def _loaded(path: str) -> predictors.Predictor:
+    try:
+        return predictors.load_exported(path)
+    except (ValueError, OSError, RuntimeError, tf.errors.OpError) as e:
+        names = []
+        with contextlib.suppress(tf.errors.OpError):
+            names = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
+        newest = max((name for name in names if name.isdecimal()), key=int, default=None)
+        then = f" Did you mean {os.path.join(path, newest)}?" if newest else ""
+        raise errors.RunError(f"--saved-model {path}: {failures.first_lines(e)}{then}") from e
+
+
+def _batches(input_fn: Callable[[], tf.data.Dataset]) -> Iterator[Any]:
+    """Yields the features of each batch, as sessions return them."""
+    with tf.Graph().as_default() as graph:
+        iterator = tf1.data.make_initializable_iterator(input_fn())
+        element = iterator.get_next()
+        features = element[0] if isinstance(element, tuple) else element
+        start = [iterator.initializer, tf1.tables_initializer()]
+    with contextlib.closing(tf1.Session(graph=graph)) as session:
+        session.run(start)
+        while True:
+            try:
+                batch = session.run(features)
+            except tf.errors.OutOfRangeError:
+                return
+            yield batch
 
 
 def write(rows: Iterable[Mapping[str, Any]], path: str) -> int:
@@ -42,9 +166,9 @@ def write(rows: Iterable[Mapping[str, Any]], path: str) -> int:
         RunError: If the file cannot be written, or the rows do not fit the form.
     """
     ending = Path(path).suffix.lower()
+    rows = _with_own_errors(rows)
     try:
-        rows = _with_own_errors(rows)
-        with _replacing(path) as unfinished:
+        with atomic_files.replacing(path) as unfinished:
             if ending == ".npz":
                 return _write_npz(rows, unfinished)
             with open(unfinished, "w", encoding="utf-8", newline="") as file:
@@ -56,19 +180,6 @@ def write(rows: Iterable[Mapping[str, Any]], path: str) -> int:
         ) from e
 
 
-def write_lines(rows: Iterable[Mapping[str, Any]], file: TextIO) -> int:
-    """Writes one JSON object per line; returns how many."""
-    count = 0
-    for count, row in enumerate(rows, start=1):  # noqa: B007 - the count is what is wanted
-        file.write(json_line(row) + "\n")
-    return count
-
-
-def json_line(value: Any) -> str:
-    """Returns a value as JSON in one line."""
-    return json.dumps(json_output.plain(value), allow_nan=False, ensure_ascii=False)
-
-
 def _with_own_errors(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Passes rows on; what the system refuses while they are made is not the output's fault."""
     try:
@@ -77,30 +188,24 @@ def _with_own_errors(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str,
         raise errors.RunError(f"making predictions failed: {e}. Check predict.input.") from e
 
 
-@contextlib.contextmanager
-def _replacing(path: str) -> Iterator[str]:
-    """Yields a path beside `path`, which takes its place when all went well."""
-    target = Path(path)
-    if target.is_dir():
-        raise IsADirectoryError(0, "it is a directory")
-    unfinished = str(target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}"))
-    try:
-        open(unfinished, "wb").close()  # a bad place is found before the rows are made
-        yield unfinished
-        os.replace(unfinished, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(unfinished)
+def write_lines(rows: Iterable[Mapping[str, Any]], file: TextIO) -> int:
+    """Writes one JSON object per line; returns how many."""
+    count = 0
+    for row in rows:
+        line = json.dumps(json_output.plain(row), allow_nan=False, ensure_ascii=False)
+        file.write(f"{line}\n")
+        count += 1
+    return count
 
 
 def _write_csv(rows: Iterable[Mapping[str, Any]], file: TextIO) -> int:
     """Writes a column per number: `p` of shape [3] becomes p_0, p_1, p_2."""
     writer = csv.writer(file, lineterminator="\n")
-    names: list[str] | None = None
+    names: list[str] = []
     count = 0
     for row in rows:
         cells = dict(itertools.chain.from_iterable(_cells(k, v) for k, v in row.items()))
-        if names is None:
+        if not count:
             names = list(cells)
             writer.writerow(names)
         if list(cells) != names:
@@ -128,9 +233,10 @@ def _cells(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _write_npz(rows: Iterable[Mapping[str, Any]], path: str) -> int:
     """Writes an array of shape [rows, ...] for each prediction."""
-    columns: dict[str, list[Any]] = {}
+    columns: dict[str, list[np.ndarray]] = {}
     count = 0
-    for count, row in enumerate(rows, start=1):  # noqa: B007 - the count is what is wanted
+    for row in rows:
+        count += 1
         for name, value in row.items():
             columns.setdefault(name, []).append(np.asarray(value))
     arrays = {}
@@ -143,5 +249,6 @@ def _write_npz(rows: Iterable[Mapping[str, Any]], path: str) -> int:
             )
         stacked = np.stack(values)
         arrays[name] = stacked.astype(bytes) if stacked.dtype == object else stacked
-    np.savez_compressed(path, **arrays)
+    with open(path, "wb") as file:
+        np.savez_compressed(file, **arrays)
     return count

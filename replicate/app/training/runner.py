@@ -1,7 +1,7 @@
 """The commands that run a model: one function each, from a checked config."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from replicate import errors, verification
@@ -9,22 +9,10 @@ from replicate.app.cluster import tasks
 from replicate.app.config import config
 from replicate.app.console import interrupts, progress
 from replicate.app.data import reading, section_inputs
-from replicate.app.runs import averaging, checkpoint_choice, checkpoints, directories, locks
-from replicate.app.training import (
-    estimators,
-    evaluations,
-    evaluators,
-    exported,
-    exports,
-    followers,
-    fresh_starts,
-    towers,
-    trainings,
-)
+from replicate.app.runs import averaging, checkpoints, folders, fresh_starts
+from replicate.app.training import estimators, exports, outcomes, predictions, running, trainings
 from replicate.strategy.cluster import cluster as clusters
-from replicate.strategy.cluster import servers
-
-__all__ = ["average", "evaluate", "evaluate_all", "export", "predict", "train", "verify"]
+from replicate.strategy.cluster import membership
 
 
 def train(
@@ -55,89 +43,87 @@ def train(
             "--fresh: must not be given to one of several workers, which would not know when to "
             f"begin. Remove {settings.model_dir}, or choose another --model-dir."
         )
+    run = running.Run(settings, display, interrupts.StopRequest(), task, command)
     if task.job == "ps":
         display.say(f"{settings.name}: {task.name}, keeps variables until it is ended")
         display.state("serves")
         # A server has nothing to save; to take it down in order may fail while others are there.
         with interrupts.at_once():
-            servers.serve(clusters.of())
+            membership.serve(clusters.of())
     if task.job == "evaluator":
-        return evaluators.evaluate_new(settings, display, task)
+        return trainings.evaluate_new(run)
     if not task.is_chief:
-        return followers.follow(settings, display, task)
-    directories.make(settings.model_dir, "model_dir")
-    with checkpoints.naming_full_disk(settings.model_dir), locks.training(settings.model_dir):
+        return trainings.follow(run)
+    folders.make(settings.model_dir, "model_dir")
+    with checkpoints.naming_full_disk(settings.model_dir), folders.training(settings.model_dir):
         if may_delete is not None:
-            _begin_again(settings, display, may_delete)
-        return trainings.train(settings, display, command, task)
+            _begin_again(run, may_delete)
+        return trainings.train(run)
 
 
-def _begin_again(
-    settings: config.Config,
-    display: progress.Display,
-    may_delete: Callable[[Sequence[str]], bool],
-) -> None:
-    model_dir, wanted = settings.model_dir, settings.export
+def _begin_again(run: running.Run, may_delete: Callable[[Sequence[str]], bool]) -> None:
+    model_dir, wanted = run.model_dir, run.settings.export
     exporters = [one.folder for one in wanted.exporters] if wanted is not None else []
-    directory = (wanted.directory if wanted is not None else None) or os.path.join(
-        model_dir, "export"
-    )
+    directory = exports.directory_of(run.settings)
     found = fresh_starts.written_in(model_dir, directory, exporters)
     if not found:
         return
     if not may_delete([f"{model_dir} has a run:", *fresh_starts.listed(model_dir, found)]):
         raise errors.RunError(f"{model_dir} is left as it is; nothing was trained.")
     fresh_starts.delete(model_dir, found)
-    display.say(f"deleted the run in {model_dir}")
+    run.display.say(f"deleted the run in {model_dir}")
 
 
 def evaluate(
     settings: config.Config, display: progress.Display, named: str | None = None
-) -> dict[str, Any]:
+) -> outcomes.Metrics:
     """Evaluates a checkpoint.
 
     Args:
         settings: The config.
         display: Where progress goes.
-        named: What `--checkpoint` says; None: the newest one.
+        named: What `--checkpoint` says; without it the newest one is taken, and the metrics are
+            in the curve of its training.
 
     Returns:
         Metrics by name, with `loss` and `global_step`.
     """
     checkpoint = _chosen(settings, named)
-    return _evaluate_all(settings, display, [checkpoint])[0]
+    if named is None:
+        return _evaluated(settings, display, {settings.model_dir: checkpoint}, None)[0]
+    return _evaluated(settings, display, {checkpoint: checkpoint})[0]
 
 
-def evaluate_all(settings: config.Config, display: progress.Display) -> list[dict[str, Any]]:
+def evaluate_all(settings: config.Config, display: progress.Display) -> list[outcomes.Metrics]:
     """Evaluates each checkpoint in model_dir; returns the metrics of each, by rising steps."""
-    found = list(checkpoint_choice.all_of(settings.model_dir).values())
-    if not found:
-        checkpoints.require(settings.model_dir)
-    return _evaluate_all(settings, display, found)
+    paths = checkpoints.all_of(settings.model_dir).values() or [_chosen(settings)]
+    return _evaluated(settings, display, {path: path for path in paths})
 
 
-def _evaluate_all(
-    settings: config.Config, display: progress.Display, paths: Sequence[str | None]
-) -> list[dict[str, Any]]:
-    """Evaluates checkpoints one after the other; None stands for the newest one."""
-    where = towers.text_of(settings)
+def _evaluated(
+    settings: config.Config,
+    display: progress.Display,
+    paths: Mapping[str, str],
+    curve: str | None = "checkpoints",
+) -> list[outcomes.Metrics]:
+    """Evaluates checkpoints one after the other: what they are called -> their paths."""
+    run = running.Run(settings, display, interrupts.StopRequest())
+    where = run.text
     input_fn = section_inputs.input_fn(settings, "eval")
     found = []
-    for path in paths:
-        shown, step = settings.model_dir, checkpoints.step_of(settings.model_dir)
-        if path is not None:
-            shown, step = path, checkpoints.step_in(path)
+    for shown, path in paths.items():
+        step = checkpoints.step_in(path)
         display.say(f"{settings.name}: evaluating {shown} at step {step}, {where}")
-        made = estimators.build(settings, checkpoint=path)
+        made = estimators.build(estimators.describe(settings), checkpoint=path)
         with checkpoints.naming_full_disk(settings.model_dir), display:
-            found.append(evaluations.evaluate(made, input_fn, settings, display, checkpoint=path))
+            found.append(outcomes.evaluate(run, made, input_fn, path, curve))
     return found
 
 
 def predict(
     settings: config.Config,
     display: progress.Display,
-    saved_model: exported.Source | None = None,
+    saved_model: predictions.Source | None = None,
     named: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yields predictions, row by row, in the order of the input.
@@ -145,17 +131,17 @@ def predict(
     Args:
         settings: The config.
         display: Where progress goes.
-        saved_model: What predicts; None: a checkpoint.
-        named: What `--checkpoint` says; None: the newest one.
+        saved_model: What predicts in place of a checkpoint.
+        named: What `--checkpoint` says; else the newest one is taken.
     """
     input_fn = section_inputs.input_fn(settings, "predict")
-    keys, checkpoint = settings.predict.keys, None
+    keys, checkpoint = settings.predict.keys or (), None
     if saved_model is not None:
-        rows = exported.rows(saved_model, input_fn, keys, display.say)
+        rows = saved_model.rows(input_fn, keys, display.say)
     else:
         checkpoint = _chosen(settings, named)
-        made = estimators.build(settings, keys=keys, checkpoint=checkpoint)
-        rows = made.predict(input_fn, predict_keys=keys, checkpoint_path=checkpoint)
+        made = estimators.build(estimators.describe(settings), keys=keys, checkpoint=checkpoint)
+        rows = made.predict(input_fn, predict_keys=keys or None, checkpoint_path=checkpoint)
     with display:
         task = display.task("predict", None, every=10_000, unit="rows")
         with reading.naming(settings, "predict", checkpoint):
@@ -170,12 +156,12 @@ def export(settings: config.Config, named: str | None = None) -> str:
 
     Args:
         settings: The config.
-        named: What `--checkpoint` says; None: the newest one.
+        named: What `--checkpoint` says; else the newest one is taken.
     """
     checkpoint = _chosen(settings, named)
-    made = estimators.build(settings, checkpoint=checkpoint)
+    made = estimators.build(estimators.describe(settings), checkpoint=checkpoint)
     with checkpoints.naming(settings.model_dir, checkpoint):
-        return exports.Exports(settings, made, section_inputs.input_fns(settings)).save(checkpoint)
+        return exports.Exports(settings, made).save(checkpoint)
 
 
 def average(
@@ -198,23 +184,23 @@ def average(
     Raises:
         RunError: If there are not as many, or they are not of one model.
     """
-    folder = output or os.path.join(settings.model_dir, checkpoint_choice.AVERAGED)
+    folder = output or os.path.join(settings.model_dir, checkpoints.AVERAGED)
     if os.path.realpath(folder) == os.path.realpath(settings.model_dir):
         raise errors.RunError(
             f"--output: must be another folder than model_dir, {settings.model_dir}, whose "
             "training would go on from the mean. Name another one."
         )
     if last is None:
-        paths = [checkpoint_choice.chosen(settings.model_dir, one) for one in named]
+        paths = [checkpoints.chosen(settings.model_dir, one) for one in named]
     else:
-        paths = list(checkpoint_choice.all_of(settings.model_dir).values())
+        paths = list(checkpoints.all_of(settings.model_dir).values())
         if len(paths) < last:
             raise errors.RunError(
                 f"--last: must be at most as many as there are checkpoints, got {last}; "
                 f"{settings.model_dir} has {len(paths)}. Keep more with train.keep_checkpoint_max."
             )
         paths = paths[-last:]
-    directories.make(folder, "--output" if output else "model_dir")
+    folders.make(folder, "--output" if output else "model_dir")
     with checkpoints.naming_full_disk(settings.model_dir):
         return averaging.average(paths, folder), paths
 
@@ -246,9 +232,8 @@ def verify(settings: config.Config, display: progress.Display) -> verification.V
             task.finish()
 
 
-def _chosen(settings: config.Config, named: str | None) -> str | None:
-    """Returns the path of the checkpoint that is named; None: the newest, which is there."""
-    if named is not None:
-        return checkpoint_choice.chosen(settings.model_dir, named)
-    checkpoints.require(settings.model_dir)
-    return None
+def _chosen(settings: config.Config, named: str | None = None) -> str:
+    """Returns the path of the checkpoint that is named, or else of the newest."""
+    if named is None:
+        return checkpoints.newest(settings.model_dir)
+    return checkpoints.chosen(settings.model_dir, named)

@@ -2,27 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
-from replicate import errors
-from replicate.app.cluster import tasks
-from replicate.app.config import config
-from replicate.app.console import interrupts, progress
-from replicate.app.data import reading, section_inputs, shares
+from replicate import errors, estimator, types
+from replicate.app.console import interrupts
+from replicate.app.data import inputs, reading, section_inputs
 from replicate.app.runs import checkpoints
-from replicate.app.training import (
-    estimators,
-    goals,
-    hooks,
-    saving,
-    session_hooks,
-    towers,
-    train_summaries,
-)
+from replicate.app.training import estimators, hooks, optimizers, running, towers
 from replicate.compat.tensorflow import tf, tf1
-
-__all__ = ["Steps"]
-
+from replicate.graph import collectives
 
 # What TensorFlow raises where another process does not answer any more.
 _OF_OTHERS = (
@@ -38,60 +25,37 @@ class Steps:
     """One call of Estimator.train.
 
     Args:
-        settings: The config.
-        display: Where progress goes.
-        task: Which part of the training this process has.
-        goal: Where it ends.
-        start: The step that it begins at.
-        stop: Asks to stop.
-        watch: Makes further hooks from the number of rows of a batch.
+        run: The run.
+        goal: Where its training begins and ends.
 
     Attributes:
         estimator: The Estimator.
-        made_optimizers: Those that the config's function has made.
-        shown: Its progress.
     """
 
-    def __init__(
-        self,
-        settings: config.Config,
-        display: progress.Display,
-        task: tasks.Task,
-        goal: goals.Goal,
-        start: int,
-        stop: interrupts.StopRequest,
-        watch: Callable[[Any], Sequence[tf1.train.SessionRunHook]] = lambda rows: (),
-    ):
-        self._settings = settings
-        self._display = display
-        self._task = task
+    def __init__(self, run: running.Run, goal: running.Goal):
+        settings, task = run.settings, run.task
+        self._run = run
         self._goal = goal
-        self._start = start
-        self._stop = stop
-        self._watch_too = watch
-        self._losses = session_hooks.LossHook()
-        self._progress: session_hooks.TrainingHook | None = None
-        self._are_saved_by_others = False
-        self.made_optimizers: list[Any] = []
-        strategy = towers.strategy_of(settings, task)
-        if task.is_together:  # passes over the input go on from there, in each worker by itself
-            strategy.compared["model_dir, its last checkpoint"] = f"step {start}"
-        if task.is_together or task.has_servers:
-            strategy.is_stopping = lambda: stop.requested
-        self.estimator = estimators.build(
-            settings,
-            self._watch,
-            note_optimizer=self.made_optimizers.append,
-            task=task,
-            strategy=strategy,
-            save=self._save,
+        self._shown = run.display.task(
+            "train", goal.end, start=goal.start, every=settings.train.log_every_steps
         )
-        self._across = strategy.across if task.is_together else lambda: None
-        self._ending = session_hooks.StopHook(stop, self._across)
-        self._input = self._input_fn()
-        self.shown = display.task(
-            "train", goal.end, start=start, every=settings.train.log_every_steps
+        self._rows: tf.Tensor | int = 0  # of a batch, once the graph is built
+        self._progress = hooks.TrainingHook(self._shown, goal.start, lambda: self._rows)
+        self._summaries = hooks.SummaryHook(
+            run.model_dir,
+            settings.train.save_summary_steps,
+            lambda: self._rows,
+            lambda: optimizers.learning_rate(settings.optimizer, self._optimizers),
         )
+        self._own_hooks: Sequence[tf1.train.SessionRunHook] = ()
+        self._optimizers: list[tf1.train.Optimizer] = []
+        self._strategy = towers.strategy_of(settings, task, goal.start, lambda: run.stop.requested)
+        self._ending = hooks.StopHook(run.stop, self._workers)
+        described = estimators.describe(settings, task, self._strategy)
+        if described.optimizer_fn is not None:
+            make = optimizers.recorded(described.optimizer_fn, self._optimizers)
+            described = described._replace(optimizer_fn=make)
+        self.estimator = estimators.build(described, self._saved_once)
 
     @property
     def were_stopped(self) -> bool:
@@ -101,62 +65,72 @@ class Steps:
     @property
     def ended_by(self) -> str:
         """What ended them where no goal did, in a word."""
-        is_input = self._progress is None or self._progress.is_waiting
-        return goals.INPUT if is_input else goals.HOOK
+        return running.INPUT if self._progress.is_waiting else running.HOOK
 
-    def make(self, listeners: Sequence[Any] = ()) -> int:
+    def make(self, listeners: Sequence[tf1.train.CheckpointSaverListener] = ()) -> int:
         """Makes the steps; returns the step at which that ended.
 
         Args:
             listeners: What is told of checkpoints; they are saved by the chief alone.
         """
-        settings = self._settings
+        run, settings = self._run, self._run.settings
         offered = {
             "params": dict(settings.params),
-            "model_dir": settings.model_dir,
+            "model_dir": run.model_dir,
             "config": self.estimator.config,
         }
-        made = hooks.made(settings.train.hooks, offered)
-        self._are_saved_by_others = any(
-            isinstance(one, tf1.train.CheckpointSaverHook) for one in made
-        )
+        self._own_hooks = hooks.made(settings.train.hooks, offered)
+        ours = [self._progress, self._ending]
+        ours += [self._summaries] if run.task.is_chief else []
+        ours.append(hooks.MeetingHook(run.display, run.task, settings.cluster.timeout))
         with reading.naming(settings, "train"), self._others_may_be_gone():
             self.estimator.train(
-                self._input,
-                hooks=[self._losses, *made],
+                self._input_fn(),
+                hooks=[*ours, *self._own_hooks],
                 max_steps=self._goal.end,
                 saving_listeners=listeners,
             )
-        self.shown.finish()
-        if self._task.is_chief:
-            return checkpoints.step_of(settings.model_dir) or 0
-        ended_at = self._progress.ended_at if self._progress is not None else None
-        return self._start if ended_at is None else ended_at
+        self._shown.finish()
+        if run.task.is_chief:
+            return checkpoints.step_of(run.model_dir) or 0
+        return self._progress.ended_at
+
+    def leave_out(self, seconds: float) -> None:
+        """Takes a time that was not spent on training out of what is shown of its speed."""
+        self._shown.pause()
+        self._summaries.leave_out(seconds)
 
     def _input_fn(self) -> Callable[[], tf.data.Dataset]:
-        source, passes, task = self._settings.train.input, self._goal.epochs, self._task
+        settings, passes, task = self._run.settings, self._goal.epochs, self._run.task
+        source = settings.train.input
         if passes is None:
-            made = section_inputs.input_fn(self._settings, "train", task=task)
+            made = section_inputs.input_fn(settings, "train", task=task)
         else:
-            passes.counted = lambda end: self.shown.end_at(self._goal.end)
+
+            def counted(end: int) -> None:
+                self._shown.end_at(self._goal.end)
 
             def made() -> tf.data.Dataset:
-                found = passes.dataset(source.repeat, source.prefetch)
-                return shares.own_part(found, task) if task.has_servers else found
+                found = passes.dataset(source.repeat, source.prefetch, counted)
+                return inputs.own_part(found, task) if task.has_servers else found
 
-        return section_inputs.alike(made, self._settings, task)
+        return section_inputs.alike(made, settings, task)
 
-    def _watch(self, loss: tf.Tensor, features: Any) -> Sequence[tf1.train.SessionRunHook]:
-        self._losses.loss = loss
+    def _saved_once(
+        self, spec: estimator.EstimatorSpec, features: types.Nest, config: estimator.RunConfig
+    ) -> estimator.EstimatorSpec:
+        """Returns the spec of training with a hook that saves; takes note of the rows."""
         # NOTE: features are not what workers take their steps with: to read them takes a batch.
-        across = self._across()
-        rows = train_summaries.rows_of(features) if across is None else across.rows
-        self._progress = session_hooks.TrainingHook(self.shown, loss, rows)
-        meeting = _Meeting(self._display, self._task, self._settings.cluster.timeout)
-        return [self._progress, self._ending, *self._watch_too(rows), meeting]
+        workers = self._workers()
+        self._rows = hooks.rows_of(features) if workers.is_alone else workers.rows
+        if any(isinstance(one, tf1.train.CheckpointSaverHook) for one in self._own_hooks):
+            return spec
+        savers = hooks.savers(spec, config)
+        return spec._replace(training_chief_hooks=(*spec.training_chief_hooks, *savers))
 
-    def _save(self, spec: Any, config: Any) -> Sequence[tf1.train.SessionRunHook]:
-        return () if self._are_saved_by_others else saving.hooks(spec, config)
+    def _workers(self) -> collectives.Workers:
+        """Returns the workers that make the steps of the current graph."""
+        return self._strategy.workers if self._run.task.is_together else collectives.ALONE
 
     @contextlib.contextmanager
     def _others_may_be_gone(self) -> Iterator[None]:
@@ -164,34 +138,8 @@ class Steps:
         try:
             yield
         except (errors.ClusterError, *_OF_OTHERS):
-            is_alone = self._task.size == 1 and not self._task.has_servers
-            if is_alone or not self._stop.requested:
+            task = self._run.task
+            is_alone = task.size == 1 and not task.has_servers
+            if is_alone or not self._run.stop.requested:
                 raise
-            raise interrupts.Interrupted(
-                f"{self._task.name} stopped; others were not there"
-            ) from None
-
-
-class _Meeting(tf1.train.SessionRunHook):
-    """Tells when this worker waits for the others, and when all are there."""
-
-    def __init__(self, display: progress.Display, task: tasks.Task, timeout: float):
-        self._display = display
-        self._task = task
-        self._timeout = timeout
-
-    def begin(self) -> None:
-        """See base class."""
-        self._display.state("waits")
-        others = self._task.size - 1
-        if self._task.is_together:
-            self._display.say(
-                f"{self._task.name} is ready, and waits for {others} other worker"
-                f"{'' if others == 1 else 's'}, for {self._timeout:g} seconds at most"
-            )
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        """See base class."""
-        self._display.state("trains")
-        if self._task.is_together:
-            self._display.say(f"all {self._task.size} workers are there")
+            raise interrupts.Interrupted(f"{task.name} stopped; others were not there") from None

@@ -1,14 +1,14 @@
 """Where the towers of a config are: devices that exist, and the strategy of a cluster."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicate import devices, errors
 from replicate.app.cluster import tasks
 from replicate.app.config import config
+from replicate.strategy import base
+from replicate.strategy.cluster import cluster as clusters
 from replicate.strategy.policies import multi_worker, parameter_server
-
-__all__ = ["chosen", "devices_of", "strategy_of", "text_of"]
 
 _MAX_LISTED = 4  # devices
 _COMPARED = {
@@ -70,33 +70,42 @@ def devices_of(settings: config.Config) -> list[str]:
     return [name.replace("/device:", "") for name in names]
 
 
-def strategy_of(settings: config.Config, task: tasks.Task) -> Any:
+def strategy_of(
+    settings: config.Config,
+    task: tasks.Task,
+    start: int | None = None,
+    is_stopping: Callable[[], bool] | None = None,
+) -> base.DistributionStrategy | None:
     """Returns the strategy of a cluster's task; None where the config's name says enough.
 
     Args:
         settings: The config.
         task: The task; one that is alone trains and evaluates without others.
+        start: The step that its training begins at, which all workers must have alike: passes over
+            the input go on from there, in each worker by itself.
+        is_stopping: Tells whether its training is asked to stop.
 
     Raises:
         DeviceError: If this machine lacks a device.
     """
     wanted = chosen(settings.devices)
-    cluster = settings.cluster
+    options = settings.cluster
+    cluster = clusters.of(task.environment or {})._replace(is_stopping=is_stopping)
     if task.has_servers:
-        placement = "balanced" if settings.strategy == "balanced" else "round_robin"
-        if settings.strategy == "one_device":
-            wanted = devices.resolve(wanted)[:1]
-        return parameter_server.ParameterServerStrategy(
-            wanted, task.environment, placement, cluster.timeout
+        return parameter_server.ParameterServerStrategy.taking_over(
+            settings.strategy, devices.resolve(wanted), cluster, options.timeout
         )
     if task.is_together or settings.strategy == "multi_worker":
+        compared = _compared(settings)
+        if start is not None:
+            compared["model_dir, its last checkpoint"] = f"step {start}"
         return multi_worker.MultiWorkerStrategy(
             wanted,
-            task.environment or {},
-            cluster.timeout,
-            cluster.communication,
-            _compared(settings),
-            cluster.pack_bytes,
+            cluster,
+            options.timeout,
+            options.communication,
+            compared,
+            options.pack_bytes,
         )
     return None
 

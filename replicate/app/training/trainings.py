@@ -1,29 +1,22 @@
-"""One training of a config: from the last checkpoint to its end, and what follows that.
+"""The part of each task in a training, from the last checkpoint to its end.
 
-It is the part of the chief, or of a process that is alone: nobody else writes to model_dir.
+The chief, or a process that is alone, trains and does what follows; nobody else writes to
+model_dir. Another worker makes the steps. An evaluator, where there is one, does what follows.
 """
 
+import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from replicate import errors
-from replicate.app.cluster import tasks
 from replicate.app.config import config
 from replicate.app.console import interrupts, progress
-from replicate.app.runs import checkpoints
-from replicate.app.training import (
-    goals,
-    optimizers,
-    outcomes,
-    run_records,
-    steps,
-    towers,
-    train_summaries,
-)
-from replicate.compat.tensorflow import tf1
+from replicate.app.runs import checkpoints, records
+from replicate.app.training import estimators, outcomes, running, steps, towers
+from replicate.compat.tensorflow import tf, tf1
 
-__all__ = ["Trained", "train"]
+_PAUSE = 0.5  # seconds between two looks for a checkpoint
 
 
 class Trained(NamedTuple):
@@ -38,105 +31,73 @@ class Trained(NamedTuple):
 
     step: int
     is_new: bool
-    metrics: dict[str, Any] | None
-    path: str | None
+    metrics: outcomes.Metrics | None = None
+    path: str | None = None
 
 
-def train(
-    settings: config.Config,
-    display: progress.Display,
-    command: Sequence[str] = (),
-    task: tasks.Task = tasks.ALONE,
-) -> Trained:
-    """Trains to its end, from the last checkpoint if there is one.
+def train(run: running.Run) -> Trained:
+    """Trains to its end: the chief's part.
 
     Where a run was stopped between its last step and its end, only the end is made up for:
     the last evaluation and what is exported after it. Nobody else may train in model_dir
     meanwhile.
 
-    Args:
-        settings: The config.
-        display: Where progress goes.
-        command: The command line, for the run's record.
-        task: Which task of a cluster this is: its chief.
-
     Raises:
         Interrupted: If a signal came; a checkpoint is saved.
     """
-    start = checkpoints.step_of(settings.model_dir) or 0
-    goal = goals.Goal(settings, start, task)
-    is_trained = goal.reason_at(start) is not None
-    if is_trained and _is_over(settings, start):
-        early = goal.reason_at(start) == goals.EARLY_STOPPING
+    start = checkpoints.step_of(run.model_dir) or 0
+    goal, say = running.Goal(run, start), run.display.say
+    if goal.is_reached and _is_over(run.settings, start):
+        early = goal.reason_at(start) == running.EARLY_STOPPING
         why = f", where it stopped early ({goal.early_reason()})" if early else ""
-        display.say(f"{settings.model_dir} is at step {start} already{why}; nothing left to do.")
-        return Trained(start, False, None, None)
-    _record(settings, display, goal, start, command, task)
-    found, path, is_over, began = None, None, False, time.monotonic()
-    with interrupts.StopRequest() as stop, display:
-        run = _Training(settings, display, stop, goal, start, task)
-        try:
-            step = start if is_trained else run.train()
-            ended_by = goal.reason_at(step) or run.steps.ended_by
-            was_stopped = run.steps.were_stopped
-            if step == start and ended_by == goals.INPUT and not was_stopped:
-                raise errors.RunError("train.input: must have rows, has none. Check its files.")
-            if not was_stopped:
-                found, path = run.finish(step, ended_by)
-                is_over = True
-        except interrupts.Interrupted:
-            step = checkpoints.step_of(settings.model_dir) or 0
-    if not is_over:
-        raise interrupts.Interrupted(_stopped_text(settings, goal, step))
-    _tell_end(display, goal, step, ended_by)
+        say(f"{run.model_dir} is at step {start} already{why}; nothing left to do.")
+        return Trained(start, False)
+    _record(run, goal)
+    began = time.monotonic()
+    try:
+        with run.stop, run.display:
+            training = _Training(run, goal)
+            done = training.to_its_end()
+    except interrupts.Interrupted:
+        raise interrupts.Interrupted(_stopped_text(run.model_dir, goal)) from None
+    _tell_end(say, goal, done.step, training.ended_by)
     took = progress.clock(time.monotonic() - began)
-    display.say(f"done at step {step} in {took}; checkpoints and summaries: {settings.model_dir}")
-    return Trained(step, True, found, path)
+    say(f"done at step {done.step} in {took}; checkpoints and summaries: {run.model_dir}")
+    return done
 
 
-def _record(
-    settings: config.Config,
-    display: progress.Display,
-    goal: goals.Goal,
-    start: int,
-    command: Sequence[str],
-    task: tasks.Task,
-) -> None:
+def _record(run: running.Run, goal: running.Goal) -> None:
     """Says what begins, and what differs from the run before; writes both down."""
-    display.say(f"{settings.name}: {towers.text_of(settings, task)}")
-    display.say(_start_text(settings, goal, start))
-    text = config.to_yaml(settings)
-    for change in run_records.changes(settings.model_dir, text) if start else ():
-        display.say(f"config: {change}")  # of a run that has begun
-    if not run_records.write_config(settings.model_dir, text, settings.folder):
-        display.say(run_records.kept_text(settings.model_dir, run_records.CONFIG))
-    if not run_records.write_run(
-        settings.model_dir,
+    settings, say, start = run.settings, run.display.say, goal.start
+    say(f"{settings.name}: {run.text}")
+    if goal.is_reached:
+        say(f"{run.model_dir} is at step {start} already; doing what follows it.")
+    elif start:
+        say(f"continuing from step {start} in {run.model_dir}, {goal.text('step ')}")
+    else:
+        say(f"training from step 0 {goal.text()}, in {run.model_dir}")
+    kept, text = records.Records(run.model_dir, say), config.to_yaml(settings)
+    for change in kept.changes(text) if start else ():
+        say(f"config: {change}")  # of a run that has begun
+    kept.write_config(text, settings.folder)
+    by_default = "multi_worker" if run.task.is_together else "parameter_server"
+    kept.write_run(
         towers=towers.devices_of(settings),
-        strategy=settings.strategy or ("multi_worker" if task.is_together else "parameter_server"),
-        workers=task.size,
+        strategy=settings.strategy or by_default,
+        workers=run.task.size,
         start=start,
-        command=command,
-    ):
-        display.say(run_records.kept_text(settings.model_dir, run_records.RUN))
+        command=run.command,
+    )
 
 
-def _start_text(settings: config.Config, goal: goals.Goal, start: int) -> str:
-    if goal.reason_at(start) is not None:
-        return f"{settings.model_dir} is at step {start} already; doing what follows it."
-    if start:
-        return f"continuing from step {start} in {settings.model_dir}, {goal.text('step ')}"
-    return f"training from step 0 {goal.text()}, in {settings.model_dir}"
-
-
-def _tell_end(display: progress.Display, goal: goals.Goal, step: int, ended_by: str) -> None:
+def _tell_end(say: Callable[[str], None], goal: running.Goal, step: int, ended_by: str) -> None:
     of = "" if goal.end is None else f" of {goal.end}"
-    if ended_by == goals.EARLY_STOPPING:
-        display.say(f"stopped early at step {step}: {goal.early_reason()}.")
-    elif ended_by == goals.INPUT:
-        display.say(f"train.input came to its end at step {step}{of}.")
-    elif ended_by == goals.HOOK:
-        display.say(f"a hook ended training at step {step}{of}.")
+    if ended_by == running.EARLY_STOPPING:
+        say(f"stopped early at step {step}: {goal.early_reason()}.")
+    elif ended_by == running.INPUT:
+        say(f"train.input came to its end at step {step}{of}.")
+    elif ended_by == running.HOOK:
+        say(f"a hook ended training at step {step}{of}.")
 
 
 def _is_over(settings: config.Config, step: int) -> bool:
@@ -145,100 +106,80 @@ def _is_over(settings: config.Config, step: int) -> bool:
     return not is_wanted or checkpoints.is_finished(settings.model_dir, step)
 
 
-def _stopped_text(settings: config.Config, goal: goals.Goal, step: int) -> str:
-    if not step and checkpoints.step_of(settings.model_dir) is None:
-        return f"stopped before the first step; no checkpoint is saved in {settings.model_dir} yet."
+def _stopped_text(model_dir: str, goal: running.Goal) -> str:
+    step = checkpoints.step_of(model_dir)
+    if step is None:
+        return f"stopped before the first step; no checkpoint is saved in {model_dir} yet."
+    then = "Training is over; the same command does what follows it."
     if goal.reason_at(step) is None:
         then = "The same command continues from there."
-    else:
-        then = "Training is over; the same command does what follows it."
-    return f"stopped at step {step}; a checkpoint is saved in {settings.model_dir}. {then}"
+    return f"stopped at step {step}; a checkpoint is saved in {model_dir}. {then}"
 
 
 class _Training:
-    """The steps, and what follows from their checkpoints.
+    """The steps, and what follows from their checkpoints; an evaluator may have this half.
 
-    An evaluator, where there is one, has the second half.
+    Attributes:
+        ended_by: What has ended it, in a word.
     """
 
-    def __init__(
-        self,
-        settings: config.Config,
-        display: progress.Display,
-        stop: interrupts.StopRequest,
-        goal: goals.Goal,
-        start: int,
-        task: tasks.Task,
-    ):
-        self._settings = settings
+    def __init__(self, run: running.Run, goal: running.Goal):
+        self.ended_by = ""
+        self._run = run
         self._goal = goal
-        self._start = start
-        self._task = task
-        self._summaries: train_summaries.SummaryHook | None = None
-        self._began_evaluation = 0.0
-        self.steps = steps.Steps(settings, display, task, goal, start, stop, self._watch)
-        self._outcomes = None
-        if not task.has_evaluator:
-            self._outcomes = outcomes.Outcomes(
-                settings, display, stop, goal, self.steps.estimator, self._end_evaluation
-            )
+        self._steps = steps.Steps(run, goal)
+        self._outcomes: outcomes.Outcomes | None = None
+        if not run.task.has_evaluator:
+            self._outcomes = outcomes.Outcomes(run, goal, self._steps.estimator)
 
-    def train(self) -> int:
-        """Trains; returns the step at which that ended."""
-        settings = self._settings
-        checkpoints.note_finished(settings.model_dir, None)
-        checkpoints.note_trained(settings.model_dir, None)
-        listeners = []
-        if self._task.has_evaluator:
-            listeners.append(_Judgements(self._goal))
-        elif settings.eval is not None and settings.eval.every_steps:
-            every = settings.eval.every_steps
-            listeners.append(_Evaluations(every, self._goal, self._evaluate, self._task))
-            if self._lacks_evaluation(every):
-                self._evaluate()
-                if self._goal.early_reason() is not None:
-                    return self._start
-        return self.steps.make(listeners)
+    def to_its_end(self) -> Trained:
+        """Trains, and does what follows.
 
-    def _lacks_evaluation(self, every: int) -> bool:
-        """Tells whether the run before was stopped in an evaluation that early_stopping misses."""
-        stopping = self._goal.stopping
-        return stopping is not None and self._start // every > stopping.last_step // every
-
-    def finish(self, step: int, ended_by: str) -> tuple[dict[str, Any] | None, str | None]:
-        """Evaluates and exports what training came to; returns metrics and path."""
+        Raises:
+            Interrupted: If a signal came, here or in another worker.
+        """
+        start = self._goal.start
+        step = start if self._goal.is_reached else self._train()
+        self.ended_by = self._goal.reason_at(step) or self._steps.ended_by
+        if self._steps.were_stopped:
+            raise interrupts.Interrupted
+        if step == start and self.ended_by == running.INPUT:
+            raise errors.RunError("train.input: must have rows, has none. Check its files.")
         if self._outcomes is not None:
-            return self._outcomes.finish(step, ended_by)
-        checkpoints.note_trained(self._settings.model_dir, step, self._goal.wanted)
-        return None, None
+            newest = self._steps.estimator.latest_checkpoint()
+            return Trained(step, True, *self._outcomes.finish(step, self.ended_by, newest))
+        checkpoints.note_trained(self._run.model_dir, step, self._goal.wanted)
+        return Trained(step, True)
+
+    def _train(self) -> int:
+        """Makes the steps; returns the step at which that ended."""
+        goal, evaluating = self._goal, self._run.settings.eval
+        checkpoints.note_begun(self._run.model_dir)
+        if self._outcomes is None:
+            return self._steps.make([_Judgements(goal)])
+        if evaluating is None or evaluating.every_steps is None:
+            return self._steps.make()
+        every = evaluating.every_steps
+        # The run before may have been stopped in an evaluation, which early stopping misses.
+        if goal.stopping is not None and goal.start // every > goal.stopping.last_step // every:
+            self._evaluate()
+            if goal.early_reason() is not None:
+                return goal.start
+        return self._steps.make([_Evaluations(every, goal, self._evaluate, self._run.task.size)])
 
     def _evaluate(self) -> None:
-        self._began_evaluation = time.monotonic()
-        self._outcomes.evaluate()
-
-    def _end_evaluation(self) -> None:
-        """Leaves the time of an evaluation out of what is measured of steps."""
-        self.steps.shown.pause()
-        if self._summaries is not None:
-            self._summaries.leave_out(time.monotonic() - self._began_evaluation)
-
-    def _watch(self, rows: Any) -> Sequence[tf1.train.SessionRunHook]:
-        self._summaries = train_summaries.SummaryHook(
-            self._settings.model_dir,
-            self._settings.train.save_summary_steps,
-            rows,
-            lambda: optimizers.learning_rate(self._settings.optimizer, self.steps.made_optimizers),
-        )
-        return (self._summaries,)
+        began = time.monotonic()
+        self._outcomes.evaluate(self._steps.estimator.latest_checkpoint())
+        self._steps.leave_out(time.monotonic() - began)
 
 
 class _Judgements(tf1.train.CheckpointSaverListener):
     """Looks at each checkpoint whether the evaluator's evaluations end the training."""
 
-    def __init__(self, goal: goals.Goal):
+    def __init__(self, goal: running.Goal):
         self._goal = goal
 
-    def after_save(self, session: Any, global_step_value: int) -> bool:
+    def after_save(self, session: tf1.Session, global_step_value: int) -> bool:
         """Returns whether training is to end."""
         if self._goal.stopping is not None:
             self._goal.stopping.read(int(global_step_value))
@@ -252,15 +193,15 @@ class _Evaluations(tf1.train.CheckpointSaverListener):
     """
 
     def __init__(
-        self, every: int, goal: goals.Goal, evaluate_now: Callable[[], None], task: tasks.Task
+        self, every: int, goal: running.Goal, evaluate: Callable[[], None], num_workers: int
     ):
         self._every = every
         self._goal = goal
-        self._evaluate_now = evaluate_now
-        self._task = task
+        self._evaluate = evaluate
+        self._num_workers = num_workers
         self._rounds: int | None = None
 
-    def after_save(self, session: Any, global_step_value: int) -> bool:
+    def after_save(self, session: tf1.Session, global_step_value: int) -> bool:
         """Returns whether training is to end."""
         rounds = int(global_step_value) // self._every
         is_due = self._rounds is not None and rounds > self._rounds
@@ -269,9 +210,103 @@ class _Evaluations(tf1.train.CheckpointSaverListener):
         if not is_due or is_last:
             return False
         try:
-            self._evaluate_now()
+            self._evaluate()
         except interrupts.Interrupted:
-            if self._task.size == 1:
+            if self._num_workers == 1:
                 raise
             return True  # as a session ends, so that the other workers are told
         return self._goal.early_reason() is not None
+
+
+def follow(run: running.Run) -> Trained:
+    """Makes the steps together with the chief: the part of a worker that is not the chief.
+
+    Raises:
+        Interrupted: If a signal came.
+    """
+    start = checkpoints.step_of(run.model_dir) or 0
+    goal, name, say = running.Goal(run, start), run.task.name, run.display.say
+    if goal.is_reached:
+        say(f"{run.model_dir} is at step {start} already; no step is left to make.")
+        return Trained(start, False)
+    say(f"{run.settings.name}: {name}, {run.text}")
+    with run.stop, run.display:
+        step = steps.Steps(run, goal).make()
+        if run.stop.requested:
+            raise interrupts.Interrupted(
+                f"{name} stopped at step {step}; the chief saves the checkpoint"
+            )
+    if step == start:
+        say(f"{name} has made no step: none was left, or its input has no rows")
+    else:
+        say(f"{name} has made its last step, {step}")
+    return Trained(step, True)
+
+
+def evaluate_new(run: running.Run) -> Trained:
+    """Evaluates new checkpoints until the last one: the evaluator's part.
+
+    An evaluation is due where it would be the chief's: at the first checkpoint after each
+    `eval.every_steps` steps, and at the end.
+
+    Raises:
+        Interrupted: If a signal came.
+    """
+    settings, display, model_dir = run.settings, run.display, run.model_dir
+    display.say(f"{settings.name}: {run.task.name}, of checkpoints in {model_dir}")
+    start = checkpoints.step_of(model_dir) or 0
+    every = (settings.eval.every_steps if settings.eval is not None else None) or math.inf
+    with run.stop, display:
+        goal = running.Goal(run, start)
+        made = estimators.build(estimators.describe(settings))
+        following = outcomes.Outcomes(run, goal, made)
+        rounds = start // every
+        display.state("waits")
+        while not run.stop.requested:
+            path = checkpoints.path_in(model_dir)
+            step = None if path is None else checkpoints.step_in(path)
+            if step is not None and is_last(run, goal, step):
+                if checkpoints.is_finished(model_dir, step):
+                    return Trained(step, False)
+                ended_by = goal.reason_at(step) or running.INPUT
+                return Trained(step, True, *following.finish(step, ended_by, path))
+            if step is not None and step // every > rounds:
+                rounds = step // every
+                _evaluate(following, path, step, display)
+            else:
+                time.sleep(_PAUSE)
+    raise interrupts.Interrupted("the evaluator stopped; the same command does what is left")
+
+
+def is_last(run: running.Run, goal: running.Goal, step: int) -> bool:
+    """Tells an evaluator whether a checkpoint is the training's last one.
+
+    With parameter servers the steps of other workers go on while the chief saves: a checkpoint
+    of the last step may be followed by another one, and the chief says which was the last.
+
+    Args:
+        run: The evaluator's run.
+        goal: Where the training ends.
+        step: The step of the checkpoint.
+    """
+    is_end = goal.end is not None and step >= goal.end
+    if run.task.has_servers:
+        is_end = is_end and checkpoints.is_finished(run.model_dir, step)
+    return is_end or checkpoints.is_trained(run.model_dir, step, goal.wanted)
+
+
+def _evaluate(
+    following: outcomes.Outcomes, path: str, step: int, display: progress.Display
+) -> None:
+    """Evaluates a checkpoint that its chief may delete meanwhile."""
+    display.state("evaluates")
+    try:
+        following.evaluate(path)
+    except (errors.RunError, tf.errors.OpError):
+        if tf.io.gfile.exists(f"{path}.index"):
+            raise
+        display.say(
+            f"the checkpoint of step {step} was deleted while it was evaluated; keep more with "
+            "train.keep_checkpoint_max"
+        )
+    display.state("waits")

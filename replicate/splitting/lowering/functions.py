@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.splitting import effects, order
-from replicate.splitting.lowering import definitions
+from replicate.splitting import definitions, effects, kinds, order
 from replicate.splitting.nodes import Nodes, Reference
 
 _OF_FUNCTIONS = ("_class", "_output_shapes", "_xla_compile_id")
@@ -65,22 +64,6 @@ class _Place(NamedTuple):
     waits: tuple[Any, ...] = ()
 
 
-class _Entered(NamedTuple):
-    """A variable's handle that is the same in all turns of a loop.
-
-    Attributes:
-        handle: The handle outside of the loop.
-        outside: Where the loop is.
-        inside: Where the operations of its frame are.
-        frame: The attributes of what enters it.
-    """
-
-    handle: Reference
-    outside: _Place
-    inside: _Place
-    frame: dict[str, Any]
-
-
 def lower(graph: tf.Graph, ops: Iterable[tf.Operation]) -> dict[Any, tf.Tensor]:
     """Writes functional control flow as operations of TensorFlow 1.
 
@@ -107,8 +90,8 @@ def lower(graph: tf.Graph, ops: Iterable[tf.Operation]) -> dict[Any, tf.Tensor]:
     if not lowered:
         return {}
     with graph.as_default(), tf1.name_scope(None):
-        behind_effects = effects.behind(graph.get_operations())
-        lowering = _Lowering(graph, functions, behind_effects)
+        behind_changes = effects.behind_changes(graph)
+        lowering = _Lowering(graph, functions, behind_changes)
         return lowering.run([op for op in order.ordered(ops, lowered) if op in lowered])
 
 
@@ -118,18 +101,16 @@ class _Lowering:
     Args:
         graph: The graph.
         functions: Its functions.
-        behind_effects: Its operations that come after one with an effect.
+        behind_changes: Its operations that change a state, or come after one that does.
     """
 
-    def __init__(self, graph: tf.Graph, functions: definitions.Functions, behind_effects: set):
-        self._behind_effects = behind_effects
+    def __init__(self, graph: tf.Graph, functions: definitions.Functions, behind_changes: set):
+        self._behind_changes = behind_changes
         self._graph = graph
         self._functions = functions
         self._nodes = Nodes(graph, graph.unique_name("lowered"))
         self._contexts: dict[str, Any] = {}
         self._written: dict[Any, list[Reference]] = {}
-        self._entered: dict[Reference, _Entered] = {}
-        self._read: dict[Reference, Reference] = {}
 
     def run(self, ops: Sequence[tf.Operation]) -> dict[Any, tf.Tensor]:
         """Writes operations, and lets others read what is new; returns it by what is old."""
@@ -150,7 +131,7 @@ class _Lowering:
         inputs = [self._newest(tensor) for tensor in op.inputs]
         waits: list[Any] = []
         # NOTE: an operation waits for all of its inputs, and so may come after a write.
-        before = [tensor.op for tensor in op.inputs if tensor.op in self._behind_effects]
+        before = [tensor.op for tensor in op.inputs if tensor.op in self._behind_changes]
         for waited in dict.fromkeys([*op.control_inputs, *before]):
             waits.extend(self._written.get(waited, [waited]))
         context = op._get_control_flow_context()
@@ -271,25 +252,7 @@ class _Lowering:
             label = f"{name}/enter_{n}"
             attributes = {**frame, "T": types[n], "is_constant": n in fixed}
             values.append(self._add("Enter", [given], label, inside, place.waits, **attributes))
-            if n in fixed and types[n] == tf.resource:
-                self._entered[values[n]] = _Entered(given, place, inside, frame)
         return values
-
-    def _read_before(self, node: Any, handle: Reference, name: str, place: _Place) -> Reference:
-        """Reads a variable before the loop in which its handle is the same: nothing there writes.
-
-        NOTE: a loop whose operations are on several devices may hang.
-        """
-        entered = self._entered.get(handle)
-        if entered is None:
-            return self._copy(node, [handle], name, place)
-        if handle not in self._read:
-            outside = entered.outside._replace(device=place.device)
-            value = self._read_before(node, entered.handle, f"{name}/before", outside)
-            kind = tf.as_dtype(node.attr["dtype"].type)
-            attributes = {**entered.frame, "T": kind, "is_constant": True}
-            self._read[handle] = self._add("Enter", [value], name, entered.inside, **attributes)
-        return self._read[handle]
 
     def _fixed(self, body: str) -> set[int]:
         """Returns which of a loop's values its body returns as they were given, but for one."""
@@ -329,8 +292,6 @@ class _Lowering:
             where = place._replace(device=_device(place.device, node.device))
             if self._functions.can_be_written(node):
                 values[node.name] = self._functional(node, inputs, f"{name}/lowered", where)
-            elif node.op == "ReadVariableOp":
-                values[node.name] = [self._read_before(node, inputs[0], name, where)]
             else:
                 made = self._copy(node, inputs, name, where)
                 values[node.name] = [_output(made, n) for n in range(number)]
@@ -341,7 +302,7 @@ class _Lowering:
         waits: tuple = ()
         if not inputs:
             waits = (*place.pivot, *place.waits)
-        elif node.op in definitions.READS or node.op in definitions.CALLING:
+        elif kinds.is_stateful(node.op) or node.op in definitions.CALLING:
             waits = place.waits
         made = self._add(node.op, inputs, name, place, waits)
         attributes = {key: value for key, value in node.attr.items() if key not in _OF_FUNCTIONS}

@@ -37,10 +37,13 @@ def product(case: Case) -> Split:
 
 
 def _product_of_parts(case: Case) -> Split:
-    """Splits a product of parts of one sum with whole values."""
+    """Splits a product of parts of one sum with whole values that are finite."""
     parts = [n for n, state in enumerate(case.inputs) if state == SUM]
     if len(parts) != 1 or any(state not in (SUM, WHOLE) for state in case.inputs):
         raise WholeError("no operand has rows")
+    for n in range(len(case.inputs)):
+        if n not in parts:
+            elementwise.check_finite(case, n)
     return elementwise.linear(case, *parts)
 
 

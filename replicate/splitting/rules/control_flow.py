@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.graph import functions
+from replicate.graph import operations
 from replicate.splitting import loops, states
 from replicate.splitting.rules import registry
 from replicate.splitting.states import FIRST, FLOW, SIZE, SUM, WHOLE, ListOf, Split, WholeError
@@ -68,8 +68,8 @@ _CHECKING = {"Assert", "Const", "Identity", "NoOp", "Placeholder"}
 @registry.rule("If")
 def _check(case: registry.Case) -> Split:
     """A branch that fails, with what it says: each device says it of its own rows."""
-    bodies = functions.bodies(case.op)
-    if bodies is None or not len(case.op.outputs):
+    bodies = operations.bodies(case.op)
+    if not bodies or not len(case.op.outputs):
         raise WholeError("its branches are not known")
     graphs = [body.outputs[0].graph for body in bodies]
     if any(op.type not in _CHECKING for graph in graphs for op in graph.get_operations()):

@@ -61,10 +61,10 @@ def different_of(case: Case, values: int, places: int) -> Rows:
 
 @rule_of_ids("GatherV2", "Gather")
 def _gather(case: Case) -> Split:
-    """Puts back what there is for each different value, or looks up each; or finds rows."""
+    """Puts back what there is for each different value, or looks up each."""
     params, indices = case.inputs[:2]
     if not isinstance(params, Local) and not isinstance(indices, Local):
-        return spaces.gather(case)
+        raise WholeError("none of its operands is a device's own")
     more = [case.number(2)] if case.type == "GatherV2" else []
     if more and (case.attribute("batch_dims") or case.axis(2, case.rank(0))):
         raise WholeError("it gathers along another dimension")

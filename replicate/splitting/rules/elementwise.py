@@ -256,17 +256,21 @@ def scale(case: Case) -> Split:
         raise WholeError("no operand has rows")
     if not case.is_float() or not case.result_rank():
         raise WholeError("a scalar or an integer is scaled")
-    if case.structure.loop(case.op) is None and not _is_finite_scale(case, 1 - n):
-        raise WholeError("a sum is scaled by what may not be finite")
+    value = check_finite(case, 1 - n)
+    if case.type != "Mul" and not np.all(value):
+        raise WholeError("a sum may be divided by zero")
     return linear(case, n)
 
 
-def _is_finite_scale(case: Case, n: int) -> bool:
-    """Whether input n is known to be finite, and its inverse if it divides."""
-    value = tf.get_static_value(case.op.inputs[n])
+def check_finite(case: Case, n: int) -> np.ndarray:
+    """Returns input n, by which parts of a sum are multiplied; it must be finite for certain."""
+    tensor = case.op.inputs[n]
+    while tensor.op.type in ("Enter", "Identity"):
+        tensor = tensor.op.inputs[0]
+    value = tf.get_static_value(tensor)
     if value is None or not np.all(np.isfinite(value)):
-        return False
-    return case.type == "Mul" or bool(np.all(value))
+        raise WholeError("a sum is multiplied by what may not be finite")
+    return value
 
 
 @rule("Select")

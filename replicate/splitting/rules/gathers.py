@@ -137,6 +137,8 @@ def _segments(case: Case) -> Split:
     """`data` of shape [I, Q] and `segment_ids` of [I] to [num_segments, Q].
 
     A segment without entries has what joins with all others: 0, 1, the lowest or the highest.
+    NOTE: a maximum with no number among its entries is an accident on one device: a CPU's kernel
+    gives what comes after the last of these alone. Here it is no number.
     """
     kind = Partial(_SEGMENTS[case.type])
     data, ids = case.inputs[:2]

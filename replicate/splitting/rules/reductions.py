@@ -31,13 +31,15 @@ def reduction(case: Case) -> Split:
 def mean(case: Case) -> Split:
     """Over rows each device makes a sum, for the number of all rows is known where it is joined.
 
-    The sum of float16 may be too large where the mean is not: it is whole.
+    The sum of float16 may be too large where the mean is not, and that of bfloat16 is rounded to
+    eight bits, as is the number: such a mean is whole.
     """
     if case.inputs[0] == SUM and case.is_float():
         return Split([SUM, case.number(1)], [SUM])
     found = _reduced(case)
-    if found is None and (not case.is_float() or case.op.inputs[0].dtype == tf.float16):
-        raise WholeError("a mean of integers or of float16 over rows")
+    is_short = case.op.inputs[0].dtype in (tf.float16, tf.bfloat16)
+    if found is None and (is_short or not case.is_float()):
+        raise WholeError("a mean of integers or of short floats over rows")
     return found or Split(_reads(case), [Partial(Kind.MEAN)], type="Sum")
 
 

@@ -99,11 +99,20 @@ def squeeze(case: Case) -> Split:
     if not axes:
         if any(each.size is None for n, each in enumerate(extents) if n != rows.axis):
             raise WholeError("which axes go away is not known")
+        if _may_be_one(case, rows):
+            raise WholeError("the axis of rows goes away where there is one row")
         axes = [n for n, extent in enumerate(extents) if extent.is_one and n != rows.axis]
     if rows.axis in axes or not axes:
         raise WholeError("it takes away the axis of rows, or none")
     new = rows.at(rows.axis - sum(axis < rows.axis for axis in axes))
     return Split([rows.at(rows.axis)], [new], attributes={"squeeze_dims": axes})
+
+
+def _may_be_one(case: Case, rows: Rows) -> bool:
+    """Whether all rows may have one entry along their axis of input 0, on one device."""
+    shape = case.op.inputs[0].shape
+    is_fixed = shape.rank is not None and shape[rows.axis] is not None
+    return not is_fixed and (case.shape(0)[rows.axis].multiple or 1) == 1
 
 
 @rule("Transpose", "ConjugateTranspose")
@@ -221,7 +230,7 @@ def fill(case: Case) -> Split:
     made_by = case.op.inputs[0].op
     if made_by.type == "Shape" and isinstance(case.state_of(made_by.inputs[0]), Local):
         return Split([OWN, WHOLE], [case.state_of(made_by.inputs[0])])
-    rows = _rows_of_shape(case, 0)
+    rows = rows_of_shape(case, 0)
     return Split([case.shape_view(0, rows), WHOLE], [rows])
 
 
@@ -235,7 +244,7 @@ def tile(case: Case) -> Split:
         if not case.entries(1)[rows.axis].is_one:
             raise WholeError("along rows")
         return Split([rows.at(rows.axis), items.same(case, 1)], [rows.at(rows.axis)])
-    rows = _rows_of_shape(case, 1)
+    rows = rows_of_shape(case, 1)
     if not case.shape(0)[rows.axis].is_one:
         raise WholeError("it repeats several entries")
     return Split([WHOLE, case.shape_view(1, rows)], [rows])
@@ -249,7 +258,7 @@ def broadcast_to(case: Case) -> Split:
     entries = case.entries(1)
     more = len(entries) - case.rank(0)
     if not states.is_rows(case.inputs[0]):
-        rows = _rows_of_shape(case, 1)
+        rows = rows_of_shape(case, 1)
         if rows.axis >= more and not case.shape(0)[rows.axis - more].is_one:
             raise WholeError("its operand is whole")
         return Split([WHOLE, case.shape_view(1, rows)], [rows])
@@ -260,7 +269,7 @@ def broadcast_to(case: Case) -> Split:
     return Split([own.at(own.axis), case.shape_view(1, rows)], [rows])
 
 
-def _rows_of_shape(case: Case, n: int) -> Rows:
+def rows_of_shape(case: Case, n: int) -> Rows:
     """Returns the rows of a result whose lengths are made from sizes: input n."""
     for axis, entry in enumerate(case.entries(n)):
         if entry.has_rows():
@@ -269,7 +278,12 @@ def _rows_of_shape(case: Case, n: int) -> Rows:
 
 
 def space_of_size(case: Case, n: int, is_picked: bool) -> Space:
-    """Returns whose rows a size counts: those of the only tensors that it is made from."""
+    """Returns whose rows a size counts: those of the only tensors that it is made from.
+
+    A number that the graph of a static batch has counts the batch's.
+    """
+    if case.inputs[n] is WHOLE and case.facts.literal(case.op.inputs[n]) is not None:
+        return case.batch
     found, seen, waiting = set(), set(), [case.op.inputs[n]]
     while waiting:
         tensor = waiting.pop()

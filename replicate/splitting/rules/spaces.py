@@ -226,7 +226,8 @@ def _beside(case: Case, numbers: range, widths: list) -> Split:
 # What finds rows by their numbers.
 
 
-def gather(case: Case) -> Split:
+@rule_of_ids("GatherV2", "Gather")
+def _gather(case: Case) -> Split:
     """A device's own rows of `params`, by their numbers on it."""
     params, indices = case.inputs[:2]
     more = [case.number(2)] if case.type == "GatherV2" else []

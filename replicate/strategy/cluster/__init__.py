@@ -1,1 +1,1 @@
-"""Several processes: who belongs, who answers, whether they built the same."""
+"""Several processes: who belongs, who answers, what is alike, how sessions begin and end."""

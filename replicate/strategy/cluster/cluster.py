@@ -1,4 +1,4 @@
-"""Who is in a cluster, and how this process takes part in it.
+"""Who is in a cluster, and which of its tasks this process is.
 
 `TF_CONFIG`, as Kubernetes' TFJob and many launchers set it, names the jobs with their tasks'
 addresses and says which task this process is. The chief is the task of the job `chief`, or
@@ -8,38 +8,69 @@ the first worker where there is no such job.
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from replicate import errors
-from replicate.compat.tensorflow import tf, tf1
 
-_SERVERS: dict[tuple, Any] = {}  # those of this process, and of how many CPUs: none can be stopped
 _TRAINING = ("chief", "master", "worker")
 _NAMES = (*_TRAINING, "ps", "evaluator")
+
+
+class Task(NamedTuple):
+    """A task of a cluster.
+
+    Attributes:
+        job: Its job, as TensorFlow names it.
+        index: Its number in the job.
+        address: Where it listens, `host:port`; an evaluator does not.
+        name: What `TF_CONFIG` calls it.
+    """
+
+    job: str
+    index: int
+    address: str
+    name: str
+
+    @property
+    def device(self) -> str:
+        """The part that is its own in the names of its devices."""
+        return f"/job:{self.job}/task:{self.index}"
+
+    def named(self, device: str) -> str:
+        """Returns a device of the task by the name that the whole cluster knows."""
+        return f"{self.device}/device:{device.partition('/device:')[2]}"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address})"
 
 
 class Cluster(NamedTuple):
     """The tasks that train together, and which of them this process is.
 
     Attributes:
-        tasks: W pairs of a job and a number in it; the first one is the chief. NOTE: Estimators
-            want a job of that name; of workers alone the first one has it.
-        addresses: Their W addresses, `host:port`.
-        position: This process's number among them; None: it is none, as an evaluator.
-        names: What `TF_CONFIG` calls them.
-        servers: The addresses of the tasks of the job `ps`, which keep variables.
-        own: The job of this process and its number in it.
+        tasks: Those that train, W of them; the first one is the chief. NOTE: Estimators want a
+            job of that name; of workers alone the first one has it.
+        own: This process.
+        servers: The tasks that keep variables.
         has_evaluator: Whether the job evaluator is among its jobs.
+        is_stopping: Tells whether this process is asked to stop, so that it waits for nobody who
+            has not come. Where it is given, workers end with the chief of a cluster with
+            parameter servers, unless that was stopped. None: nobody asks.
+        listens: Whether this process listens on its address; else it only builds graphs.
     """
 
-    tasks: tuple
-    addresses: tuple
-    position: int | None
-    names: tuple
-    servers: tuple = ()
-    own: tuple = ("worker", 0)
+    tasks: tuple[Task, ...]
+    own: Task
+    servers: tuple[Task, ...] = ()
     has_evaluator: bool = False
+    is_stopping: Callable[[], bool] | None = None
+    listens: bool = True
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of the tasks that train."""
+        return tuple(task.address for task in self.tasks)
 
     @property
     def size(self) -> int:
@@ -47,82 +78,110 @@ class Cluster(NamedTuple):
         return len(self.tasks)
 
     @property
-    def name(self) -> str:
-        """This task as people call it."""
-        return "alone" if self.position is None else self.names[self.position]
+    def position(self) -> int | None:
+        """This process's number among them; None: it is none, as an evaluator."""
+        return self.tasks.index(self.own) if self.own in self.tasks else None
 
     @property
-    def leader(self) -> str:
-        """The task that gives the order of steps, as TensorFlow names it."""
-        job, number = self.tasks[0]
-        return f"/job:{job}/replica:0/task:{number}"
+    def is_joined(self) -> bool:
+        """Whether this process trains a model that is others' as well."""
+        return self.position is not None and (self.size > 1 or bool(self.servers))
 
-    def as_environment(self) -> dict:
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes checkpoints; one that does not train has its own."""
+        return self.position in (0, None)
+
+    @property
+    def name(self) -> str:
+        """This task as people call it."""
+        return self.own.name
+
+    @property
+    def others(self) -> list[Task]:
+        """The other tasks that train."""
+        return [task for task in self.tasks if task != self.own]
+
+    def as_environment(self) -> dict[str, Any]:
         """Returns what `TF_CONFIG` says of the tasks that train, as Estimators want it."""
         if not any(self.addresses):
             return {}
-        job, number = ("evaluator", 0) if self.position is None else self.tasks[self.position]
-        return {"cluster": self.spec(), "task": {"type": job, "index": number}}
+        job, index = ("evaluator", 0) if self.position is None else self.own[:2]
+        return {"cluster": self.spec(), "task": {"type": job, "index": index}}
 
-    def spec(self) -> dict:
+    def spec(self) -> dict[str, list[str]]:
         """Returns the addresses by job, as `tf.train.ClusterSpec` takes them."""
-        jobs: dict = {}
-        for (job, _), address in zip(self.tasks, self.addresses, strict=True):
-            jobs.setdefault(job, []).append(address)
+        jobs: dict[str, list[str]] = {}
+        for task in (*self.tasks, *self.servers):
+            jobs.setdefault(task.job, []).append(task.address)
         return jobs
 
-    def spec_with_servers(self) -> dict:
-        """Returns the addresses by job, those of parameter servers as well."""
-        return {**self.spec(), "ps": list(self.servers)} if self.servers else self.spec()
+
+_LONE = Task("worker", 0, "", "worker:0")
+ALONE = Cluster((_LONE,), _LONE)
+"""A process without a cluster."""
 
 
-def of(given: Any = None) -> Cluster:
+def of(given: Cluster | Mapping[str, Any] | str | None = None) -> Cluster:
     """Returns the cluster of a mapping like `TF_CONFIG`; None: of `TF_CONFIG` itself.
 
     Args:
-        given: A mapping with `cluster` and `task`, the JSON text of one, or None.
+        given: A mapping with `cluster` and `task`, the JSON text of one, a Cluster, or None.
 
     Raises:
         ConfigError: If it names no such task, or is malformed.
     """
+    if isinstance(given, Cluster):
+        return given
     found = _parsed(given)
     jobs = found.get("cluster") or {}
     if not jobs:
-        return Cluster((("worker", 0),), ("",), 0, ("worker:0",))
+        return ALONE
     _require_jobs(jobs)
     _require_addresses(jobs)
-    used = [job for job in _TRAINING if jobs.get(job)]
-    given = [(job, number) for job in used for number in range(len(jobs[job]))]
-    names = tuple(map("{0[0]}:{0[1]}".format, given))
-    addresses = tuple(address for job in used for address in jobs[job])
-    task = found.get("task") or {}
-    if not isinstance(task, Mapping):
-        raise errors.ConfigError(
-            f"TF_CONFIG's task is an object with type and index; got {task!r}. Check who sets it."
-        )
-    own = (task.get("type"), _number(task.get("index", 0)))
-    servers = tuple(jobs.get("ps") or ())
-    serving = [("ps", number) for number in range(len(servers))]
-    if own not in [*given, *serving] and own[0] != "evaluator":
-        known = [*names, *map("{0[0]}:{0[1]}".format, serving)]
-        raise errors.ConfigError(
-            f"TF_CONFIG's task is one of its cluster: got {task!r}, and the cluster has "
-            f"{', '.join(known)}. Check type and index."
-        )
-    position, tasks = given.index(own) if own in given else None, _with_chief(given)
-    own = own if position is None else tasks[position]
+    tasks = [task for job in _TRAINING for task in _tasks(jobs, job)]
+    servers = _tasks(jobs, "ps")
     has_evaluator = bool(jobs.get("evaluator"))
-    return Cluster(tasks, addresses, position, names, servers, own, has_evaluator)
+    own = _own(found.get("task") or {}, [*tasks, *servers])
+    trained = _with_chief(tasks)
+    if own in tasks:
+        own = trained[tasks.index(own)]
+    return Cluster(trained, own, tuple(servers), has_evaluator)
 
 
-def _with_chief(given: list) -> tuple:
+def _tasks(jobs: Mapping[str, Any], job: str) -> list[Task]:
+    addresses = enumerate(jobs.get(job) or ())
+    return [Task(job, index, address, f"{job}:{index}") for index, address in addresses]
+
+
+def _own(named: Any, tasks: list[Task]) -> Task:
+    """Returns the task that `TF_CONFIG` says this process is."""
+    if not isinstance(named, Mapping):
+        raise errors.ConfigError(
+            f"TF_CONFIG's task is an object with type and index; got {named!r}. Check who sets it."
+        )
+    job, index = named.get("type"), named.get("index", 0)
+    index = int(index) if isinstance(index, str) and index.isdigit() else index
+    for task in tasks:
+        if (task.job, task.index) == (job, index):
+            return task
+    if job == "evaluator":
+        return Task(job, index, "", f"{job}:{index}")
+    raise errors.ConfigError(
+        f"TF_CONFIG's task is one of its cluster: got {named!r}, and the cluster has "
+        f"{', '.join(task.name for task in tasks)}. Check type and index."
+    )
+
+
+def _with_chief(tasks: list[Task]) -> tuple[Task, ...]:
     """Returns tasks of which the first one is the chief by its name, too."""
-    if given[0][0] != "worker":
-        return tuple(given)
-    return (("chief", 0), *(("worker", number) for number in range(len(given) - 1)))
+    first, *others = tasks
+    if first.job != "worker":
+        return tuple(tasks)
+    return first._replace(job="chief"), *(task._replace(index=task.index - 1) for task in others)
 
 
-def _parsed(given: Any) -> Mapping:
+def _parsed(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
     text = os.environ.get("TF_CONFIG") or "{}" if given is None else given
     if isinstance(text, Mapping):
         return text
@@ -152,95 +211,16 @@ def _require_jobs(jobs: Any) -> None:
         )
 
 
-def _require_addresses(jobs: Mapping) -> None:
-    known: dict = {}
-    for job, addresses in jobs.items():
-        for number, address in enumerate(addresses):
-            task = f"{job}:{number}"
-            if not isinstance(address, str) or not re.fullmatch(r"\s*\S+:\d{1,5}\s*", address):
-                raise errors.ConfigError(
-                    f"TF_CONFIG's addresses are host:port; {task} has {address!r}. Correct it in "
-                    "all tasks."
-                )
-            if known.setdefault(address.strip(), task) != task:
-                raise errors.ConfigError(
-                    f"Each task of a cluster has an address of its own; TF_CONFIG gives {address} "
-                    f"to {known[address.strip()]} and {task}. Correct one of them in all tasks."
-                )
-
-
-def _number(index: Any) -> Any:
-    return int(index) if isinstance(index, str) and index.isdigit() else index
-
-
-class Member:
-    """This process among the tasks of a cluster.
-
-    Args:
-        cluster: The cluster.
-        num_cpus: As how many devices the CPU is shown.
-
-    Attributes:
-        session_config: Of sessions; the server has its threads and its share of GPUs.
-    """
-
-    def __init__(self, cluster: Cluster, num_cpus: int = 1):
-        self.cluster = cluster
-        self.session_config: Any = None
-        self._num_cpus = num_cpus
-        self._server: Any = None
-
-    def start(self) -> str:
-        """Starts this task's server, once in a process; returns the target of its sessions.
-
-        Raises:
-            RunError: If its address cannot be listened on.
-        """
-        if self._server is None:
-            taking_part = (self.cluster.tasks, self.cluster.addresses, self.cluster.position)
-            server, num_cpus = _SERVERS.get(taking_part, (None, 0))
-            if num_cpus < self._num_cpus:
-                server = self._new_server()
-                _SERVERS[taking_part] = (server, self._num_cpus)
-            self._server = server
-        return self._server.target
-
-    def _new_server(self) -> Any:
-        job, number = self.cluster.tasks[self.cluster.position]
-        config = self._server_config()
-        try:
-            return tf.distribute.Server(
-                self.cluster.spec(), job_name=job, task_index=number, config=config
+def _require_addresses(jobs: Mapping[str, Any]) -> None:
+    known: dict[str, str] = {}
+    for _, _, address, name in (task for job in jobs for task in _tasks(jobs, job)):
+        if not isinstance(address, str) or not re.fullmatch(r"\s*\S+:\d{1,5}\s*", address):
+            raise errors.ConfigError(
+                f"TF_CONFIG's addresses are host:port; {name} has {address!r}. Correct it in "
+                "all tasks."
             )
-        except tf.errors.OpError as reason:
-            raise errors.RunError(
-                f"Each task of a cluster listens on its own address: {self.cluster.name} could "
-                f"not, on {self.cluster.addresses[self.cluster.position]} ({reason.message}). "
-                "End what uses the port; of several strategies of one process let the first have "
-                "the most devices; call replicate.estimator.train_and_evaluate, for TensorFlow's "
-                'starts a server of its own unless TF_CONFIG has "environment": "google".'
-            ) from reason
-
-    def _server_config(self) -> Any:
-        """Returns the server's `ConfigProto`: what devices are, sessions cannot say any more."""
-        config = tf1.ConfigProto(device_count={"CPU": self._num_cpus})
-        given = self.session_config
-        if given is not None:
-            config.gpu_options.CopyFrom(given.gpu_options)
-            config.intra_op_parallelism_threads = given.intra_op_parallelism_threads
-            config.inter_op_parallelism_threads = given.inter_op_parallelism_threads
-        self.configure(config)
-        return config
-
-    def configure(self, config: Any) -> None:
-        """Sets in a `ConfigProto`, in place, who leads the steps and that others are not seen.
-
-        Neither other tasks are, nor other sessions: a server would keep variables by name, and
-        the next model of this process, which has other shapes, would find them.
-        """
-        job, number = self.cluster.tasks[self.cluster.position]
-        config.experimental.collective_group_leader = self.cluster.leader
-        config.isolate_session_state = True
-        own = f"/job:{job}/task:{number}"
-        if own not in config.device_filters:
-            config.device_filters.append(own)
+        if known.setdefault(address.strip(), name) != name:
+            raise errors.ConfigError(
+                f"Each task of a cluster has an address of its own; TF_CONFIG gives {address} "
+                f"to {known[address.strip()]} and {name}. Correct one of them in all tasks."
+            )

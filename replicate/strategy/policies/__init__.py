@@ -1,1 +1,1 @@
-"""The strategies, one a room: where each of them puts variables, and runs towers."""
+"""The strategies: where each of them puts variables, and runs towers."""

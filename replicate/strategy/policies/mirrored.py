@@ -7,13 +7,13 @@ from replicate.compat.tensorflow import tf
 from replicate.strategy import base, cross_device
 
 
-class MirroredStrategy(base.DistributionStrategy):
+class MirroredStrategy(base.DistributionStrategy, names=("mirrored",)):
     """Keeps a copy of each variable with each tower, and updates all copies alike.
 
     Args:
         devices: The towers' devices, as `replicate_model_fn` takes them.
-        cross_device_ops: How gradients are reduced to all devices; None: NCCL where all
-            devices are GPUs and TensorFlow has it, else `ReductionToOneDevice`.
+        cross_device_ops: How gradients are reduced to all devices. By default NCCL does so
+            where all devices are GPUs and TensorFlow has it, else `ReductionToOneDevice`.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from replicate.strategy.towers import tower as towers
 from replicate.strategy.variables import values
 
 
-class OneDeviceStrategy(base.DistributionStrategy):
+class OneDeviceStrategy(base.DistributionStrategy, names=("one_device",)):
     """Runs one tower on one device, with its variables there as well.
 
     Nothing is split, reduced or copied. The tower runs in the caller's thread.
@@ -22,17 +22,15 @@ class OneDeviceStrategy(base.DistributionStrategy):
         place = devices.resolve([device])
         super().__init__(place, place)
 
-    def run_towers(
-        self,
-        fn,
-        args=(),
-        kwargs=None,
-        concurrent=False,
-        every_collection=False,
-        creations=None,
-    ):
+    @classmethod
+    def named(cls, name, devices):
         """See base class."""
-        del concurrent, every_collection, creations
+        del name
+        return cls(devices[0])
+
+    def run_towers(self, fn, args=(), kwargs=None, **options):
+        """See base class."""
+        del options  # a single tower shares nothing
         share = context.current().share
         tower = towers.TowerContext(self, 0, share)
         mode = context.Mode(self, tower, share=share)

@@ -1,43 +1,42 @@
 """One copy of each variable, which all towers read: on this machine, or on a cluster's servers."""
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from replicate import devices as device_names
-from replicate import errors
-from replicate.compat import tensorflow as tfc
+from replicate import errors, types
+from replicate.compat import graphs
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.strategy import base
+from replicate.strategy import base, communication
 from replicate.strategy.cluster import cluster as clusters
-from replicate.strategy.cluster import servers
+from replicate.strategy.cluster import membership, sessions
 
 PLACEMENTS = ("single", "round_robin", "balanced")
 
 
-class LocalParameterServerStrategy(base.DistributionStrategy):
+class _OneCopyStrategy(base.DistributionStrategy):
     """Keeps one copy of each variable, and updates it once.
 
     Args:
-        devices: The towers' devices, as `replicate_model_fn` takes them.
-        parameter_device: Where variables live; None: the GPU where there is exactly one,
-            else the CPU, or the worker devices under the last two placements.
-        placement: `"single"`, `"round_robin"`, or `"balanced"` by bytes.
+        worker_devices: See base class.
+        parameter_devices: See base class.
+        placement: One of `PLACEMENTS`.
+        member: See base class.
     """
 
     def __init__(
         self,
-        devices: Sequence[str] | int | None = None,
-        parameter_device: str | None = None,
-        placement: str = "single",
+        worker_devices: Sequence[str],
+        parameter_devices: Sequence[str],
+        placement: str,
+        member: membership.Membership = membership.ALONE,
     ):
-        workers = device_names.resolve(devices)
-        super().__init__(workers, _parameter_devices(workers, parameter_device, placement))
+        super().__init__(worker_devices, parameter_devices, member)
         self._placement_name = placement
-        self._chooser = PerGraph(lambda: _chooser(placement, self._parameter_devices))
+        self._choosers = graphs.PerGraph(lambda: _chooser(placement, self._parameter_devices))
 
     def _tower_device(self, tower_id: int):
         return self._devices_of(self._worker_devices[tower_id])
@@ -57,7 +56,11 @@ class LocalParameterServerStrategy(base.DistributionStrategy):
         """Enters a worker's device; in a graph, with variables on their own."""
         if tf1.executing_eagerly_outside_functions():
             return tf.device(worker)
-        return tf1.device(placement.device_function(self._chooser, worker))
+        return tf1.device(placement.device_function(self._choose, worker))
+
+    def _choose(self, shape: tf.TensorShape | None, dtype: tf.DType | None) -> str:
+        """Returns the device of the next variable: in each graph as if it were the first."""
+        return self._choosers.get()(shape, dtype)
 
     def _places(self, kwargs):
         if not tf1.executing_eagerly_outside_functions():
@@ -68,10 +71,38 @@ class LocalParameterServerStrategy(base.DistributionStrategy):
         shape, dtype = kwargs.get("shape"), kwargs.get("dtype")
         if shape is None and value is not None and not callable(value):
             shape = value.shape if hasattr(value, "shape") else np.shape(value)
-        return (self._chooser(shape, getattr(value, "dtype", None) if dtype is None else dtype),)
+        return (self._choose(shape, getattr(value, "dtype", None) if dtype is None else dtype),)
 
 
-class ParameterServerStrategy(LocalParameterServerStrategy):
+class LocalParameterServerStrategy(
+    _OneCopyStrategy, names=("parameter_server", "round_robin", "balanced")
+):
+    """Keeps one copy of each variable, and updates it once.
+
+    Args:
+        devices: The towers' devices, as `replicate_model_fn` takes them.
+        parameter_device: Where variables live; None: the GPU where there is exactly one,
+            else the CPU, or the worker devices under the last two placements.
+        placement: `"single"`, `"round_robin"`, or `"balanced"` by bytes.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | int | None = None,
+        parameter_device: str | None = None,
+        placement: str = "single",
+    ):
+        workers = device_names.resolve(devices)
+        parameters = _parameter_devices(workers, parameter_device, placement)
+        super().__init__(workers, parameters, placement)
+
+    @classmethod
+    def named(cls, name: str, devices: Sequence[str]) -> "LocalParameterServerStrategy":
+        """See base class."""
+        return cls(devices, placement=name if name in PLACEMENTS else "single")
+
+
+class ParameterServerStrategy(_OneCopyStrategy):
     """Keeps variables on the parameter servers of a cluster, and towers on this worker's devices.
 
     Each worker is a process that builds a graph of its own, takes batches of its own, and updates
@@ -81,14 +112,9 @@ class ParameterServerStrategy(LocalParameterServerStrategy):
 
     Args:
         devices: The devices of this worker's towers, as `replicate_model_fn` takes them.
-        cluster: A mapping like `TF_CONFIG`; None: `TF_CONFIG` itself.
+        cluster: A mapping like `TF_CONFIG`, or a `Cluster`; None: `TF_CONFIG` itself.
         placement: `"round_robin"` over the servers, or `"balanced"` by bytes; None: the first.
         timeout: After how many seconds a worker fails that waits for a server or the chief.
-
-    Attributes:
-        is_stopping: Tells whether this process is asked to stop, so that it waits for nobody any
-            more. Where it is set, workers end with the chief unless that was stopped; None: each
-            one ends by itself.
 
     Raises:
         ConfigError: If the cluster is malformed, or this process no task of it.
@@ -98,7 +124,7 @@ class ParameterServerStrategy(LocalParameterServerStrategy):
     def __init__(
         self,
         devices: Sequence[str] | int | None = None,
-        cluster: Any = None,
+        cluster: clusters.Cluster | Mapping[str, Any] | str | None = None,
         placement: str | None = None,
         timeout: float = 600.0,
     ):
@@ -106,88 +132,100 @@ class ParameterServerStrategy(LocalParameterServerStrategy):
             raise ValueError(
                 f"placement is one of {', '.join(PLACEMENTS[1:])}; got {placement!r}. Choose one."
             )
-        if not timeout > 0:
-            raise ValueError(f"timeout is a number of seconds, above 0; got {timeout!r}.")
-        self.cluster = clusters.of(cluster)
-        self.timeout = timeout
-        self.is_stopping: Callable[[], bool] | None = None
+        membership.require_timeout(timeout)
+        found = clusters.of(cluster)
         self._alone = LocalParameterServerStrategy(devices, None, placement or "single")
-        local = self._alone.worker_devices
-        self.part = None
-        if self.cluster.servers and self.cluster.position is not None:
-            self.part = servers.Part(self.cluster, device_names.number_of_cpus(local))
-        super().__init__(local, None, placement or ("round_robin" if self.part else "single"))
-        if self.part is not None:
-            self._worker_devices = tuple(map(self.part.own, local))
-            self._parameter_devices = tuple(self.part.servers)
-            self._home = self.part.own(device_names.parameter_device(local))
+        workers, parameters = self._alone.worker_devices, self._alone.parameter_devices
+        cpus = device_names.number_of_cpus(workers)
+        self._home = parameters[0]
+        if found.is_joined:
+            self._home = found.own.named(device_names.parameter_device(workers))
+            workers = [found.own.named(worker) for worker in workers]
+            parameters = [server.named("/device:CPU:0") for server in found.servers]
+            placement = placement or "round_robin"
+        member = membership.Membership(found, cpus, timeout)
+        super().__init__(workers, parameters, placement or "single", member)
+
+    @classmethod
+    def taking_over(
+        cls,
+        name: str | None,
+        devices: Sequence[str],
+        cluster: clusters.Cluster | Mapping[str, Any],
+        timeout: float = 600.0,
+    ) -> "ParameterServerStrategy | None":
+        """Returns what does in a cluster what the strategy of a name does on one machine.
+
+        Args:
+            name: The name; None: the default one.
+            devices: The canonical devices of this worker.
+            cluster: See the class.
+            timeout: See the class.
+
+        Returns:
+            The strategy; None: that needs a copy of each variable with each worker.
+        """
+        if name not in (None, "one_device", *LocalParameterServerStrategy.names):
+            return None
+        placement = "balanced" if name == "balanced" else "round_robin"
+        return cls(devices[:1] if name == "one_device" else devices, cluster, placement, timeout)
 
     @property
-    def is_chief(self) -> bool:
-        """Whether this process makes the variables, and writes checkpoints and summaries."""
-        return self.cluster.position in (0, None)
-
-    @property
-    def home(self):
+    def home(self) -> str:
         """See base class."""
-        return self._parameter_devices[0] if self.part is None else self._home
-
-    def alone(self) -> LocalParameterServerStrategy:
-        """Returns the strategy of sessions that see this process alone, as of an evaluation."""
-        return self if self.part is None else self._alone
+        return self._home
 
     def _devices_of(self, worker):
-        if self.part is not None and tf1.executing_eagerly_outside_functions():
+        if self.is_in_cluster and tf1.executing_eagerly_outside_functions():
             raise RuntimeError(
                 "Variables are on parameter servers in a graph, which sessions run: this code runs "
                 "eagerly. Use replicate_model_fn in an Estimator, or enter tf.Graph()."
             )
         return super()._devices_of(worker)
 
-    def start(self) -> str:
-        """Starts this worker's server, once.
+    # Sessions.
 
-        Returns:
-            The target of sessions that take part in the cluster; `""` where it is alone.
-        """
-        return "" if self.part is None else self.part.start()
+    def in_mode(self, mode: str, config: types.RunConfig | None) -> base.DistributionStrategy:
+        """See base class; an evaluation's session sees this process alone."""
+        if not self.is_in_cluster:
+            return self
+        if mode != types.TRAIN:
+            return self._alone
+        if config is not None and not config.num_ps_replicas:
+            raise errors.ConfigError(
+                "A RunConfig must know of the cluster in which it trains: the strategy has "
+                f"{len(self.cluster.servers)} parameter servers, the RunConfig none. Make the "
+                "RunConfig once TF_CONFIG is set, and give the strategy no other cluster."
+            )
+        return self
 
-    def wait_for_servers(self) -> None:
-        """Waits until all parameter servers listen; see `servers.Part.wait_for_servers`."""
-        self.part.wait_for_servers(self.timeout, self.is_stopping)
-
-    def wait(self, is_there: Callable[[], Any], what: str, hint: str = "") -> None:
-        """Waits for something of the cluster; see `servers.wait`."""
-        servers.wait(is_there, what, self.timeout, hint, self.is_stopping)
-
-    def configure(self, session_config: Any) -> None:
+    def begin_session(
+        self, spec: types.EstimatorSpec, config: types.RunConfig | None, joined: sessions.Together
+    ) -> types.EstimatorSpec:
         """See base class."""
-        super().configure(session_config)
-        if session_config is not None and self.part is not None:
-            self.part.configure(session_config)
+        is_joined = self.is_in_cluster and getattr(config, "master", "")
+        if spec.mode != types.TRAIN or not is_joined:
+            return spec
+        return sessions.beside_servers(spec, self._member, self._home, config)
 
     # What towers bring is added up here, and sent to a server when it is applied there.
 
     def sum_places(self, destination):
         """See base class."""
-        return super().sum_places(destination) if self.part is None else (self._home,)
+        return (self._home,) if self.is_in_cluster else super().sum_places(destination)
 
     def _batch_reduce(self, aggregation, columns, places):
-        places = places if self.part is None else [(self._home,)] * len(places)
+        places = [(self._home,)] * len(places) if self.is_in_cluster else places
         return super()._batch_reduce(aggregation, columns, places)
 
     def _reduce_plain(self, aggregation, value, destination):
-        is_sent_later = self.part is not None and self.is_single_tower
-        if is_sent_later and (isinstance(value, tf.IndexedSlices) or _is_tensor(value)):
+        is_sent_later = self.is_in_cluster and self.is_single_tower
+        if is_sent_later and communication.is_of_one(value):
             return value
         return super()._reduce_plain(aggregation, value, destination)
 
 
-def _is_tensor(value: Any) -> bool:
-    return tf.is_tensor(value) and not isinstance(value, tf.Variable)
-
-
-def _start(kwargs: dict) -> Any:
+def _start(kwargs: dict[str, Any]) -> Any:
     """Returns an eager variable's initial value, made where that alone tells its bytes.
 
     NOTE: in a function it may be none yet, and of a checkpoint it is made for a shape.
@@ -200,30 +238,9 @@ def _start(kwargs: dict) -> Any:
     return value()
 
 
-class PerGraph:
-    """Chooses for each graph as if it were the first; eager variables are one row of their own.
-
-    Args:
-        make: Makes a chooser; see `graph.placement`.
-    """
-
-    def __init__(self, make: Callable[[], placement.Chooser]):
-        self._make = make
-        self._choosers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-        self._eager = make()
-
-    def __call__(self, shape: Any, dtype: Any) -> str:
-        """Returns the canonical device of the next variable."""
-        if tf1.executing_eagerly_outside_functions():
-            return self._eager(shape, dtype)
-        with tfc.ops.init_scope():
-            graph = tf1.get_default_graph()
-        if graph not in self._choosers:
-            self._choosers[graph] = self._make()
-        return self._choosers[graph](shape, dtype)
-
-
-def _parameter_devices(workers: Sequence[str], named: str | None, placement_name: str) -> tuple:
+def _parameter_devices(
+    workers: Sequence[str], named: str | None, placement_name: str
+) -> Sequence[str]:
     if placement_name not in PLACEMENTS:
         raise ValueError(
             f"placement is one of {', '.join(PLACEMENTS)}; got {placement_name!r}. Choose one."
@@ -232,17 +249,17 @@ def _parameter_devices(workers: Sequence[str], named: str | None, placement_name
         return device_names.resolve([named])
     if placement_name == "single":
         return (device_names.parameter_device(workers),)
-    return tuple(workers)
+    return workers
 
 
-def _chooser(placement_name: str, parameter_devices: Sequence[str]):
+def _chooser(placement_name: str, parameter_devices: Sequence[str]) -> placement.Chooser:
     if placement_name == "round_robin":
-        return placement.RoundRobin(parameter_devices)
+        return placement.round_robin(parameter_devices)
     if placement_name == "balanced":
-        return placement.BalancedByBytes(parameter_devices)
+        return placement.balanced_by_bytes(parameter_devices)
     if len(parameter_devices) != 1:
         raise errors.DeviceError(
             f"A single parameter device is needed; got {list(parameter_devices)}. Name one, or "
             "use placement='round_robin'."
         )
-    return placement.Single(parameter_devices[0])
+    return placement.single(parameter_devices[0])

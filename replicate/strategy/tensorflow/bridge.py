@@ -3,19 +3,21 @@
 `tf.distribute` keeps a mode per thread, as `context` does. Whoever enters a mode of
 ours enters the matching one of TensorFlow's, so that optimizers, batch normalization,
 moving averages and metrics which ask `tf.distribute` find this strategy and work
-through `DistributionStrategy` alone. No name of TensorFlow is replaced.
+through `DistributionStrategy` alone. A tower is a replica context to it. No name of
+TensorFlow is replaced.
 """
 
 import contextlib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import context
-from replicate.strategy.towers import replica_context
-from replicate.strategy.variables import conversion, values
+from replicate.graph import reductions
+from replicate.strategy import context, conversion
+from replicate.strategy.variables import values
 
 
 @conversion.unconverted
@@ -26,7 +28,7 @@ class BridgeStrategy(tf1.distribute.Strategy):
         strategy: The `DistributionStrategy` that does the work.
     """
 
-    def __init__(self, strategy: Any):
+    def __init__(self, strategy: context.Strategy):
         self._owner = strategy
         super().__init__(BridgeExtended(self, strategy))
 
@@ -67,7 +69,7 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         strategy: The `DistributionStrategy` that does the work.
     """
 
-    def __init__(self, container: BridgeStrategy, strategy: Any):
+    def __init__(self, container: BridgeStrategy, strategy: context.Strategy):
         super().__init__(container)
         self._strategy = strategy
         self._bridge = container
@@ -87,7 +89,7 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         Of towers that hold a batch, what TensorFlow's own code averages is weighed by rows.
         """
         del options
-        aggregation = replica_context.aggregation_of(reduce_op)
+        aggregation = reductions.aggregation_of(reduce_op)
         pairs = list(value_destination_pairs)
         if aggregation == tf.VariableAggregation.MEAN:
             return [self._strategy.mean_by_rows(*pair) for pair in pairs]
@@ -234,15 +236,13 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         return True
 
     def _reduce(self, reduce_op, value):
-        reduced = self._strategy.reduce(replica_context.aggregation_of(reduce_op), value)
+        reduced = self._strategy.reduce(reductions.aggregation_of(reduce_op), value)
         return self._strategy.unwrap(reduced)[0]
 
     def _gather_to_implementation(self, value, destinations, axis, options):
         del options
         found = tf.concat(list(self._strategy.unwrap(value)), axis)
-        across = self._strategy.across()
-        if across is not None:
-            found = across.concat(found, axis)
+        found = self._strategy.workers.concat(found, axis)
         return self._strategy.broadcast(found, destinations)
 
 
@@ -256,6 +256,98 @@ def _runs(value: Any) -> bool:
     return _has_value(value) or isinstance(value, tf.Operation)
 
 
+@conversion.unconverted
+class BridgeReplicaContext(tf.distribute.ReplicaContext):
+    """What `tf.distribute.get_replica_context()` returns in a tower of ours.
+
+    Args:
+        bridge: The `BridgeStrategy`.
+        tower: The `TowerContext` that does the work.
+    """
+
+    def __init__(self, bridge: tf1.distribute.Strategy, tower: context.Tower):
+        super().__init__(bridge, tower.position)
+        self._tower = tower
+
+    def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
+        share = context.current().share
+        if share is not None:
+            merge_fn, args = share.step.wrap(merge_fn, args)
+        return self._tower.merge_for_tensorflow(merge_fn, args, kwargs)
+
+    def all_reduce(self, reduce_op, value, options=None):
+        """Reduces over all towers; a mean is that of the rows of the batch.
+
+        NOTE: in a graph TensorFlow's own looks for the variables behind the result, finds
+        those of the other towers, and refuses them.
+        """
+        flat = tf.nest.flatten(value)
+        if tf.executing_eagerly() or any(isinstance(v, tf.IndexedSlices) for v in flat):
+            return super().all_reduce(reduce_op, value, options)
+        flat = [tf.convert_to_tensor(v) for v in flat]
+        is_mean = reductions.aggregation_of(reduce_op) == tf.VariableAggregation.MEAN
+        reduced = [tf.stop_gradient(v) for v in self._summed(flat, is_mean)]
+
+        share = context.current().share
+        is_by_rows = share is not None and share.reduction == "mean"
+
+        @tf.custom_gradient
+        def linked(*tensors):
+            def gradient(*gradients):
+                # NOTE: every tower's loss depends on what this one gave to the sum. Gradients
+                # that are joined by rows weigh as much as the rows of the towers they are of.
+                found = self._summed(gradients, is_by_rows)
+                if is_by_rows and not is_mean:
+                    found = self._divided(found)
+                elif is_mean and not is_by_rows:
+                    found = self._weighted(found)
+                return [*found, *[None] * len(reduced)]
+
+            return [tf.identity(tensor) for tensor in tensors[len(flat) :]], gradient
+
+        return tf.nest.pack_sequence_as(value, linked(*flat, *reduced))
+
+    def _weighted(self, tensors: Sequence[tf.Tensor]) -> list:
+        return [reductions.scaled(tensor, self._tower.weight, None) for tensor in tensors]
+
+    def _divided(self, tensors: Sequence[tf.Tensor]) -> list:
+        weight = self._tower.weight
+        return [tf.math.divide_no_nan(t, reductions.as_dtype(weight, t.dtype)) for t in tensors]
+
+    def _summed(self, tensors: Sequence, is_mean: bool) -> list:
+        """Sums each of this tower's tensors, or its part of a mean, with the other towers'."""
+
+        def across(strategy, *columns):
+            pairs = [(column, column) for column in columns]
+            return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+
+        with tf1.name_scope(reductions.SCOPE):
+            parts = self._weighted(tensors) if is_mean else tensors
+            return self.merge_call(across, args=tuple(parts))
+
+    @property
+    def replica_id_in_sync_group(self):
+        """The number of this tower.
+
+        NOTE: TensorFlow asks to write summaries once; that is no model which asks.
+        """
+        asker = inspect.currentframe().f_back.f_globals.get("__name__", "")
+        return self._tower.position if asker.startswith("tensorflow.") else self._tower.tower_id
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of this tower."""
+        return (self._tower.device,)
+
+
+@conversion.unconverted
+class StraightReplicaContext(tf.distribute.ReplicaContext):
+    """Stands for a replica where the code runs across towers already."""
+
+    def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
+        return conversion.as_here(merge_fn)(self.strategy, *args, **kwargs)
+
+
 @contextlib.contextmanager
 def across(mode: context.Mode):
     """Enters a mode across towers, ours and TensorFlow's."""
@@ -263,12 +355,12 @@ def across(mode: context.Mode):
         yield
 
 
-def told_across(strategy: Any) -> contextlib.AbstractContextManager:
+def told_across(strategy: context.Strategy) -> contextlib.AbstractContextManager:
     """Tells TensorFlow, in the current graph, that the code runs across towers."""
     return pushed(tfc.distribute_lib._CrossReplicaThreadMode(strategy.extended.container))
 
 
-def told_inside(strategy: Any) -> contextlib.AbstractContextManager:
+def told_inside(strategy: context.Strategy) -> contextlib.AbstractContextManager:
     """The same in a graph that is entered inside a scope; a merge call there runs at once.
 
     NOTE: Estimators build graphs of their own, and make a metric of the loss in them, for which
@@ -276,11 +368,11 @@ def told_inside(strategy: Any) -> contextlib.AbstractContextManager:
     """
     bridge = strategy.extended.container
     mode = tfc.distribute_lib._CrossReplicaThreadMode(bridge)
-    mode.replica_context = replica_context.StraightReplicaContext(bridge, 0)
+    mode.replica_context = StraightReplicaContext(bridge, 0)
     return pushed(mode)
 
 
-def is_told(graph: tf.Graph, strategy: Any) -> bool:
+def is_told(graph: tf.Graph, strategy: context.Strategy) -> bool:
     """Whether TensorFlow knows of a strategy in a graph, as in functions inside of it."""
     bridge = strategy.extended.container
     return any(entry.strategy is bridge for entry in graph._distribution_strategy_stack)
@@ -289,7 +381,7 @@ def is_told(graph: tf.Graph, strategy: Any) -> bool:
 @contextlib.contextmanager
 def in_tower(mode: context.Mode):
     """Enters a tower's mode, ours and TensorFlow's."""
-    replica = replica_context.BridgeReplicaContext(mode.strategy.extended.container, mode.tower)
+    replica = BridgeReplicaContext(mode.strategy.extended.container, mode.tower)
     with context.entered(mode), replica, _functions_named(mode.tower.position):
         yield
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from replicate import errors
 from replicate.compat.tensorflow import tf
 from replicate.graph import isolation
+from replicate.strategy import context
 from replicate.strategy.variables import creation
 
 # What a tower's own prefix, and numbers that TensorFlow adds, make of a name.
@@ -74,23 +75,23 @@ class Creations:
     """
 
     def __init__(self, num_towers: int):
-        self._made: list[tuple[Request, Any]] = []
+        self._made: list[tuple[Request, tf.Variable]] = []
         self._next = [0] * num_towers
         self._taken: list[set[int]] = [set() for _ in range(num_towers)]
         self._first_is_making = False
         self._first_paused = True  # until towers run
         self._changed = threading.Condition()
-        self._views: isolation.Views | None = None
+        self._views = isolation.Views()
 
-    def watch(self, views: isolation.Views | None) -> None:
-        """Takes note of what the towers make in a graph; None: they run eagerly."""
+    def watch(self, views: isolation.Views) -> None:
+        """Takes note of what the towers make in a graph."""
         self._views = views
 
     def operations(self, tower_id: int) -> set[tf.Operation]:
         """Returns what a tower has made in the graph; what merge calls make is the first one's."""
-        return set() if self._views is None else self._views.operations(tower_id)
+        return self._views.operations(tower_id)
 
-    def make(self, request: Request, create: Callable[[], Any]) -> Any:
+    def make(self, request: Request, create: Callable[[], tf.Variable]) -> tf.Variable:
         """Makes a variable in the first tower and writes it down."""
         if self._first_is_making:  # an initializer that makes variables of its own
             return create()
@@ -104,7 +105,7 @@ class Creations:
             self._changed.notify_all()
         return made
 
-    def find(self, tower_id: int, request: Request) -> Any:
+    def find(self, tower_id: int, request: Request) -> tf.Variable:
         """Returns the first tower's variable for what tower `tower_id` asks.
 
         Raises:
@@ -128,12 +129,12 @@ class Creations:
             self._first_paused = paused
             self._changed.notify_all()
 
-    def untaken(self, tower_id: int) -> list[tuple[Request, Any]]:
+    def untaken(self, tower_id: int) -> list[tuple[Request, tf.Variable]]:
         """Returns what the first tower made and tower `tower_id` never asked for."""
         taken = self._taken[tower_id]
         return [made for i, made in enumerate(self._made) if i not in taken]
 
-    def unasked(self, tower_id: int) -> list[tuple[Any, list]]:
+    def unasked(self, tower_id: int) -> list[tuple[tf.Variable, list]]:
         """Returns `untaken` as pairs of a variable and the collections that it is listed in."""
         return [
             (variable, creation.collections_of({"collections": request.collections}, variable))
@@ -165,6 +166,25 @@ class Creations:
             f"{step + 1}, tower {tower_id} created {request} where tower 0 created {made}. "
             "Look for a branch on the tower, or a name that changes from call to call."
         )
+
+
+def made(tower: context.Tower | None, kwargs: dict, make: Callable[[], tf.Variable]) -> tf.Variable:
+    """Returns a new variable, in later towers of several the one that the first has made.
+
+    Args:
+        tower: The `TowerContext` that asks; None across towers.
+        kwargs: What the variable creator was given.
+        make: Makes the variable.
+    """
+    creations = getattr(tower, "creations", None)
+    if creations is None:
+        return make()
+    request = request_of(kwargs)
+    if tower.position == 0:
+        return creations.make(request, make)
+    variable = creations.find(tower.position, request)
+    creation.add_to_collections(variable, kwargs)
+    return variable
 
 
 def request_of(kwargs: dict) -> Request:

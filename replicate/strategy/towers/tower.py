@@ -5,9 +5,9 @@ from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
-from replicate.strategy import context
-from replicate.strategy.towers import sharing, tower_thread
-from replicate.strategy.variables import conversion, values
+from replicate.strategy import context, conversion
+from replicate.strategy.towers import lockstep, sharing
+from replicate.strategy.variables import values
 
 
 @conversion.unconverted
@@ -20,7 +20,9 @@ class TowerContext:
         share: The towers' parts of the batch, if one was split.
     """
 
-    def __init__(self, strategy: Any, tower_id: int, share=None):
+    def __init__(
+        self, strategy: context.Strategy, tower_id: int, share: context.Share | None = None
+    ):
         self._strategy = strategy
         self._tower_id = tower_id
         self._share = share
@@ -83,7 +85,7 @@ class TowerContext:
         return self._strategy.is_single_tower
 
     @property
-    def distribution_strategy(self) -> Any:
+    def distribution_strategy(self) -> context.Strategy:
         """The strategy whose tower this is."""
         return self._strategy
 
@@ -98,29 +100,29 @@ class TowerContext:
         return self._share is not None
 
     @property
-    def has_rows(self) -> Any:
+    def has_rows(self) -> bool | tf.Tensor:
         """Whether this tower holds rows of the batch: a bool, or a bool tensor of shape []."""
-        return True if self._share is None else self._share.has_rows[self._tower_id]
+        return True if self._share is None else self._share.parts.has_rows[self._tower_id]
 
     @property
-    def weight(self) -> Any:
+    def weight(self) -> float | tf.Tensor:
         """This tower's part of the batch, n_i / B: a float, or a float64 tensor of shape []."""
         if self._share is None:
             return 1.0 / self.num_towers
-        return self._share.weights[self._tower_id]
+        return self._share.parts.weights[self._tower_id]
 
 
 @conversion.unconverted
 class LockstepContext(TowerContext):
     """A tower among several, in a thread of its own."""
 
-    def __init__(self, strategy, thread: Any, creations: sharing.Creations, share):
+    def __init__(self, strategy, thread: lockstep.TowerThread, creations: sharing.Creations, share):
         super().__init__(strategy, thread.tower_id, share)
         self._thread = thread
         self.creations = creations
 
     def _merge_call(self, fn, args, kwargs, run):
-        answer = self._thread.sleep(tower_thread.MergeRequest(fn, args, kwargs, run))
+        answer = self._thread.sleep(lockstep.MergeRequest(fn, args, kwargs, run))
         if self._share is not None or self.is_single_tower:
             return answer
         return _without_gradient(answer, (args, kwargs))

@@ -47,13 +47,13 @@ def _initialize_if_needed(member):
     return tf1.cond(member.is_initialized(), lambda: tf.constant(True), start)
 
 
-def saveable(variable, name: str, part: Any = None):
+def saveable(variable, name: str, part: tf.Variable.SaveSliceInfo | None = None):
     """Returns what a `tf.compat.v1.train.Saver` writes for a distributed variable.
 
     Args:
         variable: The variable.
         name: The name of its value in the checkpoint.
-        part: Which part of that value it is, a `SaveSliceInfo`; None: it is all of it.
+        part: Which part of that value it is, if it is not all of it.
     """
     first = variable.members[0]
     # A graph has that tensor already, and each more costs all who start a session.
@@ -83,7 +83,7 @@ class Reference(tfc.ops.SymbolicTensor):
     """
 
     @property
-    def op(self) -> Any:
+    def op(self) -> "_Holder":
         """The operation behind the value, which passes for one that holds a variable."""
         return _Holder(super().op)
 
@@ -105,7 +105,7 @@ class _Holder:
         return getattr(self._operation, name)
 
 
-def reference(variable: Any) -> Reference:
+def reference(variable: tf.Variable) -> Reference:
     """Returns a tensor of a graph that stands for a distributed variable, also in a tower.
 
     The graph keeps the tensor it has: this is another object, of the same operation.

@@ -1,17 +1,23 @@
-"""What a later copy needs so that TensorFlow takes it for the variable.
+"""What a copy of a variable needs, or a single one that towers read, so that TensorFlow serves it.
 
 `tf.custom_gradient`, and `tf.recompute_grad` with it, walk back from a result to the
 operations that hold variables, and look for the variable of each by the operation's
 name. Collections hold a distributed variable once, under its first copy's name, so the
 operation of a later copy goes by that name as well.
+
+An operation that reads a variable belongs beside it, and TensorFlow puts it there, in a graph.
+In a function, such as a branch or the body of a loop, a read without a device is given the
+caller's device where the function is inlined, and what passes it on to a further condition
+cannot be placed: the caller, a tower, is elsewhere than the variable. There it needs a device.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import isolation, operations
 
 
 class CopyName(str):
@@ -64,12 +70,35 @@ def name_after_first(members: Sequence) -> None:
             member.handle.op.name_of_first = members[0].handle.op.name
 
 
-def is_of_function(variable: Any) -> bool:
+def start_of(first: tf.Variable, place: str) -> Callable[[], tf.Tensor]:
+    """Returns the initial value of a later copy on its device: the first copy's."""
+
+    def initial_value():
+        with tf.device(place):
+            if tf1.executing_eagerly_outside_functions():
+                return tf.identity(first.value())
+            return tf.identity(first.initial_value)
+
+    return initial_value
+
+
+def take_from_collections(members: Sequence[tf.Variable]) -> None:
+    """Takes copies out of the collections of their graph: the variable is listed for all.
+
+    NOTE: TensorFlow lists a trainable variable as such even in no collection, and what
+    `tf.Variable` makes as a global one whatever the collections.
+    """
+    if not tf1.executing_eagerly_outside_functions():
+        for key in (tf1.GraphKeys.TRAINABLE_VARIABLES, tf1.GraphKeys.GLOBAL_VARIABLES):
+            isolation.remove(tf1.get_default_graph(), key, members)
+
+
+def is_of_function(variable: tf.Variable) -> bool:
     """Whether a variable was made in a `tf.function`, and not lifted out of it at once.
 
     In a graph TensorFlow lists these as global alone, also where they are trainable.
     """
-    first = getattr(variable, "members", (variable,))[0]
+    first = operations.copies_of(variable)[0]
     return isinstance(first, tfc.resource_variable_ops.UninitializedVariable)
 
 
@@ -90,4 +119,65 @@ def lifted(kwargs: dict, is_alike: bool) -> Iterator[None]:
         return
     kwargs["experimental_enable_variable_lifting"] = False  # or the function's creator makes it
     with tfc.ops.init_scope():
+        yield
+
+
+def is_in_function(variable: tf.Variable) -> bool:
+    """Whether a function is being built that reads the variable anew.
+
+    Args:
+        variable: A resource variable of TensorFlow's own.
+    """
+    is_read = variable._in_graph_mode and variable._cached_value is None
+    return is_read and getattr(tf1.get_default_graph(), "building_function", False)
+
+
+def read_beside(variable: tf.Variable) -> tf.Tensor:
+    """Reads a variable on its device, which the operation then names.
+
+    Args:
+        variable: A resource variable of TensorFlow's own.
+    """
+    with _on_device_of(variable):
+        return variable._read_variable_op()
+
+
+def keep_reads_beside(variable: tf.Variable) -> tf.Variable:
+    """Makes a variable of a graph read itself on its device in functions.
+
+    It stays TensorFlow's own, which all of its code knows; this one object reads otherwise.
+
+    Args:
+        variable: What was just made; what is no resource variable of TensorFlow's own, or of no
+            graph, is left as it is.
+
+    Returns:
+        The variable.
+    """
+    is_own = isinstance(variable, tfc.resource_variable_ops.BaseResourceVariable)
+    if not is_own or not variable._in_graph_mode:
+        return variable
+    read = variable._read_variable_op
+
+    def read_on_device(*args, **kwargs):
+        with _on_device_of(variable) if is_in_function(variable) else contextlib.nullcontext():
+            return read(*args, **kwargs)
+
+    variable._read_variable_op = read_on_device
+    return variable
+
+
+@contextlib.contextmanager
+def _on_device_of(variable: tf.Variable) -> Iterator[None]:
+    graph = tf1.get_default_graph()
+    with graph.colocate_with(None, ignore_existing=True), tf.device(variable.handle.device):
+        yield
+
+
+@contextlib.contextmanager
+def outermost() -> Iterator[None]:
+    """Leaves the scopes, and the function, in which a variable happens to be used."""
+    in_graph = not tf1.executing_eagerly_outside_functions()
+    lifted = tfc.ops.init_scope() if in_graph else contextlib.nullcontext()
+    with lifted, tf1.control_dependencies(None), tf1.name_scope(None), tf1.device(None):
         yield

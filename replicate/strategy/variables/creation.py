@@ -2,13 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
 from replicate.strategy import context
-from replicate.strategy.variables import copies, reads, variables
+from replicate.strategy.variables import copies, variables
 
 _LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
 _ON_READ = tf.VariableSynchronization.ON_READ
@@ -55,7 +54,9 @@ def _is_listed_local(kwargs: dict) -> bool:
     return any(key in _LOCAL for key in kwargs.get("collections") or ())
 
 
-def make_tower_local(strategy: Any, next_creator: Callable, kwargs: dict, places: Sequence[str]):
+def make_tower_local(
+    strategy: context.Strategy, next_creator: Callable, kwargs: dict, places: Sequence[str]
+):
     """Makes a variable with a copy of its own for each tower.
 
     Args:
@@ -75,13 +76,14 @@ def make_tower_local(strategy: Any, next_creator: Callable, kwargs: dict, places
         with tf.device(places[0]):
             return next_creator(**kwargs)
     members, collections = _members(next_creator, kwargs, places, same_start=False)
-    made = variables.TowerLocalVariable(strategy, members, places, aggregation)
-    made.is_assumed_sum = is_assumed
+    made = variables.TowerLocalVariable(strategy, members, places, aggregation, is_assumed)
     _list_once(made, collections)
     return made
 
 
-def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: Sequence[str]):
+def make_mirrored(
+    strategy: context.Strategy, next_creator: Callable, kwargs: dict, places: Sequence[str]
+):
     """Makes a variable whose copies hold the same value.
 
     Args:
@@ -99,7 +101,7 @@ def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: S
     needs_towers = aggregation != variables.NONE or is_split
     if len(places) == 1 and (strategy.is_single_tower or not needs_towers):
         with tf.device(places[0]):
-            return reads.keep_beside(next_creator(**kwargs))
+            return copies.keep_reads_beside(next_creator(**kwargs))
     members, collections = _members(next_creator, kwargs, places, same_start=True)
     devices = [
         place or device_names.canonical_or_same(member.device)
@@ -111,7 +113,7 @@ def make_mirrored(strategy: Any, next_creator: Callable, kwargs: dict, places: S
 
 
 @contextlib.contextmanager
-def without_partitioners(strategy: Any, warn: Callable[[str], None]) -> Iterator[None]:
+def without_partitioners(strategy: context.Strategy, warn: Callable[[str], None]) -> Iterator[None]:
     """Makes every variable a whole one, and a resource.
 
     Where a batch is split, a partitioner that makes a single part stays: variable and slots
@@ -153,7 +155,7 @@ def _leaves_whole(partitioner: Callable, kwargs: dict) -> bool:
     return all(count == 1 for count in parts)
 
 
-def add_to_collections(variable: Any, kwargs: dict) -> None:
+def add_to_collections(variable: tf.Variable, kwargs: dict) -> None:
     """Lists a variable of the first tower for a tower that asked for it as well."""
     _list_once(variable, collections_of(kwargs, variable))
 
@@ -173,31 +175,15 @@ def _members(next_creator: Callable, kwargs: dict, places: Sequence[str], same_s
             # NOTE: the slash at the end keeps TensorFlow from adding the current scope.
             copy["name"] = f"tower_{i}/{members[0].name.split(':')[0]}/"
             if same_start:
-                copy["initial_value"] = _start_of(members[0], place)
+                copy["initial_value"] = copies.start_of(members[0], place)
         with copies.lifted(copy, i > 0 and same_start), tf.device(place):
             members.append(next_creator(**copy))
     copies.name_after_first(members)
-    if not tf1.executing_eagerly_outside_functions():
-        # NOTE: TensorFlow lists a trainable variable as such even in no collection, and
-        # what `tf.Variable` makes as a global one whatever the collections.
-        for key in (tf1.GraphKeys.TRAINABLE_VARIABLES, tf1.GraphKeys.GLOBAL_VARIABLES):
-            isolation.remove(tf1.get_default_graph(), key, members)
+    copies.take_from_collections(members)
     return members, collections_of({**kwargs, "collections": wanted}, members[0])
 
 
-def _start_of(first: Any, place: str) -> Callable:
-    """Returns the initial value of a later copy: the first copy's."""
-
-    def initial_value():
-        with tf.device(place):
-            if tf1.executing_eagerly_outside_functions():
-                return tf.identity(first.value())
-            return tf.identity(first.initial_value)
-
-    return initial_value
-
-
-def collections_of(kwargs: dict, variable: Any) -> list:
+def collections_of(kwargs: dict, variable: tf.Variable) -> list:
     """Returns the collections that a variable is listed in."""
     wanted = kwargs.get("collections")
     listed = [tf1.GraphKeys.GLOBAL_VARIABLES] if wanted is None else list(wanted)
@@ -208,7 +194,7 @@ def collections_of(kwargs: dict, variable: Any) -> list:
     return listed
 
 
-def _list_once(variable: Any, collections: Sequence) -> None:
+def _list_once(variable: tf.Variable, collections: Sequence) -> None:
     if not tf1.executing_eagerly_outside_functions():
         for key in collections:
             isolation.add_once(tf1.get_default_graph(), key, [variable])

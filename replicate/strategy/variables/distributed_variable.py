@@ -13,20 +13,30 @@ import numpy as np
 from replicate import devices as device_names
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import context
-from replicate.strategy.variables import (
-    checkpoint,
-    conversion,
-    reads,
-    sparse_writes,
-    trace_type,
-    values,
-)
+from replicate.strategy import context, conversion
+from replicate.strategy.variables import checkpoint, copies, values
+
+_ON_READ = tf.VariableSynchronization.ON_READ
+
+_SLICE = "slice_assign"  # how a write to a slice is called on its way to the copies
+_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 
 
-class DistributedVariable(
-    checkpoint.Persistent, sparse_writes.SparseWrites, tf.Variable, tfc.core_types.Tensor
-):
+def write(member: tf.Variable, method: str, value: Any, kwargs: dict) -> Any:
+    """Calls a method of one copy that writes it.
+
+    Args:
+        member: The copy.
+        method: The name of the method.
+        value: What is written.
+        kwargs: The method's further arguments.
+    """
+    if method == _SLICE:
+        return member._strided_slice_assign(value=value, **kwargs)
+    return getattr(member, method)(value, **kwargs)
+
+
+class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Tensor):
     """One variable to the user, K copies underneath.
 
     Args:
@@ -44,7 +54,7 @@ class DistributedVariable(
 
     def __init__(
         self,
-        strategy: Any,
+        strategy: context.Strategy,
         members: Sequence,
         devices: Sequence[str],
         aggregation: tf.VariableAggregation,
@@ -140,15 +150,15 @@ class DistributedVariable(
         if self._is_across():
             return self.read_across()
         member = self._member()
-        return reads.beside(member) if reads.is_in_function(member) else member.value()
+        return copies.read_beside(member) if copies.is_in_function(member) else member.value()
 
     def read_value(self) -> tf.Tensor:
         """Returns `value()`, read now rather than from a cache."""
         if self._is_across():
             return self.read_across()
         member = self._member()
-        if reads.is_in_function(member):
-            return tf.identity(reads.beside(member))
+        if copies.is_in_function(member):
+            return tf.identity(copies.read_beside(member))
         return member.read_value()
 
     def numpy(self):
@@ -174,7 +184,7 @@ class DistributedVariable(
         """One operation that initializes every copy."""
         if self._initializer_op is None:
             first, *others = [member.initializer for member in self._members]
-            with reads.outermost():
+            with copies.outermost():
                 self._initializer_op = tf1.group(first, *others) if others else first
         return self._initializer_op
 
@@ -199,7 +209,7 @@ class DistributedVariable(
         if not self._members[0]._in_graph_mode:
             raise ValueError(f"Variable {self.name} has no reference: it is of no graph.")
         if self._reference is None:  # one only: a Saver refuses the same one under two names
-            with reads.outermost():
+            with copies.outermost():
                 self._reference = checkpoint.reference(self)
         return self._reference
 
@@ -207,7 +217,7 @@ class DistributedVariable(
         if not self._is_across():
             return self._member()._as_graph_element()
         if self._element is None:
-            with reads.outermost():
+            with copies.outermost():
                 self._element = self._make_element()
         return self._element
 
@@ -253,7 +263,7 @@ class DistributedVariable(
         if method.startswith("assign"):
             kwargs["read_value"] = read_value
         if mode is not None and mode.update_device in self._devices:
-            return sparse_writes.write(self._member(), method, value, kwargs)
+            return write(self._member(), method, value, kwargs)
         if self._tower() is not None:
             return self._write_in_tower(self._tower(), method, value, kwargs)
         return self._write_across(method, value, kwargs)
@@ -274,7 +284,7 @@ class DistributedVariable(
         for member, part in zip(self._members, parts, strict=True):
             if part is not None:
                 with tf.device(member.device):
-                    written.append(sparse_writes.write(member, method, part, kwargs))
+                    written.append(write(member, method, part, kwargs))
         if tf1.executing_eagerly_outside_functions():
             return self if read_value else None
         written = [getattr(op, "op", op) for op in written]
@@ -282,6 +292,36 @@ class DistributedVariable(
             return tf1.group(*written)
         with tf1.control_dependencies(written):
             return tf.identity(self.read_across())
+
+    def _strided_slice_assign(self, begin, end, strides, value, name, *masks, **named):
+        """Assigns `variable[begin:end:strides]`; see `assign`."""
+        named.update(zip(_MASKS, masks, strict=False))
+        return self._write(_SLICE, value, begin=begin, end=end, strides=strides, name=name, **named)
+
+    def _lazy_read(self, op):
+        """Called once an operation on the handle of one copy has been made, or has run."""
+        is_own = self.synchronization == _ON_READ and not self._is_across()
+        if len(self._members) == 1 or is_own or not (self._is_across() or self._tower()):
+            return self._member()._lazy_read(op)
+        if tf.executing_eagerly() and self.synchronization != _ON_READ:
+            if self._is_across():
+                self._copy_member(self._members[0])  # what has run on the first copy
+                return self
+            others = [member for member in self._members if member is not self._member()]
+            self._copy_member(others[0])  # as if nothing had run
+        name = getattr(op, "name", "an eager one")
+        raise RuntimeError(
+            f"An operation on the handle of {self.name} writes one copy of "
+            f"{len(self._members)}: got {name}. Use the variable's own scatter methods, or "
+            "strategy.update."
+        )
+
+    def _copy_member(self, source: tf.Variable) -> None:
+        """Gives all copies the value of one of them."""
+        for member in self._members:
+            if member is not source:
+                with tf.device(member.device):
+                    member.assign(tf.identity(source.value()), read_value=False)
 
     def spread(self, value) -> list:
         """Returns what each copy gets of `value`, None where it keeps its own."""
@@ -320,7 +360,7 @@ class DistributedVariable(
 
     def __tf_tracing_type__(self, tracing_context):
         del tracing_context
-        return trace_type.VariableTraceType(self)
+        return values.VariableTraceType(self)
 
     def __tf_experimental_restore_capture__(self, concrete_function, internal_capture):
         # A function of a SavedModel that is loaded in a scope reads this variable: at each
@@ -372,6 +412,31 @@ for _name in (
     setattr(DistributedVariable, _name, _delegated(_name, of_first=False))
 
 
+def _scattered(name: str):
+    def scatter(self, sparse_delta, use_locking=False, name=None, method=name):
+        return self._write(method, sparse_delta, name=name, use_locking=use_locking)
+
+    scatter.__doc__ = f"Applies `{name}` with IndexedSlices to the copies; see `assign`."
+    scatter.__name__ = name
+    return scatter
+
+
+def _scattered_nd(name: str):
+    def scatter(self, indices, updates, name=None, method=name):
+        return self._write(method, indices, updates=updates, name=name)
+
+    scatter.__doc__ = f"Applies `{name}` to the copies; see `assign`."
+    scatter.__name__ = name
+    return scatter
+
+
+for _name in "add sub update max min mul div".split():
+    setattr(DistributedVariable, f"scatter_{_name}", _scattered(f"scatter_{_name}"))
+for _name in "add sub update max min".split():
+    setattr(DistributedVariable, f"scatter_nd_{_name}", _scattered_nd(f"scatter_nd_{_name}"))
+DistributedVariable.batch_scatter_update = _scattered("batch_scatter_update")
+
+
 def _refuse_in_place(variable, value):
     raise RuntimeError(
         f"A variable is not changed in place, as by += or *=: {variable.name}. Use assign, "
@@ -383,7 +448,6 @@ def _refuse_in_place(variable, value):
 for _name in ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"):
     setattr(DistributedVariable, _name, _refuse_in_place)
 
-conversion.unconverted(sparse_writes.SparseWrites)
 conversion.unconverted(DistributedVariable)
 
 tf.register_tensor_conversion_function(

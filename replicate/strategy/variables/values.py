@@ -1,12 +1,14 @@
 """Values that live on several devices, and how K nests become one and K again."""
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicate import devices as device_names
-from replicate import errors
+from replicate import errors, types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
+from replicate.graph import reductions
 from replicate.strategy import context
 
 
@@ -165,6 +167,59 @@ class MirroredSpec(ValuesSpec):
     _kind = Mirrored
 
 
+class VariableTraceType(tf.types.experimental.TraceType):
+    """Stands for one variable: a function is traced once for each that it is given.
+
+    Args:
+        variable: The distributed variable.
+    """
+
+    def __init__(self, variable: Any):
+        self._variable = weakref.ref(variable)
+        self._key = id(variable)
+
+    def is_subtype_of(self, other: Any) -> bool:
+        """See base class."""
+        return self == other
+
+    def most_specific_common_supertype(self, others: Sequence) -> Any:
+        """See base class."""
+        return self if all(self == other for other in others) else None
+
+    def placeholder_value(self, placeholder_context: Any = None) -> Any:
+        """Returns the variable itself, which the function captures."""
+        del placeholder_context
+        return self._variable()
+
+    def to_tensors(self, value: Any) -> list:
+        """Returns nothing: the copies are captured, not passed."""
+        del value
+        return []
+
+    def from_tensors(self, tensors: Any) -> Any:
+        """See `placeholder_value`."""
+        del tensors
+        return self._variable()
+
+    def flatten(self) -> list:
+        """See `to_tensors`."""
+        return []
+
+    def cast(self, value: Any, casting_context: Any) -> Any:
+        """See base class."""
+        del casting_context
+        return value
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, VariableTraceType):
+            return NotImplemented
+        mine, theirs = self._variable(), other._variable()
+        return mine is not None and mine is theirs
+
+    def __hash__(self) -> int:
+        return self._key
+
+
 def differs(value: Any) -> bool:
     """Whether a value may differ between towers: a PerDevice of more than one object."""
     if not isinstance(value, PerDevice):
@@ -174,10 +229,32 @@ def differs(value: Any) -> bool:
     return any(v is not first and not (is_number and v == first) for v in value.values)
 
 
-def container_of(value: Any) -> Any:
+def container_of(value: Any) -> tf.Variable | None:
     """Returns the distributed variable that `value` is a member of, or None."""
     reference = getattr(value, "_distributed_container", None)
     return reference() if callable(reference) else None
+
+
+def first_of(value: Any) -> Any:
+    """Returns the first of the values per device: a plain value itself."""
+    return value.values[0] if isinstance(value, DistributedValues) else value
+
+
+def map_copies(fn: Callable, value: Any) -> Any:
+    """Applies `fn` to each of the values per device, or to a plain value."""
+    if isinstance(value, DistributedValues):
+        return type(value)([fn(copy) for copy in value.values], value.devices)
+    return fn(value)
+
+
+def weighted(value: Any, weights: Sequence[float | tf.Tensor]) -> Any:
+    """Returns towers' tensors or IndexedSlices, each times its tower's weight, where it was."""
+    parts = value.values if isinstance(value, PerDevice) else [value]
+    scaled = [
+        reductions.scaled(part, weight, reductions.device_of(part))
+        for part, weight in zip(parts, weights, strict=True)
+    ]
+    return PerDevice(scaled, value.devices) if isinstance(value, PerDevice) else scaled[0]
 
 
 def regroup(
@@ -254,7 +331,7 @@ def _mapping_like(example: Mapping, items: dict) -> Mapping:
         return items
 
 
-def map_nest(fn: Callable, nest: Any) -> Any:
+def map_nest(fn: Callable, nest: types.Nest) -> types.Nest:
     """Applies `fn` to each leaf of lists, tuples, named tuples and mappings."""
     if isinstance(nest, Mapping):
         return _mapping_like(nest, {key: map_nest(fn, item) for key, item in nest.items()})
@@ -263,7 +340,7 @@ def map_nest(fn: Callable, nest: Any) -> Any:
     return fn(nest)
 
 
-def select_tower(tower_id: int, nest: Any, devices: Sequence[str] = ()) -> Any:
+def select_tower(tower_id: int, nest: types.Nest, devices: Sequence[str] = ()) -> types.Nest:
     """Gives tower `tower_id` its part: the inverse of `regroup`.
 
     A value with a single member serves every tower, and a mirrored one with fewer members
@@ -298,7 +375,7 @@ def select_tower(tower_id: int, nest: Any, devices: Sequence[str] = ()) -> Any:
     return map_nest(leaf, nest)
 
 
-def select_device(device: str, index: int, nest: Any) -> Any:
+def select_device(device: str, index: int, nest: types.Nest) -> types.Nest:
     """Gives the copy on `device`, the `index`-th of an update, its part of mirrored arguments."""
 
     def leaf(value):

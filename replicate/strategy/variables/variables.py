@@ -4,11 +4,13 @@ A `MirroredVariable` holds the same value in each copy. A `TowerLocalVariable` h
 value of its own in each, aggregated when it is read across towers.
 """
 
+from collections.abc import Callable
+
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
 from replicate.strategy import context
-from replicate.strategy.variables import sparse_writes, values
+from replicate.strategy.variables import distributed_variable, values
 from replicate.strategy.variables.distributed_variable import DistributedVariable
 
 NONE = tf.VariableAggregation.NONE
@@ -103,8 +105,7 @@ class MirroredVariable(DistributedVariable):
         made = [part for part in strategy.unwrap(value)[1:] if part is not None]
         with tf1.control_dependencies(tf.nest.flatten(made, expand_composites=True)):
             first = tf.nest.map_structure(tf.identity, first, expand_composites=True)
-        across = strategy.across()
-        return across.from_first([first])[0] if across is not None else first
+        return strategy.workers.from_first([first])[0]
 
 
 class TowerLocalVariable(DistributedVariable):
@@ -113,15 +114,30 @@ class TowerLocalVariable(DistributedVariable):
     A tower reads and assigns its own copy. Across towers a read aggregates the
     copies, and an assignment makes the variable read back as the value assigned.
     A tower without rows counts for nothing: its assignments change nothing.
+
+    Args:
+        strategy: See base class.
+        members: See base class.
+        devices: See base class.
+        aggregation: See base class.
+        is_assumed_sum: Whether nobody named the aggregation.
+
+    Attributes:
+        is_assumed_sum: Likewise.
+        reduction: What makes one tensor of the copies' tensors, where `reduce_by` named it.
     """
 
-    is_assumed_sum = False  # whether nobody named its aggregation
-    _follows_first = False
-
-    def __init__(self, strategy, members, devices, aggregation):
+    def __init__(self, strategy, members, devices, aggregation, is_assumed_sum=False):
         super().__init__(strategy, members, devices, aggregation)
+        self.is_assumed_sum = is_assumed_sum
+        self.reduction: Callable[[list], tf.Tensor] | None = None
+        self._follows_first = False
         if self._members[0]._in_graph_mode and aggregation != NONE:
             self._as_graph_element()  # a session may fetch it after the graph is finalized
+
+    def reduce_by(self, fn: Callable[[list], tf.Tensor]) -> None:
+        """Names what makes one tensor of the copies' tensors, of a metric at its end."""
+        self.reduction = fn
 
     def follow_first(self) -> None:
         """Lets the first copy stand for the variable, whatever the other copies hold."""
@@ -179,7 +195,7 @@ class TowerLocalVariable(DistributedVariable):
         member = self._members[tower.position if len(self._members) > 1 else 0]
         has_rows = tower.has_rows
         if has_rows is True:
-            return sparse_writes.write(member, method, value, kwargs)
+            return distributed_variable.write(member, method, value, kwargs)
         if method == "assign":
             value = tf.where(has_rows, tf.convert_to_tensor(value, member.dtype), member.value())
             return member.assign(value, **kwargs)
@@ -190,7 +206,7 @@ class TowerLocalVariable(DistributedVariable):
             )
         tf.cond(
             tf.convert_to_tensor(has_rows),
-            lambda: tf.identity(sparse_writes.write(member, method, value, kwargs)),
+            lambda: tf.identity(distributed_variable.write(member, method, value, kwargs)),
             lambda: member.read_value(),
         )
         return member

@@ -1,0 +1,269 @@
+"""`replicate launch`: one training as several processes on this machine, from start to end."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from replicate import errors
+from replicate.app.cluster import process, view
+from replicate.app.console import interrupts, progress
+from replicate.app.runs import folders
+
+_HOST = "127.0.0.1"
+_WITH_RESULT = ("chief", "evaluator")
+_PAUSE = 0.05  # seconds between two looks at the processes
+_LAST_LINES = 12
+_BAD_USAGE = 2  # the exit code of a process whose config was refused
+
+
+class Wanted(NamedTuple):
+    """What is to be launched.
+
+    Attributes:
+        workers: How many workers, the chief among them.
+        servers: How many parameter servers.
+        evaluator: Whether an evaluator.
+        grace: How many seconds processes have to end that are asked to.
+    """
+
+    workers: int
+    servers: int
+    evaluator: bool
+    grace: float
+
+
+def launch(
+    wanted: Wanted,
+    command: Callable[[str], Sequence[str]],
+    model_dir: str,
+    display: progress.Display,
+) -> list[str]:
+    """Runs a cluster to its end; none of its processes is there afterwards.
+
+    Args:
+        wanted: What is to be launched.
+        command: Returns the command line of the process of a name.
+        model_dir: Where the training is; logs are below it.
+        display: Where progress goes.
+
+    Returns:
+        What the chief, and then the evaluator, wrote to stdout.
+
+    Raises:
+        Interrupted: If a signal came.
+        RunError: If a process failed.
+        ConfigError: If a process refused its config.
+    """
+    if "://" in model_dir:
+        raise errors.ConfigError(
+            f"model_dir: must be a folder of this machine for `replicate launch`, got {model_dir}. "
+            "Give another --model-dir."
+        )
+    logs = os.path.join(model_dir, "logs")
+    folders.make(logs, "model_dir")
+    processes: list[process.Process] = []
+    with folders.launching(logs), contextlib.ExitStack() as leave:
+        leave.enter_context(display)
+        ports = leave.enter_context(_held_ports(wanted.workers + wanted.servers))
+        stop = leave.enter_context(interrupts.StopRequest(lambda: [p.kill() for p in processes]))
+        for start in _planned(wanted, [f"{_HOST}:{port}" for port in ports], logs, command):
+            processes.append(leave.enter_context(contextlib.closing(process.Process(start))))
+        display.say(f"logs: {logs}")
+        return _Cluster(wanted, processes, model_dir, display).to_its_end(stop)
+
+
+def _planned(
+    wanted: Wanted,
+    addresses: Sequence[str],
+    logs: str,
+    command: Callable[[str], Sequence[str]],
+) -> Iterator[process.Start]:
+    """Yields the processes of a cluster, the chief first.
+
+    Args:
+        wanted: What is to be launched.
+        addresses: Those of the workers, then of the parameter servers.
+        logs: The folder of their logs.
+        command: Returns the command line of the process of a name.
+    """
+    jobs = {"chief": [addresses[0]], "worker": list(addresses[1 : wanted.workers])}
+    jobs["ps"] = list(addresses[wanted.workers :])
+    jobs = {job: listed for job, listed in jobs.items() if listed}
+    tasks = [("chief", "chief", 0)]
+    tasks += [(f"worker {n}", "worker", n - 1) for n in range(1, wanted.workers)]
+    tasks += [(f"ps {n}", "ps", n) for n in range(wanted.servers)]
+    tasks += [("evaluator", "evaluator", 0)] if wanted.evaluator else []
+    # Others are to find this package, too, wherever it was found.
+    places = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, places))
+    for name, job, index in tasks:
+        told = {"cluster": jobs, "task": {"type": job, "index": index}}
+        yield process.Start(
+            name,
+            command(name),
+            {"TF_CONFIG": json.dumps(told), "PYTHONPATH": path},
+            os.path.join(logs, f"{name.replace(' ', '-')}.log"),
+            # Servers are there until the others have saved what they keep.
+            wanted.grace if job == "ps" else 0.0,
+            wanted.grace,
+            name in _WITH_RESULT,
+        )
+
+
+@contextlib.contextmanager
+def _held_ports(number: int) -> Iterator[list[int]]:
+    """Yields free ports, which the system gives to nobody else while this is entered.
+
+    Whoever asks to share a port may have it, as TensorFlow's servers do.
+    """
+    with contextlib.ExitStack() as leave:
+        found = []
+        for _ in range(number):
+            held = leave.enter_context(socket.socket())
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "SO_REUSEPORT"):
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind((_HOST, 0))
+            found.append(held.getsockname()[1])
+        yield found
+
+
+class _Cluster:
+    """The processes of a cluster, and what becomes of them."""
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        processes: Sequence[process.Process],
+        model_dir: str,
+        display: progress.Display,
+    ):
+        self._wanted = wanted
+        self._processes = processes
+        self._model_dir = model_dir
+        self._display = display
+        self._done_at: float | None = None  # since when the training is over
+        self._ends_at: float | None = None  # when those that were asked to end are killed
+
+    def to_its_end(self, stop: interrupts.StopRequest) -> list[str]:
+        """Waits for the end, and sees to it where one fails; see `launch`."""
+        shown = view.View(self._display, self._processes)
+        failed = None
+        while self._running():
+            time.sleep(_PAUSE)
+            shown.look()
+            if failed is None and not stop.requested:
+                failed = self._failed()
+            if failed is not None or stop.requested:
+                self._end_all()
+            elif self._is_done():
+                self._end_idle()
+        shown.look()
+        shown.close()
+        if stop.requested:
+            raise interrupts.Interrupted(f"stopped; {self._saved()}")
+        failed = failed or self._failed()
+        if failed is not None:
+            raise self._fault(failed)
+        return [one.result() for one in self._processes if one.name in _WITH_RESULT]
+
+    def _running(self) -> list[process.Process]:
+        return [one for one in self._processes if not one.has_ended()]
+
+    def _failed(self) -> process.Process | None:
+        """Returns the process that has failed; of several, one that was killed.
+
+        Where servers keep what is trained, nothing fails any more when the training is over: all is
+        saved, and whoever still made a step made it for nobody.
+        """
+        if self._wanted.servers and self._is_done():
+            return None
+        asked = self._ends_at is not None
+        wrong = [one for one in self._processes if one.code and not (asked and _is_asked(one))]
+        return min(wrong, key=lambda one: one.code, default=None)
+
+    def _is_done(self) -> bool:
+        """Tells whether the training is over, and only those are left who wait for nothing."""
+        return all(one.code == 0 for one in self._processes if one.name in _WITH_RESULT)
+
+    def _end_idle(self) -> None:
+        """Ends the servers, and after a while workers that have not ended by themselves."""
+        if all(map(_is_server, self._running())):
+            self._end_all()
+        elif self._done_at is None:
+            self._done_at = time.monotonic()
+        elif time.monotonic() > self._done_at + self._wanted.grace:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        """Asks all to end, the servers last; after a while it does not ask any more."""
+        if self._ends_at is None:
+            self._ends_at = time.monotonic() + self._wanted.grace
+            for one in self._processes:
+                if not _is_server(one):
+                    one.end()
+        running = self._running()
+        if time.monotonic() > self._ends_at:
+            for one in running:
+                self._display.say(
+                    f"{one.name} has not ended within {self._wanted.grace:g} seconds; killed"
+                )
+                one.kill()
+        elif all(map(_is_server, running)):
+            for one in running:
+                one.end()
+
+    def _fault(self, failed: process.Process) -> errors.ReplicateError:
+        said = failed.last_lines(_LAST_LINES) or ["(it has said nothing)"]
+        lines = "\n".join(f"    {line}" for line in said)
+        saved = self._saved()
+        how = f"failed with exit code {failed.code}"
+        if failed.code == interrupts.INTERRUPTED:
+            how = "was interrupted"
+        elif failed.code < 0:
+            how = f"was ended by {_signal_name(-failed.code)}"
+        others = "" if len(self._processes) == 1 else "; the others were ended"
+        text = (
+            f"{failed.name} {how}{others}. The end of {failed.log}:\n{lines}\n"
+            f"{saved[:1].upper()}{saved[1:]}"
+        )
+        return errors.ConfigError(text) if failed.code == _BAD_USAGE else errors.RunError(text)
+
+    def _saved(self) -> str:
+        step = saved_step(self._model_dir)
+        if step is None:
+            return f"no checkpoint is saved in {self._model_dir} yet."
+        return f"step {step} is saved in {self._model_dir}; the same command goes on from there."
+
+
+def _is_server(one: process.Process) -> bool:
+    return one.name.startswith("ps ")
+
+
+def _is_asked(one: process.Process) -> bool:
+    """Tells whether a process has ended as one does that is asked to."""
+    return one.code in (interrupts.INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def saved_step(model_dir: str) -> int | None:
+    """Returns the step of the newest checkpoint by its name; None where there is none."""
+    try:
+        text = Path(model_dir, "checkpoint").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+    found = re.search(r'^model_checkpoint_path: ".*-(\d+)"$', text, re.MULTILINE)
+    return None if found is None else int(found[1])

@@ -1,0 +1,103 @@
+"""A command as it was asked for: its options, its configs, where its result goes."""
+
+import argparse
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TextIO
+
+from replicate import errors
+from replicate.app.cluster import lifeline, tasks
+from replicate.app.config import config, documents, functions, schema
+from replicate.app.console import json_output
+
+_SECTIONS = {
+    **dict.fromkeys(("describe", "launch", "train", "verify"), "train"),
+    "evaluate": "eval",
+    "predict": "predict",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a command is to do.
+
+    Attributes:
+        options: Those of the command line.
+        line: The whole command line.
+        launcher: The line to `replicate launch`; None: it has not started this process.
+        configs: The configs that can be read, by path.
+        faults: Those of the others, by path.
+        out: Where the result goes; with `--json` nobody else writes there.
+    """
+
+    options: argparse.Namespace
+    line: Sequence[str]
+    launcher: lifeline.Lifeline | None
+    configs: Mapping[str, config.Config]
+    faults: Mapping[str, str]
+    out: TextIO
+
+    @property
+    def settings(self) -> config.Config:
+        """The config of a command that takes one."""
+        (found,) = self.configs.values()
+        return found
+
+    def print_json(self, value: object) -> None:
+        """Prints a result as one line of JSON."""
+        json_output.write(json_output.plain(value), self.out)
+
+
+def read_configs(options: argparse.Namespace) -> tuple[dict[str, config.Config], dict[str, str]]:
+    """Returns the configs that can be read, and the faults of the others, by path."""
+    found, faults = {}, {}
+    for path in options.configs:
+        try:
+            settings = config.load(path, options.assignments, options.model_dir)
+            _require_section(settings, path, options)
+            found[path] = settings
+        except errors.ConfigError as e:
+            faults[path] = str(e)
+    return found, faults
+
+
+def _require_section(settings: config.Config, path: str, options: argparse.Namespace) -> None:
+    section = _SECTIONS.get(options.command)
+    if section is None or getattr(settings, section) is not None:
+        return
+    place = f"{path}:1"
+    for text in options.assignments:
+        if text.removeprefix("--").partition("=")[0].strip() == section:
+            place = documents.source_of(text)
+    raise errors.ConfigError(
+        f"{place}: {section}: this section is required for `replicate {options.command}`. Add it."
+    )
+
+
+def print_configs(found: Iterable[config.Config], as_json: bool) -> None:
+    """Prints configs with all defaults; as JSON one by itself, several as a list."""
+    texts = [config.to_yaml(one) for one in found]
+    if not as_json:
+        print("---\n".join(schema.line() + text for text in texts), end="")
+        return
+    plain = [documents.parse(text, "config").data for text in texts]
+    json_output.write(plain[0] if len(plain) == 1 else plain, sys.stdout)
+
+
+@contextlib.contextmanager
+def surroundings(options: argparse.Namespace, configs: Iterable[config.Config]) -> Iterator[TextIO]:
+    """While entered, this process is as a command wants it.
+
+    Modules beside the first config can be imported, and only training is part of a cluster.
+
+    Yields:
+        Where the result goes.
+    """
+    with contextlib.ExitStack() as leave:
+        for settings in list(configs)[:1]:
+            leave.enter_context(functions.importable(settings.folder))
+        if options.command != "train":
+            leave.enter_context(tasks.tf_config(None))
+        yield leave.enter_context(json_output.alone()) if options.json else sys.stdout

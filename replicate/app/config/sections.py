@@ -1,0 +1,364 @@
+"""The sections of a config: training, evaluation, prediction, export, devices, session, cluster."""
+
+import posixpath
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field
+
+from replicate.app.config import catalog, input_config, types
+
+_MAX_KEPT = 2**31 - 1  # what a Saver can count
+_DEVICE = re.compile(
+    r"(/job:(?P<job>\w+))?(/replica:(?P<replica>\d{1,9}))?(/task:(?P<task>\d{1,9}))?"
+    r"(/device:|/?)(?P<kind>[A-Za-z]+):(?P<index>\d{1,9})",
+    re.ASCII,
+)
+_DEVICE_TYPES = ("CPU", "GPU", "TPU")
+_MAX_THREADS = 2**12  # per kind; with some ten thousand TensorFlow does not come to its first step
+
+
+class Compared(types.Section):
+    """The metric by which evaluations are compared."""
+
+    metric: types.Text = Field("loss", description="The metric of eval that is compared.")
+    higher_is_better: types.Boolean = Field(
+        False, description="Whether more of it is better, as of an accuracy."
+    )
+
+
+class KeepBest(Compared):
+    """Which checkpoint is kept in `best` below model_dir."""
+
+
+class EarlyStopping(Compared):
+    """When training ends before its last step: its evaluations get no better any more."""
+
+    patience: types.whole(1) = Field(
+        3, description="After how many evaluations without an improvement training ends."
+    )
+    min_delta: types.number(0) = Field(
+        0.0, description="An improvement must be better by more than this."
+    )
+
+
+class Train(types.Section):
+    """How to train."""
+
+    model_config = pydantic.ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["steps"]}, {"required": ["epochs"]}]}
+    )
+
+    input: input_config.TrainingInput = Field(description="The training data.")
+    epochs: types.whole(1) | None = Field(
+        None,
+        description="How many passes over the training data; absolute like steps. A pass is cut "
+        "into batches by itself, and N epochs are N times as many steps as it has batches. Of a "
+        "stream they are counted while it is first read.",
+    )
+    steps: types.whole(1) | None = Field(
+        None,
+        validate_default=True,
+        description="The global step at which training is over; absolute, so a finished run "
+        "stays so. This or epochs must be given; with both, training ends with the first.",
+    )
+    early_stopping: EarlyStopping | None = Field(
+        None,
+        description="Ends training when evaluations get no better; needs eval.every_steps. A run "
+        "that continues remembers them.",
+    )
+    keep_best: KeepBest | None = Field(
+        None,
+        description="Keeps the checkpoint with the best evaluation in the folder best of "
+        "model_dir, whatever keep_checkpoint_max says: `--checkpoint best`.",
+    )
+    hooks: types.listing(types.Function) = Field(
+        (),
+        description="Functions that return a SessionRunHook, or a list of them, for training; "
+        "they get what they name of params, model_dir and config, the RunConfig.",
+    )
+    mixed_precision: types.Boolean = Field(
+        False,
+        description="Whether to compute in float16 on GPUs, with a loss scale, or bfloat16 on "
+        "CPUs, where TensorFlow finds that safe; weights stay float32. Needs an optimizer in "
+        "the config.",
+    )
+
+    @pydantic.field_validator("steps")
+    @classmethod
+    def _end_somewhere(cls, steps: int | None, info: pydantic.ValidationInfo) -> int | None:
+        if steps is None and info.data.get("epochs", 0) is None:
+            raise types.fault("must be given, or epochs: how long to train. Add one of them.")
+        return steps
+
+    save_checkpoints_steps: types.whole(1) | None = Field(
+        None, description="Steps between checkpoints."
+    )
+    save_checkpoints_secs: types.whole(1) | None = Field(
+        None,
+        description="Seconds between checkpoints, in place of steps. With neither: every "
+        "eval.every_steps, else every 600 seconds.",
+    )
+    keep_checkpoint_max: types.whole(0, _MAX_KEPT) = Field(
+        5, description="How many checkpoints to keep; 0 keeps all."
+    )
+    log_every_steps: types.whole(1) = Field(
+        100, description="Steps between two log lines where there is no terminal."
+    )
+    save_summary_steps: types.whole(1) = Field(100, description="Steps between summaries.")
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """See base class."""
+        if self.save_checkpoints_steps and self.save_checkpoints_secs:
+            yield "save_checkpoints_secs", "must be alone: save_checkpoints_steps is set. Keep one."
+
+
+class Eval(types.Section):
+    """How to evaluate."""
+
+    input: input_config.OtherInput = Field(description="The data to evaluate on.")
+    steps: types.whole(1) | None = Field(None, description="How many batches; null: all.")
+    every_steps: types.whole(1) | None = Field(
+        None,
+        description="In training, evaluate at the first checkpoint after so many steps; null: "
+        "when training is over.",
+    )
+    metric_reductions: dict[str, types.word_or_function(*catalog.METRIC_REDUCTIONS)] = Field(
+        {},
+        description="With tower_building call: for a metric that does not add up over towers (a "
+        "running maximum), by a part of its variables' names between slashes: sum, mean, max, min, "
+        "first, or the name of a function of the list of the towers' tensors.",
+    )
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """See base class."""
+        if self.steps is None and self.input.repeat is True:
+            yield "steps", "must be set: eval.input repeats for ever. Set one or the other."
+
+
+class Predict(types.Section):
+    """How to predict."""
+
+    input: input_config.OtherInput = Field(
+        description="The data to predict for; its label, if it has one, is not used."
+    )
+    keys: types.listing(types.Text, 1) | None = Field(
+        None, description="Which predictions to write; null: all."
+    )
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """See base class."""
+        if self.input.repeat is True:
+            yield "input", "must come to an end, got repeat: true. Remove repeat."
+
+
+def _folder_name(value: object) -> str:
+    """Takes the name of a folder that cannot be taken for an export's own number."""
+    is_name = isinstance(value, str) and value.strip(". ") and not value.isdecimal()
+    if not is_name or not value.isprintable() or set(value) & set('/\\:*?"<>|'):
+        raise types.expected("a folder's name that is no number")
+    return value
+
+
+def _asset(name: str) -> str:
+    """Takes a path within an export."""
+    is_plain = name and "\0" not in name and posixpath.normpath(name) == name
+    if not is_plain or name.startswith(("/", "..", "~")):
+        raise types.expected("named by a path within assets.extra, such as vocabulary.txt")
+    return name
+
+
+class ServingInput(types.Section):
+    """One tensor that a served model is fed."""
+
+    dtype: Literal[catalog.DTYPES] = Field(description="Its type.")
+    shape: types.listing(types.whole(0) | None) = Field(
+        (), description="Its shape without the batch; null where a dimension is not known."
+    )
+
+
+class Exporter(types.Section):
+    """What every kind of exporter has."""
+
+    kind: str
+    name: Annotated[str, pydantic.BeforeValidator(_folder_name)] | None = Field(
+        None, description="The folder of its exports, in export.directory; null: its kind."
+    )
+
+    @property
+    def folder(self) -> str:
+        """The name, or the kind in its place."""
+        return self.name or self.kind
+
+
+class Final(Exporter):
+    """Exports once, when training is over."""
+
+    kind: Literal["final"] = Field("final", description="final: once, when training is over.")
+
+
+class Latest(Exporter):
+    """Exports after each evaluation."""
+
+    kind: Literal["latest"] = Field("latest", description="latest: after each evaluation.")
+    exports_to_keep: types.whole(1) | None = Field(
+        5, description="How many exports to keep, the newest; null: all."
+    )
+
+
+class Best(Latest):
+    """Exports after an evaluation that is better than those of all exports before."""
+
+    kind: Literal["best"] = Field(
+        "best", description="best: after an evaluation that is better than all exported before."
+    )
+    metric: types.Text = Field("loss", description="The metric that is compared.")
+    higher_is_better: types.Boolean = Field(False, description="Whether more of it is better.")
+
+
+class Export(types.Section):
+    """How to export SavedModels."""
+
+    directory: types.PathText | None = Field(
+        None, description="Each export is a new folder in it; null: `export` in model_dir."
+    )
+    towers: Literal["one", "merged"] = Field(
+        "one", description="one: an unplaced single tower; merged: all towers."
+    )
+    as_text: types.Boolean = Field(False, description="Whether to write graphs as text.")
+    assets_extra: dict[Annotated[str, pydantic.AfterValidator(_asset)], types.PathText] = Field(
+        {},
+        description="Path below `assets.extra` in the export, and the file to copy there.",
+    )
+    after_training: types.Boolean = Field(
+        True, description="Whether `train` ends with an export into directory itself."
+    )
+    exporters: types.listing(types.one_section(Final, Latest, Best)) = Field(
+        (), description="What `train` exports besides, after evaluations or at its end."
+    )
+    inputs: (
+        types.mapping(
+            types.section(ServingInput, "a mapping such as {dtype: float32, shape: [8]}"),
+            "a mapping of features to what is fed, as {age: {dtype: float32}}",
+        )
+        | None
+    ) = Field(
+        None,
+        description="For each feature, what the served model is fed; null: as the features of "
+        "predict.input, else of eval.input, else of train.input.",
+    )
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """See base class."""
+        for name, count in Counter(one.folder for one in self.exporters).items():
+            if count > 1:
+                yield (
+                    "exporters",
+                    f"must have different names, got {count} times {name!r}. Set their name.",
+                )
+
+
+def _device_id(value: object) -> tuple[str, int, int, str, int] | None:
+    """Returns what is the same for all spellings of a device; None where it is none."""
+    match = _DEVICE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match["kind"].upper() not in _DEVICE_TYPES:
+        return None
+    replica, task, index = (int(match[part] or 0) for part in ("replica", "task", "index"))
+    return match["job"] or "localhost", replica, task, match["kind"].upper(), index
+
+
+def _bad_devices(names: Sequence[object]) -> Iterator[types.Fault]:
+    known = [_device_id(name) for name in names]
+    for index, (name, one) in enumerate(zip(names, known, strict=True)):
+        if one is None:
+            yield (
+                (index,),
+                name,
+                types.expected("a device such as /gpu:0, GPU:0 or /device:CPU:1"),
+            )
+        elif one in known[:index]:
+            yield (index,), name, types.expected("a device that is not listed yet")
+
+
+def _different(names: Sequence[object]) -> Sequence[object]:
+    """Takes devices in any usual spelling, each once; whether they exist is known in use."""
+    types.refuse(_bad_devices(names))
+    return names
+
+
+def _form_of(value: object) -> str:
+    """Tells in which form devices are given."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return "number"
+    if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("gpu", "cpu"):
+        return "mapping"
+    if value == "auto":
+        return "auto"
+    return "list" if isinstance(value, list | tuple) else ""
+
+
+Devices = types.choice(
+    _form_of,
+    {
+        "auto": Literal["auto"],
+        "number": types.whole(1),
+        "list": Annotated[types.listing(str, 1), pydantic.BeforeValidator(_different)],
+        "mapping": dict[Literal["gpu", "cpu"], types.whole(1)],
+    },
+    "auto, a list of devices, how many, {gpu: n} or {cpu: n}",
+)
+
+
+class Run(types.Section):
+    """Settings of the TensorFlow session, by the names they have in its ConfigProto."""
+
+    allow_soft_placement: types.Boolean = Field(
+        True, description="Whether an operation may run elsewhere when its device cannot."
+    )
+    log_device_placement: types.Boolean = Field(
+        False, description="Whether to log where each operation is placed."
+    )
+    gpu_allow_growth: types.Boolean = Field(
+        False, description="Whether to take GPU memory as needed."
+    )
+    per_process_gpu_memory_fraction: types.number(above=0) | None = Field(
+        None, description="Share of each GPU's memory to take; null: TensorFlow chooses."
+    )
+    intra_op_parallelism_threads: types.whole(1, _MAX_THREADS) | None = Field(
+        None, description="Threads within one operation; null: TensorFlow chooses."
+    )
+    inter_op_parallelism_threads: types.whole(1, _MAX_THREADS) | None = Field(
+        None, description="Operations at a time; null: TensorFlow chooses."
+    )
+
+
+class Cluster(types.Section):
+    """What TF_CONFIG does not say of a cluster; without one nothing of it counts."""
+
+    timeout: types.number(above=0) = Field(
+        600.0,
+        description="After how many seconds a worker fails that waits for another one: at the "
+        "start, in a step, and while the chief evaluates or exports.",
+    )
+    communication: Literal["auto", "ring", "nccl"] = Field(
+        "auto", description="How workers reach each other; auto: NCCL between GPUs, else a ring."
+    )
+    pack_bytes: types.whole(0) | None = Field(
+        None,
+        description="Tensors of workers share a transfer, up to so many bytes; 0: none do; null: "
+        "4 MiB, or 128 KiB for each worker where that is more.",
+    )
+    evaluator: types.Boolean = Field(
+        False,
+        description="Evaluate, keep the best checkpoint and export in a separate task instead of "
+        "the chief; the job evaluator in TF_CONFIG, or `replicate launch --evaluator`, says so as "
+        "well.",
+    )
+    grace: types.number(above=0) = Field(
+        20.0,
+        description="For how many seconds `replicate launch` waits for processes that it has "
+        "asked to end, before it kills them.",
+    )

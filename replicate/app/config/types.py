@@ -1,0 +1,415 @@
+"""The types that values of a config have: what each takes, and the rule it tells otherwise.
+
+pydantic reads the values. What stands here is what it cannot say by itself: numbers as YAML
+writes them, paths relative to the config's folder, unions that go by a value's type, cells of
+tables, and rules between keys. `faults` shows the texts of `expected` and `fault` as they are.
+"""
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias, Union
+
+import pydantic
+import pydantic_core
+
+from replicate.app.config import catalog
+
+Type: TypeAlias = Any
+"""What pydantic reads a value by: a class, a union, an Annotated."""
+Fault: TypeAlias = tuple[tuple[str | int, ...], object, pydantic_core.PydanticCustomError]
+"""The path below what is read, the value there, and what is wrong with it."""
+
+_FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+FUNCTION_FORM = {"pattern": rf"{_FUNCTION}|\$\{{"}  # or a variable
+TAG = "\0"  # begins the parts of an error's place that are no keys, but members of a union
+_MAX_WHOLE = 2**63 - 1
+_TRUTH = {"true": True, "false": False, "1": True, "0": False}
+_INFINITE_FROM = {"float16": (2 - 2**-11) * 2**15, "float32": (2 - 2**-24) * 2**127}
+"""From where on a number is rounded to infinity."""
+
+
+@dataclasses.dataclass
+class Reading:
+    """What is known while a document is read; pydantic hands it to every check.
+
+    Attributes:
+        folder: What relative paths are relative to.
+        readers: For each mapping that was read, by its id: it, and the section that read it.
+    """
+
+    folder: Path
+    readers: dict[int, tuple[object, type["Section"]]] = dataclasses.field(default_factory=dict)
+
+    def reader_of(self, mapping: object) -> type["Section"]:
+        """Returns the section that has read a mapping."""
+        return self.readers.get(id(mapping), (mapping, Section))[1]
+
+
+class Section(pydantic.BaseModel):
+    """A mapping of known keys. Values do not change once they are read."""
+
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", defer_build=True, protected_namespaces=()
+    )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: pydantic_core.CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """See base class; tells what a config needs, which is not what this class needs."""
+        made = handler(core_schema)
+        own = handler.resolve_ref_schema(made)
+        keys = own.get("properties", {})
+        named = [name for name in ("kind", "name") if "const" in keys.get(name, ())]
+        required = [name for name in own.get("required", ()) if name not in cls.filled_in()]
+        own.pop("required", None)
+        if named + required:
+            own["required"] = named + required
+        return made
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _note_reader(cls, data: object, info: pydantic.ValidationInfo) -> object:
+        if isinstance(info.context, Reading):
+            info.context.readers[id(data)] = (data, cls)
+        return data
+
+    @pydantic.model_validator(mode="after")
+    def _keep_rules(self) -> "Section":
+        refuse(((name,), self.__dict__[name], fault(rule)) for name, rule in self.faults())
+        return self
+
+    @classmethod
+    def known_keys(cls) -> tuple[str, ...]:
+        """Returns the keys that may stand here."""
+        return tuple(cls.model_fields)
+
+    @classmethod
+    def filled_in(cls) -> Mapping[str, str]:
+        """Returns what stands for required keys that a file may lack, in words."""
+        return {}
+
+    @classmethod
+    def missing_text(cls, name: str) -> str:
+        """Returns what is said where a key is required and not there."""
+        return f"the key {name} is required here. Add it."
+
+    def faults(self) -> Iterable[tuple[str, str]]:
+        """Yields (key, rule) for rules between keys that are broken."""
+        return ()
+
+
+def expected(rule: str, then: str = "") -> pydantic_core.PydanticCustomError:
+    """Returns the error that a value is not what the rule says, and what to do then."""
+    return pydantic_core.PydanticCustomError("expected", "{rule}", {"rule": rule, "then": then})
+
+
+def fault(text: str) -> pydantic_core.PydanticCustomError:
+    """Returns the error of a rule that is broken, in a text of its own."""
+    return pydantic_core.PydanticCustomError("fault", "{rule}", {"rule": text})
+
+
+def refuse(faults: Iterable[Fault]) -> None:
+    """Raises all faults at once, if any."""
+    details = [
+        pydantic_core.InitErrorDetails(type=error, loc=path, input=value)
+        for path, value, error in faults
+    ]
+    if details:
+        raise pydantic_core.ValidationError.from_exception_data("config", details)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Returns the known word most like this one, or meant by it; nothing where none is.
+
+    Where several may be meant: `int32 or int64`.
+    """
+    known = list(known)
+    meant = [name for name in catalog.OTHER_NAMES.get(word.lower(), ()) if name in known]
+    if meant and word not in known:
+        return " or ".join(meant)
+    by_lower = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else ""
+
+
+def one_of(names: Sequence[str], value: object) -> pydantic_core.PydanticCustomError:
+    """Returns the error of a value that is none of a few words."""
+    near = nearest(str(value), names)
+    return expected(f"one of {', '.join(names)}", f"Did you mean {near}?" if near else "")
+
+
+def _must_be(kind: type, rule: str) -> pydantic.BeforeValidator:
+    """Returns what refuses a value of another type, with a rule that says more than pydantic's."""
+
+    def read(value: object) -> object:
+        if not isinstance(value, kind):
+            raise expected(rule)
+        return value
+
+    return pydantic.BeforeValidator(read)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value without what `yaml_walk` notes on texts."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, str) else value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise expected("a text", "Put it in quotes if it looks like a number.")
+    return value
+
+
+def _character(value: object) -> str:
+    if not isinstance(value, str) or len(value) != 1 or value in '\0\r\n"':
+        raise expected("a single character in quotes, which ends no line and is no quote")
+    return value
+
+
+def is_function(value: object) -> bool:
+    """Tells whether a value is a function's name as `package.module:function`."""
+    return isinstance(value, str) and re.match(_FUNCTION, value) is not None
+
+
+def _function(value: object) -> object:
+    if not is_function(value):
+        raise expected("a function's name as package.module:function")
+    return value
+
+
+def path_of(value: str, folder: Path | str | None) -> str:
+    """Returns a path; a relative one is put below the folder it is relative to, if any.
+
+    Raises:
+        PydanticCustomError: If it cannot be a path.
+    """
+    if "\0" in value:
+        raise expected("a path without the character 0", "Remove it.")
+    if "://" in value or folder is None:
+        return value
+    try:
+        return os.path.abspath(Path(folder, Path(value).expanduser()))
+    except RuntimeError:
+        rule = "a path in a home folder that is known"
+        raise expected(rule, "Write the path without ~.") from None
+
+
+def _path(value: object, info: pydantic.ValidationInfo) -> str:
+    if not isinstance(value, str) or not value:
+        raise expected("a path")
+    folder = info.context.folder if isinstance(info.context, Reading) else None
+    return path_of(value, getattr(value, "folder", folder))
+
+
+Anything = Annotated[Any, pydantic.AfterValidator(_plain)]
+Boolean = Annotated[bool, pydantic.Strict()]
+Text = Annotated[str, pydantic.Field(min_length=1), pydantic.BeforeValidator(_text)]
+Character = Annotated[
+    str, pydantic.Field(min_length=1, max_length=1), pydantic.BeforeValidator(_character)
+]
+# Whether it exists is known when it is used.
+Function = Annotated[
+    str,
+    pydantic.BeforeValidator(_function),
+    pydantic.WithJsonSchema({"type": "string", **FUNCTION_FORM}),
+]
+PathText = Annotated[str, pydantic.Field(min_length=1), pydantic.BeforeValidator(_path)]
+
+
+def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> Type:
+    """Returns the type of whole numbers that TensorFlow can hold; 1e3 is one."""
+    rule = "a whole number" + ("" if minimum is None else f" of at least {minimum}")
+
+    def read(value: object) -> int:
+        number = int(value) if isinstance(value, float) and value.is_integer() else value
+        wrong = isinstance(number, bool) or not isinstance(number, int)
+        if wrong or (minimum is not None and number < minimum):
+            raise expected(rule)
+        if abs(number) > maximum:
+            raise expected(f"{rule} and at most {maximum}")
+        return number
+
+    bounds = pydantic.Field(ge=minimum, le=maximum if maximum < _MAX_WHOLE else None)
+    return Annotated[int, bounds, pydantic.BeforeValidator(read)]
+
+
+def number(minimum: float | None = None, *, above: float | None = None) -> Type:
+    """Returns the type of finite numbers, at least `minimum` or truly above `above`."""
+    rule = "a number"
+    rule += "" if minimum is None else f" of at least {minimum:g}"
+    rule += "" if above is None else f" above {above:g}"
+
+    def read(value: object) -> int | float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise expected(rule)
+        # Of whole numbers, too, some are beyond what a float can hold.
+        if not abs(value) <= sys.float_info.max:
+            raise expected("a finite number")
+        if (minimum is not None and value < minimum) or (above is not None and value <= above):
+            raise expected(rule)
+        return value
+
+    return Annotated[float, pydantic.Field(ge=minimum, gt=above), pydantic.BeforeValidator(read)]
+
+
+def listing(kind: Type, minimum: int = 0) -> Type:
+    """Returns the type of lists of one kind of value; they become tuples."""
+    return Annotated[tuple[kind, ...], pydantic.Field(min_length=minimum or None)]
+
+
+def section(kind: type[Section], rule: str) -> Type:
+    """Returns the type of a section, with a rule for what is no mapping."""
+    return Annotated[kind, _must_be(dict | kind, rule)]
+
+
+def mapping(kind: Type, rule: str) -> Type:
+    """Returns the type of mappings of names to one kind of value, with at least one."""
+    return Annotated[dict[str, kind], pydantic.Field(min_length=1), _must_be(dict, rule)]
+
+
+def choice(tag_of: Callable[[Any], str], kinds: Mapping[str, Type], rule: str = "") -> Type:
+    """Returns the type of values that are of one of several types.
+
+    Args:
+        tag_of: Tells which one a value is to be; nothing where it can be none of them.
+        kinds: Tag -> type.
+        rule: What is told of a value without a tag.
+    """
+    members = tuple(Annotated[kind, pydantic.Tag(TAG + tag)] for tag, kind in kinds.items())
+
+    def check(value: object) -> object:
+        if not tag_of(value):
+            raise expected(rule)
+        return value
+
+    return Annotated[
+        Union[members],  # noqa: UP007 - as many as there are
+        pydantic.Discriminator(lambda value: TAG + tag_of(value)),
+        pydantic.BeforeValidator(check),
+    ]
+
+
+def either(by_type: Mapping[type, Type], rule: str) -> Type:
+    """Returns the type of values that go by their Python type, e.g. a text or a list of texts."""
+    forms = {bool: bool, int: int, float: int, str: str, list: list, tuple: list, dict: dict}
+    forms |= {Section: dict}
+
+    def tag_of(value: object) -> str:
+        form = next((form for kind, form in forms.items() if isinstance(value, kind)), None)
+        return form.__name__ if form in by_type else ""
+
+    return choice(tag_of, {kind.__name__: one for kind, one in by_type.items()}, rule)
+
+
+def one_section(*classes: type[Section], key: str = "kind", or_else: str = "") -> Type:
+    """Returns the type of mappings that the section reads which one of their keys names.
+
+    Args:
+        *classes: Sections with this key, each with a default of its own for it.
+        key: The key that decides.
+        or_else: What else the caller takes, for the fault's text.
+    """
+    kinds = {cls.model_fields[key].default: cls for cls in classes}
+
+    def check(value: object) -> object:
+        if isinstance(value, classes):
+            return value
+        if not isinstance(value, dict):
+            raise expected(f"a mapping with its {key}{or_else}")
+        kind = value.get(key)
+        if kind is None:
+            raise fault(f"the key {key} is required here: one of {', '.join(kinds)}. Add it.")
+        if not isinstance(kind, str) or kind not in kinds:
+            refuse([((key,), kind, one_of(list(kinds), kind))])
+        return value
+
+    def tag_of(value: Any) -> str:
+        return value[key] if isinstance(value, dict) else getattr(value, key)
+
+    return Annotated[choice(tag_of, kinds), pydantic.BeforeValidator(check)]
+
+
+class OrText:
+    """Says in a JSON Schema that a value may also be a text of some form."""
+
+    def __init__(self, form: Mapping[str, Any]):
+        self._form = form
+
+    def __get_pydantic_json_schema__(
+        self, core_schema: pydantic_core.CoreSchema, handler: pydantic.GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """See pydantic."""
+        return {"anyOf": [{"type": "string", **self._form}, handler(core_schema)]}
+
+
+def word_or_function(*names: str) -> Type:
+    """Returns the type of a few words, or a function's name."""
+
+    def read(value: object) -> object:
+        if isinstance(value, str) and ":" in value:
+            return _function(value)
+        if not isinstance(value, str) or value not in names:
+            raise one_of([*names, "package.module:function"], value)
+        return value
+
+    return Annotated[str, pydantic.BeforeValidator(read)]
+
+
+def cell_value(text: str, dtype: str) -> str | bool | int | float:
+    """Returns what the text in a cell of a table stands for.
+
+    Raises:
+        ValueError: If it stands for nothing of this dtype.
+    """
+    if dtype == "string":
+        return text
+    if dtype == "bool" and text.lower() in _TRUTH:
+        return _TRUTH[text.lower()]
+    if dtype == "bool" or "_" in text:
+        raise ValueError(text)
+    if dtype.startswith("float"):
+        value = float(text)
+        is_beyond = abs(value) >= _INFINITE_FROM.get(dtype, math.inf) and "inf" not in text.lower()
+    else:
+        value = int(text)
+        least, most = limits(dtype)
+        is_beyond = not least <= value <= most
+    if is_beyond:
+        raise ValueError(text)
+    return value
+
+
+def limits(dtype: str) -> tuple[int, int]:
+    """Returns the least and the greatest number of a dtype such as int8."""
+    bits = int(dtype.lstrip("uint"))
+    return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def cell_text(value: object, dtype: str) -> str:
+    """Returns the cell that a config's value stands for, such as a default.
+
+    Raises:
+        ValueError: If it stands for none of this dtype; says what it must be.
+    """
+    if dtype == "string" and not isinstance(value, str):
+        raise ValueError("a text (in quotes)")
+    if isinstance(value, float) and value.is_integer() and not dtype.startswith("float"):
+        value = int(value)  # 1e3
+    if not isinstance(value, int | float | str) or (isinstance(value, bool) and dtype != "bool"):
+        raise ValueError(dtype)
+    try:
+        cell_value(str(value), dtype)
+    except ValueError:
+        raise ValueError(dtype) from None
+    return str(value)

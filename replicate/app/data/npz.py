@@ -1,0 +1,167 @@
+"""Arrays from npz files: features and a label, checked against what the config says."""
+
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
+
+import numpy as np
+
+from replicate import errors
+from replicate.app.config import files, input_config, types
+
+Features: TypeAlias = np.ndarray | dict[str, np.ndarray]
+
+_MAX_SIZES = {"f": 8, "c": 16}  # bytes of a number
+_OWN = "tensors"  # of whatever dtype the array has
+
+
+def read(source: input_config.Npz, key: str) -> tuple[Features, np.ndarray | None]:
+    """Reads features and, if there is one, the label, all of shape [rows, ...].
+
+    Raises:
+        RunError: If the file is bad, lacks an array, or arrays differ in their rows.
+    """
+    stored = _load(source.file, key)
+    wanted = _names(source, stored)
+    if source.label is not None:
+        wanted.append((source.label, source.label))
+    for _, array in wanted:
+        if array not in stored:
+            near = types.nearest(array, stored)
+            then = f"Did you mean {near}?" if near else f"It has {', '.join(stored)}."
+            raise errors.RunError(f"{key}: {source.file}: has no array {array!r}. {then}")
+    _need_dtypes_of_arrays(source, {*stored, *(name for name, _ in wanted)}, key)
+    _check_rows({array: stored[array] for _, array in wanted}, source.file, key)
+    found = [(name, _cut(stored[array], source, (name, array), key)) for name, array in wanted]
+    label = found.pop()[1] if source.label is not None else None
+    return (found[0][1] if isinstance(source.features, str) else dict(found)), label
+
+
+def _need_dtypes_of_arrays(source: input_config.Npz, known: Collection[str], key: str) -> None:
+    """Refuses a dtype that nothing would have; an array that this input leaves out may have one."""
+    for name in source.dtypes:
+        if name not in known:
+            near = types.nearest(name, sorted(known))
+            then = f"Did you mean {near}?" if near else f"Known: {', '.join(sorted(known))}."
+            raise errors.RunError(
+                f"{key}.dtypes: must be of features and arrays, got {name!r}. {then}"
+            )
+
+
+def _names(source: input_config.Npz, stored: Collection[str]) -> list[tuple[str, str]]:
+    """Returns (feature's name, array's name) of each feature."""
+    if isinstance(source.features, dict):
+        return list(source.features.items())
+    named = source.features
+    if named is None:
+        named = [name for name in stored if name != source.label]
+    return [(name, name) for name in ([named] if isinstance(named, str) else named)]
+
+
+def _load(path: str, key: str) -> dict[str, np.ndarray]:
+    try:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array")
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError:
+        raise files.missing(path, key) from None
+    except Exception as e:  # of zip, zlib, tokenize, struct ...: damage may raise anything
+        kind = files.kind_of(path)  # a word about pickles would be in the way
+        if kind in ("gzip", "tfrecord"):
+            files.refuse_other_kind(path, "npz", key)
+        reason, then = str(e).rstrip(".") or type(e).__name__, "Write it with numpy.savez."
+        if kind == "text":
+            reason, then = "it is text", "Set kind: csv if it is a table."
+        raise errors.RunError(
+            f"{key}: {path}: must be a readable npz file: {reason}. {then}"
+        ) from e
+
+
+def _check_rows(arrays: Mapping[str, np.ndarray], path: str, key: str) -> None:
+    first_name, first = next(iter(arrays.items()))
+    for name, array in arrays.items():
+        if array.ndim == 0:
+            raise errors.RunError(
+                f"{key}: {path}: {name} must have rows along axis 0, got a single value."
+            )
+        if len(array) != len(first):
+            raise errors.RunError(
+                f"{key}: {path}: {first_name} has {len(first)} rows, {name} has {len(array)}. "
+                "Arrays of one input need the same number of rows."
+            )
+
+
+def _cut(
+    array: np.ndarray, source: input_config.Npz, names: tuple[str, ...], key: str
+) -> np.ndarray:
+    """Takes the rows and the dtype that the config says."""
+    start, stop = source.rows or (None, None)
+    rows = array[start:stop]
+    if (stop is not None and stop > len(array)) or not len(rows):
+        raise errors.RunError(
+            f"{key}.rows: must lie within the {len(array)} rows of {source.file}, "
+            f"got {[start, stop]}. Correct rows."
+        )
+    dtype = next((source.dtypes[name] for name in names if name in source.dtypes), _OWN)
+    try:
+        return _converted(rows, dtype, start or 0)
+    except (ValueError, TypeError) as e:
+        raise errors.RunError(
+            f"{key}.dtypes: {source.file}: {names[0]} cannot be converted to {dtype}: "
+            f"{e}. Correct dtypes, or the file."
+        ) from e
+
+
+def _converted(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
+    """Returns rows of a dtype, or their own; text as UTF-8, as TensorFlow has it."""
+    if dtype == "string" and rows.dtype.kind != "S":
+        rows = rows.astype(str)
+    elif dtype not in (_OWN, "string"):
+        rows = _cast(rows, dtype, start)
+    if rows.dtype.kind not in "biufcSU":
+        raise TypeError(f"it holds {rows.dtype}, neither numbers nor text")
+    if rows.dtype.kind in "fc" and rows.dtype.itemsize > _MAX_SIZES[rows.dtype.kind]:
+        raise TypeError(f"it holds {rows.dtype}, which TensorFlow has not")
+    return np.char.encode(rows, "utf-8") if rows.dtype.kind == "U" else rows
+
+
+def _cast(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
+    """Returns rows as numbers of a dtype; raises where one is not the same number any more.
+
+    Args:
+        rows: [rows, ...], numbers or text.
+        dtype: The dtype.
+        start: Which row of the file the first one is.
+    """
+    if rows.dtype.kind in "SU":
+        return _numbers(rows, dtype, start)
+    with np.errstate(all="ignore"):
+        made = rows.astype(dtype)
+        if rows.dtype.kind not in "biuf" or made.dtype.kind == "b":
+            return made
+        is_exact = made.dtype.kind in "iu"
+        changed = made != rows if is_exact else np.isfinite(rows) & ~np.isfinite(made)
+    if changed.any():
+        first_bad = int(np.argmax(changed.reshape(len(rows), -1).any(axis=1)))
+        raise ValueError(_of_row(rows, first_bad, start))
+    return made
+
+
+def _numbers(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
+    """Returns text as the numbers that it stands for, as of cells of CSV; see `_cast`."""
+    made = np.empty(rows.shape, dtype)
+    for index in np.ndindex(rows.shape):
+        text = rows[index]
+        try:
+            text = (text.decode() if isinstance(text, bytes) else str(text)).strip()
+            made[index] = types.cell_value(text, dtype)
+        except ValueError:
+            raise ValueError(_of_row(rows, index[0], start)) from None
+    return made
+
+
+def _of_row(rows: np.ndarray, place: int, start: int) -> str:
+    """Returns a text on a bad row, which is counted as the key `rows` counts."""
+    shown = np.array2string(rows[place], threshold=6, separator=", ").replace("\n", "")
+    return f"row {start + place} (the first is 0) is {shown}"

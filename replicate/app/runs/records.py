@@ -1,0 +1,156 @@
+"""What a run writes beside its checkpoints: its config, its versions, its metrics."""
+
+import datetime
+import os
+import platform
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import yaml
+
+import replicate
+from replicate.app.console import json_output
+from replicate.app.runs import atomic_files
+from replicate.compat.tensorflow import tf
+
+CONFIG, RUN, METRICS = "config.yaml", "run.json", "metrics.json"
+_MARK = "# Written by `replicate train`"
+_NEEDED = {RUN: {"replicate", "start_step"}, METRICS: {"step", "metrics"}}
+_NOT_THERE = object()
+
+
+class Records:
+    """The records of one run; a file of somebody else's by the name of one stays.
+
+    Args:
+        model_dir: Where the run is.
+        say: Tells people what is not written.
+    """
+
+    def __init__(self, model_dir: str, say: Callable[[str], None]):
+        self._model_dir = model_dir
+        self._say = say
+
+    def changes(self, text: str) -> list[str]:
+        """Returns in which keys a config differs from the one that the directory's run had.
+
+        Args:
+            text: The whole config, as YAML.
+
+        Returns:
+            One line for each key; none where there is no record of the run's config.
+        """
+        before = _plain(atomic_files.read_text(os.path.join(self._model_dir, CONFIG)) or "")
+        if before is None or not is_ours(self._model_dir, CONFIG):
+            return []
+        old, new = dict(_flat(before)), dict(_flat(_plain(text) or {}))
+        return [
+            f"{key}: was {_shown(old, key)}, is {_shown(new, key)}"
+            for key in {**old, **new}
+            if _differ(old.get(key, _NOT_THERE), new.get(key, _NOT_THERE))
+        ]
+
+    def write_config(self, text: str, folder: str) -> None:
+        """Writes the whole config down.
+
+        Args:
+            text: The whole config, as YAML.
+            folder: The folder of the file that it was read from.
+        """
+        head = f"{_MARK}: the config of this run, with all defaults. Its functions: {folder}\n"
+        self._write(CONFIG, head + text)
+
+    def write_run(
+        self,
+        *,
+        towers: Sequence[str],
+        strategy: str,
+        start: int,
+        command: Sequence[str],
+        workers: int = 1,
+    ) -> None:
+        """Writes down what runs, on what, since when.
+
+        Args:
+            towers: The device of each tower.
+            strategy: Where variables live and how they are updated.
+            start: The step that the run begins at.
+            command: The command line, word by word.
+            workers: How many processes have such towers.
+        """
+        record = {
+            "replicate": replicate.__version__,
+            "tensorflow": tf.__version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "devices": list(dict.fromkeys(towers)),
+            "towers": len(towers) * workers,
+            "workers": workers,
+            "strategy": strategy,
+            "start_step": start,
+            "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            "command": shlex.join(command),
+            "directory": os.getcwd(),
+        }
+        self._write(RUN, atomic_files.as_json(record))
+
+    def write_metrics(self, step: int, metrics: Mapping[str, Any], ended_by: str) -> None:
+        """Writes down what a training came to.
+
+        Args:
+            step: The step at which it ended.
+            metrics: Those of the last evaluation, if there was one.
+            ended_by: What ended it, in a word.
+        """
+        found = json_output.plain(dict(sorted(metrics.items())))
+        found.pop("global_step", None)
+        record = {"step": step, "ended_by": ended_by, "metrics": found}
+        self._write(METRICS, atomic_files.as_json(record))
+
+    def _write(self, name: str, text: str) -> None:
+        path = os.path.join(self._model_dir, name)
+        if tf.io.gfile.exists(path) and not is_ours(self._model_dir, name):
+            self._say(
+                f"{self._model_dir}/{name} is not a run's; it stays, and what would be in it of "
+                "this run is not written down."
+            )
+        else:
+            atomic_files.write_text(path, text)
+
+
+def is_ours(model_dir: str, name: str) -> bool:
+    """Tells whether a file by the name of a record is one."""
+    path = os.path.join(model_dir, name)
+    if name == CONFIG:
+        return (atomic_files.read_text(path) or "").startswith(_MARK)
+    return _NEEDED[name] <= set(atomic_files.read_json(path))
+
+
+def _plain(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return None
+
+
+def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields dotted key -> value of everything that is no mapping."""
+    if not isinstance(value, Mapping) or (path and not value):
+        yield path, value
+        return
+    for name, one in value.items():
+        yield from _flat(one, f"{path}.{name}" if path else str(name))
+
+
+def _differ(one: Any, other: Any) -> bool:
+    are_no_numbers = one != one and other != other  # NaN, which equals nothing
+    return one != other and not are_no_numbers
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    if key not in values:
+        return "not there"
+    text = yaml.safe_dump(values[key], default_flow_style=True, width=10_000, allow_unicode=True)
+    return text.removesuffix("\n").removesuffix("\n...")

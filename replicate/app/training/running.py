@@ -1,0 +1,105 @@
+"""A run of a config: what it works with, and where its training ends."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from replicate.app.cluster import tasks
+from replicate.app.config import config
+from replicate.app.console import interrupts, progress
+from replicate.app.data import section_inputs
+from replicate.app.training import improvement, towers
+
+STEPS, EPOCHS, EARLY_STOPPING = "steps", "epochs", "early_stopping"
+INPUT, HOOK = "input", "hook"  # which no goal is, but which end trainings as well
+
+
+class Run(NamedTuple):
+    """What a command works with.
+
+    Attributes:
+        settings: The config.
+        display: Where progress goes.
+        stop: Asks to stop, once it is entered.
+        task: Which part of a training this process has.
+        command: The command line, for the run's record.
+    """
+
+    settings: config.Config
+    display: progress.Display
+    stop: interrupts.StopRequest
+    task: tasks.Task = tasks.ALONE
+    command: Sequence[str] = ()
+
+    @property
+    def model_dir(self) -> str:
+        """Where its checkpoints are."""
+        return self.settings.model_dir
+
+    @property
+    def text(self) -> str:
+        """Where it runs, for people."""
+        return towers.text_of(self.settings, self.task)
+
+
+class Goal:
+    """All that may end a training.
+
+    Args:
+        run: The run.
+        start: The step that it begins at.
+
+    Attributes:
+        start: See the argument.
+        epochs: The passes over the training data; None where they are not counted.
+        stopping: What ends it early; None where nothing does.
+    """
+
+    def __init__(self, run: Run, start: int):
+        self.start = start
+        self._wanted = run.settings.train
+        self.stopping = None
+        if self._wanted.early_stopping is not None:
+            self.stopping = improvement.EarlyStopping(
+                run.model_dir, self._wanted.early_stopping, start
+            )
+        self.epochs = None
+        if self._wanted.epochs is not None:
+            towers.devices_of(run.settings)  # before a session can start TensorFlow's runtime
+            self.epochs = section_inputs.in_epochs(run.settings, start, run.task)
+
+    @property
+    def end(self) -> int | None:
+        """The last step, where it is known."""
+        ends = (self._wanted.steps, self.epochs.end if self.epochs is not None else None)
+        return min((end for end in ends if end is not None), default=None)
+
+    @property
+    def wanted(self) -> str:
+        """What the config wants, in words that all tasks of a cluster know from the start."""
+        return f"{self._wanted.steps} steps, {self._wanted.epochs} epochs"
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether no step is left to make."""
+        return self.reason_at(self.start) is not None
+
+    def reason_at(self, step: int) -> str | None:
+        """Returns in a word what has ended a training at a step; None where nothing has."""
+        if self._wanted.steps is not None and step >= self._wanted.steps:
+            return STEPS
+        if self.end is not None and step >= self.end:
+            return EPOCHS
+        return EARLY_STOPPING if self.early_reason() is not None else None
+
+    def early_reason(self) -> str | None:
+        """Returns why evaluations end it, in a sentence; None where they do not."""
+        return None if self.stopping is None else self.stopping.reason()
+
+    def text(self, unit: str = "") -> str:
+        """Returns where it ends, for people: `to 12`; with a unit `to step 12`."""
+        count = self._wanted.epochs
+        passes = "" if count is None else f"{count} epoch{'' if count == 1 else 's'}"
+        if self.end is None:
+            return f"for {passes}"
+        is_by_epochs = self.epochs is not None and self.end == self.epochs.end
+        return f"to {unit}{self.end}{f' ({passes})' if is_by_epochs else ''}"

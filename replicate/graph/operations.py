@@ -1,0 +1,231 @@
+"""Facts about operations: what lies behind them, what they call, which variable they work on."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from replicate import types
+from replicate.compat.tensorflow import tf, tf1
+
+# What reads a resource variable, and how what changes one begins.
+READS = frozenset(
+    ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarIsInitializedOp", "VariableShape")
+)
+WRITES = (
+    "Assign",
+    "ResourceApply",
+    "ResourceCountUpTo",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)
+_WITH_VARIABLES = ("Assign", "ReadVariableOp", "Resource", "VarIsInitializedOp", "VariableShape")
+_PASSING = ("Enter", "Identity", "Switch")  # into control flow of version 1
+_LOOPS = ("StatelessWhile", "While")
+
+# What an operation calls, by its attributes, and which of its inputs is the first that goes in.
+_BODIES = {
+    "Case": ("branches", 1),
+    "If": ("then_branch else_branch", 1),
+    "PartitionedCall": ("f", 0),
+    "StatefulPartitionedCall": ("f", 0),
+    "StatelessCase": ("branches", 1),
+    "StatelessIf": ("then_branch else_branch", 1),
+    "StatelessWhile": ("body", 0),
+    "While": ("body", 0),
+}
+
+_COLOCATION = "loc:@"
+
+
+# Before and behind.
+
+
+def executed_by(fetches: Iterable[types.Fetch]) -> set[tf.Operation]:
+    """Returns all operations that run when `fetches`, tensors or operations, are run."""
+    return _followed(
+        [getattr(fetch, "op", fetch) for fetch in fetches],
+        lambda op: [*(tensor.op for tensor in op.inputs), *op.control_inputs],
+    )
+
+
+def made_from(fetches: Iterable[types.Fetch]) -> set[tf.Operation]:
+    """Returns all operations whose values `fetches` are made from, themselves included."""
+    return _followed(
+        [getattr(fetch, "op", fetch) for fetch in fetches],
+        lambda op: [tensor.op for tensor in op.inputs],
+    )
+
+
+def reached_from(operations: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """Returns `operations`, and all whose values depend on one of them."""
+    return _followed(
+        operations, lambda op: (user for tensor in op.outputs for user in tensor.consumers())
+    )
+
+
+def behind(operations: Iterable[tf.Operation], within: set[tf.Operation]) -> set[tf.Operation]:
+    """Returns `operations`, and all within some others that run behind one of them.
+
+    Args:
+        operations: Of the graph.
+        within: The operations among which is looked.
+    """
+
+    def users(op: tf.Operation) -> list[tf.Operation]:
+        readers = (user for tensor in op.outputs for user in tensor.consumers())
+        return [user for user in (*op._control_outputs, *readers) if user in within]
+
+    return _followed(operations, users)
+
+
+def _followed(
+    operations: Iterable[tf.Operation],
+    following: Callable[[tf.Operation], Iterable[tf.Operation]],
+) -> set[tf.Operation]:
+    """Returns `operations`, those that follow them, those that follow these, and so on."""
+    found: set[tf.Operation] = set()
+    waiting = list(operations)
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting.extend(following(op))
+    return found
+
+
+# Functions: branches, bodies of loops, `tf.function`s.
+
+
+class Body(NamedTuple):
+    """A function as an operation calls it.
+
+    Attributes:
+        arguments: The operation's inputs that go in, one for each of `inputs`.
+        inputs: The function's own tensors for them.
+        outputs: The function's tensors, one for each of the operation's outputs.
+    """
+
+    arguments: tuple[tf.Tensor, ...]
+    inputs: tuple[tf.Tensor, ...]
+    outputs: tuple[tf.Tensor, ...]
+
+
+def is_call(op: tf.Operation) -> bool:
+    """Whether an operation calls functions that may be looked into."""
+    return op.type in _BODIES
+
+
+def bodies(op: tf.Operation) -> list[Body]:
+    """Returns the functions that an operation calls; none if one cannot be looked into."""
+    if not is_call(op):
+        return []
+    names, first = _BODIES[op.type]
+    found = []
+    for name in names.split():
+        value = op.get_attr(name)
+        for function in value if isinstance(value, list) else [value]:
+            body = _body(op, function.name, op.inputs[first:])
+            if body is None:
+                return []
+            found.append(body)
+    return found
+
+
+def _body(op: tf.Operation, name: str, arguments: Sequence[tf.Tensor]) -> Body | None:
+    graph = getattr(op.graph._get_function(name), "graph", None)
+    if graph is None or len(graph.inputs) != len(arguments):
+        return None
+    if len(graph.outputs) != len(op.outputs):
+        return None
+    return Body(tuple(arguments), tuple(graph.inputs), tuple(graph.outputs))
+
+
+# Variables.
+
+
+def copies_of(variable: tf.Variable) -> Sequence[tf.Variable]:
+    """Returns the variables of TensorFlow's own that a variable consists of, if only itself."""
+    return getattr(variable, "members", (variable,))
+
+
+def writes(variable: tf.Variable) -> list[tf.Operation]:
+    """Returns the operations that change a resource variable; none of any other kind.
+
+    Of a branch, a loop or a function that changes it, the operation that calls it is returned.
+    """
+    handle = getattr(variable, "handle", None)
+    return [] if handle is None else list(_writing(handle))
+
+
+def _writing(handle: tf.Tensor) -> Iterator[tf.Operation]:
+    for op in handle.consumers():
+        if op.type.startswith(WRITES):
+            yield op
+        elif op.type in _PASSING:
+            for tensor in op.outputs:
+                yield from _writing(tensor)
+        elif any(map(_writes_inside, _inside(op, handle))):
+            yield op
+
+
+def _inside(op: tf.Operation, handle: tf.Tensor) -> Iterator[tf.Tensor]:
+    """Yields what a handle is called inside of the functions that an operation calls."""
+    for body in bodies(op):
+        for own, given in zip(body.inputs, body.arguments, strict=True):
+            if given is handle:
+                yield own
+
+
+def _writes_inside(handle: tf.Tensor) -> bool:
+    return next(_writing(handle), None) is not None
+
+
+def variable_of(op: tf.Operation) -> tf.Operation | None:
+    """Returns what made the variable that an operation reads or writes.
+
+    NOTE: TensorFlow puts it there in any case, and refuses another device that it cannot change.
+    """
+    if not op.type.startswith(_WITH_VARIABLES) or not op.inputs:
+        return None
+    return made_by(op.inputs[0])
+
+
+def made_by(handle: tf.Tensor) -> tf.Operation | None:
+    """Returns what made the variable that a handle stands for, also in loops and branches."""
+    while handle.op.type in (*_LOOPS, *_PASSING):  # a loop gives back what it was given
+        is_loop = handle.op.type in _LOOPS
+        handle = handle.op.inputs[handle.value_index if is_loop else 0]
+    return handle.op if handle.op.type == "VarHandleOp" else None
+
+
+# Colocation.
+
+
+def colocated_with(op: tf.Operation) -> list[str]:
+    """Returns the names of the operations beside which an operation was put, its own left out."""
+    names = (group.decode().removeprefix(_COLOCATION) for group in op.colocation_groups())
+    return [name for name in dict.fromkeys(names) if name != op.name]
+
+
+def rename_colocated(node: tf1.NodeDef, renamed: Callable[[str], str | None]) -> None:
+    """Changes beside which operations one was put, in its definition.
+
+    Args:
+        node: A NodeDef, changed in place.
+        renamed: Takes the name of an operation; returns what stands for it, or None.
+    """
+    if "_class" not in node.attr:
+        return
+    listed = node.attr["_class"].list.s
+    left = []
+    for item in listed:
+        text = item.decode()
+        if text.startswith(_COLOCATION):
+            name = renamed(text.removeprefix(_COLOCATION))
+            item = f"{_COLOCATION}{name}".encode() if name else b""
+        if item and item not in left:
+            left.append(item)
+    if left:
+        listed[:] = left
+    else:
+        del node.attr["_class"]

@@ -1,0 +1,160 @@
+"""The functions of a graph: which of them only read, and what their outputs are made from."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf
+from replicate.splitting import kinds
+
+LOOPS = ("While", "StatelessWhile")
+BRANCHES = ("If", "StatelessIf")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+WRITTEN = (*LOOPS, *BRANCHES, *CALLS)
+CALLING = (*WRITTEN, "Case", "StatelessCase")
+
+# Operations without a state that are not the same elsewhere, or are control flow already.
+_REFUSED = frozenset(
+    """ControlTrigger DeviceIndex Enter Exit LoopCond Merge NextIteration Placeholder
+    PyFuncStateless RefEnter RefExit RefMerge RefNextIteration RefSwitch Switch""".split()
+)
+
+
+class Functions:
+    """The functions of a graph, and what they do beside making their outputs.
+
+    Args:
+        graph: The graph.
+    """
+
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
+        self._definitions: dict[str, Any] = {}
+        self._reading: dict[str, bool] = {}
+        self._with_effects: dict[Any, bool] = {}
+
+    def definition(self, name: str) -> Any:
+        """Returns a function's definition; None: the graph does not have it."""
+        if name not in self._definitions:
+            function = self._graph._get_function(name)
+            found = getattr(function, "cached_definition", None)
+            if function is not None and found is None:
+                found = function.definition
+            self._definitions[name] = found
+        return self._definitions[name]
+
+    def can_be_written(self, node: Any) -> bool:
+        """Whether an operation is functional control flow that can be written out."""
+        if node.op not in WRITTEN:
+            return False
+        # NOTE: to look an attribute up that is not there adds it.
+        if "_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b:
+            return False
+        if node.op in BRANCHES and node.attr["Tcond"].type != tf.bool.as_datatype_enum:
+            return False
+        if not all(self.only_reads(name) for name in called(node)):
+            return False
+        # NOTE: a loop that looks tables up is whole, and one of version 1 on several devices.
+        return node.op not in LOOPS or not any(map(self._looks_tables_up, called(node)))
+
+    def has_effect(self, node: Any, of_kind: Callable[[str], bool]) -> bool:
+        """Whether an operation, or one of a function that it calls, has an effect.
+
+        Args:
+            node: The operation's definition.
+            of_kind: Whether one that calls nothing has: a function of `kinds`.
+        """
+        if not is_call(node.op):
+            return of_kind(node.op)
+        names = called(node) if node.op in CALLING else [node.op]
+        return any(self._has_effect(name, of_kind) for name in names)
+
+    def _has_effect(self, name: str, of_kind: Callable[[str], bool]) -> bool:
+        key = (name, of_kind)
+        if key not in self._with_effects:
+            self._with_effects[key] = False  # a function that calls itself is looked at once
+            definition = self.definition(name)
+            nodes = () if definition is None else definition.node_def
+            found = any(self.has_effect(node, of_kind) for node in nodes)
+            self._with_effects[key] = found or definition is None
+        return self._with_effects[key]
+
+    def _looks_tables_up(self, name: str) -> bool:
+        nodes = self.definition(name).node_def
+        return any(
+            node.op in kinds.READS_OF_TABLES or any(map(self._looks_tables_up, called(node)))
+            for node in nodes
+        )
+
+    def only_reads(self, name: str) -> bool:
+        """Whether a function can be written out where it is called, and only reads."""
+        if name not in self._reading:
+            self._reading[name] = False  # a function that calls itself is not written out
+            definition = self.definition(name)
+            self._reading[name] = (
+                definition is not None
+                and not definition.signature.attr
+                and all(self._reads(node) for node in definition.node_def)
+            )
+        return self._reading[name]
+
+    def _reads(self, node: Any) -> bool:
+        if node.op in CALLING:
+            return all(self.only_reads(name) for name in called(node))
+        if node.op in _REFUSED or called(node):
+            return False
+        return kinds.may_be_copied_out(node.op)
+
+
+@functools.cache
+def is_call(kind: str) -> bool:
+    """Whether operations of a kind call functions, whose effects are theirs."""
+    return kind in CALLING or tfc.op_def_registry.get(kind) is None
+
+
+def called(node: Any) -> list[str]:
+    """Returns the names of the functions among the attributes of a definition."""
+    found = [attr.func.name for attr in node.attr.values() if attr.HasField("func")]
+    for attr in node.attr.values():
+        found.extend(function.name for function in attr.list.func)
+    return found
+
+
+def offsets(node: Any) -> tuple[dict[str, int], int]:
+    """Returns which output of a node each named one begins at, and the number of all."""
+    found, number = {}, 0
+    definition = tfc.op_def_registry.get(node.op)
+    defaults = {attr.name: attr.default_value for attr in definition.attr}
+
+    def attribute(name):
+        return node.attr[name] if name in node.attr else defaults[name]
+
+    for output in definition.output_arg:
+        found[output.name] = number
+        if output.number_attr:
+            number += attribute(output.number_attr).i
+        elif output.type_list_attr:
+            number += len(attribute(output.type_list_attr).list.type)
+        else:
+            number += 1
+    return found, number
+
+
+def in_order(definition: Any, returned: Sequence[str], given: set[str]) -> list[Any]:
+    """Returns the nodes that a function's outputs are made from, each behind what it reads."""
+    nodes = {node.name: node for node in definition.node_def}
+    done, found = set(given), []
+    waiting = [(text.split(":")[0], False) for text in reversed(returned)]
+    while waiting:
+        name, is_ready = waiting.pop()
+        if name in done:
+            continue
+        if is_ready:
+            done.add(name)
+            found.append(nodes[name])
+            continue
+        waiting.append((name, True))
+        read = (text.split(":")[0] for text in nodes[name].input if not text.startswith("^"))
+        waiting.extend((other, False) for other in read if other not in done)
+    return found

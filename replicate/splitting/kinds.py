@@ -1,0 +1,90 @@
+"""What kinds of operations read, what draw, and what has an effect: all in one table.
+
+An operation whose kind holds a state has an effect, unless it is known that nobody sees whether
+it has run. So a kind that is not known here is never lost, run twice, or run out of its order.
+"""
+
+import functools
+
+from replicate.compat import tensorflow as tfc
+from replicate.compat.tensorflow import tf
+from replicate.graph import operations
+
+# What reads variables, tables and queues. Between two writes it may run at any time, and often.
+READS_OF_VARIABLES = operations.READS | {"IsVariableInitialized"}
+READS_OF_TABLES = frozenset(
+    """LookupTableExport LookupTableExportV2 LookupTableFind LookupTableFindV2 LookupTableSize
+    LookupTableSizeV2 QueueIsClosed QueueIsClosedV2 QueueSize QueueSizeV2""".split()
+)
+READS = READS_OF_VARIABLES | READS_OF_TABLES
+
+# What draws numbers from a state of its own, or returns memory as it is.
+DRAWS = frozenset(
+    """AllCandidateSampler Empty FixedUnigramCandidateSampler LearnedUnigramCandidateSampler
+    LogUniformCandidateSampler Multinomial NonDeterministicInts ParameterizedTruncatedNormal
+    RandomCrop RandomGamma RandomPoisson RandomPoissonV2 RandomShuffle RandomStandardNormal
+    RandomUniform RandomUniformInt SampleDistortedBoundingBox SampleDistortedBoundingBoxV2
+    ThreadUnsafeUnigramCandidateSampler TruncatedNormal UniformCandidateSampler""".split()
+)
+
+# What fails if values are not as they should be. Each device may check its own rows.
+CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
+
+# What else holds a state, and is there for its values alone: of files and datasets, of loops,
+# lists and devices.
+_QUIET = frozenset(
+    """DatasetToSingleElement DeviceIndex DisableCopyOnRead GetSessionTensor GlobalIterId
+    GuaranteeConst IsResourceHandleRefCounting IsTensorFloat32Enabled ReduceDataset RefEnter
+    RefExit RefIdentity RefMerge RefNextIteration RefSelect RefSwitch Restore RestoreSlice
+    RestoreV2 StatelessRandomGetAlg Timestamp""".split()
+)
+_QUIET_FAMILIES = ("Collective", "CudnnRNN", "Iterator", "Stack", "TensorArray")
+
+
+def is_stateful(kind: str) -> bool:
+    """Whether operations of a kind have, use or change something that outlives a step.
+
+    Of a kind that is not registered, as functions of TensorFlow 1 are called, it is assumed.
+    """
+    definition = tfc.op_def_registry.get(kind)
+    if definition is None or definition.is_stateful:
+        return True
+    return any(argument.is_ref for argument in definition.input_arg)
+
+
+@functools.cache
+def has_effect(kind: str) -> bool:
+    """Whether operations of a kind, that call no functions, do more than to make their outputs."""
+    if not is_stateful(kind) or kind in READS or kind in DRAWS or kind in _QUIET:
+        return False
+    return not kind.startswith(_QUIET_FAMILIES) and not _only_makes_holders(kind)
+
+
+@functools.cache
+def changes_state(kind: str) -> bool:
+    """Whether operations of a kind have an effect, and do more than to check values."""
+    return has_effect(kind) and kind not in CHECKS
+
+
+def uses_handle(kind: str) -> bool:
+    """Whether operations of a kind read or write what a handle names, as variables are named."""
+    definition = tfc.op_def_registry.get(kind)
+    resource = tf.resource.as_datatype_enum
+    return definition is not None and any(each.type == resource for each in definition.input_arg)
+
+
+def may_be_copied_out(kind: str) -> bool:
+    """Whether operations of a kind may leave the function that they are in, or be left out."""
+    return not is_stateful(kind) or kind in READS or kind in DRAWS
+
+
+def _only_makes_holders(kind: str) -> bool:
+    """Whether an operation makes a variable, a table or the like, and uses none."""
+    definition = tfc.op_def_registry.get(kind)
+    if definition is None or not definition.output_arg:
+        return False
+    resource, variant = tf.resource.as_datatype_enum, tf.variant.as_datatype_enum
+    makes = definition.output_arg
+    if not all(made.is_ref or made.type in (resource, variant) for made in makes):
+        return False
+    return not any(used.is_ref or used.type == resource for used in definition.input_arg)

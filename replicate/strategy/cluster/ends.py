@@ -1,0 +1,301 @@
+"""Input that ends in one worker before it ends in another.
+
+A worker whose input has ended goes on with a row of zeros on loan, which counts for nothing,
+until no worker has rows any more: then all end together. Where the size of a batch is static
+all end with the first of them, as an incomplete batch is dropped.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from replicate import types
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import batches, collectives, copying, operations, reductions, rows
+
+_log = logging.getLogger("replicate")
+_NEXT = "IteratorGetNext"
+_UNEVEN = (
+    "Workers' input ended at different times, and batches of a static size cannot be evened out: "
+    "batches of the others are left. "
+)
+LEAVING = (0, 0, 1)  # instead of what a worker brings to the end: it leaves
+
+
+class EndSignal(NamedTuple):
+    """How a worker that ends before its input does tells the others.
+
+    Attributes:
+        brought: What the worker brings to the first thing that workers join in a step: all end
+            in a step that is fed `LEAVING` in its place.
+        ended: What ends the input. NOTE: it fails in all workers or in none: TensorFlow counts
+            the steps that succeed, and workers that have counted otherwise never meet again.
+    """
+
+    brought: tf.Tensor
+    ended: tf.Operation
+
+
+class Input(NamedTuple):
+    """What a worker's towers are given.
+
+    Attributes:
+        features: The features, which do not end before all workers' do.
+        labels: The labels, likewise.
+        workers: The workers whose input ends together.
+        numbers: How many rows there are; None: whoever splits the batch may count them.
+        checks: What must have run before the values are used.
+        end: How to end alone; None: that cannot be told.
+    """
+
+    features: types.Nest
+    labels: types.Nest
+    workers: collectives.Workers = collectives.ALONE
+    numbers: batches.Numbers | None = None
+    checks: tuple[tf.Operation, ...] = ()
+    end: EndSignal | None = None
+
+
+def joined(
+    features: types.Nest, labels: types.Nest, workers: collectives.Workers, is_complete: bool
+) -> Input:
+    """Lets all workers' input end together.
+
+    Args:
+        features: The worker's features, as an Estimator gets them of a dataset.
+        labels: The worker's labels, likewise.
+        workers: The workers.
+        is_complete: Whether every row must count, as in an evaluation: batches that are left
+            over then fail the step.
+
+    Returns:
+        The input; that of no dataset, or of a worker that is alone, as it is.
+    """
+    given = Input(features, labels, workers)
+    if workers.is_alone:
+        return given
+    source = _source((features, labels))
+    if source is None:
+        _log.warning(
+            "Input that is no tf.data.Dataset ends in each worker by itself: all workers need the "
+            "same number of batches, or the others wait for one that has ended. Return a Dataset "
+            "from the input_fn."
+        )
+        return given
+    with reductions.alone_on("/device:CPU:0", collectives.SCOPE):
+        found, has_next = source.next()
+        nest = source.nest_of(found)
+        batched = [leaf for leaf in tf.nest.flatten(nest) if rows.is_batched(leaf)]
+        static = [count for leaf in batched if (count := rows.static_count(leaf)) is not None]
+        if not batched or static:
+            if static:
+                workers.note_rows(static[0] * workers.size)
+            end = _of_static(has_next, workers, is_complete)
+            return Input(*nest, workers, None, (end.ended,), end)
+        number = rows.count(batched[0])
+        found = source.or_lent(number > 0, lambda: found)  # it may be other workers' alone
+        own = tf.where(has_next, number, 0)
+        end, whole = _of_dynamic(has_next, own, workers)
+        found = source.widened(found, own > 0, workers)
+        numbers = batches.Numbers(own, whole)
+        return Input(*source.nest_of(found), workers, numbers, (end.ended,), end)
+
+
+def _of_dynamic(
+    has_next: tf.Tensor, own: tf.Tensor, workers: collectives.CollectiveWorkers
+) -> tuple[EndSignal, tf.Tensor]:
+    """Lets the input end where it has ended in all workers; returns all workers' rows, too."""
+    brought = tf.stack([tf.cast(has_next, tf.int32), own, 0])
+    ready, whole, leaving = tf.unstack(workers.sum([brought])[0])
+    workers.note_rows(whole)
+    return _ended(brought, ready > 0, leaving, workers), whole
+
+
+def _of_static(
+    has_next: tf.Tensor, workers: collectives.CollectiveWorkers, is_complete: bool
+) -> EndSignal:
+    """Lets the input end where it has ended in one worker."""
+    brought = tf.stack([tf.cast(has_next, tf.int32), 0, 0])
+    ready, _, leaving = tf.unstack(workers.sum([brought])[0])
+    is_uneven = (ready > 0) & (ready < workers.size) & tf.equal(leaving, 0)
+    uneven = _refused if is_complete else _told
+    with tf1.control_dependencies([tf.cond(is_uneven, uneven, tf.no_op)]):
+        return _ended(brought, ready >= workers.size, leaving, workers)
+
+
+def _ended(
+    brought: tf.Tensor,
+    goes_on: tf.Tensor,
+    leaving: tf.Tensor,
+    workers: collectives.CollectiveWorkers,
+) -> EndSignal:
+    """Lets the input end unless it goes on, and if a worker leaves."""
+
+    def end() -> tf.Operation:
+        others = tf.where(tf.equal(brought[2], 0), leaving, 0)  # who leaves, too, does not mind
+        with tf1.control_dependencies([tf.numpy_function(workers.note_left, [others], [])]):
+            # To ask an empty dataset for more is how a session learns of the end.
+            empty = tf1.data.make_one_shot_iterator(tf.data.Dataset.range(0))
+            return tf1.group(empty.get_next())
+
+    ended = tf.cond(tf.logical_and(goes_on, tf.equal(leaving, 0)), tf.no_op, end)
+    workers.wait_for(ended)
+    return EndSignal(brought, ended)
+
+
+def _told() -> tf.Operation:
+    return tf1.group(tf.print(_UNEVEN + "Let every worker have as many batches as the others."))
+
+
+def _refused() -> tf.Operation:
+    text = (
+        f"{_UNEVEN}An evaluation counts every row: batch without drop_remainder=True, or let "
+        "every worker have as many batches as the others."
+    )
+    return tf1.group(tf.debugging.Assert(tf.constant(False), [text]))
+
+
+class _Source:
+    """The operation that gives all of a nest that is made from a dataset.
+
+    Args:
+        op: The operation.
+        nest: Features and labels.
+        between: What makes the nest's tensors of what the operation gives.
+        lent: What stands for each of its outputs where there is none: a row of zeros.
+    """
+
+    def __init__(
+        self,
+        op: tf.Operation,
+        nest: types.Nest,
+        between: Sequence[tf.Operation],
+        lent: Sequence[Callable[[], tf.Tensor]],
+    ):
+        self._op = op
+        self._nest = nest
+        self._between = between
+        self._lent = lent
+
+    def next(self) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns what the operation gives, or what is lent for it, and whether it gave it."""
+        op = self._op
+        known = {name: op.get_attr(name) for name in ("output_types", "output_shapes")}
+        variant = tf.raw_ops.IteratorGetNextAsOptional(iterator=op.inputs[0], **known)
+        has_next = tf.raw_ops.OptionalHasValue(optional=variant)
+        get = lambda: tf.raw_ops.OptionalGetValue(optional=variant, **known)  # noqa: E731
+        return self.or_lent(has_next, get), has_next
+
+    def or_lent(
+        self, has_rows: tf.Tensor, get: Callable[[], Sequence[tf.Tensor]]
+    ) -> list[tf.Tensor]:
+        """Returns what the operation gave, or what is lent for it where that has no rows."""
+        found = tf.cond(has_rows, lambda: list(get()), lambda: [make() for make in self._lent])
+        found = list(found) if isinstance(found, (list, tuple)) else [found]
+        for tensor, before in zip(found, self._op.outputs, strict=True):
+            tensor.set_shape(before.shape)
+        return found
+
+    def widened(
+        self,
+        found: Sequence[tf.Tensor],
+        has_rows: tf.Tensor,
+        workers: collectives.CollectiveWorkers,
+    ) -> list[tf.Tensor]:
+        """Returns what is lent as wide as the others' rows are, where widths are not known."""
+        widened = list(found)
+        inner = {
+            n: t.shape[1:] for n, t in enumerate(found) if t.shape.rank and t.dtype != tf.variant
+        }
+        unknown = [n for n, shape in inner.items() if not shape.is_fully_defined()]
+        if not unknown:
+            return widened
+        own = tf.concat([tf.shape(found[n])[1:] for n in unknown], 0)
+        (widths,) = workers.max([tf.where(has_rows, own, 0)])
+        split = tf.split(widths, [inner[n].rank for n in unknown])
+        for n, width in zip(unknown, split, strict=True):
+            lengths, zero = tf.concat([[1], width], 0), tf.zeros([], found[n].dtype)
+            widened[n] = tf.cond(
+                has_rows,
+                lambda n=n: tf.identity(found[n]),
+                lambda lengths=lengths, zero=zero: tf.fill(lengths, zero),
+            )
+            widened[n].set_shape(found[n].shape)
+        return widened
+
+    def nest_of(self, found: Sequence[tf.Tensor]) -> types.Nest:
+        """Returns features and labels of what the operation gives."""
+        outputs = zip(self._op.outputs, found, strict=True)
+        replaced = {before.ref(): tensor for before, tensor in outputs}
+        replaced.update(copying.copied(self._between, dict(replaced), "input"))
+
+        def copy(leaf: tf.Tensor | None) -> tf.Tensor | None:
+            if leaf is None:
+                return None
+            copied = replaced.get(leaf.ref(), leaf)
+            copied.set_shape(leaf.shape)
+            return copied
+
+        return tf.nest.map_structure(copy, self._nest, expand_composites=True)
+
+
+def _source(nest: types.Nest) -> _Source | None:
+    """Returns what gives a nest; None: it is no dataset's alone, or cannot be lent."""
+    leaves = [leaf for leaf in tf.nest.flatten(nest, expand_composites=True) if leaf is not None]
+    if not leaves or not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
+        return None
+    behind = operations.made_from(leaves)
+    found = [op for op in behind if op.type == _NEXT]
+    if len(found) != 1:
+        return None
+    reached = operations.reached_from(found)
+    between = sorted((behind & reached) - set(found), key=lambda op: op._id)
+    lent = [_lent(tensor, nest, between) for tensor in found[0].outputs]
+    is_seen = all(leaf.op in reached or leaf.shape.rank == 0 for leaf in leaves)
+    return _Source(found[0], nest, between, lent) if is_seen and all(lent) else None
+
+
+def _lent(
+    tensor: tf.Tensor, nest: types.Nest, between: Sequence[tf.Operation]
+) -> Callable[[], tf.Tensor] | None:
+    """Returns a factory of a row of zeros in place of a tensor; None: its layout is unknown."""
+    if tensor.dtype != tf.variant:
+        is_known = tensor.shape.rank is not None
+        return (lambda: _zeros(tensor.shape, tensor.dtype)) if is_known else None
+    for leaf in tf.nest.flatten(nest):
+        parts = tf.nest.flatten(leaf, expand_composites=True)
+        makers = {part.op for part in parts if isinstance(part, tf.Tensor)}
+        if any(tensor is given for op in makers & set(between) for given in op.inputs):
+            if isinstance(leaf, tf.SparseTensor) and leaf.shape.rank is not None:
+                return lambda leaf=leaf: _sparse(leaf)
+            if isinstance(leaf, tf.RaggedTensor):
+                return lambda leaf=leaf: _ragged(leaf)
+    return None
+
+
+def _zeros(shape: tf.TensorShape, dtype: tf.DType) -> tf.Tensor:
+    """Returns a row of zeros, or of empty text; what is not known is one long."""
+    return tf.fill(_lengths(shape), tf.zeros([], dtype))
+
+
+def _lengths(shape: tf.TensorShape) -> list[int]:
+    return [1 if length is None else length for length in shape.as_list()]
+
+
+def _sparse(leaf: tf.SparseTensor) -> tf.Tensor:
+    """Returns a sparse row that holds one zero, as datasets hold it."""
+    return tf.raw_ops.SerializeSparse(
+        sparse_indices=tf.zeros([1, leaf.shape.rank], tf.int64),
+        sparse_values=tf.zeros([1], leaf.dtype),
+        sparse_shape=tf.constant(_lengths(leaf.shape), tf.int64),
+        out_type=tf.variant,
+    )
+
+
+def _ragged(leaf: tf.RaggedTensor) -> tf.Tensor:
+    """Returns a ragged row that holds one zero, as datasets hold it."""
+    return tf.raw_ops.RaggedTensorToVariant(
+        rt_nested_splits=[tf.constant([0, 1], leaf.row_splits.dtype)] * leaf.ragged_rank,
+        rt_dense_values=_zeros(tf.TensorShape([1, *leaf.flat_values.shape[1:]]), leaf.dtype),
+        batched_input=False,
+    )

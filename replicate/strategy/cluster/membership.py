@@ -1,0 +1,314 @@
+"""How this process takes part in a cluster: its server and sessions, whom it waits for or loses."""
+
+import functools
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from typing import Any, TypeVar
+
+from replicate import errors
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import collectives
+from replicate.strategy.cluster import cluster as clusters
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger("replicate")
+_FIRST_WORD = 3.0  # seconds until somebody is told that others are missing
+_WORDS = 30.0  # and between two such messages
+_PAUSE = 0.2
+_ANSWER = 2.0  # seconds that a task may take to answer
+
+# What TensorFlow raises where another task is gone, or does not come.
+_LOSSES = (
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.UnavailableError,
+)
+_PLACES = ("Graph execution", "Detected at", "Node:", "From /job", "[[", "Original stack", "File")
+
+# Servers of this process, by task and cluster, and of how many CPUs: none can be stopped.
+_SERVERS: dict[tuple[clusters.Task, ...], tuple[tf.distribute.Server, int]] = {}
+
+
+class Membership:
+    """This process among the tasks of a cluster.
+
+    Args:
+        cluster: The cluster.
+        num_cpus: As how many devices the CPU is shown.
+        timeout: After how many seconds it fails if it waits for another task.
+    """
+
+    def __init__(self, cluster: clusters.Cluster, num_cpus: int = 1, timeout: float = 600.0):
+        self.cluster = cluster
+        self.timeout = timeout
+        self._num_cpus = num_cpus
+        self._session_config: tf1.ConfigProto | None = None
+
+    # Sessions.
+
+    def start(self) -> str:
+        """Starts this task's server, if other tasks train the same model; see `listen`.
+
+        Returns:
+            The target of sessions that take part in the cluster; `""` where it is alone.
+        """
+        is_listening = self.cluster.is_joined and self.cluster.listens
+        return self.listen() if is_listening else ""
+
+    def listen(self) -> str:
+        """Starts this task's server, once in a process; returns the target of its sessions.
+
+        Raises:
+            ClusterError: If its address cannot be listened on.
+        """
+        own = self.cluster.own
+        known = (own, *self.cluster.tasks, *self.cluster.servers)
+        if self.cluster.servers:
+            # NOTE: a session that is thrown away is closed, and each server told so. By default
+            # that waits until a server that is gone has come back, and hears no signal.
+            os.environ.setdefault("GRPC_FAIL_FAST", "true")
+            # NOTE: TensorFlow's train_and_evaluate starts a server by itself. A name that others
+            # know this machine by may not lead back to it yet.
+            local = f"127.0.0.1:{own.address.rpartition(':')[2]}"
+            if known not in _SERVERS and (answers(own.address) or answers(local)):
+                return f"grpc://{own.address}"
+        server, num_cpus = _SERVERS.get(known, (None, 0))
+        if num_cpus < self._num_cpus:
+            server = self._new_server()
+            _SERVERS[known] = server, self._num_cpus
+        return server.target
+
+    def _new_server(self) -> tf.distribute.Server:
+        job, index, address, name = self.cluster.own
+        spec, config = self.cluster.spec(), self._server_config()
+        try:
+            return tf.distribute.Server(spec, job_name=job, task_index=index, config=config)
+        except tf.errors.OpError as reason:
+            raise errors.ClusterError(
+                f"Each task of a cluster listens on its own address: {name} could not, on "
+                f"{address} ({reason.message}). End what uses the port, or choose another one in "
+                "TF_CONFIG, in all processes; of several strategies of one process let the first "
+                "have the most devices; call replicate.estimator.train_and_evaluate, for "
+                'TensorFlow\'s starts a server of its own unless TF_CONFIG has "environment": '
+                '"google".'
+            ) from reason
+
+    def _server_config(self) -> tf1.ConfigProto:
+        """Returns the server's settings: what devices are, sessions cannot say any more."""
+        config = tf1.ConfigProto(device_count={"CPU": self._num_cpus})
+        given = self._session_config
+        if given is not None:
+            config.gpu_options.CopyFrom(given.gpu_options)
+            config.intra_op_parallelism_threads = given.intra_op_parallelism_threads
+            config.inter_op_parallelism_threads = given.inter_op_parallelism_threads
+        if not self.cluster.servers:
+            self._set(config)
+        return config
+
+    def configure(self, config: tf1.ConfigProto) -> None:
+        """Sets in the settings of sessions, in place, whom they see, and who leads the steps.
+
+        They see parameter servers, and no other worker. Without parameter servers they see no
+        other session either: a server would keep variables by name, and the next model of this
+        process, which has other shapes, would find them. Nothing is set in a process that is alone.
+        """
+        if self.cluster.is_joined:
+            self._set(config)
+            self._session_config = config
+
+    def _set(self, config: tf1.ConfigProto) -> None:
+        own, first = self.cluster.own, self.cluster.tasks[0]
+        seen = [own.device]
+        if self.cluster.servers:
+            seen = ["/job:ps", own.device if own.job == "worker" else f"/job:{own.job}"]
+        else:
+            leader = f"/job:{first.job}/replica:0/task:{first.index}"
+            config.experimental.collective_group_leader = leader
+            config.isolate_session_state = True
+        config.device_filters.extend(each for each in seen if each not in config.device_filters)
+
+    # Waiting.
+
+    def wait_until(self, missing: Callable[[], str], hint: str = "") -> None:
+        """Waits until nothing is missing, and says so meanwhile.
+
+        Args:
+            missing: Returns what is missing, in words; nothing: `""`.
+            hint: What may help if it does not come.
+
+        Raises:
+            ClusterError: If it does not come in time, or this process is asked to stop.
+        """
+        begun, next_word, rule = time.monotonic(), _FIRST_WORD, "All tasks of a cluster must run: "
+        name, is_stopping = self.cluster.name, self.cluster.is_stopping
+        while what := missing():
+            waited = time.monotonic() - begun
+            if is_stopping is not None and is_stopping():
+                raise errors.ClusterError(
+                    f"{rule}{name} was stopped, and {what} had not come, for {waited:.0f} s. "
+                    "Start all again."
+                )
+            if waited > self.timeout:
+                hint = hint or (
+                    "Look at its log, start it, check its address in TF_CONFIG, or let the others "
+                    "wait longer (the timeout of the strategy)."
+                )
+                raise errors.ClusterError(
+                    f"{rule}{name} has waited {waited:.0f} s for {what}. {hint}"
+                )
+            if waited > next_word:
+                next_word = waited + _WORDS
+                text = "%s waits for %s, for %.0f s of %g so far."
+                _log.warning(text, name, what, waited, self.timeout)
+            time.sleep(_PAUSE)
+
+    def wait_for(self, tasks: Sequence[clusters.Task]) -> None:
+        """Waits until each of some tasks has answered; see `wait_until`."""
+        missing = list(tasks)
+
+        def still_missing() -> str:
+            missing[:] = silent(missing)
+            return listed(missing)
+
+        self.wait_until(still_missing)
+
+    # Losing.
+
+    def lost(
+        self, reason: Exception, missing: Sequence[clusters.Task] | None = None
+    ) -> errors.ClusterError:
+        """Returns what is raised where this worker cannot go on without the others.
+
+        Args:
+            reason: What TensorFlow raised.
+            missing: The others that do not answer; None: they are asked.
+        """
+        name, others = self.cluster.name, self.cluster.others
+        missing = silent(others) if missing is None else missing
+        if missing:
+            found = f"{name} has lost {listed(missing)}, where nobody answers any more"
+        else:
+            found = (
+                f"{name} has waited for the others, {self.timeout:g} s at most. All still answer "
+                f"({listed(others)}): one of them stands still, has ended before the others, or "
+                "runs another step, as by a session.run in a hook"
+            )
+        return errors.ClusterError(
+            f"Workers of a cluster take each step together: {found}. TensorFlow says: "
+            f"{_said(reason)!r}. Start all workers again; they go on from the last checkpoint."
+        )
+
+    def watched(self, run: Callable[..., Result]) -> Callable[..., Result]:
+        """Returns a function that runs another one, and says who was lost where that fails.
+
+        Returns:
+            The function, which raises ClusterError where TensorFlow says that another task is gone,
+            where what workers join fails, and where a step was cancelled and one of the others does
+            not answer.
+        """
+
+        @functools.wraps(run)
+        def call(*args: Any, **kwargs: Any) -> Result:
+            try:
+                return run(*args, **kwargs)
+            except tf.errors.OpError as reason:
+                is_loss = isinstance(reason, _LOSSES) or _is_of_meeting(reason)
+                if not is_loss and not isinstance(reason, tf.errors.CancelledError):
+                    raise
+                missing = silent(self.cluster.others)
+                if not is_loss and not missing:
+                    raise
+                raise self.lost(reason, missing) from reason
+
+        return call
+
+
+ALONE = Membership(clusters.ALONE)
+"""That of a process without a cluster."""
+
+
+def require_timeout(seconds: float) -> None:
+    """Refuses a timeout that is none."""
+    if not seconds > 0:
+        raise ValueError(f"timeout is a number of seconds, above 0; got {seconds!r}.")
+
+
+def serve(cluster: clusters.Cluster) -> None:
+    """Keeps variables for the others until somebody ends the process.
+
+    NOTE: TensorFlow's own waiting hears no signal.
+    """
+    Membership(cluster).listen()
+    _log.info("%s keeps variables, and ends when it is ended.", cluster.name)
+    while True:
+        time.sleep(1)
+
+
+def answers(address: str, seconds: float = _ANSWER) -> bool:
+    """Whether a server at an address speaks, as gRPC's do first, or keeps connections open.
+
+    NOTE: connections are made to a process that is being ended, too, until all its files are
+    closed. One that only stands still is not lost.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), seconds) as connection:
+            return _is_open(connection)
+    except (OSError, ValueError):
+        return False
+
+
+def _is_open(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.recv(1))
+    except TimeoutError:
+        return True
+
+
+def silent(tasks: Sequence[clusters.Task]) -> list[clusters.Task]:
+    """Returns those of some tasks that do not answer."""
+    if not tasks:
+        return []
+    with futures.ThreadPoolExecutor(min(len(tasks), 32)) as pool:
+        answered = list(pool.map(answers, [task.address for task in tasks]))
+    return [task for task, is_there in zip(tasks, answered, strict=True) if not is_there]
+
+
+def listed(tasks: Sequence[clusters.Task]) -> str:
+    """Returns tasks as people call them, with their addresses."""
+    return ", ".join(map(str, tasks))
+
+
+def export_refusal(own: str) -> errors.RunError:
+    """Returns what is raised where a worker that is no chief exports.
+
+    Args:
+        own: The worker, as people call it.
+    """
+    return errors.RunError(
+        f"The chief of a cluster writes exports, as it writes checkpoints: {own} was asked for "
+        "one. Export where strategy.is_chief is True, or let the evaluator do it with the "
+        "exporters of an EvalSpec."
+    )
+
+
+def _is_of_meeting(reason: tf.errors.OpError) -> bool:
+    """Whether what workers join has failed, and is not at its end.
+
+    NOTE: it may do so with any code; what another worker has run alone is an internal error.
+    """
+    node = getattr(reason, "node_def", None)
+    is_end = isinstance(reason, tf.errors.OutOfRangeError)
+    return node is not None and node.name.startswith(f"{collectives.SCOPE}Coll") and not is_end
+
+
+def _said(reason: Exception) -> str:
+    """Returns the line of an error's text that says what happened."""
+    lines = [line.strip() for line in str(getattr(reason, "message", reason)).split("\n")]
+    told = [line for line in lines if line[3:] and not line.startswith(_PLACES)]
+    return next((line[:300] for line in told if not line.endswith("error(s) found.")), lines[0])

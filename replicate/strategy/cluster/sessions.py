@@ -1,0 +1,439 @@
+"""How sessions of a cluster begin and end.
+
+Workers that take each step together wait before their session until all others are there, and
+compare what each has built. The session begins with an operation in which all meet: they get the
+first worker's variables, restored or made. Each step runs all that workers join, whoever of them
+asks for more.
+
+With parameter servers the chief makes or restores the variables, and writes down what it has built.
+Each worker compares that with what it has built itself, and waits until the variables are there: in
+a short session of its own, which looks often, so that the one it trains in finds all ready.
+"""
+
+import contextlib
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from replicate import errors, types
+from replicate.compat import sessions
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import collectives, reductions
+from replicate.strategy.cluster import ends, manifest, synchronous
+from replicate.strategy.cluster.cluster import Cluster
+from replicate.strategy.cluster.membership import Membership
+from replicate.strategy.variables import variables
+
+_log = logging.getLogger("replicate")
+_SCOPE = "replicate_begin/"
+_AGAIN = 0.5  # seconds until another session is made
+_CLOSED = 3.0  # seconds after which a session is closed, or never will be
+_OPEN: set[tf1.Session] = set()  # not closed yet: one that is thrown away would be deleted
+_NOT_YET = (
+    tf.errors.AbortedError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.NotFoundError,
+    tf.errors.UnavailableError,
+)
+
+
+class Together(NamedTuple):
+    """What workers build and run together.
+
+    Attributes:
+        workers: The workers.
+        compared: What they must have alike, beside what is in their graphs.
+        end: How one that ends alone tells the others; None: it cannot.
+    """
+
+    workers: collectives.Workers = collectives.ALONE
+    compared: manifest.Manifest = MappingProxyType({})
+    end: ends.EndSignal | None = None
+
+
+class _Scaffold(tf1.train.Scaffold):
+    """A scaffold whose sessions wait for others, and begin with what these have made."""
+
+    def __init__(self, inner: tf1.train.Scaffold | None, ready: tf.Tensor | None = None):
+        self._sessions = 0
+        super().__init__(copy_from_scaffold=inner, ready_for_local_init_op=ready)
+
+    def finalize(self) -> "_Scaffold":
+        """See base class; once for each session that is made."""
+        self._sessions += 1
+        self._wait()
+        if self._sessions == 1:
+            local = self._local_init_op
+            if local is None:
+                keys = "local_init_op", tf1.GraphKeys.LOCAL_INIT_OP
+                local = self.get_or_default(*keys, self.default_local_init_op)
+            self._local_init_op = tf1.group(local, *self._operations())
+        super().finalize()
+        self._follow()
+        return self
+
+    def _wait(self) -> None:
+        """Waits before a session is made."""
+
+    def _operations(self) -> Sequence[tf.Operation]:
+        """Returns what sessions run once their variables are ready; is called once."""
+        raise NotImplementedError
+
+    def _follow(self) -> None:
+        """Does what is to be done once the graph is complete."""
+
+
+# Workers that take each step together.
+
+
+def together(
+    spec: types.EstimatorSpec,
+    member: Membership,
+    joined: Together,
+    agree: Callable[[manifest.Manifest], None],
+) -> types.EstimatorSpec:
+    """Returns a spec whose sessions begin alike, and of which each step runs all that is joined.
+
+    Args:
+        spec: The EstimatorSpec.
+        member: This worker.
+        joined: What workers run together.
+        agree: Compares a manifest with those of the others.
+    """
+    is_training = spec.mode == types.TRAIN
+    hooks = "training_hooks" if is_training else "evaluation_hooks"
+    meeting = joined.workers.meeting() if is_training else None
+    watch = _Watch(member, joined.end, meeting)
+    return _run_all(spec, joined.workers.made)._replace(
+        scaffold=_Meeting(spec.scaffold, member, joined, agree),
+        **{hooks: (*(getattr(spec, hooks) or ()), watch)},
+    )
+
+
+def _run_all(spec: types.EstimatorSpec, made: Sequence[tf.Operation]) -> types.EstimatorSpec:
+    """Returns a spec of which each step runs all that workers join.
+
+    NOTE: the chief alone fetches summaries. What these are made of must not wait for a worker
+    that fetches none.
+    """
+    if spec.mode == types.TRAIN:
+        return spec._replace(train_op=tf1.group(spec.train_op, *made, name="train_together"))
+    with tf1.control_dependencies(made):
+        loss = tf.identity(spec.loss)
+    metrics = {
+        name: (value, tf1.group(update, *made))
+        for name, (value, update) in (spec.eval_metric_ops or {}).items()
+    }
+    return spec._replace(loss=loss, eval_metric_ops=metrics)
+
+
+class _Meeting(_Scaffold):
+    """A scaffold whose local initialization is where workers meet."""
+
+    def __init__(
+        self,
+        inner: tf1.train.Scaffold | None,
+        member: Membership,
+        joined: Together,
+        agree: Callable[[manifest.Manifest], None],
+    ):
+        self._member = member
+        self._joined = joined
+        self._agree = agree
+        # NOTE: only the first worker makes values; the others are ready to be given them.
+        super().__init__(inner, None if joined.workers.is_first else tf.constant([], tf.string))
+
+    def _wait(self) -> None:
+        if self._sessions > 1:  # NOTE: who has lost another one cannot meet the others again.
+            raise self._member.lost(errors.RunError("the session was lost"))
+
+    def _operations(self) -> Sequence[tf.Operation]:
+        return first_values(self._joined.workers)
+
+    def _follow(self) -> None:
+        self._agree({**self._joined.compared, **manifest.of_workers(self._joined.workers)})
+        sessions.watch_next(self._member.watched)
+
+
+def first_values(workers: collectives.CollectiveWorkers) -> list[tf.Operation]:
+    """Returns what all workers' sessions run first, once the first worker has its values.
+
+    Raises:
+        ValueError: If a variable is each tower's own, and its sum is saved: the first worker
+            saves alone.
+    """
+    workers, members = workers.apart("start"), []
+    for variable in tf1.global_variables():
+        is_own = isinstance(variable, variables.TowerLocalVariable)
+        if is_own and variable.aggregation == variables.SUM:
+            raise ValueError(
+                "The first worker of a cluster saves alone, and has no other worker's part of a "
+                f"sum: {variable.name} is each tower's own (ON_READ) and is added up. Make it "
+                "ON_WRITE, with aggregation=tf.VariableAggregation.SUM, or put it into the "
+                "collection of local variables."
+            )
+        members += getattr(variable, "members", (variable,))
+    found = workers.from_first([_value(variable, workers.is_first) for variable in members])
+    assigned = [
+        variable.assign(value, read_value=False)
+        for variable, value in zip(members, found, strict=True)
+        if not workers.is_first
+    ]
+    return [*assigned, *(value.op for value in found)]
+
+
+def _value(variable: tf.Variable, is_first: bool) -> tf.Tensor:
+    if is_first or not variable.shape.is_fully_defined():
+        return tf.identity(variable.read_value())
+    if variable.dtype.base_dtype == tf.string:
+        return tf.identity(variable.initial_value)
+    with tf.device(variable.device):
+        return tf.zeros(variable.shape, variable.dtype.base_dtype)
+
+
+class _Watch(tf1.train.SessionRunHook):
+    """Names lost workers where a step fails, and announces the end.
+
+    Args:
+        member: This worker.
+        signal: How it tells the others that it ends alone; None: it cannot.
+        meeting: In what all meet at last; None: in nothing.
+    """
+
+    def __init__(
+        self, member: Membership, signal: ends.EndSignal | None, meeting: tf.Operation | None
+    ):
+        self._member = member
+        self._signal = signal
+        self._meeting = meeting
+        self._is_in_step = False
+        self._has_failed = False
+
+    def after_create_session(self, session: tf1.Session, coord: tf1.train.Coordinator) -> None:
+        """See base class."""
+        # NOTE: what a step raises no hook hears of; and of some of it a session makes a new one.
+        run = self._member.watched(session.run)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = run(*args, **kwargs)
+            except Exception:
+                self._has_failed |= self._is_in_step  # hooks run more, as the one that saves
+                raise
+            self._is_in_step = False  # whatever other hooks make of the step
+            return result
+
+        session.run = step
+
+    def before_run(self, run_context: tf1.train.SessionRunContext) -> None:
+        """See base class."""
+        self._is_in_step = True
+
+    def end(self, session: tf1.Session) -> None:
+        """See base class; where all workers' input has ended in a step, all know of it."""
+        if self._signal is not None and not (self._is_in_step or self._has_failed):
+            with contextlib.suppress(tf.errors.OutOfRangeError):
+                session.run(self._signal.ended, {self._signal.brought: ends.LEAVING})
+        if self._meeting is not None:
+            # NOTE: this hook comes behind the one that saves. When a worker goes on, the chief's
+            # last checkpoint is there: what evaluates, or asks whether max_steps are reached. The
+            # step before has failed, as one does in which input ends.
+            session.run(self._meeting)
+
+
+def warn_of_no_checkpoint(own: str, config: types.RunConfig | None) -> None:
+    """Warns if a worker that is no chief would evaluate or predict with new variables.
+
+    Args:
+        own: The worker, as people call it.
+        config: The RunConfig, or None.
+    """
+    directory = getattr(config, "model_dir", None)
+    if directory and not tf.train.latest_checkpoint(directory):
+        _log.warning(
+            "%s has no checkpoint in its model_dir, %s: without a checkpoint_path its variables "
+            "are as the model makes them. The chief alone writes checkpoints; let all workers "
+            "reach its model_dir.",
+            own,
+            directory,
+        )
+
+
+# With parameter servers.
+
+
+def beside_servers(
+    spec: types.EstimatorSpec, member: Membership, home: str, config: types.RunConfig
+) -> types.EstimatorSpec:
+    """Returns a spec whose sessions wait for parameter servers and the chief.
+
+    Args:
+        spec: The EstimatorSpec of mode TRAIN.
+        member: This process.
+        home: Its device.
+        config: The RunConfig, which has a master.
+    """
+    member.start()
+    if not getattr(config.session_config, "device_filters", ()):
+        _log.warning(
+            "The session of %s waits for all other workers, and ends with any of them: its "
+            "session_config has no device_filters. Leave session_config out of RunConfig, or call "
+            "ParameterServerStrategy.configure(session_config).",
+            member.cluster.own.device,
+        )
+    scaffold = _Notes(spec.scaffold, member, home, config)
+    given = (*spec.training_hooks, *spec.training_chief_hooks)
+    waiting = [hook for hook in given if isinstance(hook, synchronous.Hook)]
+    hooks = (_End(member.cluster, scaffold, waiting), *spec.training_hooks)
+    return spec._replace(scaffold=scaffold, training_hooks=hooks)
+
+
+class _Notes(_Scaffold):
+    """A scaffold for what the chief writes down on the first server, and workers look at.
+
+    Attributes:
+        end: Writes down that the training is over.
+        is_over: Whether that was written.
+    """
+
+    def __init__(
+        self,
+        inner: tf1.train.Scaffold | None,
+        member: Membership,
+        home: str,
+        config: types.RunConfig,
+    ):
+        self._member = member
+        self._home = home
+        self._config = config
+        self._built: manifest.Manifest = {}
+        self._missing: tf.Tensor | None = None
+        self._place = member.cluster.servers[0].named("/device:CPU:0")
+        super().__init__(inner)
+        with reductions.alone_on(self._place, _SCOPE):
+            options = {"trainable": False, "collections": [], "use_resource": True}
+            self._kept = tf1.Variable("", name="built", **options)
+            self._over = tf1.Variable(False, name="over", **options)
+            self._written = self._kept.read_value()
+            self.end = self._over.assign(True, read_value=False)
+            self.is_over = self._over.read_value()
+
+    def _wait(self) -> None:
+        if self._sessions > 1:
+            time.sleep(_AGAIN)  # TensorFlow tries again at once what has failed at once
+        self._member.wait_for(self._member.cluster.servers)
+
+    def _operations(self) -> Sequence[tf.Operation]:
+        self._built = manifest.of_servers()
+        if not self._member.cluster.is_chief:
+            with reductions.alone_on(self._home, _SCOPE):
+                self._missing = tf1.report_uninitialized_variables(tf1.global_variables())
+            return ()
+        with reductions.alone_on(self._place, _SCOPE):
+            begun = self._over.assign(False, read_value=False)
+            with tf1.control_dependencies([begun]):
+                return (self._kept.assign(json.dumps(self._built), read_value=False),)
+
+    def _follow(self) -> None:
+        """Waits, in a worker, until the chief has made the variables."""
+        if self._member.cluster.is_chief:
+            return
+        hint = (
+            "Look at the log of the chief, and start it again. All processes must run the same "
+            "model, with the same config and packages."
+        )
+        with tf1.Session(self._config.master, config=self._config.session_config) as session:
+            _close_soon(session)
+            self._member.wait_until(lambda: "" if self._is_ready(session) else "the chief", hint)
+
+    def _is_ready(self, session: tf1.Session) -> bool:
+        try:
+            written = session.run(self._written).decode()
+        except _NOT_YET:
+            return False
+        found = json.loads(written)
+        chiefs = {name: found.get(name, []) for name in self._built}  # it may have more
+        manifest.require_alike({"the chief": chiefs, self._member.cluster.name: self._built})
+        return not len(session.run(self._missing))
+
+
+class _End(tf1.train.SessionRunHook):
+    """Lets nobody wait until a session is closed, and the chief tell workers that it has ended.
+
+    These end theirs after the step. A chief that is stopped tells nobody: it may come back, and
+    workers go on.
+
+    Args:
+        cluster: The cluster.
+        notes: What the chief writes down.
+        waiting: The hooks of synchronous steps, in which workers wait for the chief.
+    """
+
+    def __init__(self, cluster: Cluster, notes: _Notes, waiting: Sequence[synchronous.Hook]):
+        self._is_chief = cluster.is_chief
+        self._is_stopping = cluster.is_stopping
+        self._notes = notes
+        self._waiting = waiting
+
+    def after_create_session(self, session: tf1.Session, coord: tf1.train.Coordinator) -> None:
+        """See base class."""
+        _close_soon(session)
+
+    def before_run(
+        self, run_context: tf1.train.SessionRunContext
+    ) -> tf1.train.SessionRunArgs | None:
+        """See base class."""
+        ends_alone = self._is_chief or self._is_stopping is None
+        return None if ends_alone else tf1.train.SessionRunArgs(self._notes.is_over)
+
+    def after_run(
+        self, run_context: tf1.train.SessionRunContext, run_values: tf1.train.SessionRunValues
+    ) -> None:
+        """See base class."""
+        if run_values.results:
+            _log.info("The chief has ended the training; this worker ends as well.")
+            run_context.request_stop()
+
+    def end(self, session: tf1.Session) -> None:
+        """See base class."""
+        if self._is_chief and self._is_stopping is not None and not self._is_stopping():
+            with contextlib.suppress(tf.errors.OpError):  # then nobody is there to be told
+                session.run(self._notes.end)
+                for hook in self._waiting:
+                    session.run(hook.release)
+
+
+def _close_soon(session: tf1.Session) -> None:
+    """Changes how a session is closed: in a thread, which is waited for a few seconds.
+
+    NOTE: TensorFlow waits for each server to forget the session, also for one that is gone, until
+    it has come back; nobody could say meanwhile that it is gone. It also closes a session that is
+    thrown away, even while the process ends: then no thread begins any more, and who starts one
+    waits for it for ever. What is left open at the end is the servers' to forget.
+    """
+    own = session.close
+    _OPEN.add(session)
+
+    def forget() -> None:
+        try:
+            own()
+        except tf.errors.OpError as reason:
+            _log.info("A session ended before it was closed: %s", reason.message)
+        finally:
+            _OPEN.discard(session)
+
+    def close() -> None:
+        if is_closed.is_set() or sys.is_finalizing():
+            return
+        is_closed.set()
+        closing = threading.Thread(target=forget, name="closing", daemon=True)
+        closing.start()
+        closing.join(_CLOSED)
+
+    is_closed = threading.Event()
+    session.close = close

@@ -1,0 +1,74 @@
+"""AutoGraph: the user's functions are converted, ours are not.
+
+Inside `tf.function` TensorFlow rewrites each Python function that it meets, follows
+calls into whatever is not TensorFlow's own, and gives exceptions another type on their
+way out. Towers run in threads, where it would not go; so that they do, a function given
+to us is converted as the code is that gave it.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from replicate.compat import tensorflow as tfc
+
+
+def unconverted(entity: Any) -> Any:
+    """Marks a function, or the methods of a class, as not to be rewritten."""
+    functions = [entity] if inspect.isfunction(entity) else vars(entity).values()
+    for function in functions:
+        if inspect.isfunction(function):
+            tfc.autograph.autograph_artifact(function)
+    return entity
+
+
+def as_here(fn: Callable) -> Callable:
+    """Returns `fn` so that it is converted, in any thread, if the running code is.
+
+    Args:
+        fn: A function of the user's.
+    """
+    status = tfc.autograph_status.control_status_ctx()
+    if status.status != tfc.autograph_status.Status.ENABLED:
+        return fn
+    converted = tfc.autograph.tf_convert(fn, status)
+
+    @functools.wraps(fn, updated=())
+    def call(*args, **kwargs):
+        try:
+            return converted(*args, **kwargs)
+        except tfc.autograph.StagingError as staged:
+            raise _original(staged) from None
+
+    return unconverted(call)
+
+
+def innermost(fn: Callable) -> Callable:
+    """Returns the function, or bound method, inside partials and wrappers."""
+    while True:
+        is_partial = hasattr(fn, "func") and hasattr(fn, "args")
+        inner = fn.func if is_partial else getattr(fn, "__wrapped__", None)
+        if inner is None or inner is fn:
+            return fn
+        fn = inner
+
+
+@contextlib.contextmanager
+def own_types() -> Iterator[None]:
+    """Lets exceptions that pass keep their type through code that was converted."""
+    try:
+        yield
+    except Exception as failure:
+        with contextlib.suppress(AttributeError, TypeError):  # a class with slots
+            failure.ag_pass_through = True
+            vars(failure).pop("ag_error_metadata", None)
+        raise
+
+
+def _original(staged: Exception) -> BaseException:
+    """Returns the exception that AutoGraph replaced because it could not make it anew."""
+    while isinstance(staged, tfc.autograph.StagingError) and staged.__context__ is not None:
+        staged = staged.__context__
+    return staged

@@ -1,0 +1,206 @@
+"""A model_fn as it is called: with the arguments that it names, as if there were one device."""
+
+import contextlib
+import copy
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from replicate import types
+from replicate.compat import generators, keras
+from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy import base, context
+from replicate.training import optimizer as optimizers
+
+_log = logging.getLogger("replicate")
+_ARGUMENTS = ("features", "labels", "mode", "params", "config")
+
+
+class Tower(NamedTuple):
+    """What one call of the model_fn left behind.
+
+    Attributes:
+        spec: The EstimatorSpec that the model_fn returned.
+        train_op: The optimizer's step: that of `optimizer_fn`, or the model_fn's own.
+        update_ops: What the call added to the collection `UPDATE_OPS`.
+    """
+
+    spec: types.EstimatorSpec
+    train_op: types.Fetch | None
+    update_ops: tuple[types.Fetch, ...]
+
+
+class Model:
+    """A model_fn together with all its arguments but features and labels, and its optimizer.
+
+    Args:
+        model_fn: Any Estimator model_fn.
+        optimizer_fn: Makes the optimizer of mode TRAIN, if the model_fn does not use its own.
+        mode: The mode key.
+        params: Copied for each call where it can be copied.
+        config: Likewise.
+
+    Attributes:
+        mode: The mode key.
+        optimizer: Makes the optimizer, where `optimizer_fn` does so.
+    """
+
+    def __init__(
+        self,
+        model_fn: Callable,
+        optimizer_fn: Callable | None,
+        mode: str,
+        params: Any,
+        config: Any,
+    ):
+        self.mode = mode
+        is_used = mode == types.TRAIN
+        self.optimizer = optimizers.OptimizerFactory(optimizer_fn if is_used else None, params)
+        self._model_fn = model_fn
+        self._params = params
+        self._config = config
+        self._names = argument_names(model_fn)
+
+    def tower(self, features: types.Nest, labels: types.Nest) -> Tower:
+        """Calls the model_fn in a tower, and has the optimizer minimise its loss."""
+        before = set(map(id, tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)))
+        with self.optimizer.alone():
+            spec = self(features, labels)
+        updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
+        train_op = spec.train_op
+        if self.optimizer.is_given:
+            train_op = optimizers.minimize(self.optimizer.get(), spec.loss)
+        return Tower(spec, train_op, tuple(op for op in updates if id(op) not in before))
+
+    def step(self, towers: Sequence[Tower], updates: Sequence[types.Fetch]) -> types.Fetch:
+        """Returns the step of all towers, in place of what the model_fn's own would be.
+
+        Args:
+            towers: The K towers, whose optimizers have met.
+            updates: Update operations that run beside it.
+        """
+        runs = list(dict.fromkeys([towers[0].train_op, *updates]))
+        if self.optimizer.is_given:
+            optimizers.forget_unused([tower.spec for tower in towers], runs)
+        return runs[0] if len(runs) == 1 else tf1.group(*runs, name="train")
+
+    def __call__(self, features: types.Nest, labels: types.Nest) -> types.EstimatorSpec:
+        """Calls the model_fn with the arguments it names; returns its EstimatorSpec.
+
+        Raises:
+            ValueError: If labels came and it takes none.
+            TypeError: If it returned something else than an EstimatorSpec.
+        """
+        given = {
+            "mode": self.mode,
+            "params": _copied(self._params),
+            "config": _copied(self._config),
+        }
+        given = {name: value for name, value in given.items() if name in self._names}
+        if "labels" in self._names:
+            given["labels"] = labels
+        elif labels is not None:
+            raise ValueError(
+                "A model_fn that gets labels must take them: the input_fn gave labels, and "
+                f"{self._model_fn!r} takes {list(self._names)}. Add the argument `labels`, or "
+                "let the input_fn return features alone."
+            )
+        spec = self._model_fn(features=features, **given)
+        if hasattr(spec, "as_estimator_spec"):
+            spec = spec.as_estimator_spec()
+        if not hasattr(spec, "train_op") or not hasattr(spec, "export_outputs"):
+            raise TypeError(
+                "A model_fn must return an EstimatorSpec; got "
+                f"{type(spec).__name__} in mode {self.mode!r}. Return replicate.estimator."
+                "EstimatorSpec(mode, ...)."
+            )
+        return spec
+
+
+def argument_names(model_fn: Callable) -> tuple[str, ...]:
+    """Returns those of a model_fn's known arguments that it names.
+
+    Raises:
+        ValueError: If it does not take `features`.
+    """
+    parameters = inspect.signature(model_fn).parameters
+    bound = model_fn.keywords if isinstance(model_fn, functools.partial) else {}
+    names = tuple(name for name in _ARGUMENTS if name in parameters and name not in bound)
+    if "features" not in names:
+        if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            return _ARGUMENTS  # a wrapper, which names nothing because it passes all on
+        raise ValueError(
+            f"A model_fn must take `features`: {model_fn!r} takes {list(parameters)}. Write "
+            "def model_fn(features, labels, mode, params)."
+        )
+    return names
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception as reason:  # noqa: BLE001 - whatever a user's class raises
+        _log.debug("%s cannot be copied and is shared by all towers: %s", type(value), reason)
+        return value
+
+
+def whole(
+    strategy: base.DistributionStrategy,
+    model: Model,
+    features: types.Nest,
+    labels: types.Nest,
+    share: context.Share,
+) -> types.EstimatorSpec:
+    """Calls a model_fn once, in a graph that is one device's; returns its spec with the step.
+
+    Args:
+        strategy: One of a single tower; its scope is entered.
+        model: The model_fn.
+        features: The features of the whole batch.
+        labels: Its labels.
+        share: The whole batch, and what is done with gradients before the update.
+    """
+    with entered(share):
+        (tower,) = strategy.run_towers(lambda: model.tower(features, labels))
+    if not model.optimizer.is_given:
+        return tower.spec
+    return tower.spec._replace(train_op=model.step([tower], tower.update_ops))
+
+
+@contextlib.contextmanager
+def entered(share: context.Share) -> Iterator[None]:
+    """Enters a batch, for what is a batch's to optimizers, Keras and random numbers.
+
+    Args:
+        share: The batch.
+    """
+    with (
+        context.entered(context.current()._replace(share=share)),
+        keras.loss_reductions(_keras_reduction),
+        keras.output_names(_is_of_batch),
+        generators.drawing_as_one_device(_is_of_whole_batch),
+    ):
+        yield
+
+
+def _is_of_batch() -> bool:
+    """Whether the running code is a tower's whose rows are a batch, or a part of one."""
+    mode = context.current()
+    return mode is not None and mode.tower is not None and mode.share is not None
+
+
+def _is_of_whole_batch() -> bool:
+    """Whether the running code is that of the only tower."""
+    mode = context.current()
+    return mode is not None and mode.share is not None and mode.strategy.is_single_tower
+
+
+def _keras_reduction(reduction: Any) -> Any:
+    """Lets a Keras loss average over its tower's rows; in other code Keras decides."""
+    if not _is_of_batch():
+        return None
+    if reduction == tf.keras.losses.Reduction.AUTO:
+        return tf.keras.losses.Reduction.SUM_OVER_BATCH_SIZE
+    return reduction

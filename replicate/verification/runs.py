@@ -1,0 +1,284 @@
+"""One model in one mode, in a graph of its own, and what comes out when it runs."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from replicate import types
+from replicate.compat import keras
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
+from replicate.strategy.variables import variables
+from replicate.verification import inputs
+
+LOSS = "loss"
+WEIGHTS = "weights"
+SLOTS = "slots"
+OTHERS = "other variables"
+METRICS = "metrics"
+PREDICTIONS = "predictions"
+EXPORTS = "export outputs"
+WHATS = (LOSS, WEIGHTS, SLOTS, OTHERS, METRICS, PREDICTIONS, EXPORTS)
+OF_MODE = {
+    types.TRAIN: (LOSS, WEIGHTS, SLOTS, OTHERS),
+    types.EVAL: (LOSS, METRICS, PREDICTIONS),
+    types.PREDICT: (PREDICTIONS, EXPORTS),
+}
+MODE_NAMES = {types.TRAIN: "train", types.EVAL: "eval", types.PREDICT: "predict"}
+
+Build = Callable[[types.Nest, types.Nest, str], types.EstimatorSpec]
+"""A function of features, labels and mode."""
+
+_SEED = 1  # of all random numbers
+_PATIENCE = tf1.RunOptions(timeout_in_ms=600_000)  # for one batch; a queue may never fill
+_DRAWS = re.compile(
+    "Random|TruncatedNormal|Multinomial|StatefulUniform|StatefulStandardNormal|RngReadAndSkip"
+    "|CandidateSampler|SampleDistorted"
+)
+_WRITES = re.compile("Assign|Apply|Scatter|Call|While|If|Stateful|Rng")  # to what they are given
+
+
+class Key(NamedTuple):
+    """What a value is.
+
+    Attributes:
+        what: One of `WHATS`.
+        name: Which one of them, e.g. the name of a variable.
+    """
+
+    what: str
+    name: str
+
+
+class Quantity(NamedTuple):
+    """A value after one batch.
+
+    Attributes:
+        copies: The value, once for each copy of a mirrored variable; of a weight, how much
+            it has changed.
+        magnitude: The largest number that `copies` are a difference of; 0 where they are none.
+    """
+
+    copies: tuple[np.ndarray, ...]
+    magnitude: float = 0.0
+
+
+Outcome = dict[Key, Quantity]
+"""All that came out of one batch."""
+
+Values = dict[str, np.ndarray]
+"""Values of variables by name."""
+
+
+class _Variable(NamedTuple):
+    """A global variable of the graph.
+
+    Attributes:
+        key: What it is.
+        op: Its own operation.
+        reads: The value of each copy.
+        given: A placeholder for another value.
+        set: Gives that to all copies.
+    """
+
+    key: Key
+    op: tf.Operation
+    reads: tuple[tf.Tensor, ...]
+    given: tf.Tensor
+    set: tf.Operation
+
+
+class Built:
+    """A model in one mode, built.
+
+    Args:
+        build: Builds it.
+        form: Of the batches.
+        row_count: B, where the form says that graphs know it.
+        mode: The mode key.
+        session_config: Of the sessions.
+
+    Attributes:
+        variable_names: The names of all global variables.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        form: inputs.Form,
+        row_count: int,
+        mode: str,
+        session_config: tf1.ConfigProto,
+    ):
+        self._is_training = mode == types.TRAIN
+        self._session_config = session_config
+        self._graph = tf.Graph()
+        with self._graph.as_default(), keras.drawing_from(_SEED):
+            tf1.set_random_seed(_SEED)
+            tf1.train.create_global_step()
+            self._inputs = inputs.placeholders(form, row_count)
+            labels = None if mode == types.PREDICT else self._inputs.labels
+            spec = build(self._inputs.features, labels, mode)
+            self._outputs = dict(_outputs(spec, mode))
+            metrics = (spec.eval_metric_ops or {}) if mode == types.EVAL else {}
+            self._metrics = {Key(METRICS, name): value for name, (value, _) in metrics.items()}
+            self._updates = [update for _, update in metrics.values()]
+            if self._is_training:
+                self._updates.append(spec.train_op)
+            self._variables = _variables()
+            self._scaffold = (spec.scaffold or tf1.train.Scaffold()).finalize()
+        self.variable_names = frozenset(self._variables)
+
+    def run(self, batches: Sequence[inputs.Batch], start: Values) -> list[Outcome]:
+        """Runs batches one after the other, from a start, in a session of its own.
+
+        Args:
+            batches: The batches.
+            start: What variables begin with. What it lacks begins as the model says, and is
+                added to it.
+
+        Returns:
+            What came out of each batch; the metrics are with the last one.
+        """
+        session = tf1.Session(graph=self._graph, config=self._session_config)
+        reads = {name: variable.reads for name, variable in self._variables.items()}
+        with session, keras.drawing_from(_SEED):
+            self._begin(session, start)
+            before = session.run(reads)
+            for name, copies in before.items():
+                start.setdefault(name, copies[0])
+            outcomes = []
+            for batch in batches:
+                feeds = self._inputs.feed(batch)
+                found, _ = session.run((self._outputs, self._updates), feeds, _PATIENCE)
+                outcomes.append(_quantities(found))
+                if self._is_training:
+                    outcomes[-1].update(self._changes(before, session.run(reads)))
+            outcomes[-1].update(_quantities(session.run(self._metrics)))
+            return outcomes
+
+    def _begin(self, session: tf1.Session, start: Values) -> None:
+        """Initialises as an Estimator's session does, then sets what the start has."""
+        scaffold = self._scaffold
+        session.run(scaffold.init_op, feed_dict=scaffold.init_feed_dict)
+        if scaffold.init_fn is not None:
+            scaffold.init_fn(session)
+        session.run(scaffold.local_init_op)
+        known = {name: self._variables[name] for name in start if name in self._variables}
+        feeds = {variable.given: start[name] for name, variable in known.items()}
+        session.run([variable.set for variable in known.values()], feeds)
+
+    def _changes(self, before: Mapping, after: Mapping) -> Iterator[tuple[Key, Quantity]]:
+        """Yields the values of all variables after a batch, of weights their changes."""
+        for name, variable in self._variables.items():
+            copies = after[name]
+            if variable.key.what == WEIGHTS:
+                pairs = zip(copies, before[name], strict=True)
+                largest = np.max(np.abs(np.asarray(copies[0], np.float64)), initial=0.0)
+                changes = tuple(np.asarray(new - old) for new, old in pairs)
+                yield variable.key, Quantity(changes, float(largest))
+            else:
+                yield variable.key, Quantity(tuple(map(np.asarray, copies)))
+
+    def drawing(self) -> list[tf.Operation]:
+        """Returns the operations of a batch that draw random numbers, in functions as well.
+
+        What initialises variables is no part of a batch.
+        """
+        functions = self._graph.as_graph_def().library.function
+        library = {function.signature.name: function.node_def for function in functions}
+        leaves = tf.nest.flatten([self._outputs, self._updates], expand_composites=True)
+        executed = operations.executed_by([leaf for leaf in leaves if leaf is not None])
+        found = [op for op in executed if _draws(op.node_def, library, set())]
+        return sorted(found, key=lambda op: op.name)
+
+    def reached_from(self, sources: Iterable[tf.Operation]) -> set[Key]:
+        """Returns what operations change in one batch or a later one.
+
+        A variable that is written from there passes it on to all that read it.
+        """
+        with self._graph.as_default():
+            listed = (*tf1.global_variables(), *tf1.local_variables())
+        sources, owners = set(sources), [variable.op for variable in listed]
+        while True:
+            found = operations.reached_from(sources)
+            written = {op for op in owners if _is_written(op, found)}
+            if written <= sources:
+                made = {key: value.op for key, value in (self._outputs | self._metrics).items()}
+                made |= {variable.key: variable.op for variable in self._variables.values()}
+                return {key for key, op in made.items() if op in found}
+            sources |= written
+
+
+def _draws(node: tf1.NodeDef, library: Mapping[str, Iterable], seen: set[str]) -> bool:
+    """Whether a node draws, or one in the functions that it calls."""
+    if _DRAWS.search(node.op):
+        return True
+    for attribute in node.attr.values():
+        for function in (attribute.func, *attribute.list.func):
+            if function.name not in seen:
+                seen.add(function.name)
+                if any(_draws(inner, library, seen) for inner in library.get(function.name, ())):
+                    return True
+    return False
+
+
+def _is_written(variable: tf.Operation, found: set[tf.Operation]) -> bool:
+    users = (user for tensor in variable.outputs for user in tensor.consumers())
+    return any(user in found and _WRITES.search(user.type) for user in users)
+
+
+def _variables() -> dict[str, _Variable]:
+    """Returns the global variables of the current graph by name."""
+    trainable = {variable.name for variable in tf1.trainable_variables()}
+    found = {}
+    for variable in tf1.global_variables():
+        key = Key(_kind(variable.name, trainable), variable.name.removesuffix(":0"))
+        is_mirrored = isinstance(variable, variables.MirroredVariable)
+        copies = variable.members if is_mirrored else (variable,)
+        reads = tuple(copy.read_value() for copy in copies)
+        given = tf1.placeholder(variable.dtype.base_dtype, variable.shape)
+        is_set = tf1.group(variable.assign(given))
+        found[variable.name] = _Variable(key, variable.op, reads, given, is_set)
+    return found
+
+
+def _kind(name: str, trainable: set[str]) -> str:
+    """Tells weights from slots, whose names hold that of a weight, and from all else."""
+    if name in trainable:
+        return WEIGHTS
+    path = f"/{name.removesuffix(':0')}/"
+    is_slot = any(f"/{weight.removesuffix(':0')}/" in path for weight in trainable)
+    return SLOTS if is_slot else OTHERS
+
+
+def _quantities(found: Mapping[Key, Any]) -> Outcome:
+    return {key: Quantity((np.asarray(value),)) for key, value in found.items()}
+
+
+def _outputs(spec: types.EstimatorSpec, mode: str) -> Iterator[tuple[Key, tf.Tensor]]:
+    """Yields the tensors of a spec that a batch computes."""
+    name = MODE_NAMES[mode]
+    if spec.loss is not None and mode != types.PREDICT:
+        yield Key(LOSS, name), tf.convert_to_tensor(spec.loss)
+    if spec.predictions is not None and mode != types.TRAIN:
+        yield from _leaves(PREDICTIONS, name, spec.predictions)
+    if mode == types.PREDICT:
+        for signature, output in (spec.export_outputs or {}).items():
+            for field in ("outputs", "scores", "classes", "value"):
+                path = signature if field == "outputs" else f"{signature}/{field}"
+                yield from _leaves(EXPORTS, path, getattr(output, field, None))
+
+
+def _leaves(what: str, path: str, nest: types.Nest) -> Iterator[tuple[Key, tf.Tensor]]:
+    """Yields the tensors of a nest with their paths."""
+    if isinstance(nest, Mapping):
+        for name, part in nest.items():
+            yield from _leaves(what, f"{path}/{name}", part)
+    elif isinstance(nest, (list, tuple)):
+        for i, part in enumerate(nest):
+            yield from _leaves(what, f"{path}/{i}", part)
+    elif nest is not None:
+        yield Key(what, path), tf.convert_to_tensor(nest)

@@ -1,0 +1,86 @@
+"""A later tower finds by one device's names what it made itself."""
+
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import isolation
+
+
+@pytest.fixture
+def graph():
+    with tf.Graph().as_default() as made:
+        for prefix in ("", "tower_1/", "outer/", "outer/tower_1/"):
+            for name in ("G/act", "loss"):
+                value = tf.constant(1.0, name=prefix + name)
+                tf1.add_to_collection(tf1.GraphKeys.LOSSES, value)
+        tf.constant(2.0, name="shared")
+        yield made
+
+
+def shown(graph, prefix="tower_1/", plain=""):
+    own = {op for op in graph.get_operations() if op.name.startswith(prefix)}
+    made = isolation.Prefix(graph, prefix, plain, lambda: own, list)
+    made.show()
+    return made
+
+
+def test_a_name_is_the_towers_own(graph):
+    shown(graph)
+    assert graph.get_tensor_by_name("G/act:0").name == "tower_1/G/act:0"
+    assert graph.get_operation_by_name("loss").name == "tower_1/loss"
+    assert graph.as_graph_element("loss:0").name == "tower_1/loss:0"
+
+
+def test_a_whole_name_and_a_shared_one_are_found(graph):
+    shown(graph)
+    assert graph.get_tensor_by_name("tower_1/loss:0").name == "tower_1/loss:0"
+    assert graph.get_tensor_by_name("shared:0").name == "shared:0"
+    with pytest.raises(KeyError, match="missing"):
+        graph.get_tensor_by_name("missing:0")
+    with pytest.raises(ValueError, match="not a Operation"):
+        graph.get_operation_by_name("loss:0")
+
+
+def test_a_tower_within_a_scope(graph):
+    shown(graph, "outer/tower_1/", "outer/")
+    assert graph.get_tensor_by_name("outer/loss:0").name == "outer/tower_1/loss:0"
+    assert graph.get_tensor_by_name("loss:0").name == "loss:0"
+    found = tf1.get_collection(tf1.GraphKeys.LOSSES, "outer/G")
+    assert [item.name for item in found] == ["outer/G/act:0", "outer/tower_1/G/act:0"]
+
+
+@pytest.mark.parametrize("scope", [None, "abs"])
+def test_what_was_made_without_the_prefix_is_found_by_its_number(scope):
+    def make():
+        with tf1.name_scope(None), tf1.name_scope(scope):
+            return tf.split(tf.constant([1.0, 2.0], name="start"), 2, name="y")[1]
+
+    with tf.Graph().as_default() as graph:
+        first, second = make(), make()
+        assert first.name != second.name
+        own = {second.op}
+        isolation.Prefix(graph, "tower_1/", "", lambda: own, list).show()
+        assert graph.get_tensor_by_name(first.name).name == second.name
+        assert graph.get_operation_by_name(first.op.name) is second.op
+        assert graph.get_tensor_by_name(second.name).name == second.name
+        start = "start:0" if scope is None else "abs/start:0"
+        assert graph.get_tensor_by_name(start).name == start
+
+
+def test_a_collection_is_filtered_by_one_devices_names(graph):
+    first = tf1.get_collection(tf1.GraphKeys.LOSSES, "G")
+    assert [item.name for item in first] == ["G/act:0"]
+    shown(graph)
+    found = tf1.losses.get_losses("G")
+    assert [item.name for item in found] == ["G/act:0", "tower_1/G/act:0"]
+    given = tf1.losses.get_losses("tower_1/G/")
+    assert [item.name for item in given] == ["tower_1/G/act:0"]
+    assert len(tf1.get_collection(tf1.GraphKeys.LOSSES)) == 8
+
+
+def test_the_graph_is_as_it_was_afterwards(graph):
+    made = shown(graph)
+    made.hide()
+    made.hide()
+    assert graph.get_tensor_by_name("G/act:0").name == "G/act:0"
+    assert len(tf1.get_collection(tf1.GraphKeys.LOSSES, "G")) == 1

@@ -1,0 +1,107 @@
+"""What lies behind an operation, and what lies before it."""
+
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
+
+
+@pytest.fixture
+def old_control_flow():
+    """Loops made of Enter, Merge, NextIteration and their like: a cycle in the graph."""
+    was_new = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    yield
+    if was_new:
+        tf1.enable_control_flow_v2()
+
+
+def loop(start, addend):
+    """Three times adds a number."""
+    return tf1.while_loop(
+        lambda i, total: i < 3, lambda i, total: (i + 1, total + addend), [tf.constant(0), start]
+    )
+
+
+def test_what_runs_includes_what_is_waited_for(fresh_graph):
+    waited, other = tf.constant(1.0), tf.constant(2.0)
+    with tf1.control_dependencies([waited * 2.0]) as _:
+        x = tf.constant(3.0)
+    y = x + 1.0
+    executed, made = operations.executed_by([y]), operations.made_from([y])
+    assert waited.op in executed
+    assert waited.op not in made
+    assert other.op not in executed
+    assert made == {y.op, y.op.inputs[0].op, y.op.inputs[1].op}
+    assert operations.executed_by([y.op]) == executed  # an operation or its tensor
+
+
+def test_nothing_runs_for_nothing(fresh_graph):
+    tf.constant(1.0)
+    assert (
+        operations.executed_by([])
+        == operations.made_from([])
+        == operations.reached_from([])
+        == set()
+    )
+
+
+def test_a_loop_is_made_from_all_of_it(fresh_graph, old_control_flow):
+    start, addend = tf.constant(0.0), tf.constant(1.0)
+    _, total = loop(start, addend)
+    assert {start.op, addend.op} <= operations.made_from([total])
+
+
+def test_what_is_reached_lies_before(fresh_graph):
+    x, weight = tf.constant(1.0), tf.constant(2.0)
+    product = x * weight
+    late = tf.exp(product)
+    with tf1.control_dependencies([product]):
+        later = tf.constant(1.0)
+    assert operations.reached_from([x.op]) == {x.op, product.op, late.op}
+    assert later.op not in operations.reached_from([x.op])
+
+
+# Writes.
+
+
+def test_writes_are_those_of_the_variable(fresh_graph):
+    variable, other = (
+        tf1.get_variable(name, [3], use_resource=True, initializer=tf.zeros_initializer())
+        for name in ("variable", "other")
+    )
+    before = {op.name for op in operations.writes(variable)}
+    assert before == {"variable/Assign"}
+    made = [
+        variable.assign([1.0, 2.0, 3.0], read_value=False),
+        variable.assign_add([1.0, 2.0, 3.0], read_value=False),
+        variable.assign_sub([1.0, 2.0, 3.0], read_value=False),
+        tf1.scatter_update(variable, [0], [5.0]).op,
+        variable[:1].assign([7.0]),
+    ]
+    variable.read_value()
+    other.assign_add([1.0, 1.0, 1.0])
+    tf1.train.GradientDescentOptimizer(0.1).apply_gradients([(tf.ones([3]), variable)])
+    sparse = tf.IndexedSlices(tf.constant([1.0]), tf.constant([0]))
+    tf1.train.MomentumOptimizer(0.1, 0.9).apply_gradients([(sparse, variable)])
+    types = [op.type for op in operations.writes(variable)]
+    assert sorted(types) == sorted(
+        [
+            "AssignVariableOp",
+            "AssignVariableOp",
+            "AssignAddVariableOp",
+            "AssignSubVariableOp",
+            "ResourceScatterUpdate",
+            "ResourceStridedSliceAssign",
+            "ResourceApplyGradientDescent",
+            "ResourceSparseApplyMomentum",
+        ]
+    )
+    assert len(made) == 5
+    assert not set(operations.writes(variable)) & set(operations.writes(other))
+
+
+def test_what_is_no_resource_has_no_known_writes(fresh_graph):
+    variable = tf1.get_variable("variable", [3], use_resource=False)
+    assert operations.writes(variable) == []
+    assert operations.writes(tf.constant(1.0)) == []

@@ -1,0 +1,137 @@
+"""Graphs that cut, compare numbers of rows, or lose the axis of rows where there is one row.
+
+A graph is split once, for all sizes of the batch: each must give what one device gives.
+"""
+
+import numpy as np
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import splitter
+from tests import exactness
+
+F64 = tf.float64
+DEVICES = [f"/device:CPU:{k}" for k in range(3)]
+PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)
+MANY, CUT = 2500, 2040  # rows, and where they are cut
+MODELS = {}
+
+
+def model(function):
+    """Adds a function of x, [B, 3], and of its number of rows."""
+    MODELS[function.__name__] = function
+    return function
+
+
+def column(x):
+    return tf.tanh(tf.reduce_sum(x, 1, keepdims=True))
+
+
+@model
+def squeezed(x, rows):
+    """[B], and of one row []."""
+    return [tf.squeeze(column(x))]
+
+
+@model
+def reduced_behind_a_squeeze(x, rows):
+    """[B, 4], of which the largest is taken of all rows; [4], of all four."""
+    wide = tf.squeeze(column(x)[:, :, tf.newaxis] * np.linspace(-0.3, 1.0, 4))
+    return [tf.reduce_max(wide, 0), tf.reduce_sum(tf.reduce_max(wide, 0)), wide]
+
+
+@model
+def squeezed_twice_as_many(x, rows):
+    """[2 * B], never one."""
+    both = tf.reshape(tf.concat([column(x), column(x) * 2.0], 1), [-1, 1])
+    return [tf.squeeze(both), tf.reduce_sum(tf.squeeze(both), 0)]
+
+
+@model
+def at_least_three(x, rows):
+    """Compares a shape, not a number."""
+    return [tf.reduce_sum(tf.ones(tf.maximum(tf.shape(x), [3, 1]), F64) + tf.reduce_sum(x))]
+
+
+@model
+def the_larger_of_a_list(x, rows):
+    return [tf.reduce_sum(tf.ones([tf.reduce_max([rows, 3]), 2], F64) + tf.reduce_sum(x))]
+
+
+@model
+def what_is_missing_and_what_is_there(x, rows):
+    """Compares nothing: a function of real and whole numbers cuts below zero."""
+    number = tf.nn.relu(3 - rows) + rows
+    return [tf.reduce_mean(tf.ones([number, 2], F64) * tf.reduce_sum(x), 0)]
+
+
+@model
+def two_of_two_and_more(x, rows):
+    """At one row another length, and of even and odd numbers."""
+    even = tf.ones([rows + rows % 2], F64)
+    return [tf.reduce_sum(x[:2]), tf.reduce_mean(even * tf.reduce_sum(x), 0)]
+
+
+@model
+def first_rows(x, rows):
+    return [tf.reduce_sum(tf.sin(x[:CUT])), tf.reduce_mean(tf.square(column(x)[:CUT]))]
+
+
+@model
+def first_rows_by_a_scaled_number(x, rows):
+    """The graph has no number as large as that of rows."""
+    return [tf.reduce_sum(tf.sin(x[: tf.constant(255) * tf.constant(8)]))]
+
+
+@model
+def first_rows_by_a_real_number(x, rows):
+    number = tf.cast(tf.minimum(tf.cast(rows, F64), float(CUT)), tf.int32)
+    return [tf.reduce_sum(tf.zeros([number, 4], F64) + tf.reduce_mean(x))]
+
+
+@model
+def first_rows_by_the_length_of_a_table(x, rows):
+    table = tf1.placeholder_with_default(np.ones([CUT, 2]), [CUT, None])
+    return [tf.reduce_sum(tf.cos(x[: tf.shape(table)[0]]))]
+
+
+@model
+def filled_up(x, rows):
+    wide = tf.pad(column(x), [[0, tf.maximum(0, CUT - rows)], [0, 0]])
+    return [tf.reduce_mean(tf.square(wide))]
+
+
+@model
+def repeated_by_pieces(x, rows):
+    return [tf.reduce_sum(tf.tile(x[:1], [rows // CUT + 1, 1]))]
+
+
+def built(name, num_devices):
+    """Returns the batch of a model, and what is run."""
+    x = tf1.placeholder(F64, [None, 3], name="x")
+    found = MODELS[name](tf.tanh(x), tf.shape(x)[0])
+    found += tf.gradients([tf.reduce_sum(tf.square(each)) for each in found], [x])
+    if num_devices:
+        given = [splitter.Given(x)]
+        found = splitter.split_graph(given, DEVICES[:num_devices], [found], home=DEVICES[0])
+        found = found.fetch[0]
+    return x, found
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_size_gives_what_one_device_gives(name, num_devices):
+    runs = []
+    for number in (0, num_devices):
+        with tf.Graph().as_default():
+            x, found = built(name, number)
+            with tf1.Session(config=exactness.session_config()) as session:
+                feeds = [
+                    np.random.RandomState(size).uniform(-1, 1, [size, 3])
+                    for size in (MANY, 7, 3, 2, 1)
+                ]
+                runs.append([session.run(found, {x: values}, PATIENCE) for values in feeds])
+    for alone, split in zip(*runs, strict=True):
+        for wanted, each in zip(alone, split, strict=True):
+            assert each.shape == wanted.shape
+            np.testing.assert_allclose(each, wanted, 1e-9, 1e-9)

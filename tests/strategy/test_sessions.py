@@ -1,0 +1,50 @@
+"""A worker that waits for the others says so."""
+
+import types
+
+import pytest
+
+from replicate import errors, estimator
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import collectives
+from replicate.strategy.cluster import cluster, membership, sessions
+
+
+def test_a_worker_that_has_no_checkpoint_is_warned(tmp_path, caplog):
+    config = types.SimpleNamespace(model_dir=str(tmp_path))
+    sessions.warn_of_no_checkpoint("worker:1", config)
+    assert f"worker:1 has no checkpoint in its model_dir, {tmp_path}" in caplog.text
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-0"')
+    (tmp_path / "model.ckpt-0.index").touch()
+    caplog.clear()
+    sessions.warn_of_no_checkpoint("worker:1", config)
+    assert not caplog.text
+
+
+def alone_of_two():
+    """Returns the scaffold of a worker whose other one answers nobody, and was there before."""
+    jobs = {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}
+    own = cluster.of({"cluster": jobs, "task": {"type": "worker", "index": 0}})
+    workers = collectives.CollectiveWorkers(collectives.Options(2, 0, timeout=1), "/device:CPU:0")
+    spec = estimator.EstimatorSpec("train", loss=tf.constant(0.0), train_op=tf.no_op())
+    member, joined = membership.Membership(own, timeout=1), sessions.Together(workers)
+    return sessions.together(spec, member, joined, agree=lambda built: None).scaffold
+
+
+def test_a_session_that_comes_to_nothing_leaves_the_next_one_alone(fresh_graph):
+    tf1.train.create_global_step()
+    for number in range(2):  # a scaffold finds them ambiguous
+        tf1.add_to_collection(tf1.GraphKeys.SUMMARY_OP, tf.constant(number))
+    own = tf1.train.SessionManager.prepare_session
+    with pytest.raises(RuntimeError, match="More than one"):
+        alone_of_two().finalize()
+    assert tf1.train.SessionManager.prepare_session is own
+
+
+def test_who_is_awaited_in_vain_at_the_start_is_named():
+    with tf.Graph().as_default():
+        tf1.train.create_global_step()
+        scaffold = alone_of_two()
+        creator = tf1.train.ChiefSessionCreator(scaffold)
+        with pytest.raises(errors.ClusterError, match=r"has lost worker:1 \(127.0.0.1:2\)"):
+            tf1.train.MonitoredSession(creator)
