@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from replicate import chosen_strategy, types
@@ -16,8 +16,8 @@ from replicate.training import model, step
 class Choices:
     """The arguments of `replicate_model_fn`; see there."""
 
-    model_fn: Callable
-    optimizer_fn: Callable | None
+    model_fn: types.ModelFn
+    optimizer_fn: types.OptimizerFn | None
     devices: Sequence[str] | int | None
     strategy: base.DistributionStrategy | str | None
     reduction: types.Reduction | None
@@ -45,8 +45,6 @@ class Choices:
         has_towers = self.reduction is not None or self.update_ops is not None
         self.tower_building = self.tower_building or ("call" if has_towers else "split")
         self._refuse_mixed()
-        if self.tower_building == "call":
-            self.update_ops = self.update_ops or "first"
         if isinstance(self.strategy, str):
             _require_one_of("strategy", self.strategy, tuple(base.NAMED))
 
@@ -97,14 +95,14 @@ class Choices:
         ]
 
 
-def _name(function: Any) -> str:
+def _name(function: types.Function | None) -> str:
     """Returns a function's name, which is the same in each process."""
-    function = getattr(function, "func", function)  # of a functools.partial
-    kind = function if hasattr(function, "__qualname__") else type(function)
+    kind: Any = getattr(function, "func", function)  # of a functools.partial
+    kind = kind if hasattr(kind, "__qualname__") else type(kind)
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _require_one_of(name: str, value: Any, allowed: tuple) -> None:
+def _require_one_of(name: str, value: object, allowed: tuple[str | None, ...]) -> None:
     if value not in allowed:
         shown = ", ".join(map(repr, allowed))
         raise ValueError(f"{name} is one of {shown}; got {value!r}. Choose one of these.")

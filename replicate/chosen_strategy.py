@@ -34,21 +34,21 @@ def of(
     _refuse_others()
     if context.is_one_tower():
         return one_device.OneDeviceStrategy("/device:CPU:0")
-    is_given = isinstance(strategy, base.DistributionStrategy)
-    if is_given and devices is not None:
-        raise ValueError(
-            "A strategy brings its own devices: got devices and the strategy "
-            f"{strategy!r}. Leave out devices, or name the strategy."
-        )
-    if not is_given and strategy is not None and not isinstance(strategy, str):
+    if isinstance(strategy, base.DistributionStrategy):
+        if devices is not None:
+            raise ValueError(
+                "A strategy brings its own devices: got devices and the strategy "
+                f"{strategy!r}. Leave out devices, or name the strategy."
+            )
+    elif strategy is not None and not isinstance(strategy, str):
         raise ValueError(
             f"strategy is a DistributionStrategy or one of {', '.join(base.NAMED)}; got "
             f"{strategy!r}."
         )
-    has_servers = mode == types.TRAIN and getattr(config, "num_ps_replicas", 0)
+    has_servers = mode == types.TRAIN and bool(getattr(config, "num_ps_replicas", 0))
     if has_servers and not isinstance(strategy, parameter_server.ParameterServerStrategy):
         return _on_servers(strategy, devices, config)
-    if is_given:
+    if isinstance(strategy, base.DistributionStrategy):
         return strategy.in_mode(mode, config)
     workers = device_names.resolve(devices)
     if len(workers) == 1 and strategy != "multi_worker":
@@ -72,8 +72,9 @@ def _on_servers(
     task = {"type": config.task_type, "index": config.task_id}
     environment = {"cluster": config.cluster_spec.as_dict(), "task": task}
     take_over = parameter_server.ParameterServerStrategy.taking_over
-    is_given = isinstance(strategy, base.DistributionStrategy)
-    made = None if is_given else take_over(strategy, device_names.resolve(devices), environment)
+    made = None
+    if not isinstance(strategy, base.DistributionStrategy):
+        made = take_over(strategy, device_names.resolve(devices), environment)
     if made is None:
         raise errors.ConfigError(
             "In a cluster with parameter servers these keep the variables, and workers share "

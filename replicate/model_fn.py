@@ -2,8 +2,8 @@
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from replicate import choices, types
 from replicate import devices as device_names
@@ -20,18 +20,18 @@ from replicate.training import step
 
 
 def replicate_model_fn(
-    model_fn: Callable,
-    optimizer_fn: Callable | None = None,
+    model_fn: types.ModelFn,
+    optimizer_fn: types.OptimizerFn | None = None,
     devices: Sequence[str] | int | None = None,
     *,
     strategy: base.DistributionStrategy | str | None = None,
-    loss_reduction: Any = None,
+    loss_reduction: types.NamedReduction | None = None,
     accumulate_steps: int = 1,
     clip_global_norm: float | None = None,
     update_ops: str | None = None,
     tower_building: str | None = None,
     random_numbers: str | None = None,
-) -> Callable:
+) -> "ReplicatedModelFn":
     """Runs a single-device model_fn on many devices, with the same results.
 
     The model_fn is called once, on the whole batch, and builds one device's graph, which is
@@ -68,7 +68,7 @@ def replicate_model_fn(
         ValueError: If an option has no such value.
         DeviceError: If a device does not exist; when the model_fn is called.
     """
-    options = choices.Choices(
+    given = choices.Choices(
         model_fn,
         optimizer_fn,
         devices,
@@ -80,11 +80,49 @@ def replicate_model_fn(
         random_numbers,
     )
 
-    def replicated_model_fn(features, labels, mode, params=None, config=None):
-        return _replicate(options, features, labels, mode, params, config)
+    return ReplicatedModelFn(given)
 
-    replicated_model_fn.strategy = options.chosen  # for `estimator.train_and_evaluate`
-    return replicated_model_fn
+
+class ReplicatedModelFn:
+    """The model_fn that `replicate_model_fn` returns.
+
+    Args:
+        options: What `replicate_model_fn` was given.
+    """
+
+    def __init__(self, options: choices.Choices):
+        self._options = options
+
+    def strategy(self, mode: str, config: types.RunConfig | None) -> base.DistributionStrategy:
+        """Returns the strategy in a mode, for `estimator.train_and_evaluate`."""
+        return self._options.chosen(mode, config)
+
+    def __call__(
+        self,
+        features: types.Nest,
+        labels: types.Nest,
+        mode: str,
+        params: object = None,
+        config: types.RunConfig | None = None,
+    ) -> types.EstimatorSpec:
+        """Builds the spec that the Estimator sees."""
+        options = self._options
+        strategy = options.chosen(mode, config)
+        shown = getattr(config, "session_config", None)
+        if shown is not None and not getattr(config, "master", None):
+            used = dict.fromkeys([*strategy.worker_devices, *strategy.parameter_devices])
+            device_names.look_in_session(list(used), shown)
+        model = models.Model(options.model_fn, options.optimizer_fn, mode, params, config)
+        before = saver.operation_names()
+        build = _split if options.tower_building == "split" else _call_towers
+        build = _alone if strategy.is_single_tower else build
+        with _without_collector():
+            spec, joined = build(_Call(options, strategy, model, features, labels, config))
+        if mode == types.TRAIN:
+            spec = synchronous.with_hook(spec, model.optimizer.made, config)
+        spec = strategy.begin_session(spec, config, joined)
+        devices = () if context.is_one_tower() else strategy.worker_devices
+        return saver.make_exportable(spec, before, (features, labels), devices, config)
 
 
 class _Call(NamedTuple):
@@ -104,29 +142,10 @@ class _Call(NamedTuple):
     model: models.Model
     features: types.Nest
     labels: types.Nest
-    config: Any
+    config: types.RunConfig | None
 
 
-def _replicate(options: choices.Choices, features, labels, mode, params, config) -> Any:
-    """Builds the spec that the Estimator sees."""
-    strategy = options.chosen(mode, config)
-    if getattr(config, "session_config", None) is not None and not config.master:
-        used = dict.fromkeys([*strategy.worker_devices, *strategy.parameter_devices])
-        device_names.look_in_session(list(used), config.session_config)
-    model = models.Model(options.model_fn, options.optimizer_fn, mode, params, config)
-    before = saver.operation_names()
-    build = _split if options.tower_building == "split" else _call_towers
-    build = _alone if strategy.is_single_tower else build
-    with _without_collector():
-        spec, joined = build(_Call(options, strategy, model, features, labels, config))
-    if mode == types.TRAIN:
-        spec = synchronous.with_hook(spec, model.optimizer.made, config)
-    spec = strategy.begin_session(spec, config, joined)
-    devices = () if context.is_one_tower() else strategy.worker_devices
-    return saver.make_exportable(spec, before, (features, labels), devices, config)
-
-
-def _alone(call: _Call) -> tuple[Any, sessions.Together]:
+def _alone(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     """Builds the model on its one device; no operation is added."""
     options = call.options
     lone = single_tower.SingleTowerStrategy(call.strategy)
@@ -136,7 +155,7 @@ def _alone(call: _Call) -> tuple[Any, sessions.Together]:
     return spec, sessions.Together()
 
 
-def _split(call: _Call) -> tuple[Any, sessions.Together]:
+def _split(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     """Builds the model once, as on one device, and splits its graph over the devices."""
     lone = single_tower.SingleTowerStrategy(call.strategy)
     share = context.Share(batches.WHOLE, call.options.step.alone())
@@ -154,12 +173,13 @@ def _split(call: _Call) -> tuple[Any, sessions.Together]:
     return spec, _together(call, given, batch.total)
 
 
-def _call_towers(call: _Call) -> tuple[Any, sessions.Together]:
+def _call_towers(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     """Calls the model once for each tower, and joins what the towers return."""
     options = call.options
     with call.strategy.scope():
         given = _given(call)
-        rules = building.Rules(options.reduction or "mean", options.update_ops, options.step)
+        update_ops = options.update_ops or "first"
+        rules = building.Rules(options.reduction or "mean", update_ops, options.step)
         spec, total = building.build(call.strategy, call.model, given, rules)
     return spec, _together(call, given, total)
 

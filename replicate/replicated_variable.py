@@ -14,10 +14,10 @@ import functools
 import importlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replicate import errors
+from replicate import errors, types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import context
@@ -42,13 +42,13 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
             copies differ in shape or dtype.
     """
 
-    def __init__(self, name: str, variables: Sequence):
+    def __init__(self, name: str, variables: Sequence[tf.Variable]):
         members = tuple(variables)
         _require_alike(name, members)
         devices = [member.device for member in members]
         super().__init__(None, members, devices, tf.VariableAggregation.NONE)
         self._name = name
-        self._initializer = None
+        self._initializer: tf.Operation | None = None
 
     # Which copy, and in what kind of code.
 
@@ -58,7 +58,7 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         mode = context.current()
         return mode is None or mode.update_device not in self._devices
 
-    def _tower(self):
+    def _tower(self) -> context.Tower | None:
         """Returns the tower context of the running code, if there are several towers."""
         mode = context.current()
         tower = None if mode is None else mode.tower
@@ -73,7 +73,7 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
             )
         return tower
 
-    def _copy(self):
+    def _copy(self) -> tf.Variable:
         """Returns the copy of this tower or update; the first one elsewhere."""
         mode = context.current()
         if mode is not None and mode.update_device in self._devices:
@@ -81,7 +81,7 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         tower = self._tower()
         return self._members[0 if tower is None else tower.position]
 
-    def _member(self):
+    def _member(self) -> tf.Variable:
         """Returns the copy; under `tpu.replicate`, where no copy is known yet, a view."""
         if _tpu_context() is None:
             return self._copy()
@@ -96,7 +96,7 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         )
 
     @property
-    def handle(self):
+    def handle(self) -> tf.Tensor:
         """The resource of this replica's copy; outside of replicated code, of the first."""
         tpu = _tpu_context()
         if tpu is None:
@@ -127,14 +127,16 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         with tf1.name_scope("Read"):
             return self._read_variable_op()
 
-    def _as_graph_element(self):
+    def _as_graph_element(self) -> tf.Tensor:
         if _tpu_context() is not None:
             return self._read_variable_op()
         return self._copy()._as_graph_element()
 
     # Writing.
 
-    def _write(self, method: str, value: Any, read_value: bool = True, **kwargs):
+    def _write(
+        self, method: str, value: types.Nest, read_value: bool = True, **kwargs: Any
+    ) -> types.Nest:
         # NOTE: a tower without rows writes its copy like any other. What towers agree on
         # has to reach every copy, and what is read outside is the first tower's.
         if method.startswith("assign"):
@@ -145,7 +147,7 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         return getattr(self._member(), method)(value, **kwargs)
 
     @property
-    def initializer(self):
+    def initializer(self) -> tf.Operation:
         """One operation that initializes every copy; made once per variable."""
         if self._initializer is None:
             with tf.init_scope(), tf1.device(None), tf1.name_scope(None):
@@ -163,7 +165,7 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         return self._name
 
     @property
-    def op(self):
+    def op(self) -> tf.Operation:
         """The operation that made the copy."""
         return self._copy().op
 
@@ -173,13 +175,13 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         return self._copy().device
 
     @property
-    def distribute_strategy(self):
+    def distribute_strategy(self) -> tf.distribute.Strategy | None:
         """Whichever strategy is in charge: copies per replica serve all of them."""
         return tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
 
     _distribute_strategy = distribute_strategy
 
-    def to_proto(self, export_scope=None):
+    def to_proto(self, export_scope: str | None = None) -> Any:
         """Returns the first copy's VariableDef, whose initializer initializes every copy."""
         proto = self._members[0].to_proto(export_scope=export_scope)
         if proto is not None and export_scope is None:
@@ -187,12 +189,12 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         return proto
 
 
-def _tpu_context():
+def _tpu_context() -> Any:
     """Returns the context of the enclosing `tpu.replicate`, or None."""
     return None if tf.executing_eagerly() else tfc.tpu_util.enclosing_tpu_context()
 
 
-def _require_alike(name: str, members: Sequence) -> None:
+def _require_alike(name: str, members: Sequence[tf.Variable]) -> None:
     """Refuses what cannot be the copies of one variable."""
     if not members:
         raise ValueError(
@@ -233,7 +235,9 @@ def replicated_scope(
     """
     creator = _replicating_creator(num_replicas, device_pattern)
 
-    def get(getter, *args, **kwargs):  # TensorFlow names the first argument
+    def get(  # TensorFlow names the first argument
+        getter: types.Function, *args: Any, **kwargs: Any
+    ) -> tf.Variable:
         if kwargs.get("partitioner") is not None:
             kwargs["partitioner"] = None
             _log.warning(
@@ -290,53 +294,77 @@ def _optimizer_methods() -> list[tuple[type, str]]:
             f"not installed beside TensorFlow {tf.__version__}. Install tf-keras."
         )
     legacy = ("add_weight", "add_slot")
-    later = ("add_variable", "add_variable_from_reference")
-    later += ("_create_iteration_variable", "_build_learning_rate")
+    later = (
+        "add_variable",
+        "add_variable_from_reference",
+        "_create_iteration_variable",
+        "_build_learning_rate",
+    )
     pairs = [(family.legacy.Optimizer, name) for family in families for name in legacy]
     pairs += [(family.Optimizer, name) for family in families for name in later]
     return [pair for pair in dict.fromkeys(pairs) if hasattr(*pair)]
 
 
+_replacements: dict[tuple[type, str], "_Replacement"] = {}
+
+
 @contextlib.contextmanager
-def _replaced(cls: type, name: str, creator: Callable) -> Iterator[None]:
+def _replaced(cls: type, name: str, creator: types.Function) -> Iterator[None]:
     """Lets a method make its variables through `creator`; puts back what was there.
 
     NOTE: towers sleep inside, so those who enter do not leave in the opposite order. The
     last one to leave puts the method back; meanwhile the last one that entered counts.
     """
     with _replacing:
-        method = vars(cls).get(name)
-        if not hasattr(method, "creators"):
-            method = _replace(cls, name)
-        method.creators.append(creator)
+        if (cls, name) not in _replacements:
+            _replacements[cls, name] = _Replacement(cls, name)
+        creators = _replacements[cls, name].creators
+        creators.append(creator)
     try:
         yield
     finally:
         with _replacing:
-            method.creators.remove(creator)
-            if not method.creators:
-                method.restore()
+            creators.remove(creator)
+            if not creators:
+                _replacements.pop((cls, name)).restore()
 
 
-def _replace(cls: type, name: str) -> Callable:
-    """Replaces a method by one that knows its creators, and how to put it back."""
-    creators: list = []
-    before = getattr(cls, name)
-    was_own = name in vars(cls)
+class _Replacement:
+    """A method of a class that makes its variables through creators.
 
-    @functools.wraps(before)
-    def replicated(self, *args, **kwargs):
-        scope = tf.variable_creator_scope(creators[-1]) if creators else contextlib.nullcontext()
-        with scope:
-            return before(self, *args, **kwargs)
+    Args:
+        cls: The class.
+        name: The method's name.
 
-    replicated.creators = creators
-    replicated.restore = lambda: setattr(cls, name, before) if was_own else delattr(cls, name)
-    setattr(cls, name, replicated)
-    return replicated
+    Attributes:
+        creators: The creators, of which the last counts.
+    """
+
+    def __init__(self, cls: type, name: str):
+        self.creators: list[types.Function] = []
+        self._cls = cls
+        self._name = name
+        self._before = before = getattr(cls, name)
+        self._was_own = name in vars(cls)
+
+        @functools.wraps(before)
+        def replicated(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.creators:  # it was looked up before it was put back
+                return before(owner, *args, **kwargs)
+            with tf.variable_creator_scope(self.creators[-1]):
+                return before(owner, *args, **kwargs)
+
+        setattr(cls, name, replicated)
+
+    def restore(self) -> None:
+        """Puts the method back."""
+        if self._was_own:
+            setattr(self._cls, self._name, self._before)
+        else:
+            delattr(self._cls, self._name)
 
 
-def _replicating_creator(num_replicas: int, device_pattern: str) -> Callable:
+def _replicating_creator(num_replicas: int, device_pattern: str) -> types.Function:
     """Returns a variable creator that makes replicated variables."""
     if num_replicas < 1:
         raise ValueError(
@@ -345,7 +373,7 @@ def _replicating_creator(num_replicas: int, device_pattern: str) -> Callable:
         )
     devices = [device_pattern.format(i) for i in range(num_replicas)]
 
-    def creator(next_creator, **kwargs):
+    def creator(next_creator: types.Function, **kwargs: Any) -> tf.Variable:
         mode = context.current()
         if mode is not None:
             # NOTE: the strategy's creators stand behind `next_creator`; the copies are not
@@ -360,9 +388,11 @@ def _replicating_creator(num_replicas: int, device_pattern: str) -> Callable:
     return creator
 
 
-def _make(next_creator: Callable, kwargs: dict, devices: Sequence[str]) -> ReplicatedVariable:
+def _make(
+    next_creator: types.Function, kwargs: types.Arguments, devices: Sequence[str]
+) -> ReplicatedVariable:
     """Makes a replicated variable, its copies outside of all collections."""
-    members: list = []
+    members: list[tf.Variable] = []
     with tf1.name_scope(kwargs.get("name") or "Variable") as scope:
         for i, device in enumerate(devices):
             # NOTE: the slash at the end keeps TensorFlow from adding the current scope.
@@ -375,7 +405,7 @@ def _make(next_creator: Callable, kwargs: dict, devices: Sequence[str]) -> Repli
     return ReplicatedVariable(scope.rstrip("/"), members)
 
 
-def _without_colocation():
+def _without_colocation() -> contextlib.AbstractContextManager[object]:
     """Leaves the colocation in force, under which every copy would be in one place."""
     graph = None if tf.executing_eagerly() else tf1.get_default_graph()
     if graph is None or not graph._colocation_stack.peek_objs():

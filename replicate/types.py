@@ -26,6 +26,12 @@ Arguments: TypeAlias = dict[str, Any]
 EstimatorSpec: TypeAlias = Any
 """A `replicate.estimator.EstimatorSpec`; Estimators are loaded on first use."""
 
+ModelFn: TypeAlias = Callable[..., EstimatorSpec]
+"""An Estimator's model_fn."""
+
+OptimizerFn: TypeAlias = Callable[..., tf1.train.Optimizer]
+"""Makes an optimizer; gets `params` if it names it."""
+
 RunConfig: TypeAlias = Any
 """A `replicate.estimator.RunConfig`."""
 

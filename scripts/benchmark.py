@@ -9,11 +9,11 @@ scripts/benchmark.py profile --models deep --towers 8 --subjects ours,loop,limit
 scripts/benchmark.py table             the figures that must hold, and whether they do
 scripts/benchmark.py show FILE...      tables of what --json wrote
 
-Subjects: one (one device), ours[:call|:split][:STRATEGY][:own|:fn], mirrored and
-central (TensorFlow's strategies), loop (by hand), limit (no transfers, K updates), bound (no
-transfers, one update). The first one is set in ratio to each other one. In a cluster ours is
-MultiWorkerStrategy, mirrored MultiWorkerMirroredStrategy, servers ParameterServerStrategy.
-docs/performance.md has the rest.
+Subjects: one (one device), ours[:call|:split][:STRATEGY][:own] (own: by an optimizer in the
+model_fn), mirrored and central (TensorFlow's strategies), loop (by hand), limit (no transfers, K
+updates), bound (no transfers, one update). The first one is set in ratio to each other one. In a
+cluster ours is MultiWorkerStrategy, mirrored MultiWorkerMirroredStrategy, servers
+ParameterServerStrategy. docs/performance.md has the rest.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """Shows one CPU to TensorFlow as eight devices, before any test can start it."""
 
+import fnmatch
 import os
 import pathlib
 import signal
@@ -29,6 +30,25 @@ try:
     )
 finally:
     os.dup2(_STDERR, 2)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="leave out what is marked thorough")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Deselects thorough tests, and the thorough parameters of a test."""
+    if config.getoption("quick"):
+        thorough = [item for item in items if is_thorough(item)]
+        config.hook.pytest_deselected(items=thorough)
+        items[:] = [item for item in items if item not in set(thorough)]
+
+
+def is_thorough(item) -> bool:
+    """Whether its mark, or that of its class or module, leaves an item to thorough runs."""
+    mark = item.get_closest_marker("thorough")
+    identity = item.callspec.id if hasattr(item, "callspec") else ""
+    return mark is not None and not any(fnmatch.fnmatch(identity, quick) for quick in mark.args)
 
 
 @pytest.fixture

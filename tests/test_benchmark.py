@@ -18,8 +18,8 @@ QUICK = ("--rounds", "1", "--seconds", "0.05", "--cpu")
 
 
 @pytest.fixture
-def room(monkeypatch):
-    """Imports a room of the benchmark."""
+def module(monkeypatch):
+    """Imports a module of the benchmark."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     return lambda name: importlib.import_module(f"benchmarking.{name}")
 
@@ -39,6 +39,7 @@ def read(file):
     return {(row["model"], row["subject"]): row["rounds"][0] for row in rows}
 
 
+@pytest.mark.thorough
 def test_every_subject_is_measured(tmp_path):
     subjects = "one,ours:call:own,ours:mirrored,mirrored,central,loop,limit,bound"
     file = tmp_path / "results.json"
@@ -57,9 +58,10 @@ def test_every_subject_is_measured(tmp_path):
     assert benchmark("show", str(file)).stdout.startswith("TensorFlow ")
 
 
-def test_every_model_is_built_by_towers_that_share_names(room, tmp_path):
+@pytest.mark.thorough
+def test_every_model_is_built_by_towers_that_share_names(module, tmp_path):
     file = tmp_path / "results.json"
-    models = room("names").MODELS
+    models = module("names").MODELS
     choice = ("--models", ",".join(models), "--towers", "2", "--subjects", "loop")
     benchmark("build", *choice, *QUICK, "--json", str(file))
     found = {model: "error" in result for (model, _), result in read(file).items()}
@@ -80,6 +82,7 @@ def test_a_profile_counts_transfers(tmp_path):
     assert "critical path, ms" in done.stdout
 
 
+@pytest.mark.thorough
 def test_a_cluster_is_measured(tmp_path):
     file = tmp_path / "results.json"
     choice = ("--models", "mlp", "--subjects", "ours", "--steps", "8", "--rounds", "1")
@@ -92,8 +95,8 @@ def test_a_cluster_is_measured(tmp_path):
     assert "counted by relays" in done.stdout
 
 
-def test_a_relay_counts_both_ways(room):
-    relays = room("relays")
+def test_a_relay_counts_both_ways(module):
+    relays = module("relays")
     with socket.create_server(("127.0.0.1", 0)) as server:
         mesh = relays.Mesh([server.getsockname()[1], 1])
         _, seen = mesh.seen_by(0), mesh.seen_by(1)
@@ -109,8 +112,8 @@ def test_a_relay_counts_both_ways(room):
     assert (mesh.moved(0), mesh.moved(1)) == ((2, 3), (3, 2))
 
 
-def test_a_ratio_is_the_median_of_pairs(room):
-    rounds = room("rounds")
+def test_a_ratio_is_the_median_of_pairs(module):
+    rounds = module("rounds")
     left, right = rounds.Case("mlp", 2, "ours"), rounds.Case("mlp", 2, "loop")
     results = {
         left: [{"steps": 10.0}, {"steps": 40.0}, {"steps": 90.0}],
@@ -125,8 +128,8 @@ def test_a_ratio_is_the_median_of_pairs(room):
     assert rounds.ratio(results, left, right, "build") is None
 
 
-def test_subjects_are_read(room):
-    names = room("names")
+def test_subjects_are_read(module):
+    names = module("names")
     subject = names.parse("ours:call:mirrored:own@beside")
     assert subject[1:] == ("ours", "call", "mirrored", True, True)
     assert names.parse("ours:split").tower_building == "split"
@@ -136,8 +139,8 @@ def test_subjects_are_read(room):
         names.parse("loop:call")
 
 
-def test_goals_are_measured_and_judged(room):
-    goals, rounds = room("goals"), room("rounds")
+def test_goals_are_measured_and_judged(module):
+    goals, rounds = module("goals"), module("rounds")
     cases = goals.cases()
     assert cases[rounds.Case("deep", 32, "ours")] == {"build"}
     assert cases[rounds.Case("deep", 8, "mirrored")] == {"build", "first", "steps"}
@@ -155,8 +158,8 @@ def test_goals_are_measured_and_judged(room):
     assert [*steps, "1.30", "no"] in lines
 
 
-def test_a_plot_is_drawn_or_its_lack_is_told(room, tmp_path):
-    tables, rounds = room("tables"), room("rounds")
+def test_a_plot_is_drawn_or_its_lack_is_told(module, tmp_path):
+    tables, rounds = module("tables"), module("rounds")
     results = {rounds.Case("mlp", 2, "ours"): [{"steps": 10.0}]}
     file = tmp_path / "steps.png"
     try:
@@ -169,7 +172,7 @@ def test_a_plot_is_drawn_or_its_lack_is_told(room, tmp_path):
         assert file.stat().st_size > 0
 
 
-def test_an_unknown_model_is_named(room):
+def test_an_unknown_model_is_named(module):
     script = importlib.import_module("benchmark")
     with pytest.raises(argparse.ArgumentTypeError, match="'mpl' is none of mlp, cnn"):
         script._models("mpl")

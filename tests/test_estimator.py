@@ -137,6 +137,7 @@ def test_install_sets_tf_estimator(run_python):
     assert said.split() == ["True"] * 5
 
 
+@pytest.mark.thorough
 def test_old_code_runs_as_it_is_after_install(run_python, tmp_path):
     # The mean of the loss's only weight: (w - 1)^2 from 0 by 0.5 * 2 is 1 after one step.
     said = run_python(

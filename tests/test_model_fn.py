@@ -537,6 +537,7 @@ def test_a_moving_average_can_be_used_where_it_is_moved(strategy):
     assert (found["kept:0"], found["used:0"]) == (6.75, 13.5)
 
 
+@pytest.mark.thorough("True-True")
 @pytest.mark.parametrize("was_enabled", [True, False])
 @pytest.mark.parametrize("fails", [False, True])
 def test_garbage_is_not_looked_for_while_a_model_is_built(was_enabled, fails):

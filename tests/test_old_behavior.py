@@ -1,5 +1,7 @@
 """Old Estimator code begins with `disable_v2_behavior`, which changes a whole process."""
 
+import pytest
+
 CODE = """
 import tempfile
 import numpy as np
@@ -33,6 +35,7 @@ print("rows", len(list(model.predict(input_fn))))
 """
 
 
+@pytest.mark.thorough
 def test_an_estimator_trains_under_the_old_behavior(run_python):
     said = run_python(CODE)
     said = getattr(said, "stdout", said)

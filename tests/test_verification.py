@@ -225,6 +225,7 @@ def add_noise_of_a_generator(x):
     return x + tf.random.Generator.from_seed(3).normal(tf.shape(x))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "disturb", [drop_with_a_graphs_seed, add_stateless_noise, add_noise_of_a_generator]
 )
@@ -405,6 +406,7 @@ def add_noise_of_python(x):
     return x + tf.ensure_shape(tf.numpy_function(noise, [x], tf.float32), x.shape)
 
 
+@pytest.mark.thorough("add_stateless_noise")
 @pytest.mark.parametrize(
     "disturb",
     [

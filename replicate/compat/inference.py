@@ -129,7 +129,7 @@ def infer_around_loops(
     return {name: [_dims(each.shape) for each in outputs] for name, outputs in found.items()}
 
 
-def _empty(graph_def: tf1.GraphDef, name: str, dims: Sequence[int], dtype: tf.DType) -> str:
+def _empty(graph_def: tf1.GraphDef, name: str, dims: Dims, dtype: tf.DType) -> str:
     """Adds an operation of a known shape, and returns its name.
 
     NOTE: of a placeholder Grappler takes the shape for unknown, as anything may be fed.

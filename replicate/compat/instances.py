@@ -97,7 +97,6 @@ TAKEN = _rows(
             "_distribute_strategy": "whether a variable was made under a strategy",
             "_save_slice_info": "a mirrored part of a variable is saved as that part",
             "_set_save_slice_info": "a mirrored part of a variable is saved as that part",
-            "_shared_name": "a Saver keeps one value of each name",
             "_export_to_saved_model_graph": "a SavedModel gets a distributed variable once",
             "_write_object_proto": "a SavedModel describes a distributed variable as its copy",
             "sparse_read": "a gather from a tower's variable reads those rows alone",

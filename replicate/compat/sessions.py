@@ -44,7 +44,7 @@ def _dispatching(own: Callable, _: object) -> Callable:
     return make
 
 
-_REPLACED = [
+_REPLACED: list[replacing.Replaced[None]] = [
     replacing.Replaced(lambda: tf1.train.SessionManager, name, _dispatching) for name in _METHODS
 ]
 

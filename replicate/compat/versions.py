@@ -73,7 +73,7 @@ def require_keras_2(found: str, setting: str | None) -> None:
     if not number or number < _FIRST_WITH_KERAS_3:
         return
     tf_keras = _installed("tf-keras")
-    if tf_keras is None or parse(tf_keras) < _FIRST_WITH_KERAS_3:
+    if (parse(tf_keras or "") or OLDEST) < _FIRST_WITH_KERAS_3:
         came = f"tf-keras {tf_keras}" if tf_keras else "no tf-keras"
         raise errors.UnsupportedTensorFlowError(
             f"Beside TensorFlow {found}, replicate needs the tf-keras of the same number; "

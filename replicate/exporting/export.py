@@ -45,7 +45,7 @@ def export_saved_model(
             share a batch of any size B >= 1; `place_towers` gives them devices.
         assets_extra: Path below `assets.extra` -> file to copy there.
         as_text: Whether to write the graph as text.
-        checkpoint_path: The checkpoint; None: the last one.
+        checkpoint_path: The checkpoint, if not the last one.
         experimental_mode: Whose graph to export: `"infer"`, `"eval"` or `"train"`.
 
     Returns:

@@ -2,11 +2,10 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from replicate import devices as device_names
 from replicate import errors
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import export
 from replicate.graph import portable
 
@@ -21,7 +20,7 @@ def place_towers(
     Args:
         saved_model_dir: A SavedModel of `export_saved_model(..., towers="merged")`.
         devices: One for each tower, or fewer, as `replicate_model_fn` takes them.
-        placed_dir: Where the copy goes; None: `saved_model_dir` with `-placed` added.
+        placed_dir: Where the copy goes, if not to `saved_model_dir` with `-placed` added.
 
     Returns:
         The path of the copy, for any loader.
@@ -46,12 +45,14 @@ def place_towers(
     return target
 
 
-def places(meta_graph: Any, devices: Sequence[str] | int | None, path: str) -> dict[str, str]:
+def places(
+    meta_graph: tf1.MetaGraphDef, devices: Sequence[str] | int | None, path: str
+) -> dict[str, str]:
     """Returns operation name -> device, for the operations of towers.
 
     Args:
         meta_graph: The graph.
-        devices: As `replicate_model_fn` takes them; None: no operation is placed.
+        devices: As `replicate_model_fn` takes them, if operations are to be placed.
         path: Where the model is, for error texts.
     """
     if devices is None:

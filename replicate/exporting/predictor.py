@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from replicate import devices as device_names
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import export, placed_towers
 
@@ -18,7 +19,7 @@ class Predictor:
 
     Args:
         path: The directory of the SavedModel.
-        devices: For a model with merged towers, where its towers compute; None: unplaced.
+        devices: For a model with merged towers, where its towers compute, if it is to be placed.
         tags: The tags of the graph to load, or its one tag.
 
     Raises:
@@ -94,7 +95,7 @@ class Predictor:
         outputs = {name: self._tensor(info) for name, info in sorted(definition.outputs.items())}
         return self._session.run(outputs, feeds)
 
-    def _tensor(self, info: Any) -> Any:
+    def _tensor(self, info: tf1.TensorInfo) -> types.Rows:
         with self._graph.as_default():
             return tf1.saved_model.get_tensor_from_tensor_info(info, graph=self._graph)
 
@@ -105,7 +106,7 @@ class Predictor:
     def __enter__(self) -> "Predictor":
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -121,7 +122,7 @@ def load_exported(
     return Predictor(path, devices, tags)
 
 
-def _meta_graph(path: str, tags: set[str]) -> Any:
+def _meta_graph(path: str, tags: set[str]) -> tf1.MetaGraphDef:
     meta_graphs = export.read(path).meta_graphs
     for meta_graph in meta_graphs:
         if set(meta_graph.meta_info_def.tags) == tags:

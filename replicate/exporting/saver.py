@@ -5,6 +5,7 @@ a SavedModel. That is the one place through which every export goes and nothing 
 here the spec gets a Saver that takes out what belongs to the exporting machine.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -43,8 +44,7 @@ class PortableSaver:
     Args:
         graph: The graph of the spec.
         worker_devices: The towers' devices.
-        saver: The model_fn's own Saver; None: one of all variables, made on first use.
-        config: The RunConfig, which says what a Saver keeps; or None.
+        saver: Returns the Saver that does the work; asked on first use, and once.
         left_out: What an export leaves out.
     """
 
@@ -52,22 +52,18 @@ class PortableSaver:
         self,
         graph: tf.Graph,
         worker_devices: Sequence[str],
-        saver: tf1.train.Saver | None,
-        config: types.RunConfig | None,
+        saver: Callable[[], tf1.train.Saver],
         left_out: LeftOut,
     ):
         self._graph = graph
         self._worker_devices = tuple(worker_devices)
-        self._inner = saver
-        self._config = config
+        self._make = saver
         self._left_out = left_out
 
-    @property
+    @functools.cached_property
     def wrapped(self) -> tf1.train.Saver:
         """The Saver that does the work."""
-        if self._inner is None:
-            self._inner = _default_saver(self._config)
-        return self._inner
+        return self._make()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -121,8 +117,13 @@ def make_exportable(
     else:
         unwritten = _unwritten_copies(graph) if spec.mode == types.EVAL else {}
         left_out = LeftOut(lambda: unwritten)
-    saver = PortableSaver(graph, worker_devices, scaffold.saver, config, left_out)
-    return spec._replace(scaffold=_with_saver(scaffold, saver))
+    own = scaffold.saver
+
+    def saver():
+        return _default_saver(config) if own is None else own
+
+    portable_saver = PortableSaver(graph, worker_devices, saver, left_out)
+    return spec._replace(scaffold=_with_saver(scaffold, portable_saver))
 
 
 def _with_saver(scaffold: tf1.train.Scaffold, saver: PortableSaver) -> tf1.train.Scaffold:

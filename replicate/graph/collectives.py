@@ -45,15 +45,17 @@ class Workers:
     Attributes:
         size: How many workers there are.
         position: The number of this one.
-        rows: How many rows all workers have in a step: an int, or a tensor of the current graph;
-            0: that is not counted.
         was_left: Whether the steps have ended because another worker ended its own.
     """
 
     size = 1
     position = 0
-    rows: int | tf.Tensor = 0
     was_left = False
+
+    @property
+    def rows(self) -> int | tf.Tensor:
+        """How many rows all workers have in a step: an int, or a tensor; 0: not counted."""
+        return 0
 
     @property
     def is_alone(self) -> bool:
@@ -393,13 +395,15 @@ def together(
         What each of them returns.
     """
     results: dict[int, Result] = {}
-    wanted: dict[int, list[tf.Tensor]] = {}
-    for n, generator in enumerate(running):
-        _go_on(n, lambda: next(generator), wanted, results)
-    while wanted:
-        found = iter(totals([part for asked in wanted.values() for part in asked]))
-        sent = {n: [next(found) for _ in asked] for n, asked in wanted.items()}
+    waiting: dict[int, list[tf.Tensor] | None] = dict.fromkeys(range(len(running)))
+    while waiting:
         wanted = {}
-        for n, sums in sent.items():
-            _go_on(n, functools.partial(running[n].send, sums), wanted, results)
+        for n, given in waiting.items():
+            try:
+                wanted[n] = next(running[n]) if given is None else running[n].send(given)
+            except StopIteration as end:
+                results[n] = end.value
+        parts = [part for asked in wanted.values() for part in asked]
+        found = iter(totals(parts) if parts else parts)
+        waiting = {n: [next(found) for _ in asked] for n, asked in wanted.items()}
     return [results[n] for n in range(len(running))]

@@ -11,9 +11,10 @@ its graph tries the name behind the prefix first; otherwise the graph is as it w
 
 import functools
 import re
-from collections.abc import Callable, Container, Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1, variable_scope
 from replicate.graph import operations
 
@@ -31,6 +32,12 @@ KEPT_FROM_ALL = (
 )
 
 _LOOKUPS = ("as_graph_element", "get_collection")
+
+Collections: TypeAlias = dict[Hashable, list[Any]]
+"""What the collections of a graph hold, by their names."""
+
+Listed: TypeAlias = tuple[tf.Variable, Sequence[Hashable]]
+"""A variable, and the collections that it is listed in."""
 
 
 class Views:
@@ -66,7 +73,7 @@ class GraphViews(Views):
         graph: tf.Graph,
         prefixes: Sequence[str],
         every_collection: bool,
-        unasked: Callable[[int], Sequence[tuple]],
+        unasked: Callable[[int], Sequence[Listed]],
     ):
         self._graph = graph
         self._every_collection = every_collection
@@ -86,7 +93,7 @@ class GraphViews(Views):
         self._partitioned_before = dict(self._store()._partitioned_vars)
         self._views = [self._copy_of_before(i) for i in range(len(prefixes))]
         self._shown = 0
-        self._operations: list[set] = [set() for _ in prefixes]
+        self._operations: list[set[tf.Operation]] = [set() for _ in prefixes]
         self._assigned = len(graph.get_operations())
 
     def operations(self, tower_id: int) -> set[tf.Operation]:
@@ -112,7 +119,7 @@ class GraphViews(Views):
                 # NOTE: a later tower makes no summaries, but whoever merges all must find some.
                 add_once(self._graph, key, [item for item in items if _is_summary(item)])
 
-    def added(self, tower_id: int, key: Hashable) -> list:
+    def added(self, tower_id: int, key: Hashable) -> list[Any]:
         """Returns what tower `tower_id` has added to the collection `key`."""
         if tower_id == self._shown:
             now = self._graph.get_collection(key)
@@ -131,7 +138,7 @@ class GraphViews(Views):
         for key, items in kept.items():
             add_once(self._graph, key, items)
 
-    def _copy_of_before(self, tower_id: int) -> dict:
+    def _copy_of_before(self, tower_id: int) -> Collections:
         view = {key: list(items) for key, items in self._before.items()}
         if tower_id > 0:
             store = variable_scope._VariableStore()
@@ -140,19 +147,19 @@ class GraphViews(Views):
             view[variable_scope._VARSTORE_KEY] = [store]
         return view
 
-    def _store(self):
+    def _store(self) -> Any:
         held = self._graph.get_collection_ref(variable_scope._VARSTORE_KEY)
         if not held:
             held.append(variable_scope._VariableStore())
         return held[0]
 
-    def _noted(self) -> dict:
+    def _noted(self) -> Collections:
         keys = [variable_scope._VARSTORE_KEY]
         if self._every_collection:
             keys += self._graph.get_all_collection_keys()
         return {key: self._graph.get_collection(key) for key in keys}
 
-    def _load(self, view: dict) -> None:
+    def _load(self, view: Collections) -> None:
         for key in {*self._noted(), *view}:
             self._graph.get_collection_ref(key)[:] = view.get(key, [])
 
@@ -175,8 +182,8 @@ class Prefix:
         graph: tf.Graph,
         prefix: str,
         plain: str,
-        made: Callable[[], Container],
-        unasked: Callable[[], Sequence[tuple]],
+        made: Callable[[], set[tf.Operation]],
+        unasked: Callable[[], Sequence[Listed]],
     ):
         self._graph = graph
         self.prefix = prefix
@@ -198,7 +205,7 @@ class Prefix:
             delattr(self._graph, name)
         self._is_shown = False
 
-    def as_graph_element(self, obj: Any, *args, **kwargs) -> Any:
+    def as_graph_element(self, obj: object, *args: bool, **kwargs: bool) -> types.Fetch:
         """Returns the operation or tensor that a name, or an object, stands for.
 
         Raises:
@@ -215,7 +222,9 @@ class Prefix:
             raise KeyError(f"The name {obj!r} is that of a variable that does not exist yet.")
         return found
 
-    def _own(self, find: Callable, name: str, *args, **kwargs) -> Any:
+    def _own(
+        self, find: Callable[..., types.Fetch], name: str, *args: bool, **kwargs: bool
+    ) -> types.Fetch | None:
         """Returns what the tower itself has made under a name of one device, or None."""
         if not name.startswith(self._plain):
             return None
@@ -225,7 +234,7 @@ class Prefix:
             return None
         return found if getattr(found, "op", found) in self._own_operations() else None
 
-    def _twin(self, found: Any) -> Any:
+    def _twin(self, found: types.Fetch) -> types.Fetch:
         """Returns what the tower has made in place of what another has made, if it is plain.
 
         What is made outside of the tower's prefix, as by importing a graph under no name, is
@@ -248,7 +257,7 @@ class Prefix:
         members = [member for item in listed for member in operations.copies_of(item)]
         return any(op is member.handle.op for member in members if hasattr(member, "handle"))
 
-    def get_collection(self, name: Hashable, scope: str | None = None) -> list:
+    def get_collection(self, name: Hashable, scope: str | None = None) -> list[Any]:
         """Returns what a collection holds, or those items whose names match a scope.
 
         A scope is one of one device's; where nothing is found, one that the tower was given.
@@ -264,7 +273,7 @@ class Prefix:
         found = [item for item in named if matches(self._plain_name(item))]
         return found or [item for item in named if matches(item.name)]
 
-    def _used(self, name: Hashable, held: list) -> list:
+    def _used(self, name: Hashable, held: Sequence[object]) -> list[tf.Variable]:
         """Returns what a collection lacks of the variables that the tower uses, unasked.
 
         A layer that is kept outside of the model_fn makes its variables in the first tower,
@@ -282,25 +291,25 @@ class Prefix:
                     found.append(variable)
         return found
 
-    def _in_order(self, variables: list) -> list:
+    def _in_order(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         """Returns variables in the order in which the first tower has made them."""
         made = {op: i for i, op in enumerate(self._graph.get_operations())}
         places = [operations.copies_of(item)[0] for item in variables]
         places = [made.get(getattr(getattr(p, "handle", p), "op", None), -1) for p in places]
         return [variables[i] for i in sorted(range(len(variables)), key=places.__getitem__)]
 
-    def _plain_name(self, item: Any) -> str:
+    def _plain_name(self, item: types.Fetch | tf.Variable) -> str:
         """Returns the name that a tensor or operation has on one device; a variable's own."""
         if isinstance(item, (tf.Tensor, tf.Operation)) and item.name.startswith(self.prefix):
             return self._plain + item.name.removeprefix(self.prefix)
         return item.name
 
 
-def _is_summary(item: Any) -> bool:
+def _is_summary(item: object) -> bool:
     return isinstance(item, tf.Tensor) and "Summary" in item.op.type
 
 
-def add_once(graph: tf.Graph, key: Hashable, items: Sequence) -> None:
+def add_once(graph: tf.Graph, key: Hashable, items: Sequence[object]) -> None:
     """Adds those of `items` to the collection `key` that it does not hold yet."""
     held = graph.get_collection_ref(key)
     known = {id(item) for item in held}
@@ -310,7 +319,7 @@ def add_once(graph: tf.Graph, key: Hashable, items: Sequence) -> None:
             held.append(item)
 
 
-def remove(graph: tf.Graph, key: Hashable, items: Sequence) -> None:
+def remove(graph: tf.Graph, key: Hashable, items: Sequence[object]) -> None:
     """Removes `items` from the collection `key`."""
     unwanted = {id(item) for item in items}
     held = graph.get_collection_ref(key)

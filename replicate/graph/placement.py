@@ -56,7 +56,7 @@ def balanced_by_bytes(devices: Sequence[str]) -> Chooser:
     """Puts each variable on the device that holds the fewest bytes so far, or the first of them."""
     held = dict.fromkeys(devices, 0)
 
-    def choose(shape, dtype):
+    def choose(shape: tf.TensorShape | None, dtype: tf.DType | None) -> str:
         chosen = min(held, key=held.__getitem__)
         held[chosen] += size_in_bytes(shape, dtype)
         return chosen
@@ -75,7 +75,7 @@ def size_in_bytes(shape: tf.TensorShape | None, dtype: tf.DType | None) -> int:
     return math.prod(dimensions) * item
 
 
-def device_function(chooser: Chooser, worker_device: str) -> Callable:
+def device_function(chooser: Chooser, worker_device: str) -> Callable[[tf.Operation], str]:
     """Returns what `tf.device` takes in a graph.
 
     Args:

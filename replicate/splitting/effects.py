@@ -133,7 +133,7 @@ def _users(running: Mapping[tf.Operation, str], structure: loops.Structure) -> t
             entering[structure.own_loop(op)].append(op)
     for op, kind in running.items():
         for handle in _variables(op, kind):
-            if kind in kinds.READS or not changes_state(op):
+            if kind in kinds.READS_OF_VALUES or not changes_state(op):
                 reads[handle].append(op)
             else:
                 root = structure.root(op)
@@ -143,7 +143,8 @@ def _users(running: Mapping[tf.Operation, str], structure: loops.Structure) -> t
 
 def _variables(op: tf.Operation, kind: str) -> Iterator[tf.Operation]:
     """Yields what made the variables that an operation reads or writes."""
-    if kind in kinds.READS or kinds.changes_state(kind) or definitions.is_call(kind):
+    is_used = kind in kinds.READS_OF_VALUES or kinds.changes_state(kind)
+    if is_used or definitions.is_call(kind):
         for tensor in op.inputs:
             handle = operations.made_by(tensor) if tensor.dtype == tf.resource else None
             if handle is not None:

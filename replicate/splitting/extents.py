@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import Space
 
+MOST_ENTRIES = 256  # of a value that may be a length, or several
+
 BATCH = "the batch's rows"
 PICKED = "picked rows"  # of one space or another: never equal to itself for certain
 

@@ -37,8 +37,8 @@ class Facts:
 
     Args:
         graph: The graph.
-        given: The tensors of the batch, as `probes.KnownRows` or pairs of tensor and axis, with those
-            that operations pick rows into.
+        given: The tensors of the batch, as `KnownRows` or pairs of tensor and axis, with those that
+            operations pick rows into.
         structure: Where stacks and lists are filled.
         num_devices: K.
         static_rows: How many rows the batch has, if the graph has that number; else None.
@@ -101,7 +101,7 @@ class Facts:
         """Returns a small constant that is the same for every batch; None: it is not."""
         if tensor.op.type == "Const":
             number = tensor.shape.num_elements()
-            return tf.get_static_value(tensor) if number <= folding.MOST_ENTRIES else None
+            return tf.get_static_value(tensor) if number <= extents.MOST_ENTRIES else None
         whole = self._folder.fold(tensor)
         found = folding.plain(whole, tensor.dtype)
         if found is None or not self._is_same_everywhere(tensor, whole):

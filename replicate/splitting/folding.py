@@ -14,7 +14,6 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting import extents
 from replicate.splitting.extents import Number, UnknownError
 
-MOST_ENTRIES = 256
 WHOLE_MODE = 0
 
 Value = np.ndarray  # of objects
@@ -79,7 +78,7 @@ class Folder:
 
     def _folded(self, tensor: tf.Tensor, mode: int) -> Value | None:
         number = tensor.shape.num_elements()
-        if number is not None and number > MOST_ENTRIES:
+        if number is not None and number > extents.MOST_ENTRIES:
             return None
         op = tensor.op
         if tensor.ref() in self._given:
@@ -196,8 +195,8 @@ def plain(value: Value | None, dtype: tf.DType) -> np.ndarray | None:
 
 def _fits(value: Value, dtype: tf.DType) -> bool:
     """Whether a value is small, and has no number that its dtype does not hold."""
-    if value.size > MOST_ENTRIES or dtype.is_bool:
-        return value.size <= MOST_ENTRIES
+    if value.size > extents.MOST_ENTRIES or dtype.is_bool:
+        return value.size <= extents.MOST_ENTRIES
     numbers = [each for each in value.flat if not isinstance(each, extents.Amount)]
     return all(dtype.min <= each <= dtype.max for each in numbers)
 
@@ -307,14 +306,14 @@ def _stitched(op: tf.Operation, v: Sequence[Value]) -> Value:
 
 def _range(op: tf.Operation, v: Sequence[Value]) -> Value:
     places = range(*(_number(each) for each in v))
-    if len(places) > MOST_ENTRIES:
+    if len(places) > extents.MOST_ENTRIES:
         raise UnknownError("too long")
     return _array(list(places))
 
 
 def _filled(op: tf.Operation, v: Sequence[Value]) -> Value:
     dims = _numbers(v[0])
-    if np.prod(dims) > MOST_ENTRIES:
+    if np.prod(dims) > extents.MOST_ENTRIES:
         raise UnknownError("too long")
     return np.full(dims, v[1][()], object)
 

@@ -12,6 +12,11 @@ from replicate.graph import operations
 
 # What reads variables, tables and queues. Between two writes it may run at any time, and often.
 READS_OF_VARIABLES = operations.READS | {"IsVariableInitialized"}
+READS_OF_VALUES = READS_OF_VARIABLES - {
+    "IsVariableInitialized",
+    "VarIsInitializedOp",
+    "VariableShape",
+}
 READS_OF_TABLES = frozenset(
     """LookupTableExport LookupTableExportV2 LookupTableFind LookupTableFindV2 LookupTableSize
     LookupTableSizeV2 QueueIsClosed QueueIsClosedV2 QueueSize QueueSizeV2""".split()

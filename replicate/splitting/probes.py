@@ -20,7 +20,7 @@ from replicate.compat import inference
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
-from replicate.splitting import extents, folding, order
+from replicate.splitting import extents, order
 from replicate.splitting.extents import Number, Sizes
 
 # Assumed rows of the batch and picked rows, the first that the graph allows: some ask for more
@@ -256,7 +256,7 @@ def _largest_number(graph: tf.Graph, graph_def: Any) -> int:
 
 def _numbers(tensor: Any) -> list[int]:
     """Returns the numbers of a small constant."""
-    if math.prod(dim.size for dim in tensor.tensor_shape.dim) > folding.MOST_ENTRIES:
+    if math.prod(dim.size for dim in tensor.tensor_shape.dim) > extents.MOST_ENTRIES:
         return []
     values = tf.make_ndarray(tensor).astype(np.float64).reshape(-1)
     return [math.ceil(each) for each in np.abs(values[np.isfinite(values)])]

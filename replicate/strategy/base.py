@@ -8,14 +8,14 @@ device, parameter server, mirrored) overrides the hooks only.
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
 from replicate import types
 from replicate.compat import graphs
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
-from replicate.strategy import communication, context, conversion, updates
+from replicate.strategy import context, conversion, updates
 from replicate.strategy.cluster import cluster as clusters
 from replicate.strategy.cluster import membership, sessions
 from replicate.strategy.tensorflow import bridge, datasets
@@ -30,12 +30,12 @@ NAMED: dict[str, type["DistributionStrategy"]] = {}
 """Strategies by the names that `replicate_model_fn` takes."""
 
 
-class DistributionStrategy(communication.Communication, updates.Updates):
+class DistributionStrategy(updates.Updates):
     """Runs a function once per tower, and keeps the towers' variables one model.
 
     Args:
         worker_devices: K devices on which the towers compute.
-        parameter_devices: The devices on which variables live.
+        parameter_devices: The devices on which variables live, if not on those of the towers.
         member: This process among the tasks of a cluster.
 
     Attributes:
@@ -54,12 +54,12 @@ class DistributionStrategy(communication.Communication, updates.Updates):
     def __init__(
         self,
         worker_devices: Sequence[str],
-        parameter_devices: Sequence[str],
+        parameter_devices: Sequence[str] = (),
         member: membership.Membership = membership.ALONE,
     ):
+        super().__init__(worker_devices)
         self._member = member
-        self._worker_devices = tuple(worker_devices)
-        self._parameter_devices = tuple(parameter_devices)
+        self._parameter_devices = tuple(parameter_devices) or self._worker_devices
         self.warns_of_partitioners = True  # once
         self._settled = functions.Settled()
         self._traced = functions.Traced()
@@ -92,21 +92,6 @@ class DistributionStrategy(communication.Communication, updates.Updates):
     def is_chief(self) -> bool:
         """Whether this process makes the variables, and writes checkpoints and summaries."""
         return self.cluster.is_chief
-
-    @property
-    def num_towers(self) -> int:
-        """K."""
-        return len(self._worker_devices)
-
-    @property
-    def is_single_tower(self) -> bool:
-        """Whether there is one tower, over all workers."""
-        return self.all_towers == 1
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """The K devices on which towers compute."""
-        return self._worker_devices
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
@@ -180,7 +165,9 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             yield
 
     @contextlib.contextmanager
-    def merging(self, share=None, is_tensorflows=False) -> Iterator[None]:
+    def merging(
+        self, share: context.Share | None = None, is_tensorflows: bool = False
+    ) -> Iterator[None]:
         """Enters cross-tower context from a tower, for the function of a merge call."""
         mode = context.Mode(self, share=share, is_tensorflows=is_tensorflows)
         with bridge.across(mode), tf.compat.v1.device(None):
@@ -196,13 +183,19 @@ class DistributionStrategy(communication.Communication, updates.Updates):
                 name,
             )
 
-    def _default_device(self):
+    def _default_device(self) -> contextlib.AbstractContextManager[object]:
         """Enters the device for what runs across towers."""
         return contextlib.nullcontext()
 
     # Towers.
 
-    def call_for_each_tower(self, fn: Callable, *args, run_concurrently=False, **kwargs) -> Any:
+    def call_for_each_tower(
+        self,
+        fn: types.Function,
+        *args: types.Nest,
+        run_concurrently: bool = False,
+        **kwargs: types.Nest,
+    ) -> types.Nest:
         """Runs `fn` once per tower, each in its tower context and on its device.
 
         Args:
@@ -234,14 +227,14 @@ class DistributionStrategy(communication.Communication, updates.Updates):
 
     def run_towers(
         self,
-        fn: Callable,
-        args: Sequence = (),
-        kwargs: dict | None = None,
+        fn: types.Function,
+        args: Sequence[types.Nest] = (),
+        kwargs: Mapping[str, types.Nest] | None = None,
         *,
         concurrent: bool = False,
         every_collection: bool = False,
         creations: sharing.Creations | None = None,
-    ) -> list:
+    ) -> list[types.Nest]:
         """Runs a function once per tower and returns the K results, not merged.
 
         Args:
@@ -252,27 +245,31 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             every_collection: Whether each tower sees graph collections of its own.
             creations: The log of the towers' variables, in place of a new one.
         """
-        share = context.current().share
-        creations = creations or sharing.Creations(self.num_towers)
+        share = context.share()
+        log = creations or sharing.Creations(self.num_towers)
 
-        def body(thread):
+        def body(thread: lockstep.TowerThread) -> types.Nest:
             i = thread.tower_id
-            tower = towers.LockstepContext(self, thread, creations, share)
-            mode = context.Mode(self, tower, share=share)
-            with bridge.in_tower(mode), self._tower_device(i):
+            tower = towers.LockstepContext(self, thread, log, share)
+            with bridge.in_tower(tower, share), self._tower_device(i):
                 return fn(
                     *values.select_tower(i, tuple(args), self._worker_devices),
                     **values.select_tower(i, dict(kwargs or {}), self._worker_devices),
                 )
 
         bodies = [body] * self.num_towers
-        return lockstep.run(bodies, creations, concurrent, every_collection)
+        return lockstep.run(bodies, log, concurrent, every_collection)
 
-    def _tower_device(self, tower_id: int):
+    def _tower_device(self, tower_id: int) -> contextlib.AbstractContextManager[object]:
         """Enters the device of a tower's operations."""
         return tf.device(self._worker_devices[tower_id])
 
-    def run(self, fn: Callable, args: Sequence = (), kwargs: dict | None = None) -> Any:
+    def run(
+        self,
+        fn: types.Function,
+        args: Sequence[types.Nest] = (),
+        kwargs: Mapping[str, types.Nest] | None = None,
+    ) -> types.Nest:
         """Runs `fn` once per tower, entering the scope where needed.
 
         Args:
@@ -287,7 +284,9 @@ class DistributionStrategy(communication.Communication, updates.Updates):
                 return self._traced.run(fn, call, tuple(args), dict(kwargs or {}))
             return self.call_for_each_tower(fn, *args, **(kwargs or {}))
 
-    def distribute_dataset(self, dataset_fn: Callable) -> datasets.PerDeviceDataset:
+    def distribute_dataset(
+        self, dataset_fn: Callable[[], tf.data.Dataset]
+    ) -> datasets.PerDeviceDataset:
         """Reads one dataset for all towers.
 
         Args:
@@ -307,7 +306,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
 
     # Variables.
 
-    def _creator(self, next_creator: Callable, **kwargs):
+    def _creator(self, next_creator: types.Function, **kwargs: Any) -> tf.Variable:
         """Makes a variable for whoever asks, in a tower or across towers."""
         if kwargs.get("variable_def") is not None:
             raise NotImplementedError(
@@ -316,12 +315,12 @@ class DistributionStrategy(communication.Communication, updates.Updates):
             )
         creation.require_known(kwargs)
         kwargs["use_resource"] = True
-        mode = context.current()
+        mode = context.required()
         if mode.strategy is not self:
             return next_creator(**kwargs)
         return sharing.made(mode.tower, kwargs, lambda: self._make_variable(next_creator, kwargs))
 
-    def _make_variable(self, next_creator: Callable, kwargs: dict):
+    def _make_variable(self, next_creator: types.Function, kwargs: types.Arguments) -> tf.Variable:
         kwargs["distribute_strategy"] = self._extended.container
         if creation.is_tower_local(kwargs):
             return self._make_tower_local(next_creator, kwargs)
@@ -329,16 +328,18 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         placed = self._places(kwargs) if beside is None else self.destinations_of(beside)
         return creation.make_mirrored(self, next_creator, kwargs, placed)
 
-    def _make_tower_local(self, next_creator: Callable, kwargs: dict):
+    def _make_tower_local(
+        self, next_creator: types.Function, kwargs: types.Arguments
+    ) -> tf.Variable:
         kwargs.pop("colocate_with", None)
         return creation.make_tower_local(self, next_creator, kwargs, self._worker_devices)
 
-    def _places(self, kwargs: dict) -> Sequence[str | None]:
-        """Returns the devices of a new variable's copies; None for wherever it falls."""
+    def _places(self, kwargs: types.Arguments) -> Sequence[str]:
+        """Returns the devices of a new variable's copies; `""` for wherever it falls."""
         raise NotImplementedError
 
     @contextlib.contextmanager
-    def colocate_vars_with(self, v: Any) -> Iterator[None]:
+    def colocate_vars_with(self, v: tf.Variable | Sequence[str]) -> Iterator[None]:
         """Variables made inside live where `v` lives.
 
         Args:
@@ -346,16 +347,17 @@ class DistributionStrategy(communication.Communication, updates.Updates):
         """
         self._require_mine("colocate_vars_with")
 
-        def beside(next_creator, **kwargs):
+        def beside(next_creator: types.Function, **kwargs: Any) -> tf.Variable:
             kwargs["colocate_with"] = v
             return next_creator(**kwargs)
 
-        is_distributed = isinstance(v, variables.DistributedVariable)
-        slots = v.making_slots() if is_distributed else contextlib.nullcontext()
+        slots: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if isinstance(v, variables.DistributedVariable):
+            slots = v.making_slots()
         with slots, tf.variable_creator_scope(beside):
             yield
 
-    def read_var(self, v: Any) -> Any:
+    def read_var(self, v: tf.Variable) -> tf.Tensor:
         """Returns a variable's value, aggregated over towers where it is tower-local."""
         self._require_mine("read_var")
         if isinstance(v, variables.DistributedVariable):
@@ -438,7 +440,7 @@ class DistributionStrategy(communication.Communication, updates.Updates):
 
     def _require_cross_tower(self, method: str) -> None:
         self._require_mine(method)
-        mode = context.current()
+        mode = context.required()
         if mode.tower is not None:
             raise RuntimeError(
                 f"{method}() sees all towers at once, but was called in tower "
@@ -449,13 +451,13 @@ class DistributionStrategy(communication.Communication, updates.Updates):
     def __repr__(self) -> str:
         return f"{type(self).__name__}(worker_devices={list(self._worker_devices)})"
 
-    def __copy__(self):
+    def __copy__(self) -> "DistributionStrategy":
         return self
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> "DistributionStrategy":
         return self
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"A strategy cannot be pickled: {self!r} belongs to the devices and the variables of "
             "this process. Make it anew where it is needed, from the names of its devices."

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from replicate import devices as device_names
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import all_reduce, collectives, packing, reductions
 from replicate.strategy import context, conversion
@@ -12,11 +13,33 @@ from replicate.strategy.variables import values, variables
 
 @conversion.unconverted
 class Communication:
-    """The verbs of a strategy that move values; a policy overrides the private hooks."""
+    """The verbs of a strategy that move values; a policy overrides the private hooks.
 
-    def __init_subclass__(cls, **kwargs):
+    Args:
+        worker_devices: K devices on which the towers compute.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         conversion.unconverted(cls)
+
+    def __init__(self, worker_devices: Sequence[str]):
+        self._worker_devices = tuple(worker_devices)
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The K devices on which towers compute."""
+        return self._worker_devices
+
+    @property
+    def num_towers(self) -> int:
+        """K."""
+        return len(self._worker_devices)
+
+    @property
+    def is_single_tower(self) -> bool:
+        """Whether there is one tower, over all workers."""
+        return self.all_towers == 1
 
     @property
     def all_towers(self) -> int:
@@ -31,14 +54,19 @@ class Communication:
     @property
     def workers(self) -> collectives.Workers:
         """The workers that join what they bring in the current graph."""
-        mode = context.current()
-        share = None if mode is None else mode.share
+        share = context.share()
         return self._workers() if share is None else share.workers
 
     def _workers(self) -> collectives.Workers:
         return collectives.ALONE
 
-    def reduce(self, aggregation: Any, value: Any, destinations: Any = None) -> Any:
+    def _require_cross_tower(self, method: str) -> None:
+        """Refuses a call that is not made across the towers of this strategy."""
+        raise NotImplementedError
+
+    def reduce(
+        self, aggregation: types.NamedReduction, value: types.Nest, destinations: types.Nest = None
+    ) -> types.Nest:
         """Reduces a value over towers.
 
         Args:
@@ -58,7 +86,11 @@ class Communication:
         """
         return self.batch_reduce(aggregation, [(value, destinations)])[0]
 
-    def batch_reduce(self, aggregation: Any, value_destination_pairs: Sequence) -> list:
+    def batch_reduce(
+        self,
+        aggregation: types.NamedReduction,
+        value_destination_pairs: Sequence[tuple[types.Nest, types.Nest]],
+    ) -> list[types.Nest]:
         """Reduces many values over towers, in fewer transfers.
 
         Args:
@@ -71,21 +103,23 @@ class Communication:
         self._require_cross_tower("batch_reduce")
         aggregation = reductions.aggregation_of(aggregation)
         nests = [(_as_nest(value), place) for value, place in value_destination_pairs]
-        leaves: list = []
+        leaves: list[tuple[types.Nest, types.Nest]] = []
         for nest, place in nests:
-            values.map_nest(lambda leaf, place=place: leaves.append((leaf, place)), nest)
+            found: list[types.Nest] = []
+            values.map_nest(found.append, nest)
+            leaves += [(leaf, place) for leaf in found]
         with tf1.name_scope(reductions.SCOPE):
             reduced = iter(self._reduce_leaves(aggregation, leaves))
         return [values.map_nest(lambda leaf: next(reduced), nest) for nest, _ in nests]
 
-    def mean_by_rows(self, value: Any, destinations: Any = None) -> Any:
+    def mean_by_rows(self, value: types.Nest, destinations: types.Nest = None) -> types.Nest:
         """Averages a value over towers, each weighted by its rows where a batch was split.
 
         Args:
             value: See `reduce`.
             destinations: See `reduce`.
         """
-        share = context.current().share
+        share = context.share()
         parts = value.values if isinstance(value, values.PerDevice) else ()
         is_floating = all(hasattr(p, "dtype") and p.dtype.is_floating for p in parts)
         if share is None or not parts or not is_floating:
@@ -93,9 +127,13 @@ class Communication:
         weighted = values.weighted(value, share.parts.weights)
         return self.reduce(variables.SUM, weighted, destinations)
 
-    def _reduce_leaves(self, aggregation, pairs: list) -> list:
+    def _reduce_leaves(
+        self,
+        aggregation: tf.VariableAggregation,
+        pairs: Sequence[tuple[types.Nest, types.Nest]],
+    ) -> list[types.Nest]:
         """Reduces N pairs, of which none is a nest."""
-        results: list = [None] * len(pairs)
+        results: list[types.Nest] = [None] * len(pairs)
         columns, places, positions = [], [], []
         for i, (value, destination) in enumerate(pairs):
             parts = self._parts(value)
@@ -111,7 +149,7 @@ class Communication:
                 results[i] = self._mirrored(copies, place)
         return results
 
-    def _parts(self, value: Any) -> list | None:
+    def _parts(self, value: types.Nest) -> list[types.Gradient] | None:
         """Returns the K tensors of a value that differs between towers."""
         if isinstance(value, values.PerDevice):
             return [_as_tensor(part) for part in value.values]
@@ -121,7 +159,7 @@ class Communication:
             return [value]  # of the only tower of this worker
         return None
 
-    def _places_of(self, destination: Any, value: Any) -> tuple:
+    def _places_of(self, destination: types.Nest, value: types.Nest) -> tuple[str, ...]:
         if destination is not None:
             places = tuple(dict.fromkeys(self.destinations_of(destination)))
             if not places:
@@ -132,15 +170,20 @@ class Communication:
             return places
         return tuple(self._reduce_destinations(value))
 
-    def sum_places(self, destination: Any) -> tuple[str | None, ...]:
+    def sum_places(self, destination: types.Nest) -> tuple[str, ...]:
         """Returns the devices that get what towers bring for a destination, added up."""
         return tuple(dict.fromkeys(self.destinations_of(destination)))
 
-    def _reduce_destinations(self, value: Any) -> Sequence[str]:
+    def _reduce_destinations(self, value: types.Nest) -> Sequence[str]:
         """Returns where a reduced value goes when nobody says."""
         return self.destinations_of(value)
 
-    def _batch_reduce(self, aggregation, columns: list, places: list) -> list:
+    def _batch_reduce(
+        self,
+        aggregation: tf.VariableAggregation,
+        columns: Sequence[Sequence[types.Gradient]],
+        places: Sequence[Sequence[str]],
+    ) -> list[list[types.Gradient]]:
         """Reduces N columns of K tensors; returns N lists of copies, one per place."""
         homes = [place[0] for place in places]
         workers = self.workers
@@ -162,10 +205,12 @@ class Communication:
         return reduced
 
     @staticmethod
-    def _mirrored(copies: Sequence, places: Sequence) -> Any:
+    def _mirrored(copies: Sequence[types.Gradient], places: Sequence[str]) -> types.Nest:
         return copies[0] if len(copies) == 1 else values.Mirrored(copies, places)
 
-    def _reduce_plain(self, aggregation, value: Any, destination: Any) -> Any:
+    def _reduce_plain(
+        self, aggregation: tf.VariableAggregation, value: types.Nest, destination: types.Nest
+    ) -> types.Nest:
         """Reduces what is the same in all towers."""
         is_zero = isinstance(value, (int, float)) and value == 0
         if aggregation == variables.SUM and not is_zero and not self.is_single_tower:
@@ -181,14 +226,14 @@ class Communication:
             value = value.values[0]
         return self.broadcast(value, destination)
 
-    def broadcast(self, tensor: Any, destinations: Any = None) -> Any:
+    def broadcast(self, tensor: types.Nest, destinations: types.Nest = None) -> types.Nest:
         """Mirrors a tensor to the worker devices, or to the destinations."""
         self._require_cross_tower("broadcast")
         places = self._worker_devices if destinations is None else self._places_of(destinations, 0)
         tensor = _as_tensor(tensor)
         return self._mirrored([reductions.copy_onto(tensor, place) for place in places], places)
 
-    def destinations_of(self, destination: Any) -> tuple[str | None, ...]:
+    def destinations_of(self, destination: types.Nest) -> tuple[str, ...]:
         """Returns the devices meant by a device, a list of devices, a variable or a value."""
         if isinstance(destination, variables.DistributedVariable):
             return destination.devices
@@ -203,7 +248,7 @@ class Communication:
             return container.devices
         return (device_names.canonical_or_same(getattr(destination, "device", None)),)
 
-    def unwrap(self, value: Any) -> list:
+    def unwrap(self, value: types.Nest) -> list[types.Nest]:
         """Returns the list of the values per device: one item for a plain value."""
         if isinstance(value, values.DistributedValues):
             return list(value.values)
@@ -215,11 +260,11 @@ class Communication:
                 return [_pick(value, i, self.unwrap) for i in range(count)]
         return [value]
 
-    def experimental_local_results(self, value: Any) -> tuple:
+    def experimental_local_results(self, value: types.Nest) -> tuple[types.Nest, ...]:
         """Returns the values per device, as a tuple."""
         return tuple(self.unwrap(value))
 
-    def group(self, value: Any, name: str | None = None) -> Any:
+    def group(self, value: types.Nest, name: str | None = None) -> tf.Operation:
         """Returns one operation that runs all per-device operations of `value`."""
         parts = [part for part in tf.nest.flatten(self.unwrap(value)) if part is not None]
         if len(parts) == 1 and name is None:
@@ -227,22 +272,24 @@ class Communication:
         return tf1.group(*parts, name=name)
 
 
-def is_of_one(value: Any) -> bool:
+def is_of_one(value: object) -> bool:
     """Whether a value is a tensor of one tower, and no variable."""
     return isinstance(value, tf.IndexedSlices) or (
         tf.is_tensor(value) and not isinstance(value, tf.Variable)
     )
 
 
-def _prepared(aggregation, parts: list) -> list:
+def _prepared(
+    aggregation: tf.VariableAggregation, parts: list[types.Gradient]
+) -> list[types.Gradient]:
     """Returns the tensors that are summed for K tensors that are reduced."""
     if aggregation == variables.MEAN:
         return [_as_floating(part) for part in parts]
-    share = context.current().share
+    share = context.share()
     return parts if share is None else reductions.mask_rows(parts, share.parts.has_rows)
 
 
-def _as_floating(value: Any) -> Any:
+def _as_floating(value: types.Gradient) -> types.Gradient:
     """Returns an integer tensor, or the values of IndexedSlices, as floats."""
     if not value.dtype.is_integer:
         return value
@@ -253,7 +300,7 @@ def _as_floating(value: Any) -> Any:
         return tf.cast(value, dtype)
 
 
-def _as_nest(value: Any) -> Any:
+def _as_nest(value: types.Nest) -> types.Nest:
     """Returns a PerDevice of nests as a nest of PerDevices; anything else as it is."""
     if isinstance(value, values.PerDevice):
         first = value.values[0]
@@ -263,7 +310,7 @@ def _as_nest(value: Any) -> Any:
     return value
 
 
-def _as_tensor(value: Any) -> Any:
+def _as_tensor(value: types.Nest) -> types.Gradient:
     if isinstance(value, tf.IndexedSlices):
         if all(map(tf.is_tensor, (value.values, value.indices))):
             return value
@@ -276,10 +323,12 @@ def _as_tensor(value: Any) -> Any:
     return value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
 
 
-def _pick(nest: Any, index: int, unwrap: Callable) -> Any:
+def _pick(
+    nest: types.Nest, index: int, unwrap: Callable[[types.Nest], list[types.Nest]]
+) -> types.Nest:
     """Returns the `index`-th part of each leaf of a nest."""
 
-    def leaf(value):
+    def leaf(value: types.Nest) -> types.Nest:
         parts = unwrap(value)
         return parts[index if len(parts) > 1 else 0]
 

@@ -9,13 +9,16 @@ to us is converted as the code is that gave it.
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TypeVar
 
+from replicate import types
 from replicate.compat import tensorflow as tfc
 
+Entity = TypeVar("Entity")
 
-def unconverted(entity: Any) -> Any:
+
+def unconverted(entity: Entity) -> Entity:
     """Marks a function, or the methods of a class, as not to be rewritten."""
     functions = [entity] if inspect.isfunction(entity) else vars(entity).values()
     for function in functions:
@@ -24,7 +27,7 @@ def unconverted(entity: Any) -> Any:
     return entity
 
 
-def as_here(fn: Callable) -> Callable:
+def as_here(fn: types.Function) -> types.Function:
     """Returns `fn` so that it is converted, in any thread, if the running code is.
 
     Args:
@@ -36,7 +39,7 @@ def as_here(fn: Callable) -> Callable:
     converted = tfc.autograph.tf_convert(fn, status)
 
     @functools.wraps(fn, updated=())
-    def call(*args, **kwargs):
+    def call(*args: types.Nest, **kwargs: types.Nest) -> types.Nest:
         try:
             return converted(*args, **kwargs)
         except tfc.autograph.StagingError as staged:
@@ -45,11 +48,11 @@ def as_here(fn: Callable) -> Callable:
     return unconverted(call)
 
 
-def innermost(fn: Callable) -> Callable:
+def innermost(fn: types.Function) -> types.Function:
     """Returns the function, or bound method, inside partials and wrappers."""
     while True:
         is_partial = hasattr(fn, "func") and hasattr(fn, "args")
-        inner = fn.func if is_partial else getattr(fn, "__wrapped__", None)
+        inner = getattr(fn, "func" if is_partial else "__wrapped__", None)
         if inner is None or inner is fn:
             return fn
         fn = inner
@@ -62,7 +65,7 @@ def own_types() -> Iterator[None]:
         yield
     except Exception as failure:
         with contextlib.suppress(AttributeError, TypeError):  # a class with slots
-            failure.ag_pass_through = True
+            vars(failure)["ag_pass_through"] = True
             vars(failure).pop("ag_error_metadata", None)
         raise
 

@@ -8,7 +8,7 @@ aggregate on each of its destinations. Small tensors may share a transfer
 from collections.abc import Sequence
 
 from replicate import devices as device_names
-from replicate import errors
+from replicate import errors, types
 from replicate.compat.tensorflow import tf
 from replicate.graph import all_reduce, reductions
 
@@ -44,10 +44,10 @@ class CrossDeviceOps:
     def batch_reduce(
         self,
         aggregation: tf.VariableAggregation,
-        columns: Sequence[Sequence[tf.Tensor | tf.IndexedSlices]],
+        columns: Sequence[Sequence[types.Gradient]],
         places: Sequence[Sequence[str]],
         workers: Sequence[str],
-    ) -> list[list[tf.Tensor | tf.IndexedSlices]]:
+    ) -> list[list[types.Gradient]]:
         """Reduces N columns.
 
         Args:
@@ -64,7 +64,7 @@ class CrossDeviceOps:
             for n, (parts, place) in enumerate(zip(columns, places, strict=True))
             if tuple(place) == tuple(workers) and len(parts) == len(workers) and _all_dense(parts)
         ]
-        found: dict[int, list] = {}
+        found: dict[int, list[types.Gradient]] = {}
         if together:
             rows = [list(row) for row in zip(*[columns[n] for n in together], strict=True)]
             summed = all_reduce.transferred(
@@ -83,7 +83,9 @@ class CrossDeviceOps:
                 found[n] = [reductions.divide_onto(c, len(parts), device) for c, device in copies]
         return [found[n] for n in range(len(columns))]
 
-    def _algorithm(self, rows: all_reduce.Rows, workers: Sequence[str], wire: all_reduce.Wire):
+    def _algorithm(
+        self, rows: all_reduce.Rows, devices: Sequence[str], wire: all_reduce.Wire
+    ) -> list[list[tf.Tensor]]:
         """Sums K x N dense tensors to K x N copies; see `all_reduce`."""
         raise NotImplementedError
 
@@ -94,14 +96,17 @@ class CrossDeviceOps:
         )
 
 
-def _all_dense(parts: Sequence) -> bool:
+def _all_dense(parts: Sequence[types.Gradient]) -> bool:
     return not any(isinstance(part, tf.IndexedSlices) for part in parts)
 
 
 class ReductionToOneDevice(CrossDeviceOps):
     """Sums on one device and copies the sum to all; see `CrossDeviceOps`."""
 
-    _algorithm = staticmethod(all_reduce.to_one_device)
+    def _algorithm(
+        self, rows: all_reduce.Rows, devices: Sequence[str], wire: all_reduce.Wire
+    ) -> list[list[tf.Tensor]]:
+        return all_reduce.to_one_device(rows, devices, wire)
 
 
 class HierarchicalCopyAllReduce(CrossDeviceOps):
@@ -113,26 +118,36 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
         transfer_dtype: See base class.
     """
 
-    def __init__(self, group_size: int = 4, pack_bytes: int = 0, transfer_dtype=None):
+    def __init__(
+        self, group_size: int = 4, pack_bytes: int = 0, transfer_dtype: tf.DType | None = None
+    ):
         super().__init__(pack_bytes, transfer_dtype)
         if group_size < 1:
             raise ValueError(f"group_size counts devices, 1 or more; got {group_size}.")
         self._group_size = group_size
 
-    def _algorithm(self, rows, workers, wire):
-        return all_reduce.hierarchical_copy(rows, workers, self._group_size, wire)
+    def _algorithm(
+        self, rows: all_reduce.Rows, devices: Sequence[str], wire: all_reduce.Wire
+    ) -> list[list[tf.Tensor]]:
+        return all_reduce.hierarchical_copy(rows, devices, self._group_size, wire)
 
 
 class RingAllReduce(CrossDeviceOps):
     """Sums around a ring of the devices; see `CrossDeviceOps` and `all_reduce.ring`."""
 
-    _algorithm = staticmethod(all_reduce.ring)
+    def _algorithm(
+        self, rows: all_reduce.Rows, devices: Sequence[str], wire: all_reduce.Wire
+    ) -> list[list[tf.Tensor]]:
+        return all_reduce.ring(rows, devices, wire)
 
 
 class NcclAllReduce(CrossDeviceOps):
     """Lets NVIDIA's library sum between GPUs; see `CrossDeviceOps`."""
 
-    _algorithm = staticmethod(all_reduce.nccl)
+    def _algorithm(
+        self, rows: all_reduce.Rows, devices: Sequence[str], wire: all_reduce.Wire
+    ) -> list[list[tf.Tensor]]:
+        return all_reduce.nccl(rows, devices, wire)
 
     def require(self, devices: Sequence[str]) -> None:
         """Refuses devices that are no GPUs.

@@ -1,10 +1,11 @@
 """The default strategy, and the accessors that library code may always call."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 from replicate import devices as device_names
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import base, context, conversion
 from replicate.strategy.towers import tower as towers
@@ -16,7 +17,7 @@ class DefaultStrategy(base.DistributionStrategy):
 
     is_default = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(("",), ("",))
 
     @property
@@ -41,20 +42,28 @@ class DefaultStrategy(base.DistributionStrategy):
             yield self
 
     @contextlib.contextmanager
-    def merging(self, share=None, is_tensorflows=False) -> Iterator[None]:
+    def merging(
+        self, share: context.Share | None = None, is_tensorflows: bool = False
+    ) -> Iterator[None]:
         """See base class."""
         del is_tensorflows  # a single tower has nothing that differs
         with context.entered(context.Mode(self, share=share)):
             yield
 
-    def run_towers(self, fn, args=(), kwargs=None, **options):
+    def run_towers(
+        self,
+        fn: types.Function,
+        args: Sequence[types.Nest] = (),
+        kwargs: Mapping[str, types.Nest] | None = None,
+        **options: object,
+    ) -> list[types.Nest]:
         """See base class."""
         del options  # a single tower shares nothing
         with context.entered(context.Mode(self, towers.TowerContext(self, 0))):
             return [fn(*args, **(kwargs or {}))]
 
     @contextlib.contextmanager
-    def colocate_vars_with(self, v: Any) -> Iterator[None]:
+    def colocate_vars_with(self, v: tf.Variable) -> Iterator[None]:
         """See base class."""
         if tf.executing_eagerly():
             with tf.device(v.device):
@@ -76,10 +85,10 @@ class DefaultStrategy(base.DistributionStrategy):
             )
         super()._require_cross_tower(method)
 
-    def _places(self, kwargs):
+    def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         return ("",)
 
-    def _reduce_destinations(self, value):
+    def _reduce_destinations(self, value: types.Nest) -> Sequence[str]:
         return ("",)
 
 
@@ -90,19 +99,36 @@ _default_tower = towers.TowerContext(_default, 0)
 def get_tower_context() -> towers.TowerContext | None:
     """Returns the tower context of the running code, or None across towers."""
     mode = context.current()
-    return _default_tower if mode is None else mode.tower
+    # Modes hold what is below `TowerContext`; all of them are made with one.
+    return _default_tower if mode is None else cast("towers.TowerContext | None", mode.tower)
+
+
+def required_tower_context() -> towers.TowerContext:
+    """Returns the tower context, to code that runs in a tower.
+
+    Raises:
+        RuntimeError: If it runs across towers.
+    """
+    tower = get_tower_context()
+    if tower is None:
+        raise RuntimeError(
+            "This code runs in each tower; it was called across towers, in the scope of "
+            f"{get_distribution_strategy()!r}. Call it in the function that "
+            "strategy.call_for_each_tower runs."
+        )
+    return tower
 
 
 def get_cross_tower_context() -> base.DistributionStrategy | None:
     """Returns the strategy if the running code sees all towers at once, else None."""
     mode = context.current()
-    return None if mode is None or mode.tower is not None else mode.strategy
+    return None if mode is None or mode.tower is not None else get_distribution_strategy()
 
 
 def get_distribution_strategy() -> base.DistributionStrategy:
     """Returns the strategy in charge: the default one where nobody chose."""
     mode = context.current()
-    return _default if mode is None else mode.strategy
+    return _default if mode is None else cast("base.DistributionStrategy", mode.strategy)
 
 
 def has_distribution_strategy() -> bool:
@@ -161,12 +187,12 @@ class UpdateContext:
         self._entered.enter_context(context.entered(mode._replace(update_device=self._device)))
         return self
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, *error: object) -> None:
         self._entered.close()
 
 
 @conversion.unconverted
-def increment_var(v: Any, amount: Any = 1) -> Any:
+def increment_var(v: tf.Variable, amount: float | tf.Tensor = 1) -> tf.Operation:
     """Adds `amount` to a variable once, in a tower or across towers.
 
     Args:
@@ -177,7 +203,7 @@ def increment_var(v: Any, amount: Any = 1) -> Any:
         One operation.
     """
 
-    def across(strategy, v):
+    def across(strategy: base.DistributionStrategy, v: tf.Variable) -> tf.Operation:
         updated = strategy.update(v, lambda copy: copy.assign_add(amount, read_value=False))
         return strategy.group(updated)
 

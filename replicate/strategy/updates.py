@@ -1,20 +1,20 @@
 """How each copy of a variable is updated, on its device: update, update_non_slot."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import context, conversion
+from replicate.strategy import communication, context
 from replicate.strategy.variables import values, variables
 
 
-@conversion.unconverted
-class Updates:
+class Updates(communication.Communication):
     """The verbs of a strategy that update variables."""
 
-    def update(self, var: Any, fn: Callable, *args, **kwargs) -> Any:
+    def update(
+        self, var: tf.Variable, fn: types.Function, *args: types.Nest, **kwargs: types.Nest
+    ) -> types.Nest:
         """Runs `fn(copy, ...)` on each device of a variable.
 
         Args:
@@ -37,7 +37,13 @@ class Updates:
             return self._update_on(var.devices, var.members, fn, args, kwargs)
         return self._update_on(self.destinations_of(var), (var,), fn, args, kwargs)
 
-    def update_non_slot(self, colocate_with: Any, fn: Callable, *args, **kwargs) -> Any:
+    def update_non_slot(
+        self,
+        colocate_with: Sequence[str],
+        fn: types.Function,
+        *args: types.Nest,
+        **kwargs: types.Nest,
+    ) -> types.Nest:
         """Runs `fn(...)` on each non-slot device.
 
         Args:
@@ -57,8 +63,15 @@ class Updates:
         places = self.destinations_of(colocate_with)
         return self._update_on(places, None, fn, args, kwargs)
 
-    def _update_on(self, places, members, fn, args, kwargs) -> Any:
-        mode = context.current()
+    def _update_on(
+        self,
+        places: Sequence[str],
+        members: Sequence[tf.Variable] | None,
+        fn: types.Function,
+        args: Sequence[types.Nest],
+        kwargs: Mapping[str, types.Nest],
+    ) -> types.Nest:
+        mode = context.required()
         results = []
         for i, place in enumerate(places):
             updating = mode._replace(update_device=place)
@@ -70,11 +83,11 @@ class Updates:
         return values.regroup(results, values.Mirrored, places)
 
     @staticmethod
-    def _copy_scope(index: int):
+    def _copy_scope(index: int) -> contextlib.AbstractContextManager[object]:
         """Copies after the first are updated under a name scope of their own."""
         return tf1.name_scope(f"tower_{index}") if index > 0 else contextlib.nullcontext()
 
-    def non_slot_devices(self, var_list: Sequence) -> Any:
+    def non_slot_devices(self, var_list: Sequence[tf.Variable]) -> Sequence[str]:
         """Returns where an optimizer's variables live that belong to no single variable."""
         return self.destinations_of(min(var_list, key=lambda v: v.name))
 
@@ -85,10 +98,10 @@ def _require_reduced(method: str, nest: types.Nest) -> None:
     NOTE: in merge calls of TensorFlow's own kind it is taken as it is: Keras reduces gradients
     in the towers, and clips them there, so that each brings an equal tensor of its own.
     """
-    if context.current().is_tensorflows:
+    if context.required().is_tensorflows:
         return
 
-    def leaf(value):
+    def leaf(value: types.Nest) -> None:
         if values.differs(value):
             raise ValueError(
                 f"{method}() takes what is the same for all copies, a plain or a Mirrored value: "

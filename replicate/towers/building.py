@@ -32,7 +32,7 @@ class Rules(NamedTuple):
         step: What is done with gradients before the update.
     """
 
-    reduction: str
+    reduction: types.Reduction
     update_ops: str
     step: steps.GradientStep
 
@@ -99,8 +99,8 @@ def _call(
 ) -> list[models.Tower]:
     """Calls the model_fn for each tower; optimizers let the towers meet."""
 
-    def tower_fn(features, labels):
-        built, tower = model.tower(features, labels), default.get_tower_context()
+    def tower_fn(features: types.Nest, labels: types.Nest) -> models.Tower:
+        built, tower = model.tower(features, labels), default.required_tower_context()
         _log.info("Built tower %d of %d on %s.", tower.tower_id, strategy.all_towers, tower.device)
         return built
 
@@ -140,7 +140,9 @@ def _merged(
     return merged._replace(train_op=train_op if joined is None else tf.group(train_op, joined))
 
 
-def _updates(model: models.Model, towers: Sequence[models.Tower], update_ops: str) -> list:
+def _updates(
+    model: models.Model, towers: Sequence[models.Tower], update_ops: str
+) -> list[types.Fetch]:
     """Returns the update operations that run beside the step."""
     if update_ops == "first" and not model.optimizer.is_given:
         return []  # a model_fn with an optimizer of its own runs what it wants

@@ -7,7 +7,6 @@ tower's variables, from which its value tensors read.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
@@ -16,7 +15,7 @@ from replicate.strategy import context
 from replicate.strategy.variables import variables
 
 
-def metric_reduction(variable: tf.Variable, fn: Callable) -> None:
+def metric_reduction(variable: tf.Variable, fn: Callable[[list[tf.Tensor]], tf.Tensor]) -> None:
     """Names how the towers' copies of a metric's variable become one.
 
     To be called in the model_fn for a metric whose variable is neither a sum nor a
@@ -39,7 +38,9 @@ def metric_reduction(variable: tf.Variable, fn: Callable) -> None:
         variable.reduce_by(fn)
 
 
-def merge(specs: Sequence[types.EstimatorSpec], made: Sequence[tf.Variable]) -> dict:
+def merge(
+    specs: Sequence[types.EstimatorSpec], made: Sequence[tf.Variable]
+) -> dict[str, tuple[tf.Tensor, tf.Operation]]:
     """Returns the first tower's metrics, whose updates gather every tower's rows.
 
     Args:
@@ -84,7 +85,9 @@ def _adds_up(variable: variables.TowerLocalVariable) -> bool:
     return variable.aggregation == variables.SUM and variable.reduction is None
 
 
-def _require_sums(assumed: Sequence[tf.Variable], updates: Sequence[types.Fetch]) -> None:
+def _require_sums(
+    assumed: Sequence[variables.TowerLocalVariable], updates: Sequence[types.Fetch]
+) -> None:
     """Refuses variables that did not say how to join their copies, and hold no sums."""
     executed = operations.executed_by(updates)
     for variable in assumed:
@@ -116,14 +119,14 @@ def _reads(tensor: tf.Tensor, handle: tf.Tensor) -> bool:
     return tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle
 
 
-def _value_of(value: Any) -> Any:
+def _value_of(value: tf.Tensor | tf.Variable) -> tf.Tensor:
     """Returns a metric's value tensor; of a variable, what its first copy has gathered."""
     if not isinstance(value, variables.DistributedVariable):
         return value
     return tf.identity(value.members[0].read_value())
 
 
-def _gather(metric_variables: Sequence[tf.Variable]) -> list[tf.Operation]:
+def _gather(metric_variables: Sequence[variables.TowerLocalVariable]) -> list[tf.Operation]:
     """Moves what all copies of metrics' variables have gathered into the first ones.
 
     What a tower without rows has gathered is dropped. NOTE: some metrics write to a copy's handle,
@@ -133,17 +136,19 @@ def _gather(metric_variables: Sequence[tf.Variable]) -> list[tf.Operation]:
         Operations after which the first copies hold the aggregates. Run again without an update in
         between, they change nothing.
     """
-    share = context.current().share
+    share = context.required_share()
     running = [_gathered(variable, share) for variable in metric_variables]
     return collectives.together(running, share.workers.totals)
 
 
-def _gathered(variable: variables.TowerLocalVariable, share: context.Share):
+def _gathered(
+    variable: variables.TowerLocalVariable, share: context.Share
+) -> collectives.Asking[tf.Operation]:
     """Gathers one variable; gives by `yield` what workers are to add up."""
     numeric = variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_complex
     copies = [tf.identity(member.read_value()) for member in variable.members]
     if variable.reduction is not None:
-        return _reduced(variable, copies, share)
+        return _reduced(variable, variable.reduction, copies, share)
     if variable.aggregation == variables.MEAN:
         return (yield from _averaged(variable, copies, share))
     if variable.aggregation == variables.SUM and numeric:
@@ -152,16 +157,21 @@ def _gathered(variable: variables.TowerLocalVariable, share: context.Share):
 
 
 def _reduced(
-    variable: tf.Variable, copies: Sequence[tf.Tensor], share: context.Share
+    variable: variables.TowerLocalVariable,
+    reduction: Callable[[list[tf.Tensor]], tf.Tensor],
+    copies: Sequence[tf.Tensor],
+    share: context.Share,
 ) -> tf.Operation:
     with _beside(variable, copies):
         starts = [tf.identity(member.initial_value) for member in variable.members]
         kept = [_kept(*parts) for parts in zip(copies, starts, share.parts.has_rows, strict=True)]
         kept = share.workers.all(kept)
-        return _move(variable.members, variable.reduction(kept))
+        return _move(variable.members, reduction(kept))
 
 
-def _averaged(variable: tf.Variable, copies: Sequence[tf.Tensor], share: context.Share):
+def _averaged(
+    variable: variables.TowerLocalVariable, copies: Sequence[tf.Tensor], share: context.Share
+) -> collectives.Asking[tf.Operation]:
     with _beside(variable, copies):
         counted = tf.add_n([tf.cast(has, copies[0].dtype) for has in share.parts.has_rows])
         total = tf.add_n(reductions.mask_rows(copies, share.parts.has_rows))
@@ -171,7 +181,9 @@ def _averaged(variable: tf.Variable, copies: Sequence[tf.Tensor], share: context
         return tf1.group(*[member.assign(mean, read_value=False) for member in variable.members])
 
 
-def _added(variable: tf.Variable, copies: Sequence[tf.Tensor], share: context.Share):
+def _added(
+    variable: variables.TowerLocalVariable, copies: Sequence[tf.Tensor], share: context.Share
+) -> collectives.Asking[tf.Operation]:
     members, has_rows = variable.members, share.parts.has_rows
     with _beside(variable, copies):
         starts = [tf.identity(member.initial_value) for member in members[1:]]
@@ -192,7 +204,7 @@ def _added(variable: tf.Variable, copies: Sequence[tf.Tensor], share: context.Sh
 
 
 @contextlib.contextmanager
-def _beside(variable: tf.Variable, copies: Sequence[tf.Tensor]) -> Iterator[None]:
+def _beside(variable: variables.TowerLocalVariable, copies: Sequence[tf.Tensor]) -> Iterator[None]:
     """Enters the device of the first copy, once all copies have been read."""
     with tf1.control_dependencies(copies), tf.device(variable.members[0].device):
         yield

@@ -1,12 +1,15 @@
 """K towers' values become one: rows in the order of the batch, scalars by the towers' rows."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import batches, reductions
 from replicate.strategy import base, context
+
+ExportOutput: TypeAlias = Any
+"""A `replicate.estimator.export.ExportOutput`; Estimators are loaded on first use."""
 
 
 def joined(strategy: base.DistributionStrategy, values: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -19,7 +22,7 @@ def joined(strategy: base.DistributionStrategy, values: Sequence[tf.Tensor]) -> 
     Returns:
         Their mean, each weighted by the rows of its tower, or their sum, of all workers.
     """
-    share = context.current().share
+    share = context.required_share()
     with tf1.name_scope(reductions.SCOPE):
         if share.reduction == "mean":
             total = reductions.weighted_sum_onto(values, share.parts.weights, strategy.home)
@@ -58,14 +61,14 @@ def _merged(
         return _concatenated(strategy, leaves, where)
     if not first.dtype.is_floating:
         return reductions.copy_onto(first, strategy.home)
-    weights = context.current().share.parts.weights
+    weights = context.required_share().parts.weights
     return reductions.weighted_sum_onto(leaves, weights, strategy.home)
 
 
 def _concatenated(
     strategy: base.DistributionStrategy, leaves: Sequence[types.Rows], where: str
 ) -> types.Rows:
-    has_rows = context.current().share.parts.has_rows
+    has_rows = context.required_share().parts.has_rows
     kept = [
         leaf if has is True else batches.take_rows(leaf, _row_limit(has))
         for leaf, has in zip(leaves, has_rows, strict=True)
@@ -73,7 +76,7 @@ def _concatenated(
     return reductions.concat_onto(_of_one_width(kept, where), strategy.home)
 
 
-def _of_one_width(leaves: Sequence[types.Rows], where: str) -> list:
+def _of_one_width(leaves: Sequence[types.Rows], where: str) -> list[types.Rows]:
     """Lets a run fail with the reason where towers' rows turn out to differ in shape."""
     first = leaves[0]
     if not isinstance(first, tf.Tensor) or first.shape[1:].is_fully_defined():
@@ -98,8 +101,8 @@ def _row_limit(has_rows: bool | tf.Tensor) -> int | tf.Tensor:
 
 
 def merge_export_outputs(
-    strategy: base.DistributionStrategy, outputs: Sequence[Mapping | None]
-) -> dict | None:
+    strategy: base.DistributionStrategy, outputs: Sequence[Mapping[str, ExportOutput] | None]
+) -> dict[str, ExportOutput] | None:
     """Merges the towers' export outputs, signature by signature.
 
     Args:
@@ -111,14 +114,16 @@ def merge_export_outputs(
     """
     if outputs[0] is None:
         return None
-    _require_same_structure([dict.fromkeys(output) for output in outputs], "export_outputs")
+    given = [output or {} for output in outputs]
+    _require_same_structure([dict.fromkeys(output) for output in given], "export_outputs")
     return {
-        name: _merge_output(strategy, [output[name] for output in outputs], name)
-        for name in outputs[0]
+        name: _merge_output(strategy, [output[name] for output in given], name) for name in given[0]
     }
 
 
-def _merge_output(strategy: base.DistributionStrategy, outputs: Sequence[Any], name: str) -> Any:
+def _merge_output(
+    strategy: base.DistributionStrategy, outputs: Sequence[ExportOutput], name: str
+) -> ExportOutput:
     kinds = [type(output) for output in outputs]
     if len(set(kinds)) > 1:
         raise errors.TowerMismatchError(
@@ -126,7 +131,7 @@ def _merge_output(strategy: base.DistributionStrategy, outputs: Sequence[Any], n
             f"{[kind.__name__ for kind in kinds]} over the towers. Look for a branch on the tower."
         )
 
-    def merged(field):
+    def merged(field: str) -> types.Nest:
         found = [getattr(output, field) for output in outputs]
         if field == "classes" and found[0] is not None and found[0].shape.rank == 0:
             found = [tf.expand_dims(item, 0) for item in found]

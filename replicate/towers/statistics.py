@@ -64,10 +64,10 @@ def _spread_first(variable: variables.TowerLocalVariable) -> tf.Operation:
 
 
 def _without_rows(
-    local: Sequence[tf.Variable], executed: set, running: Sequence[types.Fetch]
+    local: Sequence[tf.Variable], executed: set[tf.Operation], running: Sequence[types.Fetch]
 ) -> tf.Operation | None:
     """Gives the statistics of towers without rows the mean of the others', so as to count not."""
-    share = context.current().share
+    share = context.required_share()
     towers = [i for i, has in enumerate(share.parts.has_rows) if has is not True]
     found = _written(local, executed) if towers else []
     if not found:
@@ -85,7 +85,9 @@ def _without_rows(
         return tf1.group(*written)
 
 
-def _written(local: Sequence[tf.Variable], executed: set) -> list:
+def _written(
+    local: Sequence[tf.Variable], executed: set[tf.Operation]
+) -> list[variables.TowerLocalVariable]:
     """Returns the statistics that a step writes."""
     return [
         variable
@@ -95,20 +97,22 @@ def _written(local: Sequence[tf.Variable], executed: set) -> list:
     ]
 
 
-def _values_after(found: Sequence[tf.Variable], running: Sequence[types.Fetch]) -> list[list]:
+def _values_after(
+    found: Sequence[variables.TowerLocalVariable], running: Sequence[types.Fetch]
+) -> list[list[tf.Tensor]]:
     """Returns the values of all copies once a step is done."""
     with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
         return [[tf.identity(c.read_value()) for c in variable.members] for variable in found]
 
 
 def _averaged(
-    local: Sequence[tf.Variable], executed: set, running: Sequence[types.Fetch]
+    local: Sequence[tf.Variable], executed: set[tf.Operation], running: Sequence[types.Fetch]
 ) -> tf.Operation | None:
     """Gives all copies of the statistics that a step writes their mean, weighted by rows."""
     found = _written(local, executed)
     if not found:
         return None
-    share = context.current().share
+    share = context.required_share()
     copies = _values_after(found, running)
     with tf1.control_dependencies([copy for column in copies for copy in column]):
         means = [

@@ -5,12 +5,12 @@ the checkpoint, and a restored run starts with them empty.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation, operations, reductions
-from replicate.strategy import base
+from replicate.strategy import context
 from replicate.strategy.variables import values
 
 
@@ -23,15 +23,15 @@ class Accumulation:
         is_mean: Whether an update takes the mean of the batches' gradients, or their sum.
     """
 
-    def __init__(self, strategy: base.DistributionStrategy, steps: int, is_mean: bool):
+    def __init__(self, strategy: context.Strategy, steps: int, is_mean: bool):
         self._strategy = strategy
         self._steps = steps
         self._divisor = steps if is_mean else 1
 
     def add(
         self,
-        pairs: Sequence[tuple[Any, tf.Variable]],
-        update: Callable[[list], tf.Operation],
+        pairs: context.Pairs,
+        update: Callable[[list[types.Nest]], tf.Operation],
         global_step: tf.Variable | None,
     ) -> tf.Operation:
         """Adds gradients to what is gathered, and updates with every `steps`-th batch.
@@ -67,7 +67,10 @@ class Accumulation:
         return self._strategy.group(updated, name=name)
 
     def _apply(
-        self, gathered: Sequence["_Gathered"], counter: tf.Variable, update: Callable
+        self,
+        gathered: Sequence["_Gathered"],
+        counter: tf.Variable,
+        update: Callable[[list[types.Nest]], tf.Operation],
     ) -> tf.Operation:
         """Updates with what is gathered, and begins anew."""
         with tf1.control_dependencies([update([item.value(self._divisor) for item in gathered])]):
@@ -77,7 +80,7 @@ class Accumulation:
 
 
 @contextlib.contextmanager
-def legacy_cond():
+def legacy_cond() -> Iterator[None]:
     """Conditional operations stay in the graph: optimizers look their variables up by it."""
     was_new = tf1.control_flow_v2_enabled()
     tf1.disable_control_flow_v2()
@@ -89,7 +92,7 @@ def legacy_cond():
 
 
 @contextlib.contextmanager
-def _train_ops_kept():
+def _train_ops_kept() -> Iterator[None]:
     """Keeps an update that cannot be run by itself out of the collection TRAIN_OP."""
     listed = tf1.get_collection_ref(tf1.GraphKeys.TRAIN_OP)
     before = list(listed)
@@ -103,7 +106,7 @@ class _Gathered:
     Dense ones are added up; of sparse ones each touched row is kept once.
     """
 
-    def __init__(self, strategy: base.DistributionStrategy, gradient: Any, variable: tf.Variable):
+    def __init__(self, strategy: context.Strategy, gradient: types.Nest, variable: tf.Variable):
         self._strategy = strategy
         self._shape = variable.shape
         example = values.first_of(gradient)
@@ -117,14 +120,14 @@ class _Gathered:
             shape = variable.shape.as_list()
             self._sum = _local(strategy, places, f"{name}/gradient", shape, example.dtype)
 
-    def add(self, gradient: Any) -> tf.Operation:
+    def add(self, gradient: types.Nest) -> tf.Operation:
         """Adds one batch's reduced gradient to each copy."""
         if not self._is_sparse:
             return self._everywhere(
                 self._sum, lambda copy, g: copy.assign_add(g, read_value=False), gradient
             )
 
-        def append(rows, g):
+        def append(rows: tf.Variable, g: tf.IndexedSlices) -> tf.Operation:
             indices = _member_like(self._indices, rows)
             joined = reductions.deduplicate(
                 tf.IndexedSlices(
@@ -139,7 +142,7 @@ class _Gathered:
 
         return self._everywhere(self._sum, append, gradient)
 
-    def value(self, count: int) -> Any:
+    def value(self, count: int) -> types.Nest:
         """Returns what is gathered, divided by `count`, copy by copy."""
         found = [
             reductions.divide_onto(copy.read_value(), count, copy.device)
@@ -157,7 +160,9 @@ class _Gathered:
         owned = [self._sum, self._indices] if self._is_sparse else [self._sum]
         return tf1.group(*[self._everywhere(variable, _clear) for variable in owned])
 
-    def _everywhere(self, variable: tf.Variable, fn: Callable, *args) -> tf.Operation:
+    def _everywhere(
+        self, variable: tf.Variable, fn: types.Function, *args: types.Nest
+    ) -> tf.Operation:
         return self._strategy.group(self._strategy.update(variable, fn, *args))
 
 
@@ -174,8 +179,8 @@ def _nothing(shape: Sequence[int | None], dtype: tf.DType) -> tf.Tensor:
 
 
 def _local(
-    strategy: base.DistributionStrategy,
-    places: Sequence[str | None],
+    strategy: context.Strategy,
+    places: Sequence[str],
     name: str,
     shape: Sequence[int | None],
     dtype: tf.DType,

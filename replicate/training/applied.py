@@ -1,11 +1,11 @@
 """What K towers bring to an optimizer step: one list of gradients, clipped."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
+from replicate.strategy import context
 from replicate.strategy.variables import values
 
 
@@ -17,18 +17,20 @@ class TowerGradients:
         pairs: The tower's pairs of gradient (or None) and variable.
     """
 
-    def __init__(self, optimizer: tf1.train.Optimizer, pairs: Sequence[tuple]):
+    def __init__(self, optimizer: tf1.train.Optimizer, pairs: context.Pairs):
         self.optimizer = optimizer
         self.pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
         self.skipped = [variable for gradient, variable in pairs if gradient is None]
 
     @property
-    def trained(self) -> list:
+    def trained(self) -> list[tf.Variable]:
         """The variables that have a gradient."""
         return [variable for _, variable in self.pairs]
 
 
-def joined(towers: Sequence[TowerGradients], devices: Sequence[str]) -> list[tuple]:
+def joined(
+    towers: Sequence[TowerGradients], devices: Sequence[str]
+) -> list[tuple[types.Nest, tf.Variable]]:
     """Joins K towers' lists of N pairs into one list.
 
     Args:
@@ -97,16 +99,16 @@ def _require_same_variables(i: int, tower: TowerGradients, first: TowerGradients
     )
 
 
-def _without(wanted: Sequence[tf.Variable], others: Sequence[tf.Variable]) -> list:
+def _without(wanted: Sequence[tf.Variable], others: Sequence[tf.Variable]) -> list[tf.Variable]:
     known = {id(variable) for variable in others}
     return [variable for variable in wanted if id(variable) not in known]
 
 
-def _name(variable: Any) -> str:
+def _name(variable: tf.Variable) -> str:
     return str(getattr(variable, "name", variable))
 
 
-def clip(gradients: Sequence[Any], limit: float) -> list:
+def clip(gradients: Sequence[types.Nest], limit: float) -> list[types.Nest]:
     """Scales reduced gradients so that their global norm is at most `limit`.
 
     The norm is sqrt(sum over all gradients of their squares); rows of IndexedSlices with
@@ -125,7 +127,7 @@ def clip(gradients: Sequence[Any], limit: float) -> list:
         tf.math.is_finite(norm), factor, tf.fill([], norm.dtype.as_numpy_dtype("nan"))
     )
 
-    def scaled(copy):
+    def scaled(copy: types.Gradient) -> types.Gradient:
         return reductions.scaled(copy, factor, reductions.device_of(copy))
 
     return [values.map_copies(scaled, gradient) for gradient in gradients]

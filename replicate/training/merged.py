@@ -6,11 +6,12 @@ through `tf.distribute` a strategy of a single replica, whose updates reach ever
 """
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager
 
+from replicate import types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import conversion
+from replicate.strategy import context, conversion
 from replicate.strategy.tensorflow import bridge
 from replicate.strategy.variables import values
 
@@ -24,20 +25,20 @@ class MergedStrategy(tf1.distribute.Strategy):
         gradients: N reduced gradients: tensors, IndexedSlices, or copies of these.
     """
 
-    def __init__(self, owner: Any, gradients: Sequence[Any]):
+    def __init__(self, owner: context.Strategy, gradients: Sequence[types.Nest]):
         self._owner = owner
         super().__init__(MergedExtended(self, owner, gradients))
 
     @property
-    def owner(self) -> Any:
+    def owner(self) -> context.Strategy:
         """The `DistributionStrategy` that does the work."""
         return self._owner
 
-    def scope(self):
+    def scope(self) -> AbstractContextManager[object]:
         """See base class."""
         return self._owner.scope()
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> "MergedStrategy":
         return self
 
 
@@ -51,7 +52,12 @@ class MergedExtended(bridge.BridgeExtended):
         gradients: See `MergedStrategy`.
     """
 
-    def __init__(self, container: MergedStrategy, strategy: Any, gradients: Sequence[Any]):
+    def __init__(
+        self,
+        container: MergedStrategy,
+        strategy: context.Strategy,
+        gradients: Sequence[types.Nest],
+    ):
         super().__init__(container, strategy)
         # NOTE: an optimizer is shown the first copy; where it gives that back as it is, the
         # other copies are at hand, and nothing is sent again.
@@ -61,17 +67,28 @@ class MergedExtended(bridge.BridgeExtended):
             if isinstance(gradient, values.DistributedValues)
         }
 
-    def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
+    def batch_reduce_to(
+        self,
+        reduce_op: types.NamedReduction,
+        value_destination_pairs: Sequence[tuple[types.Nest, types.Nest]],
+        options: object = None,
+    ) -> list[types.Nest]:
         """Returns the gradients, copied to each device of their variables."""
         del reduce_op, options
         return [self._everywhere(value, variable) for value, variable in value_destination_pairs]
 
-    def reduce_to(self, reduce_op, value, destinations, options=None):
+    def reduce_to(
+        self,
+        reduce_op: types.NamedReduction,
+        value: types.Nest,
+        destinations: types.Nest,
+        options: object = None,
+    ) -> types.Nest:
         """Returns the value, copied to the destinations."""
         del reduce_op, options
         return self._everywhere(value, destinations)
 
-    def _everywhere(self, value: Any, destination: Any) -> Any:
+    def _everywhere(self, value: types.Nest, destination: types.Nest) -> types.Nest:
         if isinstance(value, values.DistributedValues):
             return value
         if id(value) in self._copies:
@@ -80,30 +97,37 @@ class MergedExtended(bridge.BridgeExtended):
             return value
         return self._strategy.broadcast(value, destination)
 
-    def call_for_each_replica(self, fn, args=(), kwargs=None):
+    def call_for_each_replica(
+        self,
+        fn: types.Function,
+        args: Sequence[types.Nest] = (),
+        kwargs: types.Arguments | None = None,
+    ) -> types.Nest:
         """Runs `fn` once; of mirrored arguments it gets the first copy."""
         with tf.distribute.ReplicaContext(self._bridge, 0):
             return fn(
                 *values.select_tower(0, tuple(args)), **values.select_tower(0, dict(kwargs or {}))
             )
 
-    def variable_created_in_scope(self, v) -> bool:
+    def variable_created_in_scope(self, v: tf.Variable) -> bool:
         """Whether `v` was made under the strategy that does the work."""
         return self._strategy.extended.variable_created_in_scope(v)
 
     @property
-    def _num_replicas_in_sync(self):
+    def _num_replicas_in_sync(self) -> int:
         return 1
 
-    def _local_results(self, val):
+    def _local_results(self, val: types.Nest) -> tuple[types.Nest, ...]:
         return (val,)
 
-    def _reduce(self, reduce_op, value):
+    def _reduce(self, reduce_op: types.NamedReduction, value: types.Nest) -> types.Nest:
         del reduce_op
         return value
 
 
-def run(owner: Any, apply: Any, pairs: Sequence[tuple], *args) -> Any:
+def run(
+    owner: context.Strategy, apply: types.Function, pairs: context.Pairs, *args: types.Nest
+) -> types.Nest:
     """Runs an optimizer's update across towers, with all towers as one.
 
     Args:

@@ -5,8 +5,8 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from replicate import types
 from replicate.compat import generators, keras
@@ -16,6 +16,8 @@ from replicate.training import optimizer as optimizers
 
 _log = logging.getLogger("replicate")
 _ARGUMENTS = ("features", "labels", "mode", "params", "config")
+
+Value = TypeVar("Value")
 
 
 class Tower(NamedTuple):
@@ -49,11 +51,11 @@ class Model:
 
     def __init__(
         self,
-        model_fn: Callable,
-        optimizer_fn: Callable | None,
+        model_fn: types.ModelFn,
+        optimizer_fn: types.OptimizerFn | None,
         mode: str,
-        params: Any,
-        config: Any,
+        params: object,
+        config: types.RunConfig | None,
     ):
         self.mode = mode
         is_used = mode == types.TRAIN
@@ -119,7 +121,7 @@ class Model:
         return spec
 
 
-def argument_names(model_fn: Callable) -> tuple[str, ...]:
+def argument_names(model_fn: types.ModelFn) -> tuple[str, ...]:
     """Returns those of a model_fn's known arguments that it names.
 
     Raises:
@@ -138,7 +140,7 @@ def argument_names(model_fn: Callable) -> tuple[str, ...]:
     return names
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Value) -> Value:
     try:
         return copy.deepcopy(value)
     except Exception as reason:  # noqa: BLE001 - whatever a user's class raises
@@ -177,7 +179,7 @@ def entered(share: context.Share) -> Iterator[None]:
         share: The batch.
     """
     with (
-        context.entered(context.current()._replace(share=share)),
+        context.entered(context.required()._replace(share=share)),
         keras.loss_reductions(_keras_reduction),
         keras.output_names(_is_of_batch),
         generators.drawing_as_one_device(_is_of_whole_batch),
@@ -197,7 +199,7 @@ def _is_of_whole_batch() -> bool:
     return mode is not None and mode.share is not None and mode.strategy.is_single_tower
 
 
-def _keras_reduction(reduction: Any) -> Any:
+def _keras_reduction(reduction: str) -> str | None:
     """Lets a Keras loss average over its tower's rows; in other code Keras decides."""
     if not _is_of_batch():
         return None

@@ -8,8 +8,7 @@ this same way.
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
@@ -40,7 +39,7 @@ class OptimizerFactory:
         made: The optimizer, once a tower has asked.
     """
 
-    def __init__(self, optimizer_fn: Callable | None, params: Any):
+    def __init__(self, optimizer_fn: types.OptimizerFn | None, params: object):
         self._optimizer_fn = optimizer_fn
         self._params = params
         self.made: tf1.train.Optimizer | None = None
@@ -54,10 +53,13 @@ class OptimizerFactory:
         """Returns the optimizer.
 
         Raises:
+            RuntimeError: If there is none to make.
             TypeError: If `optimizer_fn` returned something else.
         """
+        if self._optimizer_fn is None:
+            raise RuntimeError("The model_fn uses its own optimizers; no optimizer_fn was given.")
         if self.made is None:
-            made = self._optimizer_fn(**self._arguments())
+            made = self._optimizer_fn(**_arguments(self._optimizer_fn, self._params))
             if not isinstance(made, tf1.train.Optimizer):
                 raise TypeError(
                     "optimizer_fn must return a tf.compat.v1.train.Optimizer; got "
@@ -69,21 +71,23 @@ class OptimizerFactory:
             self.made = made
         return self.made
 
-    def _arguments(self) -> dict:
-        try:
-            names = inspect.signature(self._optimizer_fn).parameters
-        except (TypeError, ValueError):  # a builtin that hides its signature
-            return {}
-        return {"params": self._params} if "params" in names else {}
-
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Leaves out the steps of optimizers that a model_fn makes beside this one, if given."""
         mode = context.current()
         if self.is_given:
-            mode = mode._replace(share=mode.share._replace(step=steps.LeftOut()))
+            share = context.required_share()._replace(step=steps.LeftOut())
+            mode = context.required()._replace(share=share)
         with context.entered(mode):
             yield
+
+
+def _arguments(optimizer_fn: types.OptimizerFn, params: object) -> dict[str, object]:
+    try:
+        names = inspect.signature(optimizer_fn).parameters
+    except (TypeError, ValueError):  # a builtin that hides its signature
+        return {}
+    return {"params": params} if "params" in names else {}
 
 
 def forget_unused(specs: Sequence[types.EstimatorSpec], runs: Sequence[types.Fetch]) -> None:
@@ -117,7 +121,9 @@ def _tensors(spec: types.EstimatorSpec) -> list[types.Fetch]:
     return [leaf for leaf in leaves if isinstance(leaf, (tf.Tensor, tf.Operation))]
 
 
-def _is_forgotten(variable: tf.Variable, replaced: set, running: set) -> bool:
+def _is_forgotten(
+    variable: tf.Variable, replaced: set[tf.Operation], running: set[tf.Operation]
+) -> bool:
     """Whether nothing uses a variable but the step that is replaced, and what initializes it."""
     members = operations.copies_of(variable)
     users = {user for member in members for user in member.op.outputs[0].consumers()}
@@ -149,4 +155,4 @@ def minimize(optimizer: tf1.train.Optimizer, loss: tf.Tensor) -> tf.Operation:
             "the model_fn for operations without gradients."
         )
     global_step = tf1.train.get_or_create_global_step()
-    return context.current().share.step.apply_gradients(optimizer, pairs, global_step)
+    return context.required_share().step.apply_gradients(optimizer, pairs, global_step)

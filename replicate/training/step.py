@@ -8,16 +8,21 @@ variables, once, with all towers as one.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
 from replicate.strategy import base, context, conversion, default
+from replicate.strategy.tensorflow import bridge
 from replicate.strategy.variables import values, variables
 from replicate.training import accumulation, applied, merged
 
-Pairs: TypeAlias = list[tuple[Any, tf.Variable]]
-"""Gradients, or copies of them on several devices, each with its variable."""
+Update: TypeAlias = Callable[[context.Pairs, tf.Variable | None], tf.Operation]
+"""Updates by pairs of a reduced gradient and its variable; advances the global step, if given."""
+
+Merge: TypeAlias = tuple[types.Function, Sequence[types.Nest]]
+"""A function to call across towers, and its arguments."""
 
 # The functions that optimizers pass to a merge call: TensorFlow's own, then tf_keras'.
 _APPLY = "_distributed_apply"
@@ -55,7 +60,7 @@ class GradientStep:
         """Returns this step for a single tower, which has the whole batch."""
         return OneDeviceStep(self._accumulate_steps, self._clip_global_norm)
 
-    def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
+    def wrap(self, merge_fn: types.Function, args: Sequence[types.Nest]) -> Merge:
         """Returns what to call across towers in place of `merge_fn(*args)`.
 
         Args:
@@ -75,8 +80,12 @@ class GradientStep:
         return merge_fn, args
 
     def apply_gradients(
-        self, optimizer: tf1.train.Optimizer, pairs: Sequence, *args, **kwargs
-    ) -> Any:
+        self,
+        optimizer: tf1.train.Optimizer,
+        pairs: context.Pairs,
+        *args: types.Nest,
+        **kwargs: types.Nest,
+    ) -> tf.Operation:
         """Lets the towers meet, and calls `optimizer.apply_gradients` once for all.
 
         Args:
@@ -90,11 +99,18 @@ class GradientStep:
         """
         brought = applied.TowerGradients(optimizer, list(pairs))
         across = functools.partial(self._apply, functools.partial(_apply_once, optimizer))
-        return default.get_tower_context().merge_call(across, brought, *args, **kwargs)
+        return default.required_tower_context().merge_call(across, brought, *args, **kwargs)
 
-    def _apply(self, apply, strategy, brought, global_step=None, name=None) -> Any:
+    def _apply(
+        self,
+        apply: types.Function,
+        strategy: base.DistributionStrategy | bridge.BridgeStrategy,
+        brought: types.Nest,
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation:
         """The step of a `tf.compat.v1.train.Optimizer`."""
-        owner = getattr(strategy, "owner", strategy)
+        owner = strategy.owner if isinstance(strategy, bridge.BridgeStrategy) else strategy
         towers = _brought(brought)
         optimizer = towers[0].optimizer
         pairs = self._joined(owner, towers)
@@ -102,7 +118,7 @@ class GradientStep:
             _require_no_queues(optimizer)
             _create_slots(optimizer, towers[0].trained)
 
-        def update(found, step):
+        def update(found: context.Pairs, step: tf.Variable | None) -> tf.Operation:
             return merged.run(owner, apply, found, step, name)
 
         updated = self._updated(owner, pairs, update, global_step)
@@ -111,24 +127,30 @@ class GradientStep:
             vars(tower.optimizer).update(vars(optimizer))
         return updated
 
-    def _apply_keras(self, merge_fn, strategy, pairs, **kwargs) -> Any:
+    def _apply_keras(
+        self,
+        merge_fn: types.Function,
+        strategy: bridge.BridgeStrategy,
+        pairs: context.Pairs,
+        **kwargs: types.Nest,
+    ) -> tf.Operation:
         """The step of a tf_keras optimizer, whose gradients were summed before."""
 
-        def update(found, step):
+        def update(found: context.Pairs, step: tf.Variable | None) -> tf.Operation:
             del step  # the optimizer's `iterations` is its own to advance
             return merge_fn(strategy, found, **kwargs)
 
         return self._updated(strategy.owner, list(pairs), update)
 
-    def _sum_keras(self, strategy, brought) -> list:
+    def _sum_keras(self, strategy: bridge.BridgeStrategy, brought: types.Nest) -> list[types.Nest]:
         return [gradient for gradient, _ in self._joined(strategy.owner, _brought(brought))]
 
     def _joined(
-        self, strategy: base.DistributionStrategy, towers: Sequence[applied.TowerGradients]
-    ) -> Pairs:
+        self, strategy: context.Strategy, towers: Sequence[applied.TowerGradients]
+    ) -> context.Pairs:
         """Returns N pairs of a gradient of all towers, reduced, and its variable."""
         pairs = applied.joined(towers, strategy.worker_devices)
-        share, reduced = context.current().share, pairs
+        share, reduced = context.share(), pairs
         if share is not None and share.reduction == "mean" and not strategy.is_single_tower:
             with tf1.name_scope(reductions.SCOPE):
                 reduced = [(values.weighted(g, share.parts.weights), v) for g, v in pairs]
@@ -137,22 +159,22 @@ class GradientStep:
 
     def _updated(
         self,
-        strategy: base.DistributionStrategy,
-        pairs: Pairs,
-        update: Callable,
+        strategy: context.Strategy,
+        pairs: context.Pairs,
+        update: Update,
         global_step: tf.Variable | None = None,
-    ) -> Any:
+    ) -> tf.Operation:
         """Updates by reduced gradients, clipped, or by those of several batches together.
 
         Args:
             strategy: The strategy; the code runs across towers.
             pairs: N pairs of a reduced gradient and its variable.
-            update: Takes the N pairs to update by, and the global step.
+            update: Makes the update.
             global_step: Advanced with every batch, if there is one.
         """
         trained = [variable for _, variable in pairs]
 
-        def clipped(found, step):
+        def clipped(found: list[types.Nest], step: tf.Variable | None) -> tf.Operation:
             if self._clip_global_norm is not None:
                 found = applied.clip(found, self._clip_global_norm)
             return update(list(zip(found, trained, strict=True)), step)
@@ -171,20 +193,24 @@ class OneDeviceStep(GradientStep):
     on one device, no other, and by the same names.
     """
 
-    def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
+    def wrap(self, merge_fn: types.Function, args: Sequence[types.Nest]) -> Merge:
         """See base class."""
         function = conversion.innermost(merge_fn)
         if self._changes_gradients:
             return super().wrap(merge_fn, args)
         if getattr(function, "__func__", None) is tf1.train.Optimizer._distributed_apply:
-            return functools.partial(_apply_here, function.__self__), args
+            return functools.partial(_apply_here, getattr(function, "__self__", None)), args
         if getattr(function, "__name__", "") == _KERAS_SUM:
             return _as_given, args
         return super().wrap(merge_fn, args)
 
     def apply_gradients(
-        self, optimizer: tf1.train.Optimizer, pairs: Sequence, *args, **kwargs
-    ) -> Any:
+        self,
+        optimizer: tf1.train.Optimizer,
+        pairs: context.Pairs,
+        *args: types.Nest,
+        **kwargs: types.Nest,
+    ) -> tf.Operation:
         """See base class."""
         if self._changes_gradients:
             return super().apply_gradients(optimizer, pairs, *args, **kwargs)
@@ -200,7 +226,7 @@ class LeftOut:
 
     is_left_out = True
 
-    def wrap(self, merge_fn: Callable, args: Sequence) -> tuple[Callable, Sequence]:
+    def wrap(self, merge_fn: types.Function, args: Sequence[types.Nest]) -> Merge:
         """See `GradientStep.wrap`."""
         name = getattr(conversion.innermost(merge_fn), "__name__", "")
         if name == _KERAS_SUM:
@@ -208,33 +234,43 @@ class LeftOut:
         return (_nothing if name == _APPLY else merge_fn), args
 
     def apply_gradients(
-        self, optimizer: tf1.train.Optimizer, pairs: Sequence, *args, **kwargs
+        self,
+        optimizer: tf1.train.Optimizer,
+        pairs: context.Pairs,
+        *args: types.Nest,
+        **kwargs: types.Nest,
     ) -> tf.Operation:
         """Does nothing."""
         del optimizer, pairs, args, kwargs
         return tf.no_op()
 
 
-def _brought(brought: Any) -> Sequence:
+def _brought(brought: types.Nest) -> Sequence[applied.TowerGradients]:
     """Returns what the towers brought: one thing of each of them."""
     return brought.values if isinstance(brought, values.PerDevice) else [brought]
 
 
-def _nothing(*args, **kwargs) -> tf.Operation:
+def _nothing(*args: object, **kwargs: object) -> tf.Operation:
     """Stands for the update of an optimizer that is left out."""
     del args, kwargs
     return tf.no_op()
 
 
-def _as_given(strategy, pairs, *args, **kwargs) -> list:
+def _as_given(
+    strategy: object, pairs: context.Pairs, *args: object, **kwargs: object
+) -> list[types.Nest]:
     """Stands for the sum of gradients for an optimizer that is left out."""
     del strategy, args, kwargs
     return [gradient for gradient, _ in pairs]
 
 
 def _apply_here(
-    optimizer: tf1.train.Optimizer, strategy: Any, pairs: Sequence, step: Any, name: Any
-) -> Any:
+    optimizer: tf1.train.Optimizer,
+    strategy: object,
+    pairs: context.Pairs,
+    step: tf.Variable | None,
+    name: str | None,
+) -> tf.Operation:
     """Applies gradients as where there is no strategy."""
     del strategy
     apply = functools.partial(tf1.train.Optimizer.apply_gradients, optimizer)
@@ -242,15 +278,19 @@ def _apply_here(
 
 
 def _apply_once(
-    optimizer: tf1.train.Optimizer, whole: Any, pairs: Sequence, global_step: Any, name: Any
-) -> Any:
+    optimizer: tf1.train.Optimizer,
+    whole: merged.MergedStrategy,
+    pairs: context.Pairs,
+    global_step: tf.Variable | None,
+    name: str | None,
+) -> tf.Operation:
     """Calls `apply_gradients`, with only those arguments that were given."""
-    kwargs = {"global_step": global_step, "name": name}
-    kwargs = {key: value for key, value in kwargs.items() if value is not None}
+    given = {"global_step": global_step, "name": name}
+    kwargs = {key: value for key, value in given.items() if value is not None}
     return whole.extended.call_for_each_replica(optimizer.apply_gradients, (pairs,), kwargs)
 
 
-def _create_slots(optimizer: tf1.train.Optimizer, trained: Sequence) -> None:
+def _create_slots(optimizer: tf1.train.Optimizer, trained: Sequence[tf.Variable]) -> None:
     """Makes an optimizer's variables where no condition holds, with one device's names."""
     while isinstance(optimizer, tf1.train.Optimizer):
         with tf.init_scope():
@@ -258,7 +298,9 @@ def _create_slots(optimizer: tf1.train.Optimizer, trained: Sequence) -> None:
         optimizer = getattr(optimizer, "_optimizer", None)  # of a loss-scale wrapper
 
 
-def _require_positive(name: str, value: Any, kinds: Any) -> None:
+def _require_positive(
+    name: str, value: float, kinds: type[int] | tuple[type[int], type[float]]
+) -> None:
     if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
         raise ValueError(f"{name} must be a positive number; got {value!r}.")
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from replicate.compat.tensorflow import tf1
+from replicate import types
+from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import context
 from replicate.training import merged, step
 
@@ -21,7 +22,7 @@ class TowerOptimizer(tf1.train.Optimizer):
             without arguments: a class, a partial, a function. Called on first use, once.
     """
 
-    def __init__(self, optimizer_or_fn: tf1.train.Optimizer | Callable):
+    def __init__(self, optimizer_or_fn: tf1.train.Optimizer | Callable[[], tf1.train.Optimizer]):
         if not isinstance(optimizer_or_fn, tf1.train.Optimizer) and not callable(optimizer_or_fn):
             raise TypeError(
                 "TowerOptimizer takes a tf.compat.v1.train.Optimizer, or a function that returns "
@@ -49,11 +50,18 @@ class TowerOptimizer(tf1.train.Optimizer):
             self._optimizer_or_fn = made
         return self._optimizer_or_fn
 
-    def compute_gradients(self, loss: Any, *args, **kwargs) -> list:
+    def compute_gradients(
+        self, loss: tf.Tensor | Callable[[], tf.Tensor], *args: Any, **kwargs: Any
+    ) -> list[tuple[types.Gradient | None, tf.Variable]]:
         """See base class. In a tower, they are that tower's own."""
         return self.optimizer.compute_gradients(loss, *args, **kwargs)
 
-    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: Any = None):
+    def apply_gradients(
+        self,
+        grads_and_vars: context.Pairs,
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+    ) -> tf.Operation:
         """See base class. In a tower, the towers meet; the update happens once.
 
         Raises:
@@ -76,7 +84,7 @@ class TowerOptimizer(tf1.train.Optimizer):
         """See base class."""
         return self.optimizer.get_name()
 
-    def get_slot(self, var: Any, name: str) -> Any:
+    def get_slot(self, var: tf.Variable, name: str) -> tf.Variable | None:
         """See base class."""
         return self.optimizer.get_slot(var, name)
 
@@ -84,7 +92,7 @@ class TowerOptimizer(tf1.train.Optimizer):
         """See base class."""
         return self.optimizer.get_slot_names()
 
-    def variables(self) -> list:
+    def variables(self) -> list[tf.Variable]:
         """See base class."""
         return self.optimizer.variables()
 

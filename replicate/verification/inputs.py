@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from replicate.graph import rows
 _SPARSE = tf1.SparseTensorValue
 _RAGGED = tf1.ragged.RaggedTensorValue
 
-Leaf = np.ndarray | _SPARSE | _RAGGED | None
+Leaf: TypeAlias = np.ndarray | tf1.SparseTensorValue | tf1.ragged.RaggedTensorValue | None
 """What a session returns for a tensor of features or labels; None where there is none."""
 
-Batch = list[Leaf]
+Batch: TypeAlias = list[Leaf]
 """The leaves of a batch, features first, as `tf.nest` lists them."""
 
 
@@ -61,7 +61,8 @@ def row_count(batch: Batch) -> int:
     Raises:
         BatchError: If leaves disagree on it, or it is 0, or none has rows.
     """
-    counts = {_count(value) for value in batch if value is not None} - {None}
+    found = [_count(value) for value in batch if value is not None]
+    counts = {count for count in found if count is not None}
     if len(counts) != 1 or 0 in counts:
         shown = " and ".join(map(str, sorted(counts))) or "no"
         raise errors.BatchError(
@@ -80,19 +81,19 @@ def _count(value: Leaf) -> int | None:
     return len(value) if np.ndim(value) else None
 
 
-def take(value: Leaf, index: Sequence[int]) -> Leaf:
+def take(value: Leaf, index: Sequence[int] | np.ndarray) -> Leaf:
     """Returns the rows of a leaf that an index names, in its order; scalars and None stay."""
-    index = np.asarray(index, np.int64)
+    numbers = np.asarray(index, np.int64)
     if value is None or _count(value) is None:
         return value
     if isinstance(value, _SPARSE):
-        return _take_sparse(value, index)
+        return _take_sparse(value, numbers)
     if isinstance(value, _RAGGED):
-        return _take_ragged(value, index)
-    return np.asarray(value)[index]
+        return _take_ragged(value, numbers)
+    return np.asarray(value)[numbers]
 
 
-def _take_sparse(value: _SPARSE, index: np.ndarray) -> _SPARSE:
+def _take_sparse(value: tf1.SparseTensorValue, index: np.ndarray) -> tf1.SparseTensorValue:
     parts = [np.flatnonzero(value.indices[:, 0] == old) for old in index]
     entries = np.concatenate([np.zeros(0, np.int64), *parts])
     indices = value.indices[entries]
@@ -101,7 +102,9 @@ def _take_sparse(value: _SPARSE, index: np.ndarray) -> _SPARSE:
     return _SPARSE(indices, value.values[entries], shape)
 
 
-def _take_ragged(value: _RAGGED, index: np.ndarray) -> _RAGGED:
+def _take_ragged(
+    value: tf1.ragged.RaggedTensorValue, index: np.ndarray
+) -> tf1.ragged.RaggedTensorValue:
     begins, ends = value.row_splits[index], value.row_splits[index + 1]
     runs = [np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)]
     inner = take(value.values, np.concatenate([np.zeros(0, np.int64), *runs]))
@@ -251,9 +254,10 @@ def _placeholder(spec: tf.TypeSpec, row_count: int) -> types.Rows:
 
 def _ragged_placeholder(spec: tf.RaggedTensorSpec, shape: list | None) -> tf.RaggedTensor:
     inner = None if shape is None else [None, *shape[spec.ragged_rank + 1 :]]
+    known = None if shape is None else shape[0]
     made = tf1.placeholder(spec.dtype, inner)
     for level in reversed(range(spec.ragged_rank)):
-        knows = level == 0 and shape is not None and shape[0] is not None
-        splits = tf1.placeholder(spec.row_splits_dtype, [shape[0] + 1 if knows else None])
+        count = known + 1 if level == 0 and known is not None else None
+        splits = tf1.placeholder(spec.row_splits_dtype, [count])
         made = tf.RaggedTensor.from_row_splits(made, splits, validate=False)
     return made

@@ -16,7 +16,7 @@ dtype from 1 to the next number. Whole numbers, truths and texts have ε = 0.
 import collections
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -130,6 +130,9 @@ def _reassociated(least: float, size: float) -> float:
     return least * ORDER * size
 
 
+_Largest: TypeAlias = collections.defaultdict[Any, float]
+
+
 class Noises:
     """The noise of all batches, joined.
 
@@ -138,9 +141,13 @@ class Noises:
     """
 
     def __init__(self, measures: Iterable[Measure]):
-        self._relative = collections.defaultdict(float)  # of each key, as a part of the scale
-        self._orders = collections.defaultdict(float)  # likewise, what the order of rows makes
-        self._scales = collections.defaultdict(float)  # S of each kind
+        self._relative: _Largest = collections.defaultdict(
+            float
+        )  # of each key, as a part of the scale
+        self._orders: _Largest = collections.defaultdict(
+            float
+        )  # likewise, what the order of rows makes
+        self._scales: _Largest = collections.defaultdict(float)  # S of each kind
         for one in measures:
             if not one.is_random and not one.fault and one.scale:
                 key, what = one.key, one.key.what

@@ -4,14 +4,12 @@ import contextlib
 import json
 import os
 import pathlib
-import shutil
 import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
 
-from benchmarking import processes, relays
+from benchmarking import names, processes, relays
 
 WORK = "--work-for-a-cluster"  # what the script is called with to be a task
 SECONDS = 180.0  # after which a measurement is ended
@@ -25,16 +23,16 @@ class Clusters:
         root: The checkout whose `replicate` is measured.
         steps: How many steps are timed.
         servers: M, how many parameter servers there are for those who want some.
-        trace: A folder for profiles; None: nothing is traced.
+        trace: A folder for profiles, if steps are traced.
     """
 
     def __init__(
         self,
         python: str,
         root: pathlib.Path,
-        steps: int = 200,
-        servers: int = 1,
-        trace: str | None = None,
+        steps: int,
+        servers: int,
+        trace: str | None,
     ):
         self._python, self._root, self._steps, self._trace = python, root, steps, trace
         self._servers = servers
@@ -42,24 +40,25 @@ class Clusters:
         self.versions = worker.versions
         worker.close()
 
-    def ask(self, request: dict) -> dict:
+    def ask(self, request: names.Request) -> dict:
         """Returns the measurements, or `{"error": text}`."""
         found: dict = {}
         # NOTE: relays take part of the cores. So bytes are counted in a run of their own.
         for measure, is_relayed in (("steps", False), ("sent", True)):
-            if measure in request["measures"] and "error" not in found:
+            if measure in request.measures and "error" not in found:
                 found |= self._run(request, is_relayed)
-        wanted = {*request["measures"], "error"}
+        wanted = {*request.measures, "error"}
         return {name: value for name, value in found.items() if name in wanted}
 
     def close(self) -> None:
         """Nothing is left that could be closed."""
 
-    def _run(self, request: dict, is_relayed: bool) -> dict:
-        workers = request.get("workers", 1)
-        servers = self._servers if request["subject"] == "servers" else 0
-        ports = _free_ports(workers + servers)
-        with _folder() as folder, contextlib.ExitStack() as leave:
+    def _run(self, request: names.Request, is_relayed: bool) -> dict:
+        servers = self._servers if request.subject == "servers" else 0
+        ports = _free_ports(request.workers + servers)
+        with contextlib.ExitStack() as leave:
+            made = tempfile.TemporaryDirectory(prefix="benchmark-", ignore_cleanup_errors=True)
+            folder = pathlib.Path(leave.enter_context(made))
             mesh = relays.Mesh(ports) if is_relayed else None
             if mesh is not None:
                 leave.callback(mesh.close)
@@ -81,13 +80,13 @@ class Clusters:
         return found
 
     def _start(
-        self, request: dict, number: int, ports: list[int], folder: pathlib.Path
+        self, request: names.Request, number: int, ports: list[int], folder: pathlib.Path
     ) -> subprocess.Popen:
         told = {
-            "subject": request["subject"],
-            "model": request["model"],
-            "workers": request.get("workers", 1),
-            "servers": len(ports) - request.get("workers", 1),
+            "subject": request.subject,
+            "model": request.model,
+            "workers": request.workers,
+            "servers": len(ports) - request.workers,
             "number": number,
             "warm": max(20, self._steps // 4),
             "steps": self._steps,
@@ -150,15 +149,6 @@ def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as leave:
         held = [leave.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [one.getsockname()[1] for one in held]
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[pathlib.Path]:
-    folder = tempfile.mkdtemp(prefix="benchmark-cluster-")
-    try:
-        yield pathlib.Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _end(tasks: list[subprocess.Popen]) -> None:

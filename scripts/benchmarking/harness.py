@@ -5,56 +5,29 @@ is taken from it and runs in a session of ours. That takes three private names o
 tensorflow-estimator 2.15.0, of which there is no later release.
 """
 
-import contextlib
 import os
-import pathlib
 import resource
-import shutil
 import tempfile
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarking import models, names, profiling, subjects
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
 
 
-class Request(NamedTuple):
-    """What is measured.
-
-    Attributes:
-        subject: As on the command line.
-        model: One of `models.MODELS`.
-        towers: K.
-        measures: Some of `names.MEASURES`, or `profile`.
-        seconds: How long steps and predictions are timed.
-        is_fed: Whether batches come from a dataset; else they are on their devices already.
-        on_cpu: Whether GPUs are left alone.
-        workers: How many such processes there are; here, one.
-    """
-
-    subject: str
-    model: str
-    towers: int
-    measures: tuple[str, ...]
-    seconds: float
-    is_fed: bool = False
-    on_cpu: bool = False
-    workers: int = 1
-
-
-def measure(request: Request) -> dict:
+def measure(request: names.Request) -> dict:
     """Measures, and returns a number for each measure."""
     tf1.logging.set_verbosity(tf1.logging.ERROR)
     warnings.simplefilter("ignore")
     devices = _devices(request.towers, request.on_cpu)
     model = models.MODELS[request.model]
     subject = names.parse(request.subject)
-    with _folder() as folder:
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         _Run(subject, models.WARM, devices[:2], request, folder).train(())
-    with _folder() as folder:
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         run = _Run(subject, model, devices, request, folder)
         run.train(request.measures)
         if "predict" in request.measures and subject.kind in ("one", "ours"):
@@ -80,15 +53,6 @@ def _devices(towers: int, on_cpu: bool) -> list[str]:
     return [f"/device:CPU:{i}" for i in range(towers)]
 
 
-@contextlib.contextmanager
-def _folder() -> Any:
-    folder = tempfile.mkdtemp(prefix="benchmark-")
-    try:
-        yield pathlib.Path(folder)
-    finally:
-        shutil.rmtree(folder)
-
-
 class _Run:
     """A subject in an Estimator.
 
@@ -101,8 +65,8 @@ class _Run:
         subject: names.Subject,
         model: models.Model,
         devices: Sequence[str],
-        request: Request,
-        folder: pathlib.Path,
+        request: names.Request,
+        folder: str,
     ):
         self.results: dict[str, Any] = {}
         self._model, self._devices, self._request = model, devices, request
@@ -114,7 +78,7 @@ class _Run:
         if built.strategy is not None:
             self._rows //= len(devices)  # an input_fn makes the batch of one replica
         config = estimator.RunConfig(
-            str(folder),
+            folder,
             tf_random_seed=1,
             train_distribute=built.strategy,
             session_config=_session_config(devices),
@@ -170,7 +134,9 @@ class _Run:
                 self.results["profile"] = profiling.profile(session, fetches)
             if {"checkpoint", "export"} & set(self._measures):
                 begun = time.perf_counter()
-                scaffold.saver.save(session, str(self._folder / "model.ckpt"), global_step=1)
+                scaffold.saver.save(
+                    session, os.path.join(self._folder, "model.ckpt"), global_step=1
+                )
                 self.results["checkpoint"] = time.perf_counter() - begun
         return None
 
@@ -194,7 +160,7 @@ class _Run:
             return estimator.export.TensorServingInputReceiver(features, features)
 
         begun = time.perf_counter()
-        self._estimator.export_saved_model(str(self._folder / "export"), receiver)
+        self._estimator.export_saved_model(os.path.join(self._folder, "export"), receiver)
         self.results["export"] = time.perf_counter() - begun
 
 
@@ -210,7 +176,7 @@ def _session_config(devices: Sequence[str]) -> Any:
     return config
 
 
-def _rate(step: Any, request: Request) -> float:
+def _rate(step: Any, request: names.Request) -> float:
     """Returns runs per second, after a warm-up of a quarter of the time."""
     warm_until = time.perf_counter() + request.seconds / 4
     while time.perf_counter() < warm_until:

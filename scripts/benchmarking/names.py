@@ -45,6 +45,30 @@ OF_CLUSTERS = {
 }
 
 
+class Request(NamedTuple):
+    """What a process measures.
+
+    Attributes:
+        subject: As on the command line.
+        model: One of `MODELS`.
+        towers: K.
+        workers: How many such processes there are.
+        measures: Some of `MEASURES` or of `OF_CLUSTERS`, or `profile`.
+        seconds: How long steps and predictions are timed.
+        is_fed: Whether batches come from a dataset; else they are on their devices already.
+        on_cpu: Whether GPUs are left alone.
+    """
+
+    subject: str
+    model: str
+    towers: int
+    workers: int
+    measures: tuple[str, ...]
+    seconds: float
+    is_fed: bool
+    on_cpu: bool
+
+
 class Subject(NamedTuple):
     """Who is measured.
 
@@ -84,9 +108,9 @@ def parse(text: str) -> Subject:
             subject = subject._replace(tower_building=option)
         elif option in STRATEGIES:
             subject = subject._replace(strategy=option)
-        elif option in ("own", "fn"):
-            subject = subject._replace(has_own_optimizer=option == "own")
+        elif option == "own":
+            subject = subject._replace(has_own_optimizer=True)
         else:
-            allowed = ", ".join((*BUILDINGS, *STRATEGIES, "own", "fn"))
+            allowed = ", ".join((*BUILDINGS, *STRATEGIES, "own"))
             raise ValueError(f"The options of ours are {allowed}; got {option!r} in {text!r}.")
     return subject

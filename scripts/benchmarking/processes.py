@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pathlib
 import platform
@@ -9,6 +10,10 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from benchmarking import names
 
 WORK = "--work-for-a-benchmark"  # what the script is called with to be a worker
 SCRIPT = pathlib.Path(__file__).parent.parent / "benchmark.py"
@@ -39,9 +44,9 @@ class Worker:
         )
         self.versions = self._answer()
 
-    def ask(self, request: dict) -> dict:
+    def ask(self, request: names.Request) -> dict:
         """Returns the measurements, or `{"error": text}`."""
-        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.write(json.dumps(request._asdict()) + "\n")
         self._process.stdin.flush()
         return self._answer()
 
@@ -83,27 +88,30 @@ def work() -> None:
     found["estimator"] = estimator.Estimator.__module__.partition(".")[0]
     print(json.dumps(found), file=answers, flush=True)
     for line in sys.stdin:
-        request = harness.Request(**json.loads(line))
-        print(_forked(lambda request=request: harness.measure(request)), file=answers, flush=True)
+        request = names.Request(**json.loads(line))
+        print(json.dumps(_forked(harness.measure, request)), file=answers, flush=True)
 
 
-def _forked(measure) -> str:
-    """Runs in a process of its own and returns what that writes."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reader)
-        try:
-            answer = measure()
-        except BaseException as e:  # noqa: BLE001 - the process ends here whatever it was
-            last = traceback.extract_tb(e.__traceback__)[-1]
-            text = f"{type(e).__name__}: {e}"[:600]
-            answer = {"error": f"{text} ({pathlib.Path(last.filename).name}:{last.lineno})"}
-        with os.fdopen(writer, "w") as out:
-            out.write(json.dumps(answer))
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as written:
-        answer = written.read()
-    _, status = os.waitpid(child, 0)
-    return answer or json.dumps({"error": f"The process ended with status {status}."})
+def _forked(measure: Callable[[names.Request], dict], request: names.Request) -> dict:
+    """Returns what is measured in a process of its own."""
+    forking = multiprocessing.get_context("fork")
+    reader, writer = forking.Pipe(duplex=False)
+    child = forking.Process(target=_send, args=(writer, measure, request))
+    child.start()
+    writer.close()
+    try:
+        return reader.recv()
+    except EOFError:
+        child.join()
+        return {"error": f"The process ended with status {child.exitcode}."}
+    finally:
+        child.join()
+
+
+def _send(writer: Connection, measure: Callable, request: names.Request) -> None:
+    try:
+        writer.send(measure(request))
+    except BaseException as e:  # noqa: BLE001 - the process ends here whatever it was
+        last = traceback.extract_tb(e.__traceback__)[-1]
+        text = f"{type(e).__name__}: {e}"[:600]
+        writer.send({"error": f"{text} ({pathlib.Path(last.filename).name}:{last.lineno})"})

@@ -11,37 +11,27 @@ TYPES_SHOWN = 16
 BETWEEN, WITHIN = "waiting, from device to device", "waiting, on one device"
 SENDS, RECEIVES = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
 KINDS = {
-    "transfers": (*SENDS, *RECEIVES, "CollectiveReduceV2", "CollectiveReduceV3", "NcclAllReduce"),
-    "arithmetic": (
-        *("MatMul", "_FusedMatMul", "BatchMatMulV2", "BiasAdd", "BiasAddGrad", "Relu", "ReluGrad"),
-        *("Conv2D", "_FusedConv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "Softmax"),
-        *("SparseSoftmaxCrossEntropyWithLogits", "Tanh", "TanhGrad", "Square", "Rsqrt"),
-        *(
-            "RsqrtGrad",
-            "SquaredDifference",
-            "_MklMatMul",
-            "_MklNativeFusedMatMul",
-            "_FusedBatchMatMulV2",
-            "Transpose",
-        ),
-        *("Gather", "GatherV2", "ResourceGather", "Mul", "Sum", "Mean", "AddV2", "Tile", "RealDiv"),
-    ),
-    "updates": ("ResourceApply", "ResourceSparseApply", "ResourceScatter", "Assign"),
-    "reading variables": ("ReadVariableOp", "VarHandleOp", "_ReadVariablesOp"),
-    "sums over towers": ("AddN", "AccumulateNV2"),
-    "packing": ("ConcatV2", "Split", "SplitV", "OptionalFromValue", "OptionalGetValue"),
-    "shapes and slices": ("Shape", "Reshape", "StridedSlice", "Slice", "Pack", "Unpack", "Size"),
-    "asserts": ("Assert",),
-    "identities, no-ops": ("Identity", "IdentityN", "NoOp", "Const", "_Arg", "_Retval"),
+    "transfers": "_Send _HostSend _Recv _HostRecv CollectiveReduceV2 CollectiveReduceV3 "
+    "NcclAllReduce",
+    "arithmetic": "MatMul _FusedMatMul BatchMatMulV2 BiasAdd BiasAddGrad Relu ReluGrad Conv2D "
+    "_FusedConv2D Conv2DBackpropInput Conv2DBackpropFilter Softmax Tanh TanhGrad Square Rsqrt "
+    "SparseSoftmaxCrossEntropyWithLogits RsqrtGrad SquaredDifference _MklMatMul "
+    "_MklNativeFusedMatMul _FusedBatchMatMulV2 Transpose Gather GatherV2 ResourceGather Mul Sum "
+    "Mean AddV2 Tile RealDiv",
+    "reading variables": "ReadVariableOp VarHandleOp _ReadVariablesOp",
+    "sums over towers": "AddN AccumulateNV2",
+    "packing": "ConcatV2 Split SplitV OptionalFromValue OptionalGetValue",
+    "shapes and slices": "Shape Reshape StridedSlice Slice Pack Unpack Size",
+    "asserts": "Assert",
+    "identities, no-ops": "Identity IdentityN NoOp Const _Arg _Retval",
 }
-_KIND_OF = {op: kind for kind, ops in KINDS.items() for op in ops}
-_PREFIXES = tuple((op, "updates") for op in KINDS["updates"])
+UPDATES = ("ResourceApply", "ResourceSparseApply", "ResourceScatter", "Assign")
+_KIND_OF = {op: kind for kind, ops in KINDS.items() for op in ops.split()}
 
 
 def kind_of(op: str) -> str:
     """Returns the kind of an operation type."""
-    prefix = next((kind for start, kind in _PREFIXES if op.startswith(start)), None)
-    return prefix or _KIND_OF.get(op, "other")
+    return "updates" if op.startswith(UPDATES) else _KIND_OF.get(op, "other")
 
 
 class Ran(NamedTuple):

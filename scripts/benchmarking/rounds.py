@@ -111,17 +111,11 @@ def _round(
             if any("error" in result for result in results[case]):
                 continue
             subject = names.parse(case.subject)
-            request = {
-                "subject": case.subject,
-                "model": case.model,
-                # One device does not know how many towers it is compared with.
-                "towers": 1 if subject.kind == "one" else case.towers,
-                "measures": sorted(wanted[case]),
-                "seconds": options.seconds,
-                "is_fed": options.is_fed,
-                "on_cpu": options.on_cpu,
-                "workers": 1 if subject.kind == "one" else case.workers,
-            }
+            # One device does not know how many towers and workers it is compared with.
+            places = (1, 1) if subject.kind == "one" else (case.towers, case.workers)
+            taken = tuple(sorted(wanted[case]))
+            how = (options.seconds, options.is_fed, options.on_cpu)
+            request = names.Request(case.subject, case.model, *places, taken, *how)
             result = workers[subject.is_beside].ask(request)
             if "error" in result:
                 print(f"{' '.join(map(str, case))}: {result['error']}", file=sys.stderr)

@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from replicate.app.command import cli
 
 
+@pytest.mark.thorough
 def test_digits_are_read_with_at_least_97_percent(tmp_path, capsys):
     where = ["configs/digits.yaml", "--model-dir", str(tmp_path), "--quiet"]
     devices = ["--set", "devices=[/cpu:0, /cpu:1]"]  # the suite's logical CPUs are made already

@@ -76,6 +76,7 @@ def written(made):
     return [(one.get_text(), one.get_window_extent(renderer)) for one in texts]
 
 
+@pytest.mark.thorough("2-150-True")
 @pytest.mark.parametrize("is_mirrored", [False, True])
 @pytest.mark.parametrize("variable_count", [5, 150])
 @pytest.mark.parametrize("device_count", [2, 8])

@@ -5,6 +5,7 @@ import copy
 import io
 import pathlib
 
+import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -197,6 +198,7 @@ def mutated_text(draw):
     return text
 
 
+@pytest.mark.thorough
 @settings(
     max_examples=1000,
     deadline=None,

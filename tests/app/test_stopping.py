@@ -123,6 +123,7 @@ def test_a_killed_training_continues_and_an_interrupted_one_saves_first(folder):
     assert saved_step(folder) == interrupted_at + 5
 
 
+@pytest.mark.thorough
 def test_a_terminated_training_saves_and_a_second_signal_does_not_wait(folder):
     with training(folder) as process:
         read_until(process, "train ")
@@ -149,6 +150,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.thorough
 def test_a_closed_terminal_ends_a_training_with_a_checkpoint(folder):
     ours, theirs = pty.openpty()
     os.set_blocking(ours, False)
@@ -183,6 +185,7 @@ def test_a_closed_terminal_ends_a_training_with_a_checkpoint(folder):
     assert saved_step(folder) >= 10
 
 
+@pytest.mark.thorough
 def test_who_ignores_a_closed_terminal_is_not_ended_by_it(folder):
     command = f"trap '' HUP; exec {sys.executable} -m replicate train slow.yaml"
     process = subprocess.Popen(
@@ -223,6 +226,7 @@ def test_ctrl_c_at_the_start_prints_no_traceback(folder, seconds):
     assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
 
 
+@pytest.mark.thorough
 def test_two_trainings_do_not_share_a_directory(folder):
     with training(folder) as first:
         wait_for(lambda: saved_step(folder) >= 20, first)

@@ -7,6 +7,8 @@ from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
 from tests.cluster import cases, once, processes, test_training
 
+pytestmark = pytest.mark.thorough
+
 WAITED = 6  # seconds that a worker waits for another one
 SETTINGS = {"WAITED": str(WAITED), "TOWERS": "1"}
 

@@ -65,6 +65,7 @@ def run(script, folder, seconds, **variables):
         return code, log.read()
 
 
+@pytest.mark.thorough
 def test_two_processes_train_as_printed(tmp_path):
     (tmp_path / "mine.py").write_text(example("python", "MultiWorkerStrategy"), encoding="utf-8")
     script = example("sh", "python mine.py")

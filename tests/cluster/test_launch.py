@@ -197,6 +197,7 @@ def ended(folder, process, *, reach, act):
     return err
 
 
+@pytest.mark.thorough
 def test_who_is_stopped_or_loses_one_goes_on_to_the_same_weights(folder):
     with launching(folder, "steady.yaml", "steady") as process:
         err = ended(folder, process, reach=10, act=lambda: process.send_signal(signal.SIGINT))
@@ -230,6 +231,7 @@ def test_who_is_stopped_or_loses_one_goes_on_to_the_same_weights(folder):
         np.testing.assert_allclose(found[name], value, 1e-9, err_msg=name)
 
 
+@pytest.mark.thorough
 def test_an_evaluator_does_what_follows_from_checkpoints(folder):
     options = ["--train.early_stopping", "null", "--train.epochs", "3"]
     command = ["launch", "line.yaml", "--workers", "1", "--evaluator", "--json", *options]
@@ -255,6 +257,7 @@ def test_an_evaluator_does_what_follows_from_checkpoints(folder):
     assert (folder / "evaluated" / "finished").read_text() == "12\n"  # 3 epochs of 4 batches
 
 
+@pytest.mark.thorough
 def test_a_launch_with_a_parameter_server_trains_to_its_end(folder):
     options = ["--ps", "1", "--json", "--train.early_stopping", "null", "--train.epochs", "3"]
     with launching(folder, "line.yaml", "served", *options) as process:

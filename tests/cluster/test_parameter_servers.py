@@ -8,6 +8,8 @@ import pytest
 from replicate import estimator, model_fn
 from tests.cluster import acts, cases, once, servers, task, test_training
 
+pytestmark = pytest.mark.thorough
+
 PS = tuple(f"/job:ps/task:{n}/device:CPU:0" for n in range(servers.SERVERS))
 OWN = "/job:{}/task:0/device:CPU:{}"
 

@@ -11,6 +11,8 @@ from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
 from tests.cluster import cases, once, processes
 
+pytestmark = pytest.mark.thorough
+
 WORKS = ["core", "refusals", "leaving", "ending", *cases.CASES, "exporting"]
 
 

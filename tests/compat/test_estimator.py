@@ -45,6 +45,7 @@ def without_each_row(run_python):
     return json.loads(run_python(WITHOUT_EACH_ROW))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ROW_NAMES)
 def test_row_is_needed_where_it_is_missing(without_each_row, name):
     if NEEDS_ROWS:
@@ -164,6 +165,7 @@ def test_train_and_evaluate_calls_its_exporters(make_estimator):
     assert folders == {"latest", "best", "final"}
 
 
+@pytest.mark.thorough("DNNClassifier")
 @pytest.mark.parametrize("name", ["DNNClassifier", "LinearClassifier"])
 def test_canned_estimator_learns(name, tmp_path):
     api = estimators.load_v2()

@@ -13,13 +13,13 @@ from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-ROOMS = sorted(path.relative_to(ROOT) for path in ROOT.glob("replicate/**/*.py"))
+MODULES = sorted(path.relative_to(ROOT) for path in ROOT.glob("replicate/**/*.py"))
 TABLES = {"taken": instances.TAKEN, "given": instances.GIVEN}
 
 # Private by their look alone; Python's documentation lists them.
 OF_PYTHON = {"_replace", "_fields", "_make", "_asdict", "_exit"}
 
-# In use, but in no room as one word.
+# In use, but in no module as one word.
 PUT_TOGETHER = {"_eval_distribute"}
 
 
@@ -117,7 +117,7 @@ each_row = pytest.mark.parametrize(
         for row in rows
     ],
 )
-each_room = pytest.mark.parametrize("room", ROOMS, ids=str)
+each_module = pytest.mark.parametrize("module", MODULES, ids=str)
 
 
 @pytest.mark.filterwarnings("ignore:.*LossScale.*:UserWarning")
@@ -139,14 +139,14 @@ def test_every_row_has_a_reason_and_stands_once():
 
 
 def test_every_row_is_in_use():
-    for table, found in (("taken", TAKEN_IN_ROOMS), ("given", GIVEN_IN_ROOMS)):
+    for table, found in (("taken", TAKEN_IN_MODULES), ("given", GIVEN_IN_MODULES)):
         named = {row.name for row in TABLES[table]}
         assert named - found == (PUT_TOGETHER if table == "taken" else set())
 
 
-@each_room
-def test_private_names_of_others_are_listed(room):
-    tree = ast.parse((ROOT / room).read_text())
+@each_module
+def test_private_names_of_others_are_listed(module):
+    tree = ast.parse((ROOT / module).read_text())
     listed = {row.name for row in instances.TAKEN}
     own = made_in(tree)
     found = [
@@ -157,11 +157,11 @@ def test_private_names_of_others_are_listed(room):
     assert not found, f"{found}: list them in replicate/compat/instances.py, or at a door"
 
 
-@each_room
-def test_private_names_of_self_are_made_in_the_package_or_listed(room):
-    tree = ast.parse((ROOT / room).read_text())
+@each_module
+def test_private_names_of_self_are_made_in_the_package_or_listed(module):
+    tree = ast.parse((ROOT / module).read_text())
     listed = {row.name for rows in TABLES.values() for row in rows}
-    made = set().union(*MADE_IN_ROOMS.values())
+    made = set().union(*MADE_IN_MODULES.values())
     assert [name for name in of_self_in(tree) if name not in made | listed | OF_PYTHON] == []
 
 
@@ -206,7 +206,7 @@ def of_self_in(tree):
 
 
 def made_in(tree):
-    """Returns the private names that classes of a room define, or set on themselves."""
+    """Returns the private names that classes of a module define, or set on themselves."""
     made = set()
     for cls in ast.walk(tree):
         if not isinstance(cls, ast.ClassDef):
@@ -224,7 +224,7 @@ def made_in(tree):
 
 
 def doors_of(tree):
-    """Returns the names at the doors that a room opens."""
+    """Returns the names at the doors that a module opens."""
     opened = {
         node.attr if isinstance(node, ast.Attribute) else node.name
         for node in ast.walk(tree)
@@ -234,7 +234,7 @@ def doors_of(tree):
 
 
 def literals_in(tree):
-    """Returns the texts of a room that may be names."""
+    """Returns the texts of a module that may be names."""
     return {
         node.value
         for node in ast.walk(tree)
@@ -243,7 +243,7 @@ def literals_in(tree):
 
 
 def taken_in(tree):
-    """Returns the names that a room reads on something other than self, or lists."""
+    """Returns the names that a module reads on something other than self, or lists."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return literals_in(tree) | {node.attr for node in nodes if not is_own(node.value)}
 
@@ -252,8 +252,8 @@ def all_of(find, trees):
     return set().union(*map(find, trees))
 
 
-TREES = {room: ast.parse((ROOT / room).read_text()) for room in ROOMS}
-MADE_IN_ROOMS = {room: made_in(tree) for room, tree in TREES.items()}
-_OTHERS = [tree for room, tree in TREES.items() if room.name != "instances.py"]
-TAKEN_IN_ROOMS = all_of(taken_in, _OTHERS)
-GIVEN_IN_ROOMS = all_of(literals_in, _OTHERS).union(*MADE_IN_ROOMS.values())
+TREES = {module: ast.parse((ROOT / module).read_text()) for module in MODULES}
+MADE_IN_MODULES = {module: made_in(tree) for module, tree in TREES.items()}
+_OTHERS = [tree for module, tree in TREES.items() if module.name != "instances.py"]
+TAKEN_IN_MODULES = all_of(taken_in, _OTHERS)
+GIVEN_IN_MODULES = all_of(literals_in, _OTHERS).union(*MADE_IN_MODULES.values())

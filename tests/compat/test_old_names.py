@@ -53,6 +53,7 @@ def test_every_row_has_a_use():
     assert set(USES) == {row.name for row in old_names.ROWS}
 
 
+@pytest.mark.thorough("*ops.Tensor")
 @pytest.mark.parametrize("row", old_names.ROWS, ids=lambda row: row.name)
 def test_a_row_is_needed_where_it_is_missing_and_there_after_install(run_python, row):
     is_missing = versions.parse(tf.__version__) >= versions.parse(row.missing_since)

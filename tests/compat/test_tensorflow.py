@@ -25,9 +25,9 @@ def test_private_name_exists_and_has_a_reason(door, name):
 
 def test_every_private_name_is_in_use():
     words = set()
-    for room in (ROOT / "replicate").glob("**/*.py"):
-        if room.relative_to(ROOT) != pathlib.Path("replicate", "compat", "tensorflow.py"):
-            words.update(re.findall(r"\w+", room.read_text()))
+    for module in (ROOT / "replicate").glob("**/*.py"):
+        if module.relative_to(ROOT) != pathlib.Path("replicate", "compat", "tensorflow.py"):
+            words.update(re.findall(r"\w+", module.read_text()))
     doors = tfc.doors()
     assert not {*doors} - words
     assert not {name for door in doors.values() for name in door.names} - words
@@ -42,11 +42,11 @@ def test_this_tensorflow_is_in_the_range():
     versions.require_supported(tfc.tf.__version__)
 
 
-KERAS_2_ROOM = ".src.engine.base_layer"  # where Keras 2 has its Layer, Keras 3 has it elsewhere
+KERAS_2_MODULE = ".src.engine.base_layer"  # where Keras 2 has its Layer, Keras 3 has it elsewhere
 
 
 def test_tf_keras_is_keras_2():
-    assert tfc.tf.keras.layers.Layer.__module__.endswith(KERAS_2_ROOM)
+    assert tfc.tf.keras.layers.Layer.__module__.endswith(KERAS_2_MODULE)
     assert callable(tfc.tf1.layers.dense)
 
 
@@ -103,9 +103,10 @@ def test_importing_replicate_first_makes_tf_keras_keras_2(run_python):
         "print(tf.keras.layers.Layer.__module__)\n"
         "replicate.get_tower_context"
     )
-    assert said.strip().endswith(KERAS_2_ROOM)
+    assert said.strip().endswith(KERAS_2_MODULE)
 
 
+@pytest.mark.thorough
 @needs_keras_3
 def test_keras_3_in_use_is_warned_about(run_python):
     said = run_python(
@@ -121,6 +122,7 @@ def test_keras_3_in_use_is_warned_about(run_python):
     assert "Keras 3 is in use already, as tensorflow.keras" in said
 
 
+@pytest.mark.thorough
 @needs_keras_3
 def test_keras_3_asked_for_is_refused_on_first_use(run_python):
     said = run_python(

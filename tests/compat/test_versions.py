@@ -110,7 +110,7 @@ def test_modules_bound_to_keras_3_are_named():
     assert named == ["tensorflow.keras", "tensorflow.layers"]
 
 
-def test_the_room_does_not_import_tensorflow(run_python):
+def test_the_module_does_not_import_tensorflow(run_python):
     assert "tensorflow" in sys.modules
     run_python(
         "import sys; from replicate.compat import versions; assert 'tensorflow' not in sys.modules"

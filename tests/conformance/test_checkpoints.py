@@ -51,6 +51,7 @@ def assert_values(found):
         np.testing.assert_allclose(found[key], value, err_msg=key)
 
 
+@pytest.mark.thorough("mirrored-*-in_scope", "none-*-outside")
 @pytest.mark.parametrize("outside", [False, True], ids=["in_scope", "outside"])
 @pytest.mark.parametrize(("saving", "restoring"), PAIRS)
 def test_saver_goes_between_strategies(saving, restoring, outside, tmp_path):
@@ -73,6 +74,7 @@ def test_saver_goes_between_strategies(saving, restoring, outside, tmp_path):
         assert_copies(made, lambda v: session.run(v.value()))
 
 
+@pytest.mark.thorough("mirrored-*", "none-*")
 @pytest.mark.parametrize(("saving", "restoring"), PAIRS)
 def test_checkpoint_goes_between_strategies(saving, restoring, tmp_path):
     with scope_of(MAKERS[saving]()):

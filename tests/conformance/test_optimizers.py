@@ -57,6 +57,7 @@ def one_device(request, tmp_path_factory):
         return make, after_three_steps(train_op, tmp_path_factory.mktemp("one"))
 
 
+@pytest.mark.thorough("adam-*", "momentum-*", "*-mirrored")
 @pytest.mark.parametrize("name", strategies.SEVERAL)
 def test_optimizer_gives_what_one_device_gives(name, one_device, tmp_path):
     make, expected = one_device

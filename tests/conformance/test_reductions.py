@@ -1,8 +1,11 @@
 """The contract of reductions, for those that `MirroredStrategy` does not take by itself."""
 
+import pytest
+
 from tests.conformance import contract
 
 
+@pytest.mark.thorough
 class TestPacked(contract.ReductionContract):
     name = "mirrored_packed"
     num_copies = 2
@@ -14,6 +17,7 @@ class TestHierarchical(contract.ReductionContract):
     num_copies = 4
 
 
+@pytest.mark.thorough
 class TestRing(contract.ReductionContract):
     name = "mirrored_ring"
     num_copies = 2

@@ -1,9 +1,12 @@
 """The contract, strategy by strategy."""
 
+import pytest
+
 from replicate import strategy as core
 from tests.conformance import contract, strategies
 
 
+@pytest.mark.thorough
 class TestOneDevice(contract.StrategyContract):
     name = "one_device"
     num_towers = 1
@@ -13,10 +16,12 @@ class TestParameterServer(contract.StrategyContract):
     name = "parameter_server"
 
 
+@pytest.mark.thorough
 class TestRoundRobinParameterServers(contract.StrategyContract):
     name = "round_robin"
 
 
+@pytest.mark.thorough
 class TestBalancedParameterServers(contract.StrategyContract):
     num_towers = 3
 
@@ -29,6 +34,7 @@ class TestMirrored(contract.StrategyContract):
     num_copies = 2
 
 
+@pytest.mark.thorough
 class TestMirroredOnOneDevice(contract.StrategyContract):
     num_towers = 1
 

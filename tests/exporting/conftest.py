@@ -1,4 +1,4 @@
-"""Exported models that the tests of several rooms load."""
+"""Exported models that the tests of several modules load."""
 
 import os
 from typing import NamedTuple

@@ -406,6 +406,7 @@ print(status, killed)
 """
 
 
+@pytest.mark.thorough
 def test_a_killed_export_leaves_nothing_that_loads_wrongly(trained, tmp_path, run_python):
     base = tmp_path / "base"
     base.mkdir()

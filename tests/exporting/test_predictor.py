@@ -62,6 +62,7 @@ def test_a_directory_without_a_model_says_what_it_holds(merged, tmp_path):
         predictor.load_exported(merged[0], tags=["gpu"])
 
 
+@pytest.mark.thorough("mirrored-split")
 def test_one_cpu_is_enough_to_load(merged, run_python):
     code = (
         "import replicate\n"

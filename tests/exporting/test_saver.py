@@ -299,6 +299,7 @@ class Adding(tf1.train.GradientDescentOptimizer):
         return handle.assign_add(1.0 + 0.0 * grad)
 
 
+@pytest.mark.thorough
 def test_exporters_keep_the_best_the_latest_and_the_last(tmp_path):
     made = estimator.Estimator(
         model_fn.replicate_model_fn(moving_model_fn, Adding, 2),

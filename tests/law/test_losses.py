@@ -1,11 +1,8 @@
 """The law of exactness, loss by loss: nobody says whether it is a mean or a sum.
 
-`tests/splitting/test_corpus.py` splits the graph of every loss. Here are those that ask the
-strategy in force, and some of each kind with every way of taking gradients.
-`LAW_FULL=1 pytest tests/law/test_losses.py` takes all with all.
+`tests/splitting/test_corpus.py` splits the graph of every loss, `test_draws.py` puts them behind
+networks. Here are those that ask the strategy in force, and some of each kind.
 """
-
-import os
 
 import numpy as np
 import pytest
@@ -60,17 +57,12 @@ ASKING = (
 
 
 def cells():
-    """Returns parameters: a loss, a way and a setting."""
-    if os.environ.get("LAW_FULL"):
-        names = [(name, way) for name in table.CASES for way in WAYS]
-        found = [(*each, setting) for each in names for setting in running.SETTINGS]
-    else:
-        names = [(name, way) for name in OF_EACH_KIND for way in WAYS]
-        names += [(name, list(WAYS)[i % 4]) for i, name in enumerate(ASKING)]
-        found = [
-            (*each, running.SETTINGS[i % len(running.SETTINGS)]) for i, each in enumerate(names)
-        ]
-    return [cell for cell in found if cell[2].is_static in table.CASES[cell[0]].statics]
+    """Returns parameters: a loss, and the way and the setting whose turn it is."""
+    names = [*OF_EACH_KIND, *ASKING]
+    ways = [list(WAYS)[(i + i // len(WAYS)) % len(WAYS)] for i in range(len(names))]
+    settings = [running.SETTINGS[i % len(running.SETTINGS)] for i in range(len(names))]
+    cells = zip(names, ways, settings, strict=True)
+    return [cell for cell in cells if cell[2].is_static in table.CASES[cell[0]].statics]
 
 
 def model_of(loss, step):

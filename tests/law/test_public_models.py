@@ -109,21 +109,16 @@ def made(public: Public, directory, devices: dict | None = None) -> Any:
     session_config.allow_soft_placement = False
     options = {"tf_random_seed": 1, "session_config": session_config}
     params = None if public.params is None else {**public.params}
-    if public.model_fn is tpu.model_fn:
-        params["host_dir"] = str(directory / "host")
-    if public.model_fn is tpu.model_fn and devices is None:
-        config = estimator.v1.tpu.RunConfig(model_dir=str(directory), **options)
-        size = params.pop("batch_size")
-        sizes = dict.fromkeys(["train_batch_size", "eval_batch_size", "predict_batch_size"], size)
-        return estimator.v1.tpu.TPUEstimator(
-            tpu.model_fn, config=config, params=params, use_tpu=False, **sizes
-        )
     config = estimator.RunConfig(str(directory), **options)
-    single = public.model_fn(config).model_fn if public.is_canned else public.model_fn
-    if devices is None:
-        return estimator.Estimator(single, config=config, params=params)
-    replicated = model_fn.replicate_model_fn(single, **devices)
-    return estimator.Estimator(replicated, config=config, params=params)
+    made = public.model_fn(config).model_fn if public.is_canned else public.model_fn
+    if devices is not None:
+        made = model_fn.replicate_model_fn(made, **devices)
+    if public.model_fn is not tpu.model_fn:
+        return estimator.Estimator(made, config=config, params=params)
+    config = estimator.v1.tpu.RunConfig(model_dir=str(directory), **options)
+    size, params["host_dir"] = params.pop("batch_size"), str(directory / "host")
+    sizes = dict.fromkeys(["train_batch_size", "eval_batch_size", "predict_batch_size"], size)
+    return estimator.v1.tpu.TPUEstimator(made, config=config, params=params, use_tpu=False, **sizes)
 
 
 def variables_of(run) -> dict:
@@ -186,12 +181,14 @@ def continued(outcomes, tmp_path_factory):
     return of
 
 
+@pytest.mark.thorough("crf", "deepfm", "tpu", "wide and deep")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_evaluates_and_predicts_as_on_one_device(name, outcomes):
     found, expected = outcomes(name, several(name)), outcomes(name)
     exactness.compare(found.found, expected.found, *TOLERANCE)
 
 
+@pytest.mark.thorough("deepfm")
 @pytest.mark.parametrize("name", CONTINUED)
 def test_checkpoints_go_both_ways(name, continued):
     expected = continued(name)

@@ -53,6 +53,7 @@ def reference_of(name):
     return stepping(momentum if name == "tower" else GIVEN[name])
 
 
+@pytest.mark.thorough("momentum")
 @pytest.mark.parametrize("name", GIVEN)
 def test_an_optimizer_given_beside_the_model_is_one_devices(tmp_path, name):
     modes = ("train", "eval", "infer") if name in PLACED else ("train",)
@@ -61,12 +62,14 @@ def test_an_optimizer_given_beside_the_model_is_one_devices(tmp_path, name):
     require_one_device(tmp_path, model, GIVEN[name], reference, modes=modes, strategy=placement)
 
 
+@pytest.mark.thorough("adam")
 @pytest.mark.parametrize("name", ["adam", "counting", "tower"])
 def test_an_optimizer_inside_the_model_is_one_devices(tmp_path, name):
     inside = stepping(GIVEN[name])
     require_one_device(tmp_path, inside, None, reference_of(name), modes=("train",), devices=2)
 
 
+@pytest.mark.thorough
 def test_an_optimizer_is_given_params(tmp_path):
     def optimizer_fn(params):
         return tf1.train.GradientDescentOptimizer(params["rate"])
@@ -81,11 +84,13 @@ def test_an_optimizer_is_given_params(tmp_path):
     require_one_device(tmp_path, with_params, optimizer_fn, reference, params={"rate": 0.2})
 
 
+@pytest.mark.thorough
 def test_a_models_own_optimizer_leaves_nothing_beside_one_that_is_given(tmp_path):
     reference = stepping(momentum)
     require_one_device(tmp_path, stepping(adam), momentum, reference)
 
 
+@pytest.mark.thorough
 def test_an_optimizer_that_assigns_by_itself(tmp_path):
     def assigning(features, labels, mode):
         spec = model(features, labels, mode)
@@ -101,6 +106,7 @@ def test_an_optimizer_that_assigns_by_itself(tmp_path):
     require_one_device(tmp_path, assigning, strategy="round_robin")
 
 
+@pytest.mark.thorough
 def test_bert_with_batches_of_a_known_size(tmp_path, monkeypatch):
     monkeypatch.setattr(bert, "LAYERS", 1)
     given = functools.partial(bert.input_fn, batch_size=7)
@@ -116,11 +122,13 @@ def test_bert_with_batches_of_a_known_size(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.thorough
 def test_a_slow_copy_of_weights(tmp_path):
     looking = stepping(lambda: optimizers.LookingAhead(sgd()))
     require_one_device(tmp_path, looking, modes=("train",))
 
 
+@pytest.mark.thorough("apply_gradients-adam")
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
 @pytest.mark.parametrize("how", ["get_updates", "apply_gradients"])
 def test_tf_keras_optimizers_inside_the_model(tmp_path, kind, how):
@@ -152,6 +160,7 @@ def in_float32(features, labels, mode):
     return exactness.spec_of(mode, loss, {"logits": logits})
 
 
+@pytest.mark.thorough
 def test_a_loss_scale_that_moves(tmp_path):
     def scaled():
         mixed = tf1.mixed_precision
@@ -201,6 +210,7 @@ def start_of_ones():
     return tf1.ones_initializer()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_a_variable_without_gradient_stays(tmp_path, is_inside):
     single = stepping(momentum, partly_trained)
@@ -292,6 +302,7 @@ def four():
     return estimators.input_fn(sizes=(7, 2, 1, 5))
 
 
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "mirrored"])
 def test_gradients_of_several_batches_are_averaged_and_clipped(tmp_path, strategy):
     is_inside = strategy == "round_robin"
@@ -307,6 +318,7 @@ def test_gradients_of_several_batches_are_averaged_and_clipped(tmp_path, strateg
     )
 
 
+@pytest.mark.thorough
 def test_clipping_alone(tmp_path):
     class Clipped(tf1.train.GradientDescentOptimizer):
         def apply_gradients(self, grads_and_vars, global_step=None, name=None):

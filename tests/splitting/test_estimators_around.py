@@ -62,6 +62,7 @@ def measured(features, labels, mode):
     return spec._replace(eval_metric_ops=metrics)
 
 
+@pytest.mark.thorough
 def test_metrics_are_one_devices(tmp_path):
     # tf.metrics keep float32 sums, so that their order shows.
     found = require_one_device(
@@ -123,6 +124,7 @@ def of_tpu(directory, name):
     return {**found, "host": [value for _, _, value in sorted(values)]}
 
 
+@pytest.mark.thorough
 def test_a_spec_for_tpus_with_what_the_host_writes(tmp_path):
     expected, found = (of_tpu(tmp_path, name) for name in ("one", "split"))
     assert len(expected["host"]) >= 12  # two of each step
@@ -167,6 +169,7 @@ def ftrl():
     return tf1.train.FtrlOptimizer(0.1)
 
 
+@pytest.mark.thorough("wide_and_deep")
 @pytest.mark.parametrize("name", CANNED)
 def test_canned_estimators_keep_their_parts_and_checkpoints(tmp_path, name):
     optimizers = {"linear": {"optimizer": ftrl}, "deep": {"optimizer": momentum}}.get(
@@ -204,6 +207,7 @@ def parted(partitioner, found=None):
     return model_fn
 
 
+@pytest.mark.thorough("balanced")
 @pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "balanced", "mirrored"])
 def test_parts_of_variables_lie_where_the_strategy_puts_them(tmp_path, strategy):
     places: dict = {}
@@ -221,6 +225,7 @@ def test_parts_of_variables_lie_where_the_strategy_puts_them(tmp_path, strategy)
     assert len(set(parts)) == (2 if several else 1), places
 
 
+@pytest.mark.thorough
 def test_checkpoints_with_parts_go_on_without_and_back(tmp_path):
     whole, cut = parted(None), parted(tf1.fixed_size_partitioner(3))
     single = estimators.one(stepping(momentum, whole), tmp_path / "one")
@@ -234,6 +239,7 @@ def test_checkpoints_with_parts_go_on_without_and_back(tmp_path):
         estimators.require_same(each, estimators.outcomes(make()))
 
 
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("strategy", ["round_robin", "mirrored"])
 def test_a_warm_start_from_one_device(tmp_path, strategy):
     single = estimators.one(stepping(momentum), tmp_path / "one")
@@ -252,6 +258,7 @@ def predictions_of(made):
     return list(made.predict(estimators.input_fn, yield_single_examples=False))
 
 
+@pytest.mark.thorough("call")
 @pytest.mark.parametrize("way", ["call", "split"])
 def test_checkpoints_of_all_ways_interchange(tmp_path, way):
     single = estimators.one(stepping(momentum), tmp_path)
@@ -345,6 +352,7 @@ def devices_in(path, mode="infer"):
     return {node.device for node in nodes}
 
 
+@pytest.mark.thorough("mirrored-*")
 @pytest.mark.parametrize("way", ["estimator", "one", "merged"])
 def test_exports_predict_as_the_estimator_on_any_machine(tmp_path, trained, way):
     if way == "estimator":
@@ -367,6 +375,7 @@ def test_exports_predict_as_the_estimator_on_any_machine(tmp_path, trained, way)
             assert [each.size for each in shape.dim] == [-1, 1]
 
 
+@pytest.mark.thorough("mirrored")
 def test_towers_of_a_merged_export_are_placed_again(tmp_path, trained):
     path = replicate.export_saved_model(trained, str(tmp_path), serving, towers="merged").decode()
     placed = replicate.place_towers(path, ["/cpu:4", "/cpu:5", "/cpu:6"])
@@ -381,6 +390,7 @@ def test_towers_of_a_merged_export_are_placed_again(tmp_path, trained):
         np.testing.assert_allclose(loaded(features)["logits"], plain(features)["logits"], 1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("towers", ["one", "merged"])
 def test_exports_of_other_modes(tmp_path, trained, mode, towers):

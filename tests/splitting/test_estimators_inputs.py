@@ -301,6 +301,7 @@ GIVEN = {
 }
 
 
+@pytest.mark.thorough("*-3")
 @pytest.mark.parametrize("num_devices", [2, 3])
 @pytest.mark.parametrize("name", GIVEN)
 def test_nests_of_all_kinds_are_one_devices(tmp_path, name, num_devices):
@@ -312,6 +313,7 @@ def test_nests_of_all_kinds_are_one_devices(tmp_path, name, num_devices):
     require_one_device(tmp_path, on(read), sgd, given=given, modes=modes, devices=num_devices)
 
 
+@pytest.mark.thorough("3")
 @pytest.mark.parametrize("rows", [5, 3, 1])
 def test_batches_of_a_static_size(tmp_path, rows):
     given = lambda: estimators.static_input_fn(rows)  # noqa: E731

@@ -425,6 +425,7 @@ def compare(found, wanted):
 CASES = [(name, 1) for name in MODELS] + [(name, 2) for name in WITH_CONTROL_FLOW]
 
 
+@pytest.mark.thorough("*-1")
 @pytest.mark.parametrize(("name", "version"), CASES)
 def test_copies_are_alike_and_one_devices(name, version):
     with control_flow(version):

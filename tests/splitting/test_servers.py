@@ -14,7 +14,10 @@ from tests.splitting import estimators, servers_acts
 PS = [f"/job:ps/task:{n}/device:CPU:0" for n in range(2)]
 OWN = [f"/job:chief/task:0/device:CPU:{n}" for n in range(2)]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning"),
+]
 
 
 def run(folder):

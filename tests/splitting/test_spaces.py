@@ -776,6 +776,7 @@ def whole(built, kinds):
     ]
 
 
+@pytest.mark.thorough("*-3")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("num_devices", [2, 3])
 @pytest.mark.parametrize("name", MODELS)
@@ -787,6 +788,7 @@ def test_dynamic(name, num_devices):
     assert whole(built, MODELS[name].split) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("rows", [7, 2])
 @pytest.mark.parametrize("name", [name for name in MODELS if True in MODELS[name].statics])

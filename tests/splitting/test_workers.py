@@ -83,11 +83,13 @@ def test_two_workers_of_two_devices_are_one_device(two_by_two, name):
     require_one_device(two_by_two, name, (4, 3))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FEW)
 def test_a_worker_may_have_no_rows(one_without_rows, name):
     require_one_device(one_without_rows, name, (3, 0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FEW)
 def test_three_workers_of_one_device_are_one_device(three_by_one, name):
     require_one_device(three_by_one, name, (3, 2, 2))
@@ -98,6 +100,7 @@ def test_an_estimator_trains_and_evaluates_as_on_one_device(two_by_two, name):
     require_trained(two_by_two, cases.CASES[name], name, 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OF_THREE)
 def test_three_estimators_train_as_one_device(three_by_one, name):
     require_trained(three_by_one, cases.OF_THREE[name], name, 3)

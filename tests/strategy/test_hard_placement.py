@@ -85,6 +85,7 @@ STRATEGIES = {
 AGGREGATIONS = [tf.VariableAggregation.MEAN, tf.VariableAggregation.NONE]
 
 
+@pytest.mark.thorough("*loop*-MEAN", "looked_up-*-MEAN", "read_now-*-MEAN")
 @pytest.mark.filterwarnings("ignore:Converting sparse IndexedSlices:UserWarning")
 @pytest.mark.parametrize("aggregation", AGGREGATIONS, ids=lambda found: found.name)
 @pytest.mark.parametrize("make", STRATEGIES.values(), ids=STRATEGIES)

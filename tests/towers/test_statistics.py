@@ -106,6 +106,7 @@ def synchronised(features, labels, mode):
     return exactness.spec_of(mode, tf.reduce_mean(tf.square(tf.tanh(hidden) @ w - labels)))
 
 
+@pytest.mark.thorough("2-3-*")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(("rows", "num_towers"), [(7, 2), (7, 3), (2, 3)])
 def test_gradients_go_through_sums_over_towers(strategy, rows, num_towers):

@@ -133,6 +133,7 @@ def trained(building=None, num_towers=0, strategy=None):
     return runs.train(model, STEPS)
 
 
+@pytest.mark.thorough("split-3-mirrored-*")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(("building", "num_towers", "strategy"), CASES)
 def test_optimizer_takes_the_steps_of_one_device(building, num_towers, strategy, optimizer):

@@ -82,6 +82,7 @@ def assert_alike(found, expected):
 
 # Those of version 1 have partitioners, which one device leaves with one part, and losses that
 # are sums over rows.
+@pytest.mark.thorough("v1.DNNClassifier-sum-mirrored-2")
 @pytest.mark.parametrize(
     ("name", "reduction", "strategy", "num_towers"),
     [
@@ -146,6 +147,7 @@ def resnet_run(num_towers=0, strategy=None):
     return runs.train(model, 4, batches)
 
 
+@pytest.mark.thorough("3-mirrored")
 @pytest.mark.parametrize(("num_towers", "strategy"), [(2, "parameter_server"), (3, "mirrored")])
 def test_residual_network_trains_to_the_weights_of_one_device(strategy, num_towers):
     runs.assert_same(resnet_run(num_towers, strategy), resnet_run(), relative=1e-4)

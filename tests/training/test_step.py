@@ -124,6 +124,7 @@ def quarter(errors):
     return tf.reduce_sum(errors) / 4.0
 
 
+@pytest.mark.thorough("mean-2-*")
 @pytest.mark.parametrize(
     ("num_towers", "strategy"), [(1, None), *((2, strategy) for strategy in STRATEGIES)]
 )

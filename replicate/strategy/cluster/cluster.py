@@ -5,6 +5,7 @@ addresses and says which task this process is. The chief is the task of the job 
 the first worker where there is no such job.
 """
 
+import dataclasses
 import json
 import os
 import re
@@ -17,7 +18,8 @@ _TRAINING = ("chief", "master", "worker")
 _NAMES = (*_TRAINING, "ps", "evaluator")
 
 
-class Task(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Task:
     """A task of a cluster.
 
     Attributes:
@@ -106,7 +108,8 @@ class Cluster(NamedTuple):
         """Returns what `TF_CONFIG` says of the tasks that train, as Estimators want it."""
         if not any(self.addresses):
             return {}
-        job, index = ("evaluator", 0) if self.position is None else self.own[:2]
+        own = self.own
+        job, index = ("evaluator", 0) if self.position is None else (own.job, own.index)
         return {"cluster": self.spec(), "task": {"type": job, "index": index}}
 
     def spec(self) -> dict[str, list[str]]:
@@ -154,7 +157,7 @@ def _tasks(jobs: Mapping[str, Any], job: str) -> list[Task]:
     return [Task(job, index, address, f"{job}:{index}") for index, address in addresses]
 
 
-def _own(named: Any, tasks: list[Task]) -> Task:
+def _own(named: object, tasks: list[Task]) -> Task:
     """Returns the task that `TF_CONFIG` says this process is."""
     if not isinstance(named, Mapping):
         raise errors.ConfigError(
@@ -178,7 +181,8 @@ def _with_chief(tasks: list[Task]) -> tuple[Task, ...]:
     first, *others = tasks
     if first.job != "worker":
         return tuple(tasks)
-    return first._replace(job="chief"), *(task._replace(index=task.index - 1) for task in others)
+    moved = [dataclasses.replace(task, index=task.index - 1) for task in others]
+    return dataclasses.replace(first, job="chief"), *moved
 
 
 def _parsed(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
@@ -197,9 +201,10 @@ def _parsed(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
     return found
 
 
-def _require_jobs(jobs: Any) -> None:
-    is_mapping = isinstance(jobs, Mapping)
-    if not is_mapping or not all(isinstance(jobs[job], (list, tuple)) for job in jobs):
+def _require_jobs(jobs: object) -> None:
+    if not isinstance(jobs, Mapping) or not all(
+        isinstance(addresses, (list, tuple)) for addresses in jobs.values()
+    ):
         raise errors.ConfigError(
             f"TF_CONFIG's cluster has a list of addresses for each job; got {jobs!r}."
         )
@@ -213,7 +218,8 @@ def _require_jobs(jobs: Any) -> None:
 
 def _require_addresses(jobs: Mapping[str, Any]) -> None:
     known: dict[str, str] = {}
-    for _, _, address, name in (task for job in jobs for task in _tasks(jobs, job)):
+    for task in (task for job in jobs for task in _tasks(jobs, job)):
+        address, name = task.address, task.name
         if not isinstance(address, str) or not re.fullmatch(r"\s*\S+:\d{1,5}\s*", address):
             raise errors.ConfigError(
                 f"TF_CONFIG's addresses are host:port; {name} has {address!r}. Correct it in "

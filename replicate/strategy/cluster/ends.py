@@ -5,6 +5,7 @@ until no worker has rows any more: then all end together. Where the size of a ba
 all end with the first of them, as an incomplete batch is dropped.
 """
 
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -72,7 +73,7 @@ def joined(
         The input; that of no dataset, or of a worker that is alone, as it is.
     """
     given = Input(features, labels, workers)
-    if workers.is_alone:
+    if not isinstance(workers, collectives.CollectiveWorkers):
         return given
     source = _source((features, labels))
     if source is None:
@@ -84,21 +85,22 @@ def joined(
         return given
     with reductions.alone_on("/device:CPU:0", collectives.SCOPE):
         found, has_next = source.next()
-        nest = source.nest_of(found)
+        features, labels = nest = source.nest_of(found)
         batched = [leaf for leaf in tf.nest.flatten(nest) if rows.is_batched(leaf)]
         static = [count for leaf in batched if (count := rows.static_count(leaf)) is not None]
         if not batched or static:
             if static:
                 workers.note_rows(static[0] * workers.size)
             end = _of_static(has_next, workers, is_complete)
-            return Input(*nest, workers, None, (end.ended,), end)
+            return Input(features, labels, workers, None, (end.ended,), end)
         number = rows.count(batched[0])
         found = source.or_lent(number > 0, lambda: found)  # it may be other workers' alone
         own = tf.where(has_next, number, 0)
         end, whole = _of_dynamic(has_next, own, workers)
         found = source.widened(found, own > 0, workers)
+        features, labels = source.nest_of(found)
         numbers = batches.Numbers(own, whole)
-        return Input(*source.nest_of(found), workers, numbers, (end.ended,), end)
+        return Input(features, labels, workers, numbers, (end.ended,), end)
 
 
 def _of_dynamic(
@@ -223,7 +225,7 @@ class _Source:
             widened[n].set_shape(found[n].shape)
         return widened
 
-    def nest_of(self, found: Sequence[tf.Tensor]) -> types.Nest:
+    def nest_of(self, found: Sequence[tf.Tensor]) -> tuple[types.Nest, types.Nest]:
         """Returns features and labels of what the operation gives."""
         outputs = zip(self._op.outputs, found, strict=True)
         replaced = {before.ref(): tensor for before, tensor in outputs}
@@ -250,9 +252,11 @@ def _source(nest: types.Nest) -> _Source | None:
         return None
     reached = operations.reached_from(found)
     between = sorted((behind & reached) - set(found), key=lambda op: op._id)
-    lent = [_lent(tensor, nest, between) for tensor in found[0].outputs]
+    outputs = found[0].outputs
+    lent = [make for tensor in outputs if (make := _lent(tensor, nest, between)) is not None]
     is_seen = all(leaf.op in reached or leaf.shape.rank == 0 for leaf in leaves)
-    return _Source(found[0], nest, between, lent) if is_seen and all(lent) else None
+    is_whole = is_seen and len(lent) == len(outputs)
+    return _Source(found[0], nest, between, lent) if is_whole else None
 
 
 def _lent(
@@ -267,9 +271,9 @@ def _lent(
         makers = {part.op for part in parts if isinstance(part, tf.Tensor)}
         if any(tensor is given for op in makers & set(between) for given in op.inputs):
             if isinstance(leaf, tf.SparseTensor) and leaf.shape.rank is not None:
-                return lambda leaf=leaf: _sparse(leaf)
+                return functools.partial(_sparse, leaf)
             if isinstance(leaf, tf.RaggedTensor):
-                return lambda leaf=leaf: _ragged(leaf)
+                return functools.partial(_ragged, leaf)
     return None
 
 

@@ -84,14 +84,13 @@ class Membership:
         return server.target
 
     def _new_server(self) -> tf.distribute.Server:
-        job, index, address, name = self.cluster.own
-        spec, config = self.cluster.spec(), self._server_config()
+        own, spec, config = self.cluster.own, self.cluster.spec(), self._server_config()
         try:
-            return tf.distribute.Server(spec, job_name=job, task_index=index, config=config)
+            return tf.distribute.Server(spec, job_name=own.job, task_index=own.index, config=config)
         except tf.errors.OpError as reason:
             raise errors.ClusterError(
-                f"Each task of a cluster listens on its own address: {name} could not, on "
-                f"{address} ({reason.message}). End what uses the port, or choose another one in "
+                f"Each task of a cluster listens on its own address: {own.name} could not, on "
+                f"{own.address} ({reason.message}). End what uses the port, or choose another one in "
                 "TF_CONFIG, in all processes; of several strategies of one process let the first "
                 "have the most devices; call replicate.estimator.train_and_evaluate, for "
                 'TensorFlow\'s starts a server of its own unless TF_CONFIG has "environment": '

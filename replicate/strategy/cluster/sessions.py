@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from replicate import errors, types
 from replicate.compat import sessions
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import collectives, reductions
+from replicate.graph import collectives, operations, reductions
 from replicate.strategy.cluster import ends, manifest, synchronous
 from replicate.strategy.cluster.cluster import Cluster
 from replicate.strategy.cluster.membership import Membership
@@ -68,11 +68,11 @@ class _Scaffold(tf1.train.Scaffold):
         self._sessions += 1
         self._wait()
         if self._sessions == 1:
-            local = self._local_init_op
+            local: tf.Operation | None = self._local_init_op
             if local is None:
                 keys = "local_init_op", tf1.GraphKeys.LOCAL_INIT_OP
                 local = self.get_or_default(*keys, self.default_local_init_op)
-            self._local_init_op = tf1.group(local, *self._operations())
+            self._local_init_op: tf.Operation = tf1.group(local, *self._operations())
         super().finalize()
         self._follow()
         return self
@@ -94,6 +94,7 @@ class _Scaffold(tf1.train.Scaffold):
 def together(
     spec: types.EstimatorSpec,
     member: Membership,
+    workers: collectives.CollectiveWorkers,
     joined: Together,
     agree: Callable[[manifest.Manifest], None],
 ) -> types.EstimatorSpec:
@@ -102,15 +103,16 @@ def together(
     Args:
         spec: The EstimatorSpec.
         member: This worker.
-        joined: What workers run together.
+        workers: The workers.
+        joined: What they run together.
         agree: Compares a manifest with those of the others.
     """
     is_training = spec.mode == types.TRAIN
     hooks = "training_hooks" if is_training else "evaluation_hooks"
-    meeting = joined.workers.meeting() if is_training else None
+    meeting = workers.meeting() if is_training else None
     watch = _Watch(member, joined.end, meeting)
-    return _run_all(spec, joined.workers.made)._replace(
-        scaffold=_Meeting(spec.scaffold, member, joined, agree),
+    return _run_all(spec, workers.made)._replace(
+        scaffold=_Meeting(spec.scaffold, member, workers, joined.compared, agree),
         **{hooks: (*(getattr(spec, hooks) or ()), watch)},
     )
 
@@ -139,24 +141,26 @@ class _Meeting(_Scaffold):
         self,
         inner: tf1.train.Scaffold | None,
         member: Membership,
-        joined: Together,
+        workers: collectives.CollectiveWorkers,
+        compared: manifest.Manifest,
         agree: Callable[[manifest.Manifest], None],
     ):
         self._member = member
-        self._joined = joined
+        self._workers = workers
+        self._compared = compared
         self._agree = agree
         # NOTE: only the first worker makes values; the others are ready to be given them.
-        super().__init__(inner, None if joined.workers.is_first else tf.constant([], tf.string))
+        super().__init__(inner, None if workers.is_first else tf.constant([], tf.string))
 
     def _wait(self) -> None:
         if self._sessions > 1:  # NOTE: who has lost another one cannot meet the others again.
             raise self._member.lost(errors.RunError("the session was lost"))
 
     def _operations(self) -> Sequence[tf.Operation]:
-        return first_values(self._joined.workers)
+        return first_values(self._workers)
 
     def _follow(self) -> None:
-        self._agree({**self._joined.compared, **manifest.of_workers(self._joined.workers)})
+        self._agree({**self._compared, **manifest.of_workers(self._workers)})
         sessions.watch_next(self._member.watched)
 
 
@@ -167,7 +171,8 @@ def first_values(workers: collectives.CollectiveWorkers) -> list[tf.Operation]:
         ValueError: If a variable is each tower's own, and its sum is saved: the first worker
             saves alone.
     """
-    workers, members = workers.apart("start"), []
+    workers = workers.apart("start")
+    members: list[tf.Variable] = []
     for variable in tf1.global_variables():
         is_own = isinstance(variable, variables.TowerLocalVariable)
         if is_own and variable.aggregation == variables.SUM:
@@ -177,7 +182,7 @@ def first_values(workers: collectives.CollectiveWorkers) -> list[tf.Operation]:
                 "ON_WRITE, with aggregation=tf.VariableAggregation.SUM, or put it into the "
                 "collection of local variables."
             )
-        members += getattr(variable, "members", (variable,))
+        members += operations.copies_of(variable)
     found = workers.from_first([_value(variable, workers.is_first) for variable in members])
     assigned = [
         variable.assign(value, read_value=False)

@@ -1,8 +1,10 @@
 """`MirroredStrategy`: a copy of each variable on every worker device."""
 
+import contextlib
 from collections.abc import Sequence
 
 from replicate import devices as device_names
+from replicate import types
 from replicate.compat.tensorflow import tf
 from replicate.strategy import base, cross_device
 
@@ -26,16 +28,21 @@ class MirroredStrategy(base.DistributionStrategy, names=("mirrored",)):
         self._cross_device_ops = cross_device_ops or cross_device.best_for(workers)
         self._cross_device_ops.require(workers)
 
-    def _default_device(self):
+    def _default_device(self) -> contextlib.AbstractContextManager[object]:
         return tf.device(self._worker_devices[0])
 
-    def _places(self, kwargs):
+    def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         return self._worker_devices
 
-    def _reduce_destinations(self, value):
+    def _reduce_destinations(self, value: types.Nest) -> Sequence[str]:
         return self._worker_devices
 
-    def _batch_reduce(self, aggregation, columns, places):
+    def _batch_reduce(
+        self,
+        aggregation: tf.VariableAggregation,
+        columns: Sequence[Sequence[types.Gradient]],
+        places: Sequence[Sequence[str]],
+    ) -> list[list[types.Gradient]]:
         return self._cross_device_ops.batch_reduce(
             aggregation, columns, places, self._worker_devices
         )

@@ -1,5 +1,6 @@
 """`MultiWorkerStrategy`: the towers of several processes are one model's."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         cluster: clusters.Cluster | Mapping[str, Any] | str | None = None,
         timeout: float = 600.0,
         communication: str = "auto",
-        compared: Mapping[str, Any] | None = None,
+        compared: Mapping[str, object] | None = None,
         pack_bytes: int | None = None,
     ):
         if communication not in _HINTS:
@@ -82,20 +83,19 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
             num_replicas_in_sync=self.num_workers * self.num_towers,
         )
 
-    def _workers(self):
+    def _workers(self) -> collectives.Workers:
         return self._graphs.get() if self.is_in_cluster else collectives.ALONE
 
     def _new_workers(self) -> collectives.CollectiveWorkers:
         return collectives.CollectiveWorkers(self._options, self._worker_devices[0])
 
-    def read_var(self, v: Any) -> Any:
+    def read_var(self, v: tf.Variable) -> tf.Tensor:
         """See base class; what is each tower's own is aggregated over all workers' towers.
 
         NOTE: in an evaluation that has happened already, and a value waits for no batch.
         """
         value = super().read_var(v)
-        workers, mode = self.workers, context.current()
-        share = None if mode is None else mode.share
+        workers, share = self.workers, context.share()
         is_own = workers.is_alone or (share is not None and share.is_gathered)
         if is_own or not isinstance(v, variables.TowerLocalVariable):
             return value
@@ -161,7 +161,7 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         if mode == types.TRAIN:
             self.require_session(config)
             return workers
-        if mode == types.EVAL and getattr(config, "evaluation_master", ""):
+        if mode == types.EVAL and bool(getattr(config, "evaluation_master", "")):
             return workers
         if not self.is_chief:
             if is_export:
@@ -173,9 +173,10 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         self, spec: types.EstimatorSpec, config: types.RunConfig | None, joined: sessions.Together
     ) -> types.EstimatorSpec:
         """See base class."""
-        if joined.workers.is_alone:
+        workers = joined.workers
+        if not isinstance(workers, collectives.CollectiveWorkers):
             return spec
-        return sessions.together(spec, self._member, joined, self.agree)
+        return sessions.together(spec, self._member, workers, joined, self.agree)
 
     def agree(self, own: manifest.Manifest) -> None:
         """Waits until all workers are there, and compares what each was given and has built.
@@ -202,13 +203,15 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         `replicate_model_fn` does so by itself.
         """
         workers = self._workers()
-        return tf.no_op() if workers.is_alone else tf.group(*sessions.first_values(workers))
+        if not isinstance(workers, collectives.CollectiveWorkers):
+            return tf.no_op()
+        return tf.group(*sessions.first_values(workers))
 
-    def _default_device(self):
+    def _default_device(self) -> contextlib.AbstractContextManager[object]:
         return tf.device(self._worker_devices[0])
 
-    def _places(self, kwargs):
+    def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         return self._worker_devices
 
-    def _reduce_destinations(self, value):
+    def _reduce_destinations(self, value: types.Nest) -> Sequence[str]:
         return self._worker_devices

@@ -1,6 +1,9 @@
 """`OneDeviceStrategy`: one tower on one device."""
 
-from replicate import devices
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from replicate import devices, types
 from replicate.compat.tensorflow import tf
 from replicate.strategy import base, context
 from replicate.strategy.tensorflow import bridge
@@ -23,18 +26,23 @@ class OneDeviceStrategy(base.DistributionStrategy, names=("one_device",)):
         super().__init__(place, place)
 
     @classmethod
-    def named(cls, name, devices):
+    def named(cls, name: str, devices: Sequence[str]) -> "OneDeviceStrategy":
         """See base class."""
         del name
         return cls(devices[0])
 
-    def run_towers(self, fn, args=(), kwargs=None, **options):
+    def run_towers(
+        self,
+        fn: types.Function,
+        args: Sequence[types.Nest] = (),
+        kwargs: Mapping[str, types.Nest] | None = None,
+        **options: object,
+    ) -> list[types.Nest]:
         """See base class."""
         del options  # a single tower shares nothing
-        share = context.current().share
+        share = context.share()
         tower = towers.TowerContext(self, 0, share)
-        mode = context.Mode(self, tower, share=share)
-        with lockstep.noted(0, 1), bridge.in_tower(mode), self._tower_device(0):
+        with lockstep.noted(0, 1), bridge.in_tower(tower, share), self._tower_device(0):
             return [
                 fn(
                     *values.select_tower(0, tuple(args)),
@@ -42,8 +50,8 @@ class OneDeviceStrategy(base.DistributionStrategy, names=("one_device",)):
                 )
             ]
 
-    def _default_device(self):
+    def _default_device(self) -> contextlib.AbstractContextManager[object]:
         return tf.device(self._worker_devices[0])
 
-    def _places(self, kwargs):
+    def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         return ("",)

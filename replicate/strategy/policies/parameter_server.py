@@ -1,5 +1,6 @@
 """One copy of each variable, which all towers read: on this machine, or on a cluster's servers."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -38,10 +39,10 @@ class _OneCopyStrategy(base.DistributionStrategy):
         self._placement_name = placement
         self._choosers = graphs.PerGraph(lambda: _chooser(placement, self._parameter_devices))
 
-    def _tower_device(self, tower_id: int):
+    def _tower_device(self, tower_id: int) -> contextlib.AbstractContextManager[object]:
         return self._devices_of(self._worker_devices[tower_id])
 
-    def run_towers(self, *args, **kwargs) -> list:
+    def run_towers(self, *args: Any, **kwargs: Any) -> list[types.Nest]:
         """See base class."""
         results = super().run_towers(*args, **kwargs)
         graph = tf1.get_default_graph()
@@ -49,10 +50,10 @@ class _OneCopyStrategy(base.DistributionStrategy):
             placement.keep_beside_variables(graph)
         return results
 
-    def _default_device(self):
+    def _default_device(self) -> contextlib.AbstractContextManager[object]:
         return self._devices_of(self.home)
 
-    def _devices_of(self, worker: str):
+    def _devices_of(self, worker: str) -> contextlib.AbstractContextManager[object]:
         """Enters a worker's device; in a graph, with variables on their own."""
         if tf1.executing_eagerly_outside_functions():
             return tf.device(worker)
@@ -62,7 +63,7 @@ class _OneCopyStrategy(base.DistributionStrategy):
         """Returns the device of the next variable: in each graph as if it were the first."""
         return self._choosers.get()(shape, dtype)
 
-    def _places(self, kwargs):
+    def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         if not tf1.executing_eagerly_outside_functions():
             return ("",)  # the device functions know, and know what the user named
         if self._placement_name == "balanced":
@@ -140,8 +141,8 @@ class ParameterServerStrategy(_OneCopyStrategy):
         self._home = parameters[0]
         if found.is_joined:
             self._home = found.own.named(device_names.parameter_device(workers))
-            workers = [found.own.named(worker) for worker in workers]
-            parameters = [server.named("/device:CPU:0") for server in found.servers]
+            workers = tuple(found.own.named(worker) for worker in workers)
+            parameters = tuple(server.named("/device:CPU:0") for server in found.servers)
             placement = placement or "round_robin"
         member = membership.Membership(found, cpus, timeout)
         super().__init__(workers, parameters, placement or "single", member)
@@ -175,7 +176,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
         """See base class."""
         return self._home
 
-    def _devices_of(self, worker):
+    def _devices_of(self, worker: str) -> contextlib.AbstractContextManager[object]:
         if self.is_in_cluster and tf1.executing_eagerly_outside_functions():
             raise RuntimeError(
                 "Variables are on parameter servers in a graph, which sessions run: this code runs "
@@ -203,29 +204,36 @@ class ParameterServerStrategy(_OneCopyStrategy):
         self, spec: types.EstimatorSpec, config: types.RunConfig | None, joined: sessions.Together
     ) -> types.EstimatorSpec:
         """See base class."""
-        is_joined = self.is_in_cluster and getattr(config, "master", "")
+        is_joined = self.is_in_cluster and bool(getattr(config, "master", ""))
         if spec.mode != types.TRAIN or not is_joined:
             return spec
         return sessions.beside_servers(spec, self._member, self._home, config)
 
     # What towers bring is added up here, and sent to a server when it is applied there.
 
-    def sum_places(self, destination):
+    def sum_places(self, destination: types.Nest) -> tuple[str, ...]:
         """See base class."""
         return (self._home,) if self.is_in_cluster else super().sum_places(destination)
 
-    def _batch_reduce(self, aggregation, columns, places):
+    def _batch_reduce(
+        self,
+        aggregation: tf.VariableAggregation,
+        columns: Sequence[Sequence[types.Gradient]],
+        places: Sequence[Sequence[str]],
+    ) -> list[list[types.Gradient]]:
         places = [(self._home,)] * len(places) if self.is_in_cluster else places
         return super()._batch_reduce(aggregation, columns, places)
 
-    def _reduce_plain(self, aggregation, value, destination):
+    def _reduce_plain(
+        self, aggregation: tf.VariableAggregation, value: types.Nest, destination: types.Nest
+    ) -> types.Nest:
         is_sent_later = self.is_in_cluster and self.is_single_tower
         if is_sent_later and communication.is_of_one(value):
             return value
         return super()._reduce_plain(aggregation, value, destination)
 
 
-def _start(kwargs: dict[str, Any]) -> Any:
+def _start(kwargs: types.Arguments) -> types.Nest:
     """Returns an eager variable's initial value, made where that alone tells its bytes.
 
     NOTE: in a function it may be none yet, and of a checkpoint it is made for a shape.

@@ -9,9 +9,10 @@ TensorFlow is replaced.
 
 import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from replicate import types
 from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
@@ -33,15 +34,21 @@ class BridgeStrategy(tf1.distribute.Strategy):
         super().__init__(BridgeExtended(self, strategy))
 
     @property
-    def owner(self):
+    def owner(self) -> context.Strategy:
         """The `DistributionStrategy` that does the work."""
         return self._owner
 
-    def scope(self):
+    def scope(self) -> contextlib.AbstractContextManager[object]:
         """See base class."""
         return self._owner.scope()
 
-    def run(self, fn, args=(), kwargs=None, options=None):
+    def run(
+        self,
+        fn: types.Function,
+        args: Sequence[types.Nest] = (),
+        kwargs: types.Arguments | None = None,
+        options: tf.distribute.RunOptions | None = None,
+    ) -> types.Nest:
         """See base class."""
         del options
         return self._owner.run(fn, args, kwargs)
@@ -49,14 +56,13 @@ class BridgeStrategy(tf1.distribute.Strategy):
     @property
     def _scale_loss_for_estimator(self) -> bool:
         """Whether optimizers scale a tower's loss: not where a batch is split."""
-        mode = context.current()
-        return mode is None or mode.share is None
+        return context.share() is None
 
     @_scale_loss_for_estimator.setter
-    def _scale_loss_for_estimator(self, value):
+    def _scale_loss_for_estimator(self, value: bool) -> None:
         del value  # the base class initializes it; the rule above does not change
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> "BridgeStrategy":
         return self
 
 
@@ -65,25 +71,36 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
     """`strategy.extended`: the later spelling of the same core.
 
     Args:
-        container: The `BridgeStrategy`.
+        container: The strategy of `tf.distribute` that this belongs to.
         strategy: The `DistributionStrategy` that does the work.
     """
 
-    def __init__(self, container: BridgeStrategy, strategy: context.Strategy):
+    def __init__(self, container: tf1.distribute.Strategy, strategy: context.Strategy):
         super().__init__(container)
         self._strategy = strategy
         self._bridge = container
 
     @property
-    def container(self) -> BridgeStrategy:
+    def container(self) -> tf1.distribute.Strategy:
         """The strategy of `tf.distribute` that this belongs to."""
         return self._bridge
 
-    def reduce_to(self, reduce_op, value, destinations, options=None):
+    def reduce_to(
+        self,
+        reduce_op: types.NamedReduction,
+        value: types.Nest,
+        destinations: types.Nest,
+        options: object = None,
+    ) -> types.Nest:
         """Reduces `value` over towers: see `batch_reduce_to`."""
         return self.batch_reduce_to(reduce_op, [(value, destinations)], options)[0]
 
-    def batch_reduce_to(self, reduce_op, value_destination_pairs, options=None):
+    def batch_reduce_to(
+        self,
+        reduce_op: types.NamedReduction,
+        value_destination_pairs: Sequence[tuple[types.Nest, types.Nest]],
+        options: object = None,
+    ) -> list[types.Nest]:
         """Reduces many values: see `DistributionStrategy.batch_reduce`.
 
         Of towers that hold a batch, what TensorFlow's own code averages is weighed by rows.
@@ -95,7 +112,14 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
             return [self._strategy.mean_by_rows(*pair) for pair in pairs]
         return self._strategy.batch_reduce(aggregation, pairs)
 
-    def update(self, var, fn, args=(), kwargs=None, group=True):
+    def update(
+        self,
+        var: tf.Variable,
+        fn: types.Function,
+        args: Sequence[types.Nest] = (),
+        kwargs: types.Arguments | None = None,
+        group: bool = True,
+    ) -> types.Nest:
         """Runs `fn` on each copy of `var`; in a tower, in a merge call.
 
         Args:
@@ -111,18 +135,27 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         mode = context.current()
         if mode is not None and mode.tower is not None and mode.strategy is self._strategy:
 
-            def across(strategy, *args, **kwargs):
+            def across(
+                strategy: context.Strategy, *args: types.Nest, **kwargs: types.Nest
+            ) -> types.Nest:
                 return strategy.extended.update(var, fn, args, kwargs, group)
 
             return mode.tower.merge_call(across, *args, **kwargs)
         return self._finish(self._strategy.update(var, fn, *args, **kwargs), group)
 
-    def update_non_slot(self, colocate_with, fn, args=(), kwargs=None, group=True):
+    def update_non_slot(
+        self,
+        colocate_with: Sequence[str],
+        fn: types.Function,
+        args: Sequence[types.Nest] = (),
+        kwargs: types.Arguments | None = None,
+        group: bool = True,
+    ) -> types.Nest:
         """Runs `fn` on each non-slot device; see `update`."""
         updated = self._strategy.update_non_slot(colocate_with, fn, *args, **(kwargs or {}))
         return self._finish(updated, group)
 
-    def _finish(self, updated, group: bool):
+    def _finish(self, updated: types.Nest, group: bool) -> types.Nest:
         if not group:
             return list(self._strategy.unwrap(updated))
         if tf.executing_eagerly():
@@ -133,7 +166,7 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         done = [getattr(part, "op", part) for part in parts]
         return values.map_nest(lambda leaf: self._after(leaf, done), updated)
 
-    def _after(self, leaf: Any, done: Sequence) -> Any:
+    def _after(self, leaf: types.Nest, done: Sequence[types.Fetch]) -> types.Nest:
         """Returns what all copies' updates gave, so that it runs all of them."""
         copies = self._strategy.unwrap(leaf)
         if not _runs(copies[0]):
@@ -148,32 +181,39 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
                 read.append(tf.nest.map_structure(tf.identity, copy, expand_composites=True))
         return values.Mirrored(read, leaf.devices) if len(read) > 1 else read[0]
 
-    def colocate_vars_with(self, colocate_with_variable):
+    def colocate_vars_with(
+        self, colocate_with_variable: tf.Variable
+    ) -> contextlib.AbstractContextManager[None]:
         """Variables made inside live where this one lives."""
         return self._strategy.colocate_vars_with(colocate_with_variable)
 
-    def value_container(self, value):
+    def value_container(self, value: types.Nest) -> types.Nest:
         """Returns the distributed variable that `value` is a copy of, else `value`."""
         container = values.container_of(value)
         return value if container is None else container
 
-    def variable_created_in_scope(self, v) -> bool:
+    def variable_created_in_scope(self, v: tf.Variable) -> bool:
         """Whether `v` was made under this strategy."""
         return getattr(v, "_distribute_strategy", None) is self._bridge
 
-    def call_for_each_replica(self, fn, args=(), kwargs=None):
+    def call_for_each_replica(
+        self,
+        fn: types.Function,
+        args: Sequence[types.Nest] = (),
+        kwargs: types.Arguments | None = None,
+    ) -> types.Nest:
         """See `DistributionStrategy.call_for_each_tower`."""
         return self._strategy.call_for_each_tower(fn, *args, **(kwargs or {}))
 
-    def read_var(self, v):
+    def read_var(self, v: tf.Variable) -> tf.Tensor:
         """See `DistributionStrategy.read_var`."""
         return self._strategy.read_var(v)
 
-    def broadcast_to(self, tensor, destinations):
+    def broadcast_to(self, tensor: tf.Tensor, destinations: types.Nest) -> types.Nest:
         """See `DistributionStrategy.broadcast`."""
         return self._strategy.broadcast(tensor, destinations)
 
-    def non_slot_devices(self, var_list):
+    def non_slot_devices(self, var_list: Sequence[tf.Variable]) -> Sequence[str]:
         """See `DistributionStrategy.non_slot_devices`."""
         return self._strategy.non_slot_devices(var_list)
 
@@ -213,45 +253,53 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         return self._strategy.is_chief
 
     @property
-    def _num_replicas_in_sync(self):
+    def _num_replicas_in_sync(self) -> int:
         return self._strategy.all_towers
 
-    def _local_results(self, val):
+    def _local_results(self, val: types.Nest) -> tuple[types.Nest, ...]:
         return tuple(self._strategy.unwrap(val))
 
-    def _group(self, value, name=None):
+    def _group(self, value: types.Nest, name: str | None = None) -> tf.Operation:
         return self._strategy.group(value, name=name)
 
-    def _configure(self, session_config=None, cluster_spec=None, task_type=None, task_id=None):
+    def _configure(
+        self,
+        session_config: tf1.ConfigProto | None = None,
+        cluster_spec: object = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
         del cluster_spec, task_type, task_id  # the strategy knows its own
         self._strategy.configure(session_config)
 
-    def _get_local_replica_id(self, replica_id_in_sync_group):
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
         return replica_id_in_sync_group
 
-    def _in_multi_worker_mode(self):
+    def _in_multi_worker_mode(self) -> bool:
         return self._strategy.is_between_graph
 
-    def _use_merge_call(self):
+    def _use_merge_call(self) -> bool:
         return True
 
-    def _reduce(self, reduce_op, value):
+    def _reduce(self, reduce_op: types.NamedReduction, value: types.Nest) -> types.Nest:
         reduced = self._strategy.reduce(reductions.aggregation_of(reduce_op), value)
         return self._strategy.unwrap(reduced)[0]
 
-    def _gather_to_implementation(self, value, destinations, axis, options):
+    def _gather_to_implementation(
+        self, value: types.Nest, destinations: types.Nest, axis: int, options: object
+    ) -> types.Nest:
         del options
         found = tf.concat(list(self._strategy.unwrap(value)), axis)
         found = self._strategy.workers.concat(found, axis)
         return self._strategy.broadcast(found, destinations)
 
 
-def _has_value(value: Any) -> bool:
+def _has_value(value: object) -> bool:
     """Whether a graph's value is a tensor, of any kind, or a variable."""
     return tf.is_tensor(value) or isinstance(value, (tf.Variable, tf.IndexedSlices))
 
 
-def _runs(value: Any) -> bool:
+def _runs(value: object) -> bool:
     """Whether a value is of a graph, and does something when it is run."""
     return _has_value(value) or isinstance(value, tf.Operation)
 
@@ -269,13 +317,17 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         super().__init__(bridge, tower.position)
         self._tower = tower
 
-    def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
-        share = context.current().share
+    def _merge_call(
+        self, merge_fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
+    ) -> types.Nest:
+        share = context.share()
         if share is not None:
             merge_fn, args = share.step.wrap(merge_fn, args)
         return self._tower.merge_for_tensorflow(merge_fn, args, kwargs)
 
-    def all_reduce(self, reduce_op, value, options=None):
+    def all_reduce(
+        self, reduce_op: types.NamedReduction, value: types.Nest, options: object = None
+    ) -> types.Nest:
         """Reduces over all towers; a mean is that of the rows of the batch.
 
         NOTE: in a graph TensorFlow's own looks for the variables behind the result, finds
@@ -288,12 +340,12 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
         is_mean = reductions.aggregation_of(reduce_op) == tf.VariableAggregation.MEAN
         reduced = [tf.stop_gradient(v) for v in self._summed(flat, is_mean)]
 
-        share = context.current().share
+        share = context.share()
         is_by_rows = share is not None and share.reduction == "mean"
 
         @tf.custom_gradient
-        def linked(*tensors):
-            def gradient(*gradients):
+        def linked(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], types.Function]:
+            def gradient(*gradients: tf.Tensor) -> list[tf.Tensor | None]:
                 # NOTE: every tower's loss depends on what this one gave to the sum. Gradients
                 # that are joined by rows weigh as much as the rows of the towers they are of.
                 found = self._summed(gradients, is_by_rows)
@@ -307,17 +359,17 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
 
         return tf.nest.pack_sequence_as(value, linked(*flat, *reduced))
 
-    def _weighted(self, tensors: Sequence[tf.Tensor]) -> list:
+    def _weighted(self, tensors: Sequence[types.Gradient]) -> list[types.Gradient]:
         return [reductions.scaled(tensor, self._tower.weight, None) for tensor in tensors]
 
-    def _divided(self, tensors: Sequence[tf.Tensor]) -> list:
+    def _divided(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         weight = self._tower.weight
         return [tf.math.divide_no_nan(t, reductions.as_dtype(weight, t.dtype)) for t in tensors]
 
-    def _summed(self, tensors: Sequence, is_mean: bool) -> list:
+    def _summed(self, tensors: Sequence[tf.Tensor], is_mean: bool) -> list[tf.Tensor]:
         """Sums each of this tower's tensors, or its part of a mean, with the other towers'."""
 
-        def across(strategy, *columns):
+        def across(strategy: tf1.distribute.Strategy, *columns: types.Nest) -> list[types.Nest]:
             pairs = [(column, column) for column in columns]
             return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
 
@@ -326,13 +378,15 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
             return self.merge_call(across, args=tuple(parts))
 
     @property
-    def replica_id_in_sync_group(self):
+    def replica_id_in_sync_group(self) -> int:
         """The number of this tower.
 
         NOTE: TensorFlow asks to write summaries once; that is no model which asks.
         """
-        asker = inspect.currentframe().f_back.f_globals.get("__name__", "")
-        return self._tower.position if asker.startswith("tensorflow.") else self._tower.tower_id
+        frame = inspect.currentframe()
+        asker = None if frame is None else frame.f_back
+        name = "" if asker is None else asker.f_globals.get("__name__", "")
+        return self._tower.position if name.startswith("tensorflow.") else self._tower.tower_id
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -344,23 +398,25 @@ class BridgeReplicaContext(tf.distribute.ReplicaContext):
 class StraightReplicaContext(tf.distribute.ReplicaContext):
     """Stands for a replica where the code runs across towers already."""
 
-    def _merge_call(self, merge_fn: Callable, args: Sequence, kwargs: dict):
+    def _merge_call(
+        self, merge_fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
+    ) -> types.Nest:
         return conversion.as_here(merge_fn)(self.strategy, *args, **kwargs)
 
 
 @contextlib.contextmanager
-def across(mode: context.Mode):
+def across(mode: context.Mode) -> Iterator[None]:
     """Enters a mode across towers, ours and TensorFlow's."""
     with context.entered(mode), told_across(mode.strategy):
         yield
 
 
-def told_across(strategy: context.Strategy) -> contextlib.AbstractContextManager:
+def told_across(strategy: context.Strategy) -> contextlib.AbstractContextManager[None]:
     """Tells TensorFlow, in the current graph, that the code runs across towers."""
     return pushed(tfc.distribute_lib._CrossReplicaThreadMode(strategy.extended.container))
 
 
-def told_inside(strategy: context.Strategy) -> contextlib.AbstractContextManager:
+def told_inside(strategy: context.Strategy) -> contextlib.AbstractContextManager[None]:
     """The same in a graph that is entered inside a scope; a merge call there runs at once.
 
     NOTE: Estimators build graphs of their own, and make a metric of the loss in them, for which
@@ -379,15 +435,17 @@ def is_told(graph: tf.Graph, strategy: context.Strategy) -> bool:
 
 
 @contextlib.contextmanager
-def in_tower(mode: context.Mode):
+def in_tower(tower: context.Tower, share: context.Share | None) -> Iterator[None]:
     """Enters a tower's mode, ours and TensorFlow's."""
-    replica = BridgeReplicaContext(mode.strategy.extended.container, mode.tower)
-    with context.entered(mode), replica, _functions_named(mode.tower.position):
+    strategy = tower.distribution_strategy
+    replica = BridgeReplicaContext(strategy.extended.container, tower)
+    mode = context.Mode(strategy, tower, share=share)
+    with context.entered(mode), replica, _functions_named(tower.position):
         yield
 
 
 @contextlib.contextmanager
-def _functions_named(tower_id: int):
+def _functions_named(tower_id: int) -> Iterator[None]:
     """Names what tower i > 0 makes in functions of its graph as it names all else.
 
     NOTE: a loop's gradient is colocated with operations of the loop's body, by their bare names
@@ -395,7 +453,7 @@ def _functions_named(tower_id: int):
     """
 
     @contextlib.contextmanager
-    def around(graph):
+    def around(graph: tf.Graph) -> Iterator[None]:
         is_new = getattr(graph, "building_function", False) and not graph.get_name_scope()
         with graph.name_scope(f"tower_{tower_id}/") if is_new else contextlib.nullcontext():
             yield
@@ -406,7 +464,7 @@ def _functions_named(tower_id: int):
 
 
 @contextlib.contextmanager
-def pushed(thread_mode):
+def pushed(thread_mode: Any) -> Iterator[None]:
     """Enters a mode of TensorFlow's alone."""
     stack = tf1.get_default_graph()._distribution_strategy_stack
     stack.append(thread_mode)

@@ -6,16 +6,18 @@ dropped. A dataset of scalars has no rows to be without: its end must be even.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
-from replicate import errors
+from replicate import errors, types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import batches
 from replicate.strategy.variables import values
 
+Optional: TypeAlias = tf.experimental.Optional
 
-def of(dataset_fn: Callable, devices: Sequence[str]) -> "PerDeviceDataset":
+
+def of(dataset_fn: Callable[[], tf.data.Dataset], devices: Sequence[str]) -> "PerDeviceDataset":
     """Returns what reads a function's dataset for all towers.
 
     Args:
@@ -48,11 +50,11 @@ class PerDeviceDataset:
         self._devices = tuple(devices)
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> types.Nest:
         """The nest of one tower's batch."""
         return self._dataset.element_spec
 
-    def __iter__(self) -> Iterator:
+    def __iter__(self) -> Iterator[types.Nest]:
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "Only eager code can loop over a distributed dataset; this builds a graph. Use "
@@ -71,7 +73,7 @@ class PerDeviceDataset:
         return GraphIterator(
             self._devices,
             lambda: inner.get_next(self._devices[0]),
-            lambda first: inner.get_next_as_optional(),
+            lambda first: inner.get_next_as_optional()[1:],
             inner.initializer,
         )
 
@@ -80,8 +82,8 @@ class PerDeviceDataset:
         ready = self._dataset.prefetch(2 * len(self._devices))
         inner = tf1.data.make_one_shot_iterator(ready)
 
-        def rest(first):
-            optionals = [None]
+        def rest(first: types.Nest) -> list[Optional]:
+            optionals = []
             before = tf.nest.flatten(first, expand_composites=True)
             for _ in self._devices[1:]:
                 with tf1.control_dependencies(before):
@@ -111,18 +113,24 @@ class GraphIterator:
     Args:
         devices: The K towers' devices.
         first: Returns the first tower's batch, and ends the sequence.
-        rest: Takes the first tower's batch and returns K optionals; the first is unused.
+        rest: Takes the first tower's batch and returns the other towers' optionals.
         initializer: The operation that starts the sequence, or None.
     """
 
-    def __init__(self, devices: Sequence[str], first: Callable, rest: Callable, initializer: Any):
+    def __init__(
+        self,
+        devices: Sequence[str],
+        first: Callable[[], types.Nest],
+        rest: Callable[[types.Nest], Sequence[Optional]],
+        initializer: tf.Operation | None,
+    ):
         self._devices = tuple(devices)
         self._first = first
         self._rest = rest
         self._initializer = initializer
 
     @property
-    def initializer(self) -> Any:
+    def initializer(self) -> tf.Operation:
         """The operation that starts the sequence.
 
         Raises:
@@ -132,7 +140,7 @@ class GraphIterator:
             raise ValueError("A one-shot iterator has no initializer. Call get_next() at once.")
         return self._initializer
 
-    def get_next(self) -> Any:
+    def get_next(self) -> types.Nest:
         """Returns the next element: a nest of PerDevice, one batch per tower.
 
         Raises:
@@ -142,7 +150,7 @@ class GraphIterator:
             first = tf.nest.map_structure(tf.identity, self._first(), expand_composites=True)
         optionals = self._rest(first)
         parts = [first]
-        for device, optional in zip(self._devices[1:], optionals[1:], strict=True):
+        for device, optional in zip(self._devices[1:], optionals, strict=True):
             with tf.device(device):
                 parts.append(_batch_or_none(optional, first))
         return values.regroup(parts, devices=self._devices)
@@ -165,7 +173,7 @@ class EagerIterator:
     def __iter__(self) -> "EagerIterator":
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> types.Nest:
         if not tf.executing_eagerly():
             raise RuntimeError(
                 "Only eager code can ask for the next element of a distributed dataset; this "
@@ -174,7 +182,7 @@ class EagerIterator:
         optionals = self._inner.get_next_as_optional()
         if not optionals[0].has_value():
             raise StopIteration
-        parts = []
+        parts: list[types.Nest] = []
         for device, optional in zip(self._devices, optionals, strict=True):
             with tf.device(device):
                 has_value = bool(optional.has_value())
@@ -192,7 +200,7 @@ _SCALARS = (
 )
 
 
-def _nothing_like(first: Any) -> Any:
+def _nothing_like(first: types.Nest) -> types.Nest:
     """Returns zero rows like the first tower's batch.
 
     Raises:
@@ -203,13 +211,13 @@ def _nothing_like(first: Any) -> Any:
     return batches.take_rows(first, 0)
 
 
-def _scalars(first: Any) -> str:
+def _scalars(first: types.Nest) -> str:
     """Returns the scalars among the leaves as text; none where all have rows."""
     leaves = tf.nest.flatten(first)
     return ", ".join(f"part {i}" for i, leaf in enumerate(leaves) if leaf.shape.rank == 0)
 
 
-def _batch_or_none(optional: Any, first: Any) -> Any:
+def _batch_or_none(optional: Optional, first: types.Nest) -> types.Nest:
     """Returns a tower's batch, or zero rows like the first tower's."""
     spec = tf.nest.map_structure(tf.type_spec_from_value, first)
     with tf1.control_dependencies(tf.nest.flatten(first, expand_composites=True)):
@@ -223,7 +231,7 @@ def _batch_or_none(optional: Any, first: Any) -> Any:
     return tf.nest.pack_sequence_as(spec, list(chosen), expand_composites=True)
 
 
-def _flat_nothing_like(first: Any) -> list:
+def _flat_nothing_like(first: types.Nest) -> list[tf.Tensor]:
     """Returns the tensors of zero rows; scalars are refused when this runs."""
     leaves = tf.nest.flatten(first, expand_composites=True)
     if not (scalars := _scalars(first)):

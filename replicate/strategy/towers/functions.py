@@ -2,9 +2,10 @@
 
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
+from replicate import types
 from replicate.compat.tensorflow import tf
 from replicate.strategy.variables import values
 
@@ -19,17 +20,19 @@ class Settled:
     is never settled.
     """
 
-    def __init__(self):
-        self._functions: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+    def __init__(self) -> None:
+        self._functions: weakref.WeakKeyDictionary[object, set[types.Function | None]] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def __contains__(self, fn: Callable) -> bool:
+    def __contains__(self, fn: types.Function) -> bool:
         owner, method = _owner_and_method(fn)
         try:
             return method in self._functions.get(owner, ())
         except TypeError:  # nothing can be remembered of it
             return False
 
-    def note(self, fn: Callable, has_made: bool) -> None:
+    def note(self, fn: types.Function, has_made: bool) -> None:
         """Takes note of whether a run of `fn` in all towers made variables."""
         owner, method = _owner_and_method(fn)
         try:
@@ -42,12 +45,12 @@ class Settled:
             methods.add(method)
 
 
-def _owner_and_method(fn: Callable) -> tuple:
+def _owner_and_method(fn: types.Function) -> tuple[object, types.Function | None]:
     """Returns a method's object and function; of any other callable, itself and None."""
     return getattr(fn, "__self__", fn), getattr(fn, "__func__", None)
 
 
-def is_traced(fn: Callable) -> bool:
+def is_traced(fn: types.Function) -> bool:
     """Whether `fn` is a `tf.function`."""
     return hasattr(fn, "python_function") and hasattr(fn, "get_concrete_function")
 
@@ -55,10 +58,18 @@ def is_traced(fn: Callable) -> bool:
 class Traced:
     """For each `tf.function` that runs in towers, one that is traced with all towers inside."""
 
-    def __init__(self):
-        self._made: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+    def __init__(self) -> None:
+        self._made: weakref.WeakKeyDictionary[object, dict[Hashable, types.Function]] = (
+            weakref.WeakKeyDictionary()
+        )
 
-    def run(self, fn: Any, call_for_each_tower: Callable, args: tuple, kwargs: dict) -> Any:
+    def run(
+        self,
+        fn: Any,
+        call_for_each_tower: types.Function,
+        args: tuple[types.Nest, ...],
+        kwargs: types.Arguments,
+    ) -> types.Nest:
         """Runs a `tf.function` in all towers, traced as its own options say.
 
         Args:
@@ -67,7 +78,7 @@ class Traced:
             args: Positional arguments; distributed ones are for the towers.
             kwargs: Keyword arguments, likewise.
         """
-        signature = None
+        signature: types.Nest = None
         if fn.input_signature is not None:
             bound = inspect.signature(fn.python_function).bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
@@ -80,11 +91,13 @@ class Traced:
         return made[key](args, kwargs)
 
 
-def _all_towers(fn: Any, call_for_each_tower: Callable, signature: tuple | None) -> Callable:
+def _all_towers(
+    fn: Any, call_for_each_tower: types.Function, signature: types.Nest
+) -> types.Function:
     """Returns a `tf.function` of the towers' arguments, with the options of `fn`."""
     inner = fn.python_function
 
-    def all_towers(args, kwargs):
+    def all_towers(args: tuple[types.Nest, ...], kwargs: types.Arguments) -> types.Nest:
         return call_for_each_tower(inner, *args, **kwargs)
 
     return tf.function(
@@ -97,7 +110,7 @@ def _all_towers(fn: Any, call_for_each_tower: Callable, signature: tuple | None)
     )
 
 
-def _signed(spec: Any, value: Any) -> Any:
+def _signed(spec: types.Nest, value: types.Nest) -> types.Nest:
     """Returns the specs of arguments of which some have a value for each tower."""
     if isinstance(value, values.DistributedValues):
         return value.spec_of([spec] * len(value.values))

@@ -15,9 +15,9 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from replicate import errors
+from replicate import errors, types
 from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
@@ -25,6 +25,9 @@ from replicate.graph import isolation
 from replicate.strategy import conversion
 from replicate.strategy.towers import sharing
 from replicate.strategy.variables import values
+
+Merge: TypeAlias = Callable[[types.Function, Sequence[types.Nest], types.Arguments], types.Nest]
+"""Runs a function with arguments as across towers."""
 
 
 class MergeRequest(NamedTuple):
@@ -34,13 +37,13 @@ class MergeRequest(NamedTuple):
         fn: The function to run across towers.
         args: Its positional arguments, this tower's.
         kwargs: Its keyword arguments, this tower's.
-        run: Runs `fn(*merged args, **merged kwargs)` as across towers.
+        run: Runs `fn(*merged args, **merged kwargs)`.
     """
 
-    fn: Callable
-    args: tuple
-    kwargs: dict
-    run: Callable
+    fn: types.Function
+    args: tuple[types.Nest, ...]
+    kwargs: types.Arguments
+    run: Merge
 
 
 class _Stop(BaseException):
@@ -50,7 +53,7 @@ class _Stop(BaseException):
 class Inheritance:
     """The caller's thread-local surroundings, to be entered by the towers' threads."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.graph = tf1.get_default_graph()
         self.eager = tf.executing_eagerly()
         with tfc.ops.init_scope():
@@ -72,7 +75,7 @@ class Inheritance:
         self._added = {} if self.eager else graphs.added(graph)
 
     @contextlib.contextmanager
-    def entered(self, tower_id: int):
+    def entered(self, tower_id: int) -> Iterator[None]:
         """Enters the surroundings in a tower's thread; tower i > 0 gets a name prefix."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(_in_graph(self._outer_graph, self._outer_eager))
@@ -105,21 +108,21 @@ class Inheritance:
     # NOTE: what a graph adds to operations, as other gradients, is no thread's: a tower that
     # sleeps within such a scope would lend it to the next one.
 
-    def pause(self) -> dict:
+    def pause(self) -> dict[str, dict[Any, Any]]:
         """Returns what the graph adds to operations of the tower that goes to sleep."""
         return {} if self.eager else graphs.added(self.graph)
 
-    def go_on(self, added: dict | None = None) -> None:
+    def go_on(self, added: dict[str, dict[Any, Any]] | None = None) -> None:
         """Lets the graph add what it did to operations of a tower, or else to the caller's."""
         graphs.set_added(self.graph, self._added if added is None else added)
 
-    def take_back(self, counts: dict) -> None:
+    def take_back(self, counts: dict[str, int]) -> None:
         """Gives the caller the first tower's counters of variable scopes."""
         self._scopes.variable_scopes_count = counts
 
 
 @contextlib.contextmanager
-def _in_graph(graph: tf.Graph, eager: bool):
+def _in_graph(graph: tf.Graph, eager: bool) -> Iterator[None]:
     with graph.as_default():
         if eager:
             with tfc.eager_context.eager_mode():
@@ -137,24 +140,29 @@ _IN_A_MODEL_FN = (
 class TowerThread(threading.Thread):
     """One tower's thread, which sleeps unless `wake` says otherwise."""
 
-    def __init__(self, tower_id: int, body: Callable, inheritance: Inheritance):
+    def __init__(
+        self,
+        tower_id: int,
+        body: Callable[["TowerThread"], types.Nest],
+        inheritance: Inheritance,
+    ):
         super().__init__(name=f"tower_{tower_id}", daemon=True)
         self.tower_id = tower_id
         self.request: MergeRequest | None = None
-        self.result: Any = None
+        self.result: types.Nest = None
         self.failure: BaseException | None = None
         self.handled: BaseException | None = None  # in whose `finally` or `except` it sleeps
         self.done = False
-        self.scope_counts: dict = {}
+        self.scope_counts: dict[str, int] = {}
         self._body = body
         self._inheritance = inheritance
         self._awake = threading.Semaphore(0)
         self._asleep = threading.Semaphore(0)
-        self._order: Callable | None = None
-        self._answer: Any = None
+        self._order: Callable[[], None] | None = None
+        self._answer: types.Nest = None
         self._stopping = False
 
-    def run(self):
+    def run(self) -> None:
         """See base class."""
         self._awake.acquire()
         try:
@@ -172,7 +180,7 @@ class TowerThread(threading.Thread):
             self.done = True
             self._asleep.release()
 
-    def wake(self, order: Callable | None = None, answer: Any = None) -> None:
+    def wake(self, order: Callable[[], None] | None = None, answer: types.Nest = None) -> None:
         """Lets the tower go on, or first carry out `order` in its thread."""
         self._order, self._answer = order, answer
         self._stopping = order is stop
@@ -182,7 +190,7 @@ class TowerThread(threading.Thread):
         """Waits until the tower sleeps or has ended."""
         self._asleep.acquire()
 
-    def sleep(self, request: MergeRequest) -> Any:
+    def sleep(self, request: MergeRequest) -> types.Nest:
         """Called by the tower: waits for the others, and returns its part of the merge."""
         if self._stopping:
             raise _Stop
@@ -219,7 +227,7 @@ class TowerThread(threading.Thread):
         return None
 
 
-def stop():
+def stop() -> NoReturn:
     """Ends a sleeping tower, as an order to wake up with."""
     raise _Stop
 
@@ -228,11 +236,11 @@ Towers: TypeAlias = Sequence[TowerThread]
 
 
 def run(
-    bodies: Sequence[Callable],
+    bodies: Sequence[Callable[[TowerThread], types.Nest]],
     creations: sharing.Creations,
     concurrent: bool,
     every_collection: bool,
-) -> list:
+) -> list[types.Nest]:
     """Runs K bodies in K threads, in lockstep, and returns their K results.
 
     Args:
@@ -276,7 +284,7 @@ def _walk(
     towers: Towers, creations: sharing.Creations, views: isolation.Views, concurrent: bool
 ) -> None:
     """Alternates between letting all towers run and running what they wait for."""
-    answers: list = [None] * len(towers)
+    answers: list[types.Nest] = [None] * len(towers)
     merges = 0
     while True:
         _let_run(towers, answers, creations, views, concurrent)
@@ -284,15 +292,15 @@ def _walk(
         if all(tower.done for tower in towers):
             return
         with _own_exceptions_first(towers):
-            _require_same_merge(towers, merges)
-        result = _merge(towers, views)
+            requests = _same_merge(towers, merges)
+        result = _merge(towers[0], requests, views)
         merges += 1
         answers = [values.select_tower(tower.tower_id, result) for tower in towers]
 
 
 def _let_run(
     towers: Towers,
-    answers: list,
+    answers: list[types.Nest],
     creations: sharing.Creations,
     views: isolation.Views,
     concurrent: bool,
@@ -316,25 +324,27 @@ def _let_run(
             tower.wait()
 
 
-def _merge(towers: Towers, views: isolation.Views) -> Any:
+def _merge(
+    first: TowerThread, requests: Sequence[MergeRequest], views: isolation.Views
+) -> types.Nest:
     """Runs the merge function in the first tower's thread; returns what it returned."""
     views.show(0)
-    requests = [tower.request for tower in towers]
-    outcome = {}
+    results: list[types.Nest] = []
+    failures: list[BaseException] = []
 
-    def order():
+    def order() -> None:
         try:
             args = values.regroup([request.args for request in requests])
             kwargs = values.regroup([request.kwargs for request in requests])
-            outcome["result"] = requests[0].run(requests[0].fn, args, kwargs)
+            results.append(requests[0].run(requests[0].fn, args, kwargs))
         except BaseException as failure:  # noqa: BLE001 - it is raised again by the caller
-            outcome["failure"] = failure
+            failures.append(failure)
 
-    towers[0].wake(order)
-    towers[0].wait()
-    if "failure" in outcome:
-        raise outcome["failure"]
-    return outcome["result"]
+    first.wake(order)
+    first.wait()
+    if failures:
+        raise failures[0]
+    return results[0]
 
 
 def _raise_failure(towers: Towers) -> None:
@@ -361,8 +371,12 @@ def _own_exceptions_first(towers: Towers) -> Iterator[None]:
         raise
 
 
-def _require_same_merge(towers: Towers, merges: int) -> None:
-    """Refuses towers of which some have ended, or that pass different functions."""
+def _same_merge(towers: Towers, merges: int) -> list[MergeRequest]:
+    """Returns what sleeping towers wait for.
+
+    Raises:
+        TowerMismatchError: If some have ended, or they pass different functions.
+    """
     for tower in towers:
         if tower.done != towers[0].done:
             counts = [merges + (0 if t.done else 1) for t in (towers[0], tower)]
@@ -371,17 +385,19 @@ def _require_same_merge(towers: Towers, merges: int) -> None:
                 f"{counts[1]} merge call(s), tower 0 made {counts[0]}. Every tower must call the "
                 "same optimizers in the same order; look for a branch on the tower in model_fn."
             )
-    expected = code_of(towers[0].request.fn)
-    for tower in towers:
-        if code_of(tower.request.fn) != expected:
+    requests = [tower.request for tower in towers if tower.request is not None]
+    first = requests[0].fn
+    for i, request in enumerate(requests):
+        if code_of(request.fn) != code_of(first):
             raise errors.TowerMismatchError(
                 f"Every tower must pass the same function to a merge call: in call {merges + 1} "
-                f"tower {tower.tower_id} passed {_shown(tower.request.fn)}, tower 0 passed "
-                f"{_shown(towers[0].request.fn)}. Look for a branch on the tower."
+                f"tower {i} passed {_shown(request.fn)}, tower 0 passed {_shown(first)}. Look for "
+                "a branch on the tower."
             )
+    return requests
 
 
-def code_of(fn: Callable) -> Any:
+def code_of(fn: types.Function) -> object:
     """Returns what makes two functions the same, whichever tower made them."""
     fn = conversion.innermost(fn)
     fn = getattr(fn, "__func__", fn)
@@ -390,7 +406,7 @@ def code_of(fn: Callable) -> Any:
     return fn if isinstance(fn, type) or not callable(fn) else getattr(fn, "__qualname__", type(fn))
 
 
-def _shown(fn: Callable) -> str:
+def _shown(fn: types.Function) -> str:
     return getattr(fn, "__qualname__", None) or repr(fn)
 
 
@@ -409,4 +425,4 @@ def add_note(failure: BaseException, note: str) -> None:
     if sys.version_info >= (3, 11):
         failure.add_note(note)
     else:
-        failure.__notes__ = [*getattr(failure, "__notes__", []), note]
+        vars(failure).setdefault("__notes__", []).append(note)

@@ -8,10 +8,10 @@ counters and stores as they were before all towers.
 
 import re
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
-from replicate import errors
+from replicate import errors, types
 from replicate.compat.tensorflow import tf
 from replicate.graph import isolation
 from replicate.strategy import context
@@ -39,7 +39,7 @@ class Request(NamedTuple):
     dtype: str
     trainable: bool
     scope: str = ""
-    collections: tuple | None = None
+    collections: tuple[Hashable, ...] | None = None
 
     def is_exactly(self, made: "Request") -> bool:
         """Whether `made` has the same full name."""
@@ -134,14 +134,14 @@ class Creations:
         taken = self._taken[tower_id]
         return [made for i, made in enumerate(self._made) if i not in taken]
 
-    def unasked(self, tower_id: int) -> list[tuple[tf.Variable, list]]:
+    def unasked(self, tower_id: int) -> list[isolation.Listed]:
         """Returns `untaken` as pairs of a variable and the collections that it is listed in."""
         return [
             (variable, creation.collections_of({"collections": request.collections}, variable))
             for request, variable in self.untaken(tower_id)
         ]
 
-    def all(self) -> list:
+    def all(self) -> list[tf.Variable]:
         """Returns the variables in the order in which the first tower made them."""
         return [variable for _, variable in self._made]
 
@@ -168,7 +168,9 @@ class Creations:
         )
 
 
-def made(tower: context.Tower | None, kwargs: dict, make: Callable[[], tf.Variable]) -> tf.Variable:
+def made(
+    tower: context.Tower | None, kwargs: types.Arguments, make: Callable[[], tf.Variable]
+) -> tf.Variable:
     """Returns a new variable, in later towers of several the one that the first has made.
 
     Args:
@@ -176,8 +178,8 @@ def made(tower: context.Tower | None, kwargs: dict, make: Callable[[], tf.Variab
         kwargs: What the variable creator was given.
         make: Makes the variable.
     """
-    creations = getattr(tower, "creations", None)
-    if creations is None:
+    creations: Creations | None = getattr(tower, "creations", None)
+    if tower is None or creations is None:
         return make()
     request = request_of(kwargs)
     if tower.position == 0:
@@ -187,7 +189,7 @@ def made(tower: context.Tower | None, kwargs: dict, make: Callable[[], tf.Variab
     return variable
 
 
-def request_of(kwargs: dict) -> Request:
+def request_of(kwargs: types.Arguments) -> Request:
     """Describes what a variable creator was asked for."""
     value, dtype = kwargs.get("initial_value"), kwargs.get("dtype")
     shape = kwargs.get("shape")
@@ -208,7 +210,7 @@ def request_of(kwargs: dict) -> Request:
     )
 
 
-def _extent(value: Any) -> list[int]:
+def _extent(value: object) -> list[int]:
     """Returns the shape of nested lists of numbers or tensors."""
     if isinstance(value, (list, tuple)):
         return [len(value), *(_extent(value[0]) if value else [])]

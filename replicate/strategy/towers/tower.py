@@ -1,8 +1,9 @@
 """What the code of one tower may ask and do."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NoReturn
 
+from replicate import types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
 from replicate.strategy import context, conversion
@@ -27,7 +28,9 @@ class TowerContext:
         self._tower_id = tower_id
         self._share = share
 
-    def merge_call(self, merge_fn: Callable, *args, **kwargs) -> Any:
+    def merge_call(
+        self, merge_fn: types.Function, *args: types.Nest, **kwargs: types.Nest
+    ) -> types.Nest:
         """Pauses until all towers are here, and runs a function across towers.
 
         Args:
@@ -47,21 +50,33 @@ class TowerContext:
         require_current(self)
         return self._merge_call(merge_fn, args, kwargs, self._run_merge)
 
-    def merge_for_tensorflow(self, merge_fn: Callable, args: Sequence, kwargs: dict) -> Any:
+    def merge_for_tensorflow(
+        self, merge_fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
+    ) -> types.Nest:
         """The same for `tf.distribute`, whose functions take its own kind of strategy."""
 
-        def run(fn, args, kwargs):
+        def run(
+            fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
+        ) -> types.Nest:
             with self._strategy.merging(self._share, is_tensorflows=True):
                 bridge_strategy = self._strategy.extended.container
                 return conversion.as_here(fn)(bridge_strategy, *args, **kwargs)
 
         return self._merge_call(merge_fn, tuple(args), dict(kwargs or {}), run)
 
-    def _run_merge(self, fn: Callable, args: Sequence, kwargs: dict) -> Any:
+    def _run_merge(
+        self, fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
+    ) -> types.Nest:
         with self._strategy.merging(self._share):
             return conversion.as_here(fn)(self._strategy, *args, **kwargs)
 
-    def _merge_call(self, fn, args, kwargs, run) -> Any:
+    def _merge_call(
+        self,
+        fn: types.Function,
+        args: tuple[types.Nest, ...],
+        kwargs: types.Arguments,
+        run: lockstep.Merge,
+    ) -> types.Nest:
         return run(fn, args, kwargs)
 
     @property
@@ -116,19 +131,31 @@ class TowerContext:
 class LockstepContext(TowerContext):
     """A tower among several, in a thread of its own."""
 
-    def __init__(self, strategy, thread: lockstep.TowerThread, creations: sharing.Creations, share):
+    def __init__(
+        self,
+        strategy: context.Strategy,
+        thread: lockstep.TowerThread,
+        creations: sharing.Creations,
+        share: context.Share | None,
+    ):
         super().__init__(strategy, thread.tower_id, share)
         self._thread = thread
         self.creations = creations
 
-    def _merge_call(self, fn, args, kwargs, run):
+    def _merge_call(
+        self,
+        fn: types.Function,
+        args: tuple[types.Nest, ...],
+        kwargs: types.Arguments,
+        run: lockstep.Merge,
+    ) -> types.Nest:
         answer = self._thread.sleep(lockstep.MergeRequest(fn, args, kwargs, run))
         if self._share is not None or self.is_single_tower:
             return answer
         return _without_gradient(answer, (args, kwargs))
 
 
-def _without_gradient(answer: Any, given: Any) -> Any:
+def _without_gradient(answer: types.Nest, given: types.Nest) -> types.Nest:
     """Lets a tape refuse to derive what a merge call returned by what a tower gave to it.
 
     NOTE: a tape belongs to one thread. The merge function runs in the first tower's, and to the
@@ -139,7 +166,7 @@ def _without_gradient(answer: Any, given: Any) -> Any:
     if not tfc.record.should_record_backprop(tensors):
         return answer
 
-    def refused(*gradients):
+    def refused(*gradients: tf.Tensor) -> NoReturn:
         raise RuntimeError(
             "A tape cannot take the gradient of what a merge call returned: it sees the "
             f"operations of its own tower, and was asked by {len(tensors)} tensor(s) that the "
@@ -147,7 +174,7 @@ def _without_gradient(answer: Any, given: Any) -> Any:
             "which has a gradient, or tf.gradients in a graph."
         )
 
-    def cut(leaf):
+    def cut(leaf: types.Nest) -> types.Nest:
         if isinstance(leaf, tf.IndexedSlices):
             return tf.IndexedSlices(cut(leaf.values), leaf.indices, leaf.dense_shape)
         if not isinstance(leaf, tf.Tensor) or any(leaf is tensor for tensor in tensors):

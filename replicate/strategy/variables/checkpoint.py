@@ -7,18 +7,19 @@ value is the variable's own rule: `DistributedVariable.spread`.
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
+from replicate import types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 
 
-def restore(variable, tensor):
+def restore(variable: "Persistent", tensor: tf.Tensor) -> tf.Operation | None:
     """Assigns the value of a checkpoint to the copies of a distributed variable.
 
     Args:
-        variable: A `DistributedVariable`.
+        variable: The variable.
         tensor: Its saved value, of the variable's shape.
 
     Returns:
@@ -36,18 +37,20 @@ def restore(variable, tensor):
     return None if tf.executing_eagerly() else tf1.group(*assigned)
 
 
-def _initialize_if_needed(member):
+def _initialize_if_needed(member: tf.Variable) -> tf.Operation:
     """Lets a copy that a checkpoint says nothing of start, where it has not: one operation."""
     initial_value = member.initial_value
 
-    def start():
+    def start() -> tf.Tensor:
         with tf1.control_dependencies([member.assign(initial_value, read_value=False)]):
             return tf.constant(True)
 
     return tf1.cond(member.is_initialized(), lambda: tf.constant(True), start)
 
 
-def saveable(variable, name: str, part: tf.Variable.SaveSliceInfo | None = None):
+def saveable(
+    variable: "Persistent", name: str, part: tf.Variable.SaveSliceInfo | None = None
+) -> Any:
     """Returns what a `tf.compat.v1.train.Saver` writes for a distributed variable.
 
     Args:
@@ -59,28 +62,38 @@ def saveable(variable, name: str, part: tf.Variable.SaveSliceInfo | None = None)
     # A graph has that tensor already, and each more costs all who start a session.
     saved = variable.read_across if tf.executing_eagerly() else variable._as_graph_element
     cut = "" if part is None else part.spec
-    spec = tfc.saveable_object.SaveSpec(saved, cut, name, dtype=variable.dtype, device=first.device)
+    spec = tfc.saveable_object.SaveSpec(saved, cut, name, dtype=first.dtype, device=first.device)
 
-    def restore_variable(restored_tensors, restored_shapes):
+    def restore_variable(
+        restored_tensors: Sequence[tf.Tensor], restored_shapes: object
+    ) -> tf.Operation | None:
         del restored_shapes  # the variable knows its own
         (value,) = restored_tensors
         if len(variable.members) > 1:  # a copy of its own refuses another shape
-            value = tf.ensure_shape(value, variable.shape)
+            value = tf.ensure_shape(value, first.shape)
         return restore(variable, value)
 
     # NOTE: a Saver keeps one of each name, and parts of one value are several.
-    own = name if part is None else variable._shared_name
+    own = name if part is None else variable.shared_name
     made = tfc.saveable_object.SaveableObject(saved, [spec], own)
     made.restore = restore_variable
     return made
 
 
-class Reference(tfc.ops.SymbolicTensor):
+_SymbolicTensor: Any = tfc.ops.SymbolicTensor
+
+
+class Reference(_SymbolicTensor):
     """The one value that a variable's copies stand for, through which all are written.
 
     A Saver of a dict asks each of its variables for a tensor as a reference, and writes what
     it restores to that tensor's variable, if it passes for one of version 1.
+
+    Attributes:
+        variable: The variable.
     """
+
+    variable: "Persistent"
 
     @property
     def op(self) -> "_Holder":
@@ -90,7 +103,7 @@ class Reference(tfc.ops.SymbolicTensor):
     def assign(self, value: tf.Tensor, name: str | None = None) -> tf.Operation:
         """Restores every copy; `tf.compat.v1.assign` ends here."""
         del name  # the copies' operations are named after them
-        return restore(self.variable, tf.ensure_shape(value, self.variable.shape))
+        return restore(self.variable, tf.ensure_shape(value, self.variable.members[0].shape))
 
 
 class _Holder:
@@ -105,7 +118,7 @@ class _Holder:
         return getattr(self._operation, name)
 
 
-def reference(variable: tf.Variable) -> Reference:
+def reference(variable: "Persistent") -> Reference:
     """Returns a tensor of a graph that stands for a distributed variable, also in a tower.
 
     The graph keeps the tensor it has: this is another object, of the same operation.
@@ -136,19 +149,55 @@ class PartOfCopies(tf.Variable.SaveSliceInfo):
 
 
 class Persistent:
-    """How a distributed variable is saved, restored and exported; and how it is not."""
+    """How a distributed variable is saved, restored and exported; and how it is not.
 
-    _slice = None  # which part it is of a variable that a partitioner has made
+    Args:
+        members: Its K copies, device by device.
+    """
+
+    _slice: tf.Variable.SaveSliceInfo | None = None  # of a variable that a partitioner has made
     _makes_slots = False
 
-    def _get_save_slice_info(self):
+    def __init__(self, members: Sequence[tf.Variable]):
+        self._members = tuple(members)
+        self._feeding: tuple[tf.Tensor, tf.Operation] | None = None
+
+    @property
+    def members(self) -> tuple[tf.Variable, ...]:
+        """The K copies, device by device."""
+        return self._members
+
+    @property
+    def name(self) -> str:
+        """The name that the variable has on one device."""
+        return self._members[0].name
+
+    @property
+    def shared_name(self) -> str:
+        """The same without the number of an output."""
+        return self.name.split(":")[0]
+
+    _shared_name = shared_name  # as TensorFlow asks for it
+
+    def read_across(self) -> tf.Tensor:
+        """Returns the one value that all copies together stand for."""
+        raise NotImplementedError
+
+    def spread(self, value: tf.Tensor) -> list[tf.Tensor | None]:
+        """Returns what each copy gets of `value`, None where it keeps its own."""
+        return [value] * len(self._members)
+
+    def _as_graph_element(self) -> tf.Tensor:
+        raise NotImplementedError
+
+    def _get_save_slice_info(self) -> tf.Variable.SaveSliceInfo | None:
         return self._slice
 
     @property
-    def _save_slice_info(self):
+    def _save_slice_info(self) -> tf.Variable.SaveSliceInfo | None:
         return self._slice
 
-    def _set_save_slice_info(self, save_slice_info):
+    def _set_save_slice_info(self, save_slice_info: tf.Variable.SaveSliceInfo) -> None:
         for member in self._members:
             member._set_save_slice_info(save_slice_info)
         if len(self._members) > 1:
@@ -164,12 +213,12 @@ class Persistent:
         finally:
             self._makes_slots = before
 
-    def to_proto(self, export_scope=None):
+    def to_proto(self, export_scope: str | None = None) -> Any:
         """Returns the first copy's VariableDef: one variable under the plain name."""
         return self._members[0].to_proto(export_scope=export_scope)
 
     @staticmethod
-    def from_proto(variable_def, import_scope=None):
+    def from_proto(variable_def: Any, import_scope: str | None = None) -> NoReturn:
         """Refused: a proto does not say which devices the copies lived on."""
         raise NotImplementedError(
             "A distributed variable cannot be made from a proto: "
@@ -177,19 +226,25 @@ class Persistent:
             "under the strategy's scope and restore a checkpoint."
         )
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"Variable {self.name} cannot be pickled: its copies belong to the devices of this "
             "process. Save a checkpoint instead."
         )
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> NoReturn:
         raise NotImplementedError(
             f"Variable {self.name} cannot be copied: its copies belong to the graph that made "
             "them. Make a new variable and assign."
         )
 
-    def _export_to_saved_model_graph(self, object_map, tensor_map, options, **kwargs):
+    def _export_to_saved_model_graph(
+        self,
+        object_map: dict[Any, Any],
+        tensor_map: dict[tf.Tensor, tf.Tensor],
+        options: tf.saved_model.SaveOptions,
+        **kwargs: Any,
+    ) -> list[tf.Tensor]:
         first, *others = self._members
         resources = first._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)
         object_map[self] = object_map[first]
@@ -199,55 +254,58 @@ class Persistent:
             resources.append(other.handle)
         return resources
 
-    def _write_object_proto(self, proto, options):
+    def _write_object_proto(self, proto: Any, options: tf.saved_model.SaveOptions) -> None:
         self._members[0]._write_object_proto(proto, options)
 
-    def _gather_saveables_for_checkpoint(self):
+    def _gather_saveables_for_checkpoint(self) -> dict[str, types.Function]:
         # NOTE: a Saver of version 1 takes the name from here, one of objects gives its own.
         part = self._slice
         is_cut = part is not None and list(part.var_shape) != list(part.full_shape)
 
-        def factory(name=None):
+        def factory(name: str | None = None) -> Any:
             if name is not None or part is None:
-                return saveable(self, name or self._shared_name)
+                return saveable(self, name or self.shared_name)
             return saveable(self, part.full_name, part if is_cut else None)
 
         return {tfc.trackable.VARIABLE_VALUE_KEY: factory}
 
-    def _serialize_to_tensors(self):
+    def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
         return {tfc.trackable.VARIABLE_VALUE_KEY: self.read_across()}
 
     @property
-    def _assign_placeholder(self):
+    def _assign_placeholder(self) -> tf.Tensor:
         return self._fed()[0]
 
     @property
-    def _assign_op(self):
+    def _assign_op(self) -> tf.Operation:
         return self._fed()[1]
 
-    def _fed(self):
+    def _fed(self) -> tuple[tf.Tensor, tf.Operation]:
         """Returns a placeholder, and what sets every copy to it: for Keras, one for all towers."""
-        if not self._members[0]._in_graph_mode:
+        first = self._members[0]
+        if not first._in_graph_mode:
             raise AttributeError(f"Variable {self.name} is of no graph, and is not fed.")
-        made = self.__dict__.get("_feeding")
-        if made is None:
+        if self._feeding is None:
             with tf1.control_dependencies(None), tf1.name_scope(None):
-                shape = None if self.shape.rank is None else [None] * self.shape.rank
-                placeholder = tf1.placeholder(self.dtype, shape)
-                made = self._feeding = (placeholder, restore(self, placeholder))
-        return made
+                shape = None if first.shape.rank is None else [None] * first.shape.rank
+                placeholder = tf1.placeholder(first.dtype, shape)
+                self._feeding = (placeholder, restore(self, placeholder))
+        return self._feeding
 
-    def _copy_trackable_to_cpu(self, object_map):
+    def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
         if self not in object_map:
+            first = self._members[0]
             with tf.device("/device:CPU:0"):
                 object_map[self] = tfc.resource_variable_ops.UninitializedVariable(
-                    trainable=self.trainable,
-                    shape=self.shape,
-                    dtype=self.dtype,
-                    name=self._shared_name,
+                    trainable=first.trainable,
+                    shape=first.shape,
+                    dtype=first.dtype,
+                    name=self.shared_name,
                 )
         with tf.device("/device:CPU:0"):
             object_map[self].assign(self.read_across(), read_value=False)
 
-    def _restore_from_tensors(self, restored_tensors):
+    def _restore_from_tensors(
+        self, restored_tensors: Mapping[str, tf.Tensor]
+    ) -> tf.Operation | None:
         return restore(self, restored_tensors[tfc.trackable.VARIABLE_VALUE_KEY])

@@ -13,8 +13,8 @@ cannot be placed: the caller, a tower, is elsewhere than the variable. There it 
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
+from replicate import types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation, operations
@@ -30,22 +30,24 @@ class CopyName(str):
         first: The name of the first copy's operation.
     """
 
-    def __new__(cls, name: str, first: str):
+    first: str
+
+    def __new__(cls, name: str, first: str) -> "CopyName":
         """See base class."""
         made = super().__new__(cls, name)
         made.first = first
         return made
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         return str.__eq__(self, other) is True or self.first == other
 
-    def __ne__(self, other: Any) -> bool:
+    def __ne__(self, other: object) -> bool:
         return not self == other
 
     __hash__ = str.__hash__
 
-    def __getnewargs__(self) -> tuple[str, str]:
-        return str(self), self.first
+    def __reduce__(self) -> tuple[type["CopyName"], tuple[str, str]]:
+        return CopyName, (str(self), self.first)
 
 
 class CopyOperation(tf.Operation):
@@ -57,7 +59,7 @@ class CopyOperation(tf.Operation):
         return CopyName(super().name, self.name_of_first)
 
 
-def name_after_first(members: Sequence) -> None:
+def name_after_first(members: Sequence[tf.Variable]) -> None:
     """Lets the variable be found by the operations of all its copies.
 
     Args:
@@ -73,7 +75,7 @@ def name_after_first(members: Sequence) -> None:
 def start_of(first: tf.Variable, place: str) -> Callable[[], tf.Tensor]:
     """Returns the initial value of a later copy on its device: the first copy's."""
 
-    def initial_value():
+    def initial_value() -> tf.Tensor:
         with tf.device(place):
             if tf1.executing_eagerly_outside_functions():
                 return tf.identity(first.value())
@@ -103,7 +105,7 @@ def is_of_function(variable: tf.Variable) -> bool:
 
 
 @contextlib.contextmanager
-def lifted(kwargs: dict, is_alike: bool) -> Iterator[None]:
+def lifted(kwargs: types.Arguments, is_alike: bool) -> Iterator[None]:
     """Leaves a function that a graph will call, to make a copy that starts as the first.
 
     The start of the first copy has been lifted into the graph. To the function it is an
@@ -159,7 +161,7 @@ def keep_reads_beside(variable: tf.Variable) -> tf.Variable:
         return variable
     read = variable._read_variable_op
 
-    def read_on_device(*args, **kwargs):
+    def read_on_device(*args: bool, **kwargs: bool) -> tf.Tensor:
         with _on_device_of(variable) if is_in_function(variable) else contextlib.nullcontext():
             return read(*args, **kwargs)
 

@@ -1,9 +1,11 @@
 """Makes the copies of a variable on their devices, and lists the variable once."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any
 
 from replicate import devices as device_names
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
 from replicate.strategy import context
@@ -13,7 +15,7 @@ _LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
 _ON_READ = tf.VariableSynchronization.ON_READ
 
 
-def require_known(kwargs: dict) -> None:
+def require_known(kwargs: types.Arguments) -> None:
     """Refuses a synchronization or aggregation that is none.
 
     Args:
@@ -40,7 +42,7 @@ def require_known(kwargs: dict) -> None:
         )
 
 
-def is_tower_local(kwargs: dict) -> bool:
+def is_tower_local(kwargs: types.Arguments) -> bool:
     """Whether a variable is each tower's own by nature.
 
     Args:
@@ -49,14 +51,17 @@ def is_tower_local(kwargs: dict) -> bool:
     return kwargs.get("synchronization") == _ON_READ or _is_listed_local(kwargs)
 
 
-def _is_listed_local(kwargs: dict) -> bool:
+def _is_listed_local(kwargs: types.Arguments) -> bool:
     """Whether a variable is asked to be a local one, as those of metrics are."""
     return any(key in _LOCAL for key in kwargs.get("collections") or ())
 
 
 def make_tower_local(
-    strategy: context.Strategy, next_creator: Callable, kwargs: dict, places: Sequence[str]
-):
+    strategy: context.Strategy,
+    next_creator: types.Function,
+    kwargs: types.Arguments,
+    places: Sequence[str],
+) -> tf.Variable:
     """Makes a variable with a copy of its own for each tower.
 
     Args:
@@ -82,8 +87,11 @@ def make_tower_local(
 
 
 def make_mirrored(
-    strategy: context.Strategy, next_creator: Callable, kwargs: dict, places: Sequence[str]
-):
+    strategy: context.Strategy,
+    next_creator: types.Function,
+    kwargs: types.Arguments,
+    places: Sequence[str],
+) -> tf.Variable:
     """Makes a variable whose copies hold the same value.
 
     Args:
@@ -97,8 +105,7 @@ def make_mirrored(
         write together.
     """
     aggregation = _aggregation(kwargs)
-    is_split = context.current().share is not None
-    needs_towers = aggregation != variables.NONE or is_split
+    needs_towers = aggregation != variables.NONE or context.share() is not None
     if len(places) == 1 and (strategy.is_single_tower or not needs_towers):
         with tf.device(places[0]):
             return copies.keep_reads_beside(next_creator(**kwargs))
@@ -124,7 +131,9 @@ def without_partitioners(strategy: context.Strategy, warn: Callable[[str], None]
         warn: Takes the name of a variable whose partitioner was dropped.
     """
 
-    def getter(getter, *args, **kwargs):  # TensorFlow passes it by this name
+    def getter(  # TensorFlow passes it by this name
+        getter: types.Function, *args: Any, **kwargs: Any
+    ) -> tf.Variable:
         partitioner = kwargs.get("partitioner")
         mode = context.current()
         is_mine = mode is not None and mode.strategy is strategy
@@ -140,7 +149,7 @@ def without_partitioners(strategy: context.Strategy, warn: Callable[[str], None]
         yield
 
 
-def _leaves_whole(partitioner: Callable, kwargs: dict) -> bool:
+def _leaves_whole(partitioner: types.Function, kwargs: types.Arguments) -> bool:
     """Whether a partitioner makes one part of a variable, which is one of a model's."""
     mode = context.current()
     if mode is None or mode.tower is None or not mode.tower.is_of_one_batch:
@@ -155,20 +164,22 @@ def _leaves_whole(partitioner: Callable, kwargs: dict) -> bool:
     return all(count == 1 for count in parts)
 
 
-def add_to_collections(variable: tf.Variable, kwargs: dict) -> None:
+def add_to_collections(variable: tf.Variable, kwargs: types.Arguments) -> None:
     """Lists a variable of the first tower for a tower that asked for it as well."""
     _list_once(variable, collections_of(kwargs, variable))
 
 
-def _aggregation(kwargs: dict) -> tf.VariableAggregation:
+def _aggregation(kwargs: types.Arguments) -> tf.VariableAggregation:
     found = kwargs.get("aggregation")
     return variables.NONE if found is None else tf.VariableAggregation(found.value)
 
 
-def _members(next_creator: Callable, kwargs: dict, places: Sequence[str], same_start: bool):
+def _members(
+    next_creator: types.Function, kwargs: types.Arguments, places: Sequence[str], same_start: bool
+) -> tuple[list[tf.Variable], list[Hashable]]:
     """Makes the copies outside of all collections; returns them and the collections."""
     wanted = kwargs.get("collections")
-    members: list = []
+    members: list[tf.Variable] = []
     for i, place in enumerate(places):
         copy = {**kwargs, "collections": []}
         if i > 0:
@@ -183,7 +194,7 @@ def _members(next_creator: Callable, kwargs: dict, places: Sequence[str], same_s
     return members, collections_of({**kwargs, "collections": wanted}, members[0])
 
 
-def collections_of(kwargs: dict, variable: tf.Variable) -> list:
+def collections_of(kwargs: types.Arguments, variable: tf.Variable) -> list[Hashable]:
     """Returns the collections that a variable is listed in."""
     wanted = kwargs.get("collections")
     listed = [tf1.GraphKeys.GLOBAL_VARIABLES] if wanted is None else list(wanted)
@@ -194,7 +205,7 @@ def collections_of(kwargs: dict, variable: tf.Variable) -> list:
     return listed
 
 
-def _list_once(variable: tf.Variable, collections: Sequence) -> None:
+def _list_once(variable: tf.Variable, collections: Sequence[Hashable]) -> None:
     if not tf1.executing_eagerly_outside_functions():
         for key in collections:
             isolation.add_once(tf1.get_default_graph(), key, [variable])

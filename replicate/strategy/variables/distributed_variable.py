@@ -6,11 +6,12 @@ the tower or device, across towers it is what all copies together stand for.
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from replicate import devices as device_names
+from replicate import types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import context, conversion
@@ -22,7 +23,9 @@ _SLICE = "slice_assign"  # how a write to a slice is called on its way to the co
 _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 
 
-def write(member: tf.Variable, method: str, value: Any, kwargs: dict) -> Any:
+def write(
+    member: tf.Variable, method: str, value: types.Nest, kwargs: types.Arguments
+) -> types.Nest:
     """Calls a method of one copy that writes it.
 
     Args:
@@ -36,17 +39,20 @@ def write(member: tf.Variable, method: str, value: Any, kwargs: dict) -> Any:
     return getattr(member, method)(value, **kwargs)
 
 
-class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Tensor):
+_Tensor: Any = tfc.core_types.Tensor
+
+
+class DistributedVariable(checkpoint.Persistent, tf.Variable, _Tensor):
     """One variable to the user, K copies underneath.
 
     Args:
-        strategy: The strategy that made it.
+        strategy: The strategy that made it, if one did.
         members: K resource variables of one shape and dtype.
         devices: The K devices they live on.
         aggregation: How values of several towers become one.
     """
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
         conversion.unconverted(cls)
 
@@ -54,8 +60,8 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
 
     def __init__(
         self,
-        strategy: context.Strategy,
-        members: Sequence,
+        strategy: context.Strategy | None,
+        members: Sequence[tf.Variable],
         devices: Sequence[str],
         aggregation: tf.VariableAggregation,
     ):
@@ -67,12 +73,12 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
                 f"{members[0].name} has aggregation=MEAN and dtype {members[0].dtype.name}. "
                 "Use SUM or ONLY_FIRST_REPLICA, or a floating dtype."
             )
+        super().__init__(members)
         self._strategy = strategy
-        self._members = tuple(members)
         self._devices = tuple(devices)
         self._aggregation = aggregation
-        self._element = None
-        self._reference = None
+        self._element: tf.Tensor | None = None
+        self._reference: checkpoint.Reference | None = None
         # NOTE: TensorFlow sets the next two where a variable starts from a checkpoint.
         self._initializer_op = None
         self._initial_value = None
@@ -81,11 +87,6 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
             member.handle._distributed_container = weakref.ref(self)
 
     # Which copy, and which of the three kinds of code is asking.
-
-    @property
-    def members(self) -> tuple:
-        """The K copies, device by device."""
-        return self._members
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -98,13 +99,13 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
         return self._aggregation
 
     @property
-    def distribute_strategy(self):
+    def distribute_strategy(self) -> tf.distribute.Strategy | None:
         """The strategy, as `tf.distribute` sees it."""
-        return self._strategy.extended.container
+        return None if self._strategy is None else self._strategy.extended.container
 
     _distribute_strategy = distribute_strategy
 
-    def get(self, device: str | None = None):
+    def get(self, device: str | None = None) -> tf.Variable:
         """Returns the copy on `device`; without one, the copy of the running code."""
         if device is None:
             return self._member()
@@ -115,14 +116,14 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
             f"Variable {self.name} has no copy on {device!r}; its copies are on {self._devices}."
         )
 
-    def _tower(self):
+    def _tower(self) -> context.Tower | None:
         """Returns the tower context of the running code, if it is one of our strategy's."""
         mode = context.current()
         if mode is None or mode.tower is None or mode.strategy is not self._strategy:
             return None
         return mode.tower
 
-    def _member(self):
+    def _member(self) -> tf.Variable:
         mode = context.current()
         if mode is not None and mode.update_device in self._devices:
             return self._members[self._devices.index(mode.update_device)]
@@ -131,15 +132,11 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
             return self._members[tower.position]
         return self._members[0]
 
-    def _get_on_device_or_primary(self):
+    def _get_on_device_or_primary(self) -> tf.Variable:
         """The copy, under the name by which TensorFlow's optimizers ask for a slot's."""
         return self._member()
 
     # Reading.
-
-    def read_across(self) -> tf.Tensor:
-        """Returns the one value that all copies together stand for."""
-        raise NotImplementedError
 
     def _is_across(self) -> bool:
         mode = context.current()
@@ -161,15 +158,15 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
             return tf.identity(copies.read_beside(member))
         return member.read_value()
 
-    def numpy(self):
+    def numpy(self) -> np.ndarray:
         """Returns `value()` as an array; eager only."""
         return self.value().numpy()
 
-    def eval(self, session=None):
+    def eval(self, session: tf1.Session | None = None) -> np.ndarray:
         """Evaluates the variable in a session."""
         return self.value().eval(session=session)
 
-    def initialized_value(self):
+    def initialized_value(self) -> tf.Tensor:
         """Returns the value, after initialization where that has not run yet."""
         return self._member().initialized_value()
 
@@ -180,7 +177,7 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
         return tf.reduce_all([m.is_initialized() for m in self._members], name=name)
 
     @property
-    def initializer(self):
+    def initializer(self) -> tf.Operation:
         """One operation that initializes every copy."""
         if self._initializer_op is None:
             first, *others = [member.initializer for member in self._members]
@@ -189,12 +186,14 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
         return self._initializer_op
 
     @property
-    def initial_value(self):
+    def initial_value(self) -> tf.Tensor:
         """The tensor from which every copy starts."""
         first = self._members[0].initial_value
         return first if self._initial_value is None else self._initial_value
 
-    def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
+    def _dense_var_to_tensor(
+        self, dtype: tf.DType | None = None, name: str | None = None, as_ref: bool = False
+    ) -> tf.Tensor:
         if as_ref:
             return self._as_reference()
         read = tf.convert_to_tensor(self.value(), dtype=dtype, name=name)
@@ -213,7 +212,7 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
                 self._reference = checkpoint.reference(self)
         return self._reference
 
-    def _as_graph_element(self):
+    def _as_graph_element(self) -> tf.Tensor:
         if not self._is_across():
             return self._member()._as_graph_element()
         if self._element is None:
@@ -225,58 +224,83 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
         """Returns what a session fetches for the variable."""
         return self.read_across()
 
-    def __float__(self):
+    def __float__(self) -> float:
         return float(self.numpy())
 
-    def __int__(self):
+    def __int__(self) -> int:
         return int(self.numpy())
 
-    def __index__(self):
+    def __index__(self) -> int:
         return int(self.numpy().__index__())
 
-    def __complex__(self):
+    def __complex__(self) -> complex:
         return complex(self.numpy())
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return bool(self.value())
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy  # the array is a new one
         return np.asarray(self.numpy(), dtype=dtype)
 
     # Writing.
 
-    def assign(self, value, use_locking=False, name=None, read_value=True):
+    def assign(
+        self,
+        value: types.Nest,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> types.Nest:
         """Sets the variable; see the class for who may, and for what is written."""
         return self._write("assign", value, read_value, name=name, use_locking=use_locking)
 
-    def assign_add(self, delta, use_locking=False, name=None, read_value=True):
+    def assign_add(
+        self,
+        delta: types.Nest,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> types.Nest:
         """Adds to the variable; see `assign`."""
         return self._write("assign_add", delta, read_value, name=name, use_locking=use_locking)
 
-    def assign_sub(self, delta, use_locking=False, name=None, read_value=True):
+    def assign_sub(
+        self,
+        delta: types.Nest,
+        use_locking: bool = False,
+        name: str | None = None,
+        read_value: bool = True,
+    ) -> types.Nest:
         """Subtracts from the variable; see `assign`."""
         return self._write("assign_sub", delta, read_value, name=name, use_locking=use_locking)
 
-    def _write(self, method: str, value, read_value: bool = True, **kwargs):
+    def _write(
+        self, method: str, value: types.Nest, read_value: bool = True, **kwargs: Any
+    ) -> types.Nest:
         mode = context.current()
         if method.startswith("assign"):
             kwargs["read_value"] = read_value
         if mode is not None and mode.update_device in self._devices:
             return write(self._member(), method, value, kwargs)
-        if self._tower() is not None:
-            return self._write_in_tower(self._tower(), method, value, kwargs)
+        tower = self._tower()
+        if tower is not None:
+            return self._write_in_tower(tower, method, value, kwargs)
         return self._write_across(method, value, kwargs)
 
-    def _write_in_tower(self, tower, method: str, value, kwargs: dict):
+    def _write_in_tower(
+        self, tower: context.Tower, method: str, value: types.Nest, kwargs: types.Arguments
+    ) -> types.Nest:
         raise NotImplementedError
 
-    def _write_across(self, method: str, value, kwargs: dict):
+    def _write_across(self, method: str, value: types.Nest, kwargs: types.Arguments) -> types.Nest:
         """Writes every copy: one value, or a distributed one's copy for each."""
         parts = [values.select_device(device, i, value) for i, device in enumerate(self._devices)]
         return self._write_members(method, parts, kwargs)
 
-    def _write_members(self, method: str, parts: Sequence, kwargs: dict):
+    def _write_members(
+        self, method: str, parts: Sequence[types.Nest], kwargs: types.Arguments
+    ) -> types.Nest:
         read_value = kwargs.get("read_value", True)
         if "read_value" in kwargs:
             kwargs = {**kwargs, "read_value": False}
@@ -293,12 +317,21 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
         with tf1.control_dependencies(written):
             return tf.identity(self.read_across())
 
-    def _strided_slice_assign(self, begin, end, strides, value, name, *masks, **named):
+    def _strided_slice_assign(
+        self,
+        begin: tf.Tensor,
+        end: tf.Tensor,
+        strides: tf.Tensor,
+        value: types.Nest,
+        name: str | None,
+        *masks: int,
+        **named: Any,
+    ) -> types.Nest:
         """Assigns `variable[begin:end:strides]`; see `assign`."""
         named.update(zip(_MASKS, masks, strict=False))
         return self._write(_SLICE, value, begin=begin, end=end, strides=strides, name=name, **named)
 
-    def _lazy_read(self, op):
+    def _lazy_read(self, op: tf.Operation) -> tf.Variable:
         """Called once an operation on the handle of one copy has been made, or has run."""
         is_own = self.synchronization == _ON_READ and not self._is_across()
         if len(self._members) == 1 or is_own or not (self._is_across() or self._tower()):
@@ -323,19 +356,15 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
                 with tf.device(member.device):
                     member.assign(tf.identity(source.value()), read_value=False)
 
-    def spread(self, value) -> list:
-        """Returns what each copy gets of `value`, None where it keeps its own."""
-        return [value] * len(self._members)
-
     # Everything else is the current copy's.
 
     @property
-    def handle(self):
+    def handle(self) -> tf.Tensor:
         """The resource of the tower's copy; across towers, of the first."""
         return self._member().handle
 
     @property
-    def op(self):
+    def op(self) -> tf.Operation:
         """The operation that made the copy; in a tower the first copy's, for its name."""
         return self._members[0].op if self._tower() is not None else self._member().op
 
@@ -345,30 +374,23 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
         return self._member().device
 
     @property
-    def name(self) -> str:
-        """The name that the variable has on one device."""
-        return self._members[0].name
-
-    @property
-    def _shared_name(self) -> str:
-        return self.name.split(":")[0]
-
-    @property
-    def synchronization(self):
+    def synchronization(self) -> tf.VariableSynchronization:
         """ON_WRITE for mirrored variables, ON_READ for tower-local ones."""
         return self._members[0].synchronization
 
-    def __tf_tracing_type__(self, tracing_context):
+    def __tf_tracing_type__(self, tracing_context: object) -> values.VariableTraceType:
         del tracing_context
         return values.VariableTraceType(self)
 
-    def __tf_experimental_restore_capture__(self, concrete_function, internal_capture):
+    def __tf_experimental_restore_capture__(
+        self, concrete_function: Any, internal_capture: tf.Tensor
+    ) -> "DistributedVariable":
         # A function of a SavedModel that is loaded in a scope reads this variable: at each
         # call TensorFlow asks for its handle, which is that of the copy of who calls.
         concrete_function.graph.replace_capture(self, internal_capture)
         return self
 
-    def _should_act_as_resource_variable(self):
+    def _should_act_as_resource_variable(self) -> None:
         """Present so that TensorFlow takes the resource paths."""
 
     def __repr__(self) -> str:
@@ -378,8 +400,8 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, tfc.core_types.Ten
         )
 
 
-def _delegated(name: str, of_first: bool):
-    def get(self):
+def _delegated(name: str, of_first: bool) -> property:
+    def get(self: DistributedVariable) -> Any:
         return getattr(self._members[0] if of_first else self._member(), name)
 
     return property(get, doc=f"The `{name}` of the {'first' if of_first else 'current'} copy.")
@@ -412,8 +434,14 @@ for _name in (
     setattr(DistributedVariable, _name, _delegated(_name, of_first=False))
 
 
-def _scattered(name: str):
-    def scatter(self, sparse_delta, use_locking=False, name=None, method=name):
+def _scattered(name: str) -> types.Function:
+    def scatter(
+        self: DistributedVariable,
+        sparse_delta: tf.IndexedSlices,
+        use_locking: bool = False,
+        name: str | None = None,
+        method: str = name,
+    ) -> types.Nest:
         return self._write(method, sparse_delta, name=name, use_locking=use_locking)
 
     scatter.__doc__ = f"Applies `{name}` with IndexedSlices to the copies; see `assign`."
@@ -421,8 +449,14 @@ def _scattered(name: str):
     return scatter
 
 
-def _scattered_nd(name: str):
-    def scatter(self, indices, updates, name=None, method=name):
+def _scattered_nd(name: str) -> types.Function:
+    def scatter(
+        self: DistributedVariable,
+        indices: tf.Tensor,
+        updates: tf.Tensor,
+        name: str | None = None,
+        method: str = name,
+    ) -> types.Nest:
         return self._write(method, indices, updates=updates, name=name)
 
     scatter.__doc__ = f"Applies `{name}` to the copies; see `assign`."
@@ -437,7 +471,7 @@ for _name in "add sub update max min".split():
 DistributedVariable.batch_scatter_update = _scattered("batch_scatter_update")
 
 
-def _refuse_in_place(variable, value):
+def _refuse_in_place(variable: DistributedVariable, value: object) -> NoReturn:
     raise RuntimeError(
         f"A variable is not changed in place, as by += or *=: {variable.name}. Use assign, "
         "assign_add or assign_sub, or write w = w + x where a new tensor is meant."

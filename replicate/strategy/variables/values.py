@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from replicate import devices as device_names
 from replicate import errors, types
@@ -11,8 +11,10 @@ from replicate.compat.tensorflow import tf
 from replicate.graph import reductions
 from replicate.strategy import context
 
+_CompositeTensor: Any = tfc.composite_tensor.CompositeTensor
 
-class DistributedValues(tfc.composite_tensor.CompositeTensor):
+
+class DistributedValues(_CompositeTensor):
     """K values, one per tower or per device.
 
     Tensors held so go in and out of a `tf.function` like any tensor.
@@ -22,19 +24,22 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
         devices: The K values' devices, in the order of `values`; None where unknown.
     """
 
-    def __init__(self, values: Sequence | Mapping, devices: Sequence[str] | None = None):
-        is_mapping = isinstance(values, Mapping)
-        if is_mapping:
+    def __init__(
+        self,
+        values: Sequence[types.Nest] | Mapping[str, types.Nest],
+        devices: Sequence[str | None] | None = None,
+    ):
+        if isinstance(values, Mapping):
             devices, values = tuple(values.keys()), tuple(values.values())
+            if len(set(map(device_names.canonical_or_same, devices))) < len(devices):
+                raise ValueError(
+                    f"A {type(self).__name__} has one value for each device; got {list(devices)}, "
+                    "of which some are the same. Name each device once."
+                )
         self._values = tuple(values)
-        self._devices = None
+        self._devices: tuple[str, ...] | None = None
         if devices is not None:
             self._devices = tuple(map(device_names.canonical_or_same, devices))
-        if is_mapping and len(set(self._devices)) < len(self._devices):
-            raise ValueError(
-                f"A {type(self).__name__} has one value for each device; got {list(devices)}, of "
-                "which some are the same. Name each device once."
-            )
         if not len(self._values):
             raise ValueError(f"{type(self).__name__} needs at least one value, got none.")
         if self._devices is not None and len(self._devices) != len(self._values):
@@ -44,7 +49,7 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
             )
 
     @property
-    def values(self) -> tuple:
+    def values(self) -> tuple[types.Nest, ...]:
         """The K values, tower by tower."""
         return self._values
 
@@ -53,7 +58,7 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
         """The K devices, or None where they are not known."""
         return self._devices
 
-    def get(self, device: str | None = None) -> Any:
+    def get(self, device: str | None = None) -> types.Nest:
         """Returns the value of `device`; without one, of the current tower or device.
 
         Raises:
@@ -87,7 +92,7 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
     def _type_spec(self) -> tf.TypeSpec:
         return self.spec_of([tf.type_spec_from_value(value) for value in self._values])
 
-    def spec_of(self, specs: Sequence) -> "ValuesSpec":
+    def spec_of(self, specs: Sequence[tf.TypeSpec]) -> "ValuesSpec":
         """Returns the type of values on the same devices, given the K types of these."""
         spec = MirroredSpec if isinstance(self, Mirrored) else PerDeviceSpec
         return spec(specs, self._devices)
@@ -96,7 +101,7 @@ class DistributedValues(tfc.composite_tensor.CompositeTensor):
         rows = ", ".join(f"{i}: {value!r}" for i, value in enumerate(self._values))
         return f"{type(self).__name__}({{{rows}}})"
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise TypeError(
             f"A {type(self).__name__} cannot be pickled: its values belong to the devices of "
             "this process. Pickle the arrays that strategy.unwrap(value) evaluates to."
@@ -113,7 +118,7 @@ class Mirrored(DistributedValues):
     As a tensor it is the current tower's or device's value, and across towers the first.
     """
 
-    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+    def __tf_tensor__(self, dtype: tf.DType | None = None, name: str | None = None) -> tf.Tensor:
         mode, value = context.current(), self._values[0]
         if mode is not None and mode.update_device is not None:
             value = select_device(mode.update_device, 0, self)
@@ -132,7 +137,7 @@ class ValuesSpec(tf.TypeSpec):
 
     _kind: type[DistributedValues]
 
-    def __init__(self, specs: Sequence, devices: Sequence | None):
+    def __init__(self, specs: Sequence[tf.TypeSpec], devices: Sequence[str] | None):
         self._specs = tuple(specs)
         self._devices = None if devices is None else tuple(devices)
 
@@ -142,16 +147,16 @@ class ValuesSpec(tf.TypeSpec):
         return self._kind
 
     @property
-    def _component_specs(self):
+    def _component_specs(self) -> tuple[tf.TypeSpec, ...]:
         return self._specs
 
-    def _serialize(self):
+    def _serialize(self) -> tuple[tuple[tf.TypeSpec, ...], tuple[str, ...] | None]:
         return (self._specs, self._devices)
 
-    def _to_components(self, value):
-        return tuple(value.values)
+    def _to_components(self, value: DistributedValues) -> tuple[types.Nest, ...]:
+        return value.values
 
-    def _from_components(self, components):
+    def _from_components(self, components: Sequence[types.Nest]) -> DistributedValues:
         return self._kind(components, self._devices)
 
 
@@ -174,43 +179,45 @@ class VariableTraceType(tf.types.experimental.TraceType):
         variable: The distributed variable.
     """
 
-    def __init__(self, variable: Any):
+    def __init__(self, variable: tf.Variable):
         self._variable = weakref.ref(variable)
         self._key = id(variable)
 
-    def is_subtype_of(self, other: Any) -> bool:
+    def is_subtype_of(self, other: object) -> bool:
         """See base class."""
         return self == other
 
-    def most_specific_common_supertype(self, others: Sequence) -> Any:
+    def most_specific_common_supertype(
+        self, others: Sequence[object]
+    ) -> "VariableTraceType | None":
         """See base class."""
         return self if all(self == other for other in others) else None
 
-    def placeholder_value(self, placeholder_context: Any = None) -> Any:
+    def placeholder_value(self, placeholder_context: object = None) -> tf.Variable:
         """Returns the variable itself, which the function captures."""
         del placeholder_context
         return self._variable()
 
-    def to_tensors(self, value: Any) -> list:
+    def to_tensors(self, value: object) -> list[tf.Tensor]:
         """Returns nothing: the copies are captured, not passed."""
         del value
         return []
 
-    def from_tensors(self, tensors: Any) -> Any:
+    def from_tensors(self, tensors: object) -> tf.Variable:
         """See `placeholder_value`."""
         del tensors
         return self._variable()
 
-    def flatten(self) -> list:
+    def flatten(self) -> list[tf.types.experimental.TraceType]:
         """See `to_tensors`."""
         return []
 
-    def cast(self, value: Any, casting_context: Any) -> Any:
+    def cast(self, value: tf.Variable, casting_context: object) -> tf.Variable:
         """See base class."""
         del casting_context
         return value
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, VariableTraceType):
             return NotImplemented
         mine, theirs = self._variable(), other._variable()
@@ -220,7 +227,7 @@ class VariableTraceType(tf.types.experimental.TraceType):
         return self._key
 
 
-def differs(value: Any) -> bool:
+def differs(value: object) -> bool:
     """Whether a value may differ between towers: a PerDevice of more than one object."""
     if not isinstance(value, PerDevice):
         return False
@@ -229,25 +236,27 @@ def differs(value: Any) -> bool:
     return any(v is not first and not (is_number and v == first) for v in value.values)
 
 
-def container_of(value: Any) -> tf.Variable | None:
+def container_of(value: object) -> tf.Variable | None:
     """Returns the distributed variable that `value` is a member of, or None."""
     reference = getattr(value, "_distributed_container", None)
     return reference() if callable(reference) else None
 
 
-def first_of(value: Any) -> Any:
+def first_of(value: types.Nest) -> types.Nest:
     """Returns the first of the values per device: a plain value itself."""
     return value.values[0] if isinstance(value, DistributedValues) else value
 
 
-def map_copies(fn: Callable, value: Any) -> Any:
+def map_copies(fn: Callable[[types.Nest], types.Nest], value: types.Nest) -> types.Nest:
     """Applies `fn` to each of the values per device, or to a plain value."""
     if isinstance(value, DistributedValues):
         return type(value)([fn(copy) for copy in value.values], value.devices)
     return fn(value)
 
 
-def weighted(value: Any, weights: Sequence[float | tf.Tensor]) -> Any:
+def weighted(
+    value: PerDevice | types.Gradient, weights: Sequence[float | tf.Tensor]
+) -> PerDevice | types.Gradient:
     """Returns towers' tensors or IndexedSlices, each times its tower's weight, where it was."""
     parts = value.values if isinstance(value, PerDevice) else [value]
     scaled = [
@@ -258,8 +267,10 @@ def weighted(value: Any, weights: Sequence[float | tf.Tensor]) -> Any:
 
 
 def regroup(
-    nests: Sequence, wrap: type[DistributedValues] = PerDevice, devices: Sequence | None = None
-) -> Any:
+    nests: Sequence[types.Nest],
+    wrap: type[DistributedValues] = PerDevice,
+    devices: Sequence[str | None] | None = None,
+) -> types.Nest:
     """Joins K nests of one structure into one nest.
 
     Args:
@@ -277,7 +288,7 @@ def regroup(
     """
     first = nests[0]
     if isinstance(first, Mapping):
-        _require_alike(nests, Mapping, lambda nest: list(nest.keys()), unordered=True)
+        _require_alike(nests, Mapping, lambda nest: sorted(nest.keys(), key=repr))
         return _mapping_like(
             first, {k: regroup([nest[k] for nest in nests], wrap, devices) for k in first}
         )
@@ -288,7 +299,11 @@ def regroup(
     return _regroup_leaf(nests, wrap, devices)
 
 
-def _regroup_leaf(leaves: Sequence, wrap: type, devices: Sequence | None) -> Any:
+def _regroup_leaf(
+    leaves: Sequence[types.Nest],
+    wrap: type[DistributedValues],
+    devices: Sequence[str | None] | None,
+) -> types.Nest:
     first = leaves[0]
     container = container_of(first)
     if container is not None and all(container_of(leaf) is container for leaf in leaves):
@@ -298,14 +313,17 @@ def _regroup_leaf(leaves: Sequence, wrap: type, devices: Sequence | None) -> Any
     return wrap(leaves, devices)
 
 
-def _require_alike(nests: Sequence, kind: type, measure: Callable, unordered=False) -> None:
+def _require_alike(
+    nests: Sequence[types.Nest],
+    kind: type,
+    measure: Callable[[types.Nest], object],
+) -> None:
     """Refuses nests that differ from the first in type or size."""
 
-    def shown(nest):
+    def shown(nest: types.Nest) -> object:
         if not isinstance(nest, kind):
             return type(nest).__name__
-        size = measure(nest)
-        return sorted(size, key=repr) if unordered else size
+        return measure(nest)
 
     expected = shown(nests[0])
     for i, nest in enumerate(nests):
@@ -316,7 +334,7 @@ def _require_alike(nests: Sequence, kind: type, measure: Callable, unordered=Fal
             )
 
 
-def _sequence_like(example: Any, items: list) -> Any:
+def _sequence_like(example: types.Nest, items: list[types.Nest]) -> types.Nest:
     if isinstance(example, tuple) and hasattr(example, "_make"):
         return example._make(items)
     if type(example) in (list, tuple):
@@ -324,14 +342,14 @@ def _sequence_like(example: Any, items: list) -> Any:
     return tuple(items) if isinstance(example, tuple) else list(items)
 
 
-def _mapping_like(example: Mapping, items: dict) -> Mapping:
+def _mapping_like(example: types.Nest, items: dict[Any, types.Nest]) -> types.Nest:
     try:
         return type(example)(items)
     except TypeError:  # a mapping whose constructor wants something else
         return items
 
 
-def map_nest(fn: Callable, nest: types.Nest) -> types.Nest:
+def map_nest(fn: Callable[[types.Nest], types.Nest], nest: types.Nest) -> types.Nest:
     """Applies `fn` to each leaf of lists, tuples, named tuples and mappings."""
     if isinstance(nest, Mapping):
         return _mapping_like(nest, {key: map_nest(fn, item) for key, item in nest.items()})
@@ -357,7 +375,7 @@ def select_tower(tower_id: int, nest: types.Nest, devices: Sequence[str] = ()) -
         ValueError: If a PerDevice holds nothing for the tower.
     """
 
-    def leaf(value):
+    def leaf(value: types.Nest) -> types.Nest:
         if not isinstance(value, DistributedValues):
             return value
         held = value.values
@@ -378,7 +396,7 @@ def select_tower(tower_id: int, nest: types.Nest, devices: Sequence[str] = ()) -
 def select_device(device: str, index: int, nest: types.Nest) -> types.Nest:
     """Gives the copy on `device`, the `index`-th of an update, its part of mirrored arguments."""
 
-    def leaf(value):
+    def leaf(value: types.Nest) -> types.Nest:
         if not isinstance(value, DistributedValues):
             return value
         if value.devices is not None and device in value.devices:

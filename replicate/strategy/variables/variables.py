@@ -4,9 +4,9 @@ A `MirroredVariable` holds the same value in each copy. A `TowerLocalVariable` h
 value of its own in each, aggregated when it is read across towers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from replicate import errors
+from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
 from replicate.strategy import context
@@ -35,11 +35,13 @@ class MirroredVariable(DistributedVariable):
         """Returns the first copy's value."""
         return self._members[0].value()
 
-    def _make_element(self):
+    def _make_element(self) -> tf.Tensor:
         return self._members[0]._as_graph_element()
 
-    def _write_in_tower(self, tower, method, value, kwargs):
-        share = context.current().share
+    def _write_in_tower(
+        self, tower: context.Tower, method: str, value: types.Nest, kwargs: types.Arguments
+    ) -> types.Nest:
+        share = context.share()
         if share is not None and self.trainable and share.step.is_left_out:
             return tf.no_op()  # of an optimizer that is not run
         if share is not None and self.trainable and self._aggregation == NONE:
@@ -63,12 +65,12 @@ class MirroredVariable(DistributedVariable):
                 f"{', '.join(_MERGEABLE)}, ONLY_FIRST_REPLICA, or merge_call."
             )
 
-        def write(strategy, merged):
+        def write(strategy: context.Strategy, merged: types.Nest) -> types.Nest:
             return self._write_across(method, self.aggregate(strategy, merged), kwargs)
 
         return tower.merge_call(write, value)
 
-    def _write_across(self, method, value, kwargs):
+    def _write_across(self, method: str, value: types.Nest, kwargs: types.Arguments) -> types.Nest:
         if isinstance(value, values.PerDevice):
             raise ValueError(
                 "Across towers a mirrored variable takes one value, or a mirrored one: "
@@ -77,10 +79,10 @@ class MirroredVariable(DistributedVariable):
             )
         return super()._write_across(method, value, kwargs)
 
-    def aggregate(self, strategy, value):
+    def aggregate(self, strategy: context.Strategy, value: types.Nest) -> types.Nest:
         """Joins what K towers bring; a value that all share counts once per tower."""
         if isinstance(value, values.PerDevice):
-            value = values.PerDevice(map(self._as_own, value.values), value.devices)
+            value = values.PerDevice([self._as_own(each) for each in value.values], value.devices)
         if self._aggregation == FIRST:
             return self._first(strategy, value)
         if not isinstance(value, values.DistributedValues):
@@ -89,12 +91,12 @@ class MirroredVariable(DistributedVariable):
             return strategy.mean_by_rows(value, self)
         return strategy.reduce(self._aggregation, value, destinations=self)
 
-    def _as_own(self, value):
+    def _as_own(self, value: types.Nest) -> types.Nest:
         """Returns a number, or an array, as a tensor of the variable's dtype."""
         is_made = tf.is_tensor(value) or isinstance(value, tf.IndexedSlices)
         return value if is_made or value is None else tf.convert_to_tensor(value, self.dtype)
 
-    def _first(self, strategy, value):
+    def _first(self, strategy: context.Strategy, value: types.Nest) -> types.Nest:
         """Returns the first tower's value, once all towers have theirs.
 
         NOTE: theirs may be made from the variable, which must not be written before.
@@ -127,15 +129,22 @@ class TowerLocalVariable(DistributedVariable):
         reduction: What makes one tensor of the copies' tensors, where `reduce_by` named it.
     """
 
-    def __init__(self, strategy, members, devices, aggregation, is_assumed_sum=False):
+    def __init__(
+        self,
+        strategy: context.Strategy,
+        members: Sequence[tf.Variable],
+        devices: Sequence[str],
+        aggregation: tf.VariableAggregation,
+        is_assumed_sum: bool = False,
+    ):
         super().__init__(strategy, members, devices, aggregation)
         self.is_assumed_sum = is_assumed_sum
-        self.reduction: Callable[[list], tf.Tensor] | None = None
+        self.reduction: Callable[[list[tf.Tensor]], tf.Tensor] | None = None
         self._follows_first = False
         if self._members[0]._in_graph_mode and aggregation != NONE:
             self._as_graph_element()  # a session may fetch it after the graph is finalized
 
-    def reduce_by(self, fn: Callable[[list], tf.Tensor]) -> None:
+    def reduce_by(self, fn: Callable[[list[tf.Tensor]], tf.Tensor]) -> None:
         """Names what makes one tensor of the copies' tensors, of a metric at its end."""
         self.reduction = fn
 
@@ -145,7 +154,7 @@ class TowerLocalVariable(DistributedVariable):
         if self._members[0]._in_graph_mode:
             self._element = self._members[0]._as_graph_element()
 
-    def get(self, device: str | None = None):
+    def get(self, device: str | None = None) -> tf.Variable | tf.Tensor:
         """Returns the copy on `device`, or of the running code; across towers, the aggregate."""
         return self.read_across() if device is None and self._is_across() else super().get(device)
 
@@ -173,7 +182,7 @@ class TowerLocalVariable(DistributedVariable):
             "ONLY_FIRST_REPLICA when it is made."
         )
 
-    def spread(self, value) -> list:
+    def spread(self, value: types.Nest) -> list[tf.Tensor | None]:
         """See base class. SUM divides it (integers: the remainder to the first copy)."""
         count = len(self._members)
         value = tf.convert_to_tensor(value, dtype=self.dtype)
@@ -186,12 +195,14 @@ class TowerLocalVariable(DistributedVariable):
             return [value] + [None] * (count - 1)
         return [value] * count
 
-    def _write_across(self, method, value, kwargs):
+    def _write_across(self, method: str, value: types.Nest, kwargs: types.Arguments) -> types.Nest:
         if isinstance(value, values.DistributedValues) or not method.startswith("assign"):
             return super()._write_across(method, value, kwargs)
         return self._write_members(method, self.spread(value), kwargs)
 
-    def _write_in_tower(self, tower, method, value, kwargs):
+    def _write_in_tower(
+        self, tower: context.Tower, method: str, value: types.Nest, kwargs: types.Arguments
+    ) -> types.Nest:
         member = self._members[tower.position if len(self._members) > 1 else 0]
         has_rows = tower.has_rows
         if has_rows is True:

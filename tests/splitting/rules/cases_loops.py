@@ -8,7 +8,8 @@ from replicate.compat.tensorflow import tf, tf1
 from tests.splitting.rules import harness
 from tests.splitting.rules.harness import raw, size, tensor
 
-FAMILY = harness.Family("loops and lists", most=3)
+# A loop that must be whole has its graph analysed again.
+FAMILY = harness.Family("loops and lists", most=3, together=8)
 
 F64 = tf.float64
 

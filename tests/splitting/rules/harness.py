@@ -10,9 +10,7 @@ one graph; it is run as it is, and split over K devices, and both must give the 
 """
 
 import dataclasses
-import functools
 import itertools
-import os
 import random
 import sys
 import zlib
@@ -262,14 +260,20 @@ class Family:
         name: Its name.
         random_numbers: See `splitter.split_graph`.
         most: How many combinations of states are tried of each case, at most.
+        together: How many of them are in one graph.
     """
 
     def __init__(
-        self, name: str, random_numbers: str = "one_device", most: int = MOST_COMBINATIONS
+        self,
+        name: str,
+        random_numbers: str = "one_device",
+        most: int = MOST_COMBINATIONS,
+        together: int = 60,
     ):
         self.name = name
-        self.most = most
         self.random_numbers = random_numbers
+        self.most = most
+        self.together = together
         self.cases = []
 
     def __repr__(self) -> str:
@@ -577,20 +581,20 @@ class Outcome:
     missing: list = dataclasses.field(default_factory=list)
 
 
-def entries_of(family: Family, setting: Setting, kinds=None) -> list[tuple[Case, tuple]]:
+def entries_of(family: Family, setting: Setting) -> list[tuple[Case, tuple]]:
     """Returns what a family tries in a setting."""
     world = setting.world
     return [
         (case, states)
         for case in family.cases
-        if (kinds is None or case.kind in kinds) and (not case.worlds or world in case.worlds)
+        if not case.worlds or world in case.worlds
         for states in some(case.combinations(), min(setting.most, family.most), str(setting))
     ]
 
 
 def some(combinations: list, most: int, seed: str) -> list:
     """Returns so many combinations of states, the same ones each time."""
-    if len(combinations) <= most or "RULES_FULL" in os.environ:
+    if len(combinations) <= most:
         return combinations
     return random.Random(seed).sample(combinations, most)
 
@@ -601,10 +605,49 @@ def told(entry) -> str:
     return f"{case.kind} [{tf.as_dtype(case.dtype).name}] ({', '.join(states)}) {case.place}"
 
 
-@functools.cache
-def expected(family: Family, setting: Setting) -> dict[int, list]:
+def tried(family: Family, setting: Setting) -> Outcome:
+    """Tries all cases of a family; returns what came of it."""
+    outcome, entries = Outcome(), entries_of(family, setting)
+    for start in range(0, len(entries), family.together):
+        try_together(family, setting, entries[start : start + family.together], outcome)
+    return outcome
+
+
+def try_together(family, setting, entries, outcome) -> None:
+    """Splits entries in one graph, or apart those that cannot be split together."""
+    if not entries or len(outcome.failures) > 20:
+        return
+    built = Built(setting, entries)
+    try:
+        result = built.split(setting, family.random_numbers)
+    except Exception as error:  # noqa: BLE001 - any error is one of the entry
+        if len(entries) == 1:
+            text = f"{type(error).__name__}: {error}"[:400]
+            outcome.failures.append(f"{told(entries[0])}: not split: {text}")
+            return
+        middle = len(entries) // 2
+        for part in (entries[:middle], entries[middle:]):
+            try_together(family, setting, part, outcome)
+    else:
+        look(built, result, outcome)
+        require_one_device(family, setting, built, outcome)
+
+
+def require_one_device(family, setting, built, outcome) -> None:
+    """Notes the entries that do not give what one device gives."""
+    wanted = one_device(setting, built.entries)
+    for rows, values in built.run(setting.sizes).items():
+        for entry, value, other in zip(built.entries, values, wanted[rows], strict=True):
+            if family.random_numbers == "per_device":
+                fault = difference(shapes(value), shapes(other), 0.0)
+            else:
+                fault = difference(value, other, entry[0].tolerance())
+            if fault:
+                outcome.failures.append(f"{told(entry)}: {rows} rows: {fault}")
+
+
+def one_device(setting: Setting, entries) -> dict[int, list]:
     """Returns what one device gives."""
-    entries = entries_of(family, setting)
     found = Built(setting, entries).run(setting.sizes)
     faults = {
         f"{told(entry)}: {rows} rows: {str(value)[-200:]}"
@@ -615,48 +658,6 @@ def expected(family: Family, setting: Setting) -> dict[int, list]:
     if faults:
         raise AssertionError("Not on one device:\n" + "\n".join(sorted(faults)))
     return found
-
-
-@functools.cache
-def tried(family: Family, setting: Setting) -> Outcome:
-    """Tries all cases of a family; returns what came of it."""
-    outcome = Outcome()
-    entries = entries_of(family, setting)
-    wanted = expected(family, setting)
-    for numbers, built, result in parts_that_split(family, setting, range(len(entries)), outcome):
-        look(built, result, outcome)
-        for rows, values in built.run(setting.sizes).items():
-            for number, value in zip(numbers, values, strict=True):
-                case = entries[number][0]
-                other = wanted[rows][number]
-                if family.random_numbers == "per_device":
-                    fault = difference(shapes(value), shapes(other), 0.0)
-                else:
-                    fault = difference(value, other, case.tolerance())
-                if fault:
-                    outcome.failures.append(f"{told(entries[number])}: {rows} rows: {fault}")
-    return outcome
-
-
-def parts_that_split(family, setting, numbers, outcome):
-    """Yields graphs of entries that can be split together; notes those that cannot."""
-    entries = entries_of(family, setting)
-    numbers = list(numbers)
-    if not numbers or len(outcome.failures) > 20:
-        return
-    built = Built(setting, [entries[n] for n in numbers])
-    try:
-        result = built.split(setting, family.random_numbers)
-    except Exception as error:  # noqa: BLE001 - any error is one of the entry
-        if len(numbers) == 1:
-            text = f"{type(error).__name__}: {error}"[:400]
-            outcome.failures.append(f"{told(entries[numbers[0]])}: not split: {text}")
-            return
-        middle = len(numbers) // 2
-        yield from parts_that_split(family, setting, numbers[:middle], outcome)
-        yield from parts_that_split(family, setting, numbers[middle:], outcome)
-    else:
-        yield numbers, built, result
 
 
 def look(built: Built, result, outcome: Outcome) -> None:

@@ -1,13 +1,10 @@
-"""Every rule gives what one device gives, whatever states its operands have.
+"""Every rule gives what one device gives, whatever states its operands have."""
 
-`RULES_FULL=1 pytest tests/splitting/rules` tries all states in all settings.
-"""
+import dataclasses
 
 import pytest
 
-from replicate.compat.tensorflow import tf1
 from replicate.splitting.rules import families
-from tests.splitting.corpus import running
 from tests.splitting.rules import (
     cases_contractions,
     cases_elementwise,
@@ -23,25 +20,19 @@ from tests.splitting.rules import (
     harness,
 )
 
-FAMILIES = [
-    *(
-        module.FAMILY
-        for module in (
-            cases_contractions,
-            cases_elementwise,
-            cases_gathers,
-            cases_images,
-            cases_loops,
-            cases_matrices,
-            cases_normalisation,
-            cases_random,
-            cases_reductions,
-            cases_shapes,
-            cases_strings,
-        )
-    ),
-    cases_random.OWN,
-]
+MODULES = (
+    cases_contractions,
+    cases_elementwise,
+    cases_gathers,
+    cases_images,
+    cases_loops,
+    cases_matrices,
+    cases_normalisation,
+    cases_reductions,
+    cases_shapes,
+    cases_strings,
+)
+FAMILIES = [*(module.FAMILY for module in MODULES), cases_random.OWN, cases_random.FAMILY]
 # Kinds that no graph of this TensorFlow can be made of, or that have no kernel for a CPU.
 NOT_HERE = {
     "AdjustContrast": "gone since version 2 of graphs",
@@ -75,54 +66,43 @@ OF_WHOLE_ARRAYS = {"TensorArrayConcatV3", "TensorArrayGradWithShape", "TensorArr
 # Kinds that have a test of their own in tests/splitting/test_arrays.
 IN_TESTS = {"TensorArraySizeV3"}
 ELSEWHERE = {*NOT_HERE, *IN_MODELS, *IN_TESTS}
-SETTINGS = [
-    harness.Setting("batch", 3, (5, 2)),  # all of them; the others take some of each case
-    harness.Setting("batch", 2, (5, 2), most=1),
-    harness.Setting("batch", 3, (5,), is_static=True, most=1),
-    harness.Setting("picked", 3, (7, 2), most=1),
-]
-EVERY = SETTINGS[0]
+EVERY = harness.Setting("batch", 3, (5, 2))  # all states; the quick ones of others take one
+STATIC = harness.Setting("batch", 3, (5,), is_static=True)
+PICKED = harness.Setting("picked", 3, (7, 2))
 RULES = families.load()
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=repr)
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_rules_give_what_one_device_gives(family, setting):
-    outcome = harness.tried(family, setting)
+def kinds_of(family):
+    return {kind for case in family.cases for kind in case.kind.split()}
+
+
+def own_kinds(family):
+    """Returns the kinds with a rule of which no family before has a case."""
+    before = set().union(*map(kinds_of, FAMILIES[: FAMILIES.index(family)]))
+    return (kinds_of(family) & set(RULES)) - before - ELSEWHERE - OF_WHOLE_ARRAYS
+
+
+def require_one_device(outcome):
     assert not outcome.failures, "\n".join(["", *outcome.failures])
+    assert not outcome.missing
 
 
-def test_every_case_makes_its_kind():
-    for family in FAMILIES:
-        assert not harness.tried(family, EVERY).missing
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+def test_rules_give_what_one_device_gives(family):
+    outcome = harness.tried(family, EVERY)
+    require_one_device(outcome)
+    missing = sorted(own_kinds(family) - outcome.split)
+    assert missing == [], "\n".join(f"{kind}: {outcome.whole.get(kind)}" for kind in missing)
+
+
+@pytest.mark.thorough("*-1-*")
+@pytest.mark.parametrize("family", FAMILIES, ids=repr)
+@pytest.mark.parametrize("most", [1, harness.MOST_COMBINATIONS])
+@pytest.mark.parametrize("setting", [STATIC, PICKED], ids=str)
+def test_rules_give_what_one_device_gives_of_other_rows(family, most, setting):
+    require_one_device(harness.tried(family, dataclasses.replace(setting, most=most)))
 
 
 def test_every_rule_has_a_case():
-    kinds = {kind for family in FAMILIES for case in family.cases for kind in case.kind.split()}
+    kinds = set().union(*map(kinds_of, FAMILIES))
     assert sorted(set(RULES) - kinds - ELSEWHERE) == []
-
-
-def split_in(name, is_new):
-    """Returns the kinds that are split in a model, with loops of version 1 or of version 2."""
-    was_new = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if is_new else tf1.disable_control_flow_v2)()
-    try:
-        built = running.Built(running.Setting(name, (7,), False, 3))
-    finally:
-        (tf1.enable_control_flow_v2 if was_new else tf1.disable_control_flow_v2)()
-    ops = built.graph.get_operations()
-    return {op.type for op in ops if built.result.how(op) == "split"}
-
-
-@pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
-def test_every_rule_splits_one_of_its_cases():
-    split, whole = set(), {}
-    for family in FAMILIES:
-        outcome = harness.tried(family, EVERY)
-        split |= outcome.split
-        whole |= outcome.whole
-    # NOTE: in a graph of many cases one list that must be whole makes all of them whole.
-    split |= split_in("lstm_dynamic", False) | split_in("lstm_dynamic", True)
-    split |= split_in("crf", True) | split_in("condition_around_layers", True)
-    missing = sorted(set(RULES) - split - ELSEWHERE - OF_WHOLE_ARRAYS)
-    assert missing == [], "\n".join(f"{kind}: {whole.get(kind)}" for kind in missing)

@@ -184,6 +184,7 @@ class Built:
             return session.run(self.run_of, feed, PATIENCE)
 
 
+@pytest.mark.thorough("*-3")
 @pytest.mark.parametrize("num_devices", [2, 3])
 @pytest.mark.parametrize("is_static", [False, True], ids=["dynamic", "static"])
 @pytest.mark.parametrize("name", MODELS)

@@ -139,29 +139,6 @@ def test_hooks_of_every_kind_run_once_per_step(tmp_path, tower_building):
     assert [hook.begun for hook in outside] == [1, 1, 1]
 
 
-def test_hooks_may_read_the_loss_and_the_weights(tmp_path):
-    seen = []
-
-    class Reading(tf1.train.SessionRunHook):
-        def __init__(self, fetches):
-            self.fetches = fetches
-
-        def before_run(self, run_context):
-            return tf1.train.SessionRunArgs(self.fetches)
-
-        def after_run(self, run_context, run_values):
-            seen.append(run_values.results)
-
-    def model(features, labels, mode):
-        spec = dense(features, labels, mode)
-        kernel = tf1.trainable_variables()[0]
-        return spec._replace(training_hooks=[Reading([spec.loss, kernel])])
-
-    made(model, tmp_path, "mirrored").train(input_fn, steps=1)
-    assert len(seen) == 1
-    assert seen[0][1].shape == (3, 1)
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_saving_listeners_hear_of_each_checkpoint(tmp_path, strategy):
     heard = []
@@ -172,36 +149,6 @@ def test_saving_listeners_hear_of_each_checkpoint(tmp_path, strategy):
 
     made(dense, tmp_path, strategy).train(input_fn, steps=3, saving_listeners=[Listener()])
     assert heard == [0, 3]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_scaffold_serves_as_on_one_device(tmp_path, strategy):
-    called = []
-
-    def model(features, labels, mode):
-        spec = dense(features, labels, mode)
-        if mode != "train":
-            return spec
-        kernel = tf1.trainable_variables()[0]
-        local = tf1.get_variable(
-            "local", initializer=1.0, collections=[tf1.GraphKeys.LOCAL_VARIABLES], trainable=False
-        )
-        scaffold = tf1.train.Scaffold(
-            init_fn=lambda scaffold, session: called.append("init_fn"),
-            local_init_op=tf1.group(tf1.local_variables_initializer(), tf1.tables_initializer()),
-            ready_op=tf1.report_uninitialized_variables(),
-            summary_op=tf1.summary.scalar("own", local + tf.reduce_sum(kernel)),
-            saver=tf1.train.Saver(max_to_keep=1, defer_build=True),
-        )
-        return spec._replace(scaffold=scaffold)
-
-    run = made(model, tmp_path, strategy).train(input_fn, steps=2)
-    assert called == ["init_fn"]
-    assert set(summaries(tmp_path)) >= {"own"}
-    exactness.compare(
-        variables_of(run),
-        variables_of(single(dense, tmp_path / "one").train(input_fn, steps=2)),
-    )
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -350,46 +297,6 @@ def test_averages_of_weights_are_restored_in_their_place_on_every_device(tmp_pat
     exactness.compare(variables_of(found), variables_of(alone))
 
 
-def tpu_style(features, labels, mode, params):
-    """A model as it is written for TPUs, which sees its rows through functions of the host."""
-    tpu = estimator.v1.tpu
-    w = tf1.get_variable("w", initializer=[[1.0], [2.0], [3.0]])
-    output = features["x"] @ w
-    predictions = {"y": output}
-    if mode == "infer":
-        exports = {"serving_default": estimator.export.PredictOutput(predictions)}
-        return tpu.TPUEstimatorSpec(mode, predictions, export_outputs=exports)
-    loss = tf.reduce_mean(tf.square(output - labels))
-    if mode == "eval":
-        measured = (lambda y: {"mean": tf1.metrics.mean(y)}, [output])
-        return tpu.TPUEstimatorSpec(mode, predictions, loss, eval_metrics=measured)
-    optimizer = tf1.train.GradientDescentOptimizer(0.1)
-    step = optimizer.minimize(loss, tf1.train.get_global_step())
-    return tpu.TPUEstimatorSpec(
-        mode,
-        loss=loss,
-        train_op=step,
-        scaffold_fn=tf1.train.Scaffold,
-        host_call=(lambda x: [tf.reduce_sum(x)], [output]),
-    )
-
-
-def test_a_model_for_tpus_runs_in_an_estimator_for_tpus(tmp_path):
-    def run(model, directory):
-        tpu = estimator.v1.tpu
-        config = tpu.RunConfig(model_dir=str(directory), session_config=exactness.session_config())
-        sizes = {"train_batch_size": 5, "eval_batch_size": 5, "predict_batch_size": 5}
-        made = tpu.TPUEstimator(model, config=config, params={}, use_tpu=False, **sizes)
-        made.train(lambda params: input_fn(), steps=2)
-        measured = made.evaluate(lambda params: input_fn(), steps=1)
-        rows = [row["y"] for row in made.predict(lambda params: input_fn())]
-        return {"metrics": measured, "rows": rows, "variables": variables_of(made)}
-
-    expected = run(tpu_style, tmp_path / "one")
-    found = run(model_fn.replicate_model_fn(tpu_style, devices=2), tmp_path / "two")
-    exactness.compare(found, expected)
-
-
 def counted(features, labels, mode):
     """A dense model that counts its rows."""
     seen = tf1.get_variable(
@@ -407,6 +314,7 @@ def counted(features, labels, mode):
     return spec._replace(eval_metric_ops={**spec.eval_metric_ops, **metrics})
 
 
+@pytest.mark.thorough("counted-mirrored")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("model", [dense, counted])
 def test_a_model_in_training_is_evaluated_in_memory(tmp_path, strategy, model):
@@ -495,45 +403,3 @@ def test_a_session_without_the_devices_is_refused_where_the_model_is_built(tmp_p
     replicated = model_fn.replicate_model_fn(dense, momentum, 2)
     with pytest.raises(ValueError, match="device_count"):
         estimator.Estimator(replicated, str(tmp_path), config).train(input_fn, steps=1)
-
-
-def summaries(directory):
-    """Returns tag -> how often it was written."""
-    found = {}
-    for path in sorted(directory.glob("events.*")):
-        for event in tf1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                found[value.tag] = found.get(value.tag, 0) + 1
-    return found
-
-
-def test_a_run_config_seed_repeats_a_run_exactly(tmp_path):
-    def model(features, labels, mode):
-        random = tf1.glorot_uniform_initializer()
-        x = tf1.layers.dense(features["x"], 8, kernel_initializer=random)
-        x = tf1.layers.dropout(x, 0.5, training=True)
-        output = tf1.layers.dense(x, 1, kernel_initializer=random)
-        return exactness.spec_of(mode, tf.reduce_mean(tf.square(output - labels)))
-
-    first, second = (made(model, tmp_path / name).train(input_fn, steps=3) for name in "ab")
-    exactness.compare(variables_of(second), variables_of(first), rtol=1e-6)
-
-
-def test_an_average_of_the_loss_has_one_devices_name():
-    """A variable whose name is that of a tensor."""
-
-    def model(features, labels, mode):
-        spec = dense(features, labels, mode)
-        average = tf1.train.ExponentialMovingAverage(0.5)
-        updated = average.apply([spec.loss])
-        with tf1.control_dependencies([updated]):
-            return spec._replace(loss=tf.identity(spec.loss))
-
-    def names(model_fn_):
-        with tf.Graph().as_default():
-            tf1.train.create_global_step()
-            model_fn_({"x": tf.constant(X)}, tf.constant(Y), "train")
-            return sorted(v.op.name for v in tf1.global_variables())
-
-    replicated = model_fn.replicate_model_fn(model, momentum, 2)
-    assert names(replicated) == names(exactness.stepping(model, momentum))
