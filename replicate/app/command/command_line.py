@@ -11,7 +11,7 @@ import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import replicate
 from replicate import errors
@@ -43,8 +43,19 @@ _NEEDED = {  # options that say more about another one
 _MAX_MEANT = 3  # keys that an unknown option may mean
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly")
 
-_Commands = argparse._SubParsersAction
-_Adder = argparse._ActionsContainer  # a parser, or a group of options
+
+class _Adder(Protocol):
+    """A parser, or a group of its options."""
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """Adds an option."""
+
+
+class _Commands(Protocol):
+    """The commands of a parser."""
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+        """Adds a command."""
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
