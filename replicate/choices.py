@@ -26,7 +26,7 @@ class Choices:
     tower_building: str | None = None
     random_numbers: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         """Refuses what no model can be built with."""
         if not callable(self.model_fn):
             raise ValueError(

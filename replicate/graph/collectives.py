@@ -114,6 +114,7 @@ class CollectiveWorkers(Workers):
         self._made: list[str] = []
         self._awaited: list[str] = []
         self._rows: int | str = 0
+        self._counts = ""
 
     @property
     def made(self) -> list[tf.Operation]:
@@ -132,9 +133,24 @@ class CollectiveWorkers(Workers):
             return tf1.get_default_graph().get_tensor_by_name(self._rows)
         return self._rows
 
-    def note_rows(self, number: int | tf.Tensor) -> None:
-        """Notes how many rows all workers have in a step."""
-        self._rows = number if isinstance(number, int) else number.name
+    @property
+    def counts(self) -> tf.Tensor | None:
+        """How many rows each worker has in a step, int32, of shape [W]; None: not exchanged."""
+        return tf1.get_default_graph().get_tensor_by_name(self._counts) if self._counts else None
+
+    def note_rows(self, number: int) -> None:
+        """Notes how many rows all workers have in each step."""
+        self._rows = number
+
+    def note_counts(self, counts: tf.Tensor) -> tf.Tensor:
+        """Notes how many rows each worker has in a step, and returns how many all have.
+
+        Args:
+            counts: int32, of shape [W].
+        """
+        whole = tf.reduce_sum(counts)
+        self._rows, self._counts = whole.name, counts.name
+        return whole
 
     def note_left(self, leaving: int) -> None:
         """Notes how many other workers have ended their steps before their input has."""

@@ -9,6 +9,7 @@ the first worker's.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from replicate.graph import collectives, operations, packing, reductions
 from replicate.graph import rows as counted
 from replicate.splitting import effects, joins, levels, loops, runs
 from replicate.splitting.nodes import Nodes, Reference
-from replicate.splitting.states import SIZE, Rows, Space
+from replicate.splitting.states import SIZE, WHOLE, Partial, Rows, Space, State
 
 _SHARED = ("Print", "TensorArray", "Stack", "Collective", "Placeholder")
 _OUTSIDE = ("Iterator", "Queue", "Optional", "Unstage", "MapUnstage")
@@ -27,6 +28,15 @@ _HANDLES = (tf.resource, tf.variant)
 _EXITS = ("Exit", "RefExit")
 _ARRAY_READS = ("TensorArrayGatherV3", "TensorArrayReadV3", "TensorArrayConcatV3")
 _LIST_READS = ("TensorListStack", "TensorListGetItem", "TensorListConcatV2")
+# What a worker makes for all of them, of as little as it knows of others: how many rows there are.
+_MADE_OF_SIZES = frozenset(
+    """
+    Add AddV2 BroadcastTo Cast DivNoNan Equal ExpandDims Fill Greater GreaterEqual Identity Less
+    LessEqual LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul Neg NotEqual RealDiv Reshape
+    Select SelectV2 Squeeze Sub Sum
+    """.split()
+)
+_MOST_ENTRIES = 256  # of a row: there are all workers' rows
 
 
 class Workers(NamedTuple):
@@ -217,6 +227,7 @@ class Joins(joins.Joins):
         self._lone = {tensor.ref() for tensor in cluster.workers.lone}
         share = cluster.share(writer.nodes)
         self._shares = {writer.analysis.batch: share._replace(everywhere=batch)}
+        self._told: dict[int, bool] = {}
 
     # What goes over workers.
 
@@ -348,7 +359,49 @@ class Joins(joins.Joins):
 
     def of_rows(self, tensor: tf.Tensor, state: Rows) -> Reference:
         """See base class; those of all workers."""
+        if self._is_of_sizes(tensor):
+            return super().at_home(tensor)
         return self._of_all_rows(super().of_rows(tensor, state), tensor, state)
+
+    def of_parts(self, tensor: tf.Tensor, state: Partial) -> Reference:
+        """See base class; what is made of numbers of rows, no other worker is asked for."""
+        if self._is_of_sizes(tensor):
+            return super().at_home(tensor)
+        return super().of_parts(tensor, state)
+
+    def _is_of_sizes(self, tensor: tf.Tensor) -> bool:
+        """Whether a few operations make a value of sizes and whole values alone.
+
+        Such a one counts elements, as a mean does of which a weight is a constant.
+        """
+        key = id(tensor)
+        if key not in self._told:
+            self._told[key] = self._find_of_sizes(tensor)
+        return self._told[key]
+
+    def _find_of_sizes(self, tensor: tf.Tensor) -> bool:
+        op, state = tensor.op, self._analysis.state(tensor)
+        if state is WHOLE or state is SIZE:
+            return True
+        if tensor.ref() in self._analysis.given:
+            return False
+        if self._analysis.is_at_hand(tensor):
+            return True
+        is_made = op.type in _MADE_OF_SIZES and self._is_free(op) and self._is_short(tensor, state)
+        is_bare = is_made and not any(control.inputs for control in op.control_inputs)
+        return is_bare and all(self._is_of_sizes(each) for each in op.inputs)
+
+    def _is_short(self, tensor: tf.Tensor, state: State) -> bool:
+        """Whether a value has few entries for each row of the batch."""
+        if not isinstance(state, Rows):
+            return isinstance(state, Partial)
+        shape, multiple = self._analysis.facts.known_shape(tensor, state.axis), None
+        if shape is not None and state.space is self._analysis.batch:
+            multiple = self._multiple(tensor, state)
+        if multiple is None:
+            return False
+        others = [length for axis, length in enumerate(shape) if axis != state.axis]
+        return None not in others and multiple * math.prod(others) <= _MOST_ENTRIES
 
     def cut(self, tensor: tf.Tensor, want: Rows, k: int) -> Reference:
         """See base class; the batch's own tensors are cut from what the worker has."""
@@ -413,6 +466,8 @@ def _counts(workers: Workers) -> tf.Tensor:
     """Returns how many rows each worker has; they are refused if they differ in their widths."""
     across = workers.across
     widths = [tf.shape(t)[1:] for t in workers.own.values() if not _is_known(t)]
+    if not widths and across.counts is not None:
+        return across.counts
     brought = tf.concat([tf.reshape(workers.rows, [1]), *widths], 0)
     table = across.table(brought)
     if not widths:

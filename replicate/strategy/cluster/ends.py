@@ -108,9 +108,10 @@ def _of_dynamic(
 ) -> tuple[EndSignal, tf.Tensor]:
     """Lets the input end where it has ended in all workers; returns all workers' rows, too."""
     brought = tf.stack([tf.cast(has_next, tf.int32), own, 0])
-    ready, whole, leaving = tf.unstack(workers.sum([brought])[0])
-    workers.note_rows(whole)
-    return _ended(brought, ready > 0, leaving, workers), whole
+    ready, counts, leaving = tf.unstack(workers.table(brought), axis=1)
+    whole = workers.note_counts(counts)
+    leaving = tf.reduce_sum(leaving)
+    return _ended(brought, tf.reduce_any(ready > 0), leaving, workers), whole
 
 
 def _of_static(
