@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import equal, folding, loops, states
-from replicate.splitting import facts as known
+from replicate.splitting import states
+from replicate.splitting.inference import facts as known
+from replicate.splitting.inference import folding
 from replicate.splitting.rules import registry
 from replicate.splitting.states import SIZE, WHOLE, Local, Rows, Space, Split, WholeError
+from replicate.splitting.structure import equal, loops
 
 LEAVES = folding.LEAVES
 FILLS = ("Const", "Fill")  # they cost nothing

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 from replicate import errors
 from replicate.compat.tensorflow import tf
 from replicate.graph import batches
-from replicate.splitting import gathering, inputs, workers
 from replicate.splitting.splitter import Given
+from replicate.splitting.writing import gathering, inputs, workers
 from replicate.strategy.cluster import ends
 
 

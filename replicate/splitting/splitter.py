@@ -10,25 +10,15 @@ from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import analysis as analyses
-from replicate.splitting import (
-    checks,
-    effects,
-    inputs,
-    leftovers,
-    loops,
-    mirroring,
-    order,
-    states,
-    transport,
-    workers,
-    writer,
-)
-from replicate.splitting import facts as known
-from replicate.splitting import nodes as references
+from replicate.splitting import states
+from replicate.splitting.inference import facts as known
 from replicate.splitting.lowering import batch_norm, functions, reads
-from replicate.splitting.nodes import Nodes
-from replicate.splitting.rules import families
+from replicate.splitting.mirroring import mirroring
 from replicate.splitting.states import Space
+from replicate.splitting.structure import effects, loops, order
+from replicate.splitting.structure import nodes as references
+from replicate.splitting.structure.nodes import Nodes
+from replicate.splitting.writing import checks, inputs, leftovers, transport, workers, writer
 
 
 class Given(NamedTuple):
@@ -160,7 +150,6 @@ class _Plan:
     """
 
     def __init__(self, leaves: list, devices: tuple[str, ...], home: str, static_rows: int | None):
-        families.load()
         self._static_rows = static_rows
         self._leaves, self._devices, self._home = leaves, devices, home
         self._graph = tf1.get_default_graph()

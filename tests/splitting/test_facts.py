@@ -5,12 +5,13 @@ import pytest
 
 from replicate.compat import inference
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import extents, folding, loops
-from replicate.splitting.extents import BATCH, PICKED, UnknownError, rows
-from replicate.splitting.facts import Facts
-from replicate.splitting.probes import KnownRows
+from replicate.splitting.inference import extents, folding
+from replicate.splitting.inference.extents import BATCH, PICKED, UnknownError, rows
+from replicate.splitting.inference.facts import Facts
+from replicate.splitting.inference.probes import KnownRows
 from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, Shape, Space, WholeError
+from replicate.splitting.structure import loops
 
 BATCH_SPACE = Space("the batch")
 ROW = Extent(None, 1)  # one entry for each row

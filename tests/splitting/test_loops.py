@@ -1,9 +1,10 @@
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import loops, states
+from replicate.splitting import states
 from replicate.splitting.lowering import functions
 from replicate.splitting.states import FLOW, WHOLE, ListOf, Rows
+from replicate.splitting.structure import loops
 
 BATCH = Rows(0, states.Space("the batch"))
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import definitions, order
 from replicate.splitting.lowering import functions
+from replicate.splitting.structure import definitions, order
 
 BATCH = np.random.RandomState(0).randn(5, 4, 3)
 

@@ -8,7 +8,8 @@ import pytest
 import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import mirrored_variables, splitter
+from replicate.splitting import splitter
+from replicate.splitting.mirroring import mirrored_variables
 from replicate.strategy.variables import variables
 from tests import exactness
 

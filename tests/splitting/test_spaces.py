@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import inputs, splitter
+from replicate.splitting import splitter
+from replicate.splitting.writing import inputs
 from tests import exactness
 
 F64 = tf.float64

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import splitter, workers
+from replicate.splitting import splitter
+from replicate.splitting.writing import workers
 from tests import exactness
 from tests.splitting.corpus import running, table
 from tests.splitting.corpus.model import F64, adam, count, hidden, model

@@ -96,7 +96,7 @@ def of(settings: config.Config) -> Task:
     Raises:
         ConfigError: If `TF_CONFIG` is malformed, or the config is none for such a cluster.
     """
-    from replicate.strategy.cluster import cluster as clusters  # imports TensorFlow
+    from replicate.strategy.cluster import cluster as clusters
 
     found = clusters.of()
     addresses = list(found.addresses)

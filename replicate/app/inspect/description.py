@@ -17,7 +17,8 @@ from replicate.app.inspect import scaling, traffic
 from replicate.app.training import estimators
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
-from replicate.splitting import report, runs
+from replicate.splitting import report
+from replicate.splitting.structure import runs
 from replicate.strategy.variables import distributed_variable
 from replicate.verification import subjects
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.splitting import definitions, effects, kinds, order
-from replicate.splitting.nodes import Nodes, Reference
+from replicate.splitting.structure import definitions, effects, kinds, order
+from replicate.splitting.structure.nodes import Nodes, Reference
 
 _OF_FUNCTIONS = ("_class", "_output_shapes", "_xla_compile_id")
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
-from replicate.splitting import effects, loops, nodes
-from replicate.splitting.nodes import Nodes, Reference
+from replicate.splitting.structure import effects, loops, nodes
+from replicate.splitting.structure.nodes import Nodes, Reference
 
 _READS = ("ReadVariableOp", "VarIsInitializedOp", "VariableShape")
 _LOOKUPS = {"ResourceGather": "GatherV2", "ResourceGatherNd": "GatherNd"}

@@ -11,9 +11,10 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
-from replicate.splitting import loops, states
+from replicate.splitting import states
 from replicate.splitting.rules import registry
 from replicate.splitting.states import FIRST, FLOW, SIZE, SUM, WHOLE, ListOf, Split, WholeError
+from replicate.splitting.structure import loops
 
 _SUMS = ("Add", "AddV2", "AddN")
 

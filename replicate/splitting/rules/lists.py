@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import loops, states
+from replicate.splitting import states
 from replicate.splitting.rules import control_flow, registry
 from replicate.splitting.states import (
     FIRST,
@@ -25,6 +25,7 @@ from replicate.splitting.states import (
     Split,
     WholeError,
 )
+from replicate.splitting.structure import loops
 
 # TensorArrays.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from replicate.splitting import states
-from replicate.splitting.rules import broadcasts, elementwise, items
+from replicate.splitting.rules import elementwise, items, reductions
 from replicate.splitting.rules.registry import Case, Extent, rule
 from replicate.splitting.states import OWN, SIZE, SUM, WHOLE, Local, Rows, Space, Split, WholeError
 
@@ -20,7 +20,7 @@ def reshape(case: Case) -> Split:
     """Rows stay if the entries before them are as many as before."""
     if case.inputs[0] == SUM:
         return elementwise.linear(case)
-    if (found := broadcasts.shaped(case)) is not None:
+    if (found := reductions.shaped(case)) is not None:
         return found
     rows = elementwise.rows_of(case)
     new = rows.at(_reshaped_axis(case, rows))

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from replicate.splitting.rules import families
+from replicate.splitting.rules import RULES
 from tests.splitting.rules import (
     cases_contractions,
     cases_elementwise,
@@ -69,7 +69,6 @@ ELSEWHERE = {*NOT_HERE, *IN_MODELS, *IN_TESTS}
 EVERY = harness.Setting("batch", 3, (5, 2))  # all states; the quick ones of others take one
 STATIC = harness.Setting("batch", 3, (5,), is_static=True)
 PICKED = harness.Setting("picked", 3, (7, 2))
-RULES = families.load()
 
 
 def kinds_of(family):

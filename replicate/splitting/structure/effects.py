@@ -6,8 +6,8 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
-from replicate.splitting import definitions, kinds, loops
-from replicate.splitting import order as order_of
+from replicate.splitting.structure import definitions, kinds, loops
+from replicate.splitting.structure import order as order_of
 
 _ENTERS = ("Enter", "RefEnter")
 _MEASURES = ("Rank", "Shape", "ShapeN", "Size")

@@ -14,10 +14,11 @@ import numpy as np
 
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf
-from replicate.splitting import extents, folding, loop_shapes, probes, states
-from replicate.splitting.extents import Number, Sizes, UnknownError
-from replicate.splitting.folding import WHOLE_MODE, Structure
-from replicate.splitting.probes import KnownRows, KnownShape
+from replicate.splitting import states
+from replicate.splitting.inference import extents, folding, loop_shapes, probes
+from replicate.splitting.inference.extents import Number, Sizes, UnknownError
+from replicate.splitting.inference.folding import WHOLE_MODE, Structure
+from replicate.splitting.inference.probes import KnownRows, KnownShape
 from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import (
     OWN,

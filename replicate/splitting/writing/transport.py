@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import effects, loops, order
-from replicate.splitting.nodes import Reference
+from replicate.splitting.structure import effects, loops, order
+from replicate.splitting.structure.nodes import Reference
 
 SMALL_BYTES = 1 << 14  # sums up to this many bytes each are made end to end
 _FEWEST = 3  # of so many sums it pays

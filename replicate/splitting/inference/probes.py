@@ -20,8 +20,9 @@ from replicate.compat import inference
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
-from replicate.splitting import extents, order
-from replicate.splitting.extents import Number, Sizes
+from replicate.splitting.inference import extents
+from replicate.splitting.inference.extents import Number, Sizes
+from replicate.splitting.structure import order
 
 # Assumed rows of the batch and picked rows, the first that the graph allows: some ask for more
 # than two, some for whole groups. The many are prime, so that remainders show.

@@ -6,7 +6,7 @@ from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
-from replicate.splitting import kinds
+from replicate.splitting.structure import kinds
 
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf")

@@ -5,7 +5,7 @@ from typing import Any
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import collectives, reductions, rows
-from replicate.splitting import levels
+from replicate.splitting.writing import levels
 
 
 def widened(

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import runs, states
-from replicate.splitting.nodes import Reference
+from replicate.splitting import states
 from replicate.splitting.states import Kind, Partial, Rows, Space
+from replicate.splitting.structure import runs
+from replicate.splitting.structure.nodes import Reference
 
 _REDUCTIONS = {Kind.MAX: "Max", Kind.MIN: "Min", Kind.ALL: "All", Kind.ANY: "Any"}
 _REDUCTIONS[Kind.PROD] = "Prod"

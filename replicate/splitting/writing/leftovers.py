@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import kinds, loops, nodes
 from replicate.splitting.states import FIRST, FLOW, SUM, ListOf, Rows, Space
+from replicate.splitting.structure import kinds, loops, nodes
 
 _ENDS = ("Exit", "RefExit", "Merge", "RefMerge")
 

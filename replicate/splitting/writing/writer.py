@@ -14,9 +14,7 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
-from replicate.splitting import loop_copies, loops, states
-from replicate.splitting import nodes as definitions
-from replicate.splitting.nodes import Nodes, Reference
+from replicate.splitting import states
 from replicate.splitting.rules import random
 from replicate.splitting.states import (
     FIRST,
@@ -30,6 +28,10 @@ from replicate.splitting.states import (
     Partial,
     Rows,
 )
+from replicate.splitting.structure import loops
+from replicate.splitting.structure import nodes as definitions
+from replicate.splitting.structure.nodes import Nodes, Reference
+from replicate.splitting.writing import loop_copies
 
 # Given the number of a device, returns what it reads.
 OfDevice = Callable[[int], Reference]

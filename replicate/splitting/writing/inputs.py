@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
-from replicate.splitting import equal, extents, loops, order, probes
 from replicate.splitting.analysis import FILLS, Given
-from replicate.splitting.rules import ragged, random, sparse
+from replicate.splitting.inference import extents, probes
+from replicate.splitting.rules import random, sparse
 from replicate.splitting.states import SIZE, Ids, Local, Rows, Space
+from replicate.splitting.structure import equal, loops, order
 
 # Returns the first row of device k, and the row after its last one; ints, or tensors.
 Bounds = Callable[[int], tuple[Any, Any]]
@@ -122,7 +123,7 @@ def _add_ragged(
     given = [
         Given(values, Rows(0, entries), tuple(part.flat_values for part in parts)),
         Given(numbers, Rows(0, entries, Ids(batch)), tuple(_value_rows(part) for part in parts)),
-        Given(splits, Local(ragged.Bounds(batch, entries)), tuple(splits_of)),
+        Given(splits, Local(sparse.Bounds(batch, entries)), tuple(splits_of)),
         Given(lengths, Rows(0, batch), tuple(each[1:] - each[:-1] for each in splits_of)),
     ]
     more = _numbers_anew(splits)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting.nodes import Nodes, Reference
+from replicate.splitting.structure.nodes import Nodes, Reference
 
 
 class Runs(NamedTuple):

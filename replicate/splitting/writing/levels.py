@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import collectives, packing, reductions
-from replicate.splitting import loops
-from replicate.splitting.nodes import Reference
+from replicate.splitting.structure import loops
+from replicate.splitting.structure.nodes import Reference
 
 ROWS = "rows"
 FIRST = "first"

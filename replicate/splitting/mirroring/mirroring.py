@@ -20,8 +20,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import definitions, effects, kinds, mirrored_functions, order
-from replicate.splitting.nodes import Reference
+from replicate.splitting.mirroring import mirrored_functions
+from replicate.splitting.structure import definitions, effects, kinds, order
+from replicate.splitting.structure.nodes import Reference
 
 _PASSING = ("Enter", "Identity", "RefEnter", "Switch")
 _EXITS = ("Exit", "RefExit")

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from replicate.compat import inference
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf
-from replicate.splitting import extents
-from replicate.splitting.folding import Folder, Structure
-from replicate.splitting.probes import Probe
+from replicate.splitting.inference import extents
+from replicate.splitting.inference.folding import Folder, Structure
+from replicate.splitting.inference.probes import Probe
 
 _MOST_ROUNDS = 8
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import order, states
+from replicate.splitting import states
 from replicate.splitting.states import FLOW, WHOLE, ListOf
+from replicate.splitting.structure import order
 
 # What makes a list; an optional value, as branches keep for their gradients, is one like that.
 NEW_LISTS = (

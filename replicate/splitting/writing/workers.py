@@ -18,9 +18,10 @@ import numpy as np
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, operations, packing, reductions
 from replicate.graph import rows as counted
-from replicate.splitting import effects, joins, levels, loops, runs
-from replicate.splitting.nodes import Nodes, Reference
 from replicate.splitting.states import SIZE, WHOLE, Partial, Rows, Space, State
+from replicate.splitting.structure import effects, loops, runs
+from replicate.splitting.structure.nodes import Nodes, Reference
+from replicate.splitting.writing import joins, levels
 
 _SHARED = ("Print", "TensorArray", "Stack", "Collective", "Placeholder")
 _OUTSIDE = ("Iterator", "Queue", "Optional", "Unstage", "MapUnstage")

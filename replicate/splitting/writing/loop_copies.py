@@ -14,9 +14,9 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
-from replicate.splitting import kinds, loops, nodes
-from replicate.splitting.nodes import Reference
 from replicate.splitting.states import FIRST, FLOW, SIZE, WHOLE, ListOf, Partial, Rows
+from replicate.splitting.structure import kinds, loops, nodes
+from replicate.splitting.structure.nodes import Reference
 
 _OF_LOOPS = (
     "StackPushV2",

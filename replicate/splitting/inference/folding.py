@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import extents
-from replicate.splitting.extents import Number, UnknownError
+from replicate.splitting.inference import extents
+from replicate.splitting.inference.extents import Number, UnknownError
 
 WHOLE_MODE = 0
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting import mirroring
+from replicate.splitting.mirroring import mirroring
 from replicate.strategy.variables import variables as distributed
 
 

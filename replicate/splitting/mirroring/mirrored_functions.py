@@ -5,7 +5,7 @@ from typing import Any
 
 from replicate.compat import importing
 from replicate.compat.tensorflow import tf
-from replicate.splitting import definitions, kinds
+from replicate.splitting.structure import definitions, kinds
 
 # What is much work, or adds up in an order that a GPU leaves open: made once, and sent.
 MADE_ONCE = frozenset(

@@ -1,0 +1,1 @@
+"""Mirrored variables: what writes them is copied on each device."""

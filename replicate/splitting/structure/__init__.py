@@ -1,0 +1,1 @@
+"""What the graph is made of: nodes, loops, effects, order, equal tensors."""

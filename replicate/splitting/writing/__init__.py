@@ -1,0 +1,1 @@
+"""The split graph is written: copies on the devices, joins between them, what travels."""
