@@ -111,6 +111,7 @@ def dynamic():
     return tf1.mixed_precision.DynamicLossScale(64.0, increment_period=2)
 
 
+@pytest.mark.thorough("mirrored-4")
 @pytest.mark.parametrize("num_devices", [2, 4])
 @pytest.mark.parametrize("strategy", ["parameter_server", *STRATEGIES])
 def test_one_row_that_overflows_skips_the_step(strategy, num_devices):

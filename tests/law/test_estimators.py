@@ -1,4 +1,4 @@
-"""What an Estimator does around the model_fn: hooks, savers, warm starts, summaries."""
+"""What an Estimator does around the model_fn: hooks, savers, warm starts."""
 
 import itertools
 import pathlib

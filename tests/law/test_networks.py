@@ -32,40 +32,10 @@ def a_function(f, y, v):
     return total(losses.cross(f, y, v))
 
 
-def contrastive(f, y, v):
-    """Each row against all others of its batch."""
-    unit = tf.math.l2_normalize(losses.logits(f, v), 1)
-    similar = tf.matmul(unit, unit, transpose_b=True)
-    places = tf.range(tf.shape(similar)[0])
-    found = tf.nn.sparse_softmax_cross_entropy_with_logits(places, similar * 5.0)
-    return tf.reduce_mean(found)
-
-
-def softmax_over_rows(f, y, v):
-    share = tf.nn.softmax(losses.logits(f, v), 0)
-    return tf.reduce_mean(tf.square(share - y["y"]))
-
-
 def centred_rows(f, y, v):
     """A mean of rows, which flows back into each row."""
     hidden = losses.logits(f, v)
     hidden = hidden - tf.reduce_mean(hidden, 0)
-    return tf.reduce_mean(tf.square(hidden - y["y"]))
-
-
-def sorted_rows(f, y, v):
-    highest, _ = tf.math.top_k(losses.cross(f, y, v), 1)
-    return tf.reduce_mean(highest)
-
-
-def neighbours(f, y, v):
-    hidden = losses.logits(f, v)
-    hidden = hidden - tf.roll(hidden, 1, 0)
-    return tf.reduce_mean(tf.square(hidden))
-
-
-def accumulated_rows(f, y, v):
-    hidden = tf.cumsum(losses.logits(f, v), 0)
     return tf.reduce_mean(tf.square(hidden - y["y"]))
 
 
@@ -74,14 +44,6 @@ def own_widths(f, y, v):
     lengths = tf.cast(tf.reduce_sum(f["is_token"], 1), tf.int32)
     mask = tf.sequence_mask(lengths, dtype=double)
     return tf.reduce_mean(mask) * tf.reduce_sum(v.b)
-
-
-def moved_to_unit_variance(f, y, v):
-    """Batch normalisation by hand, with the number of rows by itself."""
-    hidden, rows = losses.logits(f, v), losses.count(f["x"])
-    hidden -= tf.reduce_sum(hidden, 0) / rows
-    variance = tf.reduce_sum(tf.square(hidden), 0) / rows
-    return tf.reduce_mean(tf.square(hidden * tf.math.rsqrt(variance + 1e-3) - y["y"]))
 
 
 def a_sum_in_a_function(f, y, v):
@@ -113,13 +75,7 @@ MEETING = [
     a_branch,
     a_function,
     a_sum_in_a_function,
-    contrastive,
-    softmax_over_rows,
     centred_rows,
-    moved_to_unit_variance,
-    sorted_rows,
-    neighbours,
-    accumulated_rows,
 ]
 
 

@@ -91,8 +91,8 @@ class Membership:
             raise errors.ClusterError(
                 f"Each task of a cluster listens on its own address: {own.name} could not, on "
                 f"{own.address} ({reason.message}). End what uses the port, or choose another one "
-                "in TF_CONFIG, in all processes; of several strategies of one process let the first "
-                "have the most devices; call replicate.estimator.train_and_evaluate, for "
+                "in TF_CONFIG, in all processes; of several strategies of one process let the "
+                "first have the most devices; call replicate.estimator.train_and_evaluate, for "
                 'TensorFlow\'s starts a server of its own unless TF_CONFIG has "environment": '
                 '"google".'
             ) from reason

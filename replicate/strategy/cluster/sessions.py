@@ -94,7 +94,6 @@ class _Scaffold(tf1.train.Scaffold):
 def together(
     spec: types.EstimatorSpec,
     member: Membership,
-    workers: collectives.CollectiveWorkers,
     joined: Together,
     agree: Callable[[manifest.Manifest], None],
 ) -> types.EstimatorSpec:
@@ -103,10 +102,12 @@ def together(
     Args:
         spec: The EstimatorSpec.
         member: This worker.
-        workers: The workers.
-        joined: What they run together.
+        joined: What workers run together; a worker that is alone runs what it has.
         agree: Compares a manifest with those of the others.
     """
+    workers = joined.workers
+    if not isinstance(workers, collectives.CollectiveWorkers):
+        return spec
     is_training = spec.mode == types.TRAIN
     hooks = "training_hooks" if is_training else "evaluation_hooks"
     meeting = workers.meeting() if is_training else None

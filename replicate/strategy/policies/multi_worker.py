@@ -173,10 +173,7 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         self, spec: types.EstimatorSpec, config: types.RunConfig | None, joined: sessions.Together
     ) -> types.EstimatorSpec:
         """See base class."""
-        workers = joined.workers
-        if not isinstance(workers, collectives.CollectiveWorkers):
-            return spec
-        return sessions.together(spec, self._member, workers, joined, self.agree)
+        return sessions.together(spec, self._member, joined, self.agree)
 
     def agree(self, own: manifest.Manifest) -> None:
         """Waits until all workers are there, and compares what each was given and has built.
