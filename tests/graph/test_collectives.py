@@ -56,6 +56,11 @@ def joined_by(strategy, make_loss, rows=None, mode="train"):
     return strategy._graphs.get().told
 
 
+def ends_of(rows):
+    """Whether there is a batch, how many rows, who leaves; of any rows, for each worker."""
+    return "Add of int32 (3,)" if rows else "Add of int32 (2, 3)"
+
+
 def dense(features, labels):
     hidden = features
     for i in range(LAYERS):
@@ -78,6 +83,17 @@ def dropped(features, labels):
     return tf.reduce_mean(w * tf.nn.dropout(features, 0.5))
 
 
+def weighted(features, labels):
+    w = tf1.get_variable("w", [3], initializer=exactness.start)
+    return tf1.losses.mean_squared_error(labels, tf.reduce_sum(features * w, 1), weights=0.5)
+
+
+def weighted_by_labels(features, labels):
+    w = tf1.get_variable("w", [3], initializer=exactness.start)
+    squares = tf.square(tf.reduce_sum(features * w, 1))
+    return tf.reduce_sum(labels * squares) / tf.reduce_sum(labels)
+
+
 def steep(features, labels):
     w = tf1.get_variable("w", [3], initializer=exactness.start)
     rows = tf.reduce_sum(features * w, 1) - labels
@@ -89,21 +105,31 @@ def steep(features, labels):
 @pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
 def test_what_workers_join_may_be_derived_and_derived_again(fresh_graph, strategy, rows):
     # What that comes to is in `tests/cluster`; here it is enough that it can be built.
-    assert joined_by(strategy, steep, rows)[0] == "Add of int32 (3,)"
+    assert joined_by(strategy, steep, rows)[0] == ends_of(rows)
 
 
 @pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
 def test_a_step_of_dense_layers_joins_rows_losses_and_gradients(fresh_graph, strategy, rows):
     found = joined_by(strategy, dense, rows)
-    ends = "Add of int32 (3,)"  # whether there is a batch, how many rows, who leaves
-    counts = [] if rows else ["Add of int32 (2, 1)"]  # how many rows each worker has
     # The loss, what the summary shows, and 10 * (9 + 3) numbers of gradients.
-    assert found == [ends, *counts, f"Add of float32 ({2 + LAYERS * 12},)"]
+    assert found == [ends_of(rows), f"Add of float32 ({2 + LAYERS * 12},)"]
+
+
+@pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
+def test_elements_of_a_constant_weight_are_counted_without_the_others(fresh_graph, strategy, rows):
+    # By two ways the gradients wait for more: the number, and the denominator's own gradient.
+    found = joined_by(strategy, weighted, rows)
+    assert found == [ends_of(rows), "Add of float32 (4,)"]  # the loss, and a gradient of three
+
+
+def test_elements_of_weights_of_the_batch_are_counted_by_all(fresh_graph, strategy):
+    found = joined_by(strategy, weighted_by_labels)
+    assert found == [ends_of(None), "Add of float32 (2,)", "Add of float32 (3,)"]
 
 
 def test_a_table_takes_two_more(fresh_graph, strategy):
     found = joined_by(strategy, embedded)
-    assert len(found) == 3 + 2  # the places of slices, and their values
+    assert len(found) == 2 + 2  # the places of slices, and their values
 
 
 def test_each_device_of_each_worker_draws_from_a_seed_of_its_own(fresh_graph, strategy):

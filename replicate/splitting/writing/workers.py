@@ -32,8 +32,7 @@ _LIST_READS = ("TensorListStack", "TensorListGetItem", "TensorListConcatV2")
 # What a worker makes for all of them, of as little as it knows of others: how many rows there are.
 _MADE_OF_SIZES = frozenset(
     """
-    Add AddV2 BroadcastTo Cast DivNoNan Equal ExpandDims Fill Greater GreaterEqual Identity Less
-    LessEqual LogicalAnd LogicalNot LogicalOr Maximum Minimum Mul Neg NotEqual RealDiv Reshape
+    Add AddV2 BroadcastTo Cast DivNoNan Equal ExpandDims Fill Identity Mul NotEqual RealDiv Reshape
     Select SelectV2 Squeeze Sub Sum
     """.split()
 )
@@ -228,7 +227,6 @@ class Joins(joins.Joins):
         self._lone = {tensor.ref() for tensor in cluster.workers.lone}
         share = cluster.share(writer.nodes)
         self._shares = {writer.analysis.batch: share._replace(everywhere=batch)}
-        self._told: dict[int, bool] = {}
 
     # What goes over workers.
 
@@ -312,11 +310,24 @@ class Joins(joins.Joins):
             found, is_own = tensor, True
         elif tensor.op._id < self._cluster.workers.begin:
             found, is_own = tensor, False
+        elif self._only_waits(tensor):
+            return self._writer.whole(tensor.op.inputs[0])
         else:
             found, is_own = super().at_home(tensor), self._is_own(tensor)
         if not is_own or not packing.is_sent(tensor):
             return found
         return self._crossing(found, levels.FIRST, tensor, _spec_of(tensor))
+
+    def _only_waits(self, tensor: tf.Tensor) -> bool:
+        """Whether a whole value is another one that waits for more, where that has no effect.
+
+        TensorFlow has an operation's gradients wait for one another: by one that nobody reads all
+        would wait for other workers.
+        """
+        op = tensor.op
+        is_whole = self._analysis.state(tensor) is WHOLE and not tensor.dtype._is_ref_dtype
+        waits = op.type == "Identity" and op.control_inputs and not op.inputs[0].dtype._is_ref_dtype
+        return is_whole and bool(waits) and self._writer.structure.may_be_passed(op)
 
     def _of_shape(self, tensor: tf.Tensor) -> Reference:
         """Returns the shape of all workers' rows of a sparse tensor, of the worker's own."""
@@ -375,19 +386,15 @@ class Joins(joins.Joins):
 
         Such a one counts elements, as a mean does of which a weight is a constant.
         """
-        key = id(tensor)
-        if key not in self._told:
-            self._told[key] = self._find_of_sizes(tensor)
-        return self._told[key]
+        key = ("of sizes", tensor.ref())
+        if key not in self._memo:
+            self._memo[key] = self._find_of_sizes(tensor)
+        return self._memo[key]
 
     def _find_of_sizes(self, tensor: tf.Tensor) -> bool:
         op, state = tensor.op, self._analysis.state(tensor)
-        if state is WHOLE or state is SIZE:
-            return True
-        if tensor.ref() in self._analysis.given:
-            return False
-        if self._analysis.is_at_hand(tensor):
-            return True
+        if state is WHOLE or state is SIZE or self._analysis.is_at_hand(tensor):
+            return tensor.ref() not in self._analysis.given
         is_made = op.type in _MADE_OF_SIZES and self._is_free(op) and self._is_short(tensor, state)
         is_bare = is_made and not any(control.inputs for control in op.control_inputs)
         return is_bare and all(self._is_of_sizes(each) for each in op.inputs)
@@ -396,13 +403,12 @@ class Joins(joins.Joins):
         """Whether a value has few entries for each row of the batch."""
         if not isinstance(state, Rows):
             return isinstance(state, Partial)
-        shape, multiple = self._analysis.facts.known_shape(tensor, state.axis), None
-        if shape is not None and state.space is self._analysis.batch:
-            multiple = self._multiple(tensor, state)
-        if multiple is None:
+        shape = self._analysis.facts.known_shape(tensor, state.axis)
+        if shape is None or state.space is not self._analysis.batch:
             return False
-        others = [length for axis, length in enumerate(shape) if axis != state.axis]
-        return None not in others and multiple * math.prod(others) <= _MOST_ENTRIES
+        lengths = list(shape)
+        lengths[state.axis] = self._multiple(tensor, state)
+        return None not in lengths and math.prod(lengths) <= _MOST_ENTRIES
 
     def cut(self, tensor: tf.Tensor, want: Rows, k: int) -> Reference:
         """See base class; the batch's own tensors are cut from what the worker has."""
