@@ -94,7 +94,7 @@ class Clusters:
             "trace": None,
         }
         if self._trace is not None and number == 0:
-            told["trace"] = f"{self._trace}/{request['subject']}-{request['model']}.pb"
+            told["trace"] = f"{self._trace}/{request.subject}-{request.model}.pb"
         environment = {
             **os.environ,
             "PYTHONPATH": str(self._root),

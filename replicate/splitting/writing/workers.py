@@ -319,10 +319,9 @@ class Joins(joins.Joins):
         return self._crossing(found, levels.FIRST, tensor, _spec_of(tensor))
 
     def _only_waits(self, tensor: tf.Tensor) -> bool:
-        """Whether a whole value is another one that waits for more, where that has no effect.
+        """Whether a whole value is another one that only waits for more, and for no effect.
 
-        TensorFlow has an operation's gradients wait for one another: by one that nobody reads all
-        would wait for other workers.
+        So do an operation's gradients, of which one may wait for other workers and be read by none.
         """
         op = tensor.op
         is_whole = self._analysis.state(tensor) is WHOLE and not tensor.dtype._is_ref_dtype
@@ -382,10 +381,7 @@ class Joins(joins.Joins):
         return super().of_parts(tensor, state)
 
     def _is_of_sizes(self, tensor: tf.Tensor) -> bool:
-        """Whether a few operations make a value of sizes and whole values alone.
-
-        Such a one counts elements, as a mean does of which a weight is a constant.
-        """
+        """Whether a value is made of sizes and whole values alone, as a number of elements is."""
         key = ("of sizes", tensor.ref())
         if key not in self._memo:
             self._memo[key] = self._find_of_sizes(tensor)
