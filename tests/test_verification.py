@@ -99,6 +99,7 @@ def test_it_holds_for_an_exact_model(count):
     assert str(found).endswith("The towers give what one device gives.")
 
 
+@pytest.mark.thorough
 def test_it_holds_where_the_graph_knows_the_batch_size():
     sizes = set()
 
@@ -436,6 +437,7 @@ def test_python_functions_of_towers_are_told():
     assert any("Python functions" in text for text in row_of(found, "loss").explanations)
 
 
+@pytest.mark.thorough
 def test_a_split_graph_needs_no_explanations():
     def model_fn(features, labels, mode):
         x = tf1.layers.dense(features["x"], 2)
@@ -451,6 +453,7 @@ def test_a_split_graph_needs_no_explanations():
         assert found.notes == ()
 
 
+@pytest.mark.thorough
 def test_what_depends_on_the_order_of_rows_is_compared_where_a_graph_is_split():
     found = verify(regression(lambda x: tf.roll(x, 1, 0)))
     assert found.holds

@@ -38,6 +38,7 @@ STATICS = [name for name, case in CASES.items() if True in case.statics]
 DYNAMICS = [name for name, case in CASES.items() if False in case.statics]
 
 
+@pytest.mark.thorough("[01]-*")
 @pytest.mark.parametrize(("group", "setting"), running.in_turn(range(8), SETTINGS[:2]))
 def test_a_metric_of_any_loss_counts_once_per_batch(group, setting):
     names = (STATICS if setting.is_static else DYNAMICS)[group::8]

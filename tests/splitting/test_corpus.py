@@ -31,10 +31,18 @@ MODEL_FNS = (
 )
 
 
+# What is like others: every second loss, which `tests/law/test_draws.py` puts behind networks, too.
+ALIKE = (
+    *[name for name in table.MODELS if name.startswith("law: ")][1::2],
+    *[name for name in table.MODELS if name.endswith("_doubled")],
+    *("keras_bidirectional", "keras_gru", "lstm_two_layers", "crf tagger"),
+)
+
+
 def on_three_devices():
     """Returns parameters: each model once."""
     for name, model in table.MODELS.items():
-        marks = [pytest.mark.thorough] if name in MODEL_FNS else []
+        marks = [pytest.mark.thorough] if name in (*MODEL_FNS, *ALIKE) else []
         is_static = False not in model.statics
         sizes = model.sizes[:1] if is_static else model.sizes
         yield parameter(running.Setting(name, sizes, is_static, 3), marks)

@@ -169,7 +169,7 @@ def ftrl():
     return tf1.train.FtrlOptimizer(0.1)
 
 
-@pytest.mark.thorough("wide_and_deep")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CANNED)
 def test_canned_estimators_keep_their_parts_and_checkpoints(tmp_path, name):
     optimizers = {"linear": {"optimizer": ftrl}, "deep": {"optimizer": momentum}}.get(

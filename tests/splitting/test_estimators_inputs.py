@@ -301,7 +301,7 @@ GIVEN = {
 }
 
 
-@pytest.mark.thorough("*-3")
+@pytest.mark.thorough("*alone-3", "namedtuple-3", "no labels-3")
 @pytest.mark.parametrize("num_devices", [2, 3])
 @pytest.mark.parametrize("name", GIVEN)
 def test_nests_of_all_kinds_are_one_devices(tmp_path, name, num_devices):

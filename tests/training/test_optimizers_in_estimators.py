@@ -282,6 +282,7 @@ def waits_on_one_device(tmp_path_factory):
     return weights_after_three_waits(waiting_model_fn, tmp_path_factory.mktemp("waits"))
 
 
+@pytest.mark.thorough("waiting_inside-2-mirrored")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     ("make", "num_towers", "strategy"),

@@ -94,7 +94,11 @@ def test_rules_give_what_one_device_gives(family):
     assert missing == [], "\n".join(f"{kind}: {outcome.whole.get(kind)}" for kind in missing)
 
 
-@pytest.mark.thorough("*-1-*")
+@pytest.mark.thorough(
+    "batch-static-*-1-*",
+    # Families whose rules ask whether rows are picked.
+    *(f"picked-*-1-{family}" for family in ("elementwise", "gathers", "reductions", "shapes")),
+)
 @pytest.mark.parametrize("family", FAMILIES, ids=repr)
 @pytest.mark.parametrize("most", [1, harness.MOST_COMBINATIONS])
 @pytest.mark.parametrize("setting", [STATIC, PICKED], ids=str)
