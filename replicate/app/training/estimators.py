@@ -19,15 +19,6 @@ ModelFn: TypeAlias = Callable[..., estimator.EstimatorSpec]
 """An Estimator's model_fn; names what it wants of features, labels, mode, params, config."""
 
 _SEEDS = 2**32  # as many as NumPy takes
-_OPTIONS = (
-    "strategy",
-    "loss_reduction",
-    "accumulate_steps",
-    "clip_global_norm",
-    "update_ops",
-    "tower_building",
-    "random_numbers",
-)
 _REDUCTIONS = {
     "sum": tf.add_n,
     "mean": lambda copies: tf.add_n(copies) / len(copies),
@@ -88,7 +79,7 @@ def describe(
     if settings.eval is not None:
         fn = _with_reductions(fn, settings.eval.metric_reductions)
     fields = config.Config.model_fields
-    options = {name: getattr(settings, name) for name in _OPTIONS}
+    options = {name: getattr(settings, name) for name in towers.OPTIONS}
     options = {name: one for name, one in options.items() if one != fields[name].default}
     if strategy is not None:  # it brings its own devices
         chosen, options = None, {**options, "strategy": strategy}

@@ -11,10 +11,7 @@ from replicate.strategy.cluster import cluster as clusters
 from replicate.strategy.policies import multi_worker, parameter_server
 
 _MAX_LISTED = 4  # devices
-_COMPARED = {
-    "model_fn",
-    "optimizer",
-    "params",
+OPTIONS = (  # of `replicate_model_fn`, by the names that a config has for them
     "strategy",
     "loss_reduction",
     "accumulate_steps",
@@ -22,9 +19,8 @@ _COMPARED = {
     "update_ops",
     "tower_building",
     "random_numbers",
-    "seed",
-    "train",
-}
+)
+_COMPARED = {*OPTIONS, "model_fn", "optimizer", "params", "seed", "train"}
 
 
 def chosen(wanted: str | int | tuple[str, ...] | Mapping[str, int]) -> list[str] | None:

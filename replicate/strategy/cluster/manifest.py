@@ -7,7 +7,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def _of_updates() -> list[str]:
     return found
 
 
-def _constants(tensor: tf.Tensor) -> list[np.floating]:
+def _constants(tensor: tf.Tensor) -> list[np.floating[Any]]:
     behind = operations.made_from([tensor])
     values = [tf.get_static_value(op.outputs[0]) for op in behind if op.type == "Const"]
     return [v for v in values if np.ndim(v) == 0 and np.issubdtype(v.dtype, np.floating)]

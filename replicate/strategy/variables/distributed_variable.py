@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate import devices as device_names
 from replicate import types
@@ -158,11 +159,11 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, _Tensor):
             return tf.identity(copies.read_beside(member))
         return member.read_value()
 
-    def numpy(self) -> np.ndarray:
+    def numpy(self) -> npt.NDArray[Any]:
         """Returns `value()` as an array; eager only."""
         return self.value().numpy()
 
-    def eval(self, session: tf1.Session | None = None) -> np.ndarray:
+    def eval(self, session: tf1.Session | None = None) -> npt.NDArray[Any]:
         """Evaluates the variable in a session."""
         return self.value().eval(session=session)
 
@@ -239,7 +240,7 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, _Tensor):
     def __bool__(self) -> bool:
         return bool(self.value())
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         del copy  # the array is a new one
         return np.asarray(self.numpy(), dtype=dtype)
 
