@@ -16,10 +16,6 @@ MAX_MODULE = 500
 MAX_FUNCTION = 40  # without the docstring
 MAX_PARAMETERS = 6  # beside self, and options that are given by name alone
 
-# Functions that are older than these limits. Whoever shortens one takes it out.
-LONGER: dict[str, set[str]] = {}
-MORE_PARAMETERS: dict[str, set[str]] = {}
-
 each_module = pytest.mark.parametrize("module", MODULES, ids=str)
 
 
@@ -39,17 +35,13 @@ def test_module_has_a_size_that_a_reader_can_hold(module):
 @each_module
 def test_functions_have_a_size_that_a_reader_can_hold(module):
     long = {node.name for node in functions(module) if length(node) > MAX_FUNCTION}
-    assert long == LONGER.get(str(module), set())
+    assert long == set()
 
 
 @each_module
 def test_functions_have_few_parameters(module):
     many = {node.name for node in functions(module) if parameters(node) > MAX_PARAMETERS}
-    assert many == MORE_PARAMETERS.get(str(module), set())
-
-
-def test_every_exception_is_of_a_module_that_there_is():
-    assert not {*LONGER, *MORE_PARAMETERS} - set(map(str, MODULES))
+    assert many == set()
 
 
 @each_module

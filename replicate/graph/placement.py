@@ -7,9 +7,10 @@ A device function sees each operation as it is made. What the user's code names 
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from replicate import errors
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
 
@@ -41,9 +42,18 @@ class Chooser(Protocol):
         """Returns the canonical device of the next variable."""
 
 
-def single(device: str) -> Chooser:
-    """Puts all variables on one device."""
-    return lambda shape, dtype: device
+def single(devices: Sequence[str]) -> Chooser:
+    """Puts all variables on the one device that there is.
+
+    Raises:
+        DeviceError: If there are several.
+    """
+    if len(devices) != 1:
+        raise errors.DeviceError(
+            f"A single parameter device is needed; got {list(devices)}. Name one, or use "
+            "placement='round_robin'."
+        )
+    return lambda shape, dtype: devices[0]
 
 
 def round_robin(devices: Sequence[str]) -> Chooser:
@@ -62,6 +72,13 @@ def balanced_by_bytes(devices: Sequence[str]) -> Chooser:
         return chosen
 
     return choose
+
+
+PLACEMENTS: Mapping[str, Callable[[Sequence[str]], Chooser]] = {
+    "single": single,
+    "round_robin": round_robin,
+    "balanced": balanced_by_bytes,
+}
 
 
 def size_in_bytes(shape: tf.TensorShape | None, dtype: tf.DType | None) -> int:

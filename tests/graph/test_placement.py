@@ -24,7 +24,7 @@ def test_variables_go_to_the_parameter_device_and_all_else_to_the_worker(use_res
         )
         tf.multiply(tf.identity(v, name="read"), 2.0, name="doubled")
 
-    found = placed(placement.single(CPU), build)
+    found = placed(placement.single([CPU]), build)
     assert found["v"] == CPU
     assert found["read"] == found["doubled"] == found["doubled/y"] == GPU_1
 
@@ -34,7 +34,7 @@ def test_a_lookup_table_that_changes_is_a_variable():
         table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1, name="words")
         tf.identity(table.lookup(tf.constant(["a"])), name="found")
 
-    found = placed(placement.single(CPU), build)
+    found = placed(placement.single([CPU]), build)
     assert found["words/MutableHashTable" if "words/MutableHashTable" in found else "words"] == CPU
     assert found["found"] == GPU_1
 
@@ -46,7 +46,7 @@ def test_the_users_device_is_never_overruled():
             tf.constant(1.0, name="c")
         tf.constant(1.0, name="d")
 
-    found = placed(placement.single(GPU_0), build)
+    found = placed(placement.single([GPU_0]), build)
     assert (found["v"], found["c"], found["d"]) == ("/device:CPU:1", "/device:CPU:1", GPU_1)
 
 
@@ -56,7 +56,7 @@ def test_what_the_user_leaves_open_is_filled_in():
             tf1.get_variable("v", [2], use_resource=True)
             tf.constant(1.0, name="c")
 
-    found = placed(placement.single(CPU), build)
+    found = placed(placement.single([CPU]), build)
     assert found["v"] == "/job:ps/task:1/device:CPU:0"
     assert found["c"] == "/job:ps/task:1/device:GPU:1"
 

@@ -13,9 +13,9 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
 from replicate.strategy import base, communication
 from replicate.strategy.cluster import cluster as clusters
-from replicate.strategy.cluster import membership, sessions
+from replicate.strategy.cluster import manifest, membership, sessions
 
-PLACEMENTS = ("single", "round_robin", "balanced")
+_SPREAD = tuple(name for name in placement.PLACEMENTS if name != "single")
 
 
 class _OneCopyStrategy(base.DistributionStrategy):
@@ -24,7 +24,7 @@ class _OneCopyStrategy(base.DistributionStrategy):
     Args:
         worker_devices: See base class.
         parameter_devices: See base class.
-        placement: One of `PLACEMENTS`.
+        placement_name: One of `placement.PLACEMENTS`.
         member: See base class.
     """
 
@@ -32,12 +32,13 @@ class _OneCopyStrategy(base.DistributionStrategy):
         self,
         worker_devices: Sequence[str],
         parameter_devices: Sequence[str],
-        placement: str,
+        placement_name: str,
         member: membership.Membership = membership.ALONE,
     ):
         super().__init__(worker_devices, parameter_devices, member)
-        self._placement_name = placement
-        self._choosers = graphs.PerGraph(lambda: _chooser(placement, self._parameter_devices))
+        self._placement_name = placement_name
+        make = placement.PLACEMENTS[placement_name]
+        self._choosers = graphs.PerGraph(lambda: make(self._parameter_devices))
 
     def _tower_device(self, tower_id: int) -> contextlib.AbstractContextManager[object]:
         return self._devices_of(self._worker_devices[tower_id])
@@ -75,15 +76,13 @@ class _OneCopyStrategy(base.DistributionStrategy):
         return (self._choose(shape, getattr(value, "dtype", None) if dtype is None else dtype),)
 
 
-class LocalParameterServerStrategy(
-    _OneCopyStrategy, names=("parameter_server", "round_robin", "balanced")
-):
+class LocalParameterServerStrategy(_OneCopyStrategy, names=("parameter_server", *_SPREAD)):
     """Keeps one copy of each variable, and updates it once.
 
     Args:
         devices: The towers' devices, as `replicate_model_fn` takes them.
         parameter_device: Where variables live; None: the GPU where there is exactly one,
-            else the CPU, or the worker devices under the last two placements.
+            else the CPU; the worker devices under all placements but `"single"`.
         placement: `"single"`, `"round_robin"`, or `"balanced"` by bytes.
     """
 
@@ -100,7 +99,7 @@ class LocalParameterServerStrategy(
     @classmethod
     def named(cls, name: str, devices: Sequence[str]) -> "LocalParameterServerStrategy":
         """See base class."""
-        return cls(devices, placement=name if name in PLACEMENTS else "single")
+        return cls(devices, placement=name if name in _SPREAD else "single")
 
 
 class ParameterServerStrategy(_OneCopyStrategy):
@@ -116,6 +115,8 @@ class ParameterServerStrategy(_OneCopyStrategy):
         cluster: A mapping like `TF_CONFIG`, or a `Cluster`; None: `TF_CONFIG` itself.
         placement: `"round_robin"` over the servers, or `"balanced"` by bytes; None: the first.
         timeout: After how many seconds a worker fails that waits for a server or the chief.
+        compared: What a worker compares with the chief's beside what they have built, such as the
+            keys and values of a config.
 
     Raises:
         ConfigError: If the cluster is malformed, or this process no task of it.
@@ -128,13 +129,15 @@ class ParameterServerStrategy(_OneCopyStrategy):
         cluster: clusters.Cluster | Mapping[str, Any] | str | None = None,
         placement: str | None = None,
         timeout: float = 600.0,
+        compared: Mapping[str, object] | None = None,
     ):
-        if placement not in (None, *PLACEMENTS[1:]):
+        if placement not in (None, *_SPREAD):
             raise ValueError(
-                f"placement is one of {', '.join(PLACEMENTS[1:])}; got {placement!r}. Choose one."
+                f"placement is one of {', '.join(_SPREAD)}; got {placement!r}. Choose one."
             )
         membership.require_timeout(timeout)
         found = clusters.of(cluster)
+        self.compared = dict(compared or {})
         self._alone = LocalParameterServerStrategy(devices, None, placement or "single")
         workers, parameters = self._alone.worker_devices, self._alone.parameter_devices
         cpus = device_names.number_of_cpus(workers)
@@ -154,6 +157,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
         devices: Sequence[str],
         cluster: clusters.Cluster | Mapping[str, Any],
         timeout: float = 600.0,
+        compared: Mapping[str, object] | None = None,
     ) -> "ParameterServerStrategy | None":
         """Returns what does in a cluster what the strategy of a name does on one machine.
 
@@ -162,14 +166,16 @@ class ParameterServerStrategy(_OneCopyStrategy):
             devices: The canonical devices of this worker.
             cluster: See the class.
             timeout: See the class.
+            compared: See the class.
 
         Returns:
             The strategy; None: that needs a copy of each variable with each worker.
         """
         if name not in (None, "one_device", *LocalParameterServerStrategy.names):
             return None
-        placement = "balanced" if name == "balanced" else "round_robin"
-        return cls(devices[:1] if name == "one_device" else devices, cluster, placement, timeout)
+        placement = name if name in _SPREAD else "round_robin"
+        devices = devices[:1] if name == "one_device" else devices
+        return cls(devices, cluster, placement, timeout, compared)
 
     @property
     def home(self) -> str:
@@ -207,7 +213,9 @@ class ParameterServerStrategy(_OneCopyStrategy):
         is_joined = self.is_in_cluster and bool(getattr(config, "master", ""))
         if spec.mode != types.TRAIN or not is_joined:
             return spec
-        return sessions.beside_servers(spec, self._member, self._home, config)
+        compared = {**joined.compared, **manifest.of_config(self.compared)}
+        joined = joined._replace(compared=compared)
+        return sessions.beside_servers(spec, self._member, self._home, config, joined)
 
     # What towers bring is added up here, and sent to a server when it is applied there.
 
@@ -249,25 +257,11 @@ def _start(kwargs: types.Arguments) -> types.Nest:
 def _parameter_devices(
     workers: Sequence[str], named: str | None, placement_name: str
 ) -> Sequence[str]:
-    if placement_name not in PLACEMENTS:
-        raise ValueError(
-            f"placement is one of {', '.join(PLACEMENTS)}; got {placement_name!r}. Choose one."
-        )
+    if placement_name not in placement.PLACEMENTS:
+        shown = ", ".join(placement.PLACEMENTS)
+        raise ValueError(f"placement is one of {shown}; got {placement_name!r}. Choose one.")
     if named is not None:
         return device_names.resolve([named])
     if placement_name == "single":
         return (device_names.parameter_device(workers),)
     return workers
-
-
-def _chooser(placement_name: str, parameter_devices: Sequence[str]) -> placement.Chooser:
-    if placement_name == "round_robin":
-        return placement.round_robin(parameter_devices)
-    if placement_name == "balanced":
-        return placement.balanced_by_bytes(parameter_devices)
-    if len(parameter_devices) != 1:
-        raise errors.DeviceError(
-            f"A single parameter device is needed; got {list(parameter_devices)}. Name one, or "
-            "use placement='round_robin'."
-        )
-    return placement.single(parameter_devices[0])
