@@ -1,13 +1,10 @@
 """`replicate_model_fn` runs a single-device model_fn on many devices, with the same results.
 
-Names are loaded on first use: `import replicate` alone does not import TensorFlow.
+Names are loaded on first use: `import replicate` alone imports no TensorFlow, and chooses no Keras.
 """
 
 import importlib
-import os
 from typing import Any
-
-from replicate.compat import versions
 
 __version__ = "0.1.0"
 
@@ -41,6 +38,7 @@ _MODULES = {
     "ParameterServerStrategy": "replicate.strategy",
     "PerDevice": "replicate.strategy",
     "place_towers": "replicate.exporting.placed_towers",
+    "progress": "replicate.progress",
     "ReductionToOneDevice": "replicate.strategy",
     "replicate_model_fn": "replicate.model_fn",
     "replicated_scope": "replicate.replicated_variable",
@@ -61,10 +59,6 @@ _MODULES = {
 }
 
 __all__ = ["__version__", *_MODULES]
-
-# Not TensorFlow, only a word to it: code that imports this package and then uses tf.keras
-# before anything of ours gets the Keras that Estimators need.
-versions.choose_keras(os.environ)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,9 +7,10 @@ from typing import Any
 
 from replicate import chosen_strategy, types
 from replicate import devices as device_names
+from replicate.compat import keras
 from replicate.strategy import base, context
 from replicate.towers import building
-from replicate.training import model, step
+from replicate.training import model, optimizer, step, tower_optimizer
 
 
 @dataclasses.dataclass
@@ -28,10 +29,19 @@ class Choices:
 
     def __post_init__(self) -> None:
         """Refuses what no model can be built with."""
+        if keras.is_of("Layer", self.model_fn):
+            raise ValueError(
+                f"model_fn must be a function; got the Keras model {self.model_fn!r}. Compile it "
+                "as a model of Keras 2 (tf_keras) with an optimizer such as "
+                "tf_keras.optimizers.legacy.Adam, call replicate.estimator.install(), and pass "
+                "tf.keras.estimator.model_to_estimator(model).model_fn."
+            )
         if not callable(self.model_fn):
             raise ValueError(
                 f"model_fn must be a function; got {self.model_fn!r}. Pass the model_fn itself."
             )
+        if keras.is_of("Optimizer", self.optimizer_fn):
+            tower_optimizer.required(self.optimizer_fn, "optimizer_fn")
         if self.optimizer_fn is not None and not callable(self.optimizer_fn):
             raise ValueError(
                 "optimizer_fn must be a function that returns an optimizer; got "
@@ -64,6 +74,15 @@ class Choices:
                 f"{self.random_numbers!r} with tower_building={self.tower_building!r}. Leave out "
                 "one of them."
             )
+
+    @property
+    def names_params(self) -> bool:
+        """Whether the model_fn or the optimizer_fn names `params`."""
+        optimizer_fn = self.optimizer_fn
+        is_in_model_fn = "params" in model.argument_names(self.model_fn)
+        return is_in_model_fn or (
+            optimizer_fn is not None and bool(optimizer.arguments(optimizer_fn, None))
+        )
 
     def chosen(self, mode: str, config: types.RunConfig | None) -> base.DistributionStrategy:
         """Returns the strategy that was given, or makes the one that was named.

@@ -5,16 +5,15 @@ where they name another process.
 """
 
 import functools
-import logging
 import math
 import numbers
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 
-from replicate import errors
+from replicate import errors, messages
+from replicate.compat import sessions
 from replicate.compat.tensorflow import tf, tf1
-
-_log = logging.getLogger("replicate")
 
 _KNOWN_TYPES = ("CPU", "GPU", "TPU")
 _SPELLING = re.compile(
@@ -24,6 +23,9 @@ _SPELLING = re.compile(
 )
 
 _CANONICAL = re.compile(rf"/device:({'|'.join(_KNOWN_TYPES)}):(0|[1-9]\d*)")
+
+# The devices that sessions of a graph show.
+_SHOWN: weakref.WeakKeyDictionary[tf.Graph, frozenset[str]] = weakref.WeakKeyDictionary()
 
 
 def canonicalize(device: str) -> str:
@@ -116,7 +118,8 @@ def resolve(
     Args:
         devices: A list of names; an int: that many GPUs, or CPUs where there is no GPU;
             None: all GPUs, or the CPU where there is none.
-        warn_of_missing: Whether to warn, once, of names that this machine lacks.
+        warn_of_missing: Whether to warn, once, of names that this machine lacks; not of CPUs,
+            of which sessions make as many as are named.
 
     Returns:
         One or more names. A name that this machine lacks is kept, since a graph may be
@@ -139,63 +142,97 @@ def resolve(
                 f"A device serves one tower; {given[i]!r} and {given[names.index(name)]!r} are "
                 f"both {name}. Name each device once. {_existing()}"
             )
-    missing = [name for name in names if is_missing(name)]
+    missing = [name for name in names if is_missing(name) and "/device:CPU:" not in name]
     if missing and warn_of_missing:
-        _warn_of_missing(tuple(sorted(missing)))
+        messages.warn(
+            f"This machine lacks {', '.join(sorted(missing))}; the graph is built for them all the "
+            f"same. {_existing()}",
+            "api.md#devices",
+        )
     return tuple(names)
 
 
-@functools.cache
-def _warn_of_missing(missing: tuple[str, ...]) -> None:
-    """Warns of devices once per process: an Estimator calls its model_fn again and again."""
-    _log.warning(
-        "This machine lacks %s; the graph is built for them all the same. %s",
-        ", ".join(missing),
-        _existing(),
-    )
+def require(devices: Iterable[str]) -> None:
+    """Refuses to run on fewer devices than are named; those of other processes apart.
 
-
-def look_in_session(devices: Sequence[str], session_config: tf1.ConfigProto) -> None:
-    """Says where a session will not show the devices that a graph is built for.
+    Where code runs eagerly they must exist. In a graph it is its sessions that must show them: one
+    that is told no number of CPU devices shows as many as are named or were made.
 
     Args:
         devices: Canonical names.
-        session_config: The ConfigProto of the session, in this process.
 
     Raises:
-        DeviceError: If the session would refuse the graph; else they are warned of, once.
+        DeviceError: If one is missing; of a graph, once a session is made.
     """
-    shown = session_config.device_count
-    local = [device for device in devices if device.startswith("/device:")]
-    hidden = [device for device in local if _index(device) >= _shown(device, shown)]
-    if not hidden:
+    named = frozenset(device for device in devices if device.startswith("/device:"))
+    if tf1.executing_eagerly_outside_functions():
+        _require_existing(named)
         return
-    came = (
-        f"{', '.join(hidden)} are named, and the session shows "
-        f"{_shown(hidden[0], shown)} of their type"
-    )
-    advice = "RunConfig(session_config=tf.compat.v1.ConfigProto(device_count={'CPU': K}))"
-    if not session_config.allow_soft_placement:
-        raise errors.DeviceError(
-            f"A session must show the devices of all towers: {came}. Give {advice}."
-        )
-    # What nobody has said is told quietly: towers may well share the one CPU there is.
-    _say_of_hidden(came, advice, logging.WARNING if "CPU" in shown else logging.INFO)
+    graph = tf1.get_default_graph()
+    while graph.building_function:
+        graph = graph.outer_graph
+    _SHOWN[graph] = _SHOWN.get(graph, frozenset()) | named
+    sessions.settle_each(_settled, _require_all)
 
 
 @functools.cache
-def _say_of_hidden(came: str, advice: str, level: int) -> None:
-    _log.log(level, "%s; towers share what there is. Give %s.", came, advice)
+def _require_existing(named: frozenset[str]) -> None:
+    if missing := sorted(filter(is_missing, named)):
+        raise errors.DeviceError(
+            f"Towers run on devices that exist; this machine lacks {', '.join(missing)}. Name "
+            "others; for CPU devices call replicate.devices.make_logical_cpus(n) before "
+            f"TensorFlow starts. {_existing()}"
+        )
 
 
-def _index(device: str) -> int:
-    return int(device.rpartition(":")[2])
+def _settled(graph: tf.Graph, config: tf1.ConfigProto | None) -> tf1.ConfigProto | None:
+    """Returns the settings of a session of a graph; None: TensorFlow's, with all that is made."""
+    number = max(_count("CPU"), number_of_cpus(_SHOWN.get(graph, ())))
+    if not isinstance(config, tf1.ConfigProto) or "CPU" in config.device_count or number == 1:
+        return config
+    settled = tf1.ConfigProto()
+    settled.CopyFrom(config)
+    settled.device_count["CPU"] = number
+    return settled
 
 
-def _shown(device: str, counts: Mapping[str, int]) -> float:
-    """Returns how many devices of its type a session shows: one CPU where nothing is said."""
-    kind = device.split(":")[-2]
-    return counts[kind] if kind in counts else 1 if kind == "CPU" else math.inf
+def _require_all(session: tf1.Session) -> None:
+    """Refuses a session that lacks a device of its graph."""
+    if named := _SHOWN.get(session.graph):
+        shown = {canonical_or_same(device.name) for device in session.list_devices()}
+        _require_shown([device for device in sorted(named) if device not in shown])
+
+
+def require_told(devices: Iterable[str], session_config: tf1.ConfigProto) -> None:
+    """Refuses settings of a session, in this process, that hide devices.
+
+    Args:
+        devices: Canonical names.
+        session_config: The settings.
+
+    Raises:
+        DeviceError: If a device lies above the number that is told for its type.
+    """
+    counts = session_config.device_count
+    local = [tf.DeviceSpec.from_string(name) for name in devices if name.startswith("/device:")]
+    hidden = [spec for spec in local if spec.device_index >= counts.get(spec.device_type, math.inf)]
+    _require_shown([spec.to_string() for spec in hidden])
+
+
+def _require_shown(hidden: Sequence[str]) -> None:
+    if not hidden:
+        return
+    advice = "Name devices that exist."
+    if (number := number_of_cpus(hidden)) > 1:
+        advice = (
+            f"Leave device_count out of session_config, or give device_count={{'CPU': {number}}}; "
+            f"for a session without a config call replicate.devices.make_logical_cpus({number}) "
+            "before TensorFlow starts."
+        )
+    raise errors.DeviceError(
+        f"A session must show the devices of all towers; it lacks {', '.join(hidden)}. {advice} "
+        f"{_existing()}"
+    )
 
 
 def _listed(devices: Sequence[str] | int) -> list[str]:
@@ -234,7 +271,7 @@ def parameter_device(worker_devices: Sequence[str]) -> str:
     return gpus[0] if len(gpus) == 1 else "/device:CPU:0"
 
 
-def number_of_cpus(devices: Sequence[str]) -> int:
+def number_of_cpus(devices: Iterable[str]) -> int:
     """Returns as how many devices a server must show its CPU for these; at least one."""
     specs = [tf.DeviceSpec.from_string(name) for name in devices]
     return max([spec.device_index + 1 for spec in specs if spec.device_type == "CPU"], default=1)
@@ -267,4 +304,5 @@ def make_logical_cpus(count: int) -> tuple[str, ...]:
                 f"CPU devices are made before TensorFlow starts; {count} are asked for, and it "
                 f"has started with {_count('CPU')}. Make them before the first operation runs."
             ) from reason
+    sessions.settle_each(_settled, _require_all)
     return tuple(f"/device:CPU:{i}" for i in range(count))

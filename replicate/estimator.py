@@ -9,6 +9,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from replicate.compat.tensorflow import tf
+
 __all__ = [
     "BaselineClassifier",
     "BaselineEstimator",
@@ -78,7 +80,6 @@ def install() -> None:
     What TensorFlow has itself stays. A second call changes nothing.
     """
     _compat("old_names").add_missing()
-    tf = _compat("tensorflow").tf
     estimators = _compat("estimator")
     for name, parent, load in (
         ("tensorflow", tf, estimators.load_v2),
@@ -108,10 +109,14 @@ def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any) -> Any:
         train_spec: Its `TrainSpec`.
         eval_spec: Its `EvalSpec`.
     """
-    own = _compat("estimator").load_v2().train_and_evaluate
-    chosen = getattr(estimator._model_fn, "strategy", None)
-    is_other = estimator.config.task_type in ("ps", "master")
-    strategy = None if is_other or not callable(chosen) else chosen("train", estimator.config)
+    own, job = _compat("estimator").load_v2().train_and_evaluate, estimator.config.task_type
+    chosen: Any = getattr(estimator._model_fn, "strategy", None)
+    if job == "ps" and callable(chosen):
+        from replicate.strategy.cluster import cluster, membership
+
+        membership.serve(cluster.of())
+    is_other = job == "master" or not callable(chosen)
+    strategy = None if is_other else chosen("train", estimator.config)
     if strategy is None or not strategy.is_in_cluster:
         return own(estimator, train_spec, eval_spec)
     estimator.train(
@@ -124,7 +129,7 @@ def train_and_evaluate(estimator: Any, train_spec: Any, eval_spec: Any) -> Any:
 
 
 def _compat(name: str) -> ModuleType:
-    """Returns a module of `replicate.compat`; this is where TensorFlow is loaded."""
+    """Returns a module of `replicate.compat`; this is where Estimators are loaded."""
     return importlib.import_module(f"replicate.compat.{name}")
 
 

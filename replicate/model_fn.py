@@ -5,7 +5,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from replicate import choices, types
+from replicate import choices, progress, types
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf
 from replicate.exporting import saver
@@ -93,6 +93,11 @@ class ReplicatedModelFn:
     def __init__(self, options: choices.Choices):
         self._options = options
 
+    @property
+    def names_params(self) -> bool:
+        """Whether the model_fn or the optimizer_fn names `params`, which an Estimator may ask."""
+        return self._options.names_params
+
     def strategy(self, mode: str, config: types.RunConfig | None) -> base.DistributionStrategy:
         """Returns the strategy in a mode, for `estimator.train_and_evaluate`."""
         return self._options.chosen(mode, config)
@@ -108,10 +113,12 @@ class ReplicatedModelFn:
         """Builds the spec that the Estimator sees."""
         options = self._options
         strategy = options.chosen(mode, config)
-        shown = getattr(config, "session_config", None)
-        if shown is not None and not getattr(config, "master", None):
-            used = dict.fromkeys([*strategy.worker_devices, *strategy.parameter_devices])
-            device_names.look_in_session(list(used), shown)
+        used = [*strategy.worker_devices, *strategy.parameter_devices]
+        if saver.is_served((features, labels)):  # it may run on another machine
+            used = [device for device in used if "/device:CPU:" in device]
+        told = getattr(config, "session_config", None)
+        if told is not None and not getattr(config, "master", None):
+            device_names.require_told(used, told)
         model = models.Model(options.model_fn, options.optimizer_fn, mode, params, config)
         before = saver.operation_names()
         build = _split if options.tower_building == "split" else _call_towers
@@ -121,6 +128,8 @@ class ReplicatedModelFn:
         if mode == types.TRAIN:
             spec = synchronous.with_hook(spec, model.optimizer.made, config)
         spec = strategy.begin_session(spec, config, joined)
+        device_names.require(used)
+        spec = progress.added(spec, mode)
         devices = () if context.is_one_tower() else strategy.worker_devices
         return saver.make_exportable(spec, before, (features, labels), devices, config)
 
@@ -152,7 +161,7 @@ def _alone(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     share = context.Share(batches.WHOLE, options.step.alone(), options.reduction or "mean")
     with lone.scope():
         spec = models.whole(lone, call.model, call.features, call.labels, share)
-    return spec, sessions.Together()
+    return spec, _together(call, ends.Input(call.features, call.labels), None)
 
 
 def _split(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
@@ -161,10 +170,7 @@ def _split(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     share = context.Share(batches.WHOLE, call.options.step.alone())
     given = _given(call)
     with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
-        if given.workers.is_alone:
-            batch = splitting_batches.checked(call.features, call.labels)
-        else:
-            batch = splitting_batches.checked_of_worker(given, call.strategy.home)
+        batch = splitting_batches.checked(given, call.strategy.home)
     with lone.scope():
         spec = models.whole(lone, call.model, batch.features, batch.labels, share)
         mirrored = lone.mirrored
@@ -194,9 +200,9 @@ def _given(call: _Call) -> ends.Input:
 
 def _together(call: _Call, given: ends.Input, total: int | tf.Tensor | None) -> sessions.Together:
     """Returns what workers run together, and must have alike."""
-    told = call.options.told()
-    size = str(total) if isinstance(total, int) else "of any size"
-    compared = {"the batch": [size], "the options of replicate_model_fn": told}
+    compared = {"the options of replicate_model_fn": call.options.told()}
+    if not given.workers.is_alone:
+        compared["the batch"] = [str(total) if isinstance(total, int) else "of any size"]
     return sessions.Together(given.workers, compared, given.end)
 
 

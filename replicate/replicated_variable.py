@@ -12,12 +12,11 @@ it updates the first copy. Apply gradients inside them, or assign.
 import contextlib
 import functools
 import importlib
-import logging
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replicate import errors, types
+from replicate import errors, messages, types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import context
@@ -26,7 +25,6 @@ from replicate.strategy.variables import copies, creation, distributed_variable
 
 __all__ = ["ReplicatedVariable", "replicated_scope", "replicated_variable_for_optimizer"]
 
-_log = logging.getLogger("replicate")
 _replacing = threading.Lock()
 
 
@@ -240,9 +238,10 @@ def replicated_scope(
     ) -> tf.Variable:
         if kwargs.get("partitioner") is not None:
             kwargs["partitioner"] = None
-            _log.warning(
-                "A replicated variable is not partitioned: %s is made whole, once per replica.",
-                kwargs.get("name", args[0] if args else "a variable"),
+            name = kwargs.get("name", args[0] if args else "a variable")
+            messages.warn(
+                f"A replicated variable is not partitioned: {name} is made whole.",
+                "api.md#values-and-variables",
             )
         kwargs["use_resource"] = True
         with tf.variable_creator_scope(creator):

@@ -17,9 +17,9 @@ _HEAD = """\
 
 All keys of a config, from the model that reads it; `scripts/configuration.py` writes this page.
 `replicate check CONFIG` names every fault of a config at once, and warns of files, modules and
-functions that are not there; what is in the data is seen when they are read. `--print-config`
-shows a config with all defaults, `replicate check --schema` prints the JSON Schema. An editor with
-a YAML language server completes and explains the keys of a config that begins with the line
+functions that are not there, and of CSV files whose first rows do not fit. `--print-config` shows a
+config with all defaults, `replicate check --schema` prints the JSON Schema. An editor with a YAML
+language server completes and explains the keys of a config that begins with the line
 `# yaml-language-server: $schema=…`, as those of `configs/` do.
 
 Keys are strict. Numbers may be written as `1e-3`. Relative paths are relative to the file they
@@ -68,6 +68,7 @@ _TITLES = {
     "Eval": "eval",
     "Predict": "predict",
     "Csv": "Input: csv",
+    "Parquet": "Input: parquet",
     "Npz": "Input: npz",
     "Tfrecord": "Input: tfrecord",
     "Feature": "A feature of a tfrecord input",
@@ -81,6 +82,19 @@ _TITLES = {
     "Cluster": "cluster",
 }
 _OPTIMIZERS, _SCHEDULES = "Optimizers", "Learning-rate schedules"
+_ABOUT = {
+    _OPTIMIZERS: """\
+Those of `tf.compat.v1.train`, with its defaults. Besides: `AdamW`, Adam with a decay of weights of
+its own (<https://arxiv.org/abs/1711.05101>), and `LAMB`, whose steps go by the norm of each
+variable (<https://arxiv.org/abs/1904.00962>); `exclude_from_decay` has parts of the names of
+variables that do not decay, e.g. `[bias, LayerNorm]`.
+""",
+    _SCHEDULES: """\
+Those of `tf.compat.v1.train`, with its defaults. Besides: `constant`, and `inverse_sqrt_decay`:
+learning_rate / sqrt(1 + step / decay_steps). Each takes `warmup_steps: N`, too: in the first N
+steps the rate rises from 0 linearly, and the schedule begins behind them.
+""",
+}
 _SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _COLUMNS = ("key", "type", "default", "meaning")
 
@@ -131,7 +145,7 @@ def _section(title: str, section: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _arguments(title: str, table: Mapping[str, Any]) -> Iterator[str]:
-    yield f"## {title}\n\nThose of `tf.compat.v1.train`, with its defaults.\n"
+    yield f"## {title}\n\n{_ABOUT[title]}"
     yield _row(["name", "arguments"])
     yield _row(["---", "---"])
     for name, arguments in table.items():

@@ -73,9 +73,9 @@ class Layout(NamedTuple):
     steps: int
 
 
-TOGETHER = Layout("2 workers", ("--workers", "2"), ("chief", "worker-1"), 400)
+TOGETHER = Layout("2 workers", ("--workers", "2"), ("chief-0", "worker-0"), 400)
 SERVED = Layout(
-    "2 workers, 1 ps", ("--workers", "2", "--ps", "1"), ("chief", "worker-1", "ps-0"), 1000
+    "2 workers, 1 ps", ("--workers", "2", "--ps", "1"), ("chief-0", "worker-0", "ps-0"), 1000
 )
 CLUSTERS = {"workers": [TOGETHER], "servers": [SERVED], "both": [TOGETHER, SERVED]}
 
@@ -241,7 +241,7 @@ def _round(folder, layout, name, plan, expected) -> Round:
         while _left(model_dir) and time.monotonic() < began + LONGEST:
             time.sleep(0.05)  # without a launcher they end by themselves
         seconds = time.monotonic() - began
-    code, shown = process.returncode, plan.victim.replace("-", " ")
+    code, shown = process.returncode, plan.victim.replace("-", ":")
     outcome = f"exit {code}"
     if killed and code == 1 and f"{shown} was ended by SIGKILL" in error:
         outcome += ", named"

@@ -21,6 +21,7 @@ os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 try:
     import pytest
 
+    from replicate import messages
     from replicate.compat import tensorflow as tfc
     from replicate.compat.tensorflow import tf, tf1
 
@@ -71,9 +72,13 @@ def session(fresh_graph):
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
-    """After each test the default graph is the process's own, empty one, and nothing is seeded."""
+    """After each test the default graph is the process's own, empty one, and nothing is seeded.
+
+    What was warned of is forgotten.
+    """
     yield
     tf1.reset_default_graph()
+    messages._said.clear()
     if tfc.eager_context.global_seed() is not None:  # as `seed` of a config does
         tf.random.set_seed(None)
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from replicate import devices, errors, estimator, model_fn
+from replicate import devices, errors, estimator, model_fn, strategy
 from replicate.compat.tensorflow import tf, tf1
 
 
@@ -202,34 +202,145 @@ def test_cpus_are_made_and_nothing_is_started(run_python):
     assert third == str([f"/device:CPU:{i}" for i in range(4)])
 
 
-def session_config(counts, soft):
-    return tf1.ConfigProto(device_count=counts, allow_soft_placement=soft)
+MORE = ["/cpu:0", "/cpu:8"]  # the latter is one that nobody has made
+CANONICAL = ["/device:CPU:0", "/device:CPU:8"]
 
 
-TWO = ("/device:CPU:0", "/device:CPU:1")
+def input_fn():
+    return tf.data.Dataset.from_tensor_slices({"x": [[1.0], [2.0], [3.0]]}).repeat(2).batch(3)
 
 
+def serving_input_receiver_fn():
+    x = tf1.placeholder(tf.float32, [None, 1])
+    return estimator.export.ServingInputReceiver({"x": x}, {"x": x})
+
+
+def line(features, labels, mode):
+    y = tf1.layers.dense(features["x"], 1, name="line")
+    loss = tf.reduce_mean(tf.square(y))
+    train_op = tf1.train.AdamOptimizer().minimize(loss, tf1.train.get_global_step())
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, train_op)
+
+
+class Shown(tf1.train.SessionRunHook):
+    """What sessions show, and where a step runs kernels of towers."""
+
+    def __init__(self):
+        self.devices, self.used = [], set()
+
+    def before_run(self, run_context):
+        options = tf1.RunOptions(trace_level=tf1.RunOptions.SOFTWARE_TRACE)
+        return tf1.train.SessionRunArgs([], options=options)
+
+    def after_run(self, run_context, run_values):
+        listed = run_context.session.list_devices()
+        self.devices.append(len([device for device in listed if device.device_type == "CPU"]))
+        traced = run_values.run_metadata.step_stats.dev_stats
+        self.used |= {
+            devices.canonicalize(each.device)
+            for each in traced
+            if any("tower_" in node.node_name for node in each.node_stats)
+        }
+
+
+def config_of(**counts):
+    return estimator.RunConfig(session_config=tf1.ConfigProto(device_count=counts))
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (None, {}),
+        (config_of(), {"tower_building": "call"}),
+        (config_of(GPU=0), {"strategy": "mirrored"}),
+        (config_of(CPU=12), {"strategy": "balanced"}),
+    ],
+)
+def test_sessions_of_an_estimator_run_on_all_devices_named(tmp_path, config, options):
+    replicated = model_fn.replicate_model_fn(line, devices=MORE, **options)
+    made = estimator.Estimator(replicated, str(tmp_path), config)
+    told = str(made.config.session_config)
+    hooks = [Shown(), Shown(), Shown()]
+    made.train(input_fn, hooks=hooks[:1])
+    made.evaluate(input_fn, hooks=hooks[1:2])
+    assert len(list(made.predict(input_fn, hooks=hooks[2:]))) == 6
+    for hook in hooks:
+        assert hook.devices == [12 if "CPU" in told else 9] * 2
+        assert "/device:CPU:8" in hook.used
+    assert str(made.config.session_config) == told
+    assert made.export_saved_model(str(tmp_path / "export"), serving_input_receiver_fn)
+
+
+def test_any_estimators_sessions_show_the_devices_that_were_made(tmp_path):
+    devices.make_logical_cpus(8)
+    hook = Shown()
+    estimator.Estimator(line, str(tmp_path)).train(input_fn, hooks=[hook])
+    assert hook.devices == [8, 8]
+
+
+@pytest.mark.parametrize("counts", [{"CPU": 1}, {"CPU": 8, "GPU": 2}])
 @pytest.mark.parametrize("soft", [True, False])
-def test_a_session_that_shows_the_devices_is_passed_in_silence(caplog, soft):
-    devices.look_in_session(TWO, session_config({"CPU": 2}, soft))
-    devices.look_in_session(("/device:CPU:0", "/device:GPU:3"), session_config({}, soft))
-    devices.look_in_session(("/job:worker/device:CPU:7",), session_config({"CPU": 2}, soft))
+def test_a_session_that_is_told_fewer_devices_is_refused_where_the_model_is_built(counts, soft):
+    config = config_of(**counts)
+    config.session_config.allow_soft_placement = soft
+    replicated = model_fn.replicate_model_fn(line, devices=MORE)
+    told = r"lacks /device:CPU:8\. Leave device_count out.* give device_count={'CPU': 9}"
+    with tf.Graph().as_default(), pytest.raises(errors.DeviceError, match=told):
+        replicated({"x": tf.ones([4, 1])}, None, "train", config=config)
+
+
+def test_a_type_of_which_there_are_fewer_is_told_like_cpus():
+    four = [f"/device:GPU:{i}" for i in range(4)]
+    devices.require_told(four, tf1.ConfigProto())
+    devices.require_told(["/job:worker/device:GPU:7"], tf1.ConfigProto(device_count={"GPU": 0}))
+    with pytest.raises(errors.DeviceError, match=r"GPU:2, /device:GPU:3\. Name devices that exist"):
+        devices.require_told(four, tf1.ConfigProto(device_count={"GPU": 2}))
+
+
+def test_a_device_that_is_missing_fails_where_a_session_is_to_run(tmp_path):
+    replicated = model_fn.replicate_model_fn(line, devices=["/cpu:0", "/gpu:54"])
+    made = estimator.Estimator(replicated, str(tmp_path))
+    with pytest.raises(errors.DeviceError, match=r"lacks /device:GPU:54\. Name devices that exist"):
+        made.train(input_fn)
+
+
+def test_a_model_may_be_exported_for_devices_that_are_missing(tmp_path):
+    estimator.Estimator(line, str(tmp_path)).train(input_fn)
+    replicated = model_fn.replicate_model_fn(line, devices=["/gpu:55", "/gpu:56"])
+    made = estimator.Estimator(replicated, str(tmp_path))
+    assert made.export_saved_model(str(tmp_path / "export"), serving_input_receiver_fn)
+
+
+def test_sessions_of_ones_own_show_the_devices_of_towers_or_fail():
+    mirrored = strategy.MirroredStrategy(MORE)
+    with tf.Graph().as_default(), mirrored.scope():
+        w = tf1.get_variable("w", initializer=1.0)
+        mirrored.call_for_each_tower(lambda: w + 1.0)
+        with tf1.train.MonitoredTrainingSession(config=tf1.ConfigProto()) as session:
+            assert session.run(w) == 1.0
+        for config in (None, tf1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)):
+            with pytest.raises(errors.DeviceError, match=r"CPU:8\..*make_logical_cpus"):
+                tf1.train.MonitoredTrainingSession(config=config)
+
+
+def test_towers_in_a_function_of_a_graph_need_their_devices():
+    def one():
+        return tf.constant(1.0)
+
+    mirrored = strategy.MirroredStrategy(MORE)
+    with tf.Graph().as_default(), mirrored.scope():
+        tf.function(mirrored.run)(one)
+        with pytest.raises(errors.DeviceError, match="lacks /device:CPU:8"):
+            tf1.Session()
+
+
+def test_eager_towers_need_their_devices():
+    mirrored = strategy.MirroredStrategy(MORE)
+    for run in (mirrored.run, tf.function(mirrored.run)):
+        with pytest.raises(errors.DeviceError, match=r"machine lacks /device:CPU:8\."):
+            run(lambda: tf.constant(1.0))
+
+
+def test_cpu_devices_that_sessions_make_are_not_warned_of(caplog):
+    assert list(devices.resolve(MORE)) == CANONICAL
     assert not caplog.records
-
-
-@pytest.mark.parametrize("counts", [{}, {"CPU": 1}, {"GPU": 4}])
-def test_a_session_that_would_refuse_the_towers_is_refused_before(counts):
-    # A ConfigProto that says nothing shows one CPU.
-    with pytest.raises(errors.DeviceError, match="CPU:1 are named, and the session shows 1 of"):
-        devices.look_in_session(TWO, session_config(counts, soft=False))
-    with pytest.raises(errors.DeviceError, match="GPU:0 are named, and the session shows 0 of"):
-        devices.look_in_session(("/device:GPU:0",), session_config({"GPU": 0}, soft=False))
-
-
-def test_a_session_in_which_towers_share_a_device_is_warned_of_once(caplog):
-    five = [f"/device:CPU:{i}" for i in range(5)]
-    for _ in range(2):
-        devices.look_in_session(five, session_config({"CPU": 3}, soft=True))
-    (record,) = caplog.records
-    assert "/device:CPU:3, /device:CPU:4 are named, and the session shows 3" in record.getMessage()
-    assert "device_count" in record.getMessage()

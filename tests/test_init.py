@@ -50,7 +50,6 @@ def test_other_names_are_attribute_errors():
     "code",
     [
         "import replicate; replicate.errors, replicate.__version__, dir(replicate)",
-        "from replicate import estimator; dir(estimator)",
         "from replicate.app.command import cli; from replicate.app.config import config",
     ],
 )

@@ -6,8 +6,12 @@ import io
 import logging
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
+
+from replicate.compat.tensorflow import tf1
 
 README = (pathlib.Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 MOST_WORDS = 900
@@ -60,6 +64,23 @@ def test_the_example_prints_what_is_shown(reader):
     assert reader[1].startswith(line)
 
 
+def test_the_example_runs_on_two_devices(reader):
+    names, used = reader[0], set()
+
+    class Used(tf1.train.SessionRunHook):
+        def before_run(self, run_context):
+            options = tf1.RunOptions(trace_level=tf1.RunOptions.SOFTWARE_TRACE)
+            return tf1.train.SessionRunArgs([], options=options)
+
+        def after_run(self, run_context, run_values):
+            for each in run_values.run_metadata.step_stats.dev_stats:
+                if any("MatMul(" in node.timeline_label for node in each.node_stats):
+                    used.add(each.device.rpartition("/device:")[2])
+
+    names["model"].evaluate(names["input_fn"], steps=1, hooks=[Used()])
+    assert used == {"CPU:0", "CPU:1"}
+
+
 def columns(table):
     """Returns what a run does not change in the table of `verify`: all but its numbers."""
     lines = [line for line in table.splitlines() if line.strip("- ")]
@@ -73,6 +94,15 @@ def test_verify_prints_the_table_that_is_shown(reader):
 
 def test_nothing_warns(reader):
     assert reader[2] == []
+
+
+def test_a_new_user_sees_what_is_shown_and_nothing_else(tmp_path, monkeypatch):
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_USE_LEGACY_KERAS"):  # the suite has set them
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "readme.py"
+    path.write_text(blocks("python")[0], encoding="utf-8")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (blocks("text")[0], "")
 
 
 def test_the_change_of_an_estimator_is_all_there_is(reader, tmp_path, monkeypatch):

@@ -164,7 +164,7 @@ def test_the_losses_of_towers_are_joined_as_it_is_said(given, holds):
     assert ("the mean of their losses, weighted by rows" in str(found)) is not holds
 
 
-def test_rows_of_its_own_are_given_as_the_reason():
+def test_rows_of_its_own_are_given_as_the_reason_and_nothing_is_said_beside_the_table(caplog):
     def model_fn(features, labels, mode):
         x = tf1.layers.dense(features["x"], 2)
         x = tf1.layers.batch_normalization(x, training=mode == "train", name="norm")
@@ -178,6 +178,7 @@ def test_rows_of_its_own_are_given_as_the_reason():
         assert "its own: batch normalisation," in row_of(found, what).explanations[-1]
     assert 'update_ops="mean"' in row_of(found, "other variables").explanations[0]
     assert "A tower sees no rows but its own" in str(found)
+    assert not [one for one in caplog.records if one.name == "replicate"]
 
 
 def test_what_does_not_depend_on_random_numbers_is_compared():

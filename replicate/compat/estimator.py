@@ -8,7 +8,6 @@ adds what is missing, in TensorFlow's private modules only; on 2.15 it adds noth
 import importlib
 import importlib.util
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -66,7 +65,7 @@ def _add_export_name(row: Row) -> None:
     setattr(tf_export, row.name.rpartition(".")[2], "estimator")
 
 
-def _add_module(row: Row, **members: Any) -> ModuleType:
+def _add_module(row: Row, **members: Any) -> None:
     """Adds a module with these members; other names say that TensorFlow lacks them."""
 
     def missing(name: str) -> Any:
@@ -81,7 +80,6 @@ def _add_module(row: Row, **members: Any) -> ModuleType:
     module = ModuleType(row.name, f"Added by replicate: {row.added}.")
     vars(module).update(members, __getattr__=missing)
     sys.modules[row.name] = module
-    return module
 
 
 def _add_coordinator(row: Row) -> None:
@@ -92,7 +90,7 @@ def _add_coordinator(row: Row) -> None:
     )
 
 
-def _init_run_config(config: Any, tf_config: dict) -> None:
+def _init_run_config(config: Any, tf_config: dict[str, Any]) -> None:
     """Completes a RunConfig that names a tf.distribute strategy, for one process.
 
     Args:
@@ -120,8 +118,8 @@ def _init_run_config(config: Any, tf_config: dict) -> None:
         raise errors.UnsupportedTensorFlowError(
             "RunConfig(train_distribute=...) over a cluster needs the distribute coordinator, "
             f"which TensorFlow has no more since 2.16; this is {tfc.tf.__version__}, with the "
-            f"cluster {cluster or extra.remote_cluster}. Leave out train_distribute, and "
-            "replicate the model_fn over the devices of one machine."
+            f"cluster {cluster or extra.remote_cluster}. Leave out train_distribute, and pass "
+            "replicate_model_fn(model_fn, strategy='multi_worker') to the Estimator."
         )
     config._distribute_coordinator_mode = None
     config._init_distributed_setting_from_environment_var(tf_config)
@@ -217,7 +215,7 @@ def evaluating_on(config: Any, target: str) -> Any:
     return made
 
 
-def run_config(environment: dict, **options: Any) -> Any:
+def run_config(environment: dict[str, Any], **options: Any) -> Any:
     """Returns a RunConfig of a task.
 
     Args:
@@ -234,22 +232,6 @@ def run_config(environment: dict, **options: Any) -> Any:
             os.environ["TF_CONFIG"] = before
 
 
-class _Advice(logging.Filter):
-    """Drops TensorFlow's advice to use tf.keras, or other names, for Estimators."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """See base class."""
-        args = record.args if isinstance(record.args, tuple) else ()
-        return "Use tf.keras instead." not in args and not (
-            "is deprecated" in str(record.msg)
-            and any(str(argument).startswith("tf.estimator") for argument in args)
-        )
-
-
-_ADVICE = _Advice()
-
-
 def _load(version: str) -> ModuleType:
     add_missing()
-    tfc.tf.get_logger().addFilter(_ADVICE)  # once: a logger holds a filter one time
     return importlib.import_module(f"{_API}.{version}.estimator")

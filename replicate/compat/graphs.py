@@ -9,7 +9,7 @@ replaced for this thread alone. What stood there before is put back, also after 
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
@@ -17,7 +17,7 @@ from replicate.compat.tensorflow import tf
 Value = TypeVar("Value")
 
 # Given a graph that has become the default one, is entered until it no longer is.
-Around = Callable[[tf.Graph], contextlib.AbstractContextManager]
+Around = Callable[[tf.Graph], contextlib.AbstractContextManager[object]]
 
 _NAME = "get_controller"
 # What a graph adds to each operation of some types, whichever thread makes it.
@@ -36,11 +36,11 @@ def entered_with(around: Around) -> Iterator[None]:
     before = vars(stack).get(_NAME)  # this thread's; None: the method of the class
 
     @contextlib.contextmanager
-    def enter(graph):
+    def enter(graph: tf.Graph) -> Iterator[tf.Graph]:
         with own(graph) as entered, around(graph):
             yield entered
 
-    def get_controller(graph):
+    def get_controller(graph: tf.Graph) -> contextlib.AbstractContextManager[tf.Graph]:
         is_entered = stack.stack and stack.stack[-1] is graph and not graph.building_function
         return own(graph) if is_entered else enter(graph)
 
@@ -54,12 +54,12 @@ def entered_with(around: Around) -> Iterator[None]:
             setattr(stack, _NAME, before)
 
 
-def added(graph: tf.Graph) -> dict[str, dict]:
+def added(graph: tf.Graph) -> dict[str, dict[str, Any]]:
     """Returns what a graph adds to each operation of some types, to be given to `set_added`."""
     return {name: getattr(graph, name) for name in _ADDED}
 
 
-def set_added(graph: tf.Graph, held: Mapping[str, dict]) -> None:
+def set_added(graph: tf.Graph, held: Mapping[str, dict[str, Any]]) -> None:
     """Lets a graph add to operations what `held` says, and changes it where scopes begin or end."""
     for name, kept in held.items():
         setattr(graph, name, kept)

@@ -95,7 +95,7 @@ def _imported(graph: tf.Graph, graph_def: tf1.GraphDef) -> dict[str, Any]:
 def infer_around_loops(
     graph_def: tf1.GraphDef,
     given: Mapping[str, Sequence[Dims | None]],
-    dtypes: Mapping[str, Sequence],
+    dtypes: Mapping[str, Sequence[tf.DType]],
 ) -> dict[str, list[Dims | None]]:
     """Infers shapes also around loops.
 

@@ -63,6 +63,9 @@ TAKEN = _rows(
             "_get_function": "rows are looked at inside of functions that operations call",
             "building_function": "variables of a function that a graph calls are lifted out of it",
         },
+        "graph of a function": {
+            "outer_graph": "sessions of the outermost one show the devices of towers in it",
+        },
         "stack of a graph": {
             "copy": "a tower's thread inherits the devices and colocations, and adds its own",
             "peek_objs": "copies of a variable leave a colocation only where one is in force",

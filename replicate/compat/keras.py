@@ -4,10 +4,11 @@ A Keras loss that averages over its rows refuses to do so in a replica, because 
 of averages is not the whole batch's. A `Reducer` may know better; while it is in charge,
 losses ask it first. What `model_to_estimator` returns cuts the numbers off its outputs' names
 where there is a strategy; to a tower of one batch there is none. Layers that are given no seed
-draw one from a generator outside of the graph.
+draw one from a generator outside of the graph. Optimizers of Keras 3 know no graph.
 """
 
 import contextlib
+import functools
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from replicate.compat.tensorflow import tf
 # Given a loss's `reduction`, returns the one to use, or None for Keras to decide.
 Reducer = Callable[[str], str | None]
 Asker = Callable[[], bool]
+Refuser = Callable[[], None]
 
 _METHOD = "_get_reduction"  # of `tf.keras.losses.Loss`, which its `__call__` asks
 _CONVERTER = "tensorflow_estimator.python.estimator.keras_lib"  # holds model_to_estimator
@@ -33,7 +35,7 @@ def _loss() -> type | None:
 
 
 def _deciding(own: Callable[[Any], str], reducers: Sequence[Reducer]) -> Callable[[Any], str]:
-    def reduction(loss):
+    def reduction(loss: Any) -> str:
         for reducer in list(reducers):
             decided = reducer(loss.reduction)
             if decided is not None:
@@ -60,14 +62,47 @@ class _View:
 
 
 def _without_strategy(own: ModuleType, askers: Sequence[Asker]) -> _View:
-    def has_strategy():
+    def has_strategy() -> bool:
         return not any(ask() for ask in list(askers)) and own.distribute.has_strategy()
 
     return _View(own, distribute=_View(own.distribute, has_strategy=has_strategy))
 
 
+def is_of(kind: str, value: object) -> bool:
+    """Whether a value, or class, is of a kind of Keras 2 or 3, of which nothing is loaded.
+
+    Args:
+        kind: The name of a class, such as `"Layer"`.
+        value: The value.
+    """
+    bases = (value if isinstance(value, type) else type(value)).__mro__
+    return any(
+        kind in base.__name__ and base.__module__.partition(".")[0] in ("keras", "tf_keras")
+        for base in bases
+    )
+
+
+def _keras_3_optimizer() -> type | None:
+    module: Any = sys.modules.get("keras")
+    is_loaded = getattr(module, "__version__", "").startswith("3.")
+    return module.optimizers.Optimizer if is_loaded else None
+
+
+def _refusing(own: Callable[..., Any], refusers: Sequence[Refuser]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        for refuse in list(refusers):
+            refuse()
+        return own(*args, **kwargs)
+
+    return method
+
+
 _REDUCTION = replacing.Replaced(_loss, _METHOD, _deciding)
 _TENSORFLOW = replacing.Replaced(lambda: sys.modules.get(_CONVERTER), "tf", _without_strategy)
+_MAKING, _APPLYING = (
+    replacing.Replaced(_keras_3_optimizer, name, _refusing) for name in ("__init__", "apply")
+)
 
 
 def loss_reductions(reducer: Reducer) -> contextlib.AbstractContextManager[None]:
@@ -82,6 +117,13 @@ def output_names(is_one_device: Asker) -> contextlib.AbstractContextManager[None
         is_one_device: Whether the running code is to see no strategy.
     """
     return _TENSORFLOW.by(is_one_device)
+
+
+@contextlib.contextmanager
+def asking_before_keras_3(refuse: Refuser) -> Iterator[None]:
+    """Calls a function before an optimizer of Keras 3 is made or applied; it may raise."""
+    with _MAKING.by(refuse), _APPLYING.by(refuse):
+        yield
 
 
 @contextlib.contextmanager

@@ -1,24 +1,31 @@
 """Names of TensorFlow that code written for Estimators still imports.
 
-`replicate.estimator.install()` adds them, so that such code runs as it is. Like the rows of
-`estimator`, these only add what is missing, and nothing is added by importing a module.
+`replicate.estimator.install()` adds them, beside the rows of `estimator`, so that such code runs
+as it is. Like those, these only add what is missing, and nothing is added by importing a module.
 """
 
 import importlib
 import importlib.util
+import pkgutil
 import sys
 from types import ModuleType
 
 from replicate.compat import estimator
-from replicate.compat import tensorflow as tfc
 
 _LAYERS = ("base", "convolutional", "core", "normalization", "pooling")
 _ESTIMATORS = "tensorflow_estimator.python.estimator"
 
 
-def _add_tensor_class(row: estimator.Row) -> None:
-    parent, _, name = row.name.rpartition(".")
-    setattr(importlib.import_module(parent), name, getattr(tfc.tf, name))
+def _add_moved(row: estimator.Row) -> None:
+    """Shows by its old name what has another one today."""
+    if row.added.startswith(_ESTIMATORS):
+        estimator.load_v1()
+    found = pkgutil.resolve_name(row.added)
+    if isinstance(found, ModuleType):
+        _show(found, row.name)
+    else:
+        parent, _, name = row.name.rpartition(".")
+        setattr(sys.modules[parent], name, found)
 
 
 def _add_legacy_layers(row: estimator.Row) -> None:
@@ -45,20 +52,49 @@ def _show(module: ModuleType, name: str) -> None:
         setattr(sys.modules[parent], last, module)
 
 
+# For whom, since when: the old name, and the module or `module:name` of today.
+_MOVED = {
+    ("slim asks whether a rate or a gradient is a tensor, and clips sparse ones", "2.15"): {
+        "tensorflow.python.framework.ops.Tensor": "tensorflow:Tensor",
+        "tensorflow.python.framework.ops.IndexedSlices": "tensorflow:IndexedSlices",
+    },
+    ("DeepCTR, and much else, has recurrent cells copied from older TensorFlows", "2.15"): {
+        "tensorflow.python.ops.array_ops.stack": "tensorflow:stack",
+        "tensorflow.python.ops.array_ops.unstack": "tensorflow:unstack",
+        "tensorflow.python.ops.control_flow_ops.cond": "tensorflow:compat.v1.cond",
+        "tensorflow.python.ops.control_flow_ops.while_loop": "tensorflow:compat.v1.while_loop",
+        "tensorflow.python.util.nest.is_sequence": "tensorflow:nest.is_nested",
+    },
+    ("optimizers of one's own make updates by TensorFlow's operations: EasyRec's", "2.16"): {
+        f"tensorflow.python.training.{name}": "tensorflow.python.ops.gen_training_ops"
+        for name in ("gen_training_ops", "training_ops")
+    },
+    ("optimizers and layers of one's own ask for the strategy", "2.15"): {
+        "tensorflow.python.distribute.distribution_strategy_context": (
+            "tensorflow.python.distribute.distribute_lib"
+        ),
+    },
+    ("code that starts from a checkpoint lists what is in it", "2.15"): {
+        "tensorflow.python.pywrap_tensorflow.NewCheckpointReader": (
+            "tensorflow:compat.v1.train.NewCheckpointReader"
+        ),
+    },
+    ("estimators of one's own are marked as TensorFlow's are", "2.15"): {
+        "tensorflow.python.util.tf_export.estimator_export": (
+            f"{_ESTIMATORS}.estimator_export:estimator_export"
+        ),
+    },
+    ("Mesh TensorFlow, and models for TPUs, import TPUEstimator from there", "2.16"): {
+        f"tensorflow.python.tpu.{name}": f"{_ESTIMATORS}.tpu.{name}"
+        for name in ("tpu_config", "tpu_context", "tpu_estimator")
+    },
+}
+
 ROWS = (
-    estimator.Row(
-        name="tensorflow.python.framework.ops.Tensor",
-        missing_since="2.15",
-        why="slim asks whether a learning rate or a multiplier is a tensor",
-        added="tf.Tensor",
-        add=_add_tensor_class,
-    ),
-    estimator.Row(
-        name="tensorflow.python.framework.ops.IndexedSlices",
-        missing_since="2.15",
-        why="slim clips and multiplies gradients, sparse ones too",
-        added="tf.IndexedSlices",
-        add=_add_tensor_class,
+    *(
+        estimator.Row(name, since, why, added, _add_moved)
+        for (why, since), names in _MOVED.items()
+        for name, added in names.items()
     ),
     estimator.Row(
         name="tf_keras.legacy_tf_layers",
@@ -70,7 +106,7 @@ ROWS = (
     estimator.Row(
         name="tensorflow.python.estimator",
         missing_since="2.16",
-        why="DeepCTR imports heads and optimizers of canned estimators",
+        why="DeepCTR and EasyRec import heads, optimizers, exporters of canned estimators",
         added="the modules of tensorflow-estimator",
         add=_add_estimators,
     ),

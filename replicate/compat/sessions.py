@@ -1,4 +1,7 @@
-"""The next session that a thread makes, watched while it begins.
+"""Sessions as they are made: what each of them is told, and the next one of a thread, watched.
+
+An Estimator shows its settings of sessions to nobody, so what a graph needs of them is settled
+where a session is made.
 
 What a session runs first, to initialize or restore variables, no hook hears of. Estimators and
 `tf.compat.v1.train.MonitoredTrainingSession` call TensorFlow's `SessionManager` for that; its
@@ -12,10 +15,16 @@ from collections.abc import Callable
 from typing import Any
 
 from replicate.compat import replacing
-from replicate.compat.tensorflow import tf1
+from replicate.compat.tensorflow import tf, tf1
 
-Watch = Callable[[Callable], Callable]
+Making = Callable[..., tf1.Session]
+"""Makes a session."""
+
+Watch = Callable[[Making], Making]
 """Given what makes a session, returns what is to make it instead."""
+
+Settle = Callable[[tf.Graph, tf1.ConfigProto | None], tf1.ConfigProto | None]
+"""Given the graph of a session and its settings, returns those that it gets."""
 
 _METHODS = ("prepare_session", "wait_for_session")
 
@@ -23,7 +32,7 @@ _METHODS = ("prepare_session", "wait_for_session")
 class _Watching(threading.local):
     """What a thread has asked for; its sessions are replaced while there is something."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.watches: list[Watch] = []
         self.entered = contextlib.ExitStack()
 
@@ -31,7 +40,7 @@ class _Watching(threading.local):
 _mine = _Watching()
 
 
-def _dispatching(own: Callable, _: object) -> Callable:
+def _dispatching(own: Making, _: object) -> Making:
     @functools.wraps(own)
     def make(*args: Any, **kwargs: Any) -> Any:
         if not _mine.watches:
@@ -55,3 +64,33 @@ def watch_next(watch: Watch) -> None:
         for each in _REPLACED:
             _mine.entered.enter_context(each.by(None))
     _mine.watches.append(watch)
+
+
+@functools.cache
+def settle_each(settle: Settle, check: Callable[[tf1.Session], None]) -> None:
+    """Settles, from now on, each session that this process makes for itself.
+
+    Args:
+        settle: Returns its settings.
+        check: Looks at the session; what it raises closes it.
+    """
+    own = tf1.Session.__init__
+
+    @functools.wraps(own)
+    def begin(
+        session: tf1.Session,
+        target: str = "",
+        graph: tf.Graph | None = None,
+        config: tf1.ConfigProto | None = None,
+    ) -> None:
+        if target:  # a server's, which has its devices already
+            own(session, target, graph, config)
+            return
+        own(session, target, graph, settle(graph or tf1.get_default_graph(), config))
+        try:
+            check(session)
+        except Exception:
+            session.close()
+            raise
+
+    tf1.Session.__init__ = begin

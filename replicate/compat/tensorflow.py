@@ -9,15 +9,21 @@ every listed name exists in each supported TensorFlow. Names on instances are li
 
 import importlib
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from replicate.compat import versions
+from replicate import messages
+from replicate.compat import advice, versions
 
 versions.choose_keras(os.environ)  # before TensorFlow, which looks at it while it is imported
 try:
+    if "tensorflow" not in sys.modules:  # else its user says what it logs
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        with messages.loading("TensorFlow"):
+            importlib.import_module("tensorflow")
     import tensorflow as tf
 except ModuleNotFoundError as e:
     if e.name == "tensorflow":
@@ -27,12 +33,14 @@ versions.require_supported(getattr(tf, "__version__", "of an unknown version"))
 versions.require_keras_2(tf.__version__, os.environ.get(versions.KERAS_VARIABLE))
 
 tf1 = tf.compat.v1
+advice.drop(tf)
 
 if keras_3 := versions.bound_to_keras_3([tf, tf1]):
     warnings.warn(
         f"Keras 3 is in use already, as {', '.join(keras_3)}; replicate and Estimators need "
-        "Keras 2 (tf-keras), models that mix the two fail. Import replicate before tf.keras is "
-        f"first used, or set {versions.KERAS_VARIABLE}=1 for the process.",
+        "Keras 2 (tf-keras), models that mix the two fail. Write `from replicate import estimator` "
+        f"before TensorFlow is imported, or set {versions.KERAS_VARIABLE}=1 for the process. See "
+        "docs/python.md#keras-2.",
         RuntimeWarning,
     )
 

@@ -2,7 +2,8 @@
 
 Does not import TensorFlow. From 2.16 on, `tf.keras` is Keras 3, which knows no graphs;
 tf-keras is Keras 2 for these releases, and `TF_USE_LEGACY_KERAS=1` makes it `tf.keras`.
-The variable is read when Keras is first touched.
+The variable is read when Keras is first touched; for imports from `tensorflow.keras`, while
+TensorFlow is imported.
 """
 
 import importlib.metadata
@@ -98,7 +99,7 @@ def bound_to_keras_3(modules: Iterable[ModuleType]) -> list[str]:
         for module in modules
         for name, value in vars(module).items()
         if isinstance(value, ModuleType)
-        and ("'keras._tf_keras" in repr(value) or "(keras_3)" in repr(value))
+        and re.search(r"'keras\._tf_keras|keras[/\\]+_tf_keras|\(keras_3\)", repr(value))
     ]
 
 

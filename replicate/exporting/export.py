@@ -23,7 +23,7 @@ _TEXT = "saved_model.pbtxt"
 
 def export_saved_model(
     estimator: Any,
-    export_dir_base: str | os.PathLike,
+    export_dir_base: str | os.PathLike[str],
     serving_input_receiver_fn: Callable[[], Any],
     *,
     towers: str = "one",

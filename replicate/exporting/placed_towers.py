@@ -11,9 +11,9 @@ from replicate.graph import portable
 
 
 def place_towers(
-    saved_model_dir: str | bytes | os.PathLike,
+    saved_model_dir: str | bytes | os.PathLike[str],
     devices: Sequence[str] | int | None,
-    placed_dir: str | bytes | os.PathLike | None = None,
+    placed_dir: str | bytes | os.PathLike[str] | None = None,
 ) -> str:
     """Writes a copy of a merged SavedModel whose towers compute on devices of this machine.
 

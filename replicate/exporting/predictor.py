@@ -29,7 +29,7 @@ class Predictor:
 
     def __init__(
         self,
-        path: str | bytes | os.PathLike,
+        path: str | bytes | os.PathLike[str],
         devices: Sequence[str] | int | None = None,
         tags: Iterable[str] | str = (tf.saved_model.SERVING,),
     ):
@@ -114,7 +114,7 @@ class Predictor:
 
 
 def load_exported(
-    path: str | bytes | os.PathLike,
+    path: str | bytes | os.PathLike[str],
     devices: Sequence[str] | int | None = None,
     tags: Iterable[str] | str = (tf.saved_model.SERVING,),
 ) -> Predictor:

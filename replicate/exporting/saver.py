@@ -119,7 +119,7 @@ def make_exportable(
         left_out = LeftOut(lambda: unwritten)
     own = scaffold.saver
 
-    def saver():
+    def saver() -> tf1.train.Saver:
         return _default_saver(config) if own is None else own
 
     portable_saver = PortableSaver(graph, worker_devices, saver, left_out)

@@ -67,6 +67,11 @@ class Workers:
         """Whether this is the first worker."""
         return self.position == 0
 
+    def apart(self, name: str) -> "Workers":
+        """Returns the workers with another row of collectives, which does not wait for this one."""
+        del name
+        return self
+
     def totals(self, values: Sequence[types.Gradient]) -> list[types.Gradient]:
         """Returns the sums over workers of N values; of IndexedSlices, all workers' slices."""
         return list(values)
@@ -157,7 +162,7 @@ class CollectiveWorkers(Workers):
         self.was_left = int(leaving) > 0
 
     def apart(self, name: str) -> "CollectiveWorkers":
-        """Returns the workers with another row of collectives, which does not wait for this one."""
+        """See base class."""
         return CollectiveWorkers(self.options, self._device, name)
 
     def wait_for(self, end: types.Fetch) -> None:

@@ -1,5 +1,5 @@
 """One device's graph, split by rows: the same values, computed on K devices.
 
-`states` says what devices hold of a tensor, `rules` how each kind of operation is split,
-`analysis` gives every tensor of a graph its state, `writer` makes the copies and the joins.
+`states` says what devices hold of a tensor, and `rules` how each kind of operation is split;
+`analysis` gives every tensor of a graph its state, and `writing` makes the copies and the joins.
 """

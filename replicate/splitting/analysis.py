@@ -1,23 +1,33 @@
 """Gives every tensor of a graph its state, by the rules.
 
-One pass over the operations behind the batch, each after what it reads. What lists and loops
-hold is assumed, since it is known only behind them; where a pass finds that an assumption was
-wrong it is changed, and the pass begins anew.
+It is one pass over the operations behind the batch, each after what it reads. What lists and loops
+hold is assumed, since only what comes later tells; if an assumption turns out to be wrong, it is
+changed, and the pass starts again.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.inference import facts as known
 from replicate.splitting.inference import folding
 from replicate.splitting.rules import registry
-from replicate.splitting.states import SIZE, WHOLE, Local, Rows, Space, Split, WholeError
+from replicate.splitting.states import (
+    SIZE,
+    WHOLE,
+    How,
+    Local,
+    RowNumbers,
+    Rows,
+    Space,
+    Split,
+    WholeError,
+)
 from replicate.splitting.structure import equal, loops
 
 LEAVES = folding.LEAVES
-FILLS = ("Const", "Fill")  # they cost nothing
+FILLS = ("Const", "Fill")  # of no cost
 
 _BOOKKEEPING = (tf.resource, tf.variant)
 
@@ -28,29 +38,29 @@ class Given(NamedTuple):
     Attributes:
         tensor: The whole one.
         state: What each device holds of it: `Rows`, or SIZE for the shape of a sparse tensor.
-        parts: The K parts where they are made already; None: they are cut from the whole one.
+        parts: The K parts, if they are not cut from the whole one.
     """
 
     tensor: tf.Tensor
     state: states.State
-    parts: tuple | None = None
+    parts: tuple[tf.Tensor, ...] = ()
 
 
 class Analysis:
     """The states of a graph's tensors.
 
     Args:
-        given: The tensors of the batch, and others that have its rows though they are not made
-            from it.
-        batch: Whose rows these are.
+        given: The tensors of the batch.
+        batch: The space of its rows.
         facts: What is known for every size of the batch.
         structure: The graph's loops, stacks and lists.
         assumptions: What is assumed of these.
         random_numbers: `"one_device"` or `"per_device"`.
 
     Attributes:
-        how: For each operation that is not whole its `Split`, or SIZE.
-        why: For operations with rows that are whole the reason.
+        given: The tensors of the batch, by `ref()`.
+        how: How operations are split, or SIZE; whole ones are not listed.
+        why: Why operations with rows are whole.
     """
 
     def __init__(
@@ -62,18 +72,19 @@ class Analysis:
         assumptions: loops.Assumptions,
         random_numbers: str,
     ):
-        self.given = {each.tensor.ref(): each for each in given}
+        self.given: Mapping[Hashable, Given] = {each.tensor.ref(): each for each in given}
         self.batch = batch
         self.facts = facts
         self.structure = structure
         self.assumptions = assumptions
         self._random_numbers = random_numbers
-        self._spaces: dict = {}
+        self._spaces: dict[Hashable, Space] = {}
+        self._begin()
 
     def _begin(self) -> None:
-        self.how: dict[tf.Operation, Any] = {}
+        self.how: dict[tf.Operation, How] = {}
         self.why: dict[tf.Operation, str] = {}
-        # NOTE: by the `id` of tensors, which live as long as the graph: they are asked for often.
+        # NOTE: by `id`, which is fast; tensors live as long as the graph.
         self._states = {id(each.tensor): each.state for each in self.given.values()}
         self._at_hand = set(self._states)
         self.assumptions.begin()
@@ -86,7 +97,7 @@ class Analysis:
         return self._states.get(id(tensor), WHOLE)
 
     def is_at_hand(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor has rows, and the whole value is there all the same."""
+        """Whether a tensor has rows, and its whole value is there as well."""
         return id(tensor) in self._at_hand
 
     def is_split(self, op: tf.Operation) -> bool:
@@ -137,46 +148,44 @@ class Analysis:
         else:
             self._split(op, inputs, rule)
 
-    def _split(self, op: tf.Operation, inputs: list, rule: Any) -> None:
-        found: Any = ""
-        for of_ids in registry.OF_IDS.get(op.type, ()) if _have_ids(inputs) else ():
-            found = self._answer(of_ids, op, inputs)
-            if not isinstance(found, str):
-                break
-        if isinstance(found, str) and (rule is not None or not found):
-            found = self._answer(rule, op, [_plain(each) for each in inputs])
-        if isinstance(found, str):
-            is_of_rows = any(state is not WHOLE for state in inputs)
-            if is_of_rows or self.structure.loop(op) is None:
-                self._be_whole(op, found)
-        elif found is SIZE:
-            self._take(op, [SIZE] * len(op.outputs), SIZE)
-        else:
-            self._take(op, found.gives, found)
+    def _split(
+        self, op: tf.Operation, inputs: Sequence[states.State], rule: registry.Rule | None
+    ) -> None:
+        """Splits an operation by the first rule that fits, or lets it be whole."""
+        of_ids = registry.OF_IDS.get(op.type, ()) if _have_ids(inputs) else ()
+        attempts = [(each, inputs) for each in of_ids]
+        attempts += [(rule, [_plain(each) for each in inputs])] if rule is not None else []
+        reason = f"{op.type} has no rule"
+        for each, given in attempts:
+            try:
+                how = self._answer(each, op, given)
+            except WholeError as found:
+                reason = str(found)
+                continue
+            gives = how.gives if isinstance(how, Split) else [SIZE] * len(op.outputs)
+            self._take(op, gives, how)
+            return
+        if any(state is not WHOLE for state in inputs) or self.structure.loop(op) is None:
+            self._be_whole(op, reason)
 
-    def _answer(self, rule: Any, op: tf.Operation, inputs: list) -> Any:
-        """Returns what a rule answers: a `Split`, SIZE, or as text why it does not fit."""
-        if rule is None:
-            return f"{op.type} has no rule"
-        try:
-            found = rule(registry.Case(op, inputs, self, self._random_numbers))
-        except WholeError as reason:
-            return str(reason)
+    def _answer(self, rule: registry.Rule, op: tf.Operation, inputs: Sequence[states.State]) -> How:
+        """Returns how a rule splits an operation; raises `WholeError`."""
+        found = rule(registry.Case(op, inputs, self, self._random_numbers))
         if found is None:
-            return "its inputs do not fit its rule"
-        if found is not SIZE and (
-            len(found.wants) != len(op.inputs) or len(found.gives) != len(op.outputs)
-        ):
+            raise WholeError("its inputs do not fit its rule")
+        if not isinstance(found, Split):
+            return found
+        if len(found.wants) != len(op.inputs) or len(found.gives) != len(op.outputs):
             raise ValueError(
                 f"A rule answers for each input and output; that of {op.type} does not for "
                 f"{op.name}: {found}. Correct the rule."
             )
-        if found is not SIZE and not self._are_ranks_known(op, found):
-            return "the rank of a tensor is not known"
+        if not self._are_ranks_known(op, found):
+            raise WholeError("the rank of a tensor is not known")
         return found
 
     def _are_ranks_known(self, op: tf.Operation, found: Split) -> bool:
-        """Whether all that is split by an answer has an axis that can be cut."""
+        """Whether the ranks of all tensors with rows are known."""
         pairs = zip((*op.inputs, *op.outputs), (*found.wants, *found.gives), strict=True)
         return all(
             self.facts.rank(tensor) is not None
@@ -184,13 +193,13 @@ class Analysis:
             if isinstance(state, Rows)
         )
 
-    def _take(self, op: tf.Operation, outputs: Sequence[states.State], how: Any) -> None:
+    def _take(self, op: tf.Operation, outputs: Sequence[states.State], how: How) -> None:
         self.how[op] = how
         for tensor, state in zip(op.outputs, outputs, strict=True):
             self._states[id(tensor)] = state
 
     def _be_whole(self, op: tf.Operation, reason: str) -> None:
-        """Lets an operation run once; what it makes with rows counts as rows at hand."""
+        """Lets an operation run once; outputs with rows count as rows at hand."""
         for tensor in op.inputs:
             self.assumptions.wanted_whole(tensor, self.state(tensor), reason)
             if isinstance(self.state(tensor), Rows):
@@ -204,7 +213,7 @@ class Analysis:
                 self._at_hand.add(id(tensor))
 
     def _axis_with_rows(self, tensor: tf.Tensor) -> int | None:
-        """Returns the first axis of a tensor that has the batch's rows; None: there is none."""
+        """Returns the first axis of a tensor that has the batch's rows, or None."""
         if tensor.dtype in _BOOKKEEPING or tensor.dtype._is_ref_dtype:
             return None
         extents = self.facts.shape(tensor) or ()
@@ -221,7 +230,7 @@ class Analysis:
         if op.type not in folding.FOLDED or not all(_is_number(each) for each in op.outputs):
             return False
         if op.type == "BroadcastGradientArgs":
-            # NOTE: of a whole shape and a device's own it would compare what differs.
+            # NOTE: it would compare a whole shape with a device's own.
             return all(
                 state is SIZE or self._is_without_rows(tensor)
                 for tensor, state in zip(op.inputs, inputs, strict=True)
@@ -229,7 +238,7 @@ class Analysis:
         return all(self._is_small(tensor) for tensor in op.outputs)
 
     def _is_without_rows(self, shape: tf.Tensor) -> bool:
-        """Whether a shape is the same on all devices, for it has no rows."""
+        """Whether a shape has no entry of rows, so that it is the same on all devices."""
         if self.facts.value(shape) is None:
             return False
         return not any(entry.has_rows() for entry in self.facts.shape_entries(shape) or ())
@@ -246,13 +255,10 @@ def _is_number(tensor: tf.Tensor) -> bool:
 
 
 def _have_ids(inputs: Sequence[states.State]) -> bool:
-    """Whether one of several tensors has numbers of rows, or is each device's own."""
-    return any(
-        isinstance(state, Local) or (isinstance(state, Rows) and state.ids is not None)
-        for state in inputs
-    )
+    """Whether a tensor has numbers of rows, or a value of each device's own."""
+    return any(isinstance(state, (Local, RowNumbers)) for state in inputs)
 
 
 def _plain(state: states.State) -> states.State:
     """Returns a state whose values mean the same on each device."""
-    return Rows(state.axis, state.space) if isinstance(state, Rows) else state
+    return state.at(state.axis) if isinstance(state, Rows) else state

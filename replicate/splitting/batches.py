@@ -1,12 +1,11 @@
-"""The batch as a split graph is given it."""
+"""The batch as it is given to a split graph."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from replicate import errors
+from replicate import errors, types
 from replicate.compat.tensorflow import tf
-from replicate.graph import batches
-from replicate.splitting.splitter import Given
+from replicate.graph import batches, collectives
 from replicate.splitting.writing import gathering, inputs, workers
 from replicate.strategy.cluster import ends
 
@@ -18,53 +17,47 @@ class Batch(NamedTuple):
         features: The features, whole.
         labels: The labels, whole.
         given: The tensors with rows.
-        total: B where it is static, all workers'; None: it is known in a run.
-        cluster: Whose rows these are, where there are several workers.
+        total: All workers' B if it is static, or None if only a run tells.
+        cluster: The workers, if there are several.
     """
 
-    features: Any
-    labels: Any
-    given: Sequence[Given]
+    features: types.Nest
+    labels: types.Nest
+    given: Sequence[types.Rows]
     total: int | None
     cluster: workers.Workers | None = None
 
 
-def checked(features: Any, labels: Any) -> Batch:
-    """Returns a batch whose tensors agree on the number of rows.
+def checked(given: ends.Input, home: str) -> Batch:
+    """Returns a batch whose tensors agree on the number of rows, and stand for all workers'.
 
     Args:
-        features: Nest of dense, sparse and ragged tensors of shape [B, ...]. Scalars and None
-            are whole on every device.
-        labels: Likewise, or None.
-
-    Raises:
-        BatchError: If tensors disagree on B (names both), or none has rows. What is known only
-            in a run ends in an `InvalidArgumentError` there.
-    """
-    leaves, total = batches.checked_leaves(features, labels)
-    leaves = [inputs.numbered(leaf) if inputs.is_known_ragged(leaf) else leaf for leaf in leaves]
-    cut = len(tf.nest.flatten(features))
-    given = [Given(leaf) for leaf in leaves if _has_rows(leaf) or inputs.is_known_ragged(leaf)]
-    return Batch(
-        tf.nest.pack_sequence_as(features, leaves[:cut]),
-        tf.nest.pack_sequence_as(labels, leaves[cut:]),
-        given,
-        total if isinstance(total, int) else None,
-    )
-
-
-def checked_of_worker(given: ends.Input, home: str) -> Batch:
-    """Returns a worker's batch, whose tensors stand for those of all workers.
-
-    Args:
-        given: The worker's features and labels; see `checked`.
+        given: Features and labels: nests of dense, sparse and ragged tensors of shape [B, ...].
+            Scalars and None are whole on every device.
         home: Where workers join what they bring.
 
     Raises:
-        BatchError: See `checked`; or if the rank of a tensor is not known.
+        BatchError: If tensors disagree on B (names both), or none has rows; or if there are several
+            workers, and the rank of a tensor is unknown. What only a run can tell ends in an
+            `InvalidArgumentError` there.
     """
-    all_workers = given.workers
     leaves, total = batches.checked_leaves(given.features, given.labels, given.checks)
+    if isinstance(given.workers, collectives.CollectiveWorkers):
+        return _of_workers(given, given.workers, leaves, total, home)
+    leaves = [inputs.numbered(leaf) if inputs.is_known_ragged(leaf) else leaf for leaf in leaves]
+    with_rows = [leaf for leaf in leaves if _has_rows(leaf) or inputs.is_known_ragged(leaf)]
+    features, labels = _packed(given, leaves)
+    return Batch(features, labels, with_rows, total if isinstance(total, int) else None)
+
+
+def _of_workers(
+    given: ends.Input,
+    all_workers: collectives.CollectiveWorkers,
+    leaves: list[types.Rows | None],
+    total: int | tf.Tensor,
+    home: str,
+) -> Batch:
+    """Returns a worker's batch, whose tensors stand for those of all workers."""
     is_static = isinstance(total, int)
     number = total if is_static or given.numbers is None else given.numbers.own
     total = total * all_workers.size if is_static else None
@@ -76,32 +69,40 @@ def checked_of_worker(given: ends.Input, home: str) -> Batch:
         places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, kind)]
         for n, leaf in zip(places, make([leaves[n] for n in places]), strict=True):
             leaves[n] = leaf
-    dense = [n for n, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
-    own = {}
-    for n in dense:
-        leaf = leaves[n]
+    own, lone = {}, []
+    for n, leaf in enumerate(leaves):
+        if not isinstance(leaf, tf.Tensor):
+            continue
         if leaf.shape.rank is None:
             raise errors.BatchError(
                 f"Workers' rows are one batch, and {leaf.name} has an unknown rank. Set its shape "
                 "in the input_fn, for example with tensor.set_shape or tf.ensure_shape."
             )
-        if leaf.shape.rank:
-            # It is never run: whoever reads it is given the rows of all workers.
-            leaves[n] = tf.concat([leaf] * all_workers.size, 0) if is_static else tf.identity(leaf)
-            own[leaves[n].ref()] = leaf
-    lone = [leaves[n] for n in dense if not leaves[n].shape.rank]
-    given_leaves = [leaf for leaf in leaves if _has_rows(leaf)]
+        if not leaf.shape.rank:
+            lone.append(leaf)
+            continue
+        # It is never run: whatever reads it gets the rows of all workers.
+        whole = tf.concat([leaf] * all_workers.size, 0) if is_static else tf.identity(leaf)
+        own[whole.ref()] = leaf
+        leaves[n] = whole
+    features, labels = _packed(given, leaves)
+    with_rows = [leaf for leaf in leaves if _has_rows(leaf)]
+    cluster = workers.Workers(all_workers, number, own, lone, _next_number(), given.checks)
+    return Batch(features, labels, with_rows, total, cluster)
+
+
+def _packed(
+    given: ends.Input, leaves: Sequence[types.Rows | None]
+) -> tuple[types.Nest, types.Nest]:
+    """Returns features and labels made of other leaves."""
     cut = len(tf.nest.flatten(given.features))
-    return Batch(
+    return (
         tf.nest.pack_sequence_as(given.features, leaves[:cut]),
         tf.nest.pack_sequence_as(given.labels, leaves[cut:]),
-        [Given(leaf) for leaf in given_leaves],
-        total,
-        workers.Workers(all_workers, number, own, lone, _next_number(), given.checks),
     )
 
 
-def _has_rows(leaf: Any) -> bool:
+def _has_rows(leaf: types.Rows | None) -> bool:
     return isinstance(leaf, (tf.Tensor, tf.SparseTensor)) and bool(leaf.shape.rank)
 
 

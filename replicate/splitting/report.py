@@ -1,29 +1,32 @@
-"""What became of a graph that was split, for people: what is split, and what is whole and why."""
+"""Reports what became of a graph that was split: what is split, what is whole and why."""
 
 import contextlib
 import contextvars
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import splitter, states
 
-_TOLD = 3  # of the largest that are whole, in one line
+_TOLD = 3  # how many whole operations are named
 _COPY = re.compile(r"tower_(\d+)/(.+)")  # the names of what copies make
-_ROWS = 64  # for which bytes are compared where nobody says how many there are
-_heard: contextvars.ContextVar[list | None] = contextvars.ContextVar("heard", default=None)
+_ROWS = 64  # for how many rows bytes are counted by default
+
+_Results: TypeAlias = list[splitter.Result]
+
+_heard: contextvars.ContextVar[_Results | None] = contextvars.ContextVar("heard", default=None)
 
 
 class Whole(NamedTuple):
     """An operation with rows that runs once.
 
     Attributes:
-        name: In the graph.
-        type: Which kind of operation it is.
+        name: Its name.
+        type: Its kind.
         reason: Why it is whole.
-        bytes: Of what it reads and makes, as far as lengths are known.
+        bytes: How many bytes it reads and makes, as far as lengths are known.
     """
 
     name: str
@@ -57,7 +60,7 @@ class Report(NamedTuple):
 
 
 def of(result: splitter.Result, num_devices: int) -> Report:
-    """Returns the report on all that runs of a graph that was split.
+    """Returns the report on a graph that was split.
 
     Args:
         result: What became of it.
@@ -75,16 +78,15 @@ def of_step(
         result: What became of the graph.
         executed: The operations of the step.
         num_devices: K.
-        rows: How many rows the batch has, for which bytes are told.
+        rows: For how many rows bytes are counted.
     """
-    split = [op for op in result.made.values() if op in executed]
-    split = sum(op.name.startswith("tower_0/") for op in split)
+    split = sum(op.name.startswith("tower_0/") for op in result.made.values() if op in executed)
     whole = [op for op in result.whole if op in executed]
     return Report(num_devices, split, _whole(result, whole, rows))
 
 
 def _whole(result: splitter.Result, ops: Iterable[tf.Operation], rows: int) -> tuple[Whole, ...]:
-    """Returns what of operations is whole though it has rows, the largest first."""
+    """Returns the operations that are whole though they have rows, the largest first."""
     found = [
         Whole(op.name, op.type, result.why(op), _bytes(result, op, rows))
         for op in ops
@@ -96,19 +98,21 @@ def _whole(result: splitter.Result, ops: Iterable[tf.Operation], rows: int) -> t
 def part_shape(
     result: splitter.Result, rows: Sequence[int], tensor: tf.Tensor
 ) -> tf.TensorShape | None:
-    """Returns the shape of what a copy makes; None: it is no copy, or a run alone can tell.
+    """Returns the shape of what a copy makes, or None if it is no copy, or a run alone can tell.
 
     Args:
         result: What became of the graph.
         rows: How many rows each device has.
-        tensor: One of the graph.
+        tensor: A tensor of the graph.
     """
     copied = _COPY.match(tensor.name)
+    if copied is None:
+        return None
     try:
-        whole = tensor.graph.get_tensor_by_name(copied[2]) if copied else None
+        whole = tensor.graph.get_tensor_by_name(copied[2])
     except (KeyError, ValueError):  # a model's own name, or an operation of which nothing is left
         return None
-    if whole is None or result.how(whole.op) == "whole":
+    if result.how(whole.op) == "whole":
         return None
     state, extents = result.state(whole), result.shape(whole)
     if extents is None or int(copied[1]) >= len(rows):
@@ -116,8 +120,8 @@ def part_shape(
     lengths: list[int | None] = [each.size for each in extents]
     if isinstance(state, states.Rows):
         multiple = extents[state.axis].multiple
-        is_known = multiple and not state.space.is_picked
-        lengths[state.axis] = multiple * rows[int(copied[1])] if is_known else None
+        own = rows[int(copied[1])] if not state.space.is_picked else None
+        lengths[state.axis] = multiple * own if multiple and own is not None else None
     return tf.TensorShape(lengths)
 
 
@@ -127,7 +131,7 @@ def _bytes(result: splitter.Result, op: tf.Operation, rows: int) -> int:
 
 
 def _size(result: splitter.Result, tensor: tf.Tensor, rows: int) -> int:
-    """Returns a tensor's bytes; a length that is not known counts as one."""
+    """Returns a tensor's bytes; an unknown length counts as one."""
     extents = result.shape(tensor)
     if extents is None or tensor.dtype in (tf.string, tf.variant, tf.resource):
         return 0
@@ -139,9 +143,9 @@ def _size(result: splitter.Result, tensor: tf.Tensor, rows: int) -> int:
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[list[splitter.Result]]:
-    """Gives a list of what becomes of the graphs that are split meanwhile."""
-    found: list[splitter.Result] = []
+def heard() -> Iterator[_Results]:
+    """Collects the results of all graphs that are split meanwhile."""
+    found: _Results = []
     before = _heard.set(found)
     try:
         yield found
@@ -150,7 +154,7 @@ def heard() -> Iterator[list[splitter.Result]]:
 
 
 def tell(result: splitter.Result) -> None:
-    """Tells who listens what became of a graph."""
+    """Tells `heard` what became of a graph."""
     found = _heard.get()
     if found is not None:
         found.append(result)

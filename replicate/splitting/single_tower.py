@@ -1,8 +1,10 @@
-"""One tower, whose variables lie where another strategy puts them."""
+"""One tower whose variables are where another strategy puts them."""
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
 from replicate.strategy import base, context
@@ -15,8 +17,8 @@ _LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
 class SingleTowerStrategy(one_device.OneDeviceStrategy):
     """Builds one device's graph for another strategy, which splits it.
 
-    To whoever builds it there is one tower. Partitioned variables stay partitioned: the other
-    strategy places each part.
+    While it is built there is one tower. Partitioned variables stay partitioned: the other strategy
+    places each part.
 
     Args:
         owner: The other strategy.
@@ -27,11 +29,11 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
             self, owner.worker_devices[:1], owner.parameter_devices[:1]
         )
         self._owner = owner
-        self._made: list[Any] = []
+        self._made: list[tf.Variable] = []
 
     @contextlib.contextmanager
-    def scope(self):
-        """See base class; it is entered inside of the other strategy's scope as well."""
+    def scope(self) -> Iterator[base.DistributionStrategy]:
+        """See base class; may be entered inside of the other strategy's scope."""
         mode = context.current()
         is_inside = mode is not None and mode.strategy is self._owner and mode.tower is None
         with context.entered(None) if is_inside else contextlib.nullcontext():
@@ -39,7 +41,7 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
                 yield self
 
     @contextlib.contextmanager
-    def _making(self):
+    def _making(self) -> Iterator[None]:
         scope = tf1.get_variable_scope()
         with (
             tf.variable_creator_scope(self._creator),
@@ -48,7 +50,7 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
         ):
             yield
 
-    def run_towers(self, *args: Any, **kwargs: Any) -> list:
+    def run_towers(self, *args: Any, **kwargs: Any) -> list[types.Nest]:
         """See base class."""
         results = super().run_towers(*args, **kwargs)
         placement.keep_beside_variables(tf1.get_default_graph())
@@ -59,11 +61,13 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
         """See base class."""
         return self._owner.home
 
-    def sum_places(self, destination: Any) -> tuple[str | None, ...]:
+    def sum_places(self, destination: types.Nest) -> tuple[str, ...]:
         """See base class."""
         return self._owner.sum_places(destination)
 
-    def _reduce_plain(self, aggregation, value, destination):
+    def _reduce_plain(
+        self, aggregation: tf.VariableAggregation, value: types.Nest, destination: types.Nest
+    ) -> types.Nest:
         if aggregation == variables.MEAN:
             return value
         places = None if destination is None else self.sum_places(destination)
@@ -73,7 +77,7 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
     def mirrored(self) -> list[tf.Variable]:
         """The variables in the current graph of which the other strategy keeps copies.
 
-        NOTE: a metric's variables are not among them. They are written whole, and once.
+        NOTE: metrics' variables are not among them: they are written once, whole.
         """
         if not isinstance(self._owner, mirrored.MirroredStrategy):
             return []
@@ -81,22 +85,22 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
         local = {id(each) for key in _LOCAL for each in graph.get_collection(key)}
         return [each for each in self._made if id(each) not in local and _is_of(each, graph)]
 
-    def _make_variable(self, next_creator, kwargs):
+    def _make_variable(self, next_creator: types.Function, kwargs: types.Arguments) -> tf.Variable:
         made = super()._make_variable(next_creator, kwargs)
         self._made.append(made)
         return made
 
-    def _tower_device(self, tower_id):
+    def _tower_device(self, tower_id: int) -> contextlib.AbstractContextManager[object]:
         return self._owner._tower_device(tower_id)
 
-    def _default_device(self):
+    def _default_device(self) -> contextlib.AbstractContextManager[object]:
         return self._owner._default_device()
 
-    def _places(self, kwargs):
+    def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         return self._owner._places(kwargs)[:1]
 
 
-def _is_of(variable: Any, graph: tf.Graph) -> bool:
+def _is_of(variable: tf.Variable, graph: tf.Graph) -> bool:
     """Whether a variable is a resource of a graph."""
-    handle = getattr(variable, "handle", None)
+    handle: Any = getattr(variable, "handle", None)
     return getattr(handle, "graph", None) is graph and handle.op.type == "VarHandleOp"

@@ -1,9 +1,9 @@
-"""An EstimatorSpec of one device's graph, and the graph split over the devices of a strategy."""
+"""Splits the graph of an EstimatorSpec over the devices of a strategy."""
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import batches, report, splitter
 from replicate.splitting.mirroring import mirrored_variables
@@ -16,18 +16,18 @@ _EXPORTED = ("_outputs", "_scores", "_classes", "_value")
 
 
 def split(
-    spec: Any,
+    spec: types.EstimatorSpec,
     batch: batches.Batch,
     strategy: base.DistributionStrategy,
     numbers: str,
     mirrored: Sequence[tf.Variable] = (),
-) -> Any:
-    """Splits the graph of a spec, and returns the spec of what is run then.
+) -> types.EstimatorSpec:
+    """Splits the graph of a spec, and returns the spec of what is run instead.
 
     Args:
         spec: The EstimatorSpec of one device.
         batch: What the model_fn was given.
-        strategy: Whose devices compute.
+        strategy: The strategy on whose devices it runs.
         numbers: See `replicate_model_fn`'s `random_numbers`.
         mirrored: The variables of which each device gets a copy.
     """
@@ -48,13 +48,13 @@ def split(
         cluster=batch.cluster,
         mirrored=mirrored,
     )
-    mirrored_variables.list_copies(strategy, mirrored, result)
+    mirrored_variables.list_copies(strategy, mirrored, result.copies, result.made)
     _tell(result, strategy)
     return _replaced(spec, _moved(groups, result.fetch))
 
 
 def _why_whole(batch: batches.Batch) -> str:
-    """Returns why a batch cannot be split; empty where it can."""
+    """Returns why a batch cannot be split; empty if it can."""
     if not batch.given and batch.cluster is None:
         return (
             "only dense tensors whose rank is known, sparse and ragged ones are split, and the "
@@ -63,9 +63,11 @@ def _why_whole(batch: batches.Batch) -> str:
     return "the batch has one row" if batch.total == 1 else ""
 
 
-def _moved(groups: list[list], fetch: list[list]) -> dict:
+def _moved(
+    groups: Sequence[Sequence[types.Fetch]], fetch: Sequence[Sequence[types.Fetch]]
+) -> dict[int, types.Fetch]:
     """Returns what is run in place of tensors and operations, by the `id` of these."""
-    moved: dict = {}
+    moved: dict[int, types.Fetch] = {}
     pairs = [pair for each in zip(groups, fetch, strict=True) for pair in zip(*each, strict=True)]
     for before, after in pairs:
         if after is not before:
@@ -75,10 +77,10 @@ def _moved(groups: list[list], fetch: list[list]) -> dict:
     return moved
 
 
-def _with_updates(spec: Any) -> Any:
-    """Returns a spec whose metrics' updates are tensors and operations.
+def _with_updates(spec: types.EstimatorSpec) -> types.EstimatorSpec:
+    """Returns a spec in which metrics' updates are tensors and operations.
 
-    An assignment gives a variable, which is read once it has happened.
+    An assignment returns a variable: reading that is reading it after the assignment.
     """
     metrics = {
         name: (value, tf.convert_to_tensor(update) if isinstance(update, tf.Variable) else update)
@@ -87,13 +89,13 @@ def _with_updates(spec: Any) -> Any:
     return spec._replace(eval_metric_ops=metrics)
 
 
-def _groups(spec: Any, is_alone: bool) -> Iterator[list]:
-    """Yields what is run of a spec: what is run together is one list.
+def _groups(spec: types.EstimatorSpec, is_alone: bool) -> Iterator[list[types.Fetch]]:
+    """Yields what is run of a spec, in lists of what is run together.
 
     Args:
         spec: The EstimatorSpec.
-        is_alone: Whether there is one worker. Of several each keeps the predictions of its own
-            rows, which no step asks for: to gather them would take time in each.
+        is_alone: Whether there is one worker. Otherwise predictions are left out: no step asks
+            for them, and to gather them would take time.
     """
     metrics = list((spec.eval_metric_ops or {}).values())
     exported = [vars(output) for output in (spec.export_outputs or {}).values()]
@@ -113,13 +115,13 @@ def _groups(spec: Any, is_alone: bool) -> Iterator[list]:
             yield list({id(leaf): leaf for leaf in found}.values())
 
 
-def _replaced(spec: Any, moved: dict) -> Any:
+def _replaced(spec: types.EstimatorSpec, moved: dict[int, types.Fetch]) -> types.EstimatorSpec:
     """Returns a spec with what is run in place of what the model_fn returned."""
 
-    def new(leaf):
+    def new(leaf: types.Nest) -> types.Nest:
         return moved.get(id(leaf), leaf)
 
-    def nest(value):
+    def nest(value: types.Nest) -> types.Nest:
         if value is None:
             return None
         return tf.nest.map_structure(new, value, expand_composites=True)
@@ -140,7 +142,7 @@ def _replaced(spec: Any, moved: dict) -> Any:
 
 
 def _tell(result: splitter.Result, strategy: base.DistributionStrategy) -> None:
-    """Says what is split, and what is whole and why."""
+    """Reports what is split, and what is whole and why."""
     report.tell(result)
     if _log.isEnabledFor(logging.INFO):
         _log.info("%s", report.of(result, strategy.num_towers))

@@ -1,60 +1,59 @@
 """Splits one device's graph by rows over K devices, in place.
 
-Right for every graph, because each operation is replaced by something that gives the same values,
-by one rule per kind of operation, and what has no rule runs once, on whole values.
+This is right for every graph: each operation is replaced by something that makes the same values,
+by a rule for its kind, and an operation without a rule runs once, on whole values.
 """
 
-import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import analysis as analyses
 from replicate.splitting import states
-from replicate.splitting.inference import facts as known
+from replicate.splitting.inference import facts as graph_facts
 from replicate.splitting.lowering import batch_norm, functions, reads
 from replicate.splitting.mirroring import mirroring
+from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import Space
 from replicate.splitting.structure import effects, loops, order
-from replicate.splitting.structure import nodes as references
-from replicate.splitting.structure.nodes import Nodes
+from replicate.splitting.structure.nodes import Changes, Made, Moved, Nodes, Waited, resolved
 from replicate.splitting.writing import checks, inputs, leftovers, transport, workers, writer
-
-
-class Given(NamedTuple):
-    """A tensor of the batch, with rows along its first axis.
-
-    Attributes:
-        tensor: The whole one, dense or sparse.
-    """
-
-    tensor: tf.Tensor | tf.SparseTensor
 
 
 class Result:
     """What became of a graph.
 
     Args:
-        fetch: What is run in place of each tensor and operation that is kept.
-        moved: What operations that were written anew make, by the tensors that they stand for.
-        analysis: The states of the graph's tensors.
-        written: Its writer.
+        fetch: What is run in place of what is kept.
+        moved: The tensors in place of those of lowered operations, by the `ref()` of these.
+        written: The graph's writer.
         made: The new operations by their names.
         copies: See `mirroring.mirror`.
+
+    Attributes:
+        fetch: As given.
+        made: As given.
+        copies: As given.
     """
 
     def __init__(
-        self, fetch: list, moved: dict, analysis: Any, written: Any, made: dict, copies: dict
+        self,
+        fetch: list[Any],
+        moved: Moved,
+        written: writer.Writer,
+        made: Made,
+        copies: mirroring.Copies,
     ):
         self.fetch = fetch
         self._moved = moved
-        self._analysis = analysis
+        self._analysis = written.analysis
         self._writer = written
-        self._made = made
+        self.made = made
         self.copies = copies
 
     def how(self, op: tf.Operation) -> str:
-        """Returns whether an operation is `"split"`, `"whole"` or makes a `"size"`."""
+        """Returns `"split"`, `"whole"` or `"size"`, for what became of an operation."""
         if op.outputs and op.outputs[0].ref() in self._moved:
             op = self._moved[op.outputs[0].ref()].op
         found = self._analysis.how.get(op)
@@ -63,11 +62,11 @@ class Result:
         return "whole" if found is None else "split"
 
     def why(self, op: tf.Operation) -> str:
-        """Returns why an operation is whole; empty where nothing speaks against it."""
+        """Returns why an operation is whole; empty if it need not be split."""
         return self._analysis.why.get(op, "")
 
-    def shape(self, tensor: tf.Tensor) -> Any:
-        """Returns the extents of a tensor as a sequence; None: its rank is not known."""
+    def shape(self, tensor: tf.Tensor) -> tuple[Extent, ...] | None:
+        """Returns the extents of a tensor, or None if its rank is unknown."""
         return self._analysis.facts.shape(tensor)
 
     def state(self, tensor: tf.Tensor) -> states.State:
@@ -84,16 +83,11 @@ class Result:
         """The operations that run once."""
         return self._writer.run_whole
 
-    @property
-    def made(self) -> dict[str, tf.Operation]:
-        """The new operations by their names."""
-        return self._made
-
 
 def split_graph(
-    given: Sequence[Given],
+    given: Sequence[types.Rows],
     devices: Sequence[str],
-    keep: Sequence[Any],
+    keep: Sequence[types.Fetch | list[types.Fetch]],
     *,
     home: str,
     random_numbers: str = "one_device",
@@ -104,21 +98,21 @@ def split_graph(
     """Splits the current graph over K devices, in place.
 
     Args:
-        given: The tensors of the batch.
+        given: The tensors of the batch, with rows along their first axis.
         devices: The K devices.
         keep: What will be run: tensors and operations, and lists of those that are run together.
         home: The device of joined values and of small whole numbers.
         random_numbers: `"one_device"`: what is drawn is what one device draws; `"per_device"`:
             each device draws its own.
-        static_rows: B, where the batch is of a static size; None: it is known in a run.
-        cluster: The workers, where there are several: the batch is all workers'.
+        static_rows: B, if the size of the batch is static.
+        cluster: The workers, if there are several: the batch is all workers'.
         mirrored: The variables, on the first device, of which each device gets a copy.
     """
-    leaves = [each.tensor for each in given] if static_rows != 1 else []  # one row is whole
-    plan = _Plan(leaves, tuple(devices), home, static_rows)
-    plan.look(cluster, random_numbers)
-    keep = [_each(functools.partial(_moved_to, plan.moved), group) for group in keep]
-    written, fetch = plan.write(keep, mirrored)
+    leaves = given if static_rows != 1 else ()  # one row is whole
+    plan = _Plan(leaves, tuple(devices), home, static_rows, cluster, random_numbers)
+    groups = [each if isinstance(each, list) else [each] for each in keep]
+    groups = [[_moved_to(plan.moved, each) for each in group] for group in groups]
+    written, fetch = plan.write(groups, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
     transport.pack(written, fetch)
     left = leftovers.joined(written) if cluster is None else []
@@ -129,29 +123,39 @@ def split_graph(
     effects.order(written, made)
     if cluster is None:
         leftovers.repoint(left, written, made)
-    fetch = [_each(lambda each: references.tensor(each, made), group) for group in fetch]
-    plan.place.write(written, made, fetch)
-    return Result(fetch, plan.moved, plan.analysis, written, made, copies)
+    found = [[resolved(each, made) for each in group] for group in fetch]
+    plan.place.write(written, made, [each for group in found for each in group])
+    kept = zip(keep, found, strict=True)
+    fetched = [group if isinstance(each, list) else group[0] for each, group in kept]
+    return Result(fetched, plan.moved, written, made, copies)
 
 
 class _Plan:
-    """What is known of a graph that is to be split.
+    """What is known of a graph that is to be split, before it is written.
 
     Args:
-        leaves: The tensors of the batch, dense and sparse.
+        leaves: The tensors of the batch, dense, sparse and ragged.
         devices: The K devices.
         home: See `split_graph`.
         static_rows: See `split_graph`.
+        cluster: See `split_graph`.
+        random_numbers: See `split_graph`.
 
     Attributes:
-        moved: What is written anew, by what it stands for.
-        place: Which rows are whose: `workers.Alone`, or `workers.Cluster`.
-        analysis: The states of the tensors.
+        moved: The tensors in place of those of lowered operations, by the `ref()` of these.
+        place: Which rows this worker has.
     """
 
-    def __init__(self, leaves: list, devices: tuple[str, ...], home: str, static_rows: int | None):
-        self._static_rows = static_rows
-        self._leaves, self._devices, self._home = leaves, devices, home
+    def __init__(
+        self,
+        leaves: Sequence[types.Rows],
+        devices: tuple[str, ...],
+        home: str,
+        static_rows: int | None,
+        cluster: workers.Workers | None,
+        random_numbers: str,
+    ):
+        self._devices, self._home = devices, home
         self._graph = tf1.get_default_graph()
         tensors = tf.nest.flatten(leaves, expand_composites=True)
         self.moved = _lowered(self._graph, tensors)
@@ -159,52 +163,44 @@ class _Plan:
         self._assumptions = loops.Assumptions(self._structure)
         self._ops = _order(tensors, self._structure, self.moved, static_rows)
         effects.keep_whole(self._ops, self._structure, self._assumptions)
-        self.place: Any = None
-        self.analysis: Any = None
-
-    def look(self, cluster: Any, random_numbers: str) -> None:
-        """Finds out what can be known before states are; see `split_graph`."""
-        num_devices, static_rows = len(self._devices), self._static_rows
+        self.place: writer.Place
         if cluster is None:
-            given = next(iter(self._leaves), None)
-            self.place = workers.Alone(given, static_rows, num_devices, self._home)
+            self.place = workers.Alone(leaves, static_rows, len(devices), home)
         else:
-            self.place = workers.Cluster(cluster, num_devices, self._home)
+            self.place = workers.Cluster(cluster, len(devices), home)
         batch = Space("the batch")
-        found = inputs.of(batch, self._leaves, self.place.bounds, num_devices, self._home)
-        facts = known.Facts(
-            self._graph,
-            [*found.known, *inputs.picked(self._ops)],
-            self._structure,
-            self.place.num_devices,
-            static_rows,
-            found.shapes,
+        found = inputs.of(batch, leaves, self.place.bounds, len(devices), home)
+        known = [*found.known, *inputs.picked(self._ops)]
+        facts = graph_facts.Facts(
+            self._graph, known, self._structure, self.place.num_devices, static_rows
         )
-        self.analysis = analyses.Analysis(
+        self._analysis = analyses.Analysis(
             found.given, batch, facts, self._structure, self._assumptions, random_numbers
         )
 
-    def write(self, keep: Sequence[Any], mirrored: Sequence[tf.Variable]) -> tuple[Any, list]:
+    def write(
+        self, groups: Sequence[Sequence[types.Fetch]], mirrored: Sequence[tf.Variable]
+    ) -> tuple[writer.Writer, list[list[Waited]]]:
         """Writes the copies that are wanted; returns the writer, and what is run.
 
-        Where a body turns out to need what devices make together, its loop is whole, and all is
-        looked at again.
+        If the body of a loop turns out to need what devices make together, the loop is made whole,
+        and everything is written again.
         """
         with tf1.name_scope("replicate_split/"):
             prefix = self._graph.unique_name("rows")
         while True:
-            self.analysis.run(self._ops)
+            self._analysis.run(self._ops)
             nodes = Nodes(self._graph, prefix)
-            written = writer.Writer(self.analysis, self._devices, self._home, self.place, nodes)
+            written = writer.Writer(self._analysis, self._devices, self._home, self.place, nodes)
             try:
-                fetch = [_each(written.fetch, group) for group in keep]
+                fetch = [[written.fetch(each) for each in group] for group in groups]
                 written.finish(aside=mirroring.writes(self._graph, self._structure, mirrored))
                 return written, fetch
             except loops.LoopWholeError as reason:
                 self._assumptions.make_loop_whole(reason.op, str(reason))
 
 
-def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor]) -> dict:
+def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor]) -> Moved:
     """Writes functions and batch statistics as the operations that they are made of."""
     moved = functions.lower(graph, order.behind(given))
     moved |= reads.read_before_loops(graph, order.behind(given))
@@ -213,21 +209,16 @@ def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor]) -> dict:
     return {**moved, **batch_norm.lower(graph, ops)}
 
 
-def _each(function: Any, group: Any) -> Any:
-    """Applies a function to what is run: one thing, or each of a list."""
-    return [function(each) for each in group] if isinstance(group, list) else function(group)
-
-
-def _moved_to(moved: dict, wanted: Any) -> Any:
+def _moved_to(moved: Moved, wanted: types.Fetch) -> types.Fetch:
     while isinstance(wanted, tf.Tensor) and wanted.ref() in moved:
         wanted = moved[wanted.ref()]
     return wanted
 
 
 def _order(
-    given: Sequence[tf.Tensor], structure: loops.Structure, moved: dict, static_rows: int | None
-) -> list:
-    """Returns all operations behind the batch that are not replaced, each behind what it reads."""
+    given: Sequence[tf.Tensor], structure: loops.Structure, moved: Moved, static_rows: int | None
+) -> list[tf.Operation]:
+    """Returns all operations behind the batch but lowered ones, each after what it reads."""
     starts = [*given, *structure.list_starts()]
     ops = order.behind(starts) | {tensor.op for tensor in structure.list_starts()}
     if static_rows and given:
@@ -238,10 +229,10 @@ def _order(
     return order.ordered(ops - {tensor.deref().op for tensor in moved}, more)
 
 
-def _apply(changes: writer.Changes, made: dict[str, tf.Operation]) -> None:
+def _apply(changes: Changes, made: Made) -> None:
     """Lets operations that run once read joined values, and wait for copies."""
     for op, n, reference in changes.inputs:
-        op._update_input(n, references.tensor(reference, made))
+        op._update_input(n, resolved(reference, made))
     for op, controls in changes.controls:
         op._remove_all_control_inputs()
         op._add_control_inputs([made[each] if isinstance(each, str) else each for each in controls])

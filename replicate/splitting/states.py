@@ -1,25 +1,24 @@
-"""What each device holds of a tensor, and in what form an operation's copies want it.
+"""What each device holds of a tensor, and in what form an operation's copies read it.
 
-A tensor of one device's graph has a *state*: whole, rows, partial or size. An operation that is
-split has K copies, one on each device; each input of a copy is a *view* of a tensor: a state that
-it is brought into, or one of the views for sizes below.
+Each tensor of one device's graph has a *state*: whole, rows, partial, size and so on. An operation
+that is split has K copies, one on each device. An input of a copy is a *view* of a tensor: the
+state that it is brought into, or one of the views below.
 """
 
 import dataclasses
 import enum
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
 
 class Space:
-    """Whose rows: those of the batch, or those that an operation picked from others.
+    """A set of rows: those of the batch, or those that an operation picked.
 
-    Device k holds a run of the rows; the runs are in order, and make all rows. How many each
-    device holds is known when the graph runs.
+    Device k holds the k-th run of the rows. How long each run is, is known when the graph runs.
 
     Args:
         name: For messages.
-        source: The tensor whose first dimension has the rows, one each; None: the batch's.
+        source: Of picked rows, the tensor that has them along its first dimension.
     """
 
     def __init__(self, name: str, source: Any = None):
@@ -28,7 +27,7 @@ class Space:
 
     @property
     def is_picked(self) -> bool:
-        """Whether an operation picked the rows, so that only a run tells how many there are."""
+        """Whether an operation picked the rows: only a run tells how many there are."""
         return self.source is not None
 
     def __repr__(self) -> str:
@@ -48,34 +47,43 @@ class Kind(enum.Enum):
     FIRST = "first"  # all devices hold the same
 
 
-class _Single(enum.Enum):
-    WHOLE = "whole"
-    SIZE = "size"
-    FLOW = "flow"
-    OWN = "own"
-    HANDLE = "handle"
-
+class _Named(enum.Enum):
     def __repr__(self) -> str:
         return self.name
 
 
-WHOLE = _Single.WHOLE  # one value, one device's own
-SIZE = _Single.SIZE  # whole numbers made from numbers of rows: whole, and each device's own
-FLOW = _Single.FLOW  # the order of the operations of a TensorArray, each device's own
+class Simple(_Named):
+    """States with nothing more to tell."""
 
-OWN = _Single.OWN  # a view: a size as the device has it; of any other tensor the whole value
-HANDLE = _Single.HANDLE  # a view: the device's own TensorArray or stack
+    WHOLE = "whole"  # one value, as one device has it
+    SIZE = "size"  # whole numbers made from numbers of rows: the whole ones, and each device's own
+    FLOW = "flow"  # the order of a TensorArray's operations, each device's own
+
+
+class Own(_Named):
+    """Views of what is each device's own."""
+
+    OWN = "own"  # of a size the device's own; of any other tensor the whole value
+    HANDLE = "handle"  # the device's own TensorArray or stack
+
+
+WHOLE: Final = Simple.WHOLE
+SIZE: Final = Simple.SIZE
+FLOW: Final = Simple.FLOW
+
+OWN: Final = Own.OWN
+HANDLE: Final = Own.HANDLE
 
 
 @dataclasses.dataclass(frozen=True)
 class Ids:
-    """Values are numbers of rows; on a device they count from its own first row.
+    """What numbers of rows mean; on a device they count from its own first row.
 
     Attributes:
         space: Whose rows.
-        column: Which entry of the last dimension is a row's number; None: every value is.
-        stride: How many numbers each row has, as in a matrix of which entries are counted.
-        is_complete: Whether each row occurs, and they are in order.
+        column: Which entry of the last dimension is a row's number, or None if every value is.
+        stride: How many numbers each row has: more than one where entries of rows are counted.
+        is_complete: Whether each row occurs, in order.
         is_upright: Whether `column` is an entry of the first dimension, not of the last.
     """
 
@@ -93,24 +101,37 @@ class Rows:
     Attributes:
         axis: Which dimension has the rows, from 0. Its length is a multiple of their number.
         space: Whose rows they are.
-        ids: Which numbers the values are, if they are numbers of rows; None: they are not.
     """
 
     axis: int
     space: Space
-    ids: Ids | None = None
 
     def at(self, axis: int) -> "Rows":
-        """Returns the same rows along another axis, with values that are no row numbers."""
+        """Returns the same rows along an axis, with values that are no numbers of rows."""
         return Rows(axis, self.space)
 
 
 @dataclasses.dataclass(frozen=True)
-class Partial:
-    """The value is made of what all devices hold.
+class RowNumbers(Rows):
+    """Rows whose values are numbers of rows.
 
     Attributes:
-        kind: How.
+        ids: Numbers of which rows, and how.
+    """
+
+    ids: Ids
+
+    def numbering(self, ids: Ids) -> "RowNumbers":
+        """Returns the state of the same rows with other numbers."""
+        return RowNumbers(self.axis, self.space, ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """Each device holds a part, and all parts make the value.
+
+    Attributes:
+        kind: How they make it.
     """
 
     kind: Kind
@@ -118,25 +139,25 @@ class Partial:
 
 @dataclasses.dataclass(frozen=True)
 class ListOf:
-    """Each device has a list of its own, whose elements have a state.
+    """Each device has a list of its own.
 
     Attributes:
-        element: `Rows` or `Partial`.
+        element: The state of the list's elements.
     """
 
-    element: Any
+    element: "State"
 
 
 @dataclasses.dataclass(frozen=True)
 class Local:
     """Each device has a value of its own, which is no part of the whole one.
 
-    So are the different values among a device's rows, and where each of them stands. The whole
-    value the operation itself makes, of whole inputs.
+    An example are the different values among a device's rows (`Unique`). The whole value is what
+    the operation makes of whole inputs.
 
     Attributes:
-        source: What tells one such value from another: a tensor of the operation that made it.
-            Values that have an entry for each of the source's have the same one.
+        source: What the value has an entry for: the tensor of different values, or the `Bounds` of
+            ragged rows. Values of one source fit each other.
     """
 
     source: Any
@@ -144,13 +165,10 @@ class Local:
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A view: a shape as the device's own result has it.
-
-    The operand is the shape of a result with rows along an axis. This is the whole shape with the
-    entry of that axis scaled down to the device's rows.
+    """A view: the whole shape of a result, but for one entry: there the device's own rows.
 
     Attributes:
-        axis: Which entry; None: the operand is one number, of shape [].
+        axis: Which entry, or None if the operand is a single number, of shape [].
         space: Whose rows.
     """
 
@@ -158,44 +176,43 @@ class Shape:
     space: Space
 
 
-State = Any  # WHOLE | SIZE | FLOW | Rows | Partial | ListOf
-View = Any  # State | OWN | HANDLE | Shape
+State: TypeAlias = Simple | Rows | Partial | ListOf | Local
+View: TypeAlias = State | Own | Shape
 
 SUM = Partial(Kind.SUM)
 FIRST = Partial(Kind.FIRST)
 
 
-def is_rows(state: State) -> bool:
+def is_rows(state: View) -> TypeGuard[Rows]:
     """Whether a state is `Rows`."""
     return isinstance(state, Rows)
 
 
-def is_partial(state: State) -> bool:
-    """Whether a state is `Partial`."""
-    return isinstance(state, Partial)
-
-
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How an operation is split: what a rule answers.
+    """How an operation is split: what a rule returns.
 
     Attributes:
-        wants: For each input the view that the copies read.
-        gives: For each output its state.
-        type: The copies' type of operation, where it is another one than the original's.
+        wants: For each input, the view that the copies read.
+        gives: For each output, its state.
+        type: The copies' type of operation, if it is not the original's.
         attributes: Attributes that the copies have in place of the original's.
-        is_beside: Whether each copy runs where the original does, as a read of a table.
+        is_beside: Whether the copies run where the original does, as a read of a table.
     """
 
     wants: Sequence[View]
     gives: Sequence[State]
-    type: str | None = None
-    attributes: dict = dataclasses.field(default_factory=dict)
+    type: str = ""
+    attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     is_beside: bool = False
 
 
+How: TypeAlias = Split | Literal[Simple.SIZE]
+"""How an operation is split; SIZE if each device makes its own sizes."""
+
+
 class WholeError(Exception):
-    """An operation that is not split: a rule does not fit; the reason is the text.
+    """A rule cannot split an operation; the text is the reason.
 
     The operation then runs once, on whole values. No error reaches a user.
     """

@@ -7,10 +7,10 @@ device, parameter server, mirrored) overrides the hooks only.
 """
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
+from replicate import devices as device_names
 from replicate import types
 from replicate.compat import graphs
 from replicate.compat.tensorflow import tf, tf1
@@ -22,9 +22,6 @@ from replicate.strategy.tensorflow import bridge, datasets
 from replicate.strategy.towers import functions, lockstep, sharing
 from replicate.strategy.towers import tower as towers
 from replicate.strategy.variables import creation, values, variables
-
-_log = logging.getLogger("replicate")
-
 
 NAMED: dict[str, type["DistributionStrategy"]] = {}
 """Strategies by the names that `replicate_model_fn` takes."""
@@ -60,7 +57,6 @@ class DistributionStrategy(updates.Updates):
         super().__init__(worker_devices)
         self._member = member
         self._parameter_devices = tuple(parameter_devices) or self._worker_devices
-        self.warns_of_partitioners = True  # once
         self._settled = functions.Settled()
         self._traced = functions.Traced()
         self._extended = bridge.BridgeStrategy(self).extended
@@ -145,7 +141,7 @@ class DistributionStrategy(updates.Updates):
         """Enters, in the current graph, what a scope is to whoever makes variables."""
         with (
             tf.variable_creator_scope(self._creator),
-            creation.without_partitioners(self, self._warn_of_partitioner),
+            creation.without_partitioners(self),
             self._default_device(),
         ):
             yield
@@ -173,15 +169,6 @@ class DistributionStrategy(updates.Updates):
         with bridge.across(mode), tf.compat.v1.device(None):
             with self._default_device():
                 yield
-
-    def _warn_of_partitioner(self, name: str) -> None:
-        if self.warns_of_partitioners:
-            self.warns_of_partitioners = False
-            _log.warning(
-                "Partitioned variables are turned off under a distribution strategy: "
-                "variable %s, and any other, is made whole.",
-                name,
-            )
 
     def _default_device(self) -> contextlib.AbstractContextManager[object]:
         """Enters the device for what runs across towers."""
@@ -219,6 +206,7 @@ class DistributionStrategy(updates.Updates):
         here = conversion.as_here(fn)
         with conversion.own_types():
             self._require_cross_tower("call_for_each_tower")
+            device_names.require((*self._worker_devices, *self._parameter_devices))
             together = run_concurrently and fn in self._settled
             creations = sharing.Creations(self.num_towers)
             results = self.run_towers(here, args, kwargs, concurrent=together, creations=creations)
@@ -424,6 +412,18 @@ class DistributionStrategy(updates.Updates):
             self._member.configure(session_config)
 
     # Refusals.
+
+    def make_input_fn_iterator(self, *args: object, **kwargs: object) -> NoReturn:
+        """Refuses to be `train_distribute` or `eval_distribute`, for which Estimators ask for it.
+
+        Raises:
+            TypeError: Says to whom a strategy of ours is given.
+        """
+        raise TypeError(
+            "RunConfig(train_distribute=..., eval_distribute=...) takes strategies of tf.distribute"
+            f"; got {self!r}. Leave them out, and pass replicate_model_fn(model_fn, strategy=...) "
+            "to the Estimator."
+        )
 
     def _require_mine(self, method: str) -> None:
         mode = context.current()

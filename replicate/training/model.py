@@ -182,6 +182,7 @@ def entered(share: context.Share) -> Iterator[None]:
         context.entered(context.required()._replace(share=share)),
         keras.loss_reductions(_keras_reduction),
         keras.output_names(_is_of_batch),
+        keras.asking_before_keras_3(_refuse_keras_3),
         generators.drawing_as_one_device(_is_of_whole_batch),
     ):
         yield
@@ -191,6 +192,14 @@ def _is_of_batch() -> bool:
     """Whether the running code is a tower's whose rows are a batch, or a part of one."""
     mode = context.current()
     return mode is not None and mode.tower is not None and mode.share is not None
+
+
+def _refuse_keras_3() -> None:
+    if _is_of_batch():
+        raise TypeError(
+            "A model_fn builds a graph, in which optimizers of Keras 3 do nothing: got one. Use "
+            "tf_keras.optimizers.legacy.Adam, tf.compat.v1.train.AdamOptimizer, or their like."
+        )
 
 
 def _is_of_whole_batch() -> bool:

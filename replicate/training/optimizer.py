@@ -59,13 +59,8 @@ class OptimizerFactory:
         if self._optimizer_fn is None:
             raise RuntimeError("The model_fn uses its own optimizers; no optimizer_fn was given.")
         if self.made is None:
-            made = self._optimizer_fn(**_arguments(self._optimizer_fn, self._params))
-            if not isinstance(made, tf1.train.Optimizer):
-                raise TypeError(
-                    "optimizer_fn must return a tf.compat.v1.train.Optimizer; got "
-                    f"{type(made).__name__}: {made!r}. Return an instance, such as "
-                    "tf.compat.v1.train.AdamOptimizer(0.001)."
-                )
+            made = self._optimizer_fn(**arguments(self._optimizer_fn, self._params))
+            made = tower_optimizer.required(made, "optimizer_fn")
             if isinstance(made, tower_optimizer.TowerOptimizer):
                 made = made.optimizer
             self.made = made
@@ -82,7 +77,8 @@ class OptimizerFactory:
             yield
 
 
-def _arguments(optimizer_fn: types.OptimizerFn, params: object) -> dict[str, object]:
+def arguments(optimizer_fn: types.OptimizerFn, params: object) -> dict[str, object]:
+    """Returns what an optimizer_fn is called with: params, if it names them."""
     try:
         names = inspect.signature(optimizer_fn).parameters
     except (TypeError, ValueError):  # a builtin that hides its signature

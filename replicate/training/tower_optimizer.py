@@ -4,9 +4,31 @@ from collections.abc import Callable
 from typing import Any
 
 from replicate import types
+from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import context
 from replicate.training import merged, step
+
+
+def required(made: object, giver: str) -> tf1.train.Optimizer:
+    """Returns an optimizer of version 1; refuses all else.
+
+    Args:
+        made: What should be one.
+        giver: What has returned it.
+
+    Raises:
+        TypeError: If it is something else.
+    """
+    if isinstance(made, tf1.train.Optimizer):
+        return made
+    advice = "Return an instance, such as tf.compat.v1.train.AdamOptimizer(0.001)."
+    if keras.is_of("Optimizer", made):
+        advice += (
+            " An optimizer of Keras goes into the model_fn; only the legacy ones of Keras 2 work, "
+            "such as tf_keras.optimizers.legacy.Adam."
+        )
+    raise TypeError(f"{giver} must return a tf.compat.v1.train.Optimizer; got {made!r}. {advice}")
 
 
 class TowerOptimizer(tf1.train.Optimizer):
@@ -23,6 +45,8 @@ class TowerOptimizer(tf1.train.Optimizer):
     """
 
     def __init__(self, optimizer_or_fn: tf1.train.Optimizer | Callable[[], tf1.train.Optimizer]):
+        if keras.is_of("Optimizer", optimizer_or_fn):
+            required(optimizer_or_fn, "TowerOptimizer's function")
         if not isinstance(optimizer_or_fn, tf1.train.Optimizer) and not callable(optimizer_or_fn):
             raise TypeError(
                 "TowerOptimizer takes a tf.compat.v1.train.Optimizer, or a function that returns "
@@ -40,14 +64,7 @@ class TowerOptimizer(tf1.train.Optimizer):
             TypeError: If the function returned something else.
         """
         if not isinstance(self._optimizer_or_fn, tf1.train.Optimizer):
-            made = self._optimizer_or_fn()
-            if not isinstance(made, tf1.train.Optimizer):
-                raise TypeError(
-                    "TowerOptimizer's function must return a tf.compat.v1.train.Optimizer; got "
-                    f"{type(made).__name__}: {made!r}. Return an instance, such as "
-                    "tf.compat.v1.train.AdamOptimizer(0.001)."
-                )
-            self._optimizer_or_fn = made
+            self._optimizer_or_fn = required(self._optimizer_or_fn(), "TowerOptimizer's function")
         return self._optimizer_or_fn
 
     def compute_gradients(

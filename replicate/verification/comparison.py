@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
@@ -31,10 +32,10 @@ _REPEATS = 2  # runs from weights that are rounded otherwise
 
 
 def verify(
-    model_fn: Callable,
-    input_fn: Callable,
+    model_fn: types.ModelFn,
+    input_fn: types.Function,
     *,
-    optimizer_fn: Callable | None = None,
+    optimizer_fn: types.OptimizerFn | None = None,
     devices: Sequence[str] | int | None = None,
     params: Any = None,
     config: types.RunConfig | None = None,
@@ -142,7 +143,7 @@ class _Mode:
     ):
         self._mode, self._sides, self._form = mode, sides, form
         self._session_config, self._start = session_config, start
-        self._built: dict[tuple, runs.Built] = {}
+        self._built: dict[tuple[str, int | None], runs.Built] = {}
         self.measures: list[measures.Measure] = []
         self.notes: list[str] = []
         self.error: Exception | None = None
@@ -260,7 +261,7 @@ class _Repeated(NamedTuple):
         rounded: What came out of each batch from weights that are rounded otherwise.
     """
 
-    reordered: list[tuple[list[runs.Outcome], list[np.ndarray]]]
+    reordered: list[tuple[list[runs.Outcome], list[npt.NDArray[Any]]]]
     rounded: list[list[runs.Outcome]]
 
     def after(self, i: int, key: runs.Key) -> measures.Noisy:
@@ -271,7 +272,7 @@ class _Repeated(NamedTuple):
         )
 
 
-def _orders(one_round: inputs.Round) -> Iterator[list[np.ndarray]]:
+def _orders(one_round: inputs.Round) -> Iterator[list[npt.NDArray[Any]]]:
     """Yields other orders of the rows of each batch: the reverse, and a drawn one."""
     counts = list(map(inputs.row_count, one_round.batches))
     yield [np.arange(count)[::-1] for count in counts]

@@ -1,10 +1,11 @@
 """A person's input: its first batches, cut and reordered, and placeholders that look like them."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
@@ -13,7 +14,7 @@ from replicate.graph import rows
 _SPARSE = tf1.SparseTensorValue
 _RAGGED = tf1.ragged.RaggedTensorValue
 
-Leaf: TypeAlias = np.ndarray | tf1.SparseTensorValue | tf1.ragged.RaggedTensorValue | None
+Leaf: TypeAlias = npt.NDArray[Any] | tf1.SparseTensorValue | tf1.ragged.RaggedTensorValue | None
 """What a session returns for a tensor of features or labels; None where there is none."""
 
 Batch: TypeAlias = list[Leaf]
@@ -40,7 +41,7 @@ class Form(NamedTuple):
         specs: For each leaf a `tf.TypeSpec`, or None where there is none.
     """
 
-    nest: tuple
+    nest: tuple[types.Nest, types.Nest]
     specs: tuple[tf.TypeSpec | None, ...]
 
     def has_labels(self) -> bool:
@@ -73,15 +74,16 @@ def row_count(batch: Batch) -> int:
 
 
 def _count(value: Leaf) -> int | None:
-    """Returns how many rows a leaf has; None for a scalar, which has none."""
+    """Returns how many rows a leaf has, or None if it has no rows, as a scalar."""
     if isinstance(value, _SPARSE):
         return int(value.dense_shape[0])
     if isinstance(value, _RAGGED):
         return len(value.row_splits) - 1
-    return len(value) if np.ndim(value) else None
+    array = np.asarray(value)
+    return len(array) if array.ndim else None
 
 
-def take(value: Leaf, index: Sequence[int] | np.ndarray) -> Leaf:
+def take(value: Leaf, index: Sequence[int] | npt.NDArray[Any]) -> Leaf:
     """Returns the rows of a leaf that an index names, in its order; scalars and None stay."""
     numbers = np.asarray(index, np.int64)
     if value is None or _count(value) is None:
@@ -93,7 +95,7 @@ def take(value: Leaf, index: Sequence[int] | np.ndarray) -> Leaf:
     return np.asarray(value)[numbers]
 
 
-def _take_sparse(value: tf1.SparseTensorValue, index: np.ndarray) -> tf1.SparseTensorValue:
+def _take_sparse(value: tf1.SparseTensorValue, index: npt.NDArray[Any]) -> tf1.SparseTensorValue:
     parts = [np.flatnonzero(value.indices[:, 0] == old) for old in index]
     entries = np.concatenate([np.zeros(0, np.int64), *parts])
     indices = value.indices[entries]
@@ -103,7 +105,7 @@ def _take_sparse(value: tf1.SparseTensorValue, index: np.ndarray) -> tf1.SparseT
 
 
 def _take_ragged(
-    value: tf1.ragged.RaggedTensorValue, index: np.ndarray
+    value: tf1.ragged.RaggedTensorValue, index: npt.NDArray[Any]
 ) -> tf1.ragged.RaggedTensorValue:
     begins, ends = value.row_splits[index], value.row_splits[index + 1]
     runs = [np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)]
@@ -138,7 +140,10 @@ def cut_sizes(row_count: int, num_towers: int) -> list[int]:
 
 
 def read(
-    input_fn: Callable, offered: Mapping[str, Any], count: int, session_config: tf1.ConfigProto
+    input_fn: types.Function,
+    offered: Mapping[str, Any],
+    count: int,
+    session_config: tf1.ConfigProto,
 ) -> tuple[Form, list[Batch]]:
     """Reads the first batches of an input_fn, in a graph and a session of their own.
 
@@ -175,7 +180,7 @@ def read(
     return form, batches
 
 
-def _named(fn: Callable, offered: Mapping[str, Any]) -> dict[str, Any]:
+def _named(fn: types.Function, offered: Mapping[str, Any]) -> dict[str, Any]:
     """Returns those of the offered arguments that a function names, or takes by `**`."""
     try:
         parameters = inspect.signature(fn).parameters
@@ -252,7 +257,9 @@ def _placeholder(spec: tf.TypeSpec, row_count: int) -> types.Rows:
     return tf1.placeholder(spec.dtype, shape)
 
 
-def _ragged_placeholder(spec: tf.RaggedTensorSpec, shape: list | None) -> tf.RaggedTensor:
+def _ragged_placeholder(
+    spec: tf.RaggedTensorSpec, shape: list[int | None] | None
+) -> tf.RaggedTensor:
     inner = None if shape is None else [None, *shape[spec.ragged_rank + 1 :]]
     known = None if shape is None else shape[0]
     made = tf1.placeholder(spec.dtype, inner)

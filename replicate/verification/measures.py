@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
 from replicate.verification import runs
@@ -40,7 +41,7 @@ class Noisy(NamedTuple):
         rounded: From weights that are rounded otherwise.
     """
 
-    reordered: Sequence[tuple[runs.Quantity, np.ndarray]]
+    reordered: Sequence[tuple[runs.Quantity, npt.NDArray[Any]]]
     rounded: Sequence[runs.Quantity]
 
 
@@ -115,7 +116,9 @@ def measure(
     )
 
 
-def _apart(key: runs.Key, value: np.ndarray, other: np.ndarray, order: np.ndarray) -> float:
+def _apart(
+    key: runs.Key, value: npt.NDArray[Any], other: npt.NDArray[Any], order: npt.NDArray[Any]
+) -> float:
     """Returns what another order of the rows makes of a value; its rows are put back."""
     apart = difference(value, other)
     has_rows = np.shape(value)[:1] == (len(order),)
@@ -216,7 +219,7 @@ def rounded_otherwise(start: runs.Values, seed: int) -> runs.Values:
     return made
 
 
-def epsilon(value: np.ndarray) -> float:
+def epsilon(value: npt.NDArray[Any]) -> float:
     """Returns ε of a value's dtype, 0 where it is no floating one."""
     dtype = tf.as_dtype(value.dtype)
     if not (dtype.is_floating or dtype.is_complex):
@@ -225,7 +228,7 @@ def epsilon(value: np.ndarray) -> float:
     return float(np.finfo(value.dtype).eps) if known is None else known
 
 
-def scale(value: np.ndarray) -> float:
+def scale(value: npt.NDArray[Any]) -> float:
     """Returns the largest number of a value that is finite; 1 for truths and texts."""
     numbers = _numbers(value)
     if numbers is None:
@@ -234,7 +237,7 @@ def scale(value: np.ndarray) -> float:
     return float(np.max(size[np.isfinite(size)], initial=0.0))
 
 
-def difference(one: np.ndarray, other: np.ndarray) -> float:
+def difference(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
     """Returns the largest difference of two values' numbers.
 
     Of truths and texts it is the part of them that differ; it is infinite where shapes
@@ -252,7 +255,7 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.max(apart, initial=0.0))
 
 
-def _numbers(value: np.ndarray) -> np.ndarray | None:
+def _numbers(value: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
     """Returns an array in double precision; None for truths and texts."""
     dtype = tf.as_dtype(value.dtype)
     if dtype.is_complex:

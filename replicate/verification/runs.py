@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate import types
 from replicate.compat import keras
@@ -61,15 +62,18 @@ class Quantity(NamedTuple):
         magnitude: The largest number that `copies` are a difference of; 0 where they are none.
     """
 
-    copies: tuple[np.ndarray, ...]
+    copies: tuple[npt.NDArray[Any], ...]
     magnitude: float = 0.0
 
 
 Outcome = dict[Key, Quantity]
 """All that came out of one batch."""
 
-Values = dict[str, np.ndarray]
+Values = dict[str, npt.NDArray[Any]]
 """Values of variables by name."""
+
+_Copies = Mapping[str, Sequence[npt.NDArray[Any]]]
+"""What all devices have of variables, by name."""
 
 
 class _Variable(NamedTuple):
@@ -170,7 +174,7 @@ class Built:
         feeds = {variable.given: start[name] for name, variable in known.items()}
         session.run([variable.set for variable in known.values()], feeds)
 
-    def _changes(self, before: Mapping, after: Mapping) -> Iterator[tuple[Key, Quantity]]:
+    def _changes(self, before: _Copies, after: _Copies) -> Iterator[tuple[Key, Quantity]]:
         """Yields the values of all variables after a batch, of weights their changes."""
         for name, variable in self._variables.items():
             copies = after[name]
@@ -212,7 +216,7 @@ class Built:
             sources |= written
 
 
-def _draws(node: tf1.NodeDef, library: Mapping[str, Iterable], seen: set[str]) -> bool:
+def _draws(node: tf1.NodeDef, library: Mapping[str, Iterable[tf1.NodeDef]], seen: set[str]) -> bool:
     """Whether a node draws, or one in the functions that it calls."""
     if _DRAWS.search(node.op):
         return True
@@ -235,7 +239,7 @@ def _variables() -> dict[str, _Variable]:
     trainable = {variable.name for variable in tf1.trainable_variables()}
     found = {}
     for variable in tf1.global_variables():
-        key = Key(_kind(variable.name, trainable), variable.name.removesuffix(":0"))
+        key = Key(kind_of(variable.name, trainable), variable.name.removesuffix(":0"))
         is_mirrored = isinstance(variable, variables.MirroredVariable)
         copies = variable.members if is_mirrored else (variable,)
         reads = tuple(copy.read_value() for copy in copies)
@@ -245,7 +249,7 @@ def _variables() -> dict[str, _Variable]:
     return found
 
 
-def _kind(name: str, trainable: set[str]) -> str:
+def kind_of(name: str, trainable: set[str]) -> str:
     """Tells weights from slots, whose names hold that of a weight, and from all else."""
     if name in trainable:
         return WEIGHTS

@@ -1,6 +1,6 @@
 """What is compared: the model on one device, and over K towers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from replicate import devices as device_names
@@ -64,8 +64,8 @@ class Subject(NamedTuple):
         config: Likewise.
     """
 
-    model_fn: Callable
-    optimizer_fn: Callable | None
+    model_fn: types.ModelFn
+    optimizer_fn: types.OptimizerFn | None
     params: Any
     config: types.RunConfig
 
@@ -75,7 +75,7 @@ class Subject(NamedTuple):
         The optimizer of `optimizer_fn` steps inside of the model, together with `UPDATE_OPS`.
         """
 
-        def build(features, labels, mode):
+        def build(features: types.Nest, labels: types.Nest, mode: str) -> types.EstimatorSpec:
             with tf.device(device):
                 model = models.Model(
                     self.model_fn, self.optimizer_fn, mode, self.params, self.config
@@ -96,7 +96,7 @@ class Subject(NamedTuple):
         """Returns the model over towers."""
         made = model_fn.replicate_model_fn(self.model_fn, self.optimizer_fn, devices, **options)
 
-        def build(features, labels, mode):
+        def build(features: types.Nest, labels: types.Nest, mode: str) -> types.EstimatorSpec:
             return made(features, labels, mode, params=self.params, config=self.config)
 
         return build

@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from replicate.app.config import absences, config
+from replicate.app.config import config
+from replicate.app.inspect import absences
 
 DIGITS = "replicate.examples.digits:model_fn"
 MODULE = """
@@ -25,7 +26,7 @@ def _found(tmp_path, **keys):
     keys = {"model_fn": DIGITS} | keys
     path = tmp_path / "c.yaml"
     path.write_text("".join(f"{key}: {value}\n" for key, value in keys.items()))
-    return list(absences.warnings(config.load(str(path))))
+    return absences.warnings(config.load(str(path)))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,27 @@ def test_check_names_functions_and_modules_that_are_not_there(tmp_path):
         "eval.input.function: warning: folder has no rows",
         "train.hooks[1]: warning: mine has no inside",
         "eval.metric_reductions.top: warning: mine has no largest",
+    ]
+
+
+def test_the_first_rows_of_csv_files_are_looked_at(tmp_path):
+    (tmp_path / "a.csv").write_text("id,rent,size\n1,2,3\n")
+    (tmp_path / "b.csv").write_text("ident,rent\n1,x\n")
+    columns = "columns: {ident: int32, rent: float32}"
+    found = _found(
+        tmp_path,
+        train=f"{{steps: 1, input: {{kind: csv, file: [a.csv, 'b*.csv', c.csv], {columns}}}}}",
+        eval=f"{{input: {{kind: csv, file: a.csv, {columns}}}}}",
+        predict="{input: {kind: csv, file: c.csv, columns: {a: int32}}}",
+    )
+    a, b, c = (tmp_path / name for name in ("a.csv", "b.csv", "c.csv"))
+    # What several sections name is told once.
+    assert found == [
+        f"train.input.file: warning: there is no {c} yet",
+        f"train.input: warning: {a}:1: the header must have the column 'ident' once, "
+        "got id, rent, size. Did you mean id?",
+        f"train.input: warning: {b}:2: rent must be float32, got 'x'. Correct the cell, or "
+        "columns.",
     ]
 
 

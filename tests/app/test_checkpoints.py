@@ -141,6 +141,14 @@ def test_a_model_dir_may_be_relative_to_where_we_are(run, tmp_path, monkeypatch,
     assert checkpoints.chosen(model_dir, "elsewhere") == "elsewhere/model.ckpt-2"
 
 
+def test_of_an_accuracy_the_highest_is_kept_without_a_word(run, tmp_path):
+    wanted = sections.KeepBest(metric="accuracy")
+    for step, accuracy in ((2, 0.5), (4, 0.75), (10, 0.25)):
+        metrics = {"accuracy": accuracy, "global_step": np.int64(step)}
+        improvement.keep_best(str(tmp_path), str(run / f"model.ckpt-{step}"), metrics, wanted)
+    assert checkpoints.chosen(str(tmp_path), "best").endswith("model.ckpt-4")
+
+
 def test_the_best_checkpoint_is_kept_and_a_worse_one_is_not(run, tmp_path):
     def keep(step, loss, metric="loss", higher_is_better=False):
         metrics = {"loss": loss, "accuracy": np.float32(step / 10), "global_step": np.int64(step)}

@@ -7,6 +7,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import types
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ import replicate
 from replicate import errors
 from replicate.app.command import cli, command_line, commands, model_commands
 from replicate.app.config import config
-from replicate.app.console import failures
+from replicate.app.console import failures, interrupts
 
 TOP = pathlib.Path(__file__).parents[2]
 DIGITS = str(TOP / "configs" / "digits.yaml")
@@ -141,14 +142,19 @@ def test_check_warns_of_data_that_is_not_there(capsys, tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(
         f"model_fn: {MODEL}\n"
-        "train: {steps: 1, input: {kind: csv, file: [c.yaml, none*.csv], columns: {x: int32}}}\n"
+        "train: {steps: 1, input: {kind: csv, file: [x.csv, none*.csv], columns: {x: int32}}}\n"
     )
+    (tmp_path / "x.csv").write_text("x\n1\n")
     assert cli.main(["check", str(path)]) == 0
     shown = capsys.readouterr()
     assert shown.out == f"{path}: ok\n"
     assert shown.err == (
         f"{path}: train.input.file: warning: there is no {tmp_path / 'none*.csv'} yet\n"
     )
+    assert cli.main(["check", DIGITS, str(path), "--strict", "--quiet"]) == 1
+    assert capsys.readouterr() == ("", shown.err)
+    assert cli.main(["check", str(path), "--strict", "--json"]) == 1
+    assert cli.main(["check", DIGITS, "--strict"]) == 0
 
 
 def test_who_has_seen_enough_ends_nothing_badly():
@@ -298,3 +304,15 @@ def test_tensorflows_listings_are_left_out():
     assert failures.first_lines(error) == "Bad shape"
     error = RuntimeError("No space left\n\t [[node]]\nHint: If you want to see a list of tensors")
     assert failures.first_lines(error) == "No space left"
+
+
+def test_a_launcher_is_told_what_a_run_says_that_was_stopped(monkeypatch, capsys):
+    def stopped(request):
+        raise interrupts.Interrupted("stopped at step 3")
+
+    told = []
+    monkeypatch.setattr(cli.lifeline, "attached", lambda: types.SimpleNamespace(tell=told.append))
+    monkeypatch.setattr(cli, "_function", lambda command: stopped)
+    assert cli.main(["train", DIGITS]) == interrupts.INTERRUPTED
+    assert told == [{"stopped": "stopped at step 3"}]
+    assert capsys.readouterr().err == "stopped at step 3\n"

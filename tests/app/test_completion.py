@@ -14,6 +14,7 @@ from replicate.app.config import config
 
 TOP = pathlib.Path(__file__).parents[2]
 STEPS = ("runs/a/model.ckpt-100.index", "runs/a/model.ckpt-90.index")
+BEST = "elsewhere/best/model.ckpt-90.index"
 HEAVY = ("tensorflow", "numpy", "pydantic", "yaml")
 
 # Tells on stderr, which the shell never shows, what was imported.
@@ -57,9 +58,11 @@ def completed(line, folder):
 def make_folder(tmp_path_factory):
     """Returns a folder with some files."""
     folder = tmp_path_factory.mktemp("completion")
-    for name in ("a.yaml", "b.yml", "c.txt", "configs/d.yaml", ".hidden.yaml", "old.png", *STEPS):
+    files = ("a.yaml", "b.yml", "c.txt", "configs/d.yaml", ".hidden.yaml", "old.png")
+    for name in (*files, *STEPS, BEST):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
+    (folder / "b.yml").write_text("model_fn: a:b\nmodel_dir: elsewhere  # not in runs\n")
     return folder
 
 
@@ -68,7 +71,7 @@ def make_folder(tmp_path_factory):
     [
         ("replicate tr", ["train"]),
         ("replicate --ver", ["--version"]),
-        ("replicate train ", ["a.yaml", "b.yml", "configs/", "runs/"]),
+        ("replicate train ", ["a.yaml", "b.yml", "configs/", "elsewhere/", "runs/"]),
         ("replicate train configs/", ["configs/d.yaml"]),
         ("replicate train a.yaml --pri", ["--print-config"]),
         ("replicate train a.yaml --fr", ["--fresh"]),
@@ -80,13 +83,20 @@ def make_folder(tmp_path_factory):
         ("replicate train a.yaml --export.towers ", ["merged", "one"]),
         ("replicate train --train.steps 10 a", ["a.yaml"]),
         ("replicate evaluate a.yaml --model-dir c", ["configs/"]),
+        ("replicate train a.yaml --se", ["--seed", "--set"]),
+        ("replicate train a.yaml --strategy=mi", ["--strategy=mirrored"]),
         (
             "replicate evaluate a.yaml --checkpoint ",
-            ["100", "90", "averaged", "best", "configs/", "runs/"],
+            ["100", "90", "configs/", "elsewhere/", "runs/"],
         ),
+        (
+            "replicate evaluate b.yml --checkpoint ",
+            ["best", "configs/", "elsewhere/", "runs/"],
+        ),
+        ("replicate average a.yaml --checkpoints 90,1", ["90,100"]),
         ("replicate export a.yaml --model-dir runs/a --checkpoint 1", ["100"]),
-        ("replicate describe a.yaml --png ", ["configs/", "old.png", "runs/"]),
-        ("replicate plot ", ["configs/", "runs/"]),
+        ("replicate describe a.yaml --png ", ["configs/", "elsewhere/", "old.png", "runs/"]),
+        ("replicate plot ", ["configs/", "elsewhere/", "runs/"]),
         ("replicate completion z", ["zsh"]),
     ],
 )
@@ -98,6 +108,13 @@ def test_keys_are_not_shown_before_one_is_begun(folder):
     options = completed("replicate train a.yaml --", folder)
     assert "--print-config" in options
     assert not [option for option in options if "." in option]
+
+
+def test_keys_are_shown_from_their_first_letter_without_their_sections(folder):
+    options = completed("replicate train a.yaml --t", folder)
+    assert {"--tower_building", "--train.steps", "--train.input.kind"} <= set(options)
+    assert not {"--train", "--train.input", "--set", "--run"} & set(options)
+    assert completed("replicate train a.yaml --optimizer", folder)[0] == "--optimizer"  # a name
 
 
 def test_keys_are_those_of_a_config():
@@ -128,20 +145,42 @@ def test_an_unknown_shell_is_bad_usage(capsys):
     assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
-def test_bash_completes_by_the_script(folder, tmp_path):
+BASH = """
+eval "$(replicate completion bash)"
+COMP_LINE="replicate train a.yaml --set strategy=mi"; COMP_POINT=${#COMP_LINE}
+COMP_WORDS=(replicate train a.yaml --set strategy = mi); COMP_CWORD=6; COMP_TYPE=9
+_python_argcomplete replicate mi =
+echo "${COMPREPLY[@]}"
+"""  # which has broken the word at =
+ZSH = """
+compdef() {}
+_describe() { print -l -- ${(P)2} }
+eval "$(replicate completion zsh)"
+words=(replicate); BUFFER="replicate train a.yaml --set strategy=mi"; CURSOR=${#BUFFER}
+_python_argcomplete
+"""
+FISH = """
+replicate completion fish | source
+complete -C "replicate train a.yaml --set strategy=mi"
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "asked", "shown"),
+    [
+        ("bash", BASH, "mirrored"),
+        ("zsh", ZSH, "strategy=mirrored:"),  # no description behind the colon
+        ("fish", FISH, "strategy=mirrored"),
+    ],
+)
+def test_a_shell_completes_by_its_script(folder, tmp_path, shell, asked, shown):
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
     program = tmp_path / "replicate"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m replicate "$@"\n')
     program.chmod(0o755)
-    asked = (
-        'eval "$(replicate completion bash)"\n'
-        'COMP_LINE="replicate train a.yaml --set strategy=mi"; COMP_POINT=${#COMP_LINE}\n'
-        "COMP_WORDS=(replicate train a.yaml --set strategy = mi); COMP_CWORD=6; COMP_TYPE=9\n"
-        "_python_argcomplete replicate mi =\n"
-        'echo "${COMPREPLY[@]}"\n'
-    )
     done = subprocess.run(
-        ["bash", "-c", asked],
+        [shell, "-c", asked],
         cwd=folder,
         env={
             **os.environ,
@@ -151,4 +190,4 @@ def test_bash_completes_by_the_script(folder, tmp_path):
         capture_output=True,
         text=True,
     )
-    assert done.stdout.strip() == "mirrored"  # bash has broken the word at =
+    assert done.stdout.strip() == shown

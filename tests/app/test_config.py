@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicate import errors
-from replicate.app.config import catalog, config
+from replicate.app.config import catalog, config, types
 
 DIGITS = pathlib.Path(__file__).parents[2] / "configs" / "digits.yaml"
 
@@ -126,7 +126,6 @@ def test_all_faults_are_reported_at_once(tmp_path):
         "c.yaml:6: train.stepz: unknown key. Did you mean steps?",
         "c.yaml:7: train.input.shufle: unknown key. Did you mean shuffle?",
         "c.yaml:7: train.input.columns.a: must be one of " + ", ".join(catalog.DTYPES),
-        "c.yaml:5: train.steps: must be given, or epochs: how long to train. Add one of them.",
         "c.yaml:8: eval.input: the key file is required here. Add it.",
         "c.yaml:8: eval.steps: must be a whole number of at least 1",
     ]
@@ -176,6 +175,16 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("run={gpu_allow_growth:true}", "wants a space after the colon: gpu_allow_growth: true"),
         ("train.input={kind:npz, file: x}", "YAML wants a space after the colon: kind: npz"),
         ("devices=true", "devices: must be auto, a list of devices, how many"),
+        ("devices={cpus: 2}", "got {'cpus': 2}. Did you mean {cpu: 2}?"),
+        ("devices={GPU: 2}", "got {'GPU': 2}. Did you mean {gpu: 2}?"),
+        ("cpus=2", "cpus: unknown key. Did you mean devices?"),
+        ("model_fn=mymodels.model_fn", "Did you mean mymodels:model_fn?"),
+        ("train.input=my.data.rows", "Did you mean my.data:rows?"),
+        ("train.hooks=[my.hook]", "Did you mean my:hook?"),
+        ("optimizer=my.sgd", "Did you mean my:sgd?"),
+        ("eval={input: 'a:b', metric_reductions: {m: my.max}}", "Did you mean my:max?"),
+        ("train.keep_best=true", "must be a mapping such as {metric: accuracy}, got True."),
+        ("train.early_stopping=3", "must be a mapping such as {metric: accuracy, patience: 3}"),
         ("optimizer={name: Adam, learning_rate: {name: cosine}}", "Did you mean cosine_decay?"),
         (
             "optimizer={name: Adam, learning_rate: {name: cosine_decay, learning_rate: 1}}",
@@ -377,6 +386,97 @@ def test_a_fault_that_an_assignment_brings_is_not_blamed_on_the_file(tmp_path, a
     assert any(one.startswith("c.yaml:6: model_fm: unknown key") for one in found)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "train:\n  input: &data\n    kind: npz\n    files: d.npz\neval: {input: *data}\n",
+        "train:\n  input: &data\n    kind: npz\n    files: d.npz\neval:\n  input: {<<: *data}\n",
+        "train:\n  input: &data\n    kind: npz\n    files: d.npz\n"
+        "eval:\n  input:\n    <<: *data\n    batch_size: 8\npredict: {input: *data}\n",
+    ],
+)
+def test_a_typo_behind_an_anchor_is_one_fault(tmp_path, text):
+    text = f"model_fn: a:b\n{text}".replace("train:", "train:\n  steps: 1")
+    found = faults_of(tmp_path, text)
+    assert found == ["c.yaml:6: train.input.files: unknown key. Did you mean file?"]
+
+
+def test_what_lacks_behind_an_anchor_is_one_fault(tmp_path):
+    text = "model_fn: a:b\ntrain: {steps: 1, input: &data {kind: npz}}\neval: {input: *data}\n"
+    assert faults_of(tmp_path, text) == [
+        "c.yaml:2: train.input: the key file is required here. Add it."
+    ]
+    # Each one's own fault stays its own, and so do two equal ones in one line.
+    text += "predict: {input: {<<: *data, fille: x, batch_size: 0}}\n"
+    assert len(faults_of(tmp_path, text)) == 3
+    twins = "export: {inputs: {x: {dtype: a}, y: {dtype: a}}}\n"
+    assert len(faults_of(tmp_path, SMALL + twins)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("modelfn: a:b", ["1: modelfn: unknown key. Did you mean model_fn?"]),
+        ("model_fn: a:b\ntrain: {stesp: 1, input: 'a:b'}", ["2: train.stesp: unknown key."]),
+        (
+            "model_fn: a:b\ntrain: {steps: -1, stesp: 1, input: 'a:b'}",
+            ["2: train.stesp: unknown key.", "2: train.steps: must be a whole number"],
+        ),
+        (
+            "model_fn: a:b\ntrain: {steps: 1, inptu: 'a:b', keep_best: {metric: m, higher: true}}",
+            [
+                "2: train.inptu: unknown key.",
+                "2: train.keep_best.higher: unknown key. Did you mean",
+            ],
+        ),
+    ],
+)
+def test_of_a_mistyped_key_not_told_that_the_right_one_is_missing(tmp_path, text, faults):
+    found = faults_of(tmp_path, text + "\n")
+    assert len(found) == len(faults)
+    for one, start in zip(found, faults, strict=True):
+        assert one.startswith(f"c.yaml:{start}")
+
+
+@pytest.mark.parametrize(
+    ("metric", "is_higher"),
+    [
+        ("accuracy", True),
+        ("head/auc_precision_recall", True),
+        ("Top-5 accuracy", True),
+        ("precision/positive_threshold_0.500000_mean", True),
+        ("loss", False),
+        ("average_loss", False),
+        ("rmse", False),
+        ("false_positives", False),
+        ("score", None),
+        ("label/mean", None),
+        ("neg_mean_squared_error", None),
+        ("accuracy_loss", None),
+    ],
+)
+def test_which_way_a_metric_is_better_is_known_or_must_be_said(tmp_path, metric, is_higher):
+    text = SMALL + "eval: {every_steps: 1, input: 'a:b'}\n"
+    for place in ("train.keep_best", "train.early_stopping", "export.exporters"):
+        given, other = f"metric: {metric}", f"metric: {metric}, higher_is_better: {not is_higher}"
+        mapping = "[{{kind: best, {}}}]" if place.startswith("export") else "{{{}}}"
+        assignments = [f"{place}={mapping.format(one)}" for one in (given, other)]
+        said = load(tmp_path, text, assignments[1])
+        if is_higher is None:
+            (fault,) = faults_of(tmp_path, text, assignments[0])
+            assert f"higher_is_better: must be given, true or false: the name {metric!r}" in fault
+            continue
+        known = load(tmp_path, text, assignments[0])
+        assert load(tmp_path, config.to_yaml(known)) == known
+        found = [
+            one.export.exporters[0]
+            if one.export
+            else one.train.keep_best or one.train.early_stopping
+            for one in (known, said)
+        ]
+        assert [one.higher_is_better for one in found] == [is_higher, not is_higher]
+
+
 def test_an_optimizer_without_needs_may_be_a_bare_name(tmp_path):
     read = load(tmp_path, SMALL, "optimizer=Adam")
     assert read == load(tmp_path, SMALL, "optimizer={name: Adam}")
@@ -513,3 +613,47 @@ def test_a_training_lasts_for_steps_or_epochs_or_both(tmp_path):
 def test_what_training_needs_elsewhere_is_told(tmp_path, key, assignment, text):
     (fault,) = faults_of(tmp_path, f"{LASTING}  steps: 1\n  {key}\n", assignment)
     assert text in fault
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("1.5", 1.5), ("1h30m", 5400), ("1d1s", 86401), ("2m", 120)]
+)
+def test_a_time_is_given_in_seconds_or_units(tmp_path, text, seconds):
+    read = load(tmp_path, f"{LASTING}  steps: 1\n  max_time: {text}\n")
+    assert read.train.max_time == seconds
+    for wrong in ("1x", "0s", "0", "-1", "h"):
+        (fault,) = faults_of(tmp_path, f"{LASTING}  steps: 1\n  max_time: {wrong}\n")
+        assert "above 0" in fault
+
+
+@pytest.mark.parametrize(
+    ("trained", "evaluated", "text"),
+    [
+        ("", "holdout: 0.1", "eval: must have the input.holdout that train has, or it has rows"),
+        ("holdout: 0.2", "holdout: 0.1", "eval: must have the input.holdout that train has, or"),
+        ("holdout: 1.0", "", "train.input.holdout: must be a number above 0 and below 1, got 1.0"),
+        ("holdout: 0", "", "train.input.holdout: must be a number above 0, got 0"),
+    ],
+)
+def test_no_row_is_evaluated_on_that_is_trained_on(tmp_path, trained, evaluated, text):
+    inputs = (f"{{kind: function, function: 'a:rows', {one}}}" for one in (trained, evaluated))
+    both = "model_fn: a:b\ntrain: {{steps: 1, input: {}}}\neval: {{input: {}}}\n".format(*inputs)
+    (fault,) = faults_of(tmp_path, both)
+    assert text in fault
+    elsewhere = ("eval.input.function=a:others", "train.input.holdout=0.5")
+    assert load(tmp_path, both, *elsewhere).train.input.holdout == 0.5
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("ident", ["rent", "id"], "id"),
+        ("ident", ["rent", "day"], "rent"),
+        ("lat", ["late_fee", "latitude"], "latitude"),
+        ("lable", ["label", "l"], "label"),
+        ("epochs", ["epoch", "epochs_"], "epochs_"),
+        ("xyz", ["rent", "id"], ""),
+    ],
+)
+def test_the_nearest_word_begins_alike_before_it_looks_alike(word, known, meant):
+    assert types.nearest(word, known) == meant

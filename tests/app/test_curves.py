@@ -162,6 +162,56 @@ def test_only_panels_with_data_are_drawn(tmp_path, capsys, texts):
     assert {str(first), str(second), "train", "eval"} <= set(texts)
 
 
+@pytest.fixture(name="panels")
+def keep_panels(monkeypatch):
+    """Returns the axes of the last picture by their titles."""
+    kept = {}
+    monkeypatch.setattr(
+        pictures, "save", lambda made, _: kept.update({a.get_title(): a for a in made.axes})
+    )
+    return kept
+
+
+def test_the_best_evaluation_is_marked_where_it_is_known_what_is_better(tmp_path, panels):
+    values = [(1, 0.5), (2, 0.75), (3, 0.75), (4, float("nan"))]
+    points = [(step, dict.fromkeys(("accuracy", "loss", "score"), one)) for step, one in values]
+    write(tmp_path / "eval", 1, *points)
+    write(tmp_path, 1, *losses((1, 0.1)))
+    assert plot(tmp_path, "--png", "p.png") == 0
+    labels = {title: one.get_xlabel() for title, one in panels.items() if title}
+    assert labels == {
+        "loss": "step (best: 0.5 at step 1)",
+        "accuracy": "step (best: 0.75 at step 2)",
+        "score": "step",
+    }
+    stars = [one for one in panels["accuracy"].lines if one.get_marker() == "*"]
+    assert [list(one.get_xydata()[0]) for one in stars] == [[2, 0.75]]
+    # The step without a number is there, too.
+    assert 4 in [
+        x for one in panels["accuracy"].lines if one.get_marker() == "x" for x in one.get_xdata()
+    ]
+
+
+def test_a_run_under_another_one_is_seen(tmp_path, panels):
+    for name, last in (("a", 1.0), ("b", 1.0), ("c", 3.0)):
+        write(tmp_path / name, 1, *losses((1, 5.0 + last), (2, last), (3, last), (4, last)))
+    assert plot(*(tmp_path / name for name in "abc"), "--png", "p.png") == 0
+    under, over, other = (
+        one.get_linewidth() for one in panels["loss"].lines if one.get_linestyle() == "-"
+    )
+    assert under > over == other
+
+
+def test_one_run_has_its_name_and_no_color(tmp_path, texts):
+    write(tmp_path, 1, *losses((1, 1.0)))
+    assert plot(tmp_path, "--png", tmp_path / "p.png", "--quiet") == 0
+    assert str(tmp_path) in texts
+    assert "train" not in texts
+    write(tmp_path / "eval", 1, *losses((1, 1.0)))
+    assert plot(tmp_path, "--png", tmp_path / "p.png", "--quiet") == 0
+    assert {"train", "eval", "best"} <= set(texts)
+
+
 def test_many_runs_and_panels_have_room(tmp_path, texts):
     names = [tmp_path / f"{'a name that goes on ' * 9}$run$ {n}" for n in range(11)]
     numbers = {f"metric/{'of_very_many_words/' * 5}{n}": 1e-9 * n for n in range(20)}

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from matplotlib import colors as matplotlib_colors
 from matplotlib import text as matplotlib_text
 
 from replicate import errors
@@ -110,6 +111,47 @@ def test_small_variables_are_together_by_kind_where_that_is_seen(drawn):
     found = found._replace(variables=tuple(equal), devices=(device, found.devices[1]))
     texts = [text for text, _ in written(drawn(found))]
     assert {"30 more, weight", "30 more, slot", "30 more, local"} <= set(texts)
+
+
+@pytest.mark.parametrize("device_count", [1, 2, 4])
+def test_a_picture_is_wider_than_high(drawn, device_count):
+    wide, high = drawn(described(device_count, 5)).canvas.get_width_height()
+    assert wide > high
+
+
+def test_the_legend_has_what_is_shown(drawn):
+    def labels(made):
+        return {one.get_text() for one in made.findobj(matplotlib_text.Text)}
+
+    # 4, 8, 16, 32 bytes: a weight, a slot, a local one, a weight; and 8 bytes of another one.
+    found = described(1, 4)
+    assert {"weight", "slot", "local", "other"} <= labels(drawn(found))
+    weights = tuple(one for one in found.variables if one.kind == "weight")
+    texts = labels(drawn(found._replace(variables=weights)))
+    assert "weight" in texts
+    assert not {"slot", "local", "other", "several kinds"} & texts
+
+
+def test_a_variable_too_small_for_letters_has_them_above(drawn):
+    # 4 bytes to 2 MiB; beside them the 8 bytes of the global step.
+    made = drawn(described(1, 20))
+    (one,) = [t for t in made.findobj(matplotlib_text.Text) if t.get_text() == "global_step"]
+    low = min(p.get_height() for p in made.axes[0].patches)
+    assert (low, one.get_color()) == (8, "black")
+    assert one.get_position()[1] > low
+
+
+@pytest.mark.parametrize("color", [drawing._color(kind) for kind in (*drawing._KINDS, "")])
+def test_letters_on_a_box_can_be_read(color):
+    def luminance(name):  # WCAG 2, which wants a contrast of 4.5
+        parts = matplotlib_colors.to_rgb(name)
+        linear = [
+            one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts
+        ]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
+
+    low, high = sorted((luminance(color), luminance(drawing._ink(color))))
+    assert high / low >= 4.5
 
 
 def test_a_device_without_variables_says_so(drawn):

@@ -44,6 +44,17 @@ def test_training_is_over_when_nothing_improved_for_as_long_as_patience_says(
     assert judged(tmp_path, [], **rule).reason() == reason  # a run that continues remembers
 
 
+def test_an_accuracy_that_rises_ends_nothing(tmp_path):
+    made = improvement.EarlyStopping(
+        str(tmp_path), sections.EarlyStopping(metric="accuracy", patience=1), 100
+    )
+    for step, value in ((1, 0.5), (2, 0.75)):
+        made.take({"accuracy": value, "global_step": step})
+    assert made.reason() is None
+    made.take({"accuracy": 0.6, "global_step": 3})
+    assert made.reason().startswith("accuracy has not been better than 0.75, of step 2,")
+
+
 def test_a_run_that_continues_judges_by_its_own_patience(tmp_path):
     assert judged(tmp_path, [1, 2, 3]).reason() is not None
     assert judged(tmp_path, [], patience=3).reason() is None

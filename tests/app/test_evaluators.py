@@ -4,13 +4,14 @@ import types
 
 import pytest
 
-from replicate.app.cluster import tasks
 from replicate.app.runs import checkpoints
 from replicate.app.training import trainings
+from replicate.strategy.cluster import cluster
 
 WORKERS = {"chief": ["a:1"], "worker": ["a:2"]}
-TOGETHER = tasks.Task("evaluator", 0, WORKERS, True)
-SERVED = tasks.Task("evaluator", 0, {**WORKERS, "ps": ["a:3"]}, True)
+TASK = {"type": "evaluator", "index": 0}
+TOGETHER = cluster.of({"cluster": WORKERS, "task": TASK})
+SERVED = cluster.of({"cluster": {**WORKERS, "ps": ["a:3"]}, "task": TASK})
 GOAL = types.SimpleNamespace(end=8, wanted="8 steps")
 
 

@@ -61,6 +61,8 @@ export:
     - {kind: final}
 """
 
+BEST = "export.exporters=[{{kind: best, metric: {}, higher_is_better: true}}]"
+
 
 @pytest.fixture(name="folder", scope="module")
 def make_folder(tmp_path_factory):
@@ -242,8 +244,8 @@ def test_a_signature_alone_is_bad_usage(folder, capsys):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["export.exporters=[{kind: best, metric: scor}]"], "got 'scor'. Did you mean score?"),
-        (["export.exporters=[{kind: best, metric: both}]"], "must be a single number"),
+        ([BEST.format("scor")], "got 'scor'. Did you mean score?"),
+        ([BEST.format("both")], "must be a single number"),
         (["export.assets_extra={a.txt: none.txt}"], "export.assets_extra.a.txt: "),
         (["export.assets_extra={a.txt: .}"], "must be a readable file"),
         (["export.directory=words.txt"], "must be a directory that can be written"),
@@ -259,7 +261,7 @@ def test_an_export_that_cannot_be_is_told(folder, capsys, options, text):
 
 
 def test_a_metric_that_is_no_number_is_never_the_best(folder):
-    given = ["--set", "export.exporters=[{kind: best, metric: nothing}]"]
+    given = ["--set", BEST.format("nothing")]
     assert run(folder, "train", "--set", "train.steps=2", *given, model_dir="nan") == 0
     assert [path.name.isdecimal() for path in (folder / "nan" / "export").iterdir()] == [True]
 

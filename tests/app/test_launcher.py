@@ -17,6 +17,7 @@ from rich import console
 
 from replicate import errors
 from replicate.app.cluster import launcher, view
+from replicate.app.command import cli
 from replicate.app.console import progress
 from tests.cluster import processes
 
@@ -34,6 +35,7 @@ task = json.loads(os.environ["TF_CONFIG"])
 (folder / f"{name}.json").write_text(json.dumps([os.getpid(), task]))
 
 def end(number, frame):
+    line.tell({"stopped": "saved"})
     print("saved", file=sys.stderr, flush=True)
     os._exit(130)
 
@@ -50,9 +52,9 @@ if what == "fail":
     print("the reason", file=sys.stderr, flush=True)
     sys.exit(3)
 if what == "fail late":
-    while not (folder / "chief.at").exists():
+    while not (folder / "chief:0.at").exists():
         time.sleep(0.01)
-    chief = json.loads((folder / "chief.json").read_text())[0]
+    chief = json.loads((folder / "chief:0.json").read_text())[0]
     while pathlib.Path(f"/proc/{chief}").exists():
         time.sleep(0.01)
     sys.exit(3)
@@ -93,7 +95,7 @@ def make_folder(tmp_path):
 
 def launch(folder, workers=2, ps=0, evaluator=False, grace=2.0, display=None, **what):
     """Launches children that do what is said; returns what they gave to stdout."""
-    names = {name.replace("_", " "): one for name, one in what.items()}
+    names = {name.replace("_", ":"): one for name, one in what.items()}
     (folder / "what.json").write_text(json.dumps(names))
     wanted = launcher.Wanted(workers, ps, evaluator, grace)
 
@@ -123,19 +125,19 @@ def gone(folder, *names):
 
 def test_each_process_is_told_its_task_and_has_a_log(folder):
     found = launch(folder, workers=3, ps=1, evaluator=True)
-    assert found == ["result of chief\n", "result of evaluator\n"]
-    names = ["chief", "worker 1", "worker 2", "ps 0", "evaluator"]
+    assert found == ["result of chief:0\n", "result of evaluator:0\n"]
+    names = ["chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"]
     told = {name: process_of(folder, name)[1] for name in names}
     tasks = [(told[name]["task"]["type"], told[name]["task"]["index"]) for name in names]
     assert tasks == [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0), ("evaluator", 0)]
-    jobs = told["chief"]["cluster"]
+    jobs = told["chief:0"]["cluster"]
     assert {job: len(some) for job, some in jobs.items()} == {"chief": 1, "worker": 2, "ps": 1}
     addresses = [address for some in jobs.values() for address in some]
     assert len(set(addresses)) == 4
     assert all(one.startswith("127.0.0.1:") for one in addresses)
     assert all(told[name]["cluster"] == jobs for name in names)
     for name in names:
-        log = (folder / "logs" / f"{name.replace(' ', '-')}.log").read_text()
+        log = (folder / "logs" / f"{name.replace(':', '-')}.log").read_text()
         assert f"a line of {name}\n" in log
         assert f"process {process_of(folder, name)[0]}\n" in log
     assert gone(folder, *names)
@@ -146,31 +148,31 @@ def test_each_process_is_told_its_task_and_has_a_log(folder):
 
 def test_where_one_fails_the_others_are_ended_and_its_last_lines_shown(folder):
     with pytest.raises(errors.RunError) as caught:
-        launch(folder, chief="stay", worker_1="fail")
+        launch(folder, chief_0="stay", worker_0="fail")
     assert str(caught.value) == (
-        "worker 1 failed with exit code 3; the others were ended. "
-        f"The end of {folder}/logs/worker-1.log:\n"
-        "    train 0/20\n    train 10/20\n    train 20/20\n    a line of worker 1\n"
+        "worker:0 failed with exit code 3; the others were ended. "
+        f"The end of {folder}/logs/worker-0.log:\n"
+        "    train 0/20\n    train 10/20\n    train 20/20\n    a line of worker:0\n"
         f"    the reason\nNo checkpoint is saved in {folder} yet."
     )
-    assert "saved" in (folder / "logs" / "chief.log").read_text()  # it was asked first
-    assert gone(folder, "chief", "worker 1")
+    assert "saved" in (folder / "logs" / "chief-0.log").read_text()  # it was asked first
+    assert gone(folder, "chief:0", "worker:0")
 
 
 def test_with_servers_nobody_fails_once_the_training_is_over(folder):
-    ended = launch(folder, ps=1, worker_1="fail late", ps_0="fail late")
-    assert ended == ["result of chief\n"]
-    (folder / "chief.at").unlink()
-    with pytest.raises(errors.RunError, match=r"^worker 1 failed with exit code 3"):
-        launch(folder, worker_1="fail late")
+    ended = launch(folder, ps=1, worker_0="fail late", ps_0="fail late")
+    assert ended == ["result of chief:0\n"]
+    (folder / "chief:0.at").unlink()
+    with pytest.raises(errors.RunError, match=r"^worker:0 failed with exit code 3"):
+        launch(folder, worker_0="fail late")
 
 
 def test_who_does_not_end_in_time_is_killed(folder):
     began = time.monotonic()
-    with pytest.raises(errors.RunError, match=r"^worker 1 failed"):
-        launch(folder, grace=0.5, chief="stubborn", worker_1="fail")
+    with pytest.raises(errors.RunError, match=r"^worker:0 failed"):
+        launch(folder, grace=0.5, chief_0="stubborn", worker_0="fail")
     assert time.monotonic() - began < PATIENCE
-    assert gone(folder, "chief")
+    assert gone(folder, "chief:0")
 
 
 def test_a_process_that_was_killed_is_named_with_the_signal(folder):
@@ -181,39 +183,39 @@ def test_a_process_that_was_killed_is_named_with_the_signal(folder):
     class Killing(progress.Display):
         def say(self, text):
             nonlocal killer
-            if killer is None and (folder / "worker 1.at").exists():
-                (folder / "n").write_text(str(process_of(folder, "worker 1")[0]))
+            if killer is None and (folder / "worker:0.at").exists():
+                (folder / "n").write_text(str(process_of(folder, "worker:0")[0]))
                 killer = subprocess.Popen([sys.executable, "-c", code])
 
         def status(self, text):
             self.say(text)
 
-    with pytest.raises(errors.RunError, match=r"^worker 1 was ended by SIGKILL.*\n") as caught:
-        launch(folder, display=Killing(True), chief="stay", worker_1="stay")
+    with pytest.raises(errors.RunError, match=r"^worker:0 was ended by SIGKILL.*\n") as caught:
+        launch(folder, display=Killing(True), chief_0="stay", worker_0="stay")
     killer.wait()
     assert f"Step 40 is saved in {folder}; the same command goes on" in str(caught.value)
 
 
 def test_what_a_process_has_started_itself_does_not_stay(folder):
-    launch(folder, chief="nurse")
+    launch(folder, chief_0="nurse")
     wait_for(lambda: not processes.is_alive(int((folder / "nursed").read_text())))
 
 
 def test_workers_that_do_not_end_after_the_chief_are_ended(folder):
-    assert launch(folder, grace=0.3, worker_1="stay") == ["result of chief\n"]
-    assert gone(folder, "worker 1")
+    assert launch(folder, grace=0.3, worker_0="stay") == ["result of chief:0\n"]
+    assert gone(folder, "worker:0")
 
 
 def test_a_log_that_cannot_be_written_is_named(folder):
-    (folder / "logs" / "worker-1.log").mkdir(parents=True)
-    with pytest.raises(errors.RunError, match=r"worker-1\.log must be a file that can be written"):
-        launch(folder, chief="stay")
-    assert not (folder / "chief.json").exists() or gone(folder, "chief")
+    (folder / "logs" / "worker-0.log").mkdir(parents=True)
+    with pytest.raises(errors.RunError, match=r"worker-0\.log must be a file that can be written"):
+        launch(folder, chief_0="stay")
+    assert not (folder / "chief:0.json").exists() or gone(folder, "chief:0")
 
 
 def test_one_launcher_at_a_time_writes_logs(folder):
-    with started(folder, chief="stay", worker_1="stay") as process:
-        wait_for((folder / "chief.at").exists)
+    with started(folder, chief_0="stay", worker_0="stay") as process:
+        wait_for((folder / "chief:0.at").exists)
         with pytest.raises(
             errors.RunError, match=rf"`replicate launch` at a time; .*{process.pid}"
         ):
@@ -224,7 +226,7 @@ def test_one_launcher_at_a_time_writes_logs(folder):
 @contextlib.contextmanager
 def started(folder, **what):
     """Starts a launcher in a process of its own; ends it and its children, whatever happens."""
-    names = {name.replace("_", " "): one for name, one in what.items()}
+    names = {name.replace("_", ":"): one for name, one in what.items()}
     (folder / "what.json").write_text(json.dumps(names))
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(folder)],
@@ -241,41 +243,44 @@ def started(folder, **what):
         process.communicate()
         for name in what:
             with contextlib.suppress(OSError):
-                os.kill(process_of(folder, name.replace("_", " "))[0], signal.SIGKILL)
+                os.kill(process_of(folder, name.replace("_", ":"))[0], signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_all_processes_after_they_have_saved(folder, number):
-    with started(folder, chief="stay", worker_1="stay") as process:
-        wait_for(lambda: all((folder / f"{name}.at").exists() for name in ("chief", "worker 1")))
+    with started(folder, chief_0="stay", worker_0="stay") as process:
+        wait_for(lambda: all((folder / f"{name}.at").exists() for name in ("chief:0", "worker:0")))
         process.send_signal(number)
         said = process.communicate(timeout=PATIENCE)[1]
         assert process.returncode == 130
         assert "stopping after this step" in said
-        assert gone(folder, "chief", "worker 1")
-        for name in ("chief", "worker-1"):
+        assert [line for line in said.splitlines() if line.startswith(("stopped", "saved"))] == [
+            f"stopped; no checkpoint is saved in {folder} yet."
+        ]
+        assert gone(folder, "chief:0", "worker:0")
+        for name in ("chief-0", "worker-0"):
             assert (folder / "logs" / f"{name}.log").read_text().endswith("saved\n")
 
 
 def test_a_second_signal_waits_for_nobody(folder):
-    with started(folder, chief="stubborn", worker_1="stubborn") as process:
-        wait_for(lambda: all((folder / f"{name}.at").exists() for name in ("chief", "worker 1")))
+    with started(folder, chief_0="stubborn", worker_0="stubborn") as process:
+        wait_for(lambda: all((folder / f"{name}.at").exists() for name in ("chief:0", "worker:0")))
         process.send_signal(signal.SIGINT)
         time.sleep(0.3)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
         assert process.returncode == 130
-        assert gone(folder, "chief", "worker 1")
+        assert gone(folder, "chief:0", "worker:0")
 
 
 def test_processes_end_when_their_launcher_is_killed(folder):
-    with started(folder, chief="stay", worker_1="stubborn") as process:
-        wait_for(lambda: all((folder / f"{name}.at").exists() for name in ("chief", "worker 1")))
+    with started(folder, chief_0="stay", worker_0="stubborn") as process:
+        wait_for(lambda: all((folder / f"{name}.at").exists() for name in ("chief:0", "worker:0")))
         process.kill()
         process.wait()
-        wait_for(lambda: gone(folder, "chief", "worker 1"))  # the second one after its grace
-        assert (folder / "logs" / "chief.log").read_text().endswith("as well\nsaved\n")
+        wait_for(lambda: gone(folder, "chief:0", "worker:0"))  # the second one after its grace
+        assert (folder / "logs" / "chief-0.log").read_text().endswith("as well\nsaved\n")
     launch(folder)  # no lock is left either
 
 
@@ -287,18 +292,18 @@ def test_off_a_terminal_the_chiefs_lines_are_shown(folder):
         "train 0/20",
         "train 10/20",
         "train 20/20",
-        "a line of chief",
+        "a line of chief:0",
     ]
 
 
 def test_on_a_terminal_one_bar_shows_the_chiefs_steps(folder):
     screen = io.StringIO()
     shown = console.Console(file=screen, force_terminal=True, width=60, color_system=None)
-    launch(folder, display=progress.Display(console=shown), chief="slow")
+    launch(folder, display=progress.Display(console=shown), chief_0="slow")
     lines = re.split("[\r\n]", screen.getvalue())
     assert any("20/20" in line and "loss 2.5" in line for line in lines)
     assert not any(line.strip() == "train 10/20" for line in lines)  # it is the bar
-    assert any("a line of chief" in line for line in lines)
+    assert any("a line of chief:0" in line for line in lines)
 
 
 class Seen:
@@ -311,12 +316,12 @@ class Seen:
 @pytest.mark.parametrize(
     ("states", "expected"),
     [
-        ({"chief": "trains", "worker 1": "trains"}, ""),
-        ({"chief": "waits", "worker 1": "waits", "worker 2": "starts"},
-         "chief, worker 1: waits; worker 2: starts"),
-        ({"chief": "trains", "worker 1": "trains", "ps 0": "serves", "evaluator": "waits"}, ""),
-        ({f"worker {n}": "starts" for n in range(6)},
-         "worker 0, worker 1, worker 2 and 3 more: starts"),
+        ({"chief:0": "trains", "worker:0": "trains"}, ""),
+        ({"chief:0": "waits", "worker:0": "waits", "worker:1": "starts"},
+         "chief:0, worker:0: waits; worker:1: starts"),
+        ({"chief:0": "trains", "worker:0": "trains", "ps:0": "serves", "evaluator:0": "waits"}, ""),
+        ({f"worker:{n}": "starts" for n in range(6)},
+         "worker:0, worker:1, worker:2 and 3 more: starts"),
     ],
 )  # fmt: skip
 def test_those_are_named_whose_state_is_another_one(states, expected):
@@ -329,3 +334,88 @@ def test_logs_need_a_folder_of_this_machine():
             launcher.Wanted(1, 0, False, 1), lambda name: [], "gs://b/run",
             progress.Display(True),
         )  # fmt: skip
+
+
+# Scripts of one's own.
+
+SCRIPT = """
+import json, os, pathlib, signal, sys, time
+task = json.loads(os.environ["TF_CONFIG"])
+name = "{type}:{index}".format(**task["task"])
+what, folder = sys.argv[1:]
+print("a line of", name)
+assert "REPLICATE_LAUNCHER" not in os.environ  # whose line it is not
+own = pathlib.Path(folder, f"{name}.json")
+own.with_suffix(".part").write_text(json.dumps([os.getpid(), task]))
+own.with_suffix(".part").rename(own)
+while len(list(own.parent.glob("*:0.json"))) < len(task["cluster"]):
+    time.sleep(0.01)  # until all are there
+if what == "fail" and name == "worker:0":
+    sys.exit("the reason")
+while what != "work" or name == "ps:0":
+    time.sleep(0.01)
+"""
+
+
+def command_of(folder, what, *options):
+    """Returns the arguments of `replicate` that launch the script."""
+    (folder / "script.py").write_text(SCRIPT)
+    script = [sys.executable, str(folder / "script.py"), what, str(folder)]
+    return ["launch", "--workers", "2", "--model-dir", str(folder), *options, "--", *script]
+
+
+def test_a_script_of_ones_own_is_each_task(folder, capfd):
+    assert cli.main(command_of(folder, "work", "--ps", "1")) == 0
+    said = capfd.readouterr().err
+    assert "a line of chief:0" in said
+    assert "a line of worker:0" not in said
+    told = {name: process_of(folder, name)[1] for name in ("chief:0", "worker:0", "ps:0")}
+    jobs = told["chief:0"]["cluster"]
+    assert {job: len(some) for job, some in jobs.items()} == {"chief": 1, "worker": 1, "ps": 1}
+    assert told["worker:0"] == {"cluster": jobs, "task": {"type": "worker", "index": 0}}
+    assert "a line of worker:0\n" in (folder / "logs" / "worker-0.log").read_text()
+    assert gone(folder, *told)
+
+
+def test_a_script_that_fails_ends_the_others(folder, capfd):
+    assert cli.main(command_of(folder, "fail")) == 1
+    said = capfd.readouterr().err
+    assert "worker:0 failed with exit code 1; the others were ended." in said
+    assert f"    the reason\nLogs are in {folder}/logs." in said
+    assert gone(folder, "chief:0")
+
+
+def test_scripts_end_when_their_launcher_is_killed(folder):
+    line = [sys.executable, "-m", "replicate", *command_of(folder, "stay")]
+    process = subprocess.Popen(
+        line, env={**os.environ, "PYTHONPATH": str(TOP)}, stderr=subprocess.DEVNULL
+    )
+    try:
+        both = [folder / f"{name}.json" for name in ("chief:0", "worker:0")]
+        wait_for(lambda: all(one.exists() and one.read_text() for one in both))
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: gone(folder, "chief:0", "worker:0"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--workers", "2"], "CONFIG: must be one, or a command behind --; got 0 configs"),
+        (["a.yaml", "b.yaml", "--workers", "2"], "got 2 configs"),
+        (["--workers", "2", "--"], "got 0 configs"),
+        (["a.yaml", "--workers", "2", "--", "python"], "a.yaml: must not come with a command"),
+        (["--workers", "2", "--seed", "3", "--", "python"], "--seed=3: must not come with"),
+        (["--workers", "2", "--json", "--", "python"], "--json: must not come with"),
+    ],
+)
+def test_one_thing_is_launched(arguments, text, capsys):
+    assert cli.main(["launch", *arguments]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_script_that_is_no_program_is_named(folder, capfd):
+    line = ["launch", "--workers", "1", "--model-dir", str(folder), "--", "pyton", "x.py"]
+    assert cli.main(line) == 1
+    assert "pyton must be a program: No such file" in capfd.readouterr().err

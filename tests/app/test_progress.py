@@ -1,5 +1,6 @@
 """Progress is a bar on a terminal, lines elsewhere, and nothing when quiet."""
 
+import contextlib
 import io
 import itertools
 import os
@@ -118,6 +119,27 @@ def test_a_narrow_terminal_gets_what_matters_most(screen, width, note):
     lines = screen.getvalue().replace("\r", "\n").splitlines()
     assert any(line.rstrip().endswith(note) and "━━━" in line for line in lines)
     assert "…" not in screen.getvalue()
+
+
+def test_no_bar_stays_whatever_ends_it(screen):
+    with contextlib.suppress(KeyboardInterrupt), display_on(screen, terminal=True) as display:
+        display.task("train", 10).update(5)
+        display.status("worker:1: waits")
+        raise KeyboardInterrupt
+    after = screen.getvalue().rpartition("worker:1: waits")[2]
+    assert after.count("\x1b[2K") == 2  # both lines are erased
+
+
+def test_a_remark_ends_its_lines_at_words_on_a_terminal_alone(screen):
+    path = "/a/path/that/is/longer/than/the/terminal/is"
+    for terminal in (True, False):
+        shown = console.Console(file=screen, force_terminal=terminal, width=20, color_system=None)
+        progress.Display(False, shown).say(f"it was written to {path}")
+    assert screen.getvalue().splitlines() == [
+        "it was written to",
+        path,
+        f"it was written to {path}",
+    ]
 
 
 def test_quiet_shows_nothing(screen):

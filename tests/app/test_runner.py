@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from replicate.app.command import cli
+from replicate.app.config import config, functions
+from replicate.app.console import progress
+from replicate.app.training import runner
 from replicate.compat.tensorflow import tf
 
 MODEL = '''
@@ -118,7 +121,9 @@ def test_training_evaluates_on_its_way(trained):
 def test_a_finished_training_does_nothing_more(trained, capsys):
     before = sorted(path.name for path in (trained / "trained").iterdir())
     assert run(trained, "train") == 0
-    assert "is at step 4 already; nothing left to do" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "is at step 4 already; nothing left to do" in shown
+    assert "Train on with more --train.steps, or begin again with --fresh." in shown
     assert sorted(path.name for path in (trained / "trained").iterdir()) == before
 
 
@@ -135,6 +140,15 @@ def test_a_training_says_what_runs_and_what_it_came_to(folder, capsys):
     shown = capsys.readouterr().err.splitlines()
     assert shown[0] == "line: 1 tower on CPU:1"
     assert shown[1] == f"continuing from step 4 in {folder / 'told'}, to step 5"
+
+
+def test_an_evaluation_shows_how_far_it_has_to_go(trained):
+    told, path = [], str(trained / "line.yaml")
+    settings = config.load(path, model_dir=str(trained / "trained"))
+    with functions.importable(str(trained)):
+        runner.evaluate(settings, progress.Display(True, tell=told.append))
+    # 4 rows in batches of 3
+    assert [(one["bar"].done, one["bar"].total) for one in told if "bar" in one][-1] == (2, 2)
 
 
 def test_a_training_that_was_killed_before_its_end_makes_up_for_it(folder, capsys):

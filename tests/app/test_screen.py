@@ -117,6 +117,19 @@ def test_bars_do_not_cut_what_others_write():
         assert f"{line}\r\n" in shown
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_terminal_is_told_what_is_loaded(wanted):
+    shown, code = on_terminal(
+        "import os\n"
+        "from replicate import messages\n"
+        f"messages.show_progress({wanted})\n"
+        "with messages.loading('TensorFlow'):\n"
+        "    os.write(2, b'I0000 00:00:1 port.cc:153] a greeting\\nanother word\\n')\n"
+    )
+    told = "loading TensorFlow ...\r\033[K" if wanted else ""
+    assert (shown, code) == (f"{told}another word\r\n", 0)
+
+
 def test_the_last_words_of_a_process_that_dies_are_shown():
     shown, code = on_terminal(
         SHOWN + "    sys.stdout.flush()\n"
@@ -126,3 +139,4 @@ def test_the_last_words_of_a_process_that_dies_are_shown():
     assert code == -signal.SIGABRT
     assert "Check failed: 1 == 2" in shown
     assert shown.rfind("\033[?25h") > shown.rfind("\033[?25l")  # the cursor is back
+    assert "\r\033[2K" in shown.rpartition("5/10")[2]  # the bar is gone

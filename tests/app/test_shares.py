@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from replicate.app.cluster import tasks
 from replicate.app.config import config, input_config
 from replicate.app.console import interrupts, progress
 from replicate.app.data import inputs, section_inputs
 from replicate.app.training import estimators, running, steps
 from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy.cluster import cluster
 
 
 def task_of(position, size, **jobs):
-    """Returns the task of a worker."""
+    """Returns the cluster of a worker."""
     known = {"chief": ["h:1"], "worker": [f"h:{n + 1}" for n in range(1, size)], **jobs}
     job, index = ("worker", position - 1) if position else ("chief", 0)
-    return tasks.Task(job, index, {name: some for name, some in known.items() if some})
+    return cluster.of({"cluster": known, "task": {"type": job, "index": index}})
 
 
 def elements(make):
@@ -84,7 +84,7 @@ def test_a_function_that_names_its_context_reads_its_part_alone():
 
     left, whose, context = inputs.left_to(fn, source, task_of(1, 2))
     # Of 5 rows the first worker has 3 and the second one 2.
-    assert (left.batch_size, whose, context.input_pipeline_id) == (2, tasks.ALONE, 1)
+    assert (left.batch_size, whose, context.input_pipeline_id) == (2, cluster.ALONE, 1)
     assert context.num_input_pipelines == 2
     left, whose, _ = inputs.left_to(lambda batch_size: None, source, task_of(1, 2))
     assert (left.batch_size, whose.position) == (5, 1)

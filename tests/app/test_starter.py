@@ -12,7 +12,7 @@ import yaml
 
 from replicate import errors
 from replicate.app.command import cli
-from replicate.app.config import config
+from replicate.app.config import config, schema
 from replicate.app.data import samples
 from replicate.compat.tensorflow import tf
 
@@ -59,6 +59,15 @@ def init(folder, *arguments):
         ("a,b\n9223372036854775807,-9223372036854775808\n", {"columns": ["int64", "int64"]}),
         ("\ufeffa\r\n1\r\n\r\n2\r\n", {"columns": ["int64"]}),
         ("a,b\n", {"columns": ["string", "string"]}),
+        (
+            "a,b,c\n1,NA,NA\nNA,True,NL\n?,?,\n",
+            {
+                "columns": ["int64", "bool", "string"],
+                "defaults": {"a": 0, "b": False},
+                "na_values": ["?", "NA"],
+            },
+        ),
+        ("a,b\nNA,-\nNA,x\n", {"columns": ["string", "string"]}),
     ],
 )
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
@@ -120,7 +129,7 @@ def test_arrays_for_evaluation_are_found_by_name(tmp_path):
 def test_damaged_archives_are_named(tmp_path):
     path = tmp_path / "d.npz"
     np.savez(path, a=np.array([{}], dtype=object))
-    with pytest.raises(errors.RunError, match="must have arrays of numbers or text"):
+    with pytest.raises(errors.RunError, match="Object arrays cannot be loaded"):
         samples.look("npz", str(path))
     np.savez(path, a=np.zeros(3))
     whole = path.read_bytes()
@@ -196,7 +205,8 @@ def test_the_digits_train_from_what_is_written(tmp_path, capsys):
     read = config.load(str(tmp_path / "config.yaml"))
     assert (read.train.input.file, read.train.input.label) == (str(DIGITS), "label")
     assert (read.train.input.rows, read.eval.input.rows) == ((0, 1437), (1437, 1797))
-    assert text.startswith("# yaml-language-server: $schema=")
+    assert text.startswith("# yaml-language-server: $schema=replicate.schema.json\n")
+    assert (tmp_path / "replicate.schema.json").read_text() == schema.text()
     where = [str(tmp_path / "config.yaml"), "--model-dir", str(tmp_path / "run"), "--quiet"]
     assert cli.main(["train", *where, "--train.steps=2", "--devices=[/cpu:0, /cpu:1]"]) == 0
 
@@ -243,6 +253,20 @@ def test_records_pass_check_from_what_is_written(tmp_path):
     }
 
 
+def test_a_lone_file_is_divided_by_a_holdout(tmp_path):
+    (tmp_path / "d.csv").write_text("x,y\n" + "1,2\n" * 99)
+    with tf.io.TFRecordWriter(str(tmp_path / "d.tfrecord")) as file:
+        for _ in range(50):
+            file.write(example(x=[1.0], y=[3]))
+    for name in ("d.csv", "d.tfrecord"):
+        assert "holdout: 0.1" in init(tmp_path, "a.b:c", tmp_path / name, "--force")
+        read = config.load(str(tmp_path / "config.yaml"))
+        assert (read.train.input.holdout, read.eval.input.holdout) == (0.1, 0.1)
+    (tmp_path / "train.csv").write_text("x,y\n" + "1,2\n" * 99)
+    (tmp_path / "test.csv").write_text("x,y\n1,2\n")
+    assert "holdout" not in init(tmp_path, "a.b:c", tmp_path / "train.csv", "--force")
+
+
 def test_strange_names_are_written_so_that_they_read_back(tmp_path):
     names = ["a: b", "#c", "${X}", "- d", "", "tab\there", "yes", "'", "ü 😀", "\x1bescape"]
     path = tmp_path / "d.csv"
@@ -258,6 +282,7 @@ def test_a_function_is_data_too(tmp_path):
     assert yaml.safe_load(init(tmp_path, "a.b:c", "a.b:rows"))["train"]["input"] == {
         "kind": "function",
         "function": "a.b:rows",
+        "holdout": 0.1,
         "batch_size": 32,
     }
 
@@ -284,7 +309,7 @@ def test_init_warns_of_functions_that_are_not_there(tmp_path, capsys):
         (["model", "d.csv"], 2, "MODEL_FN: must be a function's name as package.module:function"),
         (["a:b", "none.csv"], 1, "DATA: none.csv: must be a file of this machine"),
         (["a:b", "."], 1, "DATA: .: must be a file of this machine"),
-        (["a:b", "d.bin"], 1, "DATA: d.bin: must be CSV, npz or TFRecord"),
+        (["a:b", "d.bin"], 1, "DATA: d.bin: must be CSV, npz, Parquet or TFRecord"),
         (["a:b", "d.csv", "--label", "z"], 2, "--label z: must be in d.csv. It has x, y."),
         (["a:b", "d.csv", "--label", "yy"], 2, "Did you mean y?"),
         (["a:b", "d.csv", "--optimizer", "Adm"], 2, "got 'Adm'. Did you mean Adam?"),

@@ -93,6 +93,24 @@ def test_an_empty_cell_takes_its_default(tmp_path):
     assert (features["n"].tolist(), features["y"].tolist()) == ([1000], [True])
 
 
+def test_words_for_an_empty_cell_take_the_default_of_their_column(tmp_path):
+    text = "x,n,s,y\nNA, ? ,NA,\nnan,7,?,true\n"
+    keys = {"na_values": ["NA", "?", "nan"], "defaults": {"x": 0.5, "n": -1, "y": False}}
+    features, _ = read(tmp_path, text, **keys)
+    assert (features["x"].tolist(), features["n"].tolist()) == ([0.5, 0.5], [-1, 7])
+    assert (features["s"].tolist(), features["y"].tolist()) == ([b"NA", b"?"], [False, True])
+    keys["defaults"] |= {"s": "none"}
+    assert read(tmp_path, text, **keys)[0]["s"].tolist() == [b"none", b"none"]
+    # Without a default a number is missing, which is no NaN.
+    keys["defaults"] = {"n": 0, "y": False}
+    assert "d.csv:2: x must be float32, got 'NA', of na_values. Fill it in" in fault_of(
+        tmp_path, text, **keys
+    )
+    assert "d.csv:2: x must be float32, got 'nan', of na_values." in fault_of(
+        tmp_path, text.replace("NA,", "nan,", 1), **keys
+    )
+
+
 NUMBERS = "1 -2 2.0 1e3 0 nan inf 1_0 0x1 99999999999999999999 300 +5 1e39 1e400".split()
 WORDS = [
     "true",

@@ -260,7 +260,8 @@ def test_epochs_end_a_training_at_the_same_step_however_often_it_is_stopped(fold
     assert f"continuing from step 3 in {folder / 'epochs'}, to step 6 (3 epochs)" in shown
     assert step_of(folder / "epochs") == 6
     assert json.loads((folder / "epochs/metrics.json").read_text())["ended_by"] == "epochs"
-    assert "nothing left to do" in run(folder, "train", "epochs", *epochs)[1]
+    shown = run(folder, "train", "epochs", *epochs)[1]
+    assert "nothing left to do.\nTrain on with more --train.epochs, or begin again" in shown
 
 
 def test_epochs_of_a_stream_are_counted_while_it_is_read(folder):
@@ -299,7 +300,10 @@ def test_training_stops_early_and_says_why(stopped):
     assert json.loads((folder / "stopped/metrics.json").read_text())["ended_by"] == "early_stopping"
     again = run(folder, "train", "stopped", *EARLY, "train.steps=99")[1]
     assert "is at step 3 already, where it stopped early (loss has not been better than" in again
-    assert again.rstrip().endswith("for 2 evaluations); nothing left to do.")
+    assert again.rstrip().endswith(
+        "for 2 evaluations); nothing left to do.\n"
+        "Train on with a larger --train.early_stopping.patience, or begin again with --fresh."
+    )
 
 
 def test_an_evaluation_that_was_cut_off_is_made_up_for(folder):
@@ -414,6 +418,55 @@ def test_a_hook_that_ends_a_training_is_told_from_an_input_that_does(folder):
     shown = run(folder, "train", "enough", "train.input.repeat=2", "train.steps=9")[1]
     assert "train.input came to its end at step 3 of 9." in shown  # one batch in a pass
     assert json.loads((folder / "enough/metrics.json").read_text())["ended_by"] == "input"
+
+
+def test_a_training_ends_in_time_and_goes_on_from_there(folder):
+    timed = ("train.max_time=0.000001", "train.steps=9", "export.exporters=[{kind: final}]")
+    for step in (1, 2):  # the step that is begun is made
+        shown = run(folder, "train", "timed", *timed)[1]
+        assert f"train.max_time was over at step {step} of 9; the same command goes on" in shown
+        assert f"evaluated at step {step}:" in shown
+        assert "exported final:" in shown
+        assert json.loads((folder / "timed/metrics.json").read_text())["ended_by"] == "max_time"
+    shown = run(folder, "train", "timed", "train.max_time=1h", "train.steps=3")[1]
+    assert "max_time was over" not in shown
+    np.testing.assert_allclose(tensor(folder / "timed"), WEIGHTS[3], rtol=1e-6)
+
+
+def test_one_batch_of_everything_leaves_nothing_behind(folder):
+    everything = (
+        "train.steps=null",
+        "train.epochs=3",
+        "accumulate_steps=2",
+        "eval.input.batch_size=1",
+        "eval.every_steps=5",
+        "train.early_stopping={}",
+        "train.keep_best={}",
+        "export={exporters: [{kind: best}, {kind: latest}]}",
+        f"export.directory={folder / 'tried_export'}",
+    )
+    before = {path.name for path in folder.iterdir()}
+    out, err = run(folder, "train", "tried", *everything, options=["--fast-dev-run"])
+    told = ("training from step 0 to 2", "evaluated at step 2", "exported best", "exported latest")
+    assert [
+        text for text in (*told, "best so far by loss", "predicted 3 rows") if text not in err
+    ] == []
+    # One batch of one row, x = 1, y = 1; one update leaves w = 1.5 of two equal batches.
+    found = dict(line.split("│")[1:3] for line in out.splitlines() if line.count("│") == 3)
+    found = {name.strip(): float(value) for name, value in found.items()}
+    assert (found["loss"], found["w"], found["global_step"]) == (0.125, 1.5, 2)
+    assert {path.name for path in folder.iterdir()} == before
+    out, _ = run(folder, "train", "tried", options=["--fast-dev-run", "--json"])
+    told = json.loads(out)
+    assert (told["step"], told["path"], told["metrics"]["w"]) == (1, None, 1.5)
+
+
+def test_one_batch_names_what_fails_behind_the_training(folder):
+    export = "export={exporters: [{kind: best, metric: acc}]}"
+    options = ["--fast-dev-run"]
+    assert "acc" in run(folder, "train", "tried", export, options=options, code=1)[1]
+    keys = "predict.keys=[z]"
+    assert "got 'z'" in run(folder, "train", "tried", keys, options=options, code=1)[1]
 
 
 def test_what_is_no_hook_is_refused(folder):

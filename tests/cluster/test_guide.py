@@ -66,9 +66,13 @@ def run(script, folder, seconds, **variables):
 
 
 @pytest.mark.thorough
-def test_two_processes_train_as_printed(tmp_path):
+@pytest.mark.parametrize("way", ["by hand", "launch"])
+def test_two_processes_train_as_printed(tmp_path, way):
     (tmp_path / "mine.py").write_text(example("python", "MultiWorkerStrategy"), encoding="utf-8")
-    script = example("sh", "python mine.py")
+    script = example("sh", "python mine.py &")
+    if way == "launch":
+        (script,) = re.findall("replicate launch .* -- python mine.py", GUIDE)
+        script += " && cat logs/*"
     for printed, port in zip(("14001", "14002"), free_ports(2), strict=True):
         script = script.replace(printed, port)
     code, log = run(script, tmp_path, 120)

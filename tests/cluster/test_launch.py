@@ -175,10 +175,10 @@ def test_logs_say_who_waited_and_nothing_is_left(trained):
     folder, told, err = trained
     assert "logs: out/logs" in err
     assert "line: 2 workers of 2 towers on CPU:0, CPU:1 (multi_worker)" in err
-    log = (folder / "out" / "logs" / "worker-1.log").read_text()
-    assert "worker 1 is ready, and waits for 1 other worker, for 60 seconds at most" in log
-    assert f"worker 1 has made its last step, {told['step']}" in log
-    assert set(processes_of(folder, "out")) == {"chief", "worker-1"}
+    log = (folder / "out" / "logs" / "worker-0.log").read_text()
+    assert "worker:0 is ready, and waits for 1 other worker, for 60 seconds at most" in log
+    assert f"worker:0 has made its last step, {told['step']}" in log
+    assert set(processes_of(folder, "out")) == {"chief-0", "worker-0"}
     assert not any(map(processes.is_alive, processes_of(folder, "out").values()))
 
 
@@ -206,7 +206,7 @@ def test_who_is_stopped_or_loses_one_goes_on_to_the_same_weights(folder):
     assert f"stopped; step {step} is saved in steady; the same command goes on" in err
     assert step % 10 or step > 10  # it was saved when the signal came
 
-    for name in ("worker-1", "chief"):
+    for name in ("worker-0", "chief-0"):
         with launching(folder, "steady.yaml", "steady") as process:
 
             def kill(name=name):
@@ -214,7 +214,7 @@ def test_who_is_stopped_or_loses_one_goes_on_to_the_same_weights(folder):
 
             err = ended(folder, process, reach=10, act=kill)
             assert process.returncode == 1, err
-        shown = name.replace("-", " ")
+        shown = name.replace("-", ":")
         assert f"{shown} was ended by SIGKILL; the others were ended. The end of steady/logs" in err
         assert "Traceback" not in err
         assert weights(folder / "steady")["global_step"] > step
@@ -252,8 +252,8 @@ def test_an_evaluator_does_what_follows_from_checkpoints(folder):
     assert {**expected, "metrics": found["metrics"]} == found
     assert json.loads(done.stdout)["metrics"]["w"] == pytest.approx(found["metrics"]["w"])
     assert (folder / json.loads(done.stdout)["path"] / "saved_model.pb").exists()
-    assert "evaluated at step 12" in (folder / "evaluated" / "logs" / "evaluator.log").read_text()
-    assert "evaluated at" not in (folder / "evaluated" / "logs" / "chief.log").read_text()
+    assert "evaluated at step 12" in (folder / "evaluated" / "logs" / "evaluator-0.log").read_text()
+    assert "evaluated at" not in (folder / "evaluated" / "logs" / "chief-0.log").read_text()
     assert (folder / "evaluated" / "finished").read_text() == "12\n"  # 3 epochs of 4 batches
 
 
@@ -273,8 +273,8 @@ def test_a_launch_with_a_parameter_server_trains_to_its_end(folder):
     assert (record["workers"], record["strategy"]) == (2, "parameter_server")
     assert "line: 2 workers of 2 towers on CPU:0, CPU:1 (1 parameter server)" in err
     log = (folder / "served" / "logs" / "ps-0.log").read_text()
-    assert "line: ps 0, keeps variables until it is ended" in log
-    assert set(processes_of(folder, "served")) == {"chief", "worker-1", "ps-0"}
+    assert "line: ps:0, keeps variables until it is ended" in log
+    assert set(processes_of(folder, "served")) == {"chief-0", "worker-0", "ps-0"}
     assert not any(map(processes.is_alive, processes_of(folder, "served").values()))
 
 
@@ -309,7 +309,10 @@ def test_strategies_that_would_leave_workers_alone_are_refused(folder, capsys):
 
 def test_other_commands_do_not_join_the_cluster(trained, monkeypatch, capsys):
     folder, told, _ = trained
-    tasks = {"cluster": {"chief": ["a:1"], "worker": ["a:2"]}, "task": {"type": "worker"}}
+    tasks = {
+        "cluster": {"chief": ["a:1"], "worker": ["a:2"]},
+        "task": {"type": "worker", "index": 0},
+    }
     monkeypatch.setenv("TF_CONFIG", json.dumps(tasks))
     where = ["--model-dir", str(folder / "out"), "--set", "strategy=multi_worker", "--json"]
     assert cli.main(["evaluate", str(folder / "line.yaml"), *where]) == 0

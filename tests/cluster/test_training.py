@@ -180,7 +180,7 @@ def test_the_core_joins_over_workers(trained):
             "config",
             ["the config's optimizer.learning_rate", "worker:0 has 0.1", "worker:1 has 0.2"],
         ),
-        ("model", ["the variables", "Number 2", "worker:0 has same:0", "worker:1 has other:0"]),
+        ("model", ["the variable same. worker:0 has same (2,) float32; worker:1 has none"]),
         ("rate", ["ResourceApplyGradientDescent with alpha made of 0.2", "worker:0 has"]),
         ("options", ["options of replicate_model_fn", "worker:1 has accumulate_steps=2"]),
     ],

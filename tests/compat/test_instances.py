@@ -75,6 +75,7 @@ def backend_of_keras():
 
 MAKERS = {
     "graph": tf1.get_default_graph,
+    "graph of a function": lambda: tf.function(lambda: 1).get_concrete_function().graph,
     "stack of a graph": lambda: tf1.get_default_graph()._colocation_stack,
     "operation": lambda: tf.constant(1.0).op,
     "dtype": lambda: tf.float32,

@@ -95,13 +95,28 @@ needs_keras_3 = pytest.mark.skipif(not HAS_KERAS_3, reason="TensorFlow 2.15 come
 
 
 @needs_keras_3
-def test_importing_replicate_first_makes_tf_keras_keras_2(run_python):
+@pytest.mark.parametrize("first_use", ["from replicate import estimator", "replicate.devices"])
+def test_the_first_use_makes_tf_keras_keras_2_and_the_import_alone_does_not(run_python, first_use):
     said = run_python(
         "import os; os.environ.pop('TF_USE_LEGACY_KERAS', None)\n"
-        "import tensorflow as tf\n"
         "import replicate\n"
-        "print(tf.keras.layers.Layer.__module__)\n"
-        "replicate.get_tower_context"
+        "print(os.environ.get('TF_USE_LEGACY_KERAS'))\n"
+        "import tensorflow as tf\n"
+        f"{first_use}\n"
+        "print(tf.keras.layers.Layer.__module__)"
+    )
+    before, module = said.split()
+    assert before == "None"
+    assert module.endswith(KERAS_2_MODULE)
+
+
+@needs_keras_3
+def test_estimators_before_tensorflow_make_imports_from_tf_keras_keras_2(run_python):
+    said = run_python(
+        "import os; os.environ.pop('TF_USE_LEGACY_KERAS', None)\n"
+        "from replicate import estimator\n"
+        "from tensorflow.keras.layers import Layer\n"
+        "print(Layer.__module__)"
     )
     assert said.strip().endswith(KERAS_2_MODULE)
 

@@ -1,5 +1,6 @@
 """What an Estimator does around the model_fn: hooks, savers, warm starts."""
 
+import gc
 import itertools
 import pathlib
 
@@ -238,6 +239,29 @@ def test_a_saver_restores_all_copies(tmp_path, strategy, maker):
         assert seen == 4.0
     prefix = "" if maker == "a list" else "other/"
     assert set(dict(tf.train.list_variables(path))) == {f"{prefix}{name}" for name in named}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_sharded_saver_of_a_scaffold_adds_what_it_adds_on_one_device(caplog, strategy):
+    def number_of_operations(devices, is_saved):
+        def model(features, labels, mode):
+            spec = dense(features, labels, mode)
+            saver = tf1.train.Saver(sharded=True) if is_saved else None
+            return spec._replace(scaffold=tf1.train.Scaffold(saver=saver))
+
+        replicated = model_fn.replicate_model_fn(model, momentum, devices, strategy=strategy)
+        with tf.Graph().as_default() as graph:
+            tf1.train.create_global_step()
+            replicated({"x": tf.constant(X)}, tf.constant(Y), "train")
+            return len(graph.get_operations())
+
+    one, several = (
+        number_of_operations(devices, True) - number_of_operations(devices, False)
+        for devices in (1, 3)
+    )
+    assert one <= several <= one * (3 if strategy == "mirrored" else 1)
+    gc.collect()  # what is never used is told once it is gone
+    assert not [record for record in caplog.records if "never used" in record.getMessage()]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

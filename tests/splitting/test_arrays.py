@@ -25,7 +25,7 @@ def test_an_arrays_size_is_that_of_each_devices():
         array = array.unstack(tf.transpose(x, [1, 0, 2]))
         size = array.size()
         found = tf.reduce_sum(array.stack() * tf.cast(size, tf.float64), [0, 2])
-        result = splitter.split_graph([splitter.Given(x)], DEVICES, [found], home=DEVICES[0])
+        result = splitter.split_graph([x], DEVICES, [found], home=DEVICES[0])
         kinds = {op.type for op in graph.get_operations() if result.how(op) == "split"}
         assert "TensorArraySizeV3" in kinds
         with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as session:

@@ -70,7 +70,7 @@ def run(make, is_split, is_static, steps, feed):
         x = tf1.placeholder(tf.float64, [ROWS if is_static else None, 3], name="x")
         fetch = make(x)
         if is_split:
-            given, rows = [splitter.Given(x)], ROWS if is_static else None
+            given, rows = [x], ROWS if is_static else None
             fetch = splitter.split_graph(
                 given, DEVICES, [fetch], home=DEVICES[0], static_rows=rows
             ).fetch[0]

@@ -8,7 +8,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting.inference import extents, folding
 from replicate.splitting.inference.extents import BATCH, PICKED, UnknownError, rows
 from replicate.splitting.inference.facts import Facts
-from replicate.splitting.inference.probes import KnownRows
+from replicate.splitting.inference.probes import KnownRows, KnownShape
 from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, Shape, Space, WholeError
 from replicate.splitting.structure import loops
@@ -18,8 +18,9 @@ ROW = Extent(None, 1)  # one entry for each row
 OPEN = Extent(None)  # of which nothing is known
 
 
-def facts_of(graph, given, static_rows=None, num_devices=2, shapes=None):
-    return Facts(graph, given, loops.Structure(graph), num_devices, static_rows, shapes)
+def facts_of(graph, given, static_rows=None, num_devices=2):
+    known = [KnownRows(*each) if type(each) is tuple else each for each in given]
+    return Facts(graph, known, loops.Structure(graph), num_devices, static_rows)
 
 
 def begun(facts, rows_of, sizes=()):
@@ -260,7 +261,7 @@ def test_shapes_of_sparse_tensors_have_entries(graph):
     product = tf.sparse.sparse_dense_matmul(sparse, weights)
     ends = [KnownRows(sparse.indices, is_picked=True), KnownRows(sparse.values, is_picked=True)]
     vector = sparse.dense_shape
-    facts = facts_of(graph, ends, shapes={vector.ref(): [BATCH, 9]})
+    facts = facts_of(graph, [*ends, KnownShape(vector, [BATCH, 9])])
     assert facts.shape(product) == (ROW, Extent(4))
     assert facts.shape_entries(vector) == (ROW, Extent(9))
     assert facts.value(vector[1]) == 9

@@ -73,7 +73,7 @@ def test_what_is_drawn_is_drawn_once(graph, made, is_static, rows):
     tf.multiply(found, 2.0, "twice")
     loss = tf.reduce_mean(tf.sin(found))
     result = splitter.split_graph(
-        [splitter.Given(x)],
+        [x],
         DEVICES,
         [loss],
         home=DEVICES[0],
@@ -99,7 +99,7 @@ def test_a_loop_reads_what_the_step_reads(graph):
     )[1]
     found = tf.identity(found, "found")
     step = tf1.train.GradientDescentOptimizer(1.0).minimize(tf.reduce_mean(tf.square(found - 1.0)))
-    result = splitter.split_graph([splitter.Given(x)], DEVICES, [step], home=DEVICES[0])
+    result = splitter.split_graph([x], DEVICES, [step], home=DEVICES[0])
     ran = behind(graph.get_tensor_by_name("found:0").op)
     assert not [op.name for op in ran if op.type == "ReadVariableOp" and op in of_loops(result)]
     require_no_late_reads(graph, x, result.fetch[0], w, "found:0", after_loop)
@@ -112,7 +112,7 @@ def test_what_no_step_needs_reads_what_the_step_reads(fresh_graph):
     loss = tf.reduce_mean(tf.square(x @ w - 1.0))
     step = tf1.train.GradientDescentOptimizer(1.0).minimize(loss)
     tf.matmul(tf.sin(x), w, name="other")
-    result = splitter.split_graph([splitter.Given(x)], DEVICES, [step], home=DEVICES[0])
+    result = splitter.split_graph([x], DEVICES, [step], home=DEVICES[0])
     require_no_late_reads(
         fresh_graph,
         x,

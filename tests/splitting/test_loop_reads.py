@@ -95,7 +95,7 @@ def run(make, num_devices, is_static, steps=2):
         fetch = make(x)
         if num_devices:
             fetch = splitter.split_graph(
-                [splitter.Given(x)],
+                [x],
                 DEVICES[:num_devices],
                 [fetch],
                 home=DEVICES[0],
@@ -189,7 +189,7 @@ def test_each_device_looks_up_in_a_loop_of_its_own():
     with tf.Graph().as_default() as graph:
         x = tf1.placeholder(F64, [None, 3])
         fetch = model(looks_up, 1, False)(x)
-        splitter.split_graph([splitter.Given(x)], DEVICES, [fetch], home=DEVICES[0])
+        splitter.split_graph([x], DEVICES, [fetch], home=DEVICES[0])
         for k, device in enumerate(DEVICES):
             kinds = ("Gather", "GatherV2", "ResourceGather")
             found = [

@@ -376,7 +376,7 @@ class Built:
 
     def _split(self, mirrored):
         result = splitter.split_graph(
-            [splitter.Given(each) for each in self.given],
+            self.given,
             self.devices,
             self.run,
             home=self.devices[0],
@@ -384,7 +384,7 @@ class Built:
             mirrored=mirrored,
         )
         self.run = result.fetch
-        mirrored_variables.list_copies(Owner(self.devices), mirrored, result)
+        mirrored_variables.list_copies(Owner(self.devices), mirrored, result.copies, result.made)
 
     @contextlib.contextmanager
     def session(self):

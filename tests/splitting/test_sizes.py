@@ -112,7 +112,7 @@ def built(name, num_devices):
     found = MODELS[name](tf.tanh(x), tf.shape(x)[0])
     found += tf.gradients([tf.reduce_sum(tf.square(each)) for each in found], [x])
     if num_devices:
-        given = [splitter.Given(x)]
+        given = [x]
         found = splitter.split_graph(given, DEVICES[:num_devices], [found], home=DEVICES[0])
         found = found.fetch[0]
     return x, found

@@ -724,7 +724,7 @@ class Built:
 
     def _split(self, static_rows, num_devices):
         self.result = splitter.split_graph(
-            given=[splitter.Given(tensor) for tensor in self.features.values()],
+            given=list(self.features.values()),
             devices=DEVICES[:num_devices],
             keep=[*self.values.values(), *self.step],
             home=DEVICES[0],

@@ -192,7 +192,7 @@ class Built:
     def _split(self, keep: list, across: Any, strategy: Any) -> list:
         given = [ref.deref() for ref in self._own]
         return splitter.split_graph(
-            given=[splitter.Given(tensor) for tensor in given],
+            given=given,
             devices=strategy.worker_devices,
             keep=keep,
             home=strategy.home,

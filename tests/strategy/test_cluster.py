@@ -30,7 +30,9 @@ def leader_of(found):
 
 
 def test_the_first_worker_is_the_chief_where_there_is_none():
-    found = cluster.of({"cluster": {"worker": ["b:2", "c:3"]}, "task": {"type": "worker"}})
+    found = cluster.of(
+        {"cluster": {"worker": ["b:2", "c:3"]}, "task": {"type": "worker", "index": 0}}
+    )
     assert found.position == 0
     assert found.name == "worker:0"
     assert leader_of(found) == "/job:chief/replica:0/task:0"  # the job that Estimators want
@@ -72,12 +74,19 @@ def test_without_a_cluster_a_process_is_alone(monkeypatch):
         ("[]", "JSON object"),
         ({"cluster": {"worker": "a:1"}}, "list of addresses"),
         ({"cluster": {"workers": ["a:1"]}}, "a chief or a worker"),
-        ({"cluster": {"worker": [""]}}, r"host:port; worker:0 has ''"),
-        ({"cluster": {"worker": ["a:1", "b"]}}, r"host:port; worker:1 has 'b'"),
+        ({"cluster": {"worker": [""]}}, r"host:port, .*; worker:0 has ''"),
+        ({"cluster": {"worker": ["a:1", "b"]}}, r"host:port, .*; worker:1 has 'b'"),
         ({"cluster": {"worker": ["a:1"], "ps": ["a:1"]}}, "gives a:1 to worker:0 and ps:0"),
         ({"cluster": _JOBS, "task": "worker"}, "an object with type and index"),
         ({"cluster": _JOBS, "task": {"type": "worker", "index": 2}}, "worker:0, worker:1"),
-        ({"cluster": _JOBS}, "one of its cluster"),
+        ({"cluster": _JOBS}, "by an index from 0"),
+        ({"cluster": _JOBS, "task": {"type": "boss", "index": 0}}, "one of its cluster"),
+        ({"cluster": _JOBS, "task": {"type": "worker"}}, "an index of its own"),
+        ({"cluster": _JOBS, "task": {"type": "worker", "index": "one"}}, "an index of its own"),
+        ({"cluster": {"worker": ["a:99999"]}}, r"from 1 to 65535; worker:0 has 'a:99999'"),
+        ({"cluster": {"worker": ["a:0"]}}, r"from 1 to 65535; worker:0 has 'a:0'"),
+        ({"cluster": {"worker": ["http://a:1"]}}, "host:port"),
+        ({"cluster": {"worker": ["a:1 "]}}, "host:port"),
     ],
 )
 def test_what_names_no_task_is_refused(given, text):

@@ -4,6 +4,8 @@ import contextlib
 import logging
 import socket
 import threading
+import time
+import types
 
 import pytest
 
@@ -11,9 +13,11 @@ from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import cluster, membership
 
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first frame of HTTP/2: its kind is 4, it has no bytes
+
 
 @contextlib.contextmanager
-def listening(word=b"!"):
+def listening(word=SETTINGS):
     """An address at which somebody says a word to who comes, and closes; None: says nothing."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -106,13 +110,21 @@ def test_who_does_not_come_in_time_is_named():
 
 def test_who_comes_late_is_waited_for(monkeypatch, caplog):
     monkeypatch.setattr(membership, "_FIRST_WORD", 0.0)
-    with listening() as address, socket.socket() as late:
+    with listening() as address, socket.socket() as late, contextlib.ExitStack() as leave:
         late.bind(("127.0.0.1", 0))
-        there = f"127.0.0.1:{late.getsockname()[1]}"
-        timer = threading.Timer(0.5, late.listen)
-        timer.start()
+        there, come_in = f"127.0.0.1:{late.getsockname()[1]}", []
+
+        def come(seconds):
+            if "worker:0 waits" in caplog.text and not come_in:
+                come_in.append(late.listen())
+                speaker = threading.Thread(target=speak, args=(late, SETTINGS), daemon=True)
+                leave.callback(speaker.join)
+                leave.callback(late.shutdown, socket.SHUT_RDWR)
+                speaker.start()
+
+        clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=come)
+        monkeypatch.setattr(membership, "time", clock)
         wait_for_others(three(address, there, 30))
-        timer.join()
     assert f"worker:0 waits for worker:2 ({there})" in caplog.text
 
 
@@ -144,13 +156,14 @@ def test_where_workers_meet_any_error_is_a_lost_worker(node, kind, becomes):
     assert becomes is None or "runs another step, as by a session.run" in str(raised.value)
 
 
-def test_somebody_who_listens_is_found():
+def test_somebody_who_listens_is_found(monkeypatch):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         assert not membership.answers(address)
         listener.listen()
-        assert membership.answers(address, 0.1)
+        monkeypatch.setattr(membership, "_ANSWER", 0.1)
+        assert membership.answers(address)
 
 
 def with_servers(address, timeout=600.0, is_stopping=None):

@@ -8,6 +8,7 @@ import functools
 import pytest
 
 from replicate import estimator
+from replicate.app.training import weight_decay
 from replicate.compat.tensorflow import tf, tf1
 from tests.training import runs
 
@@ -70,8 +71,10 @@ OPTIMIZERS = {
     "adagrad": lambda: tf1.train.AdagradOptimizer(0.1),
     "adagrad_da": lambda: tf1.train.AdagradDAOptimizer(0.1, tf1.train.get_global_step()),
     "adam": lambda: tf1.train.AdamOptimizer(0.1),
+    "adamw": lambda: weight_decay.AdamW(0.03, weight_decay=0.1),
     "ftrl": lambda: tf1.train.FtrlOptimizer(0.1, l1_regularization_strength=0.001),
     "gradient_descent": lambda: tf1.train.GradientDescentOptimizer(0.1),
+    "lamb": lambda: weight_decay.LAMB(0.03),
     "momentum": lambda: tf1.train.MomentumOptimizer(0.1, 0.9),
     "nesterov": lambda: tf1.train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
     "proximal_adagrad": lambda: tf1.train.ProximalAdagradOptimizer(

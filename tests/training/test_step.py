@@ -53,6 +53,18 @@ def test_two_towers_clip_what_they_sum_to(strategy, reduction):
     np.testing.assert_allclose(after, one, rtol=1e-6)
 
 
+@pytest.mark.parametrize("of_rows", [False, True])
+def test_a_limit_has_all_digits_of_float64(of_rows):
+    # Of norm 5, clipped to 0.05: (0.03, 0.04). In float32 0.05 is 0.0500000007.
+    with tf.Graph().as_default(), tf1.Session() as session:
+        gradient = tf.constant([[3.0], [4.0]], tf.float64)
+        if of_rows:
+            gradient = tf.IndexedSlices(gradient, tf.constant([0, 1]))
+        (clipped,) = applied.clip([gradient], 0.05)
+        found = session.run(tf.convert_to_tensor(clipped.values if of_rows else clipped))
+    np.testing.assert_allclose(found, [[0.03], [0.04]], rtol=1e-14)
+
+
 def test_gradients_within_the_limit_are_left_alone():
     # Towers' gradients are (3, 0) and (0, 4); their mean is (1.5, 2), of norm 2.5.
     after = weight_after_a_step([[3.0, 0.0], [0.0, 4.0]], 2, clip_global_norm=2.6)

@@ -1,4 +1,7 @@
-"""`replicate launch`: one training as several processes on this machine, from start to end."""
+"""`replicate launch`: one training as several processes on this machine, from start to end.
+
+The processes are called what `TF_CONFIG` calls their tasks.
+"""
 
 import contextlib
 import json
@@ -6,18 +9,19 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from replicate import errors
-from replicate.app.cluster import process, view
+from replicate.app.cluster import lifeline, process, view
 from replicate.app.console import interrupts, progress
 from replicate.app.runs import folders
 
 _HOST = "127.0.0.1"
-_WITH_RESULT = ("chief", "evaluator")
+SCRIPT = (sys.executable, "-m", lifeline.__name__)  # runs a command that knows of no launcher
 _PAUSE = 0.05  # seconds between two looks at the processes
 _LAST_LINES = 12
 _BAD_USAGE = 2  # the exit code of a process whose config was refused
@@ -31,12 +35,14 @@ class Wanted(NamedTuple):
         servers: How many parameter servers.
         evaluator: Whether an evaluator.
         grace: How many seconds processes have to end that are asked to.
+        has_result: Whether the chief and the evaluator write a result to stdout, apart from logs.
     """
 
     workers: int
     servers: int
     evaluator: bool
     grace: float
+    has_result: bool = True
 
 
 def launch(
@@ -72,11 +78,16 @@ def launch(
     with folders.launching(logs), contextlib.ExitStack() as leave:
         leave.enter_context(display)
         ports = leave.enter_context(_held_ports(wanted.workers + wanted.servers))
-        stop = leave.enter_context(interrupts.StopRequest(lambda: [p.kill() for p in processes]))
+        stop = leave.enter_context(interrupts.StopRequest(lambda: _kill(processes)))
         for start in _planned(wanted, [f"{_HOST}:{port}" for port in ports], logs, command):
             processes.append(leave.enter_context(contextlib.closing(process.Process(start))))
         display.say(f"logs: {logs}")
         return _Cluster(wanted, processes, model_dir, display).to_its_end(stop)
+
+
+def _kill(processes: Sequence[process.Process]) -> None:
+    for one in processes:
+        one.kill()
 
 
 def _planned(
@@ -96,24 +107,23 @@ def _planned(
     jobs = {"chief": [addresses[0]], "worker": list(addresses[1 : wanted.workers])}
     jobs["ps"] = list(addresses[wanted.workers :])
     jobs = {job: listed for job, listed in jobs.items() if listed}
-    tasks = [("chief", "chief", 0)]
-    tasks += [(f"worker {n}", "worker", n - 1) for n in range(1, wanted.workers)]
-    tasks += [(f"ps {n}", "ps", n) for n in range(wanted.servers)]
-    tasks += [("evaluator", "evaluator", 0)] if wanted.evaluator else []
+    tasks = [(job, index) for job, listed in jobs.items() for index in range(len(listed))]
+    tasks += [("evaluator", 0)] if wanted.evaluator else []
     # Others are to find this package, too, wherever it was found.
     places = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
     path = os.pathsep.join(filter(None, places))
-    for name, job, index in tasks:
+    for job, index in tasks:
+        name = f"{job}:{index}"
         told = {"cluster": jobs, "task": {"type": job, "index": index}}
         yield process.Start(
             name,
             command(name),
             {"TF_CONFIG": json.dumps(told), "PYTHONPATH": path},
-            os.path.join(logs, f"{name.replace(' ', '-')}.log"),
+            os.path.join(logs, f"{job}-{index}.log"),
             # Servers are there until the others have saved what they keep.
             wanted.grace if job == "ps" else 0.0,
             wanted.grace,
-            name in _WITH_RESULT,
+            wanted.has_result and name in view.SHOWN,
         )
 
 
@@ -172,7 +182,7 @@ class _Cluster:
         failed = failed or self._failed()
         if failed is not None:
             raise self._fault(failed)
-        return [one.result() for one in self._processes if one.name in _WITH_RESULT]
+        return [one.result() for one in self._processes if one.name in view.SHOWN]
 
     def _running(self) -> list[process.Process]:
         return [one for one in self._processes if not one.has_ended()]
@@ -187,11 +197,11 @@ class _Cluster:
             return None
         asked = self._ends_at is not None
         wrong = [one for one in self._processes if one.code and not (asked and _is_asked(one))]
-        return min(wrong, key=lambda one: one.code, default=None)
+        return min(wrong, key=lambda one: one.code or 0, default=None)
 
     def _is_done(self) -> bool:
         """Tells whether the training is over, and only those are left who wait for nothing."""
-        return all(one.code == 0 for one in self._processes if one.name in _WITH_RESULT)
+        return all(one.code == 0 for one in self._processes if one.name in view.SHOWN)
 
     def _end_idle(self) -> None:
         """Ends the servers, and after a while workers that have not ended by themselves."""
@@ -227,7 +237,7 @@ class _Cluster:
         how = f"failed with exit code {failed.code}"
         if failed.code == interrupts.INTERRUPTED:
             how = "was interrupted"
-        elif failed.code < 0:
+        elif failed.code is not None and failed.code < 0:
             how = f"was ended by {_signal_name(-failed.code)}"
         others = "" if len(self._processes) == 1 else "; the others were ended"
         text = (
@@ -237,6 +247,8 @@ class _Cluster:
         return errors.ConfigError(text) if failed.code == _BAD_USAGE else errors.RunError(text)
 
     def _saved(self) -> str:
+        if not self._wanted.has_result:
+            return f"logs are in {os.path.dirname(self._processes[0].log)}."
         step = saved_step(self._model_dir)
         if step is None:
             return f"no checkpoint is saved in {self._model_dir} yet."
@@ -244,7 +256,7 @@ class _Cluster:
 
 
 def _is_server(one: process.Process) -> bool:
-    return one.name.startswith("ps ")
+    return one.name.startswith("ps:")
 
 
 def _is_asked(one: process.Process) -> bool:

@@ -2,6 +2,8 @@
 
 A process tells on it where it is. That the other end is closed tells the process that the
 launcher is gone, however that happened: then it ends, too, in training with a checkpoint.
+
+`python -m replicate.app.cluster.lifeline COMMAND...` holds it for a command that knows of none.
 """
 
 import contextlib
@@ -10,13 +12,12 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-
-from replicate.app.console import interrupts
 
 _NAME = "REPLICATE_LAUNCHER"  # the number of the descriptor, the delay and the grace
 _MOST = 1 << 16  # bytes that may wait to be sent; a launcher that is stopped hears no more
@@ -62,7 +63,7 @@ class Lifeline:
         time.sleep(self._delay)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(self._grace)
-        os._exit(interrupts.INTERRUPTED)
+        os.killpg(0, signal.SIGKILL)  # and what it has started itself
 
     def _is_held(self) -> bool:
         """Waits until there is something to hear; tells whether the launcher is there."""
@@ -123,3 +124,25 @@ def attached() -> Lifeline | None:
     line = Lifeline(socket.socket(fileno=number), delay, grace)
     line.watch()
     return line
+
+
+def main(command: Sequence[str]) -> int:
+    """Runs a command to its end, and ends as it does; who asks this process to end, asks it."""
+    variables = {name: value for name, value in os.environ.items() if name != _NAME}
+    variables.setdefault("PYTHONUNBUFFERED", "1")  # lines are shown as they come
+    try:
+        running = subprocess.Popen(command, env=variables)
+    except OSError as e:
+        print(f"{command[0]} must be a program: {e.strerror}. Check the command.", file=sys.stderr)
+        return 1
+    signal.signal(signal.SIGTERM, lambda number, frame: running.terminate())
+    attached()
+    code = running.wait()
+    if code < 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -21,7 +21,7 @@ class Start(NamedTuple):
     """How a process is started.
 
     Attributes:
-        name: What people call it, e.g. worker 1.
+        name: What people call it, e.g. worker:1.
         command: Its command line.
         variables: What its environment has beside ours.
         log: The path of the file that its output is added to.

@@ -8,6 +8,7 @@ from typing import Any
 from replicate.app.cluster import process
 from replicate.app.console import interrupts, progress
 
+CHIEF, EVALUATOR = SHOWN = ("chief:0", "evaluator:0")  # whose lines are shown
 _USUAL = ("trains", "evaluates", "serves")
 _MAX_LISTED = 4  # names
 _PATIENCE = 5.0  # seconds after which a state is worth a line, where there are no bars
@@ -25,7 +26,7 @@ class View:
         self._display = display
         self._processes = processes
         self._bars: set[tuple[str, int]] = set()
-        self._lines_of_tasks: collections.Counter = collections.Counter()
+        self._left_out: collections.Counter[tuple[str, str]] = collections.Counter()
         self._states = ""
         self._since = time.monotonic()
         self._said = ""
@@ -34,10 +35,10 @@ class View:
         """Shows what has come since the last look."""
         for one in self._processes:
             for told in one.heard():
-                if one.name in ("chief", "evaluator"):
+                if one.name in SHOWN:
                     self._take(one.name, told)
         for one in self._processes:
-            if one.name in ("chief", "evaluator"):
+            if one.name in SHOWN:
                 self._show_lines(one)
         self._show_states()
 
@@ -48,23 +49,24 @@ class View:
         self._display.status("")
 
     def _take(self, name: str, told: Mapping[str, Any]) -> None:
-        """Shows a bar as the process would on a terminal of its own; notes lines that are bars."""
-        if "line" in told and self._display.has_bars:
-            self._lines_of_tasks[name, told["line"]] += 1
+        """Shows a bar as the process would on a terminal of its own; notes lines to leave out."""
+        if "stopped" in told or ("line" in told and self._display.has_bars):
+            # The launcher says itself that all have stopped; the others are bars.
+            self._left_out[name, told.get("stopped", told.get("line"))] += 1
         elif "task" in told:
             key, bar = (name, told["task"]), None
             if "bar" in told:
                 self._bars.add(key)
                 bar = progress.Bar(*told["bar"])
-                bar = bar if name == "chief" else bar._replace(label=f"{name}: {bar.label}")
+                bar = bar if name == CHIEF else bar._replace(label=f"{name}: {bar.label}")
             self._display.show(key, bar)
 
     def _show_lines(self, one: process.Process) -> None:
-        """Shows the lines of a log, but for those that are bars already."""
-        label = "" if one.name == "chief" else f"{one.name}: "
+        """Shows the lines of a log, but for those that are to be left out."""
+        label = "" if one.name == CHIEF else f"{one.name}: "
         for line in one.new_lines():
-            if self._lines_of_tasks[one.name, line] > 0:
-                self._lines_of_tasks[one.name, line] -= 1
+            if self._left_out[one.name, line] > 0:
+                self._left_out[one.name, line] -= 1
             elif line != interrupts.STOPPING:  # there is but one to whom one says so
                 self._display.say(f"{label}{line}")
 
@@ -87,7 +89,7 @@ def text_of_states(processes: Sequence[process.Process]) -> str:
     """
     by_state: dict[str, list[str]] = {}
     for one in processes:
-        is_idle_evaluator = one.name == "evaluator" and one.state == "waits"
+        is_idle_evaluator = one.name == EVALUATOR and one.state == "waits"
         is_over = one.state == "ended" and one.code == 0
         if one.state not in _USUAL and not is_idle_evaluator and not is_over:
             by_state.setdefault(one.state, []).append(one.name)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicate import errors
+from replicate import errors, messages
 from replicate.app.cluster import lifeline
 from replicate.app.command import command_line, completion
 from replicate.app.console import failures, interrupts, streams
@@ -52,8 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(e, _BAD_USAGE)
     except KeyboardInterrupt as e:
         text = str(e) if isinstance(e, interrupts.Interrupted) else ""
+        if launcher is not None:
+            launcher.tell({"stopped": text})
         with contextlib.suppress(OSError):  # the terminal may be gone
-            print(text or "interrupted", file=sys.stderr)
+            print(messages.for_stream(text or "interrupted", sys.stderr), file=sys.stderr)
         return interrupts.INTERRUPTED
     except BrokenPipeError:  # who reads stdout has seen enough, as `head` has
         streams.discard(1)
@@ -65,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _fail(error: Exception, code: int) -> int:
     if os.environ.get("REPLICATE_DEBUG") == "1":
         raise error
-    print(failures.explain(error), file=sys.stderr)
+    print(messages.for_stream(failures.explain(error), sys.stderr), file=sys.stderr)
     return code
 
 
@@ -73,7 +75,7 @@ def _run(
     options: argparse.Namespace, line: Sequence[str], launcher: lifeline.Lifeline | None
 ) -> int:
     """Reads the configs, all of them before any fault is reported, and runs the command."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    messages.show_progress(not getattr(options, "quiet", False))
     with interrupts.at_once():
         from replicate.app.command import requests
 
@@ -90,7 +92,7 @@ def _run(
 
 
 def _function(command: str) -> Callable[[Any], int | None]:
-    """Returns what runs a command; TensorFlow is quiet while it is imported."""
+    """Returns what runs a command."""
     module = "commands" if command in _LIGHT else "model_commands"
-    with interrupts.at_once(), streams.stderr_held():
+    with interrupts.at_once():
         return getattr(importlib.import_module(f"replicate.app.command.{module}"), command)

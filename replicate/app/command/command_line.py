@@ -28,7 +28,8 @@ _EXAMPLES = {
     "evaluate": "replicate evaluate configs/digits.yaml --json",
     "export": "replicate export configs/digits.yaml --model-dir runs/digits",
     "init": "replicate init my_model:model_fn table.csv --label y --output mine.yaml",
-    "launch": "replicate launch configs/digits.yaml --workers 2 --train.steps 200",
+    "launch": "replicate launch configs/digits.yaml --workers 2 --train.steps 200\n"
+    "  replicate launch --workers 2 -- python my_script.py     # which reads TF_CONFIG",
     "plot": "replicate plot runs/digits runs/digits-2 --png curves.png",
     "predict": "replicate predict configs/digits.yaml --output digits.csv",
     "train": "replicate train configs/digits.yaml --model-dir runs/digits --train.steps 2000",
@@ -70,13 +71,36 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
         SystemExit: If usage is bad otherwise, or what is asked for is done, as help is.
     """
     takes_keys = not arguments or arguments[0] not in _WITHOUT_KEYS
+    script: Sequence[str] = ()
+    if "launch" in arguments[:1] and "--" in arguments:
+        at = list(arguments).index("--")
+        arguments, script = arguments[:at], arguments[at + 1 :]
     options = parser.parse_args(with_assignments(arguments) if takes_keys else arguments)
+    options.script = script
+    if options.command == "launch":
+        _require_one(options)
     for name, needed in _NEEDED.items():
         is_given = getattr(options, name, None) not in (None, False)
         if is_given and getattr(options, needed) in (None, False):
             needed = needed.replace("_", "-")
             raise errors.ConfigError(f"--{name}: must come with --{needed}. Add it.")
     return options
+
+
+def _require_one(options: argparse.Namespace) -> None:
+    """Refuses a launch of anything but one config or one script."""
+    of_config = [*options.configs, *options.assignments]
+    of_config += ["--json"] * options.json + ["--print-config"] * options.print_config
+    if options.script and of_config:
+        raise errors.ConfigError(
+            f"{of_config[0]}: must not come with a command behind --, which reads no config. Leave "
+            "out one of them."
+        )
+    if not options.script and len(options.configs) != 1:
+        raise errors.ConfigError(
+            f"CONFIG: must be one, or a command behind --; got {len(options.configs)} configs. "
+            f"Write e.g. {_EXAMPLES['launch'].splitlines()[0]}"
+        )
 
 
 def with_assignments(arguments: Iterable[str]) -> list[str]:
@@ -156,12 +180,12 @@ def _add_bare(commands: _Commands, name: str, text: str) -> argparse.ArgumentPar
     return made
 
 
-def _add(commands: _Commands, name: str, text: str, many: bool = False) -> argparse.ArgumentParser:
+def _add(
+    commands: _Commands, name: str, text: str, number: int | str = 1
+) -> argparse.ArgumentParser:
     """Adds a command with the options that all commands on a config share."""
     made = _add_bare(commands, name, text)
-    configs = made.add_argument(
-        "configs", metavar="CONFIG", nargs="+" if many else 1, help="a YAML file"
-    )
+    configs = made.add_argument("configs", metavar="CONFIG", nargs=number, help="a YAML file")
     configs.completer = completion.paths(".yaml", ".yml")
     assigned = made.add_argument(
         "--set",
@@ -174,20 +198,23 @@ def _add(commands: _Commands, name: str, text: str, many: bool = False) -> argpa
     assigned.completer = completion.config_keys
     _add_folder(made, "--model-dir", "override the key model_dir")
     _add_flag(made, "--print-config", "print the config with all defaults, and stop")
-    _add_flag(made, "--quiet", "no progress, only results")
+    _add_quiet(made)
     made.set_defaults(takes_keys=True)
     return made
 
 
 def _add_train(commands: _Commands) -> None:
     made = _add(commands, "train", "train, from the last checkpoint if there is one")
-    _add_flag(made, "--fresh", "begin again: delete what runs wrote in model_dir; asks before")
+    which = made.add_mutually_exclusive_group()
+    _add_flag(which, "--fresh", "begin again: delete what runs wrote in model_dir; asks before")
+    _add_flag(which, "--fast-dev-run", "try one batch of everything: evaluation, export, ... too")
     _add_flag(made, "--yes", "answer what --fresh asks with yes")
     _add_json(made, "what it came to")
 
 
 def _add_launch(commands: _Commands) -> None:
-    made = _add(commands, "launch", "train in several processes of this machine: a local cluster")
+    text = "train a config, or run a command, in several processes of this machine: a local cluster"
+    made = _add(commands, "launch", text, "*")
     workers = "how many workers, the chief among them"
     made.add_argument("--workers", metavar="N", type=_count, required=True, help=workers)
     servers = "parameter servers, which keep the variables"
@@ -206,6 +233,8 @@ def _add_evaluate(commands: _Commands) -> None:
 
 def _add_predict(commands: _Commands) -> None:
     made = _add(commands, "predict", "write predictions")
+    text = "what to predict for, read as predict.input is, else as eval.input, else as train.input"
+    made.add_argument("data", metavar="FILE", nargs="?", help=text).completer = completion.paths("")
     text = ".jsonl, .csv or .npz; else JSON lines on stdout"
     output = made.add_argument("--output", metavar="FILE", type=_output, help=text)
     output.completer = completion.paths(*catalog.OUTPUT_ENDINGS)
@@ -228,7 +257,8 @@ def _add_average(commands: _Commands) -> None:
     text = "how many of the newest in model_dir"
     which.add_argument("--last", metavar="N", type=_count, help=text)
     text = "these: steps, paths, best"
-    which.add_argument("--checkpoints", metavar="A,B", type=_listed, default=[], help=text)
+    chosen = which.add_argument("--checkpoints", metavar="A,B", type=_listed, default=[], help=text)
+    chosen.completer = completion.checkpoints
     _add_folder(made, "--output", "where to write it; else averaged in model_dir")
     _add_json(made, "where it is")
 
@@ -254,12 +284,13 @@ def _add_plot(commands: _Commands) -> None:
     runs = made.add_argument("model_dirs", metavar="MODEL_DIR", nargs="+", help="of a run")
     runs.completer = completion.folders
     _add_png(made, "the picture", required=True)
-    _add_flag(made, "--quiet", "do not name the picture")
+    _add_quiet(made)
 
 
 def _add_check(commands: _Commands) -> None:
-    made = _add(commands, "check", "validate configs, without importing TensorFlow", many=True)
+    made = _add(commands, "check", "validate configs, without importing TensorFlow", "+")
     _add_json(made, "what was found")
+    _add_flag(made, "--strict", "end with 1 where files, columns or functions are not there")
     text = "print the JSON Schema of configs, and stop"
     made.add_argument("--schema", action=_Print, nargs=0, make=_schema, help=text)
 
@@ -269,7 +300,9 @@ def _add_init(commands: _Commands) -> None:
     made = _add_bare(commands, "init", "write a config from a model_fn and a data file")
     made.add_argument("model_fn", metavar="MODEL_FN", help="package.module:function")
     data = made.add_argument(
-        "data", metavar="DATA", help="a CSV, npz or TFRecord file, or package.module:function"
+        "data",
+        metavar="DATA",
+        help="a CSV, npz, Parquet or TFRecord file, or package.module:function",
     )
     data.completer = completion.paths("")
     output = made.add_argument(
@@ -295,6 +328,10 @@ def _add_completion(commands: _Commands) -> None:
 
 def _add_flag(made: _Adder, option: str, text: str) -> None:
     made.add_argument(option, action="store_true", help=text)
+
+
+def _add_quiet(made: _Adder) -> None:
+    _add_flag(made, "--quiet", "no progress, only results")
 
 
 def _add_json(made: _Adder, what: str) -> None:
@@ -327,6 +364,8 @@ class _Parser(argparse.ArgumentParser):
     ) -> argparse.Namespace:
         """See base class."""
         found, rest = self.parse_known_args(args, namespace)
+        if rest and not rest[0].startswith("-") and getattr(found, "data", "") is None:
+            found.data = rest.pop(0)  # behind an option, where Python 3.11 looks for none
         if rest:
             takes_keys = getattr(found, "takes_keys", False)
             then = _meant(rest[0], completion.keys() if takes_keys else ())

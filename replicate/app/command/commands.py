@@ -1,55 +1,66 @@
 """The commands that run no model: a function each, by its name. They import no TensorFlow."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from replicate import errors
-from replicate.app.cluster import launcher
+from replicate.app.cluster import launcher, view
 from replicate.app.command import requests
-from replicate.app.config import absences, config
-from replicate.app.console import interrupts, progress, streams
+from replicate.app.config import config, sections
+from replicate.app.console import interrupts, progress
+from replicate.app.inspect import absences
 
-_BAD_USAGE = 2  # the exit code
+_FAILED, _BAD_USAGE = 1, 2  # exit codes
 
 
 def check(request: requests.Request) -> int | None:
     """Warns of data and functions that are not there: they may come, or be elsewhere."""
-    if request.options.json:
-        request.print_json(
-            [_checked(request, path) for path in dict.fromkeys(request.options.configs)]
-        )
-        return _BAD_USAGE if request.faults else None
-    for path, settings in {} if request.options.quiet else request.configs.items():
-        _print_warnings(path, settings)
-        print(f"{path}: ok")
-    return None
+    options = request.options
+    warnings = {path: absences.warnings(one) for path, one in request.configs.items()}
+    is_strict = options.strict and any(warnings.values())
+    if options.json:
+        paths = dict.fromkeys(options.configs)
+        request.print_json([_checked(request, path, warnings.get(path)) for path in paths])
+    elif is_strict or not options.quiet:
+        for path, found in warnings.items():
+            _print_warnings(path, found)
+            if not (options.quiet or (is_strict and found)):
+                print(f"{path}: ok")
+    return _BAD_USAGE if request.faults else _FAILED if is_strict else None
 
 
-def _checked(request: requests.Request, path: str) -> dict[str, object]:
-    settings = request.configs.get(path)
+def _checked(
+    request: requests.Request, path: str, warnings: Sequence[str] | None
+) -> dict[str, object]:
     return {
         "config": path,
-        "ok": settings is not None,
+        "ok": warnings is not None,
         "faults": request.faults.get(path, "").splitlines(),
-        "warnings": [] if settings is None else list(absences.warnings(settings)),
+        "warnings": warnings or [],
     }
 
 
-def _print_warnings(path: str, settings: config.Config) -> None:
-    for warning in absences.warnings(settings):
+def _print_warnings(path: str, warnings: Iterable[str]) -> None:
+    for warning in warnings:
         print(f"{path}: {warning}", file=sys.stderr)
 
 
 def launch(request: requests.Request) -> None:
     """Trains in several processes."""
-    options, settings = request.options, request.settings
-    servers = options.ps or 0
+    options, servers = request.options, request.options.ps or 0
+    display = progress.Display(options.quiet)
+    if options.script:
+        grace = sections.Cluster().grace
+        wanted = launcher.Wanted(options.workers, servers, options.evaluator, grace, False)
+        line = [*launcher.SCRIPT, *options.script]
+        launcher.launch(wanted, lambda name: line, options.model_dir or "", display)
+        return
+    settings = request.settings
     settings.require_cluster(options.workers, servers)
     if options.evaluator and settings.eval is None:
         raise errors.ConfigError("--evaluator: must come with an eval section. Add one.")
     evaluator = options.evaluator or settings.cluster.evaluator
     wanted = launcher.Wanted(options.workers, servers, evaluator, settings.cluster.grace)
-    display = progress.Display(options.quiet)
     found = launcher.launch(wanted, _launched(request, evaluator), settings.model_dir, display)
     # An evaluator, if there is one, has done what follows from the chief's checkpoints.
     print(found[-1], end="", file=request.out)
@@ -62,20 +73,19 @@ def _launched(request: requests.Request, evaluator: bool) -> Callable[[str], lis
     given += ["--set", "cluster.evaluator=true"] if evaluator else []
     given += ["--model-dir", options.model_dir] if options.model_dir else []
     line = [sys.executable, "-m", "replicate", "train", *options.configs, *given]
-    with_result = ("chief", "evaluator") if options.json else ()
+    with_result = view.SHOWN if options.json else ()
     return lambda name: [*line, "--json"] if name in with_result else line
 
 
 def plot(request: requests.Request) -> None:
     """Draws learning curves."""
     options = request.options
-    with interrupts.at_once(), streams.stderr_held():  # TensorFlow reads large files
+    with interrupts.at_once():  # TensorFlow reads files
         from replicate.app.inspect import curves
 
         runs = curves.read(options.model_dirs)
     curves.plot(runs, options.png)
-    if not options.quiet:
-        print(f"picture: {options.png}", file=sys.stderr)
+    progress.Display(options.quiet).say(f"picture: {options.png}")
 
 
 def init(request: requests.Request) -> None:
@@ -86,6 +96,7 @@ def init(request: requests.Request) -> None:
     asked = request.options
     output = asked.output
     text = starter.text(asked.model_fn, asked.data, output, asked.label, asked.optimizer)
-    starter.write(output, text, is_new=not asked.force)
-    _print_warnings(output, config.load(output))
-    print(f"{output} is written; look through it, then: replicate train {output}")
+    files = starter.write(output, text, is_new=not asked.force)
+    _print_warnings(output, absences.warnings(config.load(output)))
+    written = f"{' and '.join(files)} {'is' if len(files) == 1 else 'are'} written"
+    print(f"{written}; look through {output}, then: replicate train {output}")

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,15 @@ def answer(
     import argcomplete
 
     line, point = os.environ.get("COMP_LINE", ""), int(os.environ.get("COMP_POINT", 0))
-    word = line.encode()[:point].decode(errors="ignore").rpartition(" ")[2]
+    is_begun = argcomplete.split_line(line, point)[1] not in ("", "-", "--")
     known = keys()
+    sections = {key.rpartition(".")[0] for key in known}
     for command in commands.values():
         for key, values in known.items() if command.get_default("takes_keys") else ():
             # A line may have them anywhere, but the many are shown when one is begun.
-            shown = None if word.startswith("--") and "." in word else argparse.SUPPRESS
+            is_shown = is_begun and (values or key not in sections)
             with contextlib.suppress(argparse.ArgumentError):  # an option of the command's own
+                shown = None if is_shown else argparse.SUPPRESS
                 option = command.add_argument(f"--{key}", help=shown)
                 option.completer = lambda values=values, **_: values
     argcomplete.autocomplete(parser, always_complete_options=False)
@@ -63,12 +66,25 @@ def config_keys(prefix: str, **_: object) -> list[str]:
 
 
 def checkpoints(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """Completes which checkpoint: best, averaged, a step of the run, or a folder."""
+    """Completes which checkpoint: best, averaged, a step of the run, or a folder.
+
+    Of several with commas between them it completes the last one.
+    """
     configs = getattr(parsed_args, "configs", None) or [""]
-    place = getattr(parsed_args, "model_dir", None) or Path("runs", Path(configs[0]).stem)
-    steps = {file.stem.rpartition("-")[2] for file in Path(place).glob("*ckpt-*.index")}
-    words = ["best", "averaged", *sorted(filter(str.isdecimal, steps), key=int)]
-    return [word for word in words if word.startswith(prefix)] + folders(prefix)
+    place = Path(getattr(parsed_args, "model_dir", None) or _model_dir(Path(configs[0])))
+    steps = {file.stem.rpartition("-")[2] for file in place.glob("*ckpt-*.index")}
+    words = [word for word in ("best", "averaged") if any(place.glob(f"{word}/*.index"))]
+    words += sorted(filter(str.isdecimal, steps), key=int)
+    others, comma, begun = prefix.rpartition(",")
+    found = [word for word in words if word.startswith(begun)] + folders(begun)
+    return [others + comma + one for one in found]
+
+
+def _model_dir(config: Path) -> str | Path:
+    """Returns where a config's run is, as far as its own lines say it."""
+    text = config.read_text(encoding="utf-8", errors="ignore") if config.is_file() else ""
+    said = dict(re.findall(r"^(model_dir|name): *([^\s#'\"]+)", text, re.MULTILINE))
+    return said.get("model_dir") or Path("runs", said.get("name", config.stem))
 
 
 def folders(prefix: str, **_: object) -> list[str]:

@@ -8,7 +8,7 @@ from replicate import errors
 from replicate.app.command import report, requests
 from replicate.app.console import json_output, progress
 from replicate.app.inspect import description, scaling
-from replicate.app.training import exports, hooks, predictions, runner
+from replicate.app.training import exports, hooks, predictions, runner, trials
 
 _DIFFERS = 1  # the exit code
 
@@ -20,7 +20,10 @@ def train(request: requests.Request) -> None:
     # A launcher shows what is in the log at once, and stdout, the result, in the end.
     is_apart = request.launcher is not None and not is_told
     with json_output.alone() if is_apart else contextlib.nullcontext():
-        done = runner.train(settings, _display(request), request.line, may_delete)
+        if request.options.fast_dev_run:
+            done = trials.run(settings, _display(request), request.line)
+        else:
+            done = runner.train(settings, _display(request), request.line, may_delete)
     if is_told:
         told = {"name": settings.name, "model_dir": settings.model_dir}
         request.print_json({**told, **done._asdict()})

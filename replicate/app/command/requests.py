@@ -3,13 +3,22 @@
 import argparse
 import contextlib
 import dataclasses
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from replicate import errors
-from replicate.app.cluster import lifeline, tasks
-from replicate.app.config import config, documents, functions, schema
+from replicate.app.cluster import lifeline
+from replicate.app.config import (
+    config,
+    documents,
+    files,
+    functions,
+    input_config,
+    schema,
+    sections,
+)
 from replicate.app.console import json_output
 
 _SECTIONS = {
@@ -56,11 +65,31 @@ def read_configs(options: argparse.Namespace) -> tuple[dict[str, config.Config],
     for path in options.configs:
         try:
             settings = config.load(path, options.assignments, options.model_dir)
+            if getattr(options, "data", None) is not None:
+                settings = _predicting(settings, options.data)
             _require_section(settings, path, options)
             found[path] = settings
         except errors.ConfigError as e:
             faults[path] = str(e)
     return found, faults
+
+
+def _predicting(settings: config.Config, path: str) -> config.Config:
+    """Returns a config that predicts for a file, read as its inputs read files of this kind."""
+    named = [one for one in (settings.predict, settings.eval, settings.train) if one is not None]
+    known = [one.input for one in named if input_config.files_of(one.input)]
+    kind = files.KINDS.get(files.form_of(path))
+    source = next((one for one in known if kind in (None, one.kind)), None)
+    if source is None:
+        told = f"; it is {kind}" if kind else ""
+        raise errors.ConfigError(
+            f"FILE: {path}: must be of a kind that predict.input, eval.input or train.input reads, "
+            f"of which {', '.join(one.kind for one in known) or 'none'} reads files{told}. Add "
+            "predict.input, which says how to read it."
+        )
+    source = source.of_file(path if "://" in path else os.path.abspath(path))
+    predict = settings.predict or sections.Predict(input=source)
+    return settings.model_copy(update={"predict": predict.model_copy(update={"input": source})})
 
 
 def _require_section(settings: config.Config, path: str, options: argparse.Namespace) -> None:
@@ -71,8 +100,10 @@ def _require_section(settings: config.Config, path: str, options: argparse.Names
     for text in options.assignments:
         if text.removeprefix("--").partition("=")[0].strip() == section:
             place = documents.source_of(text)
+    then = ", or name the FILE to predict for" if section == "predict" else ""
     raise errors.ConfigError(
-        f"{place}: {section}: this section is required for `replicate {options.command}`. Add it."
+        f"{place}: {section}: this section is required for `replicate {options.command}`. Add "
+        f"it{then}."
     )
 
 
@@ -98,6 +129,17 @@ def surroundings(options: argparse.Namespace, configs: Iterable[config.Config]) 
     with contextlib.ExitStack() as leave:
         for settings in list(configs)[:1]:
             leave.enter_context(functions.importable(settings.folder))
-        if options.command != "train":
-            leave.enter_context(tasks.tf_config(None))
+        if options.command != "train" or options.fast_dev_run:
+            leave.enter_context(_without_cluster())
         yield leave.enter_context(json_output.alone()) if options.json else sys.stdout
+
+
+@contextlib.contextmanager
+def _without_cluster() -> Iterator[None]:
+    """While entered, the environment says nothing of a cluster."""
+    told = os.environ.pop("TF_CONFIG", None)
+    try:
+        yield
+    finally:
+        if told is not None:
+            os.environ["TF_CONFIG"] = told

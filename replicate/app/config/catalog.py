@@ -1,15 +1,19 @@
 """What a config may name: optimizers, schedules, types. Literal, so no TensorFlow here.
 
-Argument names and defaults are those of `tf.compat.v1.train`; a test compares each row
-with the signature of the class or function it stands for.
+Argument names and defaults are those of `tf.compat.v1.train`, and of the app's own optimizers; a
+test compares each row with the signature of the class or function it stands for.
 """
 
+import re
 from types import MappingProxyType
 from typing import Final
 
 REQUIRED: Final = "required"  # in place of a default
 
 _L1_L2 = {"l1_regularization_strength": 0.0, "l2_regularization_strength": 0.0}
+
+_ADAM = {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+_DECAYED = {**_ADAM, "weight_decay": 0.01, "exclude_from_decay": ()}
 
 OPTIMIZERS: Final = MappingProxyType(
     {
@@ -20,7 +24,8 @@ OPTIMIZERS: Final = MappingProxyType(
             "initial_gradient_squared_accumulator_value": 0.1,
             **_L1_L2,
         },
-        "Adam": {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+        "Adam": _ADAM,
+        "AdamW": _DECAYED,
         "Ftrl": {
             "learning_rate": REQUIRED,
             "learning_rate_power": -0.5,
@@ -29,6 +34,7 @@ OPTIMIZERS: Final = MappingProxyType(
             "l2_shrinkage_regularization_strength": 0.0,
         },
         "GradientDescent": {"learning_rate": REQUIRED},
+        "LAMB": _DECAYED,
         "Momentum": {"learning_rate": REQUIRED, "momentum": REQUIRED, "use_nesterov": False},
         "ProximalAdagrad": {
             "learning_rate": REQUIRED,
@@ -55,6 +61,7 @@ _DECAY = {
 
 SCHEDULES: Final = MappingProxyType(
     {
+        "constant": {"learning_rate": REQUIRED},
         "cosine_decay": {"learning_rate": REQUIRED, "decay_steps": REQUIRED, "alpha": 0.0},
         "cosine_decay_restarts": {
             "learning_rate": REQUIRED,
@@ -64,6 +71,7 @@ SCHEDULES: Final = MappingProxyType(
             "alpha": 0.0,
         },
         "exponential_decay": _DECAY,
+        "inverse_sqrt_decay": {"learning_rate": REQUIRED, "decay_steps": REQUIRED},
         "inverse_time_decay": _DECAY,
         "linear_cosine_decay": {
             "learning_rate": REQUIRED,
@@ -108,6 +116,16 @@ DTYPES: Final = (
 
 METRIC_REDUCTIONS: Final = ("sum", "mean", "max", "min", "first")
 
+# Words in the names of metrics.
+_MORE_IS_BETTER = frozenset(
+    "acc accuracy auc bleu correlation dice f1 fbeta fscore hit hits iou jaccard kappa map mcc "
+    "miou mrr ndcg precision psnr r2 recall rouge sensitivity specificity ssim true".split()
+)
+_LESS_IS_BETTER = frozenset(
+    "bpc brier cer crossentropy deviance divergence entropy err error errors false kl logloss loss "
+    "losses mae mape mse msle nll perplexity ppl rmse rmsle wer xent".split()
+)
+
 OUTPUT_ENDINGS: Final = (".jsonl", ".json", ".csv", ".npz")
 
 # What others call it, in small letters -> what it may be here.
@@ -128,6 +146,8 @@ OTHER_NAMES: Final = MappingProxyType(
         "sep": ("delimiter",),
         "separator": ("delimiter",),
         "model": ("model_fn",),
+        "cpus": ("devices",),
+        "gpus": ("devices",),
         "sgd": ("GradientDescent",),
         "gradient_descent": ("GradientDescent",),
         "nesterov": ("Momentum", "use_nesterov"),
@@ -150,3 +170,10 @@ OTHER_NAMES: Final = MappingProxyType(
         "average": ("mean",),
     }
 )
+
+
+def higher_is_better(metric: str) -> bool | None:
+    """Tells by its name whether more of a metric is better; None: it does not say."""
+    words = set(re.split(r"[^a-z0-9]+", metric.lower()))
+    is_higher, is_lower = bool(words & _MORE_IS_BETTER), bool(words & _LESS_IS_BETTER)
+    return None if is_higher == is_lower or "neg" in words else is_higher

@@ -176,6 +176,8 @@ class Config(types.Section):
         every = self.eval.every_steps if self.eval is not None else None
         if training.early_stopping is not None and every is None:
             yield "train", "must have no early_stopping without eval.every_steps. Set that."
+        if self.eval is not None and self.eval.input.is_trained_on(training.input):
+            yield "eval", "must have the input.holdout that train has, or it has rows of training."
         if training.keep_best is not None and self.eval is None:
             yield "train", "must have no keep_best without an eval section. Add one."
         if training.mixed_precision and self.optimizer is None:

@@ -1,7 +1,7 @@
 """Faults of a config as lines of text: where, which key, what it must be, what came."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pydantic_core
@@ -22,7 +22,8 @@ def found(
 ) -> list[tuple[str, str]]:
     """Returns the place and the text of every fault, section by section.
 
-    In a section come first the keys that nobody knows, then those that are missing.
+    In a section come first the keys that nobody knows, then those that are missing. What is
+    wrong behind an anchor is told once, and of a mistyped key not that the right one is missing.
 
     Args:
         error: What pydantic found.
@@ -30,13 +31,18 @@ def found(
         reading: Which section has read which mapping.
     """
     details = [_Detail(one, document.data) for one in error.errors(include_url=False)]
-    lines = []
+    lines, known = [], set()
+    meant = set(_meant(details, document.data, reading))
     for detail in _sorted(details):
-        if any(detail.path[:end] in document.unread for end in range(1, len(detail.path) + 1)):
-            continue  # its fault is noted already
         path, text = _told(detail, document.data, reading)
-        key = f"{yaml_walk.dotted(path)}: " if path else ""
-        lines.append((document.place(path), f"{key}{text}"))
+        once = document.origin(path), text
+        is_noted = any(
+            detail.path[:end] in document.unread for end in range(1, len(detail.path) + 1)
+        )
+        if not is_noted and once not in known and detail.path not in meant:
+            key = f"{yaml_walk.dotted(path)}: " if path else ""
+            lines.append((document.place(path), f"{key}{text}"))
+        known.add(once)
     return lines
 
 
@@ -54,6 +60,18 @@ class _Detail:
     def rank(self) -> int:
         """Where it comes in its section."""
         return {"extra_forbidden": 0, "missing": 1}.get(self.type, 2)
+
+
+def _meant(
+    details: Sequence[_Detail], data: Any, reading: types.Reading
+) -> Iterator[tuple[str | int, ...]]:
+    """Yields the keys that are not there, as unknown ones are in their place."""
+    for detail in details:
+        if detail.type == "extra_forbidden":
+            section = _within(data, detail.path[:-1])
+            near = types.nearest(str(detail.path[-1]), reading.reader_of(section).known_keys())
+            if near not in section:
+                yield (*detail.path[:-1], near)
 
 
 def _path(place: Sequence[str | int], data: Any) -> tuple[str | int, ...]:
@@ -110,8 +128,7 @@ def _spaced(value: object) -> str:
 
 def _unknown(path: tuple[str | int, ...], data: Any, reading: types.Reading) -> str:
     """Returns what is said of a key that nobody knows, with the nearest one that somebody does."""
-    for part in path[:-1]:
-        data = data[part]
+    data = _within(data, path[:-1])
     known = reading.reader_of(data).known_keys()
     near = types.nearest(str(path[-1]), known)
     spaced = _spaced({path[-1]: data[path[-1]]})
@@ -119,6 +136,12 @@ def _unknown(path: tuple[str | int, ...], data: Any, reading: types.Reading) -> 
         return f"unknown key. {spaced}"
     then = f"Did you mean {near}?" if near else f"Known: {', '.join(sorted(known))}."
     return f"unknown key. {then}"
+
+
+def _within(data: Any, path: Iterable[str | int]) -> Any:
+    for part in path:
+        data = data[part]
+    return data
 
 
 def _rule(detail: _Detail) -> tuple[str | None, str]:

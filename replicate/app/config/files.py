@@ -1,15 +1,19 @@
 """Data files that a config names: patterns made out, and what a file is by its first bytes."""
 
 import glob
+import gzip
 import os
+import zlib
 from collections.abc import Iterable
 
 from replicate import errors
 
+KINDS = {"text": "csv", **{kind: kind for kind in ("npz", "parquet", "tfrecord")}}  # of inputs
 _ADVICE = {
     "gzip": "is compressed with gzip. Decompress it first",
     "npz": "is an npz file. Set kind: npz",
     "npy": "is a single NumPy array. Write it with numpy.savez, and set kind: npz",
+    "parquet": "is a Parquet file. Set kind: parquet",
     "tfrecord": "is a TFRecord file. Set kind: tfrecord",
     "text": "is text. Set kind: csv if it is a table",
 }
@@ -60,7 +64,7 @@ def size(path: str) -> int:
 
 
 def kind_of(path: str) -> str:
-    """Returns what a file is: gzip, npz, npy, tfrecord, text; empty where that is not known."""
+    """Returns what a file is: gzip, npz, npy, parquet, tfrecord, text; empty if not known."""
     try:
         with open(path, "rb") as file:
             head = file.read(1024)
@@ -69,12 +73,30 @@ def kind_of(path: str) -> str:
     return kind_of_head(head)
 
 
+def form_of(path: str) -> str:
+    """Returns what a file is, compressed or not; see `kind_of`."""
+    kind = kind_of(path)
+    try:
+        if kind == "gzip":
+            with gzip.open(path) as file:
+                return kind_of_head(file.read(1024))
+        if not kind:
+            with open(path, "rb") as file:
+                given = file.read(2**16)
+            return kind_of_head(zlib.decompressobj().decompress(given, 1024))
+    except (OSError, EOFError, zlib.error):
+        return ""
+    return kind
+
+
 def kind_of_head(head: bytes) -> str:
     """Returns what a file is that begins with some bytes; see `kind_of`."""
     if head.startswith(b"\x1f\x8b"):
         return "gzip"
     if head.startswith(b"PK\x03\x04"):
         return "npz"
+    if head.startswith(b"PAR1"):
+        return "parquet"
     if head.startswith(b"\x93NUMPY"):
         return "npy"
     if len(head) > 12 and head[4:8] == bytes(4) and head[:4] != bytes(4):

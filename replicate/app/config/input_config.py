@@ -1,7 +1,7 @@
 """The part of a config that says what data comes in: one section per kind of input."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -47,6 +47,16 @@ def _rows(rows: tuple[int | None, ...]) -> tuple[int | None, ...]:
 _Rows = Annotated[types.listing(types.whole(0) | None), pydantic.AfterValidator(_rows)]
 
 
+def _share(share: float) -> float:
+    """Takes a part of all rows."""
+    if share >= 1:
+        raise types.expected("a number above 0 and below 1")
+    return share
+
+
+_Share = Annotated[types.number(above=0), pydantic.AfterValidator(_share)]
+
+
 class Input(types.Section):
     """What every kind of input has."""
 
@@ -72,17 +82,53 @@ class Input(types.Section):
         repeat = training if self.repeat is None else self.repeat
         return self.model_copy(update={"shuffle": shuffle, "repeat": repeat})
 
+    def is_trained_on(self, trained: "Input") -> bool:
+        """Tells whether this is to have rows that are held out, which another input has not."""
+        origins = [getattr(one, "function", files_of(one)) for one in (self, trained)]
+        wanted, left_out = (getattr(one, "holdout", None) for one in (self, trained))
+        return origins[0] == origins[1] and wanted not in (None, left_out)
 
-class Csv(Input):
-    """Comma-separated text, UTF-8, also compressed with gzip; features are a dict of columns."""
+    def of_file(self, path: str) -> "Input":
+        """Returns what reads another file as this input reads its own, once, in order, whole."""
+        file = path if isinstance(getattr(self, "file", ()), str) else (path,)
+        whole = {"shuffle": False, "repeat": False, "holdout": None, "rows": None, "file": file}
+        fields = type(self).model_fields
+        return self.model_copy(update={key: one for key, one in whole.items() if key in fields})
 
-    kind: Literal["csv"] = Field("csv", description="csv: comma-separated text.")
+    def for_predictions(self, features: Collection[str] | None = None) -> "Input":
+        """Returns this input without its label, and with these features alone, where it can be."""
+        return self
+
+
+def _chosen(
+    known: Mapping[str, Any], label: str | None, names: Collection[str] | None
+) -> dict[str, Any]:
+    """Returns those of all but the label that are named; all where none is."""
+    features = {name: one for name, one in known.items() if name != label}
+    return {name: features[name] for name in features if name in (names or ())} or features
+
+
+class Divisible(Input):
+    """What an input has of which a part can be held out of training."""
+
+    holdout: _Share | None = Field(
+        None,
+        description="Which share of the rows training leaves out, as 0.1; an input that is not "
+        "for training has these alone. Chosen by a hash of the row, so always the same rows. Rows "
+        "of a function must be the same each time, without random changes.",
+    )
+
+
+class Table(Divisible):
+    """What an input of columns has."""
+
     file: _Files = Field(
         description="One path, or several, read one after the other; `*` and `?` stand for any "
         "characters."
     )
     columns: types.mapping(_Dtype, "a mapping of columns to dtypes, as {age: float32}") = Field(
-        description="The columns to read, each with its dtype."
+        description="The columns to read, each with its dtype; those of Parquet may be lists of "
+        "one length."
     )
     label: types.Text | None = Field(
         None, description="The column that is the label; null where there is none."
@@ -91,16 +137,19 @@ class Csv(Input):
         {},
         description="For a column, the value that stands for an empty cell.",
     )
-    header: types.Boolean = Field(
-        True, description="Whether the first line has the names; else `columns` are all, in order."
-    )
-    delimiter: types.Character = Field(",", description="What separates the cells.")
     cache: _Cache = Field(
         False,
         description="Only for files over 1 GiB, which are read as a stream; smaller ones are "
         "always in memory. true: rows are kept in memory until a training, or one evaluation, is "
         "over; a folder's path: they are kept there, for later ones as well.",
     )
+
+    def for_predictions(self, features: Collection[str] | None = None) -> Input:
+        """See base class; without a header it takes all columns to know one."""
+        if not getattr(self, "header", True):
+            return self
+        columns = _chosen(self.columns, self.label, features)
+        return self.model_copy(update={"columns": columns, "label": None})
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
@@ -114,6 +163,27 @@ class Csv(Input):
                 types.cell_text(value, self.columns[name])
             except ValueError as e:
                 yield "defaults", f"{name} must be {e} as its column is, got {value!r}. Correct it."
+
+
+class Csv(Table):
+    """Comma-separated text, UTF-8, also compressed with gzip; features are a dict of columns."""
+
+    kind: Literal["csv"] = Field("csv", description="csv: comma-separated text.")
+    na_values: types.listing(types.Text) = Field(
+        (),
+        description="Texts that make a cell an empty one, such as NA. A column of text keeps them, "
+        "unless it has a value in defaults.",
+    )
+    header: types.Boolean = Field(
+        True, description="Whether the first line has the names; else `columns` are all, in order."
+    )
+    delimiter: types.Character = Field(",", description="What separates the cells.")
+
+
+class Parquet(Table):
+    """Parquet files, read by pyarrow, the extra `[parquet]`; features are a dict of columns."""
+
+    kind: Literal["parquet"] = Field("parquet", description="parquet: Parquet files.")
 
 
 class Npz(Input):
@@ -187,7 +257,7 @@ class Feature(types.Section):
                 return
 
 
-class Tfrecord(Input):
+class Tfrecord(Divisible):
     """tf.train.Examples in TFRecord files."""
 
     kind: Literal["tfrecord"] = Field("tfrecord", description="tfrecord: tf.train.Examples.")
@@ -218,13 +288,18 @@ class Tfrecord(Input):
         """How the files are compressed, as `tf.data` has it."""
         return "" if self.compression == "none" else self.compression
 
+    def for_predictions(self, features: Collection[str] | None = None) -> Input:
+        """See base class."""
+        chosen = _chosen(self.features, self.label, features)
+        return self.model_copy(update={"features": chosen, "label": None})
+
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
         if self.label is not None and self.label not in self.features:
             yield "label", f"must be one of features, got {self.label!r}. Add it there."
 
 
-class Function(Input):
+class Function(Divisible):
     """A function that returns a `tf.data.Dataset`, called with what it names."""
 
     kind: Literal["function"] = Field("function", description="function: one of yours.")
@@ -251,7 +326,9 @@ def _spelt_out(value: object) -> object:
 
 
 _Any = Annotated[
-    types.one_section(Csv, Npz, Tfrecord, Function, or_else=", or package.module:function"),
+    types.one_section(
+        Csv, Parquet, Npz, Tfrecord, Function, or_else=", or package.module:function"
+    ),
     pydantic.BeforeValidator(_spelt_out),
     types.OrText(types.FUNCTION_FORM),
 ]

@@ -34,6 +34,9 @@ class Schedule(_Named):
     """A learning rate that changes with the global step; by its function's name."""
 
     KIND = "schedule"
+    warmup_steps: types.whole(0) = pydantic.Field(
+        0, description="In so many steps the rate rises from 0; the schedule begins behind them."
+    )
 
 
 class _Steps(Schedule):
@@ -60,9 +63,16 @@ class Optimizer(_Named):
     KIND = "optimizer"
 
 
+_OWN = {
+    "AdamW": "Adam with a decay of weights of its own, <https://arxiv.org/abs/1711.05101>.",
+    "LAMB": "AdamW whose steps go by a variable's norm, <https://arxiv.org/abs/1904.00962>.",
+    "constant": "One rate, to be reached by `warmup_steps`.",
+    "inverse_sqrt_decay": "learning_rate / sqrt(1 + step / decay_steps).",
+}
 _TYPES = {
     "boundaries": types.listing(types.whole(0), 1),
     "decay_steps": types.whole(1),
+    "exclude_from_decay": types.listing(types.Text),
     "first_decay_steps": types.whole(1),
     "initial_accumulator_value": types.number(0),
     "initial_gradient_squared_accumulator_value": types.number(above=0),
@@ -71,6 +81,7 @@ _TYPES = {
     "l2_shrinkage_regularization_strength": types.number(0),
     "learning_rate": types.number(0),
     "values": types.listing(types.number(0), 2),
+    "weight_decay": types.number(0),
 }
 
 
@@ -84,7 +95,8 @@ def _section(
         is_required = default is catalog.REQUIRED
         fields[argument] = (known.get(argument, by_default), ... if is_required else default)
     made = pydantic.create_model(name, __base__=base, **fields)
-    made.__doc__ = f"`tf.compat.v1.train.{name}{'Optimizer' if base is Optimizer else ''}`."
+    of_tensorflow = f"`tf.compat.v1.train.{name}{'Optimizer' if base is Optimizer else ''}`."
+    made.__doc__ = _OWN.get(name, of_tensorflow)
     return made
 
 
@@ -121,7 +133,8 @@ def _spelt_out(value: object) -> object:
         return value
     if value not in catalog.OPTIMIZERS:
         near = types.nearest(value, catalog.OPTIMIZERS)
-        raise types.expected(_RULE, f"Did you mean {{name: {near}, ...}}?" if near else "")
+        meant = types.with_colon(value) or (near and f"Did you mean {{name: {near}, ...}}?")
+        raise types.expected(_RULE, meant)
     return {"name": value}
 
 

@@ -9,7 +9,7 @@ from pydantic import json_schema
 from replicate.app.config import config, documents
 
 FILE = Path(__file__).with_name("config.schema.json")
-_ANYWHERE = Path("/")
+BESIDE = "replicate.schema.json"  # a copy beside a config, so that a repository may have both
 
 EXTENDS = {
     "type": "string",
@@ -88,14 +88,17 @@ def text() -> str:
     return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 
-def line(folder: Path = _ANYWHERE) -> str:
+def line(folder: Path | None = None) -> str:
     """Returns the first line of a config, which tells editors where its schema is.
 
     Args:
-        folder: Where the config stands; in the schema's own checkout the path is relative.
+        folder: Where the config stands: there, or in the schema's own checkout, the path is one
+            for every machine. None: anywhere on this one.
     """
     checkout, place = FILE.parents[3], FILE.as_uri()
-    if folder.absolute().is_relative_to(checkout):
+    if folder is not None and folder.absolute().is_relative_to(checkout):
         up = "../" * len(folder.absolute().relative_to(checkout).parts)
         place = up + FILE.relative_to(checkout).as_posix()
+    elif folder is not None:
+        place = BESIDE
     return f"# yaml-language-server: $schema={place}\n"

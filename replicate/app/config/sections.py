@@ -18,6 +18,8 @@ _DEVICE = re.compile(
     re.ASCII,
 )
 _DEVICE_TYPES = ("CPU", "GPU", "TPU")
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
+_UNITS = (86400, 3600, 60, 1)  # seconds
 _MAX_THREADS = 2**12  # per kind; with some ten thousand TensorFlow does not come to its first step
 
 
@@ -25,9 +27,25 @@ class Compared(types.Section):
     """The metric by which evaluations are compared."""
 
     metric: types.Text = Field("loss", description="The metric of eval that is compared.")
-    higher_is_better: types.Boolean = Field(
-        False, description="Whether more of it is better, as of an accuracy."
+    higher_is_better: types.Boolean | None = Field(
+        None,
+        validate_default=True,
+        description="Whether more of it is better; null: as the metric's name says, such as loss, "
+        "accuracy or auc. Must be given where the name does not say it.",
     )
+
+    @pydantic.field_validator("higher_is_better")
+    @classmethod
+    def _say_which(cls, given: bool | None, info: pydantic.ValidationInfo) -> bool | None:
+        metric = info.data.get("metric")
+        if given is None and metric is not None:
+            given = catalog.higher_is_better(metric)
+            if given is None:
+                raise types.fault(
+                    f"must be given, true or false: the name {metric!r} does not say whether more "
+                    "of it is better. Add it."
+                )
+        return given
 
 
 class KeepBest(Compared):
@@ -43,6 +61,21 @@ class EarlyStopping(Compared):
     min_delta: types.number(0) = Field(
         0.0, description="An improvement must be better by more than this."
     )
+
+
+def _seconds(value: object) -> object:
+    """Takes 1h30m for its seconds."""
+    if not isinstance(value, str):
+        return value
+    found = _DURATION.fullmatch(value)
+    if found is None:
+        raise types.expected("seconds above 0, or a time such as 1h30m")
+    return sum(int(count or 0) * unit for count, unit in zip(found.groups(), _UNITS, strict=True))
+
+
+_Time = Annotated[
+    types.number(above=0), pydantic.BeforeValidator(_seconds), types.OrText({"minLength": 2})
+]
 
 
 class Train(types.Section):
@@ -65,12 +98,20 @@ class Train(types.Section):
         description="The global step at which training is over; absolute, so a finished run "
         "stays so. This or epochs must be given; with both, training ends with the first.",
     )
-    early_stopping: EarlyStopping | None = Field(
+    max_time: _Time | None = Field(
+        None,
+        description="Ends training after so many seconds, or so long as 1d, 1h30m or 90s, from its "
+        "beginning, when a step is made; what follows training is done then. The same command "
+        "goes on from there.",
+    )
+    early_stopping: (
+        types.section(EarlyStopping, "a mapping such as {metric: accuracy, patience: 3}") | None
+    ) = Field(
         None,
         description="Ends training when evaluations get no better; needs eval.every_steps. A run "
         "that continues remembers them.",
     )
-    keep_best: KeepBest | None = Field(
+    keep_best: types.section(KeepBest, "a mapping such as {metric: accuracy}") | None = Field(
         None,
         description="Keeps the checkpoint with the best evaluation in the folder best of "
         "model_dir, whatever keep_checkpoint_max says: `--checkpoint best`.",
@@ -209,14 +250,12 @@ class Latest(Exporter):
     )
 
 
-class Best(Latest):
+class Best(Compared, Latest):
     """Exports after an evaluation that is better than those of all exports before."""
 
     kind: Literal["best"] = Field(
         "best", description="best: after an evaluation that is better than all exported before."
     )
-    metric: types.Text = Field("loss", description="The metric that is compared.")
-    higher_is_better: types.Boolean = Field(False, description="Whether more of it is better.")
 
 
 class Export(types.Section):
@@ -300,16 +339,29 @@ def _form_of(value: object) -> str:
     return "list" if isinstance(value, list | tuple) else ""
 
 
-Devices = types.choice(
-    _form_of,
-    {
-        "auto": Literal["auto"],
-        "number": types.whole(1),
-        "list": Annotated[types.listing(str, 1), pydantic.BeforeValidator(_different)],
-        "mapping": dict[Literal["gpu", "cpu"], types.whole(1)],
-    },
-    "auto, a list of devices, how many, {gpu: n} or {cpu: n}",
-)
+def _counted(value: object) -> object:
+    """Refuses `{cpus: 2}`."""
+    for kind, count in value.items() if isinstance(value, dict) else ():
+        if kind not in ("gpu", "cpu") and str(kind).lower() in ("gpu", "gpus", "cpu", "cpus"):
+            meant = f"{{{kind[:3].lower()}: {count}}}"
+            raise types.expected(_DEVICES, f"Did you mean {meant}?")
+    return value
+
+
+_DEVICES = "auto, a list of devices, how many, {gpu: n} or {cpu: n}"
+Devices = Annotated[
+    types.choice(
+        _form_of,
+        {
+            "auto": Literal["auto"],
+            "number": types.whole(1),
+            "list": Annotated[types.listing(str, 1), pydantic.BeforeValidator(_different)],
+            "mapping": dict[Literal["gpu", "cpu"], types.whole(1)],
+        },
+        _DEVICES,
+    ),
+    pydantic.BeforeValidator(_counted),
+]
 
 
 class Run(types.Section):

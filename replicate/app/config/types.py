@@ -29,6 +29,7 @@ _FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 FUNCTION_FORM = {"pattern": rf"{_FUNCTION}|\$\{{"}  # or a variable
 TAG = "\0"  # begins the parts of an error's place that are no keys, but members of a union
 _MAX_WHOLE = 2**63 - 1
+_TYPO, _ALIKE = 0.8, 0.6  # how much of two words is the same, of 1
 _TRUTH = {"true": True, "false": False, "1": True, "0": False}
 _INFINITE_FROM = {"float16": (2 - 2**-11) * 2**15, "float32": (2 - 2**-24) * 2**127}
 """From where on a number is rounded to infinity."""
@@ -128,21 +129,29 @@ def refuse(faults: Iterable[Fault]) -> None:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Returns the known word most like this one, or meant by it; nothing where none is.
 
-    Where several may be meant: `int32 or int64`.
+    A word that begins like this one comes before one that looks like it: `id` for `ident`, not
+    `rent`. Where several may be meant: `int32 or int64`.
     """
     known = list(known)
     meant = [name for name in catalog.OTHER_NAMES.get(word.lower(), ()) if name in known]
     if meant and word not in known:
         return " or ".join(meant)
-    by_lower = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else ""
+    word, by_lower = word.lower(), {name.lower(): name for name in known}
+    begun = [one for one in by_lower if word.startswith(one) or one.startswith(word)]
+    begun = [one for one in begun if min(len(one), len(word)) > 1]
+    for names, cutoff in ((by_lower, _TYPO), (begun, 0.0), (by_lower, _ALIKE)):
+        found = difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
+        if found:
+            return by_lower[found[0]]
+    return ""
 
 
-def one_of(names: Sequence[str], value: object) -> pydantic_core.PydanticCustomError:
+def one_of(
+    names: Sequence[str], value: object, then: str = ""
+) -> pydantic_core.PydanticCustomError:
     """Returns the error of a value that is none of a few words."""
     near = nearest(str(value), names)
-    return expected(f"one of {', '.join(names)}", f"Did you mean {near}?" if near else "")
+    return expected(f"one of {', '.join(names)}", then or (f"Did you mean {near}?" if near else ""))
 
 
 def _must_be(kind: type, rule: str) -> pydantic.BeforeValidator:
@@ -184,8 +193,14 @@ def is_function(value: object) -> bool:
 
 def _function(value: object) -> object:
     if not is_function(value):
-        raise expected("a function's name as package.module:function")
+        raise expected("a function's name as package.module:function", with_colon(value))
     return value
+
+
+def with_colon(value: object) -> str:
+    """Returns what is meant by a function's name in which the colon is a dot."""
+    meant = ":".join(value.rsplit(".", 1)) if isinstance(value, str) else ""
+    return f"Did you mean {meant}?" if is_function(meant) else ""
 
 
 def path_of(value: str, folder: Path | str | None) -> str:
@@ -360,7 +375,7 @@ def word_or_function(*names: str) -> Type:
         if isinstance(value, str) and ":" in value:
             return _function(value)
         if not isinstance(value, str) or value not in names:
-            raise one_of([*names, "package.module:function"], value)
+            raise one_of([*names, "package.module:function"], value, with_colon(value))
         return value
 
     return Annotated[str, pydantic.BeforeValidator(read)]

@@ -55,6 +55,16 @@ class Text(str):
     folder: Path
 
 
+class _Place(str):
+    """Where a key stands.
+
+    Attributes:
+        origin: The same for all keys whose value an alias (*) or a merge (<<) takes from one place.
+    """
+
+    origin: tuple[str, int]
+
+
 @dataclasses.dataclass
 class Document:
     """A mapping read from YAML.
@@ -80,6 +90,10 @@ class Document:
         while path and path not in self.places:
             path = path[:-1]
         return self.places.get(path, f"{self.source}:1")
+
+    def origin(self, path: KeyPath) -> object:
+        """Returns what is the same for all keys that have their value from one place."""
+        return getattr(self.places.get(path), "origin", path)
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -160,6 +174,17 @@ class Walk:
     def _at(self, mark: yaml.Mark | None) -> str:
         return self._place.replace("{line}", str(mark.line + 1 if mark is not None else 1))
 
+    def _place_of(self, key: yaml.Node, value: yaml.Node) -> _Place:
+        place = _Place(self._at(key.start_mark))
+        for _ in range(_MAX_DEPTH):  # it may go round in circles
+            parts = value.value if isinstance(value, yaml.MappingNode) else ()
+            merged = [one for name, one in parts if name.tag.endswith(":merge")]
+            if not merged:
+                break
+            value = merged[0]
+        place.origin = self._document.source, value.start_mark.index
+        return place
+
     def _note(self, mark: yaml.Mark | None, text: str) -> None:
         """Notes a fault; the walk goes on."""
         self._document.faults.append(f"{self._at(mark)}: {text}")
@@ -233,7 +258,7 @@ class Walk:
         values = []
         for index, child in enumerate(node.value):
             below = (*path, index)
-            self._document.places[below] = self._at(child.start_mark)
+            self._document.places[below] = self._place_of(child, child)
             values.append(self._value(loader, child, below))
         return values
 
@@ -247,7 +272,7 @@ class Walk:
                 self._note(key_node.start_mark, f"{dotted(path)}: keys are plain words.")
                 continue
             below = (*path, key)
-            self._document.places[below] = self._at(key_node.start_mark)
+            self._document.places[below] = self._place_of(key_node, child)
             values[key] = self._value(loader, child, below)
         return values
 

@@ -29,7 +29,7 @@ def at_once() -> Iterator[None]:
 
         def end(number: int, frame: FrameType | None) -> None:
             with contextlib.suppress(OSError):
-                os.write(shown, b"interrupted\n")
+                os.write(shown, b"\ninterrupted\n" if os.isatty(shown) else b"interrupted\n")
             os._exit(INTERRUPTED)
 
         for number in _heeded():

@@ -6,8 +6,9 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
+from replicate import messages
 from replicate.app.console import streams
 
 STEP = "global_step"
@@ -27,7 +28,7 @@ def alone() -> Iterator[TextIO]:
             yield shown
         return
     encoding, unknown = sys.stdout.encoding, sys.stdout.errors
-    with streams.redirected(1, 2) as number:
+    with messages.redirected(1, 2) as number:
         with open(number, "w", encoding=encoding, errors=unknown, closefd=False) as shown:
             yield shown
 
@@ -38,7 +39,7 @@ def write(value: Json, file: TextIO) -> None:
     file.flush()
 
 
-def plain(value: object) -> Json:
+def plain(value: Any) -> Json:
     """Returns what JSON can hold: NaN and infinities become null, bytes text or base64."""
     if isinstance(value, Mapping):
         return {str(name): plain(one) for name, one in value.items()}
@@ -62,7 +63,7 @@ def summary_line(metrics: Mapping[str, object]) -> str:
     return "  ".join(f"{name} {number(metrics[name])}" for name in names)
 
 
-def number(value: object) -> str:
+def number(value: Any) -> str:
     """Returns a number as people read it; nan and inf, which JSON lacks, by these names."""
     found = plain(value)
     if found is None and value is not None:

@@ -11,6 +11,7 @@ from rich import console as rich_console
 from rich import progress as rich_progress
 from rich import text as rich_text
 
+from replicate import messages
 from replicate.app.console import screen, streams
 
 _LEAST_BAR = 8  # columns
@@ -34,7 +35,7 @@ class Bar(NamedTuple):
     notes: tuple[str, ...]
 
     @property
-    def count(self) -> str:
+    def units(self) -> str:
         """The units done, of all where that is known."""
         return f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
 
@@ -100,6 +101,8 @@ class Display:
         """Shows a remark, above the bars; that nobody reads it any more ends no work."""
         if not self.quiet:
             with contextlib.suppress(OSError):
+                if self._console.is_terminal:
+                    text = messages.at_words(text, self._console.width)
                 self._console.print(text, markup=False, soft_wrap=True)
 
     def _show_line(self, line: str) -> None:
@@ -158,6 +161,7 @@ class _Bars(rich_progress.Progress):
             rich_progress.TextColumn("{task.fields[text]}"),
             console=console,
             expand=True,
+            transient=True,  # whatever ends them, Ctrl-C too
             redirect_stdout=False,
             redirect_stderr=False,
         )
@@ -176,9 +180,9 @@ class _Bars(rich_progress.Progress):
             return
         if key not in self._numbers:
             self._numbers[key] = self.add_task(bar.label, text="")
-        room = self.console.width - _LEAST_BAR - len(f"{bar.label}  {bar.count}  ")
+        room = self.console.width - _LEAST_BAR - len(f"{bar.label}  {bar.units}  ")
         note = next((note for note in bar.notes if len(note) <= room), "")
-        text = f"{bar.count}  {note}"
+        text = f"{bar.units}  {note}"
         self.update(self._numbers[key], completed=bar.done, total=bar.total, text=text)
 
 
@@ -217,7 +221,7 @@ class Task:
             self._display.tell({"task": id(self), "bar": self._bar})
         if not self._display.has_bars and done // self._every > self._lines_shown:
             self._lines_shown = done // self._every
-            line = f"{self._bar.label} {self._bar.count}  {self._bar.notes[0]}"
+            line = f"{self._bar.label} {self._bar.units}  {self._bar.notes[0]}"
             self._display.tell({"line": line})
             self._display.say(line)
 

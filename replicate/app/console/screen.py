@@ -15,11 +15,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+from replicate import messages
 from replicate.app.console import streams
 
 _CHUNK = 65536
 _TICK = 0.05  # seconds between two looks whether the capture is over
-_SHOW_CURSOR = "\033[?25h"  # bars hide it
+_SHOW_CURSOR = "\\r\\033[2K\\033[?25h"  # bars hide it, and the last one is still there
 
 
 def terminals() -> list[int]:
@@ -57,7 +58,7 @@ class Capture:
         self._leave.callback(reader.join)
         self._leave.callback(self._over.set)
         for number in self._numbers:
-            self._leave.enter_context(streams.redirected(number, told))
+            self._leave.enter_context(messages.redirected(number, told))
         os.close(told)
         return self
 

@@ -1,11 +1,8 @@
-"""File descriptors and text streams of this process: opened, redirected, spelt out."""
+"""File descriptors and text streams of this process: opened, discarded, spelt out."""
 
 import codecs
-import contextlib
 import os
 import sys
-import tempfile
-from collections.abc import Iterator
 from typing import TextIO
 
 _SPELL_OUT = "replicate.spell_out"
@@ -34,53 +31,10 @@ def is_own(stream: TextIO, number: int) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def redirected(number: int, target: int) -> Iterator[int]:
-    """While entered, a file descriptor leads where another one does, for native code as well.
-
-    Args:
-        number: The descriptor: 1 or 2.
-        target: The other descriptor.
-
-    Yields:
-        A descriptor that leads where `number` led before.
-    """
-    _flush()
-    before = os.dup(number)
-    try:
-        os.dup2(target, number)
-        yield before
-    finally:
-        _flush()
-        os.dup2(before, number)
-        os.close(before)
-
-
 def discard(number: int) -> None:
     """Sends what is still written to a file descriptor nowhere: its reader has gone."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), number)
-
-
-@contextlib.contextmanager
-def stderr_held() -> Iterator[None]:
-    """Holds back what libraries write to stderr while they load; shows it if that fails.
-
-    Newer versions of TensorFlow print a greeting before any of their settings can prevent it.
-    """
-    with tempfile.TemporaryFile() as held, redirected(2, held.fileno()) as shown:
-        try:
-            yield
-        except BaseException:
-            held.seek(0)
-            os.write(shown, held.read())
-            raise
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            stream.flush()
 
 
 def spell_out(*streams: TextIO) -> None:

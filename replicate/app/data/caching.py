@@ -10,18 +10,16 @@ import glob
 import hashlib
 import inspect
 import json
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import filelock
 
-from replicate import errors
+from replicate import errors, messages
 from replicate.app.config import input_config
 from replicate.compat.tensorflow import tf
 
-_LOGGER = logging.getLogger(__name__)
 _NOT_OF_ROWS = {"batch_size", "cache", "file", "prefetch", "repeat", "shuffle"}
 _held: dict[str, filelock.FileLock] = {}  # by place, until the process ends
 
@@ -31,7 +29,7 @@ def through(
     key: str,
     paths: Sequence[str] = (),
     made_by: Sequence[Any] = (),
-    worker: str = "chief",
+    worker: int = 0,
 ) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
     """Returns what keeps the rows of a dataset as the config wants, or leaves it as it is.
 
@@ -40,7 +38,7 @@ def through(
         key: Its key in the config, e.g. train.input.
         paths: The files that are read.
         made_by: The function that makes the dataset, and what it is offered.
-        worker: Which worker of a cluster reads them; others have files of their own.
+        worker: The number of the worker that reads them; others have files of their own.
 
     Raises:
         RunError: If files cannot be written where the config says.
@@ -59,7 +57,7 @@ def place_of(
     key: str,
     paths: Sequence[str] = (),
     made_by: Sequence[Any] = (),
-    worker: str = "chief",
+    worker: int = 0,
 ) -> str:
     """Returns what the names of a cache's files begin with; see `through`."""
     about = [source.model_dump(mode="json", exclude=_NOT_OF_ROWS), [_state(p) for p in paths]]
@@ -67,7 +65,7 @@ def place_of(
     if made_by:
         fn, offered = made_by
         about += [state_of(fn), dict(offered)]
-    if worker != "chief":
+    if worker:
         about.append(worker)
     text = json.dumps(about, sort_keys=True, default=repr)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -101,7 +99,10 @@ def _take(place: str, folder: str, key: str) -> bool:
         os.makedirs(folder, exist_ok=True)
         lock.acquire()
     except filelock.Timeout:
-        _LOGGER.warning("%s.cache: another process is writing %s; reading without it.", key, place)
+        messages.warn(
+            f"{key}.cache: another process is writing {place}; reading without it.",
+            "configuration.md#input-tfrecord",
+        )
         return False
     except (OSError, NotImplementedError) as e:
         what = getattr(e, "strerror", None) or e

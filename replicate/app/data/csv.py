@@ -1,76 +1,90 @@
-"""CSV as arrays, whole or as a stream: columns at once, row by row only to name a fault."""
+"""Tables as arrays, whole or as a stream; CSV by columns, row by row only to name a fault."""
 
 import csv
 import gzip
+import hashlib
 import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, TypeAlias
 
 import numpy as np
 
 from replicate import errors
 from replicate.app.config import files, input_config, types
+from replicate.app.data import parquet
 
-Columns: TypeAlias = dict[str, np.ndarray]  # each of shape [rows], text as bytes
+Columns: TypeAlias = dict[str, np.ndarray]  # each of shape [rows, ...], text as bytes
 Row: TypeAlias = tuple[int, list[str]]  # the line it begins in, its cells
 
 _PIECE = 4096  # rows at a time
 _MAX_IN_MEMORY = 2**30  # bytes of all files together
 _UNREADABLE = (OSError, EOFError, zlib.error, csv.Error)
-_GZIP_RATIO = 5  # text is about so much longer than what gzip makes of it
+_PACKED, _PACKED_RATIO = ("gzip", "parquet"), 5  # what is read is about so much longer
 
 
-def fits_in_memory(source: input_config.Csv, key: str) -> bool:
+def fits_in_memory(source: input_config.Table, key: str) -> bool:
     """Tells whether all of an input's files together are small enough to be kept."""
     total = 0
     for path in files.expanded(source.file, key):
-        total += files.size(path) * (_GZIP_RATIO if files.kind_of(path) == "gzip" else 1)
+        total += files.size(path) * (_PACKED_RATIO if files.kind_of(path) in _PACKED else 1)
     return total <= _MAX_IN_MEMORY
 
 
-def read(source: input_config.Csv, key: str) -> tuple[Columns, np.ndarray | None]:
-    """Reads CSV files whole; returns features, and the label if there is one.
-
-    Raises:
-        RunError: If a file or a row of it is bad; names the file and its line.
-    """
-    found = list(pieces(source, key))
+def read(
+    source: input_config.Table, key: str, is_training: bool = False
+) -> tuple[Columns, np.ndarray | None]:
+    """Reads files whole; returns features, and the label if there is one; see `pieces`."""
+    found = list(pieces(source, key, is_training))
     return label_of({name: np.concatenate([p[name] for p in found]) for name in found[0]}, source)
 
 
-def label_of(columns: Columns, source: input_config.Csv) -> tuple[Columns, np.ndarray | None]:
+def label_of(columns: Columns, source: input_config.Table) -> tuple[Columns, np.ndarray | None]:
     """Parts columns into features and the label, which may be None."""
     features = {name: one for name, one in columns.items() if name != source.label}
     return features, columns.get(source.label)
 
 
-def pieces(source: input_config.Csv, key: str) -> Iterator[Columns]:
+def pieces(source: input_config.Table, key: str, is_training: bool = False) -> Iterator[Columns]:
     """Yields some rows at a time, of the files one after the other.
 
     Args:
         source: The input as the config has it.
         key: Its key in the config, for error texts.
+        is_training: Whether rows that are held out are left out; else they alone are there.
 
     Raises:
         RunError: If a file or a row of it is bad; names the file and its line.
     """
-    has_rows = False
+    of_file, share, has_rows = _of_file, source.holdout, False
+    if isinstance(source, input_config.Parquet):
+        of_file = parquet.of_file
+    is_wanted = None if share is None else lambda row: _is_held_out(row, share) != is_training
     for path in files.expanded(source.file, key):
-        for piece in _of_file(path, source, key):
+        for piece in of_file(path, source, key, is_wanted):
             has_rows = True
             yield piece
     if not has_rows:
-        raise errors.RunError(f"{key}: {', '.join(source.file)}: must have rows, has none.")
+        named, which = ", ".join(source.file), f" for holdout: {share:g}" if share else ""
+        raise errors.RunError(f"{key}: {named}: must have rows{which}, has none.")
 
 
-def _of_file(path: str, source: input_config.Csv, key: str) -> Iterator[Columns]:
+def _is_held_out(row: Iterable[str], share: float) -> bool:
+    """Tells whether a row is held out: by a hash of its cells, so it is always or never."""
+    digest = hashlib.blake2b("\x1f".join(row).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") < share * 2**32
+
+
+def _of_file(
+    path: str, source: input_config.Csv, key: str, is_wanted: Callable[[list[str]], bool] | None
+) -> Iterator[Columns]:
     names = _header(path, source, key) if source.header else list(source.columns)
     try:
         with _opened(path) as file:
             found = filter(None, csv.reader(file, delimiter=source.delimiter, strict=True))
             if source.header:
                 next(found, None)
+            found = filter(is_wanted, found)
             while piece := list(itertools.islice(found, _PIECE)):
                 by_name = dict(zip(names, zip(*piece, strict=True), strict=True))
                 yield {name: _column(by_name[name], name, source) for name in source.columns}
@@ -153,10 +167,12 @@ def _column(cells: Sequence[str], name: str, source: input_config.Csv) -> np.nda
     Raises:
         ValueError: If a cell cannot be what the config says.
     """
-    dtype = source.columns[name]
+    dtype, absent = source.columns[name], {"", *source.na_values}
     if name in source.defaults:
         default = types.cell_text(source.defaults[name], dtype)
-        cells = [cell if _given(cell, dtype) else default for cell in cells]
+        cells = [default if _given(cell, dtype) in absent else cell for cell in cells]
+    elif source.na_values and dtype != "string" and not absent.isdisjoint(map(str.strip, cells)):
+        raise ValueError(name)
     if dtype == "string":
         return np.array([cell.encode() for cell in cells], object)
     if dtype == "bool":
@@ -194,9 +210,11 @@ def _refuse_first_bad_row(
         row = dict(zip(names, cells, strict=True))
         for name, dtype in source.columns.items():
             text = _given(row[name], dtype)
-            if not text and name not in source.defaults and dtype != "string":
+            is_absent = not text or text in source.na_values
+            if is_absent and name not in source.defaults and dtype != "string":
+                shown = f"{text!r}, of na_values" if text else "an empty cell"
                 raise errors.RunError(
-                    f"{place}: {name} must be {dtype}, got an empty cell. "
+                    f"{place}: {name} must be {dtype}, got {shown}. "
                     f"Fill it in, or give {name} a value in defaults."
                 )
             try:

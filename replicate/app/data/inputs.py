@@ -12,21 +12,23 @@ A dataset of a user's function may or may not be batched already. Unless the con
 Each worker of a cluster takes its part of each batch, or every Wth batch.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from replicate import errors, types
-from replicate.app.cluster import tasks
 from replicate.app.config import files, functions, input_config
 from replicate.app.data import caching, csv, npz
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
+from replicate.strategy.cluster import cluster as clusters
 
 InputFn: TypeAlias = Callable[[], tf.data.Dataset]
-Cached: TypeAlias = Callable[[tf.data.Dataset], tf.data.Dataset]
+Change: TypeAlias = Callable[[tf.data.Dataset], tf.data.Dataset]
 
+_PLACES = 2**30  # that hashes of rows have
 _STREAM_BUFFER = 10_000  # rows a stream is shuffled over where the config only says true
 _HIDES_ITS_INPUT = ("FlatMap", "Interleave", "GroupBy", "Window")
 
@@ -36,7 +38,7 @@ def input_fn(
     key: str,
     mode: str,
     params: Mapping[str, Any],
-    task: tasks.Task = tasks.ALONE,
+    task: clusters.Cluster = clusters.ALONE,
 ) -> InputFn:
     """Returns an Estimator input_fn; bad files are found now, before a graph is built.
 
@@ -50,16 +52,21 @@ def input_fn(
     Raises:
         RunError: If a file is bad or missing, or a function cannot be found.
     """
-    if isinstance(source, input_config.Csv) and not csv.fits_in_memory(source, key):
-        return _stream(source, key, task)
-    if isinstance(source, input_config.Csv | input_config.Npz):
-        read = csv.read if isinstance(source, input_config.Csv) else npz.read
-        features, label = read(source, key)
+    is_training, has_labels = mode == types.TRAIN, mode != types.PREDICT
+    if not has_labels:
+        source = source.for_predictions()
+    if isinstance(source, input_config.Table) and not csv.fits_in_memory(source, key):
+        return _stream(source, key, is_training, task)
+    if isinstance(source, input_config.Table | input_config.Npz):
+        is_npz = isinstance(source, input_config.Npz)
+        read, which = (npz.read, has_labels) if is_npz else (csv.read, is_training)
+        features, label = read(source, key, which)
         return lambda: _finish(_of_arrays(features, label, source), source, task)
     if isinstance(source, input_config.Tfrecord):
         paths = record_files(source, key)
-        cached = caching.through(source, key, paths, worker=task.name)
-        return lambda: _of_records(source, paths, cached, task)
+        cached = caching.through(source, key, paths, worker=task.position or 0)
+        own = _own_side(source, is_training)
+        return lambda: _of_records(source, paths, lambda found: cached(own(found)), task)
     return _of_function(source, key, mode, params, task)
 
 
@@ -67,6 +74,18 @@ def element_of(make: InputFn) -> Any:
     """Returns the element_spec of an input_fn's dataset, built in a graph of its own."""
     with tf.Graph().as_default():
         return make().element_spec
+
+
+def columns_of(source: input_config.Input) -> dict[str, tf.TypeSpec]:
+    """Returns the features that predictions read from columns; none of another kind of input."""
+    source = source.for_predictions()
+    if isinstance(source, input_config.Csv) and source.header:
+        return {name: tf.TensorSpec([None], dtype) for name, dtype in source.columns.items()}
+    if not isinstance(source, input_config.Tfrecord):
+        return {}
+    with tf.Graph().as_default():
+        found = tf.io.parse_example(tf1.placeholder(tf.string, [None]), _parsings(source))
+        return {name: tf.type_spec_from_value(one) for name, one in found.items()}
 
 
 def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
@@ -116,22 +135,23 @@ def _of_arrays(
     return _repeated(indices, source).batch(source.batch_size).map(gather)
 
 
-def _stream(source: input_config.Csv, key: str, task: tasks.Task) -> InputFn:
+def _stream(
+    source: input_config.Table, key: str, is_training: bool, task: clusters.Cluster
+) -> InputFn:
     """Returns an input_fn that holds some of the rows at a time."""
-    first = next(csv.pieces(source, key))  # a bad header is found now
+    pieces = functools.partial(csv.pieces, source, key, is_training)
+    first = next(pieces())  # a bad header is found now
     paths = files.expanded(source.file, key)
-    cached = caching.through(source, key, paths, worker=task.name)
+    cached = caching.through(source, key, paths, worker=task.position or 0)
     dtypes = {n: tf.string if c.dtype == object else c.dtype for n, c in first.items()}
-    shapes = {name: tf.TensorSpec([None], dtype) for name, dtype in dtypes.items()}
+    shapes = {n: tf.TensorSpec([None, *first[n].shape[1:]], dtype) for n, dtype in dtypes.items()}
 
     def part(columns: dict[str, tf.Tensor]) -> types.Nest:
         features, label = csv.label_of(columns, source)
         return features if label is None else (features, label)
 
     def make() -> tf.data.Dataset:
-        found = tf.data.Dataset.from_generator(
-            lambda: csv.pieces(source, key), output_signature=shapes
-        )
+        found = tf.data.Dataset.from_generator(pieces, output_signature=shapes)
         found = _shuffled(cached(found.unbatch()), source)
         return _finish(_repeated(found, source).map(part).batch(source.batch_size), source, task)
 
@@ -173,20 +193,19 @@ def _refuse_other_form(path: str, compression: str, key: str) -> None:
 
 
 def _of_records(
-    source: input_config.Tfrecord, paths: list[str], cached: Cached, task: tasks.Task
+    source: input_config.Tfrecord, paths: list[str], kept: Change, task: clusters.Cluster
 ) -> tf.data.Dataset:
-    records = _shuffled(cached(_records(source, paths)), source)
-    spec = {name: _parsing(feature) for name, feature in source.features.items()}
+    records = _shuffled(kept(_records(source, paths)), source)
 
     def parse(batch: tf.Tensor) -> types.Nest:
-        features = tf.io.parse_example(batch, spec)
+        features = tf.io.parse_example(batch, _parsings(source))
         if source.label is None:
             return features
         label = features.pop(source.label)
         return features, label
 
     batches = own_part(_repeated(records, source).batch(source.batch_size), task)
-    return _finish(batches.map(parse), source, tasks.ALONE)
+    return _finish(batches.map(parse), source, clusters.ALONE)
 
 
 def _records(source: input_config.Tfrecord, paths: list[str]) -> tf.data.Dataset:
@@ -203,6 +222,10 @@ def _records(source: input_config.Tfrecord, paths: list[str]) -> tf.data.Dataset
         num_parallel_calls=at_a_time,
         deterministic=True,
     )
+
+
+def _parsings(source: input_config.Tfrecord) -> dict[str, Any]:
+    return {name: _parsing(feature) for name, feature in source.features.items()}
 
 
 def _parsing(feature: input_config.Feature) -> Any:
@@ -224,12 +247,12 @@ def _of_function(
     key: str,
     mode: str,
     params: Mapping[str, Any],
-    task: tasks.Task,
+    task: clusters.Cluster,
 ) -> InputFn:
     fn = functions.load(source.function, f"{key}.function")
     source, task, context = left_to(fn, source, task)
     offered = {"mode": mode, "params": dict(params), "batch_size": source.batch_size}
-    cached = caching.through(source, key, made_by=(fn, offered), worker=task.name)
+    cached = caching.through(source, key, made_by=(fn, offered), worker=task.position or 0)
 
     def make() -> tf.data.Dataset:
         named = f"{key}.function: {source.function}"
@@ -242,10 +265,27 @@ def _of_function(
         batched = source.batched
         if batched is None:
             batched = is_batched(found, source.batch_size)
+        if source.holdout is not None:
+            found = _own_side(source, mode == types.TRAIN)(found.unbatch() if batched else found)
+            batched = False
         found = _repeated(_shuffled(cached(found), source), source)
         return _finish(found if batched else found.batch(source.batch_size), source, task)
 
     return make
+
+
+def _own_side(source: input_config.Divisible, is_training: bool) -> Change:
+    """Returns what takes from a dataset the rows that are held out, or leaves them out."""
+    if source.holdout is None:
+        return lambda found: found
+
+    def is_wanted(*row: types.Nest) -> tf.Tensor:
+        parts = tf.nest.flatten(row, expand_composites=True)
+        text = tf.strings.join([tf.io.serialize_tensor(part) for part in parts])
+        place = tf.strings.to_hash_bucket_fast(text, _PLACES)
+        return tf.not_equal(place < round(source.holdout * _PLACES), is_training)
+
+    return lambda found: found.filter(is_wanted)
 
 
 def _shuffled(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.Dataset:
@@ -262,38 +302,38 @@ def _repeated(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.D
 
 
 def _finish(
-    batches: tf.data.Dataset, source: input_config.Input, task: tasks.Task
+    batches: tf.data.Dataset, source: input_config.Input, task: clusters.Cluster
 ) -> tf.data.Dataset:
     batches = own_part(batches, task)
     return batches.prefetch(source.prefetch) if source.prefetch else batches
 
 
 def left_to(
-    fn: Callable[..., Any], source: input_config.Function, task: tasks.Task
-) -> tuple[input_config.Function, tasks.Task, tf.distribute.InputContext]:
+    fn: Callable[..., Any], source: input_config.Function, task: clusters.Cluster
+) -> tuple[input_config.Function, clusters.Cluster, tf.distribute.InputContext]:
     """Leaves it to a function that names `input_context` to read this worker's rows alone.
 
     Returns:
         The input, with the rows that are this worker's of each batch; whose part is still to be
         taken; and the context.
     """
-    context = tf.distribute.InputContext(task.size, task.position, task.size)
+    context = tf.distribute.InputContext(task.size, task.position or 0, task.size)
     if task.size == 1 or not functions.names(fn, "input_context"):
         return source, task, context
     begin, end = _part(source.batch_size, task)
-    share = source.batch_size if task.has_servers else max(end - begin, 1)
-    return source.model_copy(update={"batch_size": share}), tasks.ALONE, context
+    share = source.batch_size if task.servers else max(end - begin, 1)
+    return source.model_copy(update={"batch_size": share}), clusters.ALONE, context
 
 
-def own_part(dataset: tf.data.Dataset, task: tasks.Task) -> tf.data.Dataset:
+def own_part(dataset: tf.data.Dataset, task: clusters.Cluster) -> tf.data.Dataset:
     """Returns what of a dataset's batches is a worker's.
 
     Workers that make each step together share each batch, as towers do; others take turns.
     """
     if task.size == 1:
         return dataset
-    if task.has_servers:
-        return dataset.shard(task.size, task.position)
+    if task.servers:
+        return dataset.shard(task.size, task.position or 0)
     is_tuple = isinstance(dataset.element_spec, tuple)
 
     def cut(*element: types.Nest) -> types.Nest:
@@ -311,9 +351,9 @@ def own_part(dataset: tf.data.Dataset, task: tasks.Task) -> tf.data.Dataset:
     return dataset.map(cut)
 
 
-def _part(number: Any, task: tasks.Task) -> tuple[Any, Any]:
+def _part(number: Any, task: clusters.Cluster) -> tuple[Any, Any]:
     """Returns the first of a worker's rows, and the one after the last; ints, or tensors."""
-    base, longer, place = number // task.size, number % task.size, task.position
+    base, longer, place = number // task.size, number % task.size, task.position or 0
     if isinstance(number, int):
         begin = base * place + min(place, longer)
         return begin, begin + base + (place < longer)

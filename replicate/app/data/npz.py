@@ -14,25 +14,34 @@ _MAX_SIZES = {"f": 8, "c": 16}  # bytes of a number
 _OWN = "tensors"  # of whatever dtype the array has
 
 
-def read(source: input_config.Npz, key: str) -> tuple[Features, np.ndarray | None]:
+def read(
+    source: input_config.Npz, key: str, has_label: bool = True
+) -> tuple[Features, np.ndarray | None]:
     """Reads features and, if there is one, the label, all of shape [rows, ...].
+
+    Args:
+        source: The input as the config has it.
+        key: Its key in the config, for error texts.
+        has_label: Whether its label is wanted.
 
     Raises:
         RunError: If the file is bad, lacks an array, or arrays differ in their rows.
     """
-    stored = _load(source.file, key)
+    stored = load(source.file, key)
     wanted = _names(source, stored)
-    if source.label is not None:
+    has_label = has_label and source.label is not None
+    if has_label:
         wanted.append((source.label, source.label))
     for _, array in wanted:
         if array not in stored:
             near = types.nearest(array, stored)
             then = f"Did you mean {near}?" if near else f"It has {', '.join(stored)}."
             raise errors.RunError(f"{key}: {source.file}: has no array {array!r}. {then}")
-    _need_dtypes_of_arrays(source, {*stored, *(name for name, _ in wanted)}, key)
+    labels = () if source.label is None else (source.label,)
+    _need_dtypes_of_arrays(source, {*stored, *labels, *(name for name, _ in wanted)}, key)
     _check_rows({array: stored[array] for _, array in wanted}, source.file, key)
     found = [(name, _cut(stored[array], source, (name, array), key)) for name, array in wanted]
-    label = found.pop()[1] if source.label is not None else None
+    label = found.pop()[1] if has_label else None
     return (found[0][1] if isinstance(source.features, str) else dict(found)), label
 
 
@@ -57,7 +66,12 @@ def _names(source: input_config.Npz, stored: Collection[str]) -> list[tuple[str,
     return [(name, name) for name in ([named] if isinstance(named, str) else named)]
 
 
-def _load(path: str, key: str) -> dict[str, np.ndarray]:
+def load(path: str, key: str) -> dict[str, np.ndarray]:
+    """Returns all arrays of a file, by name.
+
+    Raises:
+        RunError: If it cannot be read, without unpickling anything.
+    """
     try:
         with open(path, "rb") as file:
             archive = np.load(file, allow_pickle=False)

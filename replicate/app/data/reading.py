@@ -72,6 +72,7 @@ def _record_fault(settings: config.Config, section: str) -> str:
     Nothing where all records that are looked at fit, or the input has none.
     """
     source = getattr(settings, section).input
+    source = source.for_predictions() if section == "predict" else source
     if not isinstance(source, input_config.Tfrecord):
         return ""
     looked_at = 0

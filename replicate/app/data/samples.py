@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import re
-import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replicate import errors
-from replicate.app.config import files, types
-from replicate.app.data import csv
+from replicate.app.config import catalog, files, types
+from replicate.app.data import csv, npz
 
 _LABELS = ("label", "labels", "target", "targets", "y", "class", "classes", "output", "outcome")
 _TRAIN = "train"
@@ -24,11 +23,13 @@ _ROWS = 10_000  # of CSV that are looked at
 _DELIMITER_ROWS = 20  # that are looked at for the delimiter
 _DELIMITERS = ",;\t|"
 _EMPTY = {"int64": 0, "float32": 0.0, "bool": False}
+_ABSENT = {"", "NA", "N/A", "n/a", "#N/A", "NULL", "null", "None", "?", "-"}  # in numbers' place
 
-_NPY = ".npy"
 _READABLE = "biufcSU"  # kinds of dtypes
 _SHARE = 0.8  # of the rows are for training
 _FEW = 10  # rows are not divided
+_HOLDOUT = {"holdout": 0.1}
+_FEW_BY_HASH = 50  # of fewer rows perhaps none is held out
 
 _RECORDS = 100  # that are looked at
 _HEAD = 2**26  # bytes of records that are looked at
@@ -64,18 +65,25 @@ class Sample:
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
+def of_function(name: str) -> Sample:
+    """Returns the input that a function may be, whose rows cannot be looked at."""
+    note = "change: remove it where the function goes by mode, or pads batches"
+    return Sample({"kind": "function", "function": name, **_HOLDOUT}, notes={"holdout": note})
+
+
 def look(kind: str, path: str, label: str | None = None) -> Sample:
     """Looks at a file.
 
     Args:
-        kind: csv, npz or tfrecord.
+        kind: csv, npz, parquet or tfrecord.
         path: The file.
         label: What is the label; else what is called so.
 
     Raises:
         RunError: If it is no such file, or holds nothing that can be read.
     """
-    return {"csv": _csv, "npz": _npz, "tfrecord": _tfrecord}[kind](path, label)
+    looks = {"csv": _csv, "npz": _npz, "parquet": _parquet, "tfrecord": _tfrecord}
+    return looks[kind](path, label)
 
 
 def _label_of(names: Iterable[str]) -> str | None:
@@ -104,6 +112,15 @@ def _file_beside(path: str) -> dict[str, str]:
     return {"file": str(file.with_name(other))} if other is not None else {}
 
 
+def _divided(sample: Sample, path: str, rows: int) -> Sample:
+    """Returns a sample that names what to evaluate on: another file, or rows of this one."""
+    beside = _file_beside(path)
+    if beside or rows < _FEW_BY_HASH:
+        return dataclasses.replace(sample, other_keys=beside)
+    notes = {**sample.notes, "holdout": "of the rows, by their hashes, are for evaluation alone"}
+    return dataclasses.replace(sample, keys={**sample.keys, **_HOLDOUT}, notes=notes)
+
+
 def _csv(path: str, label: str | None) -> Sample:
     delimiter = _delimiter(path)
     rows = list(itertools.islice(_cells(path, delimiter), _ROWS))
@@ -115,11 +132,16 @@ def _csv(path: str, label: str | None) -> Sample:
         names = [f"column_{number}" for number in range(1, len(names) + 1)]
     columns = dict(zip(names, zip(*rows, strict=True), strict=True))
     cells = {name: {cell.strip() for cell in one[has_header:]} for name, one in columns.items()}
-    dtypes = {name: _dtype(given - {""}) for name, given in cells.items()}
-    empty = {name: _EMPTY.get(dtypes[name]) for name, given in cells.items() if "" in given}
+    absent = {name: _absent(given) for name, given in cells.items()}
+    dtypes = {name: _dtype(given - absent[name]) for name, given in cells.items()}
+    empty = {
+        name: _EMPTY.get(dtypes[name]) for name, given in cells.items() if given & absent[name]
+    }
+    na_values = sorted(set().union(*absent.values()) - {""})
     defaults = {name: value for name, value in empty.items() if value is not None}
     keys: dict[str, Any] = {"kind": "csv", "file": path, "columns": dtypes}
     keys |= {"defaults": defaults} if defaults else {}
+    keys |= {"na_values": na_values} if na_values else {}
     keys |= {} if has_header else {"header": False}
     keys |= {} if delimiter == "," else {"delimiter": delimiter}
     notes = {
@@ -127,7 +149,27 @@ def _csv(path: str, label: str | None) -> Sample:
         "defaults": "change: what stands for an empty cell",
         "header": "change: name the columns above" if not has_header else "",
     }
-    return Sample(keys, names, label or _label_of(names), _file_beside(path), notes)
+    sample = Sample(keys, names, label or _label_of(names), notes=notes)
+    return _divided(sample, path, len(rows))
+
+
+def _parquet(path: str, label: str | None) -> Sample:
+    try:
+        from pyarrow import parquet
+
+        with parquet.ParquetFile(path) as file:
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+    except (ImportError, OSError, ValueError) as e:
+        raise errors.RunError(f"{_KEY}: {path}: must be Parquet, read by pyarrow: {e}") from e
+    columns = {}
+    for field in schema:
+        values = getattr(field.type, "value_type", field.type)  # of a list
+        name = {"double": "float32", "float": "float32"}.get(str(values)) or str(values)
+        columns[field.name] = name if name in catalog.DTYPES else "string"
+    notes = {"columns": "of lists, the dtype of their values"}
+    keys = {"kind": "parquet", "file": path, "columns": columns}
+    sample = Sample(keys, list(columns), label or _label_of(columns), notes=notes)
+    return _divided(sample, path, rows)
 
 
 def _cells(path: str, delimiter: str) -> Iterator[list[str]]:
@@ -157,6 +199,12 @@ def _delimiter(path: str) -> str:
     best = max(counts, key=counts.__getitem__, default=",")
     # Where none fits, the one that is there is to be complained about.
     return shown[0] if shown and counts[best] == 1 else best
+
+
+def _absent(given: set[str]) -> set[str]:
+    """Returns what stands for an empty cell in a column; words only where the rest is no text."""
+    others = given - _ABSENT
+    return given & _ABSENT if others and _dtype(others) != "string" else {""}
 
 
 def _dtype(given: Collection[str]) -> str:
@@ -242,35 +290,17 @@ def _told(arrays: Mapping[str, _Array], names: Iterable[str], path: str) -> str:
 
 
 def _arrays(path: str) -> dict[str, _Array]:
-    """Returns the arrays that have rows, and can be read without unpickling."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name.endswith(_NPY)]
-            found = {name.removesuffix(_NPY): _header(archive, name) for name in names}
-    except Exception as e:  # damage may raise anything
-        raise errors.RunError(
-            f"{_KEY}: {path}: must be a readable npz file: {e}. Write it with numpy.savez."
-        ) from e
-    arrays = {name: one for name, one in found.items() if one is not None}
+    """Returns the arrays that have rows of numbers or text."""
+    arrays = {}
+    for name, one in npz.load(path, _KEY).items():
+        if one.shape and one.dtype.kind in _READABLE:
+            arrays[name] = _Array("string" if one.dtype.kind in "SU" else one.dtype.name, one.shape)
     if not arrays:
         raise errors.RunError(
             f"{_KEY}: {path}: must have arrays of numbers or text with rows, has none. "
             "Write it with numpy.savez."
         )
     return arrays
-
-
-def _header(archive: zipfile.ZipFile, name: str) -> _Array | None:
-    """Returns an array by its header; None where it has no rows, or holds Python's objects."""
-    from numpy.lib import format as npy
-
-    with archive.open(name) as file:
-        is_first = npy.read_magic(file) == (1, 0)
-        read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
-        shape, _, dtype = read(file)
-    if dtype.kind not in _READABLE or not shape:
-        return None
-    return _Array("string" if dtype.kind in "SU" else dtype.name, shape)
 
 
 def _tfrecord(path: str, label: str | None) -> Sample:
@@ -293,7 +323,8 @@ def _tfrecord(path: str, label: str | None) -> Sample:
     keys: dict[str, Any] = {"kind": "tfrecord", "file": path, "features": features}
     keys |= {} if compression == "none" else {"compression": compression}
     notes = {"features": f"as of the first {len(examples)} records"}
-    return Sample(keys, names, label or _label_of(names), _file_beside(path), notes)
+    sample = Sample(keys, names, label or _label_of(names), notes=notes)
+    return _divided(sample, path, len(examples))
 
 
 def _head(path: str) -> tuple[bytes, str]:

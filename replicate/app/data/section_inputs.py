@@ -1,14 +1,15 @@
 """The input of a section of the config, as an Estimator takes it."""
 
 import json
-from collections.abc import Mapping
+import zlib
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from replicate import estimator
-from replicate.app.cluster import tasks
 from replicate.app.config import config, files, functions, input_config
 from replicate.app.data import caching, epochs, inputs
 from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy.cluster import cluster as clusters
 
 _MODES = {
     "train": estimator.ModeKeys.TRAIN,
@@ -18,7 +19,11 @@ _MODES = {
 
 
 def input_fn(
-    settings: config.Config, section: str, cached: bool = True, task: tasks.Task = tasks.ALONE
+    settings: config.Config,
+    section: str,
+    cached: bool = True,
+    task: clusters.Cluster = clusters.ALONE,
+    only: Collection[str] | None = None,
 ) -> inputs.InputFn:
     """Returns the input_fn of a section: train, eval or predict.
 
@@ -27,14 +32,16 @@ def input_fn(
         section: Its name.
         cached: Whether rows may be kept, where the config says so.
         task: Which worker's part of the rows is wanted.
+        only: The features that predictions need; None: all.
     """
     source = getattr(settings, section).input
+    source = source if only is None else source.for_predictions(only)
     if not cached and hasattr(source, "cache"):
         source = source.model_copy(update={"cache": False})
     return inputs.input_fn(source, f"{section}.input", _MODES[section], settings.params, task)
 
 
-def alike(make: inputs.InputFn, settings: config.Config, task: tasks.Task) -> inputs.InputFn:
+def alike(make: inputs.InputFn, settings: config.Config, task: clusters.Cluster) -> inputs.InputFn:
     """Returns an input_fn that draws the same random numbers in all workers of a cluster.
 
     Each worker takes its part of batches that all of them know. A seed in the config does so.
@@ -44,7 +51,7 @@ def alike(make: inputs.InputFn, settings: config.Config, task: tasks.Task) -> in
 
     def made() -> tf.data.Dataset:
         graph = tf1.get_default_graph()
-        before, graph.seed = graph.seed, task.input_seed
+        before, graph.seed = graph.seed, zlib.crc32(repr(task.addresses).encode())
         try:
             return make()
         finally:
@@ -53,7 +60,9 @@ def alike(make: inputs.InputFn, settings: config.Config, task: tasks.Task) -> in
     return made
 
 
-def in_epochs(settings: config.Config, start: int, task: tasks.Task = tasks.ALONE) -> epochs.Epochs:
+def in_epochs(
+    settings: config.Config, start: int, task: clusters.Cluster = clusters.ALONE
+) -> epochs.Epochs:
     """Returns the passes over the training data that the config counts.
 
     Args:
@@ -63,10 +72,10 @@ def in_epochs(settings: config.Config, start: int, task: tasks.Task = tasks.ALON
     """
     source = settings.train.input.model_copy(update={"repeat": False, "prefetch": 0})
     # NOTE: with servers the steps of all workers count, and each one takes its turns in the end.
-    shared = tasks.ALONE if task.has_servers else task
+    shared = clusters.ALONE if task.servers else task
     one_pass = inputs.input_fn(source, "train.input", _MODES["train"], settings.params, shared)
     description = _description(source, settings.params)
-    notes = epochs.Notes(settings.model_dir, description, is_written=task.is_chief)
+    notes = epochs.Notes(settings.model_dir, description, is_written=task.position == 0)
     return epochs.Epochs(settings.train.epochs, one_pass, start, notes)
 
 

@@ -22,6 +22,7 @@ from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.util import tensor_util
 
 from replicate import errors
+from replicate.app.config import catalog
 from replicate.app.inspect import pictures
 
 _FILES = "*.tfevents.*"
@@ -41,6 +42,10 @@ _KEY = 0.35  # the colored line before a run's name
 
 _STYLES = ("--", ":", "-.")  # of evaluations; training is drawn through
 _FEW = 40  # points that are marked, so that one alone is seen
+_WIDTH = 1.2
+_SAME = 0.01  # of a curve's range: so near, one line hides another
+_NO_RUN = "#444444"
+_STAR = {"marker": "*", "markersize": 11, "linestyle": "none", "markeredgecolor": "black"}
 _WIDE_RANGE = 100  # beyond it an axis is logarithmic
 _MAX_TITLE = 48
 
@@ -195,12 +200,36 @@ class _Line(NamedTuple):
     source: str
     curve: Curve
 
+    def is_under(self, other: "_Line") -> bool:
+        """Whether a line of another run, drawn later, goes the same way for most of its steps."""
+        values = [value for value in self.curve.values() if math.isfinite(value)]
+        common = [step for step in self.curve if step in other.curve]
+        near = (max(values) - min(values)) * _SAME
+        same = [step for step in common if abs(self.curve[step] - other.curve[step]) <= near]
+        return self.run != other.run and 0 < len(common) <= 2 * len(same)
+
 
 class _Panel(NamedTuple):
     """What is drawn over the same axes."""
 
     title: str
     lines: list[_Line]
+
+    @property
+    def best(self) -> list[tuple[_Line, int]]:
+        """The step of each evaluation's best value where its name says what is better, best first.
+
+        Of equal ones the first, as `train.keep_best` takes it.
+        """
+        higher = catalog.higher_is_better(self.title)
+        found = []
+        for line in self.lines if higher is not None else ():
+            sign = -1 if higher else 1
+            known = {s: sign * one for s, one in line.curve.items() if math.isfinite(one)}
+            if line.source != _TRAIN:
+                step = min(known, key=known.__getitem__)
+                found.append((known[step], line, step))
+        return [(line, step) for _, line, step in sorted(found, key=lambda one: one[0])]
 
 
 def plot(runs: Sequence[Run], path: str) -> None:
@@ -213,13 +242,14 @@ def plot(runs: Sequence[Run], path: str) -> None:
     across = 1 if len(panels) == 1 else 2 if len(panels) <= 4 else 3
     down = math.ceil(len(panels) / across)
     sources = list(dict.fromkeys(line.source for panel in panels for line in panel.lines))
-    above = (len(runs) + 1) * _LINE + 2 * _MARGIN
+    colors = _colors(len(runs))
+    marks = _marks(panels, sources, colors[0] if len(runs) == 1 else _NO_RUN)
+    above = (len(runs) + bool(marks)) * _LINE + 2 * _MARGIN
     width, height = across * _PANEL[0] + _MARGIN, down * _PANEL[1] + above
     made = pictures.blank(width, height)
     space = {"w_pad": _MARGIN / 2, "h_pad": _MARGIN / 2}
     made.set_layout_engine("constrained", rect=(0, 0, 1, 1 - above / height), **space)
     grid = made.add_gridspec(down, across)
-    colors = _colors(len(runs))
     steps = [step for panel in panels for line in panel.lines for step in line.curve]
     first, last = min(steps), max(steps)
     edge = max(last - first, 1) * 0.03
@@ -229,7 +259,7 @@ def plot(runs: Sequence[Run], path: str) -> None:
         axes.set_xlim(first - edge, last + edge)
     head = made.add_axes((0, 1 - above / height, 1, above / height))
     head.set_in_layout(False)
-    _draw_head(head, [run.name for run in runs], colors, sources)
+    _draw_head(head, [run.name for run in runs], colors, marks)
     pictures.save(made, path)
 
 
@@ -259,17 +289,21 @@ def _is_drawable(curve: Curve | None) -> bool:
 def _draw_panel(
     axes: matplotlib_axes.Axes, panel: _Panel, colors: Sequence[_Color], sources: Sequence[str]
 ) -> None:
-    for line in panel.lines:
-        values = [value if math.isfinite(value) else math.nan for value in line.curve.values()]
+    for index, line in enumerate(panel.lines):
+        look = {"color": colors[line.run], "markersize": 5}
+        known = {step: one if math.isfinite(one) else math.nan for step, one in line.curve.items()}
+        none = [step for step, value in known.items() if math.isnan(value)]
         axes.plot(
-            list(line.curve),
-            values,
-            color=colors[line.run],
+            list(known),
+            list(known.values()),
             linestyle=_style(line.source, sources),
-            linewidth=1.2,
-            marker="." if len(values) <= _FEW else None,
-            markersize=5,
+            linewidth=_WIDTH * (1 + 2 * sum(map(line.is_under, panel.lines[index + 1 :]))),
+            marker="." if none or len(known) <= _FEW else None,
+            **look,
         )
+        axes.plot(none, [0.02] * len(none), "x", transform=axes.get_xaxis_transform(), **look)
+    for line, step in panel.best:
+        axes.plot(step, line.curve[step], color=colors[line.run], **_STAR)
     numbers = [value for line in panel.lines for value in line.curve.values()]
     numbers = [value for value in numbers if math.isfinite(value)]
     if min(numbers) > 0 and max(numbers) / min(numbers) > _WIDE_RANGE:
@@ -278,36 +312,48 @@ def _draw_panel(
     if len(title) > _MAX_TITLE:
         title = f"{title[: _MAX_TITLE // 2]}…{title[-_MAX_TITLE // 2 :]}"
     axes.set_title(title, fontsize=10, parse_math=False)
-    axes.set_xlabel("step", fontsize=8)
+    best = [f"{line.curve[step]:.4g} at step {step}" for line, step in panel.best[:1]]
+    axes.set_xlabel(f"step (best: {best[0]})" if best else "step", fontsize=8)
     axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _marks(
+    panels: Sequence[_Panel], sources: Sequence[str], color: _Color
+) -> list[matplotlib_lines.Line2D]:
+    """Returns what tells training, evaluations and their best values apart."""
+    made = [
+        matplotlib_lines.Line2D([], [], color=color, linestyle=_style(one, sources), label=one)
+        for one in sources
+    ]
+    if any(panel.best for panel in panels):
+        made.append(matplotlib_lines.Line2D([], [], color=color, label="best", **_STAR))
+    return made if len(made) > 1 else []
+
+
 def _draw_head(
     axes: matplotlib_axes.Axes,
     names: Sequence[str],
     colors: Sequence[_Color],
-    sources: Sequence[str],
+    marks: Sequence[matplotlib_lines.Line2D],
 ) -> None:
-    """Draws which color is which run, and which line is training."""
-    width, height = axes.get_figure().get_figwidth(), (len(names) + 1) * _LINE + 2 * _MARGIN
+    """Draws which color is which run, if there are several, and what its lines and marks are."""
+    rows, key = len(names) + bool(marks), _KEY + 0.1 if len(names) > 1 else 0
+    width, height = axes.get_figure().get_figwidth(), rows * _LINE + 2 * _MARGIN
     axes.set_axis_off()
     axes.set(xlim=(0, width), ylim=(height, 0))
     for row, name in enumerate(names):
         y = _MARGIN + (row + 0.5) * _LINE
-        axes.plot([_MARGIN, _MARGIN + _KEY], [y, y], color=colors[row], linewidth=3)
-        left = _MARGIN + _KEY + 0.1
-        room = width - left - _MARGIN
-        pictures.fitted(axes, (left, y), name, room, ha="left", fontsize=9)
-    marks = [
-        matplotlib_lines.Line2D([], [], color="#444444", linestyle=_style(source, sources))
-        for source in sources
-    ]
+        if key:
+            axes.plot([_MARGIN, _MARGIN + _KEY], [y, y], color=colors[row], linewidth=3)
+        room = width - key - 2 * _MARGIN
+        pictures.fitted(axes, (_MARGIN + key, y), name, room, ha="left", fontsize=9)
     place = (_MARGIN / width, 1 - (_MARGIN + (len(names) + 0.5) * _LINE) / height)
     look = {"ncols": len(marks), "loc": "center left", "frameon": False, "fontsize": 9}
-    axes.legend(marks, sources, bbox_to_anchor=place, borderpad=0, borderaxespad=0, **look)
+    if marks:
+        axes.legend(handles=marks, bbox_to_anchor=place, borderpad=0, borderaxespad=0, **look)
 
 
 def _style(source: str, sources: Sequence[str]) -> str:

@@ -20,9 +20,11 @@ from replicate.graph import operations
 from replicate.splitting import report
 from replicate.splitting.structure import runs
 from replicate.strategy.variables import distributed_variable
+from replicate.verification import runs as verified
 from replicate.verification import subjects
 
-_KINDS = ("weight", "slot", "other", "local")
+_KINDS = {verified.WEIGHTS: "weight", verified.SLOTS: "slot", verified.OTHERS: "other"}
+_LISTED = (*_KINDS.values(), "local")
 _TOWER = re.compile(r"tower_(\d+)/")  # begins the names of a tower's operations
 
 
@@ -133,7 +135,7 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         tf1.train.create_global_step()
         spec = _built(described, make)
         step = [spec.train_op, spec.loss]
-        variables = tuple(sorted(_variables(), key=lambda one: (_KINDS.index(one.kind), one.name)))
+        variables = tuple(sorted(_variables(), key=lambda one: (_LISTED.index(one.kind), one.name)))
         split, shape_of = None, traffic.unknown_shape
         if heard:
             executed = operations.executed_by(step)
@@ -187,28 +189,11 @@ def _built(
 
 def _variables() -> Iterator[Variable]:
     """Yields the variables of the default graph."""
-    weights = {_plain(variable) for variable in tf1.trainable_variables()}
+    weights = {variable.name for variable in tf1.trainable_variables()}
     for variable in tf1.global_variables():
-        yield _measured(variable, _kind(_plain(variable), weights))
+        yield _measured(variable, _KINDS[verified.kind_of(variable.name, weights)])
     for variable in tf1.local_variables():
         yield _measured(variable, "local")
-
-
-def _plain(variable: tf.Variable) -> str:
-    return variable.name.partition(":")[0]
-
-
-def _kind(name: str, weights: set[str]) -> str:
-    """Tells weights from slots, whose names hold that of a weight, and from all else."""
-    if name in weights:
-        return "weight"
-    parts = name.split("/")
-    stretches = (
-        "/".join(parts[start:end])
-        for start in range(len(parts))
-        for end in range(start + 1, len(parts) + 1)
-    )
-    return "slot" if any(stretch in weights for stretch in stretches) else "other"
 
 
 def _measured(variable: tf.Variable, kind: str) -> Variable:
@@ -217,7 +202,7 @@ def _measured(variable: tf.Variable, kind: str) -> Variable:
     handles = [getattr(copy, "handle", copy).op for copy in copies]
     shape, dtype = variable.shape, variable.dtype.base_dtype
     return Variable(
-        _plain(variable),
+        variable.name.partition(":")[0],
         kind,
         None if shape.rank is None else tuple(shape.as_list()),
         dtype.name,

@@ -1,9 +1,10 @@
 """The picture of a description: a column of variables per device, and what moves between."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 from matplotlib import axes as matplotlib_axes
+from matplotlib import colors as matplotlib_colors
 from matplotlib import patches, ticker
 from rich import filesize
 
@@ -11,17 +12,18 @@ from replicate.app.inspect import description, pictures, traffic
 
 _KINDS = {"weight": 0, "slot": 1, "other": 2, "local": 7}  # which of the colors
 _MORE = "#d8d8d8"
+_BRIGHT = 0.42  # from where on black letters are read better than white ones
 _MOVED = (0.78, 0.25, 0.2)
 
 # Inches.
 _LEFT, _RIGHT, _TOP = 1.1, 0.3, 0.95
-_COLUMN, _NARROW_COLUMN = 3.2, 2.1
-_STACK, _HIGH_STACK = 4.8, 7.5  # how high the columns are
+_COLUMN, _NARROW_COLUMN = 2.7, 2.1
+_STACK, _HIGH_STACK = 4.2, 6.2  # how high the columns are
 _FOOT = 1.05  # what is written below them
-_CELL = 0.42
+_CELL = (1.5, 0.5)  # of what moves
 _BOX = 0.17  # the least height of a box with a name in it
 
-_MANY_DEVICES, _MANY_VARIABLES = 4, 20
+_FEW_DEVICES, _MANY_DEVICES, _MANY_VARIABLES = 3, 4, 20
 _WIDTH = 0.86  # of a box, where a column is 1
 _SIDE = (1 - _WIDTH) / 2
 _INNER = _WIDTH - 0.04
@@ -33,12 +35,12 @@ class _Box(NamedTuple):
     Attributes:
         text: What it is.
         kind: Of the variable; empty: several.
-        bytes: How high it is; None: not known.
+        bytes: How high it is, as far as that is known.
     """
 
     text: str
     kind: str
-    bytes: int | None
+    bytes: int
 
 
 def draw(found: description.Description, path: str) -> None:
@@ -48,40 +50,48 @@ def draw(found: description.Description, path: str) -> None:
         RunError: If the file cannot be written.
     """
     count = len(found.devices)
-    column = _COLUMN if count <= _MANY_DEVICES else _NARROW_COLUMN
+    columns = max(count, 2) * (_COLUMN if count <= _MANY_DEVICES else _NARROW_COLUMN)
     most = max(device.variables for device in found.devices)
     stack = _STACK if most <= _MANY_VARIABLES else _HIGH_STACK
-    below = (count + 1.3) * _CELL if count > 1 else 0.1
-    width = _LEFT + max(count, 2) * column + _RIGHT
-    height = _TOP + stack + _FOOT + below
+    moved, high = columns, count * _CELL[1]  # below the columns; of few devices beside them
+    beside = below = 0.1
+    if 1 < count <= _FEW_DEVICES:
+        moved = count * _CELL[0]
+        beside = _LEFT + moved
+    elif count > 1:
+        below = high + 1.2
+    width, height = _LEFT + columns + beside + _RIGHT, _TOP + stack + _FOOT + below
     made = pictures.blank(width, height)
-    left, wide = _LEFT / width, 1 - (_LEFT + _RIGHT) / width
-    axes = made.add_axes((left, (below + _FOOT) / height, wide, stack / height))
-    _draw_stacks(axes, found, stack)
-    head = made.add_axes((left, 1 - _TOP / height, wide, _TOP / height))
-    _draw_head(head, found)
+
+    def part(left: float, bottom: float, wide: float, high: float) -> matplotlib_axes.Axes:
+        return made.add_axes((left / width, bottom / height, wide / width, high / height))
+
+    kinds = _draw_stacks(part(_LEFT, below + _FOOT, columns, stack), found, stack)
+    _draw_head(part(_LEFT, height - _TOP, width - _LEFT - _RIGHT, _TOP), found, kinds)
     if count > 1:
-        axes = made.add_axes((left, 0.35 * _CELL / height, wide, count * _CELL / height))
-        _draw_transfers(axes, found)
+        left = width - _RIGHT - moved
+        bottom = 0.2 if below > high else below + _FOOT + stack - high - 0.6
+        _draw_transfers(part(left, bottom, moved, high), found)
     pictures.save(made, path)
 
 
-def _draw_head(axes: matplotlib_axes.Axes, found: description.Description) -> None:
-    """Draws the title and what the colors mean."""
+def _draw_head(
+    axes: matplotlib_axes.Axes, found: description.Description, kinds: Container[str]
+) -> None:
+    """Draws the title, and what the colors mean that are there."""
     axes.set_axis_off()
     axes.set(xlim=(0, 1), ylim=(0, 1))
     towers = _counted(sum(device.tower is not None for device in found.devices), "tower")
     text = f"{found.name}: {towers}, {found.strategy}, batches of {found.batch_size} rows"
     pictures.fitted(axes, (0, 0.77), text, 1, ha="left", fontsize=12)
-    kinds = {variable.kind for variable in found.variables}
     marks = [
-        patches.Patch(color=pictures.COLORS[color], label=kind)
-        for kind, color in _KINDS.items()
+        patches.Patch(color=_color(kind), label=kind or "several kinds")
+        for kind in (*_KINDS, "")
         if kind in kinds
     ]
     axes.legend(
-        handles=[*marks, patches.Patch(color=_MORE, label="several")],
-        ncols=len(marks) + 1,
+        handles=marks,
+        ncols=max(len(marks), 1),
         loc="center left",
         bbox_to_anchor=(0, 0.42),
         borderpad=0,
@@ -93,11 +103,24 @@ def _draw_head(axes: matplotlib_axes.Axes, found: description.Description) -> No
     )
 
 
-def _draw_stacks(axes: matplotlib_axes.Axes, found: description.Description, inches: float) -> None:
-    """Draws a column for each device, its variables by bytes."""
+def _color(kind: str) -> str:
+    return pictures.COLORS[_KINDS[kind]] if kind else _MORE
+
+
+def _ink(color: str) -> str:
+    """Returns black or white, whatever is read better on a color."""
+    red, green, blue = matplotlib_colors.to_rgb(color)
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < _BRIGHT else "black"
+
+
+def _draw_stacks(
+    axes: matplotlib_axes.Axes, found: description.Description, inches: float
+) -> set[str]:
+    """Draws a column for each device, its variables by bytes; returns the kinds of the boxes."""
+    kinds = set()
     most = max(device.bytes for device in found.devices) or 1
     least = most * _BOX / (inches - 2 * _BOX)
-    axes.set(xlim=(0, max(len(found.devices), 2)), ylim=(0, most + 2 * least))
+    axes.set(xlim=(0, len(found.devices)), ylim=(0, most + 2 * least))
     axes.spines[["top", "right"]].set_visible(False)
     ticks = [tick for tick in ticker.MaxNLocator(6).tick_values(0, most) if tick <= most]
     axes.set_yticks(ticks, [filesize.decimal(int(tick)) for tick in ticks], fontsize=8)
@@ -106,27 +129,28 @@ def _draw_stacks(axes: matplotlib_axes.Axes, found: description.Description, inc
         bottom = 0.0
         own = [one for one in found.variables if device.name in one.devices]
         for box in _boxes(own, least):
-            high = max(box.bytes or 0, least)
-            _draw_box(axes, x, bottom, high, least, box)
-            bottom += high
+            _draw_box(axes, x, bottom, least, box)
+            if box.bytes > least / 10:  # else it is no more than a line
+                kinds.add(box.kind)
+            bottom += box.bytes
         if not own:
             axes.text(x + 0.5, least, "no variables", ha="center", color="#666666", fontsize=8)
         for row, text in enumerate(_foot(device)):
             place, size = (0, -12 - 13 * row), 8 if row else 10
             look = {"ha": "center", "va": "center", "fontsize": size}
             axes.annotate(text, (x + 0.5, 0), place, textcoords="offset points", **look)
+    return kinds
 
 
-def _draw_box(
-    axes: matplotlib_axes.Axes, x: int, bottom: float, high: float, least: float, box: _Box
-) -> None:
-    """Draws a box with its name, and its bytes where there is room for them."""
-    color = pictures.COLORS[_KINDS[box.kind]] if box.kind else _MORE
-    look = {"facecolor": color, "edgecolor": "white", "linewidth": 0.8}
-    axes.add_patch(patches.Rectangle((x + _SIDE, bottom), _WIDTH, high, **look))
-    middle, ink = bottom + high / 2, "white" if box.kind else "black"
-    size = "size not known" if box.bytes is None else filesize.decimal(box.bytes)
-    lines = [box.text, size] if high >= 2 * least else [box.text]
+def _draw_box(axes: matplotlib_axes.Axes, x: int, bottom: float, least: float, box: _Box) -> None:
+    """Draws a box with its name, above one too low for it, and its bytes where they have room."""
+    color, ink, middle = _color(box.kind), "black", bottom + box.bytes + least / 2
+    is_low = box.bytes < least
+    look = {"facecolor": color, "edgecolor": color if is_low else "white", "linewidth": 0.8}
+    axes.add_patch(patches.Rectangle((x + _SIDE, bottom), _WIDTH, box.bytes, **look))
+    if not is_low:
+        ink, middle = _ink(color), bottom + box.bytes / 2
+    lines = [box.text, filesize.decimal(box.bytes)][: 2 if box.bytes >= 2 * least else 1]
     for row, text in enumerate(lines):
         y = middle + (len(lines) - 1 - 2 * row) * 0.38 * least
         pictures.fitted(axes, (x + 0.5, y), text, _INNER, color=ink, fontsize=7)
@@ -140,7 +164,7 @@ def _boxes(variables: Sequence[description.Variable], least: float) -> Iterator[
     if len(small) == 1:
         large, small = ordered, []
     for variable in large:
-        yield _Box(variable.name, variable.kind, variable.bytes)
+        yield _Box(variable.name, variable.kind, variable.bytes or 0)
     yield from _together(small, least)
 
 
@@ -154,7 +178,9 @@ def _together(small: Sequence[description.Variable], least: float) -> Iterator[_
             yield _Box(f"{len(own)} more, {kind}", kind, total)
             rest = [one for one in rest if one.kind != kind]
     if rest:
-        yield _Box(f"{len(rest)} more", "", sum(one.bytes or 0 for one in rest))
+        kinds = {one.kind for one in rest}
+        kind = kinds.pop() if len(kinds) == 1 else ""
+        yield _Box(f"{len(rest)} more", kind, sum(one.bytes or 0 for one in rest))
 
 
 def _foot(device: description.Device) -> Iterator[str]:
@@ -168,14 +194,14 @@ def _foot(device: description.Device) -> Iterator[str]:
 
 
 def _draw_transfers(axes: matplotlib_axes.Axes, found: description.Description) -> None:
-    """Draws what moves from each device, a row, to each other one, the column above."""
+    """Draws what moves from each device, a row, to each other one, a column."""
     names = [device.name for device in found.devices]
-    axes.set(xlim=(0, max(len(names), 2)), ylim=(len(names), 0))
+    axes.set(xlim=(0, len(names)), ylim=(len(names), 0))
     axes.set_title("bytes sent per step (row → column)", fontsize=9)
-    rows = [row + 0.5 for row in range(len(names))]
-    axes.set_yticks(rows, map(description.short, names), fontsize=8)
-    axes.set_xticks([])
-    axes.tick_params("y", length=0)
+    places = [place + 0.5 for place in range(len(names))]
+    axes.set_yticks(places, map(description.short, names), fontsize=8)
+    axes.set_xticks(places, map(description.short, names), fontsize=8)
+    axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
     axes.spines[:].set_visible(False)
     most = max((one.bytes for one in found.transfers), default=0) or 1
     told = {(one.source, one.target): one for one in found.transfers}
@@ -186,14 +212,17 @@ def _draw_transfers(axes: matplotlib_axes.Axes, found: description.Description) 
             color = (*_MOVED, share) if source != target else "#f2f2f2"
             look = {"facecolor": color, "edgecolor": "#e4e4e4", "linewidth": 0.6}
             axes.add_patch(patches.Rectangle((x + _SIDE, row + 0.06), _WIDTH, 0.88, **look))
-            for line, text in enumerate(() if one is None else _moved(one)):
-                place = (x + 0.5, row + 0.32 + 0.36 * line)
+            lines = [] if one is None else list(_moved(one))
+            for line, text in enumerate(lines, start=1):
+                place = (x + 0.5, row + 0.06 + 0.88 * line / (len(lines) + 1))
                 pictures.fitted(axes, place, text, _INNER, fontsize=7)
 
 
-def _moved(one: traffic.Transfer) -> tuple[str, str]:
-    unsized = f", {one.unsized} of unknown size" if one.unsized else ""
-    return filesize.decimal(one.bytes), f"{_counted(one.tensors, 'tensor')}{unsized}"
+def _moved(one: traffic.Transfer) -> Iterator[str]:
+    yield filesize.decimal(one.bytes)
+    yield _counted(one.tensors, "tensor")
+    if one.unsized:
+        yield f"{one.unsized} of unknown size"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicate import devices
-from replicate.app.cluster import tasks
 from replicate.app.config import config
 from replicate.app.inspect import traffic
 from replicate.app.training import towers
@@ -158,15 +157,16 @@ class Wanted(NamedTuple):
     assumed: Assumed = Assumed()
 
     @property
-    def task(self) -> tasks.Task:
-        """The task of the chief."""
+    def task(self) -> clusters.Cluster:
+        """The cluster as its chief sees it, who only builds graphs."""
         counts = {"chief": 1, "worker": self.workers - 1, "ps": self.servers}
         jobs = {
             job: [f"{job}-{number}:2222" for number in range(count)]
             for job, count in counts.items()
             if count
         }
-        return tasks.Task(jobs=jobs)
+        task = {"type": "chief", "index": 0}
+        return clusters.of({"cluster": jobs, "task": task})._replace(listens=False)
 
     def of_a_worker(self, settings: config.Config) -> config.Config:
         """Returns a config with the first worker's rows of each batch.
@@ -244,9 +244,9 @@ def strategy_of(settings: config.Config, wanted: Wanted) -> base.DistributionStr
         DeviceError: If this machine lacks a device.
     """
     chosen, given = towers.chosen(settings.devices), settings.cluster
-    if wanted.task.environment is None:
+    cluster = wanted.task
+    if not cluster.is_joined:
         return None
-    cluster = clusters.of(wanted.task.environment)._replace(listens=False)
     if wanted.servers:
         return parameter_server.ParameterServerStrategy.taking_over(
             settings.strategy, devices.resolve(chosen), cluster

@@ -1,9 +1,8 @@
 """`replicate init`: a config to begin with, from a model_fn and a data file."""
 
-import gzip
 import os
+import shutil
 import textwrap
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,22 @@ _RATE = "change: tune it"
 _MAX_NOTE = 100  # characters
 
 
-def write(output: str, written: str, is_new: bool) -> None:
-    """Writes a config that passes `replicate check`.
+def write(output: str, written: str, is_new: bool) -> list[str]:
+    """Writes a config that passes `replicate check`, and a schema beside it, if it names that.
 
     Args:
         output: The file.
         written: The config's text.
         is_new: Whether there must be no such file yet.
 
+    Returns:
+        The files that are written.
+
     Raises:
         ConfigError: If there is one, or it cannot be written.
     """
-    file = Path(output)
-    if is_new and os.path.lexists(file):
+    folder = os.path.dirname(output)
+    if is_new and os.path.lexists(output):
         raise errors.ConfigError(
             f"{output}: is there already. Name another file with --output, or give --force."
         )
@@ -48,6 +50,9 @@ def write(output: str, written: str, is_new: bool) -> None:
             Path(unfinished).write_text(written, encoding="utf-8")
             config.load(unfinished)
             os.chmod(unfinished, 0o644)
+        if f"={schema.BESIDE}\n" not in written:
+            return [output]
+        return [output, shutil.copyfile(schema.FILE, os.path.join(folder, schema.BESIDE))]
     except OSError as e:
         raise errors.ConfigError(
             f"{output}: must be a file that can be written: {e.strerror}. Check the path."
@@ -94,7 +99,7 @@ def _sample(data: str, label: str | None) -> samples.Sample:
         ConfigError: If there is no label by this name.
     """
     if types.is_function(data) and not os.path.exists(data):
-        return samples.Sample({"kind": "function", "function": data})
+        return samples.of_function(data)
     sample = samples.look(_kind(data), os.path.abspath(data), label)
     if label is not None and label not in sample.names:
         near = types.nearest(label, sample.names)
@@ -104,7 +109,7 @@ def _sample(data: str, label: str | None) -> samples.Sample:
 
 
 def _kind(path: str) -> str:
-    """Returns csv, npz or tfrecord, by a file's first bytes.
+    """Returns csv, npz, parquet or tfrecord, by a file's first bytes.
 
     Raises:
         RunError: If it is none of them.
@@ -114,28 +119,12 @@ def _kind(path: str) -> str:
             f"DATA: {path}: must be a file of this machine, or package.module:function; there is "
             "no such file. Check the path."
         )
-    kind = {"text": "csv", "npz": "npz", "tfrecord": "tfrecord"}.get(_form(path))
+    kind = files.KINDS.get(files.form_of(path))
     if kind is None:
         raise errors.RunError(
-            f"DATA: {path}: must be CSV, npz or TFRecord. Write it as one of them, or name a "
-            "function that returns a tf.data.Dataset."
+            f"DATA: {path}: must be CSV, npz, Parquet or TFRecord. Write it as one of them, or "
+            "name a function that returns a tf.data.Dataset."
         )
-    return kind
-
-
-def _form(path: str) -> str:
-    """Returns what a file is, compressed or not; see `files.kind_of`."""
-    kind = files.kind_of(path)
-    try:
-        if kind == "gzip":
-            with gzip.open(path) as file:
-                return files.kind_of_head(file.read(1024))
-        if not kind:
-            with open(path, "rb") as file:
-                given = file.read(2**16)
-            return files.kind_of_head(zlib.decompressobj().decompress(given, 1024))
-    except (OSError, EOFError, zlib.error):
-        return ""
     return kind
 
 
@@ -184,6 +173,8 @@ def _train(sample: samples.Sample, folder: Path) -> str:
 
 def _eval(sample: samples.Sample, folder: Path) -> str:
     head = "\neval:\n  every_steps: 250\n  input:\n    <<: *data\n"
+    if "holdout" in sample.keys:
+        return head + "    # It has the rows that training leaves out.\n"
     if not sample.other_keys:
         return head + "    # Change: training sees these rows; name others here.\n"
     return head + textwrap.indent(_block(_relative(sample.other_keys, folder), {}), "    ")

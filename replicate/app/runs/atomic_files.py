@@ -17,7 +17,7 @@ def replacing(path: str) -> Iterator[str]:
     folder, name = os.path.split(path)
     unfinished = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
     is_local = "://" not in path
-    gfile = None if is_local else _tensorflow().io.gfile
+    gfile: Any = None if is_local else _tensorflow().io.gfile
     if is_local and os.path.isdir(path):
         raise IsADirectoryError(0, "it is a directory")
     try:

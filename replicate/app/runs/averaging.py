@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate import errors
 from replicate.app.console import failures
@@ -26,7 +27,7 @@ class _Checkpoint(NamedTuple):
     """
 
     path: str
-    tensor: Callable[[str], np.ndarray]
+    tensor: Callable[[str], npt.NDArray[Any]]
     types: Mapping[str, tf.DType]
     shapes: Mapping[str, list[int]]
 
@@ -96,19 +97,19 @@ def _need_one_model(read: Sequence[_Checkpoint]) -> None:
             )
 
 
-def _mean(name: str, read: Sequence[_Checkpoint], newest: _Checkpoint) -> np.ndarray:
+def _mean(name: str, read: Sequence[_Checkpoint], newest: _Checkpoint) -> npt.NDArray[Any]:
     """Returns the mean of one variable; the newest one's where it does not count in fractions."""
     dtype, value = newest.types[name], newest.tensor(name)
     if not (dtype.is_floating or dtype.is_complex):
         return value
     wide = np.complex128 if dtype.is_complex else np.float64
-    total = np.zeros(np.shape(value), wide)
+    total: npt.NDArray[Any] = np.zeros(np.shape(value), wide)
     for one in read:
         total += np.asarray(one.tensor(name)).astype(wide)
     return (total / len(read)).astype(dtype.as_numpy_dtype)
 
 
-def _save(values: Mapping[str, np.ndarray], path: str) -> None:
+def _save(values: Mapping[str, npt.NDArray[Any]], path: str) -> None:
     names = sorted(values)
     on_cpu = tf1.ConfigProto(device_count={"GPU": 0})
     with tf.Graph().as_default(), tf1.Session(config=on_cpu) as session:

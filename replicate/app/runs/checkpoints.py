@@ -198,7 +198,7 @@ def naming(model_dir: str, chosen: str | None = None) -> Iterator[None]:
         )
         if not is_restoring:
             raise
-        path = chosen or _newest(model_dir)
+        path = chosen or _newest(model_dir) or ""
         stored = _shapes(path) if error.op is not None and path else {}
         known = _variables(error.op.graph) if stored else []
         missing = [f"it has no {name}" for name, _ in known if name not in stored]
@@ -242,7 +242,7 @@ def require_shapes(model_dir: str, graph: tf.Graph, chosen: str | None = None) -
         graph: The graph.
         chosen: The path of the checkpoint; None: the newest one.
     """
-    path = chosen or _newest(model_dir)
+    path = chosen or _newest(model_dir) or ""
     stored = _shapes(path) if path else {}
     wrong = [
         f"{name} has the shape {stored[name]} there, {shape} here"
@@ -277,7 +277,7 @@ def _newest(model_dir: str) -> str | None:
     return path
 
 
-def _unreadable(model_dir: str, path: str | None, reason: Exception) -> errors.RunError:
+def _unreadable(model_dir: str, path: str, reason: Exception) -> errors.RunError:
     return errors.RunError(
         f"model_dir: {path or model_dir} must be a readable checkpoint: "
         f"{failures.first_lines(reason).rstrip('.')}. Remove what is broken from {model_dir}, "

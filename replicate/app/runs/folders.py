@@ -4,16 +4,13 @@ import contextlib
 import datetime
 import errno
 import json
-import logging
 import os
 import socket
 from collections.abc import Iterator
 
 import filelock
 
-from replicate import errors
-
-_LOGGER = logging.getLogger(__name__)
+from replicate import errors, messages
 
 
 def make(path: str, key: str) -> None:
@@ -78,10 +75,9 @@ def _held(folder: str, name: str, rule: str) -> Iterator[None]:
     except (OSError, NotImplementedError) as e:
         if getattr(e, "errno", None) == errno.ENOSPC:
             raise
-        _LOGGER.warning(
-            "%s cannot be locked (%s): see to it that one training at a time runs there.",
-            folder,
-            e,
+        messages.warn(
+            f"{folder} cannot be locked ({e}): see to it that one training at a time runs there.",
+            "commands.md#a-run",
         )
     try:
         now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")

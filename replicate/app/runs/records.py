@@ -104,9 +104,8 @@ class Records:
             metrics: Those of the last evaluation, if there was one.
             ended_by: What ended it, in a word.
         """
-        found = json_output.plain(dict(sorted(metrics.items())))
-        found.pop("global_step", None)
-        record = {"step": step, "ended_by": ended_by, "metrics": found}
+        found = {name: metrics[name] for name in sorted(metrics) if name != "global_step"}
+        record = {"step": step, "ended_by": ended_by, "metrics": json_output.plain(found)}
         self._write(METRICS, atomic_files.as_json(record))
 
     def _write(self, name: str, text: str) -> None:

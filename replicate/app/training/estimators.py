@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from replicate import devices, errors, estimator, model_fn, types
-from replicate.app.cluster import tasks
 from replicate.app.config import config, functions
 from replicate.app.console import failures
 from replicate.app.runs import checkpoints
 from replicate.app.training import optimizers, predictions, towers
+from replicate.compat import estimator as compat_estimator
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import base
+from replicate.strategy.cluster import cluster as clusters
 from replicate.towers import metrics
 
 ModelFn: TypeAlias = Callable[..., estimator.EstimatorSpec]
@@ -50,7 +51,7 @@ class Described(NamedTuple):
 
 def describe(
     settings: config.Config,
-    task: tasks.Task = tasks.ALONE,
+    task: clusters.Cluster = clusters.ALONE,
     strategy: base.DistributionStrategy | None = None,
 ) -> Described:
     """Loads what a config names; makes its logical devices.
@@ -104,7 +105,9 @@ def build(
         described.model_fn, described.optimizer_fn, described.devices, **described.options
     )
 
-    def inspected(features, labels, mode, params, config):
+    def inspected(
+        features: types.Nest, labels: types.Nest, mode: str, params: Any, config: types.RunConfig
+    ) -> estimator.EstimatorSpec:
         with _naming_labels(labels, mode):
             spec = replicated(features, labels, mode, params=params, config=config)
         checkpoints.require_shapes(config.model_dir, tf1.get_default_graph(), checkpoint)
@@ -132,7 +135,7 @@ def _naming_labels(labels: types.Nest, mode: str) -> Iterator[None]:
 
 
 def _run_config(
-    settings: config.Config, task: tasks.Task, strategy: base.DistributionStrategy | None
+    settings: config.Config, task: clusters.Cluster, strategy: base.DistributionStrategy | None
 ) -> estimator.RunConfig:
     run, training = settings.run, settings.train
     session_config = tf1.ConfigProto(
@@ -163,13 +166,13 @@ def _run_config(
             steps["save_checkpoints_steps"] = saved_every
     if strategy is not None:
         strategy.configure(session_config)
-    with tasks.tf_config(task.environment):
-        return estimator.RunConfig(
-            model_dir=settings.model_dir,
-            tf_random_seed=settings.seed,
-            session_config=session_config,
-            **steps,
-        )
+    return compat_estimator.run_config(
+        task.as_environment(),
+        model_dir=settings.model_dir,
+        tf_random_seed=settings.seed,
+        session_config=session_config,
+        **steps,
+    )
 
 
 def _with_reductions(fn: ModelFn, named: Mapping[str, str]) -> ModelFn:

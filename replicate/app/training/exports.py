@@ -5,7 +5,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from replicate import errors, estimator, types
@@ -13,13 +13,12 @@ from replicate.app.config import config, sections
 from replicate.app.console import json_output
 from replicate.app.data import inputs, section_inputs
 from replicate.app.runs import atomic_files, folders
-from replicate.app.training import improvement
+from replicate.app.training import features_read, improvement
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import export
 
 _RECORD = "evaluation.json"  # below assets.extra: the metrics of the model beside it
 _EXPORT = re.compile(r"\d{10}")  # seconds, as Estimators number exports
-_LONE = "input"  # what the served name of features is that are one tensor
 
 
 def directory_of(settings: config.Config) -> str:
@@ -45,7 +44,9 @@ class Exports:
         self._directory = directory_of(settings)
         folders.make(self._directory, "export.directory")
         _need_assets(self._wanted.assets_extra)
-        self._receiver_fn = _receiver_fn(settings, self._wanted)
+        self._features = _features(settings, self._wanted)
+        receiver_fn(self._features)
+        self._left_out: set[str] | None = None if self._wanted.inputs is None else set()
 
     def save(self, checkpoint: str) -> str:
         """Exports a checkpoint; returns the path of the SavedModel."""
@@ -81,6 +82,8 @@ class Exports:
 
     def _write(self, folder: str, checkpoint: str, metrics: Mapping[str, Any]) -> str:
         """Writes a SavedModel, with a record of its metrics if there are any."""
+        if self._left_out is None:  # only now: before training it would draw random numbers
+            self._left_out = features_read.left_out(self._made, self._features)
         with tempfile.TemporaryDirectory() as scratch:
             assets = dict(self._wanted.assets_extra)
             if metrics:
@@ -90,7 +93,7 @@ class Exports:
             path = export.export_saved_model(
                 self._made,
                 folder,
-                self._receiver_fn,
+                receiver_fn(self._features, self._left_out),
                 towers=self._wanted.towers,
                 assets_extra=assets,
                 as_text=self._wanted.as_text,
@@ -144,14 +147,11 @@ def _need_assets(wanted: Mapping[str, str]) -> None:
             ) from e
 
 
-def _receiver_fn(
-    settings: config.Config, wanted: sections.Export
-) -> Callable[[], estimator.export.ServingInputReceiver]:
-    """Returns a serving_input_receiver_fn of what the config says, or of an input's features."""
+def _features(settings: config.Config, wanted: sections.Export) -> types.Nest:
+    """Returns the specs of what the config says is fed, or of an input's features."""
     if wanted.inputs is not None:
-        return receiver_fn(
-            {name: tf.TensorSpec([None, *s.shape], s.dtype) for name, s in wanted.inputs.items()}
-        )
+        inputs_of = wanted.inputs.items()
+        return {name: tf.TensorSpec([None, *one.shape], one.dtype) for name, one in inputs_of}
     named = ("predict", "eval", "train")
     section = next((one for one in named if getattr(settings, one) is not None), None)
     if section is None:
@@ -160,20 +160,23 @@ def _receiver_fn(
             "Write each feature's dtype and shape there."
         )
     element = inputs.element_of(section_inputs.input_fn(settings, section))
-    return receiver_fn(element[0] if isinstance(element, tuple) else element)
+    return element[0] if isinstance(element, tuple) else element
 
 
-def receiver_fn(features: types.Nest) -> Callable[[], estimator.export.ServingInputReceiver]:
+def receiver_fn(
+    features: types.Nest, left_out: Collection[str] = ()
+) -> Callable[[], estimator.export.ServingInputReceiver]:
     """Returns a serving_input_receiver_fn of raw tensors with an open batch dimension.
 
     Args:
         features: The spec of one tensor, or a dict of such.
+        left_out: The features that are not fed, but are zeros.
 
     Raises:
         RunError: If the features are neither one tensor nor a dict of tensors.
     """
     is_lone = not isinstance(features, Mapping)
-    specs = {_LONE: features} if is_lone else dict(features)
+    specs = {features_read.LONE: features} if is_lone else dict(features)
     for name, spec in specs.items():
         if not isinstance(spec, tf.TensorSpec | tf.SparseTensorSpec | tf.RaggedTensorSpec):
             raise errors.RunError(
@@ -182,25 +185,15 @@ def receiver_fn(features: types.Nest) -> Callable[[], estimator.export.ServingIn
             )
 
     def receive() -> estimator.export.ServingInputReceiver:
-        tensors = {name: _placeholder(name, spec) for name, spec in specs.items()}
+        fed = {name: one for name, one in specs.items() if name not in left_out}
+        tensors = {name: features_read.placeholder(name, spec) for name, spec in fed.items()}
         if is_lone:
-            return estimator.export.TensorServingInputReceiver(tensors[_LONE], tensors)
-        return estimator.export.ServingInputReceiver(tensors, tensors)
+            lone = tensors[features_read.LONE]
+            return estimator.export.TensorServingInputReceiver(lone, tensors)
+        filled = features_read.filled_in(tensors, specs) if left_out else tensors
+        return estimator.export.ServingInputReceiver(filled, tensors)
 
     return receive
-
-
-def _placeholder(feature: str, spec: tf.TypeSpec) -> types.Nest:
-    """Returns what a feature is fed by; the signature keeps its name, the op has one like it."""
-    name = re.sub(r"[^A-Za-z0-9_./-]", "_", str(feature)).strip("/")
-    name = name if name[:1].isalnum() else f"{_LONE}{name}"
-    shape = None if spec.shape.rank is None else [None, *spec.shape.as_list()[1:]]
-    if isinstance(spec, tf.RaggedTensorSpec):
-        inner = spec.shape[spec.ragged_rank + 1 :].as_list()
-        return tf1.ragged.placeholder(spec.dtype, spec.ragged_rank, inner, name=name)
-    if isinstance(spec, tf.SparseTensorSpec):
-        return tf1.sparse_placeholder(spec.dtype, shape, name=name)
-    return tf1.placeholder(spec.dtype, shape, name=name)
 
 
 def signatures(path: str) -> dict[str, dict[str, dict[str, str]]]:

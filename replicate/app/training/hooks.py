@@ -6,17 +6,19 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from replicate import errors, estimator, types
-from replicate.app.cluster import tasks
+from replicate import progress as progress_line
 from replicate.app.config import functions
 from replicate.app.console import interrupts, progress
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
+from replicate.strategy.cluster import cluster as clusters
 
-_Context, _Values = tf1.train.SessionRunContext, tf1.train.SessionRunValues
-_Fetches = tf1.train.SessionRunArgs
+_Context: TypeAlias = tf1.train.SessionRunContext
+_Values: TypeAlias = tf1.train.SessionRunValues
+_Fetches: TypeAlias = tf1.train.SessionRunArgs
 
 LEARNING_RATE, EXAMPLES_PER_SECOND = "learning_rate", "examples_per_second"
 _MAX_IDLE_RUNS = 1000  # a loss scale that is too high may take some to come down
@@ -29,6 +31,7 @@ def calm_logging(quiet: bool) -> None:
     Nor does it tell of a global step that stood still: it reads that while the step is being
     made, and `TrainingHook` knows better.
     """
+    progress_line.show(False)  # there are bars
     logger = tf.get_logger()
     logger.addFilter(_is_news)
     warnings.filterwarnings("ignore", r"`tf\.layers\.\w+` is deprecated", UserWarning)
@@ -154,19 +157,19 @@ class StopHook(tf1.train.SessionRunHook):
     """Ends the session after the step in which that is asked for.
 
     Args:
-        stop: Asks for it.
+        is_asked: Tells whether it is.
         workers: Returns the workers that make the steps of the current graph.
     """
 
-    def __init__(self, stop: interrupts.StopRequest, workers: Callable[[], collectives.Workers]):
-        self._stop = stop
+    def __init__(self, is_asked: Callable[[], bool], workers: Callable[[], collectives.Workers]):
+        self._is_asked = is_asked
         self._workers_of = workers
         self._workers = collectives.ALONE
 
     @property
     def was_stopped(self) -> bool:
         """Whether the session has ended by a request, here or in another worker."""
-        return self._stop.requested or self._workers.was_left
+        return self._is_asked() or self._workers.was_left
 
     def begin(self) -> None:
         """See base class."""
@@ -174,7 +177,7 @@ class StopHook(tf1.train.SessionRunHook):
 
     def after_run(self, run_context: _Context, run_values: _Values) -> None:
         """See base class."""
-        if self._stop.requested:
+        if self._is_asked():
             run_context.request_stop()
 
 
@@ -187,7 +190,7 @@ class MeetingHook(tf1.train.SessionRunHook):
         timeout: For how many seconds it waits.
     """
 
-    def __init__(self, display: progress.Display, task: tasks.Task, timeout: float):
+    def __init__(self, display: progress.Display, task: clusters.Cluster, timeout: float):
         self._display = display
         self._task = task
         self._timeout = timeout
@@ -224,6 +227,23 @@ class EvaluationHook(tf1.train.SessionRunHook):
         self.done = 0
         self._shown = shown
         self._stop = stop
+        self._batches: tf.Tensor | None = None
+
+    def counting(self, input_fn: Callable[[], tf.data.Dataset]) -> Callable[[], tf.data.Dataset]:
+        """Returns an input_fn whose batches are counted beforehand, where that can be."""
+
+        def counted() -> tf.data.Dataset:
+            dataset = input_fn()
+            self._batches = tf.data.experimental.cardinality(dataset)
+            return dataset
+
+        return counted
+
+    def after_create_session(self, session: tf1.Session, coord: tf.train.Coordinator) -> None:
+        """See base class."""
+        count = -1 if self._batches is None else int(session.run(self._batches))
+        if count > 0:
+            self._shown.end_at(count)
 
     def after_run(self, run_context: _Context, run_values: _Values) -> None:
         """See base class."""

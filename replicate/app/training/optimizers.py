@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from replicate import errors
 from replicate.app.config import functions, optimizer_config
+from replicate.app.training import weight_decay
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 
@@ -43,7 +44,8 @@ def optimizer_fn(described: optimizer_config.Optimizer | str | None) -> Optimize
             arguments["learning_rate"] = _scheduled(rate)
         if described.name == "AdagradDA":
             arguments["global_step"] = tf1.train.get_or_create_global_step()
-        return getattr(tf1.train, f"{described.name}Optimizer")(**arguments)
+        own = getattr(weight_decay, described.name, None)
+        return (own or getattr(tf1.train, f"{described.name}Optimizer"))(**arguments)
 
     return make
 
@@ -80,10 +82,23 @@ def learning_rate(
 def _scheduled(rate: optimizer_config.Schedule) -> tf.Tensor:
     """Returns the learning rate as a tensor that follows the global step."""
     step = tf1.train.get_or_create_global_step()
+    if not rate.warmup_steps:
+        return _decayed(rate, step)
+    found = _decayed(rate, tf.maximum(step - rate.warmup_steps, 0))
+    return found * tf.minimum(tf.cast(step, found.dtype) / rate.warmup_steps, 1)
+
+
+def _decayed(rate: optimizer_config.Schedule, step: tf.Tensor) -> tf.Tensor:
+    """Returns the learning rate at a step of its schedule."""
     arguments = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in rate.arguments.items()
+        if name != "warmup_steps"
     }
+    if rate.name == "constant":
+        return tf.constant(rate.learning_rate, tf.float32)
+    if rate.name == "inverse_sqrt_decay":
+        return rate.learning_rate * tf.math.rsqrt(1 + tf.cast(step, tf.float32) / rate.decay_steps)
     if rate.name == "piecewise_constant":
         return tf1.train.piecewise_constant(step, **arguments)
     return getattr(tf1.train, rate.name)(global_step=step, **arguments)

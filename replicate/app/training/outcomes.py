@@ -41,8 +41,9 @@ def evaluate(
     try:
         hook = hooks.EvaluationHook(shown, run.stop)
         with reading.naming(run.settings, "eval", checkpoint):
+            counted = hook.counting(input_fn) if steps is None else input_fn
             found = made.evaluate(
-                input_fn, steps=steps, hooks=[hook], checkpoint_path=checkpoint, name=curve
+                counted, steps=steps, hooks=[hook], checkpoint_path=checkpoint, name=curve
             )
         if not hook.done:
             raise errors.RunError("eval.input: must have rows, has none. Check its files.")

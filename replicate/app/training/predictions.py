@@ -5,7 +5,7 @@ import csv
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -43,14 +43,14 @@ class Source(NamedTuple):
 
     def rows(
         self,
-        input_fn: Callable[[], tf.data.Dataset],
+        make_input: Callable[[Collection[str]], Callable[[], tf.data.Dataset]],
         keys: Sequence[str],
         say: Callable[[str], None],
     ) -> Iterator[dict[str, Any]]:
         """Yields what the signature predicts, row by row, in the order of the input.
 
         Args:
-            input_fn: Makes the batches that it is fed.
+            make_input: Returns what makes the batches that it is fed; given what it takes.
             keys: Which outputs to yield; none are named: all.
             say: Is told what of the input is not used.
 
@@ -69,7 +69,7 @@ class Source(NamedTuple):
             inputs, outputs = known[self.signature]
             require_keys(keys, outputs)
             is_told = False
-            for features in _batches(input_fn):
+            for features in _batches(make_input(inputs)):
                 feeds, unused = self._feeds(features, inputs)
                 if unused and not is_told:
                     say(f"predict.input: {', '.join(unused)}: no input of the SavedModel, left out")

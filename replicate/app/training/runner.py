@@ -10,8 +10,15 @@ from replicate.app.config import config
 from replicate.app.console import interrupts, progress
 from replicate.app.data import reading, section_inputs
 from replicate.app.runs import averaging, checkpoints, folders, fresh_starts
-from replicate.app.training import estimators, exports, outcomes, predictions, running, trainings
-from replicate.strategy.cluster import cluster as clusters
+from replicate.app.training import (
+    estimators,
+    exports,
+    features_read,
+    outcomes,
+    predictions,
+    running,
+    trainings,
+)
 from replicate.strategy.cluster import membership
 
 
@@ -44,13 +51,13 @@ def train(
             f"begin. Remove {settings.model_dir}, or choose another --model-dir."
         )
     run = running.Run(settings, display, interrupts.StopRequest(), task, command)
-    if task.job == "ps":
+    if task.own.job == "ps":
         display.say(f"{settings.name}: {task.name}, keeps variables until it is ended")
         display.state("serves")
         # A server has nothing to save; to take it down in order may fail while others are there.
         with interrupts.at_once():
-            membership.serve(clusters.of())
-    if task.job == "evaluator":
+            membership.serve(task)
+    if task.own.job == "evaluator":
         return trainings.evaluate_new(run)
     if not task.is_chief:
         return trainings.follow(run)
@@ -134,13 +141,17 @@ def predict(
         saved_model: What predicts in place of a checkpoint.
         named: What `--checkpoint` says; else the newest one is taken.
     """
-    input_fn = section_inputs.input_fn(settings, "predict")
     keys, checkpoint = settings.predict.keys or (), None
     if saved_model is not None:
-        rows = saved_model.rows(input_fn, keys, display.say)
+        rows = saved_model.rows(
+            lambda names: section_inputs.input_fn(settings, "predict", only=names),
+            keys,
+            display.say,
+        )
     else:
         checkpoint = _chosen(settings, named)
         made = estimators.build(estimators.describe(settings), keys=keys, checkpoint=checkpoint)
+        input_fn = features_read.input_fn(settings, made)
         rows = made.predict(input_fn, predict_keys=keys or None, checkpoint_path=checkpoint)
     with display:
         task = display.task("predict", None, every=10_000, unit="rows")

@@ -1,16 +1,18 @@
 """A run of a config: what it works with, and where its training ends."""
 
+import math
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replicate.app.cluster import tasks
 from replicate.app.config import config
 from replicate.app.console import interrupts, progress
 from replicate.app.data import section_inputs
 from replicate.app.training import improvement, towers
+from replicate.strategy.cluster import cluster as clusters
 
 STEPS, EPOCHS, EARLY_STOPPING = "steps", "epochs", "early_stopping"
-INPUT, HOOK = "input", "hook"  # which no goal is, but which end trainings as well
+INPUT, HOOK, TIME = "input", "hook", "max_time"  # which no goal is, but which end trainings as well
 
 
 class Run(NamedTuple):
@@ -27,7 +29,7 @@ class Run(NamedTuple):
     settings: config.Config
     display: progress.Display
     stop: interrupts.StopRequest
-    task: tasks.Task = tasks.ALONE
+    task: clusters.Cluster = clusters.ALONE
     command: Sequence[str] = ()
 
     @property
@@ -57,6 +59,8 @@ class Goal:
     def __init__(self, run: Run, start: int):
         self.start = start
         self._wanted = run.settings.train
+        is_timed = self._wanted.max_time is not None and run.task.position == 0
+        self._deadline = time.monotonic() + self._wanted.max_time if is_timed else math.inf
         self.stopping = None
         if self._wanted.early_stopping is not None:
             self.stopping = improvement.EarlyStopping(
@@ -74,9 +78,22 @@ class Goal:
         return min((end for end in ends if end is not None), default=None)
 
     @property
+    def is_out_of_time(self) -> bool:
+        """Whether `train.max_time` has passed; the chief's clock counts."""
+        return time.monotonic() >= self._deadline
+
+    @property
     def wanted(self) -> str:
         """What the config wants, in words that all tasks of a cluster know from the start."""
         return f"{self._wanted.steps} steps, {self._wanted.epochs} epochs"
+
+    @property
+    def more(self) -> str:
+        """The option that moves the end which the training has reached."""
+        reason = self.reason_at(self.start)
+        if reason == EARLY_STOPPING:
+            return "a larger --train.early_stopping.patience"
+        return f"more --train.{reason}"
 
     @property
     def is_reached(self) -> bool:

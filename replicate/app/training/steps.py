@@ -49,8 +49,10 @@ class Steps:
         )
         self._own_hooks: Sequence[tf1.train.SessionRunHook] = ()
         self._optimizers: list[tf1.train.Optimizer] = []
-        self._strategy = towers.strategy_of(settings, task, goal.start, lambda: run.stop.requested)
-        self._ending = hooks.StopHook(run.stop, self._workers)
+        # NOTE: a chief with servers tells them that it ends, and not that it is asked to stop.
+        is_stopping = self._is_to_end if task.is_together else lambda: run.stop.requested
+        self._strategy = towers.strategy_of(settings, task, goal.start, is_stopping)
+        self._ending = hooks.StopHook(self._is_to_end, self._workers)
         described = estimators.describe(settings, task, self._strategy)
         if described.optimizer_fn is not None:
             make = optimizers.recorded(described.optimizer_fn, self._optimizers)
@@ -60,12 +62,15 @@ class Steps:
     @property
     def were_stopped(self) -> bool:
         """Whether they ended because somebody asked for it, here or in another worker."""
-        return self._ending.was_stopped
+        is_by_time = self._goal.is_out_of_time and not self._run.stop.requested
+        return self._ending.was_stopped and not is_by_time
 
     @property
     def ended_by(self) -> str:
         """What ended them where no goal did, in a word."""
-        return running.INPUT if self._progress.is_waiting else running.HOOK
+        if self._progress.is_waiting:
+            return running.INPUT
+        return running.TIME if self._goal.is_out_of_time else running.HOOK
 
     def make(self, listeners: Sequence[tf1.train.CheckpointSaverListener] = ()) -> int:
         """Makes the steps; returns the step at which that ended.
@@ -95,6 +100,9 @@ class Steps:
             return checkpoints.step_of(run.model_dir) or 0
         return self._progress.ended_at
 
+    def _is_to_end(self) -> bool:
+        return self._run.stop.requested or self._goal.is_out_of_time
+
     def leave_out(self, seconds: float) -> None:
         """Takes a time that was not spent on training out of what is shown of its speed."""
         self._shown.pause()
@@ -112,7 +120,7 @@ class Steps:
 
             def made() -> tf.data.Dataset:
                 found = passes.dataset(source.repeat, source.prefetch, counted)
-                return inputs.own_part(found, task) if task.has_servers else found
+                return inputs.own_part(found, task) if task.servers else found
 
         return section_inputs.alike(made, settings, task)
 
@@ -139,7 +147,7 @@ class Steps:
             yield
         except (errors.ClusterError, *_OF_OTHERS):
             task = self._run.task
-            is_alone = task.size == 1 and not task.has_servers
+            is_alone = task.size == 1 and not task.servers
             if is_alone or not self._run.stop.requested:
                 raise
             raise interrupts.Interrupted(f"{task.name} stopped; others were not there") from None

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from replicate import devices, errors
-from replicate.app.cluster import tasks
 from replicate.app.config import config
 from replicate.strategy import base
 from replicate.strategy.cluster import cluster as clusters
@@ -68,7 +67,7 @@ def devices_of(settings: config.Config) -> list[str]:
 
 def strategy_of(
     settings: config.Config,
-    task: tasks.Task,
+    task: clusters.Cluster,
     start: int | None = None,
     is_stopping: Callable[[], bool] | None = None,
 ) -> base.DistributionStrategy | None:
@@ -86,13 +85,13 @@ def strategy_of(
     """
     wanted = chosen(settings.devices)
     options = settings.cluster
-    cluster = clusters.of(task.environment or {})._replace(is_stopping=is_stopping)
-    if task.has_servers:
+    cluster = task._replace(is_stopping=is_stopping)
+    compared = _compared(settings)
+    if task.servers:
         return parameter_server.ParameterServerStrategy.taking_over(
-            settings.strategy, devices.resolve(wanted), cluster, options.timeout
+            settings.strategy, devices.resolve(wanted), cluster, options.timeout, compared
         )
     if task.is_together or settings.strategy == "multi_worker":
-        compared = _compared(settings)
         if start is not None:
             compared["model_dir, its last checkpoint"] = f"step {start}"
         return multi_worker.MultiWorkerStrategy(
@@ -122,7 +121,7 @@ def _compared(settings: config.Config) -> dict[str, Any]:
     return {**whole, **nested}
 
 
-def text_of(settings: config.Config, task: tasks.Task = tasks.ALONE) -> str:
+def text_of(settings: config.Config, task: clusters.Cluster = clusters.ALONE) -> str:
     """Returns how many towers there are, where, and who keeps the variables, for people.
 
     Raises:
@@ -132,8 +131,8 @@ def text_of(settings: config.Config, task: tasks.Task = tasks.ALONE) -> str:
     if len(shown) > _MAX_LISTED:
         shown = [*shown[:2], "...", shown[-1]]
     towers = f"{len(names)} tower{'' if len(names) == 1 else 's'} on {', '.join(shown)}"
-    if task.has_servers:
-        servers = len(task.jobs["ps"])
+    if task.servers:
+        servers = len(task.servers)
         kept = f"{servers} parameter server{'' if servers == 1 else 's'}"
         return f"{task.size} worker{'' if task.size == 1 else 's'} of {towers} ({kept})"
     if task.size > 1:

@@ -51,6 +51,7 @@ def train(run: running.Run) -> Trained:
         early = goal.reason_at(start) == running.EARLY_STOPPING
         why = f", where it stopped early ({goal.early_reason()})" if early else ""
         say(f"{run.model_dir} is at step {start} already{why}; nothing left to do.")
+        say(f"Train on with {goal.more}, or begin again with --fresh.")
         return Trained(start, False)
     _record(run, goal)
     began = time.monotonic()
@@ -96,6 +97,8 @@ def _tell_end(say: Callable[[str], None], goal: running.Goal, step: int, ended_b
         say(f"stopped early at step {step}: {goal.early_reason()}.")
     elif ended_by == running.INPUT:
         say(f"train.input came to its end at step {step}{of}.")
+    elif ended_by == running.TIME:
+        say(f"train.max_time was over at step {step}{of}; the same command goes on from there.")
     elif ended_by == running.HOOK:
         say(f"a hook ended training at step {step}{of}.")
 
@@ -290,7 +293,7 @@ def is_last(run: running.Run, goal: running.Goal, step: int) -> bool:
         step: The step of the checkpoint.
     """
     is_end = goal.end is not None and step >= goal.end
-    if run.task.has_servers:
+    if run.task.servers:
         is_end = is_end and checkpoints.is_finished(run.model_dir, step)
     return is_end or checkpoints.is_trained(run.model_dir, step, goal.wanted)
 

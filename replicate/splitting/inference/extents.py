@@ -1,13 +1,12 @@
-"""Numbers of which some grow with the rows: lengths of dimensions, and entries of shapes.
+"""Numbers that may grow with the rows: lengths of dimensions, and entries of shapes.
 
-An `Amount` is a sum of products, such as 3·B + 2, whose symbols are numbers of rows (of the whole
-batch, of all picked rows, of one device's own) and lengths that are not known, each a symbol of
-its own. What follows from an amount holds for every number of rows and for all such lengths; where
-something would hold for some only, `UnknownError` is raised.
+An `Amount` is a sum of products of symbols, such as 3·B + 2. Symbols are numbers of rows (of the
+whole batch, of all picked rows, of one device) and unknown lengths. What follows from amounts holds
+for every number of rows and every such length; what would hold for some only raises `UnknownError`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import Space
@@ -15,19 +14,26 @@ from replicate.splitting.states import Space
 MOST_ENTRIES = 256  # of a value that may be a length, or several
 
 BATCH = "the batch's rows"
-PICKED = "picked rows"  # of one space or another: never equal to itself for certain
+PICKED = "picked rows"  # of any space: not known to be equal to itself
 
 
 class UnknownError(Exception):
-    """Nothing that holds for every number of rows."""
+    """Nothing is known that holds for every number of rows."""
 
 
 class Unknown:
-    """A symbol for a length that is not known: equal to itself, and to no other for certain."""
+    """A symbol for an unknown length: not known to be equal to any other."""
 
 
 class Inner(Unknown):
-    """A symbol for a length that depends on unknown inner dimensions of what is given."""
+    """A symbol for a length that depends on the batch's unknown inner dimensions."""
+
+
+Symbol: TypeAlias = str | Space | Unknown
+"""`BATCH`, `PICKED`, a space for one device's own rows of it, or an unknown length."""
+
+Terms: TypeAlias = Mapping[tuple[Symbol, ...], int]
+"""For each product of symbols its coefficient."""
 
 
 class Sizes(NamedTuple):
@@ -36,7 +42,7 @@ class Sizes(NamedTuple):
     Attributes:
         batch: Rows of the whole batch.
         picked: Picked rows.
-        inner: The length that stands in for unknown inner dimensions; None: they are left open.
+        inner: The length of unknown inner dimensions, or None to leave them open.
     """
 
     batch: int
@@ -45,7 +51,7 @@ class Sizes(NamedTuple):
 
 
 class Amount:
-    """A number that grows with rows, or with lengths that are not known.
+    """A number that grows with rows, or with unknown lengths.
 
     Args:
         terms: For each product of symbols its coefficient.
@@ -53,19 +59,19 @@ class Amount:
 
     __slots__ = ("terms",)
 
-    def __init__(self, terms: Mapping[tuple, int]):
+    def __init__(self, terms: Terms):
         self.terms = dict(terms)
 
     def __repr__(self) -> str:
         return f"Amount({self.terms})"
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         return isinstance(other, Amount) and self.terms == other.terms
 
     def __hash__(self) -> int:
         return hash(frozenset(self.terms.items()))
 
-    def __add__(self, other: Any) -> "Amount | int":
+    def __add__(self, other: "Number") -> "Number":
         terms = dict(self.terms)
         for symbols, factor in _terms(other).items():
             terms[symbols] = terms.get(symbols, 0) + factor
@@ -73,17 +79,17 @@ class Amount:
 
     __radd__ = __add__
 
-    def __neg__(self) -> "Amount | int":
+    def __neg__(self) -> "Number":
         return self * -1
 
-    def __sub__(self, other: Any) -> "Amount | int":
+    def __sub__(self, other: "Number") -> "Number":
         return self + other * -1
 
-    def __rsub__(self, other: Any) -> "Amount | int":
+    def __rsub__(self, other: "Number") -> "Number":
         return self * -1 + other
 
-    def __mul__(self, other: Any) -> "Amount | int":
-        terms: dict[tuple, int] = {}
+    def __mul__(self, other: "Number") -> "Number":
+        terms: dict[tuple[Symbol, ...], int] = {}
         for left, a in self.terms.items():
             for right, b in _terms(other).items():
                 symbols = _product(left, right)
@@ -92,42 +98,42 @@ class Amount:
 
     __rmul__ = __mul__
 
-    def __floordiv__(self, other: Any) -> "Amount | int":
+    def __floordiv__(self, other: "Number") -> "Number":
         return _divided(self, other)
 
-    def __rfloordiv__(self, other: Any) -> "Amount | int":
+    def __rfloordiv__(self, other: "Number") -> "Number":
         return _divided(other, self)
 
-    def __mod__(self, other: Any) -> int:
+    def __mod__(self, other: "Number") -> int:
         return _left_over(self, other)
 
-    def __rmod__(self, other: Any) -> int:
+    def __rmod__(self, other: "Number") -> int:
         return _left_over(other, self)
 
 
-Number = int | Amount
+Number: TypeAlias = int | Amount
 
 
-def simplest(terms: Mapping[tuple, int]) -> Number:
-    """Returns a sum as a plain number if it is one, else as an amount."""
+def simplest(terms: Terms) -> Number:
+    """Returns a sum as an int if it is one, else as an amount."""
     terms = {symbols: factor for symbols, factor in terms.items() if factor}
     if set(terms) <= {()}:
         return terms.get((), 0)
     return Amount(terms)
 
 
-def rows(symbol: Any, multiple: int = 1) -> Amount:
+def rows(symbol: Symbol, multiple: int = 1) -> Amount:
     """Returns a multiple of a number of rows.
 
     Args:
-        symbol: Whose: `BATCH`, `PICKED`, or a space: one device's own.
-        multiple: How many entries each has.
+        symbol: Whose rows.
+        multiple: How many entries each row has.
     """
     return Amount({(symbol,): multiple})
 
 
 def unknown() -> Amount:
-    """Returns an amount of which nothing is known."""
+    """Returns a new unknown length."""
     return Amount({(Unknown(),): 1})
 
 
@@ -163,7 +169,7 @@ def less(a: Number, b: Number) -> bool:
 def larger(a: Number, b: Number) -> Number:
     """Returns the larger of two numbers; raises `UnknownError`."""
     for one, other in ((a, b), (b, a)):
-        # An inner length stays one: it is not below 1 where anything is computed.
+        # NOTE: an inner length is at least 1 where anything is computed.
         if _is_inner(one) and isinstance(other, int) and other <= 1:
             return one
     return b if less(a, b) else a
@@ -175,11 +181,11 @@ def smaller(a: Number, b: Number) -> Number:
 
 
 def inferred(dims: Sequence[int | None], sizes: Sequence[Sizes], static_rows: int | None) -> Number:
-    """Returns what a length is, given what one inference found, or two.
+    """Returns the number that one inference, or two, found a length to be.
 
     Args:
-        dims: What each found; None: nothing.
-        sizes: What each assumed.
+        dims: The length in each inference, if it is known there.
+        sizes: What each inference assumed.
         static_rows: How many rows the batch has, if that is known.
     """
     a, b = dims[0], dims[-1]
@@ -188,8 +194,10 @@ def inferred(dims: Sequence[int | None], sizes: Sequence[Sizes], static_rows: in
     if a == b:
         return a
     has_inner = sizes[0].inner != sizes[-1].inner
-    for symbol, each in ((BATCH, 0), (PICKED, 1)):
-        few, many = sizes[0][each], sizes[-1][each]
+    for symbol, few, many in (
+        (BATCH, sizes[0].batch, sizes[-1].batch),
+        (PICKED, sizes[0].picked, sizes[-1].picked),
+    ):
         if few != many and not (a % few or b % many):
             if a // few == b // many:
                 return rows(symbol, a // few)
@@ -200,7 +208,7 @@ def inferred(dims: Sequence[int | None], sizes: Sequence[Sizes], static_rows: in
 
 
 def at(number: Number, sizes: Sizes) -> int | None:
-    """Returns what a number is for assumed numbers of rows; None: that is not known."""
+    """Returns a number's value for assumed numbers of rows, if it depends on nothing else."""
     total = 0
     for symbols, factor in _terms(number).items():
         for symbol in symbols:
@@ -233,12 +241,13 @@ def extent(number: Number, static_rows: int | None) -> Extent:
 
 
 def own(number: Number, space: Space) -> Number:
-    """Returns a number that is a multiple of all rows, with one device's rows in their place.
+    """Returns one device's part of a number that is a multiple of all rows.
 
     Raises:
         UnknownError: If it is no multiple of them.
     """
-    symbol, terms = PICKED if space.is_picked else BATCH, {}
+    symbol = PICKED if space.is_picked else BATCH
+    terms = {}
     for symbols, factor in _terms(number).items():
         if symbol not in symbols:
             raise UnknownError("no multiple of rows")
@@ -248,7 +257,7 @@ def own(number: Number, space: Space) -> Number:
     return simplest(terms)
 
 
-def _terms(number: Number) -> Mapping[tuple, int]:
+def _terms(number: Number) -> Terms:
     if isinstance(number, Amount):
         return number.terms
     if not isinstance(number, int):
@@ -256,7 +265,7 @@ def _terms(number: Number) -> Mapping[tuple, int]:
     return {(): int(number)}
 
 
-def _product(left: Any, right: Any) -> tuple:
+def _product(left: Sequence[Symbol], right: Sequence[Symbol]) -> tuple[Symbol, ...]:
     return tuple(sorted([*left, *right], key=lambda symbol: (str(symbol), id(symbol))))
 
 
@@ -272,13 +281,13 @@ def _is_inner(number: Number) -> bool:
     return len(symbols) == 1 and isinstance(symbols[0], Inner) and factor > 0
 
 
-def _least(symbol: Any) -> int:
-    """The least value of a symbol: each device has a row of the batch, if only a borrowed one."""
+def _least(symbol: Symbol) -> int:
+    """Returns a symbol's least value: a device has a row of the batch, perhaps a borrowed one."""
     return int(symbol == BATCH or (isinstance(symbol, Space) and not symbol.is_picked))
 
 
 def _bounds(a: Number, b: Number) -> tuple[int | None, int | None]:
-    """Between what bounds the difference of two numbers is; None: there is no bound."""
+    """Returns the lower and the upper bound of the difference of two numbers, if there are any."""
     pair = (_terms(a), _terms(b))
     if all(any(PICKED in symbols for symbols in terms) for terms in pair):
         raise UnknownError("picked rows may be others")

@@ -1,78 +1,71 @@
-"""What small tensors of whole numbers are, worked out from the lengths of dimensions.
+"""The values of small tensors of whole numbers, worked out from the lengths of dimensions.
 
-A value is an array of Python numbers and of `extents.Amount`s. Whole, it is what one device
-would have; of a *mode* it is what a device has of its own, where that is another one. Where an
-operation gives something that no one expression tells for every number of rows, nothing is known.
+A value is an array of Python numbers and `extents.Amount`s. In `WHOLE_MODE` it is what one device
+would have; in another *mode*, what a device has of its own. A value is unknown if no one expression
+holds for every number of rows.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting.inference import extents
 from replicate.splitting.inference.extents import Number, UnknownError
+from replicate.splitting.structure.loops import Structure
 
 WHOLE_MODE = 0
 
-Value = np.ndarray  # of objects
+Value: TypeAlias = npt.NDArray[np.object_]
+
+# Works out an operation's output, or a list of them, of the values of its inputs.
+_Fold: TypeAlias = Callable[[tf.Operation, Sequence[Value]], Any]
+
 LEAVES = ("Shape", "ShapeN", "Size", "Rank")
-
-
-class Structure(Protocol):
-    """Where stacks and lists are filled that are read elsewhere."""
-
-    def push_of(self, pop: tf.Operation) -> tf.Operation | None:
-        """Returns the only push on the stack that a pop reads from; None: there are more."""
-
-    def list_sources(self, tensor: tf.Tensor) -> Sequence[tf.Operation]:
-        """Returns the operations that made a list, or all lists that it may be."""
-
-    def push_backs(self, source: tf.Operation) -> Sequence[tf.Operation]:
-        """Returns the `TensorListPushBack`s on the list that an operation made."""
 
 
 class Folder:
     """Works out values, and keeps them.
 
     Args:
-        lengths: Given a tensor and a mode, its lengths; None: its rank is not known.
-        given: For tensors by `ref()`, given a mode, the value.
-        structure: Where stacks and lists are filled.
-        is_size: Whether a tensor's value differs by device; all others are whole in each mode.
-        own_element: Given a list, the shape of its elements and a mode, the shape of those of a
-            device's own list; None: there are none.
+        lengths: Returns a tensor's lengths in a mode, or None if its rank is unknown.
+        given: For tensors by `ref()`, what returns their value in a mode.
+        structure: How stacks and lists are filled.
+        is_size: Whether a tensor's value differs by device; by default no one's does.
+        own_element: Given a list, the shape of its elements and a mode, returns the shape of the
+            elements of a device's own list; by default that is the same.
     """
 
     def __init__(
         self,
         lengths: Callable[[tf.Tensor, int], Sequence[Number] | None],
-        given: dict[Any, Callable[[int], Sequence[Number]]],
+        given: Mapping[Hashable, Callable[[int], Sequence[Number]]],
         structure: Structure,
-        is_size: Callable[[tf.Tensor], bool],
-        own_element: Callable[[tf.Tensor, Value, int], Value] | None = None,
+        is_size: Callable[[tf.Tensor], bool] = lambda tensor: False,
+        own_element: Callable[[tf.Tensor, Value, int], Value] = lambda held, whole, mode: whole,
     ):
         self._lengths = lengths
         self._given = given
         self._structure = structure
         self._is_size = is_size
         self._own_element = own_element
-        self._whole: dict[Any, Value | None] = {}
-        self._own: dict[Any, Value | None] = {}
+        self._whole: dict[Hashable, Value | None] = {}
+        self._own: dict[Hashable, Value | None] = {}
 
     def begin(self) -> None:
         """Forgets what devices have of their own."""
         self._own = {}
 
     def fold(self, tensor: tf.Tensor, mode: int = WHOLE_MODE) -> Value | None:
-        """Returns a tensor's value, None if it is not known; not to be changed."""
+        """Returns a tensor's value, or None if it is unknown; it must not be changed."""
         if mode != WHOLE_MODE and not self._is_size(tensor):
             mode = WHOLE_MODE
         kept = self._own if mode else self._whole
         key = (tensor.ref(), mode)
         if key not in kept:
-            kept[key] = None  # of a circle nothing is known
+            kept[key] = None  # a value made from itself is unknown
             kept[key] = self._folded(tensor, mode)
         return kept[key]
 
@@ -95,8 +88,9 @@ class Folder:
             return self._of_entries(tensor, mode)
         if op.type not in FOLD:
             return None
-        operands = [self.fold(each, mode) for each in op.inputs]
-        if any(each is None for each in operands):
+        folded = [self.fold(each, mode) for each in op.inputs]
+        operands = [each for each in folded if each is not None]
+        if len(operands) < len(folded):
             return None
         try:
             found = FOLD[op.type](op, operands)
@@ -131,7 +125,7 @@ class Folder:
         return None if number is None else _array([number, extents.unknown()])
 
     def _number_of_rows(self, op: tf.Operation, mode: int) -> Number | None:
-        """Returns how many rows there are of crossed values, of texts, or of a ragged tensor."""
+        """Returns how many rows of crossed values, of texts, or of a ragged tensor there are."""
         many = op.get_attr("N") if op.type.startswith("SparseCross") else 0
         if many:
             shape = self.fold(op.inputs[2 * many], mode)
@@ -142,7 +136,7 @@ class Folder:
         return lengths[0] - 1 if op.type == "RaggedTensorToSparse" else lengths[0]
 
     def _listed(self, tensor: tf.Tensor, mode: int) -> Value | None:
-        """Returns what comes from a stack or a list that always holds the same."""
+        """Returns the value that comes from a stack or a list, if that is always the same."""
         op, found = tensor.op, []
         if op.type == "TensorListElementShape" and mode != WHOLE_MODE:
             return self._shape_of_own(tensor, mode)
@@ -164,16 +158,15 @@ class Folder:
                 if not pushes:
                     return None
                 found += [push.inputs[1] for push in pushes]
-        values = [self.fold(each, mode) for each in found]
-        if not values or any(each is None for each in values):
+        first, *others = [self.fold(each, mode) for each in found] or [None]
+        if first is None or any(each is None or not equal(first, each) for each in others):
             return None
-        first = values[0]
-        return first if all(equal(first, each) for each in values[1:]) else None
+        return first
 
     def _shape_of_own(self, tensor: tf.Tensor, mode: int) -> Value | None:
         """Returns the shape of the elements of a device's own list."""
         whole = self.fold(tensor)
-        if whole is None or self._own_element is None:
+        if whole is None:
             return None
         try:
             return self._own_element(tensor.op.inputs[0], whole, mode)
@@ -186,15 +179,15 @@ def equal(a: Value, b: Value) -> bool:
     return a.shape == b.shape and all(x == y for x, y in zip(a.flat, b.flat, strict=True))
 
 
-def plain(value: Value | None, dtype: tf.DType) -> np.ndarray | None:
-    """Returns a value as numbers of a dtype; None: it grows with rows, or does not fit."""
+def plain(value: Value | None, dtype: tf.DType) -> npt.NDArray[Any] | None:
+    """Returns a value as numbers of a dtype, or None if it grows with rows, or does not fit."""
     if value is None or any(isinstance(each, extents.Amount) for each in value.flat):
         return None
     return value.astype(dtype.as_numpy_dtype) if _fits(value, dtype) else None
 
 
 def _fits(value: Value, dtype: tf.DType) -> bool:
-    """Whether a value is small, and has no number that its dtype does not hold."""
+    """Whether a value is small, and its dtype holds all its numbers."""
     if value.size > extents.MOST_ENTRIES or dtype.is_bool:
         return value.size <= extents.MOST_ENTRIES
     numbers = [each for each in value.flat if not isinstance(each, extents.Amount)]
@@ -213,7 +206,7 @@ def _array(value: Any) -> Value:
     if isinstance(value, np.ndarray):
         return value.astype(object)
     if isinstance(value, list | tuple):
-        made = np.empty(len(value), object)
+        made: Value = np.empty(len(value), object)
         made[:] = value
         return made
     made = np.empty((), object)
@@ -222,7 +215,7 @@ def _array(value: Any) -> Value:
 
 
 def _numbers(value: Value) -> list[int]:
-    """Returns the entries of a value that must not grow with rows, as axes and places."""
+    """Returns the entries of a value, such as axes and places, that must not grow with rows."""
     flat = list(value.flat)
     if any(isinstance(each, extents.Amount) for each in flat):
         raise UnknownError("a place that depends on rows")
@@ -233,27 +226,28 @@ def _number(value: Value) -> int:
     return _numbers(value)[0]
 
 
-def _each(function: Callable[..., Any]) -> Callable:
+def _each(function: Callable[..., object]) -> _Fold:
     """Returns what works out an operation entry by entry."""
     number = function.__code__.co_argcount
     ufunc = np.frompyfunc(function, number, 1)
     return lambda op, v: ufunc(*v)
 
 
-def _over(function: Callable[..., Any]) -> Callable:
+def _over(function: Callable[..., Any]) -> _Fold:
     """Returns what works out a reduction over axes."""
 
-    def reduce(op, v):
+    def reduce(op: tf.Operation, v: Sequence[Value]) -> Any:
         axes = tuple(axis % v[0].ndim for axis in _numbers(v[1])) if v[0].ndim else ()
         return function(v[0], axis=axes, keepdims=op.get_attr("keep_dims")) if axes else v[0]
 
     return reduce
 
 
-def _largest(value: Value, axis: tuple, keepdims: bool) -> Value:
+def _largest(value: Value, axis: tuple[int, ...], keepdims: bool) -> Value:
     if len(axis) != 1:
         raise UnknownError("a maximum over several axes")
-    return np.frompyfunc(extents.larger, 2, 1).reduce(value, axis=axis[0], keepdims=keepdims)
+    larger: Any = np.frompyfunc(extents.larger, 2, 1)  # in NumPy 1 `reduce` has no type
+    return _array(larger.reduce(value, axis=axis[0], keepdims=keepdims))
 
 
 def _strided_slice(op: tf.Operation, v: Sequence[Value]) -> Value:
@@ -262,7 +256,7 @@ def _strided_slice(op: tf.Operation, v: Sequence[Value]) -> Value:
         name: op.get_attr(f"{name}_mask")
         for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
-    index: list = []
+    index: list[Any] = []
     for n in range(len(begin)):
         on = {name for name, mask in masks.items() if mask >> n & 1}
         if "ellipsis" in on:
@@ -328,7 +322,7 @@ def _concat_offset(op: tf.Operation, v: Sequence[Value]) -> list[Value]:
     return found
 
 
-def _aligned(v: Sequence[Value]) -> list[list]:
+def _aligned(v: Sequence[Value]) -> list[list[Number]]:
     rank = max(len(each) for each in v)
     return [[1] * (rank - len(each)) + list(each) for each in v]
 
@@ -348,7 +342,7 @@ def _broadcast_axes(op: tf.Operation, v: Sequence[Value]) -> list[Value]:
 
 
 def _is_one(number: Number) -> bool:
-    """Whether a length is 1; one that grows is taken not to be, for its sum is the same."""
+    """Whether a length is 1; one that grows counts as another, since the sum is the same."""
     return not isinstance(number, extents.Amount) and number == 1
 
 
@@ -378,7 +372,7 @@ def _cast(op: tf.Operation, v: Sequence[Value]) -> Value:
 
 
 def _reshaped(old: Value, new: Value) -> Value:
-    """Returns the new shape of sparse entries, whose entry -1 is what is left over."""
+    """Returns the new shape of sparse entries; -1 in it stands for what is left over."""
     left = [n for n, entry in enumerate(new) if isinstance(entry, int) and entry == -1]
     if not left:
         return new
@@ -407,7 +401,7 @@ _LISTS = (
     "OptionalGetValue",
 )
 
-FOLD: dict[str, Callable[[tf.Operation, Sequence[Value]], Any]] = {
+FOLD: dict[str, _Fold] = {
     "Abs": _each(lambda a: extents.larger(a, -a)),
     "Add": _each(lambda a, b: a + b),
     "AddV2": _each(lambda a, b: a + b),

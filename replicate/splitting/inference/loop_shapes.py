@@ -1,18 +1,19 @@
 """Shapes of what comes out of loops' variables, stacks and lists.
 
-An importer infers none of them. Here they are assumed to be what was put in first; if what is put
-in later is then inferred to be the same, they are.
+An importer does not infer them. They are assumed to be those of what is put in first; if what is
+put in later is then inferred to have the same ones, they are right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from replicate.compat import inference
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf
 from replicate.splitting.inference import extents
-from replicate.splitting.inference.folding import Folder, Structure
+from replicate.splitting.inference.folding import Folder
 from replicate.splitting.inference.probes import Probe
+from replicate.splitting.structure.loops import Structure
 
 _MOST_ROUNDS = 8
 
@@ -30,7 +31,7 @@ _BORDERS = {"Enter", "Exit", "NextIteration", "Switch", "Merge"}
 _SHAPED = {"Fill": 0, "Reshape": 1, "BroadcastTo": 1, "StridedSliceGrad": 0}
 _PASSED = {"Identity", "Enter", "Exit", "StopGradient"}
 _MAKERS = {"Enter", "RefEnter", "Identity", "Switch", "Merge", "NextIteration", "Exit"}
-# Which input is put into a list or an array, and whether it is many elements at once.
+# Which input is put into a list or an array, and whether it has many elements.
 _WRITES = {
     "TensorListPushBack": (1, False),
     "TensorListSetItem": (2, False),
@@ -43,14 +44,14 @@ _BOOKKEEPING = (tf.resource, tf.variant)
 
 
 class _Reason(NamedTuple):
-    """Why a shape is assumed: tensors have it, the first dimension of some left out."""
+    """Why a shape is assumed: tensors have it, without their first dimension if they are many."""
 
     tensors: Sequence[tf.Tensor]
     is_many: bool
 
 
 def has_loops(ops: Sequence[tf.Operation]) -> bool:
-    """Whether an importer leaves shapes open."""
+    """Whether there are operations whose shapes an importer leaves open."""
     return any(op.type in _OPENING for op in ops)
 
 
@@ -64,10 +65,11 @@ def learn(
     Args:
         probe: What infers.
         ops: The graph's operations.
-        structure: Where stacks and lists are filled.
+        structure: How stacks and lists are filled.
     """
     probe.look_around_loops()
-    given, refused = dict(probe.known), set()
+    given = dict(probe.known)
+    refused: set[Any] = set()
     is_done = False
     while not is_done:
         rounds = _Rounds(probe, ops, structure, refused)
@@ -77,7 +79,7 @@ def learn(
             is_done = not failed
         except inference.UnfitError:
             failed = set(rounds.reasons)
-            is_done = not failed  # not what is assumed is at fault: it stays at what is given
+            is_done = not failed  # no assumption is at fault: what is given stays
             probe.known = dict(given)
             probe.infer()
         if not is_done:
@@ -87,12 +89,30 @@ def learn(
 
 
 class _Rounds:
-    def __init__(self, probe, ops, structure, refused):
-        self._probe: Probe = probe
-        self._ops: Sequence[tf.Operation] = ops
-        self._structure: Structure = structure
+    """Rounds of assumptions; see `learn`.
+
+    Args:
+        probe: See `learn`.
+        ops: See `learn`.
+        structure: See `learn`.
+        refused: The tensors, by `ref()`, of which nothing may be assumed.
+
+    Attributes:
+        reasons: Why something is assumed of tensors, by `ref()`.
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        ops: Sequence[tf.Operation],
+        structure: Structure,
+        refused: set[Any],
+    ):
+        self._probe = probe
+        self._ops = ops
+        self._structure = structure
         self._folder = self._new_folder()
-        self._refused: set = refused
+        self._refused = refused
         self._writes = self._all_writes()
         self.reasons: dict[Any, _Reason] = {}
 
@@ -106,8 +126,8 @@ class _Rounds:
             self._probe.infer()
             self._folder = self._new_folder()
 
-    def failed(self) -> set:
-        """Returns the assumptions that do not hold."""
+    def failed(self) -> set[Any]:
+        """Returns the tensors, by `ref()`, of which wrong things are assumed."""
         found = set()
         for ref, reason in self.reasons.items():
             wanted = self._probe.known[ref]
@@ -123,19 +143,12 @@ class _Rounds:
     def _new_folder(self) -> Folder:
         """Returns what works out values in the inference as it is now."""
 
-        def lengths(dims):
-            return dims and [extents.unknown() if size is None else size for size in dims]
+        def lengths(tensor: tf.Tensor, mode: int) -> list[extents.Number] | None:
+            dims = self._probe.dims(tensor)
+            return None if dims is None else _numbers(dims)
 
-        given = {
-            ref: lambda mode, value=value: lengths(value)
-            for ref, value in self._probe.values.items()
-        }
-        return Folder(
-            lambda tensor, mode: lengths(self._probe.dims(tensor)),
-            given,
-            self._structure,
-            lambda tensor: False,
-        )
+        given = {ref: _constantly(dims) for ref, dims in self._probe.values.items()}
+        return Folder(lengths, given, self._structure)
 
     def _more(self) -> dict[Any, Dims]:
         found: dict[Any, Dims] = {}
@@ -208,10 +221,10 @@ class _Rounds:
         if len(sources) != 1 or sources[0].type != "TensorListReserve":
             return None
         number = self._folder.fold(sources[0].inputs[1])
-        return None if number is None else _length(number[()])
+        return None if number is None else _length(number.item())
 
     def _whole(self, tensor: tf.Tensor, first: int = 0) -> Dims | None:
-        """Returns the dimensions of a tensor from one on, where all are known."""
+        """Returns the dimensions of a tensor from one on, if all are known."""
         while True:
             dims = self._probe.dims(tensor)
             if dims is not None and _is_full(dims[first:]):
@@ -237,7 +250,7 @@ class _Rounds:
         return self._writes.get(maker, ())
 
     def _all_writes(self) -> dict[tf.Operation, list[tf.Operation]]:
-        """Returns what writes into each list and each array, by what made it."""
+        """Returns what writes into each list and each array, by the operation that made it."""
         found: dict[tf.Operation, list[tf.Operation]] = {}
         for op in self._ops:
             if op.type in ("TensorListFromTensor", "OptionalFromValue"):
@@ -259,7 +272,15 @@ def _maker(handle: tf.Tensor) -> tf.Operation:
     return handle.op
 
 
-def _length(number: extents.Number) -> int | None:
+def _numbers(dims: Dims) -> list[extents.Number]:
+    return [extents.unknown() if size is None else size for size in dims]
+
+
+def _constantly(dims: Dims) -> Callable[[int], list[extents.Number]]:
+    return lambda mode: _numbers(dims)
+
+
+def _length(number: object) -> int | None:
     return number if isinstance(number, int) and number >= 0 else None
 
 

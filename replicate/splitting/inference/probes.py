@@ -1,18 +1,17 @@
 """Lengths of dimensions, found by inferring a graph's shapes for three sizes of the batch.
 
-One inference assumes two rows, another many: what is the same in both does not depend on rows,
-what grows like them is a multiple of them, and of all else nothing is known. So it is with unknown
-inner dimensions, of which one assumes the shortest that the graph allows, the other long ones.
+One inference assumes two rows, another many. A length that is the same in both does not depend on
+rows, one that grows like them is a multiple of them, and any other is unknown. Likewise, one
+assumes the shortest inner dimensions that the graph allows, the other long ones.
 
 A graph may cut, or take the larger of two numbers. A length then follows one expression up to some
-number of rows, and another beyond it; that number is made from those that the graph has. So there
-is none among many rows that are far more than these numbers; and below two rows there is one row
-alone, for which the third inference tells what lengths are.
+number of rows, and another beyond it. That number is made from numbers in the graph; the many rows
+are far more than these. Fewer than two rows are one row, which the third inference assumes.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,8 +23,8 @@ from replicate.splitting.inference import extents
 from replicate.splitting.inference.extents import Number, Sizes
 from replicate.splitting.structure import order
 
-# Assumed rows of the batch and picked rows, the first that the graph allows: some ask for more
-# than two, some for whole groups. The many are prime, so that remainders show.
+# Assumed rows of the batch, and picked rows; the first that the graph allows are used. Some graphs
+# want more than two, some whole groups. The many are prime, so that remainders show.
 _FEW = ((2, 3), (3, 5), (5, 7), (11, 17), (32, 48), (101, 151), (1021, 1531))
 _FEW_IN_GROUPS = ((4, 6), (8, 12), (12, 18), (16, 24), (32, 48), (60, 90), (960, 1440))
 _MANY = (
@@ -33,9 +32,9 @@ _MANY = (
     *((65537, 98009), (2039, 3067)),
 )
 _GROUPS = 960
-_FAR = 16  # how many times the graph's largest number the many rows are: it may be scaled
-# What stands in for unknown lengths, the first that the graph allows: as short as can be, so that
-# a cut shows; then long and prime.
+# How many times the graph's largest number, which may be scaled, the many rows are at least.
+_FAR = 16
+# Assumed inner dimensions, the first that the graph allows: short, so that cuts show; long, prime.
 _SHORT = (1, 2, 5, 11)
 _LONG = (1009, 499, 61)
 
@@ -46,8 +45,8 @@ class KnownRows(NamedTuple):
     Attributes:
         tensor: The tensor.
         axis: Which dimension has the rows, one entry each.
-        is_picked: Whether the rows are picked ones; else they are the batch's.
-        more: How many entries there are beside those of the rows.
+        is_picked: Whether an operation picked the rows; else they are the batch's.
+        more: How many entries there are beside the rows'.
     """
 
     tensor: tf.Tensor
@@ -69,11 +68,16 @@ class KnownShape(NamedTuple):
 
     Attributes:
         tensor: The vector.
-        entries: For each entry `extents.BATCH`, or a number, or None: not known.
+        entries: Each entry: `extents.BATCH`, a number, or None if it is unknown.
     """
 
     tensor: tf.Tensor
-    entries: Sequence[Any]
+    entries: Sequence[str | int | None]
+
+
+Known: TypeAlias = KnownRows | KnownShape
+
+_Given: TypeAlias = dict[Any, Dims]  # by `ref()`
 
 
 class Probe:
@@ -81,16 +85,16 @@ class Probe:
 
     Args:
         graph_def: The graph's definition; it is copied.
-        known: For tensors by `ref()` what is assumed of their dimensions.
-        values: For vectors by `ref()` what is assumed of their entries.
-        sizes: The numbers of rows that are assumed.
+        known: The assumed dimensions of tensors, by `ref()`.
+        values: The assumed entries of vectors, by `ref()`.
+        sizes: The assumed numbers of rows.
     """
 
     def __init__(
         self,
-        graph_def: Any,
-        known: Mapping[Any, Dims],
-        values: Mapping[Any, Dims],
+        graph_def: tf1.GraphDef,
+        known: _Given,
+        values: _Given,
         sizes: Sizes,
     ):
         self.sizes = sizes
@@ -98,7 +102,7 @@ class Probe:
         self.values = values
         self.graph_def = graph_def
         self._around_loops: dict[str, list[Dims | None]] = {}
-        self._merged: dict[Any, Dims | None] = {}
+        self._merged: dict[Hashable, Dims | None] = {}
         self.infer()
 
     def infer(self) -> None:
@@ -108,8 +112,8 @@ class Probe:
 
     def look_around_loops(self) -> None:
         """Learns what Grappler infers of shapes in and behind loops."""
-        given: dict[str, list] = {}
-        dtypes: dict[str, list] = {}
+        given: dict[str, list[Dims | None]] = {}
+        dtypes: dict[str, list[tf.DType]] = {}
         for ref, dims in self.known.items():
             op = ref.deref().op
             outputs = given.setdefault(op.name, [None] * len(op.outputs))
@@ -119,14 +123,14 @@ class Probe:
         self._around_loops = inference.infer_around_loops(self._written(False), given, dtypes)
 
     def dims(self, tensor: tf.Tensor) -> Dims | None:
-        """Returns a tensor's dimensions; None: its rank is not known."""
+        """Returns a tensor's dimensions, or None if its rank is unknown."""
         key = tensor.ref()
         if key not in self._merged:
             self._merged[key] = self._dims(tensor)
         return self._merged[key]
 
     def imported(self, tensor: tf.Tensor) -> Dims | None:
-        """Returns a tensor's dimensions as far as what reads it in the inference knows them."""
+        """Returns a tensor's dimensions as the importer infers them."""
         return self._inferred.dims(tensor)
 
     def _dims(self, tensor: tf.Tensor) -> Dims | None:
@@ -140,12 +144,12 @@ class Probe:
                 found = _merged(found, outputs[tensor.value_index])
         return found
 
-    def _written(self, is_annotated: bool = True) -> Any:
-        """Returns the graph's definition with what is known in it."""
+    def _written(self, is_annotated: bool = True) -> tf1.GraphDef:
+        """Returns the graph's definition with all that is assumed."""
         graph_def = tf1.GraphDef()
         graph_def.CopyFrom(self.graph_def)
         nodes = {node.name: node for node in graph_def.node}
-        shapes: dict[tf.Operation, list] = {}
+        shapes: dict[tf.Operation, list[Dims | None]] = {}
         for ref, dims in self.known.items() if is_annotated else ():
             op = ref.deref().op
             outputs = shapes.setdefault(op, [None] * len(op.outputs))
@@ -161,8 +165,8 @@ class Probes(NamedTuple):
     """What inferences tell of one graph.
 
     Attributes:
-        found: For few rows, and for many; none where the graph allows none.
-        of_one_row: For one row, where lengths may be others; None: there cannot be one.
+        found: For few rows, and for many; none if the graph allows none.
+        of_one_row: For one row, if there can be one.
     """
 
     found: Sequence[Probe] = ()
@@ -171,7 +175,7 @@ class Probes(NamedTuple):
 
 def probed(
     graph: tf.Graph,
-    given: Sequence[KnownRows | KnownShape],
+    given: Sequence[Known],
     static_rows: int | None,
     is_all: bool = True,
 ) -> Probes:
@@ -181,7 +185,7 @@ def probed(
         graph: The graph.
         given: What is given.
         static_rows: B, where it is static; else None.
-        is_all: Whether the whole graph is looked at, not only what is made from what is given.
+        is_all: Whether to look at the whole graph, not only at what is made from what is given.
     """
     graph_def = _definition(graph, None if is_all else [each.tensor for each in given])
     has_picked = any(isinstance(each, KnownRows) and each.is_picked for each in given)
@@ -204,7 +208,7 @@ def probed(
 def _assumed(
     least: int, static_rows: int | None, has_picked: bool, has_inner: bool
 ) -> Iterator[list[list[Sizes]]]:
-    """Yields what inferences may assume, for each several sizes of which one is to fit."""
+    """Yields what inferences may assume: for each one several sizes, of which one is to fit."""
     has_two = has_picked or not static_rows
     groups = [(_GROUPS * batch, _GROUPS * picked) for batch, picked in _MANY]
     for few, many in ((_FEW[:1], _MANY), (_FEW[1:], _MANY), (_FEW_IN_GROUPS, groups)):
@@ -223,9 +227,9 @@ def _assumed(
 
 
 def _fitting(
-    graph_def: Any, given: Sequence[KnownRows | KnownShape], assumed: Sequence[Sequence[Sizes]]
+    graph_def: tf1.GraphDef, given: Sequence[Known], assumed: Sequence[Sequence[Sizes]]
 ) -> list[Probe]:
-    """Returns an inference for each of what is assumed; none where the graph allows none."""
+    """Returns an inference for each assumption, or nothing if the graph does not allow one."""
     found = []
     for sizes in assumed:
         probes = (_probe(graph_def, given, each) for each in sizes)
@@ -236,8 +240,8 @@ def _fitting(
     return found
 
 
-def _largest_number(graph: tf.Graph, graph_def: Any) -> int:
-    """Returns the largest number of a graph that lengths may be made from, or compared with."""
+def _largest_number(graph: tf.Graph, graph_def: tf1.GraphDef) -> int:
+    """Returns a graph's largest number that lengths may be made from, or compared with."""
     found = {1}
     for op in graph.get_operations():
         if op.type in _MEASURING:
@@ -263,8 +267,8 @@ def _numbers(tensor: Any) -> list[int]:
     return [math.ceil(each) for each in np.abs(values[np.isfinite(values)])]
 
 
-def _definition(graph: tf.Graph, given: Sequence[tf.Tensor] | None) -> Any:
-    """Returns a graph's definition; or of what is made from tensors, and of all that it reads."""
+def _definition(graph: tf.Graph, given: Sequence[tf.Tensor] | None) -> tf1.GraphDef:
+    """Returns a graph's definition; or only what tensors, if given, are read by, and its inputs."""
     graph_def = graph.as_graph_def()
     if given is not None:
         needed = {op.name for op in operations.executed_by([*given, *order.behind(given)])}
@@ -274,19 +278,19 @@ def _definition(graph: tf.Graph, given: Sequence[tf.Tensor] | None) -> Any:
     for node in graph_def.node:
         node.device = ""
         if "_class" in node.attr:
-            del node.attr["_class"]  # what it is placed beside may be left out
+            del node.attr["_class"]  # the operation that it names may be left out
     return graph_def
 
 
-def _compares_lengths(graph: tf.Graph, given: Sequence[KnownRows | KnownShape]) -> bool:
-    """Whether several unknown lengths make a number, and it may not tell that they differ.
+def _compares_lengths(graph: tf.Graph, given: Sequence[Known]) -> bool:
+    """Whether several unknown lengths make a number that may not show that they differ.
 
-    So does `x // y`, and a reshape of what has nothing to do with the length that it is given.
+    So does `x // y`, and a reshape to lengths of tensors that the value is not made from.
     """
     if sum(map(_number_of_inner, given)) < 2:
         return False
-    nothing: frozenset = frozenset()
-    lengths: dict[Any, frozenset] = {}  # of small tensors: whose lengths they are made of
+    nothing: frozenset[Hashable] = frozenset()
+    lengths: dict[Hashable, frozenset[Hashable]] = {}  # whose lengths small tensors are made of
     origins = {each.tensor.ref(): frozenset([each.tensor.ref()]) for each in given}
     for op in graph.get_operations():
         before = nothing.union(*(origins.get(each.ref(), nothing) for each in op.inputs))
@@ -303,19 +307,19 @@ def _compares_lengths(graph: tf.Graph, given: Sequence[KnownRows | KnownShape]) 
         if _may_hide(op) and len(lengths.get(op.outputs[0].ref(), nothing)) > 1:
             return True
         if op.type == "Reshape":
-            own, told = (each.ref() for each in op.inputs)
-            told = lengths.get(told, nothing)
+            own, shape = (each.ref() for each in op.inputs)
+            told = lengths.get(shape, nothing)
             if not all(origins[each] <= origins.get(own, nothing) for each in told):
                 return True
     return False
 
 
 def _may_hide(op: tf.Operation) -> bool:
-    """Whether an operation makes whole numbers that may be the same for other operands."""
+    """Whether an operation may make the same whole numbers of different operands."""
     is_cast = op.type == "Cast" and not op.inputs[0].dtype.is_integer
     if not (is_cast or op.type in _COMPARING) or not op.outputs[0].dtype.is_integer:
         return False
-    users = op.outputs[0].consumers()  # a divisor of a mean is no length
+    users = op.outputs[0].consumers()  # the divisor of a mean is no length
     return any(user.type != "Cast" or user.outputs[0].dtype.is_integer for user in users)
 
 
@@ -325,46 +329,46 @@ def static_dims(tensor: tf.Tensor) -> Dims | None:
     return None if shape.rank is None else shape.as_list()
 
 
-def is_open(given: Sequence[KnownRows | KnownShape]) -> bool:
+def is_open(given: Sequence[Known]) -> bool:
     """Whether shapes depend on more than on a number of rows of the batch."""
     return any(
         _number_of_inner(each) or isinstance(each, KnownShape) or each.is_picked for each in given
     )
 
 
-def entry(number: Any, static_rows: int | None) -> Number:
-    """Returns an entry of a given shape."""
+def entry(number: str | int | None, static_rows: int | None) -> Number:
+    """Returns an entry of a `KnownShape` as a number."""
     if number == extents.BATCH:
         return static_rows or extents.rows(extents.BATCH)
     return extents.inner() if number is None else int(number)
 
 
-def _probe(graph_def: Any, given: Sequence[KnownRows | KnownShape], sizes: Sizes) -> Probe | None:
-    """Returns an inference; None: the graph does not allow what is assumed."""
-    known: dict[Any, Dims] = {}
-    values: dict[Any, Dims] = {}
+def _probe(graph_def: tf1.GraphDef, given: Sequence[Known], sizes: Sizes) -> Probe | None:
+    """Returns an inference, or None if the graph does not allow what it assumes."""
+    known: _Given = {}
+    values: _Given = {}
     for each in given:
         if isinstance(each, KnownShape):
-            dims = [sizes.batch if e == extents.BATCH else e for e in each.entries]
-        else:
-            dims = static_dims(each.tensor)
-            if dims is None or each.axis >= len(dims):
-                continue
-            if dims[each.axis] is None:
-                rows = sizes.picked if each.is_picked else sizes.batch
-                dims[each.axis] = rows + each.more
-        if isinstance(each, KnownShape) or not each.is_picked:
+            numbers = [sizes.batch if e == extents.BATCH else e for e in each.entries]
+            values[each.tensor.ref()] = [sizes.inner if n is None else int(n) for n in numbers]
+            continue
+        dims = static_dims(each.tensor)
+        if dims is None or each.axis >= len(dims):
+            continue
+        if dims[each.axis] is None:
+            rows = sizes.picked if each.is_picked else sizes.batch
+            dims[each.axis] = rows + each.more
+        if not each.is_picked:
             dims = [sizes.inner if size is None else size for size in dims]
-        found: dict = known if isinstance(each, KnownRows) else values
-        found[each.tensor.ref()] = dims
+        known[each.tensor.ref()] = dims
     try:
         return Probe(graph_def, known, values, sizes)
     except inference.UnfitError:
         return None
 
 
-def _number_of_inner(given: KnownRows | KnownShape) -> int:
-    """Returns how many dimensions other than that of rows are not known."""
+def _number_of_inner(given: Known) -> int:
+    """Returns how many dimensions other than the rows' are unknown."""
     if isinstance(given, KnownShape):
         return list(given.entries).count(None)
     dims = static_dims(given.tensor)
@@ -374,16 +378,20 @@ def _number_of_inner(given: KnownRows | KnownShape) -> int:
 
 
 def _merged(a: Dims | None, b: Dims | None) -> Dims | None:
-    """Returns what two descriptions of one shape say; where they part, the first holds."""
+    """Returns a shape of two descriptions; where they differ, the first one holds."""
     if a is None or b is None or len(a) != len(b):
         return b if a is None else a
     return [y if x is None else x for x, y in zip(a, b, strict=True)]
 
 
 def _replace(
-    graph_def: Any, nodes: Mapping[str, Any], tensor: tf.Tensor, name: str, value: Dims
+    graph_def: tf1.GraphDef,
+    nodes: Mapping[str, tf1.NodeDef],
+    tensor: tf.Tensor,
+    name: str,
+    value: Dims,
 ) -> None:
-    """Lets all that read a tensor read numbers, of which some are not known."""
+    """Lets whatever reads a tensor read numbers instead, of which some are unknown."""
     while name in nodes:
         name += "_"
     dtype = tensor.dtype.base_dtype

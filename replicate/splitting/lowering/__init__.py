@@ -1,1 +1,1 @@
-"""Operations of many steps, written as plain ones before a graph is split."""
+"""Writes composite operations as plain ones, before a graph is split."""

@@ -1,7 +1,7 @@
 """Batch normalisation in training, written as the sums that it is made of.
 
-The fused operations take mean and variance of the whole batch inside of their kernels. As plain
-operations the sums over rows are parts on the devices, which are joined, and all else is split.
+The kernels of fused operations take mean and variance of all rows that they have. Written as plain
+operations, the sums over rows are parts on the devices, which are joined, and the rest is split.
 
 For x of N entries per channel, over all dimensions but the channels':
 
@@ -21,25 +21,26 @@ from collections.abc import Collection, Iterator
 
 from replicate.compat import graphs
 from replicate.compat.tensorflow import tf
+from replicate.splitting.structure.nodes import Moved
 
 _FORWARD = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _BACKWARD = ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
 _PASSED = ("Identity", "Switch", "Merge")
 
 
-def lower(graph: tf.Graph, ops: Collection[tf.Operation]) -> dict:
+def lower(graph: tf.Graph, ops: Collection[tf.Operation]) -> Moved:
     """Writes fused batch normalisations in training as plain operations.
 
-    What read the outputs reads those of the new operations. What the forward operations reserve
-    for their gradients, and is not a value of one meaning on all kinds of devices, stays theirs.
-    Operations inside of loops stay as they are.
+    Whatever reads their outputs then reads those of the new operations, but for what forward
+    operations reserve for their gradients: that means different things on different devices.
+    Operations in loops stay as they are.
 
     Args:
         graph: The graph.
-        ops: Among which operations.
+        ops: The operations among which to look.
 
     Returns:
-        The new tensors, by references to those that they stand for.
+        The new tensors, by the `ref()` of those that they stand for.
     """
     wanted = set(ops)
     fused = [
@@ -47,7 +48,7 @@ def lower(graph: tf.Graph, ops: Collection[tf.Operation]) -> dict:
         for op in graph.get_operations()
         if op in wanted and op.type in _FORWARD + _BACKWARD and _is_lowered(op)
     ]
-    moved: dict = {}
+    moved: Moved = {}
     moments: dict[tf.Operation, _Moments] = {}
     for op in fused:
         if op.type in _FORWARD:
@@ -84,7 +85,7 @@ class _Moments:
         self.variance = tf.reduce_mean(squares, self.axes, keepdims=True)
 
 
-def _forward(op: tf.Operation) -> tuple[_Moments, list]:
+def _forward(op: tf.Operation) -> tuple[_Moments, list[tf.Tensor]]:
     x, scale, offset, old_mean, old_variance = (_as_float(tensor) for tensor in op.inputs)
     moments = _Moments(op, x)
     factor = _by_channel(scale, moments) * _inverse_deviation(op, moments)
@@ -99,7 +100,7 @@ def _forward(op: tf.Operation) -> tuple[_Moments, list]:
     return moments, _as_outputs(op, [y, mean, variance])
 
 
-def _backward(op: tf.Operation, moments: _Moments | None) -> list:
+def _backward(op: tf.Operation, moments: _Moments | None) -> list[tf.Tensor]:
     gradient, x, scale = (_as_float(tensor) for tensor in op.inputs[:3])
     if moments is None:
         moments = _Moments(op, x)
@@ -120,7 +121,7 @@ def _inverse_deviation(op: tf.Operation, moments: _Moments) -> tf.Tensor:
 
 
 def _number(x: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Returns how many entries each channel has, a number of float32."""
+    """Returns how many entries each channel has, as float32."""
     size, channels = (tf.size(each, out_type=tf.int64) for each in (x, scale))
     return tf.cast(size // tf.maximum(channels, 1), tf.float32)
 
@@ -138,7 +139,7 @@ def _as_float(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _as_outputs(op: tf.Operation, values: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns values of the dtypes of an operation's first outputs."""
+    """Casts values to the dtypes of an operation's first outputs."""
     return [
         value if value.dtype == old.dtype else tf.cast(value, old.dtype)
         for old, value in zip(op.outputs, values, strict=False)
@@ -162,10 +163,7 @@ def _is_lowered(op: tf.Operation) -> bool:
 
 
 def _source(reserved: tf.Tensor) -> tf.Operation | None:
-    """Returns the operation that reserved the mean that a gradient reads.
-
-    Where it is another tensor than this one mean, the gradient is by statistics of another kind.
-    """
+    """Returns the operation in training, if any, that reserved the mean that a gradient reads."""
     waiting, seen = [reserved], set()
     while waiting:
         tensor = waiting.pop()
@@ -180,7 +178,7 @@ def _source(reserved: tf.Tensor) -> tf.Operation | None:
 
 @contextlib.contextmanager
 def _written_for(op: tf.Operation) -> Iterator[None]:
-    """Makes operations in place of one: on its device, in its branch, after what it is after."""
+    """Makes operations like another one: on its device, in its branch, after what it waits for."""
     graph = op.graph
     before = graph.version
     with (
@@ -195,14 +193,14 @@ def _written_for(op: tf.Operation) -> Iterator[None]:
     if context is None and not controls:
         return
     for made in graph.get_operations():
-        # NOTE: a constant may be read in a branch though it is outside.
+        # NOTE: constants need not be in the branch.
         if made._id > before and made.inputs:
             made._set_control_flow_context(context)
             made._add_control_inputs(controls)
 
 
-def _move(op: tf.Operation, outputs: list[tf.Tensor], moved: dict) -> None:
-    """Lets all that reads an operation's outputs, or waits for it, do so of new ones."""
+def _move(op: tf.Operation, outputs: list[tf.Tensor], moved: Moved) -> None:
+    """Lets whatever reads an operation, or waits for it, read or wait for new ones."""
     for old, new in zip(op.outputs, outputs, strict=False):
         moved[old.ref()] = new
         for user in old.consumers():

@@ -1,10 +1,9 @@
-"""Variables that loops read, read in front of them.
+"""Reads variables before the loops that use them.
 
-In a loop a variable would be read in each turn, where the variable is. A loop of TensorFlow 1
-whose operations are on several devices may wait for itself for ever. So what a loop does not
-write it does not read either: the variable is read once, before the loop begins, and its value
-goes the way that the handle went, through `Enter` and into branches. A lookup of some of the
-variable's rows then picks them from that value.
+A loop reads a variable in each turn, on the variable's device; and a loop of TensorFlow 1 with
+operations on several devices may deadlock. So a variable that a loop does not write is read once,
+before the loop, and its value goes the way of the handle: through `Enter` and into branches. A
+lookup of some of the variable's rows then picks them from that value.
 
     Enter(handle) -> ReadVariableOp          ReadVariableOp(handle) -> Enter
     Enter(handle) -> ResourceGather          ReadVariableOp(handle) -> Enter -> GatherV2
@@ -12,14 +11,13 @@ variable's rows then picks them from that value.
 
 import collections
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting.structure import effects, loops, nodes
-from replicate.splitting.structure.nodes import Nodes, Reference
+from replicate.splitting.structure.nodes import Attributes, Moved, Nodes, Reference
 
 _READS = ("ReadVariableOp", "VarIsInitializedOp", "VariableShape")
 _LOOKUPS = {"ResourceGather": "GatherV2", "ResourceGatherNd": "GatherNd"}
@@ -27,18 +25,18 @@ _ENTERS = ("Enter", "RefEnter")
 _PASSED = ("Enter", "Identity", "Switch")
 
 
-def read_before_loops(graph: tf.Graph, ops: Iterable[tf.Operation]) -> dict[Any, tf.Tensor]:
-    """Lets loops read no variable that they do not write.
+def read_before_loops(graph: tf.Graph, ops: Iterable[tf.Operation]) -> Moved:
+    """Reads variables that loops do not write before the loops.
 
     Args:
         graph: The graph; its functions are lowered.
-        ops: The loops of these are changed, each with the loops around it and inside of it.
+        ops: Whose loops are changed, each with the loops around it and inside of it.
 
     Returns:
-        For each `ref()` of an output of an operation that reads in a loop the tensor in its place.
+        The tensors in place of the outputs of reads in loops, by the `ref()` of these.
     """
     wanted = {loops.root(op) for op in ops} - {None}
-    by_root: dict[Any, list] = collections.defaultdict(list)
+    by_root: dict[loops.Context | None, list[tf.Operation]] = collections.defaultdict(list)
     for op in graph.get_operations() if wanted else ():
         root = loops.root(op)
         if root in wanted:
@@ -58,7 +56,7 @@ def read_before_loops(graph: tf.Graph, ops: Iterable[tf.Operation]) -> dict[Any,
 
 
 def _reads(ops: Collection[tf.Operation]) -> list[tf.Operation]:
-    """Returns which operations of an outermost loop read a variable that it does not write."""
+    """Returns the operations of an outermost loop that read a variable which it does not write."""
     using = [op for op in ops if any(tensor.dtype == tf.resource for tensor in op.inputs)]
     written = {
         operations.made_by(tensor)
@@ -76,9 +74,9 @@ def _reads(ops: Collection[tf.Operation]) -> list[tf.Operation]:
 
 
 def _way(handle: tf.Tensor) -> list[tf.Tensor]:
-    """Returns as what a handle goes from the outside of all loops to where it is read.
+    """Returns a handle's copies from outside of all loops to where it is read.
 
-    Nothing, if it does not only enter loops and branches.
+    Returns nothing if the handle does not only enter loops and branches.
     """
     way = []
     while loops.root(handle.op) is not None:
@@ -97,26 +95,25 @@ class _Loop:
         behind_changes: The operations that change a state, or come after one that does.
 
     Attributes:
-        waits: What is to be over before a variable is read for the loop.
-        devices: Where the loop, and those inside of it, are.
+        waits: What must have run before a variable is read for the loop.
     """
 
     def __init__(self, ops: Iterable[tf.Operation], behind_changes: Collection[tf.Operation]):
         waits: dict[tf.Operation, None] = {}
-        self.devices: dict[Any, str] = {}
+        self._devices: dict[loops.Context | None, str] = {}
         for op in ops:
             if op.type == "LoopCond":
-                self.devices[loops.Structure.own_loop(op)] = op.device
+                self._devices[loops.Structure.own_loop(op)] = op.device
             elif op.type in _ENTERS and loops.root(op.inputs[0].op) is None:
                 waits.update(dict.fromkeys(op.control_inputs))
-                # NOTE: a loop begins when it has its inputs, and so may come after a write.
+                # NOTE: a loop waits for its inputs, and so may come after a write.
                 if op.inputs[0].op in behind_changes:
                     waits[op.inputs[0].op] = None
         self.waits = tuple(waits)
 
     def device(self, op: tf.Operation) -> str:
         """Returns where the loop of an operation is."""
-        return self.devices[loops.Structure.own_loop(op)]
+        return self._devices[loops.Structure.own_loop(op)]
 
 
 class _Made:
@@ -129,19 +126,20 @@ class _Made:
     def __init__(self, graph: tf.Graph):
         self._graph = graph
         self._nodes = Nodes(graph, graph.unique_name("read_before"))
-        self._contexts: dict[str, Any] = {}
-        self._memo: dict = {}
+        self._contexts: dict[str, loops.Context | None] = {}
+        self._memo: dict[tuple[object, ...], str] = {}
         self._replaced: dict[tf.Operation, str] = {}
 
     def replace(self, op: tf.Operation, loop: _Loop) -> None:
-        """Has another operation stand for one that reads inside of a loop."""
+        """Replaces an operation that reads inside of a loop."""
         way = _way(op.inputs[0])
         if op.type not in _LOOKUPS:
             self._replaced[op] = self._passed(op, nodes.attributes_of(op), way, loop)
             return
         dtype, indices = op.outputs[0].dtype, op.inputs[1]
         values = self._passed(op, {"dtype": nodes.attribute(dtype)}, way, loop)
-        inputs, kinds = [values, indices], {"Tparams": dtype, "Tindices": indices.dtype}
+        inputs: list[Reference] = [values, indices]
+        kinds = {"Tparams": dtype, "Tindices": indices.dtype}
         device = loop.device(op)
         if op.type == "ResourceGather":
             batch_dims = op.get_attr("batch_dims")
@@ -155,9 +153,9 @@ class _Made:
         self._contexts[self._replaced[op]] = op._get_control_flow_context()
 
     def _passed(
-        self, op: tf.Operation, attributes: dict, way: Sequence[tf.Tensor], loop: _Loop
-    ) -> Reference:
-        """Returns what is read of a variable, as it is where the variable's handle was."""
+        self, op: tf.Operation, attributes: Attributes, way: Sequence[tf.Tensor], loop: _Loop
+    ) -> str:
+        """Returns what is read of a variable, at the end of the handle's way."""
         kind = op.type if op.type in _READS else "ReadVariableOp"
         dtype = op.outputs[0].dtype
         value = self._read(kind, attributes, dtype, way[0], loop)
@@ -169,22 +167,23 @@ class _Made:
         return value
 
     def _read(
-        self, kind: str, attributes: dict, dtype: tf.DType, entered: tf.Tensor, loop: _Loop
+        self, kind: str, attributes: Attributes, dtype: tf.DType, entered: tf.Tensor, loop: _Loop
     ) -> str:
-        """Returns what is read in front of a loop."""
+        """Returns what is read before a loop."""
         handle = entered.op.inputs[0]
         key = (kind, handle.ref(), dtype, loop)
         if key not in self._memo:
-            device = operations.made_by(handle).device
+            made_by = operations.made_by(handle)
+            device = "" if made_by is None else made_by.device
             self._memo[key] = self._nodes.add(
                 kind, [handle], device, controls=loop.waits, **attributes
             )
-            context = loops.Structure.own_loop(entered.op).outer_context
-            self._contexts[self._memo[key]] = context
+            inside = loops.Structure.own_loop(entered.op)
+            self._contexts[self._memo[key]] = None if inside is None else inside.outer_context
         return self._memo[key]
 
     def _pass(self, value: str, tensor: tf.Tensor, dtype: tf.DType, loop: _Loop) -> str:
-        """Returns a value as it is behind an operation that a handle passes."""
+        """Returns a value as an operation passes it on that passed on a handle."""
         op = tensor.op
         inputs, more = [value, *op.inputs[1:]], {}
         if op.type == "Enter":
@@ -194,17 +193,17 @@ class _Made:
             op.type, inputs, loop.device(op), controls=op.control_inputs, T=dtype, **more
         )
         self._contexts[name] = op._get_control_flow_context()
-        return f"{name}:{tensor.value_index}" if tensor.value_index else name
+        return nodes.output(name, tensor.value_index)
 
-    def write(self) -> dict[Any, tf.Tensor]:
-        """Adds all to the graph, and lets others read it; returns it by what it stands for."""
+    def write(self) -> Moved:
+        """Adds everything to the graph, and lets others read it; see `read_before_loops`."""
         made = self._nodes.write()
         for name, context in self._contexts.items():
             if context is not None:
                 made[name]._set_control_flow_context(context)
         moved = {}
         for op, reference in self._replaced.items():
-            old, new = op.outputs[0], nodes.tensor(reference, made)
+            old, new = op.outputs[0], nodes.resolved(reference, made)
             new.set_shape(old.shape)
             moved[old.ref()] = new
             _move(old, new)
@@ -212,9 +211,9 @@ class _Made:
 
 
 def _move(old: tf.Tensor, new: tf.Tensor) -> None:
-    """Lets all that reads what was read in a loop, or waits for it, do so of what stands for it.
+    """Lets whatever reads a tensor, or waits for it, read or wait for a new one.
 
-    What reads nothing else of the loop is to run in no more turns than the read did.
+    What reads nothing else of the loop must not run in more turns than the old read did.
     """
     pivots = old.op.control_inputs
     for user in list(old.consumers()):

@@ -1,1 +1,1 @@
-"""Mirrored variables: what writes them is copied on each device."""
+"""Mirrored variables: each device reads and writes a copy of its own."""

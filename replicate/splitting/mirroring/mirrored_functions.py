@@ -1,13 +1,13 @@
-"""Which operations give the same on each device, and functions as later devices call them."""
+"""Which operations make the same on each device, and functions as later devices call them."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from replicate.compat import importing
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting.structure import definitions, kinds
 
-# What is much work, or adds up in an order that a GPU leaves open: made once, and sent.
+# Made once, and sent: what is much work, or is added up in any order on a GPU.
 MADE_ONCE = frozenset(
     """BatchMatMul BatchMatMulV2 BatchMatMulV3 Bincount Conv2D Conv2DBackpropFilter
     Conv2DBackpropInput Conv3D Conv3DBackpropFilterV2 Conv3DBackpropInputV2 CumsumV2 Cholesky
@@ -21,11 +21,14 @@ MADE_ONCE = frozenset(
 
 
 class OwnFunctions:
-    """Functions as later devices call them, which name neither device nor variable.
+    """Functions as later devices call them.
 
     Args:
         graph: The graph that holds them.
         devices: The devices.
+
+    Attributes:
+        known: The graph's functions.
     """
 
     def __init__(self, graph: tf.Graph, devices: Sequence[str]):
@@ -34,27 +37,27 @@ class OwnFunctions:
         self._devices = devices
         self._made: dict[str, _Function] = {}
 
-    def can_be_copied(self, node: Any) -> bool:
-        """Whether what a write calls, if it calls anything, gives the same on each device."""
+    def can_be_copied(self, node: tf1.NodeDef) -> bool:
+        """Whether what a write calls, if it calls anything, makes the same on each device."""
         called = definitions.called(node)
         if not called:
             return True
-        kinds = (*definitions.BRANCHES, *definitions.CALLS)
-        return node.op in kinds and all(self._is_same_anywhere(name) for name in called)
+        calling = (*definitions.BRANCHES, *definitions.CALLS)
+        return node.op in calling and all(self._is_same_anywhere(name) for name in called)
 
     def _is_same_anywhere(self, name: str) -> bool:
         definition = self.known.definition(name)
         return definition is not None and all(map(self._may_be_copied, definition.node_def))
 
-    def _may_be_copied(self, node: Any) -> bool:
+    def _may_be_copied(self, node: tf1.NodeDef) -> bool:
         if definitions.called(node):
             return self.can_be_copied(node)
         if kinds.uses_handle(node.op):
             return True  # of variables that all have copies
         return not kinds.is_stateful(node.op) and node.op not in MADE_ONCE
 
-    def change(self, attribute: Any, k: int) -> None:
-        """Lets an attribute name device k's functions; to be followed by `add`."""
+    def change(self, attribute: tf1.AttrValue, k: int) -> None:
+        """Lets an attribute name device k's functions; `add` must follow."""
         for held in [attribute.func] if attribute.HasField("func") else attribute.list.func:
             held.name = self._own(held.name, k)
 
@@ -76,7 +79,7 @@ class OwnFunctions:
         return own
 
     def add(self) -> None:
-        """Adds to the graph what was made."""
+        """Adds the functions that were made to the graph."""
         with self._graph.as_default():
             importing.add_functions(list(self._made.values()))
 
@@ -86,11 +89,11 @@ class _Function:
 
     Args:
         definition: What it does.
-        function: What it is a copy of.
+        function: The function that it is a copy of.
     """
 
     def __init__(self, definition: Any, function: Any):
         self.name = definition.signature.name
         self.definition = self.cached_definition = definition
         self.graph = getattr(function, "graph", None)
-        self.children: Sequence = ()
+        self.children: Sequence[object] = ()

@@ -1,28 +1,35 @@
-"""Lists the variables of a split graph with their copies, for Savers and all who come later."""
+"""Lists the variables of a split graph with their copies, as for Savers."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting.mirroring import mirroring
+from replicate.splitting.structure import nodes
+from replicate.strategy import base
 from replicate.strategy.variables import variables as distributed
 
 
-def list_copies(strategy: Any, variables: Sequence[tf.Variable], result: Any) -> None:
-    """Lists variables in collections with their copies, as one mirrored variable each.
+def list_copies(
+    strategy: base.DistributionStrategy,
+    variables: Sequence[tf.Variable],
+    copies: mirroring.Copies,
+    made: nodes.Made,
+) -> None:
+    """Lists each variable and its copies in collections, as one mirrored variable.
 
     Args:
         strategy: Whose variables they are.
         variables: The primaries.
-        result: What `split_graph` returned.
+        copies: What `mirroring.mirror` returned.
+        made: The new operations by their names.
     """
     found, devices = {}, strategy.worker_devices
     for variable in variables:
-        names = result.copies[variable.handle.op]
-        copies = [_member(variable, name, result.made) for name in names]
-        members = [variable, *copies]
-        mirrored = distributed.MirroredVariable(strategy, members, devices, distributed.NONE)
+        members = [_member(variable, name, made) for name in copies[variable.handle.op]]
+        mirrored = distributed.MirroredVariable(
+            strategy, [variable, *members], devices, distributed.NONE
+        )
         if variable._save_slice_info is not None:
             mirrored._set_save_slice_info(variable._save_slice_info)
         found[id(variable)] = mirrored
@@ -32,7 +39,7 @@ def list_copies(strategy: Any, variables: Sequence[tf.Variable], result: Any) ->
         listed[:] = [found.get(id(each), each) for each in listed]
 
 
-def _member(primary: tf.Variable, name: str, made: dict[str, tf.Operation]) -> tf.Variable:
+def _member(primary: tf.Variable, name: str, made: nodes.Made) -> tf.Variable:
     """Returns a copy as a variable."""
     k = name.split("/")[0].removeprefix("tower_")
     handle = made[name].outputs[0]

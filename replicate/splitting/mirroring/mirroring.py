@@ -1,34 +1,58 @@
-"""Mirrored variables in a split graph: each device reads, and writes, a copy of its own.
+"""Mirrored variables in a split graph: each device reads and writes a copy of its own.
 
-The model is built with plain variables on the first device, the *primaries*. Here each gets a
-copy on every later device. What a later device reads of a primary it reads of its copy, together
-with what is made of variables and joined values alone, as a cast or a normalised weight. And each
-write of a primary, an initializer's and a restored checkpoint's too, is written once more for
-each copy, from the same values: what is cheap and the same anywhere is made on each device, all
-else is made once and sent. The write of the primary waits for those of the copies. So whoever
-waits for it waits for them, and whoever runs it runs them.
+The model is built with plain variables on the first device, the *primaries*. Each gets a copy on
+every later device, which that device reads instead; it also makes there what is made of variables
+and joined values alone, as a cast or a normalised weight. Each write of a primary, by an optimizer,
+an initializer or a checkpoint, is repeated for each copy, from the same values: cheap ones that are
+the same anywhere are made on each device, others are made once and sent. The write of the primary
+waits for those of the copies, so that whoever runs it, or waits for it, does so of them as well.
 
-A write that cannot be written again, as one in a loop, is followed by another one, of the
-primary's new value to the copies.
+A write that cannot be repeated, as one in a loop, is followed by writes of the primary's new value
+to the copies.
 
 NOTE: on GPUs a `ResourceScatterAdd` adds entries of one row in any order, as in TensorFlow's own
 mirrored variables: there copies may differ by rounding.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 from replicate.compat.tensorflow import tf
+from replicate.splitting import analysis as analyses
 from replicate.splitting.mirroring import mirrored_functions
-from replicate.splitting.structure import definitions, effects, kinds, order
-from replicate.splitting.structure.nodes import Reference
+from replicate.splitting.structure import definitions, effects, kinds, loops, order
+from replicate.splitting.structure.nodes import (
+    Changes,
+    Node,
+    Reference,
+    Waited,
+    attributes_of,
+    output,
+)
 
 _PASSING = ("Enter", "Identity", "RefEnter", "Switch")
 _EXITS = ("Exit", "RefExit")
 
+Copies: TypeAlias = dict[tf.Operation, list[str]]
+"""The operations that hold variables, and the names of those that hold copies, by devices."""
 
-def writes(graph: tf.Graph, structure: Any, variables: Iterable[tf.Variable]) -> list:
+
+class Written(effects.Written, Protocol):
+    """A split graph, as far as mirroring is concerned; see `writer.Writer`."""
+
+    analysis: analyses.Analysis
+    changes: Changes
+    devices: tuple[str, ...]
+    home: str
+
+    def copy_name(self, op: tf.Operation, k: int) -> str:
+        """Returns the name of an operation's copy on device k."""
+
+
+def writes(
+    graph: tf.Graph, structure: loops.Structure, variables: Iterable[tf.Variable]
+) -> list[tf.Operation]:
     """Returns what writes variables, and what leaves loops that do.
 
     Args:
@@ -45,30 +69,26 @@ def writes(graph: tf.Graph, structure: Any, variables: Iterable[tf.Variable]) ->
     return list(dict.fromkeys([*found, *exits]))
 
 
-def mirror(written: Any, variables: Sequence[tf.Variable], fetch: list) -> dict:
+def mirror(written: Written, variables: Sequence[tf.Variable], fetch: list[list[Waited]]) -> Copies:
     """Gives variables copies on all devices but the first, and lets these read and write them.
 
     Args:
-        written: The writer, which has written all `writes` of the variables too.
+        written: The split graph, with all `writes` of the variables.
         variables: The variables.
-        fetch: What will be run: references and operations, and lists of them; changed in place.
-
-    Returns:
-        The names of the operations that hold the copies, device by device, by the operations that
-        hold the variables.
+        fetch: What will be run, in groups; changed in place.
     """
     pass_ = _Mirroring(written, variables)
     pass_.run(fetch)
     return pass_.handles
 
 
-def copy_name(op: tf.Operation, k: Any) -> str:
+def copy_name(op: tf.Operation, k: int | str) -> str:
     """Returns the name of the copy on device k of an operation that runs once."""
     return f"tower_{k}/whole/{op.name}"
 
 
 def read_name(handle: str) -> str:
-    """Returns the name of the operation that a session reads a copy by."""
+    """Returns the name of the operation by which a session reads a copy."""
     return f"{handle}/Read/ReadVariableOp"
 
 
@@ -78,7 +98,7 @@ def check_name(handle: str) -> str:
 
 
 def _root(tensor: tf.Tensor) -> tf.Operation:
-    """Returns what made a handle that may have entered a branch or a loop."""
+    """Returns what made a handle that may be in a branch or a loop."""
     while tensor.op.type in _PASSING:
         tensor = tensor.op.inputs[0]
     return tensor.op
@@ -96,17 +116,17 @@ def _users(handle: tf.Tensor) -> Iterator[tf.Operation]:
 
 
 class _Mirroring:
-    """What `mirror` does.
+    """Does what `mirror` says.
 
     Args:
-        written: The writer.
+        written: The split graph.
         variables: The variables.
 
     Attributes:
         handles: See `mirror`.
     """
 
-    def __init__(self, written: Any, variables: Sequence[tf.Variable]):
+    def __init__(self, written: Written, variables: Sequence[tf.Variable]):
         self._written = written
         self._nodes = written.nodes
         self._devices = written.devices
@@ -114,19 +134,19 @@ class _Mirroring:
         self._changed = {(op, n): found for op, n, found in written.changes.inputs}
         self._controls = dict(written.changes.controls)
         self._functions = mirrored_functions.OwnFunctions(written.nodes.graph, written.devices)
-        self.handles = {each.handle.op: self._hold(each.handle.op) for each in variables}
+        self.handles: Copies = {each.handle.op: self._hold(each.handle.op) for each in variables}
         self._names = {name for names in self.handles.values() for name in names}
         found = [op for op in written.run_whole if self._has_copies_of(op)]
         found = [op for op in found if effects.changes_state(op)]
         self._rewritten = {op for op in found if self._can_be_written_again(op)}
         self._once = [op for op in found if op not in self._rewritten]
         self._synced: dict[tf.Operation, list[str]] = {}
-        self._outputs: dict[Any, list[str]] = {}
-        self._asked: set = set()
-        self._todo: list = []
+        self._outputs: dict[Hashable, list[str]] = {}
+        self._asked: set[tuple[tf.Operation, int]] = set()
+        self._todo: list[tuple[tf.Operation, int]] = []
 
-    def run(self, fetch: list) -> None:
-        """Does it."""
+    def run(self, fetch: list[list[Waited]]) -> None:
+        """Does what `mirror` says."""
         self._write_after()
         self._follow_outputs()
         self._learn()
@@ -141,12 +161,7 @@ class _Mirroring:
             self._controls[op] = [*self._waited_by(op), *copies]
         self._written.changes.controls = list(self._controls.items())
         self._functions.add()
-        fetch[:] = [
-            [self._fetched(each) for each in group]
-            if isinstance(group, list)
-            else self._fetched(group)
-            for group in fetch
-        ]
+        fetch[:] = [[self._fetched(each) for each in group] for group in fetch]
 
     # The copies.
 
@@ -156,7 +171,7 @@ class _Mirroring:
         kind = tf.as_dtype(handle.get_attr("dtype"))
         for k in self._later:
             device, name = self._devices[k], self._written.copy_name(handle, k)
-            node = self._nodes.copy(handle, name, device)
+            node = self._nodes.copy(handle, name, device, attributes_of(handle))
             for key in ("shared_name", "debug_name"):
                 if key in node.attr:
                     node.set(key, name)
@@ -187,12 +202,12 @@ class _Mirroring:
         """Returns what an operation reads: tensors, and names of joined values."""
         return [self._changed.get((op, n), tensor) for n, tensor in enumerate(op.inputs)]
 
-    def _waited_by(self, op: tf.Operation) -> Sequence[Any]:
+    def _waited_by(self, op: tf.Operation) -> Sequence[Waited]:
         """Returns what an operation waits for: operations and names."""
         return self._controls.get(op, op.control_inputs)
 
     def _learn(self) -> None:
-        """Finds what may be made on each device, what is worth it, and what stands for writes."""
+        """Finds what may be made on each device, what is worth it, and what waits for writes."""
         self._of_batch: set[tf.Operation] = set()
         self._useful: set[tf.Operation] = set()
         self._copyable: set[tf.Operation] = set()
@@ -218,7 +233,7 @@ class _Mirroring:
         return op.type in kinds.READS and self._has_copies_of(op)
 
     def _may_be_copied(self, op: tf.Operation) -> bool:
-        """Whether an operation gives the same on each device, and costs little."""
+        """Whether an operation makes the same on each device, at little cost."""
         if self._written.structure.own_loop(op) is not None:
             return False
         if self._is_read(op):
@@ -231,14 +246,14 @@ class _Mirroring:
             return False
         if op.device not in ("", self._written.home, self._devices[0]):
             return False
-        kinds = [tensor.dtype for tensor in op.outputs]
-        if tf.resource in kinds:
+        dtypes = [tensor.dtype for tensor in op.outputs]
+        if tf.resource in dtypes:
             return op.type in ("Identity", "Switch") and self._has_copies_of(op)
-        is_plain = not any(kind == tf.variant or kind._is_ref_dtype for kind in kinds)
+        is_plain = not any(dtype == tf.variant or dtype._is_ref_dtype for dtype in dtypes)
         return is_plain and op not in self._of_batch
 
     def _touches(self, op: tf.Operation, tensors: list[tf.Tensor]) -> bool:
-        """Whether who waits for an operation waits for reads or writes that devices do, too."""
+        """Whether waiting for an operation is waiting for reads or writes that devices repeat."""
         if op in self._rewritten or op in self._synced:
             return True
         if op.type in kinds.READS_OF_VARIABLES:
@@ -250,17 +265,17 @@ class _Mirroring:
             found |= {tensor.op for tensor in tensors}
         return any(each in self._touching for each in found)
 
-    # What a later device has in place of what is at home.
+    # What later devices have in place of what is at home.
 
     def _want(self, op: tf.Operation, k: int) -> str:
-        """Has an operation be copied to device k; returns the copy's name."""
+        """Has an operation copied to device k; returns the copy's name."""
         if (op, k) not in self._asked:
             self._asked.add((op, k))
             self._todo.append((op, k))
         return copy_name(op, k)
 
     def _view(self, reference: Reference, k: int) -> Reference:
-        """Returns a value as device k reads it; what is not its own is sent."""
+        """Returns a value as device k reads it, from a copy or as it is."""
         if isinstance(reference, str):
             return reference
         op = reference.op
@@ -276,11 +291,10 @@ class _Mirroring:
         return reference
 
     def _output(self, tensor: tf.Tensor, k: int) -> str:
-        name = self._want(tensor.op, k)
-        return f"{name}:{tensor.value_index}" if tensor.value_index else name
+        return output(self._want(tensor.op, k), tensor.value_index)
 
-    def _waits(self, waited: Any, k: int) -> list:
-        """Returns what device k waits for, where the first one waits for something."""
+    def _waits(self, waited: Waited, k: int) -> list[Waited]:
+        """Returns what device k waits for, if the first one waits for something."""
         if isinstance(waited, str):
             return [waited] if self._place(waited) == k else []
         if waited in self._synced:
@@ -294,12 +308,12 @@ class _Mirroring:
             return [self._want(waited, k)]
         found = [each for before in self._waited_by(waited) for each in self._waits(before, k)]
         if waited.type == "Identity":
-            made_from = [each.op for each in self._read_by(waited) if isinstance(each, tf.Tensor)]
+            made_from = [each.op for each in self._read_by(waited) if not isinstance(each, str)]
             found += [each for op in made_from for each in self._waits(op, k)]
         return [*found, waited]
 
     def _place(self, name: str) -> int | None:
-        """Returns the number of a new operation's device; None: it is on another one."""
+        """Returns the number of a new operation's device, or None if it is none of them."""
         if self._nodes.original(name) is not None:
             return int(name.split("/")[0].removeprefix("tower_"))
         device = self._nodes.by_name[name].device
@@ -307,11 +321,11 @@ class _Mirroring:
 
     def _copy(self, op: tf.Operation, k: int) -> None:
         """Copies an operation to device k."""
-        node = self._nodes.copy(op, copy_name(op, k), self._devices[k])
+        node = self._nodes.copy(op, copy_name(op, k), self._devices[k], attributes_of(op))
         for value in node.attr.values():
             self._functions.change(value, k)
         decides = 1 if op.type == "Switch" else 0 if op.type in definitions.BRANCHES else None
-        waits = []
+        waits: list[Waited] = []
         for n, reference in enumerate(self._read_by(op)):
             # NOTE: a branch is taken on all devices or on none.
             found = reference if n == decides else self._view(reference, k)
@@ -322,7 +336,7 @@ class _Mirroring:
         node.input.extend(dict.fromkeys(self._nodes.wait(each) for each in waits))
 
     def _behind(self, reference: Reference) -> list[str]:
-        """Returns what each later device waits for if it reads what comes with a write."""
+        """Returns what each later device waits for if it reads an output of a write."""
         if isinstance(reference, str):
             return []
         return self._synced.get(reference.op) or self._outputs.get(reference.ref(), [])
@@ -339,8 +353,9 @@ class _Mirroring:
             if k and node.op in kinds.READS and self._is_of_copy(node.input[0]):
                 node.device = self._devices[k]
 
-    def _move_reads_of(self, node: Any, k: int) -> None:
-        inputs, waits = [], []
+    def _move_reads_of(self, node: Node, k: int) -> None:
+        inputs: list[str] = []
+        waits: list[str] = []
         for written in node.input:
             if written.startswith("^"):
                 waited = self._nodes.waited(written)
@@ -362,7 +377,7 @@ class _Mirroring:
         return self._nodes.name(self._view(tensor, k))
 
     def _is_of_copy(self, written: str) -> bool:
-        """Whether a handle, as it is written, is a copy's."""
+        """Whether an input, as it is written, is the handle of a copy."""
         while written not in self._names:
             node = self._nodes.by_name.get(written.split(":")[0])
             if node is None or node.op not in _PASSING:
@@ -370,19 +385,19 @@ class _Mirroring:
             written = node.input[0]
         return True
 
-    # Writes that are not written again.
+    # Writes that are not repeated.
 
     def _write_after(self) -> None:
-        """Lets copies follow what writes primaries and is not copied itself."""
-        behind: dict = collections.defaultdict(dict)
-        structure = self._written.structure
+        """Updates copies after writes of primaries that are not repeated."""
+        # Where variables are written: in a loop, or by an operation in none.
+        written: dict[loops.Context | tf.Operation, dict[tf.Operation, None]]
+        written = collections.defaultdict(dict)
         for op in self._once:
             handles = [handle for handle in self._handles_of(op) if handle in self.handles]
-            root = structure.root(op)
-            behind[root or op, root is None].update(dict.fromkeys(handles))
-        for (of, is_op), handles in behind.items():
-            ops = [of] if is_op else self._exits(of)
-            names = self._sync(ops, handles)
+            written[self._written.structure.root(op) or op].update(dict.fromkeys(handles))
+        for where, found in written.items():
+            ops = [where] if isinstance(where, tf.Operation) else self._exits(where)
+            names = self._sync(ops, found)
             self._synced.update(dict.fromkeys(ops, names))
         for op, names in self._synced.items():
             users = {user for tensor in op.outputs for user in tensor.consumers()}
@@ -396,19 +411,18 @@ class _Mirroring:
                 self._controls[user] = list(dict.fromkeys([*self._waited_by(user), *names]))
 
     def _follow_outputs(self) -> None:
-        """Lets what reads an output of a function that writes wait for those of the copies.
+        """Lets what reads an output of a call that writes wait for the outputs of its copies.
 
-        Of a function only that runs which its outputs that are read, and those who wait, need.
+        NOTE: of a function only what its outputs that are read need runs.
         """
         for op in self._rewritten:
             for n, tensor in enumerate(op.outputs if definitions.called(op.node_def) else ()):
                 names = []
                 for k in self._later:
                     name = self._want(op, k)
-                    output = f"{name}:{n}" if n else name
                     made = self._nodes.add(
                         "Identity",
-                        [output],
+                        [output(name, n)],
                         self._devices[k],
                         name=f"{name}/output_{n}",
                         T=tensor.dtype,
@@ -417,14 +431,14 @@ class _Mirroring:
                 self._outputs[tensor.ref()] = names
                 self._let_wait(tensor.consumers(), names)
 
-    def _exits(self, root: Any) -> list[tf.Operation]:
+    def _exits(self, root: loops.Context) -> list[tf.Operation]:
         structure = self._written.structure
         ops = [op for op in self._written.run_whole if op.type in _EXITS]
         return [op for op in ops if structure.root(op) is root and structure.loop(op) is None]
 
-    def _sync(self, ops: list[tf.Operation], handles: Iterable[tf.Operation]) -> list[str]:
-        """Writes primaries' values to the copies behind operations; returns what waits for it."""
-        written: dict[int, list] = {k: [] for k in self._later}
+    def _sync(self, ops: Sequence[tf.Operation], handles: Iterable[tf.Operation]) -> list[str]:
+        """Writes primaries' values to copies behind operations; returns what waits for that."""
+        written: dict[int, list[str]] = {k: [] for k in self._later}
         is_aside = all(op in self._written.run_aside for op in ops)
         done = self._done(ops)
         names = [each for each in done if isinstance(each, str)]
@@ -446,25 +460,24 @@ class _Mirroring:
             for k, waits in written.items()
         ]
 
-    def _done(self, ops: Sequence[tf.Operation]) -> list[Any]:
-        """Returns what waits for all that operations do: of a function, for each of its outputs.
+    def _done(self, ops: Sequence[tf.Operation]) -> list[Waited]:
+        """Returns what to wait for until operations are over.
 
-        NOTE: what waits for a function alone may run before its writes do.
+        NOTE: what waits for a call alone, not for its outputs, may run before its writes do.
         """
-        found: list[Any] = list(ops)
+        found: list[Waited] = list(ops)
         for op in ops:
             for tensor in op.outputs if definitions.called(op.node_def) else ():
                 device = op.device or self._written.home
                 found.append(self._nodes.add("Identity", [tensor], device, T=tensor.dtype))
         return found
 
-    def _fetched(self, wanted: Any) -> Any:
-        """Returns what is run in place of what would be run too early."""
+    def _fetched(self, wanted: Waited) -> Waited:
+        """Returns what is run in place of something, so that copies are written too."""
         home = self._written.home
         if isinstance(wanted, tf.Operation) and wanted in self._synced:
             waits = [*self._done([wanted]), *self._synced[wanted]]
             return self._nodes.add("NoOp", [], home, controls=waits)
-        waits = self._behind(wanted) if isinstance(wanted, tf.Tensor) else []
-        if not waits:
+        if not isinstance(wanted, tf.Tensor) or not (waits := self._behind(wanted)):
             return wanted
         return self._nodes.add("Identity", [wanted], home, controls=waits, T=wanted.dtype)

@@ -1,7 +1,7 @@
-"""How each kind of operation is split: one rule a kind, by families.
+"""How each kind of operation is split: one rule for each kind, by families.
 
-What has no rule is whole: it runs once, on whole values. Importing this package registers all
-rules, in `registry.RULES`.
+An operation without a rule runs once, on whole values. Importing this package registers all rules
+in `registry.RULES`.
 """
 
 from replicate.splitting.rules import (
@@ -23,19 +23,19 @@ from replicate.splitting.rules import (
 )
 
 FAMILIES = (
-    contractions,
-    control_flow,
-    elementwise,
-    gathers,
-    images,
-    lists,
-    matrices,
-    normalisation,
-    random,
-    reductions,
-    shapes,
-    spaces,
-    sparse,
-    strings,
+    contractions,  # products of matrices, einsum, biases
+    control_flow,  # loops and branches of version 1
+    elementwise,  # element-wise: one operand, or several that are broadcast
+    gathers,  # gathers, scatters, segments, lookups, top k
+    images,  # convolutions, pools, images
+    lists,  # TensorArrays, stacks and tensor lists
+    matrices,  # linear algebra, FFT, diagonals, bands
+    normalisation,  # softmax, cross entropies, batch normalisation
+    random,  # random numbers
+    reductions,  # sums, maxima, arg max, cumulative sums, counts
+    shapes,  # shapes, slices, concatenation, padding
+    spaces,  # rows that are picked, numbers of rows
+    sparse,  # sparse and ragged tensors
+    strings,  # strings
 )
 RULES = registry.RULES

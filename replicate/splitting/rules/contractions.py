@@ -1,8 +1,8 @@
-"""Products of matrices, and what else multiplies operands and sums over axes.
+"""Products of matrices, and other products that are summed over axes.
 
-The dimensions of each operand and of the result have labels, as in Einstein's notation. Rows on
-a label that the result has stay; rows on one that is summed over leave a part of the sum on each
-device.
+The dimensions of each operand and of the result have labels, as in Einstein's notation. Rows along
+a label that the result has stay rows; along one that is summed over, each device has a part of the
+sum.
 """
 
 from replicate.splitting import states
@@ -16,7 +16,7 @@ BATCHES = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 
 @rule(*MATRICES, *BATCHES, "Einsum")
 def product(case: Case) -> Split:
-    """Linear in each operand; where rows of operands disagree, those that the result has stay."""
+    """Linear in each operand; if operands have several rows, those that the result has stay."""
     *terms, result = _einsum_labels(case) if case.type == "Einsum" else _matrix_labels(case)
     if any(len(set(labels)) < len(labels) for labels in (*terms, result)):
         raise WholeError("a diagonal")
@@ -37,7 +37,7 @@ def product(case: Case) -> Split:
 
 
 def _product_of_parts(case: Case) -> Split:
-    """Splits a product of parts of one sum with whole values that are finite."""
+    """Splits a product of one partial sum with whole, finite values."""
     parts = [n for n, state in enumerate(case.inputs) if state == SUM]
     if len(parts) != 1 or any(state not in (SUM, WHOLE) for state in case.inputs):
         raise WholeError("no operand has rows")
@@ -48,7 +48,7 @@ def _product_of_parts(case: Case) -> Split:
 
 
 def _matrix_labels(case: Case) -> list[list[str]]:
-    """Returns labels of both operands and of the result: the last two are the matrices'."""
+    """Returns labels of both operands and of the result; the last two are the matrices'."""
     names = ("adj_x", "adj_y") if case.type in BATCHES else ("transpose_a", "transpose_b")
     first, second = (case.attribute(name) for name in names)
     ranks = [case.rank(0), case.rank(1)]
@@ -87,15 +87,15 @@ def _outer(number: int) -> list[str]:
 @rule("Cross")
 def cross(case: Case) -> Split:
     """Vectors along the last axis, which has three entries."""
-    found = elementwise.alike(case)
-    if found.gives[0].axis == case.rank(0) - 1:
+    wants, rows = elementwise.operands(case)
+    if rows.axis == case.rank(0) - 1:
         raise WholeError("rows in a vector")
-    return found
+    return Split(wants, [rows])
 
 
 @rule("BiasAdd", "BiasAddV1")
 def bias(case: Case) -> Split:
-    """A vector that is added along the channels."""
+    """Adds a vector along the channels."""
     rows = elementwise.rows_of(case)
     is_along = rows.axis == reductions.channels(case)
     return Split(

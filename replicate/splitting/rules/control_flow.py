@@ -1,8 +1,8 @@
 """Rules for loops and branches of TensorFlow 1.
 
 A loop's variable goes `Enter` -> `Merge` -> `Switch` -> body -> `NextIteration` -> `Merge`, and
-leaves through `Exit`. Operations come in this order, so `Merge` says what state a variable has in
-the body, and `NextIteration` whether the body gives it that state back.
+leaves through `Exit`. Rules are asked in this order: that of `Merge` assumes the variable's state
+in the body, and that of `NextIteration` checks whether the body returns it in that state.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ _SUMS = ("Add", "AddV2", "AddN")
 
 @registry.rule("Enter", "RefEnter", "Exit", "RefExit")
 def _pass(case: registry.Case) -> Split | None:
-    """One value, as it was."""
+    """Passes on one value."""
     (state,) = case.inputs
     if _is_held(state) or state in (SUM, FIRST):
         return Split([state], [state])
@@ -30,13 +30,13 @@ def _pass(case: registry.Case) -> Split | None:
 
 @registry.rule("LoopCond")
 def _condition(case: registry.Case) -> Split | None:
-    """Whether a loop goes on is one truth."""
+    """Whether a loop goes on is one whole truth."""
     raise WholeError("the condition of a loop is made from rows")
 
 
 @registry.rule("Switch")
 def _switch(case: registry.Case) -> Split | None:
-    """`data` goes to one of the outputs, as `pred` says, which is one truth."""
+    """`data` goes to one of the outputs, as `pred` says, which is one whole truth."""
     data, which = case.inputs
     if states.is_rows(which) or not (_is_held(data) or data == SUM):
         return None
@@ -45,7 +45,7 @@ def _switch(case: registry.Case) -> Split | None:
 
 @registry.rule("Merge", always=True)
 def _merge(case: registry.Case) -> Split | None:
-    """The one of the inputs that is there, and its number."""
+    """The one input that has a value, and its number."""
     if FLOW in case.inputs or _sums_flows(case):
         return _merge_flows(case)
     if _sums_parts(case):
@@ -68,13 +68,13 @@ _CHECKING = {"Assert", "Const", "Identity", "NoOp", "Placeholder"}
 
 @registry.rule("If")
 def _check(case: registry.Case) -> Split:
-    """A branch that fails, with what it says: each device says it of its own rows."""
+    """A check, whose branch fails with a message: each device checks its own rows."""
     bodies = operations.bodies(case.op)
     if not bodies or not len(case.op.outputs):
         raise WholeError("its branches are not known")
     graphs = [body.outputs[0].graph for body in bodies]
     if any(op.type not in _CHECKING for graph in graphs for op in graph.get_operations()):
-        raise WholeError("its branches do more than to fail")
+        raise WholeError("its branches do more than fail")
     told = zip(case.op.inputs, case.inputs, strict=True)
     if not any(states.is_rows(state) and not case.is_at_hand(tensor) for tensor, state in told):
         raise WholeError("all that it tells of is at hand")
@@ -97,7 +97,7 @@ def _merge_flows(case: registry.Case) -> Split | None:
 
 @registry.rule("NextIteration", "RefNextIteration", always=True)
 def _next_iteration(case: registry.Case) -> Split | None:
-    """What the body gives back is to have the state that it was given with."""
+    """What the body returns must be in the state in which the body got it."""
     (tensor,), (state,) = case.op.inputs, case.inputs
     merge = next(user for user in case.op.outputs[0].consumers() if user.type == "Merge")
     wanted = case.state_of(merge.outputs[0])
@@ -116,7 +116,7 @@ def _next_iteration(case: registry.Case) -> Split | None:
 
 
 def _is_held(state: states.State) -> bool:
-    """Whether each device has something of its own that no operation here changes."""
+    """Whether each device has something of its own that these operations pass on."""
     return states.is_rows(state) or isinstance(state, ListOf) or state is FLOW
 
 
@@ -125,7 +125,7 @@ def _is_way_back(tensor: tf.Tensor) -> bool:
 
 
 def may_have_rows(case: registry.Case, n: int, wanted: states.State) -> bool:
-    """Whether input n can be brought into a state with rows that it is not in."""
+    """Whether input n, in another state, can be brought into one with rows."""
     state = case.inputs[n]
     if not states.is_rows(wanted) or isinstance(state, ListOf) or state is FLOW:
         return False
@@ -139,7 +139,7 @@ def may_have_rows(case: registry.Case, n: int, wanted: states.State) -> bool:
 
 
 def _sums_flows(case: registry.Case) -> bool:
-    """Whether a loop's variable adds up flows of arrays that each device has one of."""
+    """Whether a loop's variable adds up flows of devices' own arrays."""
     if not _is_variable(case) or case.op.outputs[0].dtype != tf.float32:
         return False
     add = case.op.inputs[1].op.inputs[0].op
@@ -153,7 +153,7 @@ def _sums_flows(case: registry.Case) -> bool:
 def _sums_parts(case: registry.Case) -> bool:
     """Whether a loop's variable begins with zeros, and each iteration adds to it.
 
-    If what is added is a partial sum, then so is the variable; `NextIteration` finds out.
+    If what is added is a partial sum, so is the variable; the rule of `NextIteration` finds out.
     """
     if not _is_variable(case) or not case.assumptions.may_be_sum(case.op):
         return False

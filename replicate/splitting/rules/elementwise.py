@@ -1,9 +1,12 @@
-"""Operations that treat each element by itself: one operand, or several that are broadcast.
+"""Operations on each element by itself: of one operand, or several that are broadcast.
 
 Rows stay where they are. What is linear keeps parts of a sum apart.
 """
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
@@ -56,21 +59,20 @@ def rows_of(case: Case, n: int = 0) -> Rows:
 
 
 def linear(case: Case, n: int = 0) -> Split:
-    """Splits an operation that is linear in input n, of which devices hold parts of a sum."""
+    """Splits an operation that is linear in input n, a partial sum."""
     wants = [SUM if other == n else WHOLE for other in range(len(case.inputs))]
     return Split(wants, [SUM] * len(case.op.outputs))
 
 
 def stretched(case: Case, n: int, rows: Rows) -> states.View:
-    """Returns the view of input n, where a dimension of length 1 is used for all rows.
+    """Returns the view of input n, in which a dimension of length 1 is for all rows.
 
-    A length that is not known, or is the number of other picked rows, may be 1 in some run only:
-    it does not fit.
+    Refuses a length that is unknown, or the number of other picked rows: it may happen to be 1.
 
     Args:
         case: The operation.
         n: Which input.
-        rows: The rows, along the input's own axis; an axis below 0: the input lacks it.
+        rows: The rows, along the input's own axis; below 0 if the input does not have it.
     """
     if rows.axis < 0 or case.shape(n)[rows.axis].is_one:
         return WHOLE
@@ -83,7 +85,7 @@ def stretched(case: Case, n: int, rows: Rows) -> states.View:
 
 
 def broadcast(case: Case) -> Split:
-    """Splits an operation on operands that are broadcast: along the foremost axis with rows."""
+    """Splits an operation on operands that are broadcast, along the first axis with rows."""
     _values_only(case)
     rank = max(case.rank(n) for n in range(len(case.inputs)))
     found = [
@@ -102,13 +104,19 @@ def broadcast(case: Case) -> Split:
 
 
 def alike(case: Case) -> Split:
-    """Splits an operation on operands of one shape, and with a result of this shape."""
+    """Splits an operation on operands of one shape, which is the result's too."""
+    wants, rows = operands(case)
+    return Split(wants, [rows])
+
+
+def operands(case: Case) -> tuple[list[Rows], Rows]:
+    """Returns the views of operands that are all of one shape, and the rows along it."""
     _values_only(case)
     rows = case.rows
     if rows is None or len({case.rank(n) for n in range(len(case.inputs))}) > 1:
         raise WholeError("no operand has rows, or ranks differ")
     rows = rows.at(rows.axis)
-    return Split([items.along(case, n, rows) for n in range(len(case.inputs))], [rows])
+    return [items.along(case, n, rows) for n in range(len(case.inputs))], rows
 
 
 def _values_only(case: Case) -> None:
@@ -118,7 +126,7 @@ def _values_only(case: Case) -> None:
 
 @rule(*UNARY.split())
 def unary(case: Case) -> Split:
-    """One operand; what else there is are attributes."""
+    """One operand, and attributes."""
     rows = rows_of(case)
     return Split([rows.at(rows.axis)], [rows.at(rows.axis)])
 
@@ -138,7 +146,7 @@ def zeros(case: Case) -> Split:
 
 @rule("Cast")
 def cast(case: Case) -> Split:
-    """Parts of a sum are cast apart only to a dtype that holds all values of theirs."""
+    """Parts of a sum are cast apart only to a dtype that holds all their values."""
     if case.inputs[0] != SUM:
         return unary(case)
     old, new = case.op.inputs[0].dtype, case.op.outputs[0].dtype
@@ -159,7 +167,7 @@ def same(case: Case) -> Split:
 
 @rule("IdentityN")
 def same_each(case: Case) -> Split:
-    """The values themselves; those that are whole are then the same on all devices."""
+    """The values themselves; of whole ones each device's copy has the same."""
     if not any(_passes(state) for state in case.inputs):
         raise WholeError("its operands are whole")
     if any(
@@ -200,7 +208,7 @@ def nary(case: Case) -> Split:
 
 
 def _check_compatible(case: Case) -> None:
-    """Refuses a comparison that may be of shapes that do not fit, and is one truth then."""
+    """Refuses a comparison of shapes that may not fit: it would be a single False, or True."""
     one, two = case.shape(0), case.shape(1)
     for a, b in zip(reversed(one), reversed(two), strict=False):
         if not (a.is_one or b.is_one or (a == b and _is_known(a))):
@@ -213,13 +221,13 @@ def _is_known(extent: Extent) -> bool:
 
 @rule(*ALIKE.split())
 def gradient(case: Case) -> Split:
-    """Gradients of functions of one operand: operands of one shape."""
+    """Gradients of functions of one operand; all operands are of one shape."""
     return alike(case)
 
 
 @rule("Add", "AddV2", "Sub")
 def add(case: Case) -> Split:
-    """Parts of sums are added apart, and so are the orders of lists."""
+    """Parts of sums are added apart, and so are flows."""
     if all(state == SUM for state in case.inputs):
         return Split([SUM, SUM], [SUM])
     if case.type != "Sub" and FLOW in case.inputs:
@@ -237,7 +245,7 @@ def add_all(case: Case) -> Split:
 
 
 def _add_flows(case: Case) -> Split:
-    """What comes after several operations of TensorArrays; the value has no meaning."""
+    """A flow behind several operations of TensorArrays; its value has no meaning."""
     if any(state not in (FLOW, WHOLE) for state in case.inputs):
         raise WholeError("an operand is no order")
     return Split(case.inputs, [FLOW])
@@ -245,9 +253,9 @@ def _add_flows(case: Case) -> Split:
 
 @rule("Mul", "Div", "DivNoNan", "RealDiv")
 def scale(case: Case) -> Split:
-    """Parts of a sum are scaled apart by a whole value that is finite; scalars are joined before.
+    """Parts of a sum are scaled apart, by a finite whole value; a scalar sum is joined first.
 
-    NOTE: 0 / 0 and 0 * inf are no numbers, and one device has none of them if its sum is not 0.
+    NOTE: a device's part may be 0 where the sum is not, and 0 / 0 and 0 * inf are NaN.
     """
     if case.rows is not None:
         return broadcast(case)
@@ -262,8 +270,8 @@ def scale(case: Case) -> Split:
     return linear(case, n)
 
 
-def check_finite(case: Case, n: int) -> np.ndarray:
-    """Returns input n, by which parts of a sum are multiplied; it must be finite for certain."""
+def check_finite(case: Case, n: int) -> npt.NDArray[Any]:
+    """Returns input n, by which parts of a sum are multiplied; it must be constant and finite."""
     tensor = case.op.inputs[n]
     while tensor.op.type in ("Enter", "Identity"):
         tensor = tensor.op.inputs[0]

@@ -1,13 +1,15 @@
 """Entries picked by numbers, and added up by numbers.
 
-A gather has each entry of `indices` pick from a table: the entries are split, the table goes
-whole. The other way round, devices add up what their rows have, and the parts are joined.
+In a gather each entry of `indices` picks from a table: the entries are split, the table is whole.
+In a scatter each device adds up what its rows have, and the parts are joined.
 """
+
+from collections.abc import Sequence
 
 from replicate.splitting import states
 from replicate.splitting.rules import items
 from replicate.splitting.rules.registry import Case, rule
-from replicate.splitting.states import SUM, WHOLE, Kind, Partial, Rows, Split, WholeError
+from replicate.splitting.states import SUM, WHOLE, Kind, Partial, Rows, Split, View, WholeError
 
 
 @rule("GatherV2")
@@ -25,20 +27,18 @@ def _gather_first(case: Case) -> Split:
     return _gather_along(case, 0, 0, [])
 
 
-def _gather_along(case: Case, axis: int, batch_dims: int, more: list) -> Split:
+def _gather_along(case: Case, axis: int, batch_dims: int, more: Sequence[View]) -> Split:
     params, indices = case.inputs[:2]
     if params == SUM and not states.is_rows(indices):
         return Split([SUM, items.same(case, 1), *more], [SUM])
     for rows in (params, indices):
         if states.is_rows(rows) and rows.axis < batch_dims:
             rows = rows.at(rows.axis)
-            wants = [items.along(case, 0, rows), items.along(case, 1, rows)]
-            return Split([*wants, *more], [rows])
+            return Split([items.along(case, 0, rows), items.along(case, 1, rows), *more], [rows])
     if states.is_rows(params) and params.axis != axis:
         # What lies behind the gathered dimension moves by the dimensions that it becomes.
         moved = case.rank(1) - batch_dims - 1 if params.axis > axis else 0
-        wants = [params, items.same(case, 1), *more]
-        return Split(wants, [params.at(params.axis + moved)])
+        return Split([params, items.same(case, 1), *more], [params.at(params.axis + moved)])
     if states.is_rows(indices):
         return Split([WHOLE, indices, *more], [indices.at(axis + indices.axis - batch_dims)])
     raise WholeError("it picks rows")
@@ -72,7 +72,7 @@ def _depth(case: Case, n: int) -> int:
 
 @rule("ResourceGather", "ResourceGatherNd")
 def _gather_variable(case: Case) -> Split:
-    """Reads rows of a variable, each copy where the variable is: `indices` of shape [I] or [I, D].
+    """Reads rows of a variable by `indices` of shape [I] or [I, D]; copies run beside the variable.
 
     With `batch_dims` the first dimensions of `indices` are the variable's too, of a fixed size.
     """
@@ -117,7 +117,7 @@ def _find(case: Case) -> Split:
 
 @rule("OneHot")
 def _one_hot(case: Case) -> Split:
-    """A dimension more, at `axis`: in it the entry that the index names is on."""
+    """A new dimension, at `axis`, in which the entry that the index names is on."""
     _, rows = items.rows_of(case, (0,))
     axis = case.attribute("axis") % (case.rank(0) + 1)
     others = [items.same(case, n) for n in (1, 2, 3)]
@@ -136,9 +136,9 @@ _SEGMENTS = {
 def _segments(case: Case) -> Split:
     """`data` of shape [I, Q] and `segment_ids` of [I] to [num_segments, Q].
 
-    A segment without entries has what joins with all others: 0, 1, the lowest or the highest.
-    NOTE: a maximum with no number among its entries is an accident on one device: a CPU's kernel
-    gives what comes after the last of these alone. Here it is no number.
+    A segment without entries has the neutral value: 0, 1, the lowest or the highest.
+    NOTE: the maximum of entries with a NaN among them depends on their order in a CPU's kernel: it
+    is that of the entries after the last NaN. Here it is NaN.
     """
     kind = Partial(_SEGMENTS[case.type])
     data, ids = case.inputs[:2]
@@ -154,14 +154,14 @@ def _segments(case: Case) -> Split:
     if segments.has_rows():
         raise WholeError("there are as many segments as rows")
     if segments.size is None:
-        # As of ids that `unique` has found: the devices' sums may well be larger than their rows.
+        # As with ids from `unique`: the devices' sums may well be larger than their rows.
         raise WholeError("how many segments there are is known only when it runs")
     return Split([items.along(case, 0, rows), items.along(case, 1, rows), number], [kind])
 
 
 @rule("SegmentMax", "SegmentMean", "SegmentMin", "SegmentProd", "SegmentSum")
 def _sorted_segments(case: Case) -> Split:
-    """`data` of shape [n, Q] and `segment_ids` of [n]; how many there are the last one says."""
+    """`data` of shape [n, Q] and `segment_ids` of [n], whose last one tells how many there are."""
     _, rows = items.rows_of(case, (0,))
     if rows.axis == 0:
         raise WholeError("the last row says how many segments there are")
@@ -179,7 +179,7 @@ _SPARSE_SEGMENTS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum
 def _sparse_segments(case: Case) -> Split:
     """`data` of shape [n, Q], `indices` and `segment_ids` of [I]: sums of what the indices pick.
 
-    Gradients have `grad` of shape [m, Q], and how many rows the data had.
+    Gradients have `grad` of shape [m, Q], and the number of the data's rows.
     """
     data, *places = case.inputs[:3]
     others = [items.same(case, n) for n in range(1, len(case.inputs))]
@@ -191,22 +191,19 @@ def _sparse_segments(case: Case) -> Split:
         raise WholeError("it picks rows")
     if case.result_shape()[0].size is None:
         raise WholeError("how many segments there are is known only when it runs")
-    # NOTE: of a mean each device would know how many entries of its own a segment has.
+    # NOTE: for a mean a device would have to know how many entries the others have.
     if case.type not in ("SparseSegmentSumWithNumSegments", "SparseSegmentSumGrad"):
         raise WholeError("devices have some entries of each segment, and their number counts")
     _, rows = items.rows_of(case, (1, 2))
     wants = [items.along(case, n, rows.at(0)) for n in (1, 2)]
-    # NOTE: the gradient of no entries is not zero, but what was in memory.
+    # NOTE: the gradient of no entries is uninitialized memory.
     found = Split([WHOLE, *wants, others[2]], [SUM])
     return items.never_none(found) if case.type.endswith("Grad") else found
 
 
 @rule("ScatterNd")
 def _scatter(case: Case) -> Split:
-    """`indices` of shape [I, D], `updates` of [I, Q], and the shape [n1, ..., nD, Q] of zeros.
-
-    Updates of one entry add up.
-    """
+    """Adds `updates` of shape [I, Q] at `indices` of [I, D] to zeros of [n1, ..., nD, Q]."""
     indices, updates = case.inputs[:2]
     if updates == SUM and not states.is_rows(indices):
         return Split([items.same(case, 0), SUM, case.number(2)], [SUM])
@@ -236,7 +233,7 @@ def _scatter(case: Case) -> Split:
 def _scatter_into(case: Case) -> Split:
     """`tensor` of shape [n1, ..., nD, Q], `indices` of [I, D], `updates` of [I, Q].
 
-    Split along Q alone: which entries are written is then the same on every device.
+    Split along Q alone, so that every device writes the same entries.
     """
     n, rows = items.rows_of(case, (0, 2))
     depth, front = _depth(case, 1), case.rank(1) - 1

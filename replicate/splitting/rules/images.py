@@ -1,4 +1,4 @@
-"""Convolutions, pools and images: the first dimension has the images, each of them by itself.
+"""Convolutions, pools and images: images lie along the first dimension, each by itself.
 
 NOTE: convolutions, pools and their gradients fail on no images in some builds (oneDNN).
 """
@@ -37,7 +37,7 @@ def _windows(case: Case) -> Split:
     "SpaceToDepth",
 )
 def _images(case: Case) -> Split:
-    """Images first; all other inputs are sizes of images, and where they go."""
+    """Images first; all other inputs are sizes and places of images."""
     return items.split_first(case)
 
 
@@ -58,7 +58,7 @@ def _conv(case: Case) -> Split:
     "ScaleAndTranslateGrad",
 )
 def _two_images(case: Case) -> Split:
-    """Two inputs with an entry for each image; the others are for all."""
+    """Two inputs with an entry for each image; the others are for all images."""
     return items.split_first(case, items=(0, 1))
 
 
@@ -83,7 +83,7 @@ def _maximum_gradient(case: Case) -> Split:
 
 @rule("MaxPoolWithArgmax")
 def _pool_with_places(case: Case) -> Split:
-    """The pool, and the places of maxima: counted in each image, or in all."""
+    """The pool, and the places of maxima, counted in each image or over all."""
     _count_in_images(case)
     return items.never_none(items.split_first(case))
 
@@ -142,7 +142,7 @@ def _filter_gradient(case: Case) -> Split:
 
 @rule("ImageProjectiveTransformV2", "ImageProjectiveTransformV3")
 def _transform(case: Case) -> Split:
-    """Images, a transform for each or one for all, the images' new size, and what fills."""
+    """Images, a transform for each or one for all, the new size, and a value to fill with."""
     _, rows = items.rows_of(case, (0,))
     if rows.axis != 0:
         raise WholeError("rows are inside of the items")
@@ -158,5 +158,5 @@ def _pixels(case: Case) -> Split:
 
 @rule("AdjustContrast", "AdjustContrastv2", "EncodePng")
 def _whole_images(case: Case) -> Split:
-    """[..., height, width, channels], of which a mean, or a file, is made."""
+    """[..., height, width, channels]: it makes a mean, or a file, of each image."""
     return items.split(case, 3)

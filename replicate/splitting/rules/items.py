@@ -1,29 +1,29 @@
-"""What rules of many families share: operations on items, of which each row has its own.
+"""What rules of many families share: operations on items, one or more in each row.
 
-Such an operation does to each item (an image, a matrix, a text, a list of scores) what it would
-do to it alone; the dimensions in front of the items are copied from inputs to outputs.
+Such an operation treats each item (an image, a matrix, a text, a list of scores) by itself; the
+dimensions in front of the items are those of inputs and outputs.
 """
 
 from collections.abc import Sequence
 
 from replicate.splitting import states
 from replicate.splitting.rules.registry import Case, Extent
-from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, Split, View, WholeError
+from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, Split, State, View, WholeError
 
 
 def rows_of(case: Case, inputs: Sequence[int]) -> tuple[int, Rows]:
     """Returns the first of some inputs that has rows, and its state."""
     for n in inputs:
-        if states.is_rows(case.inputs[n]):
-            return n, case.inputs[n]
+        state = case.inputs[n]
+        if states.is_rows(state):
+            return n, state
     raise WholeError("its rows are not where items are")
 
 
 def along(case: Case, n: int, rows: Rows) -> Rows:
-    """Returns the view of input n, which the operation wants as long as the rows are.
+    """Returns the view of input n, which has an entry for each row.
 
-    Only for an operation that fails where the lengths differ: a length that is not known may be
-    cut into rows for that reason alone.
+    Only for an operation that fails if lengths differ: an unknown length counts as fitting.
     """
     extents = case.shape(n)
     if not 0 <= rows.axis < len(extents):
@@ -35,9 +35,9 @@ def along(case: Case, n: int, rows: Rows) -> Rows:
 
 
 def along_or_one(case: Case, n: int, rows: Rows) -> View:
-    """Returns the view of input n, which is as long as the rows are, or one for all of them.
+    """Returns the view of input n, which has an entry for each row, or one for all rows.
 
-    A dimension that the input lacks is one for all. A length that is not known may be 1.
+    The latter if its dimension is of length 1, or missing. Refuses an unknown length: it may be 1.
     """
     if rows.axis < 0:
         return WHOLE
@@ -46,14 +46,14 @@ def along_or_one(case: Case, n: int, rows: Rows) -> View:
         return WHOLE
     state = case.inputs[n]
     has_these = states.is_rows(state) and (state.axis, state.space) == (rows.axis, rows.space)
-    # NOTE: of other picked rows there may be one, which is for all.
+    # NOTE: there may be a single one of other picked rows, which is for all.
     if has_these or (not rows.space.is_picked and extent.has_rows(rows.space)):
         return rows
     raise WholeError("whether an input has rows is not known")
 
 
 def same(case: Case, n: int) -> View:
-    """Returns the view of input n, a number that is the same on every device, constant or not."""
+    """Returns the view of input n, which is the same on every device, constant or not."""
     is_constant = case.facts.value(case.op.inputs[n]) is not None
     return OWN if case.inputs[n] is SIZE and is_constant else WHOLE
 
@@ -64,7 +64,7 @@ def split(
     *,
     items: Sequence[int] = (0,),
     shapes: Sequence[int] = (),
-    gives: Sequence | None = None,
+    gives: Sequence[State] = (),
 ) -> Split:
     """Splits an operation on items whose rows are in front of them.
 
@@ -72,8 +72,8 @@ def split(
         case: The operation.
         item_rank: How many of the last dimensions of the first item with rows are the item's.
         items: The inputs that have items; their dimensions in front are the same.
-        shapes: The inputs that are the shape of a result. All others go whole.
-        gives: The outputs' states; None: all have the rows.
+        shapes: The inputs that are the shape of a result; all others go whole.
+        gives: The outputs' states; by default all have the rows.
     """
     n, rows = rows_of(case, items)
     if rows.axis >= case.rank(n) - item_rank:
@@ -86,7 +86,7 @@ def split_first(
     *,
     items: Sequence[int] = (0,),
     shapes: Sequence[int] = (),
-    gives: Sequence | None = None,
+    gives: Sequence[State] = (),
 ) -> Split:
     """Splits an operation whose items lie along the first dimension; see `split`."""
     _, rows = rows_of(case, items)
@@ -101,11 +101,11 @@ def in_front(
     *,
     items: Sequence[int],
     shapes: Sequence[int] = (),
-    gives: Sequence | None = None,
+    gives: Sequence[State] = (),
 ) -> Split:
     """Splits an operation with rows along an axis that is in front of all items; see `split`."""
     rows = rows.at(rows.axis)
-    wants = []
+    wants: list[View] = []
     for n in range(len(case.inputs)):
         if n in items:
             wants.append(along(case, n, rows))
@@ -113,14 +113,11 @@ def in_front(
             wants.append(case.shape_view(n, rows))
         else:
             wants.append(same(case, n))
-    return Split(wants, [rows] * len(case.op.outputs) if gives is None else gives)
+    return Split(wants, gives or [rows] * len(case.op.outputs))
 
 
 def never_none(found: Split) -> Split:
-    """Refuses picked rows for a kernel that fails on none.
-
-    Of a batch each device has a row at least, of what is picked perhaps none.
-    """
+    """Refuses picked rows, of which a device may have none, for a kernel that fails on no rows."""
     if any(states.is_rows(want) and want.space.is_picked for want in found.wants):
         raise WholeError("a device may have picked no rows")
     return found

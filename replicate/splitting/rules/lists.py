@@ -1,8 +1,8 @@
 """Rules for TensorArrays and stacks of TensorFlow 1, and for tensor lists.
 
-A list whose elements have rows, or are partial sums, is one list on each device. Stacks and
-arrays are told by what is written to them, in the same pass; a list is a value that goes through
-loops, so what it holds is assumed where it is made: see `loops.Assumptions`.
+If a list's elements have rows, or are partial sums, each device has a list of its own. What stacks
+and arrays hold is known from what is written to them in the same pass; what a list holds, which
+goes through loops as a value, is assumed where it is made: see `loops.Assumptions`.
 """
 
 from typing import Any
@@ -32,11 +32,11 @@ from replicate.splitting.structure import loops
 
 @registry.rule("TensorArrayV3", always=True)
 def _array(case: registry.Case) -> Split | None:
-    """(size) -> handle, flow; the elements are told by what is written."""
+    """(size) -> handle, flow; what is written tells the state of the elements."""
     if case.assumptions.is_array_whole(case.op):
         return None
     shape, writes = _element_shape(case), case.structure.array_writes(case.op)
-    loosened = {}
+    loosened: dict[str, Any] = {}
     if shape.rank is not None:
         with_rows = {n for write in writes for n in _axes_with_rows(case, write, shape.rank)}
         loosened["element_shape"] = _loosened(shape, with_rows)
@@ -45,7 +45,7 @@ def _array(case: registry.Case) -> Split | None:
 
 @registry.rule("TensorArrayWriteV3", "TensorArrayScatterV3", always=True)
 def _array_write(case: registry.Case) -> Split | None:
-    """(handle, index, value, flow) -> flow; to scatter is to write along the first axis."""
+    """(handle, index, value, flow) -> flow; a scatter writes what is along the first axis."""
     array = _own_array(case)
     if array is None:
         return None
@@ -61,12 +61,12 @@ def _array_write(case: registry.Case) -> Split | None:
 
 @registry.rule("TensorArrayReadV3", "TensorArrayGatherV3", always=True)
 def _array_read(case: registry.Case) -> Split | None:
-    """(handle, index, flow) -> value; to gather is to read along a new first axis."""
+    """(handle, index, flow) -> value; a gather reads elements along a new first axis."""
     array = _own_array(case)
     if array is None:
         return None
     element = case.assumptions.elements.get(array)
-    if element is None:
+    if not isinstance(element, Rows):
         case.assumptions.let_array_be_whole(array, "it is read before it is written")
     if case.type == "TensorArrayReadV3":
         return Split([HANDLE, WHOLE, FLOW], [element])
@@ -95,17 +95,16 @@ def _array_gradient(case: registry.Case) -> Split | None:
 
 @registry.rule("TensorArrayConcatV3", "TensorArrayGradWithShape", "TensorArraySplitV3", always=True)
 def _array_rest(case: registry.Case) -> None:
-    """What is joined or cut along the first axis has no rows that stay in order."""
+    """Joined or cut along the first axis, rows would not stay in order."""
     array = _own_array(case)
     if array is not None:
         case.assumptions.let_array_be_whole(array, f"{case.type} uses it")
 
 
 def _own_array(case: registry.Case) -> tf.Operation | None:
-    """Returns the array of an operation if each device has one; None: it is whole.
+    """Returns the array that an operation uses, or None if it is whole.
 
-    All operations of an array are to be known as such, for those on the whole one would not see
-    what the devices' hold.
+    Where it is not known which array an operation uses, all arrays that it may use are whole.
     """
     array = loops.handle_of(case.op.inputs[0])
     if case.assumptions.is_array_whole(array):
@@ -122,12 +121,12 @@ def _element_shape(case: registry.Case) -> tf.TensorShape:
 
 
 def _loosened(shape: tf.TensorShape, axes: set[int]) -> tf.TensorShape:
-    """Returns a shape with any length along some axes."""
+    """Returns a shape that is open along some axes."""
     return tf.TensorShape([None if n in axes else size for n, size in enumerate(shape)])
 
 
 def _axes_with_rows(case: registry.Case, write: tf.Operation, rank: int) -> list[int]:
-    """Returns along which axes the elements that an operation writes may have rows."""
+    """Returns the axes along which the elements that an operation writes may have rows."""
     extents = case.facts.shape(write.inputs[2])
     if extents is None or write.type == "TensorArraySplitV3":
         return list(range(rank))
@@ -135,11 +134,11 @@ def _axes_with_rows(case: registry.Case, write: tf.Operation, rank: int) -> list
     return [n for n, extent in enumerate(extents[first:]) if extent.size is None]
 
 
-# Stacks, which hold what a loop's gradient needs of the loop.
+# Stacks, which keep what a loop's gradient needs.
 
 
 @registry.rule("StackPushV2", always=True)
-def _push(case: registry.Case) -> Split | None:
+def _push(case: registry.Case) -> registry.Answer:
     """(handle, value) -> value."""
     state = case.inputs[1]
     stack = loops.handle_of(case.op.inputs[0])
@@ -152,7 +151,7 @@ def _push(case: registry.Case) -> Split | None:
 
 
 @registry.rule("StackPopV2", always=True)
-def _pop(case: registry.Case) -> Split | None:
+def _pop(case: registry.Case) -> registry.Answer:
     """(handle) -> value; comes after the push."""
     state = case.assumptions.elements.get(loops.handle_of(case.op.inputs[0]))
     if state is None or state is SIZE:
@@ -174,7 +173,7 @@ def _new_list(case: registry.Case) -> Split | None:
 
 @registry.rule("TensorListFromTensor", always=True)
 def _list_from_tensor(case: registry.Case) -> Split | None:
-    """(tensor, element_shape) -> list of what is along the first axis."""
+    """(tensor, element_shape) -> list of the elements along the first axis."""
     element, state = case.assumptions.element(case.op), case.inputs[0]
     if element is None:
         if states.is_rows(state) and state.axis > 0:
@@ -216,7 +215,7 @@ def _set_item(case: registry.Case) -> Split | None:
 
 
 def _written(case: registry.Case, held: states.State, value: states.State) -> states.View:
-    """Returns the state in which a value is written to a list that each device has."""
+    """Returns the state in which a value is written to a list of each device's own."""
     if not isinstance(held, ListOf):
         if states.is_rows(value) or value == SUM or isinstance(value, ListOf):
             case.assumptions.want_lists(case.op.inputs[0], value)
@@ -260,7 +259,7 @@ def _length(case: registry.Case) -> Split | None:
 
 @registry.rule("TensorListElementShape")
 def _list_shape(case: registry.Case) -> Split | None:
-    """(list) -> shape of its elements, the same on all devices if it does not tell their rows."""
+    """(list) -> shape of its elements, the same on all devices unless it has their rows."""
     held = _own_list(case)
     element, made = held.element, case.op.outputs[0]
     if states.is_rows(element) and case.facts.literal(made) is not None:
@@ -282,7 +281,7 @@ def _own_list(case: registry.Case) -> ListOf:
 
 
 def _shape_of_own(case: registry.Case, n: int, element: states.State) -> states.View:
-    """Returns the view of input n, the shape of an element, as a device's own elements have it."""
+    """Returns the view of input n, the shape of the elements of a device's own list."""
     if not states.is_rows(element):
         return WHOLE
     view = OWN if case.inputs[n] is SIZE else WHOLE
@@ -291,7 +290,7 @@ def _shape_of_own(case: registry.Case, n: int, element: states.State) -> states.
     return view if is_open else case.shape_view(n, element)
 
 
-# Optional values, which branches keep for their gradients: lists of one element, or of none.
+# Optional values, which branches keep for their gradients: lists of one element or none.
 
 
 @registry.rule("OptionalFromValue")
@@ -308,7 +307,7 @@ def _optional(case: registry.Case) -> Split | None:
 
 @registry.rule("OptionalNone", always=True)
 def _no_value(case: registry.Case) -> Split | None:
-    """() -> optional, which has none where a branch was not taken."""
+    """() -> optional without a value, of a branch that was not taken."""
     element = case.assumptions.element(case.op)
     return None if element is None or element is WHOLE else Split([], [ListOf(element)])
 

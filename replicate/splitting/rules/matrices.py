@@ -1,4 +1,4 @@
-"""Matrices and spectra: rows are in front of the last dimensions, one matrix is on one device."""
+"""Matrices and spectra: rows are in front of the last dimensions, each matrix is on one device."""
 
 from replicate.splitting.rules import items
 from replicate.splitting.rules.registry import Case, rule
@@ -6,7 +6,7 @@ from replicate.splitting.states import FIRST, SUM, Rows, Split, WholeError
 
 
 def _linear(case: Case, number: int = 1) -> Split | None:
-    """Keeps partial sums where the first inputs are sums, and the operation is linear in them."""
+    """Keeps partial sums apart, if the first inputs, in which the operation is linear, are some."""
     if not all(state == SUM for state in case.inputs[:number]):
         return None
     others = [items.same(case, n) for n in range(number, len(case.inputs))]
@@ -35,7 +35,7 @@ def _matrix(case: Case) -> Split:
 
 @rule("Eig", "SelfAdjointEigV2", "Svd")
 def _decomposition(case: Case) -> Split:
-    """[..., M, N] to values, and vectors if they are asked for; else those outputs are empty."""
+    """[..., M, N] to values, and vectors if asked for; else those outputs are empty."""
     has_vectors = case.attribute("compute_uv" if case.type == "Svd" else "compute_v")
     found = items.split(case, 2)
     rows = found.gives[0]
@@ -84,7 +84,7 @@ def _banded_solve(case: Case) -> Split:
 
 @rule("MatrixBandPart")
 def _band(case: Case) -> Split:
-    """[..., M, N] and two numbers; what is outside of the band becomes zero."""
+    """[..., M, N] and two numbers; entries outside of the band become zero."""
     return _linear(case) or items.split(case, 2)
 
 
@@ -97,8 +97,8 @@ def _diagonal(case: Case) -> Split:
 @rule("MatrixDiagV2", "MatrixDiagV3")
 def _diagonals(case: Case) -> Split:
     """[..., M], or [..., D, M] for several diagonals, to [..., R, C]; the last input fills."""
-    if case.inputs[0] == SUM and _pads_zeros(case, 4):
-        return _linear(case)
+    if (linear := _linear(case)) is not None and _pads_zeros(case, 4):
+        return linear
     _, rows = items.rows_of(case, (0,))
     if rows.axis >= case.result_rank() - 2:
         raise WholeError("rows are inside of the items")
@@ -114,8 +114,8 @@ def _diagonal_of(case: Case) -> Split:
 @rule("MatrixDiagPartV2", "MatrixDiagPartV3")
 def _diagonals_of(case: Case) -> Split:
     """[..., M, N] to [..., L] or [..., D, L]; the last input fills."""
-    if case.inputs[0] == SUM and _pads_zeros(case, 2):
-        return _linear(case)
+    if (linear := _linear(case)) is not None and _pads_zeros(case, 2):
+        return linear
     return items.split(case, 2)
 
 

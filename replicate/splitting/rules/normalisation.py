@@ -29,9 +29,9 @@ def _cross_entropy(case: Case) -> Split:
 
 @rule("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 def _batch_norm(case: Case) -> Split:
-    """`x` with rows first, and by channel scale, offset, mean and variance.
+    """`x` with rows first; scale, offset, mean and variance of each channel.
 
-    Its other outputs are the mean and variance that it is given, but of no rows they are not.
+    Its other outputs are the mean and variance that it is given, but not if there are no rows.
     """
     _of_given_statistics(case)
     found = items.never_none(items.split_first(case))
@@ -41,7 +41,7 @@ def _batch_norm(case: Case) -> Split:
 
 @rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
 def _batch_norm_gradient(case: Case) -> Split:
-    """The gradients by `x`, by scale and by offset; these are sums over rows. The rest is empty."""
+    """Gradients by `x`, and by scale and offset, which are sums over rows; the rest is empty."""
     _of_given_statistics(case)
     found = items.split_first(case, items=(0, 1))
     others = len(case.op.outputs) - 3

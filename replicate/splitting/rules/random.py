@@ -1,7 +1,7 @@
 """Random numbers: drawn once for all devices, or by each device for its own rows.
 
-Numbers that are drawn once are those that one device draws. What is drawn from a given seed alone
-(`StatelessRandomUniformV2` and the like) has no rule: it is whole, and the same everywhere.
+Numbers that are drawn once are those that one device draws. Stateless draws, as of
+`StatelessRandomUniformV2`, have no rule: they are whole.
 """
 
 from replicate.splitting import states
@@ -9,8 +9,8 @@ from replicate.splitting.rules import items, shapes
 from replicate.splitting.rules.registry import Case, rule
 from replicate.splitting.states import Split, WholeError
 
-# Kinds whose attributes `seed` and `seed2` say what is drawn: with equal ones copies draw the
-# same numbers. The writer gives each copy its own by `seed_of_copy`.
+# Kinds whose attributes `seed` and `seed2` determine what is drawn. So that copies draw different
+# numbers, the writer gives each its own by `seed_of_copy`.
 SEEDED = frozenset(
     {
         "Multinomial",
@@ -24,8 +24,8 @@ SEEDED = frozenset(
     }
 )
 
-# NOTE: neighbouring operations have neighbouring seeds, so that a small step would let a device
-# draw for one operation what another device draws for the next.
+# NOTE: neighbouring operations have neighbouring seeds. With a small step a device would draw for
+# one operation what another device draws for the next.
 _SEED_STEP = 1_000_003
 
 
@@ -37,7 +37,7 @@ def seed_of_copy(seed2: int, k: int) -> int:
 
 @rule("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", always=True)
 def _draw(case: Case) -> Split:
-    """A shape; and bounds, which are numbers."""
+    """A shape, and perhaps bounds, which are numbers."""
     _drawn_by_devices(case)
     rows = shapes.rows_of_shape(case, 0)
     others = [items.same(case, n) for n in range(1, len(case.inputs))]
@@ -46,7 +46,7 @@ def _draw(case: Case) -> Split:
 
 @rule("RandomGamma", "RandomPoisson", "RandomPoissonV2", always=True)
 def _draw_for_each(case: Case) -> Split:
-    """A shape, and parameters; for each of these numbers of that shape are drawn."""
+    """A shape, and parameters: for each of these it draws numbers of that shape."""
     _drawn_by_devices(case)
     parameters = case.inputs[1]
     if not states.is_rows(parameters):
@@ -60,7 +60,7 @@ def _draw_for_each(case: Case) -> Split:
 
 @rule("Multinomial")
 def _draw_classes(case: Case) -> Split:
-    """`logits` of shape [n, C], and how many numbers are drawn for each."""
+    """`logits` of shape [n, C], and how many numbers to draw for each row."""
     _drawn_by_devices(case)
     return items.split_first(case)
 

@@ -1,4 +1,4 @@
-"""Sums, maxima and what else makes one value of many, and what goes along an axis."""
+"""Sums, maxima and other reductions, and operations along an axis."""
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
@@ -29,7 +29,7 @@ KINDS = {
 
 @rule(*KINDS)
 def reduction(case: Case) -> Split:
-    """Over rows it leaves a part on each device; parts of its own kind it reduces apart."""
+    """Over rows each device makes a part; parts of the same kind are reduced apart."""
     part = Partial(KINDS[case.type])
     if case.inputs[0] == part:
         return Split([part, items.same(case, 1)], [part])
@@ -40,10 +40,10 @@ def reduction(case: Case) -> Split:
 
 @rule("Mean")
 def mean(case: Case) -> Split:
-    """Over rows each device makes a sum, for the number of all rows is known where it is joined.
+    """Over rows each device makes a sum; the number of all rows is known where sums are joined.
 
-    The sum of float16 may be too large where the mean is not, and that of bfloat16 is rounded to
-    eight bits, as is the number: such a mean is whole.
+    Means of float16 and bfloat16 are whole: sums of the one may overflow, and sums and numbers of
+    the other are rounded to eight bits.
     """
     if case.inputs[0] == SUM and case.is_float():
         return Split([SUM, case.number(1)], [SUM])
@@ -56,7 +56,7 @@ def mean(case: Case) -> Split:
 
 @rule("EuclideanNorm")
 def norm(case: Case) -> Split:
-    """Not over rows: a root of a sum is no sum."""
+    """Not over rows: roots of parts of a sum do not add up."""
     found = _reduced(case)
     if found is None:
         raise WholeError("a norm over rows")
@@ -69,7 +69,7 @@ def _reads(case: Case) -> list[View]:
 
 
 def _reduced(case: Case) -> Split | None:
-    """Returns how axes other than the rows' are reduced; None: the rows' is among them."""
+    """Splits a reduction of axes other than the rows'; returns None if it reduces those, too."""
     rows = elementwise.rows_of(case)
     axes = case.axes(1, case.rank(0))
     if rows.axis in axes:
@@ -80,7 +80,7 @@ def _reduced(case: Case) -> Split | None:
 
 @rule("ArgMax", "ArgMin")
 def position(case: Case) -> Split:
-    """The axis goes away; not along rows."""
+    """Along an axis other than the rows', which goes away."""
     rows = elementwise.rows_of(case)
     axis = case.axis(1, case.rank(0))
     if axis == rows.axis:
@@ -101,7 +101,7 @@ def in_order(case: Case) -> Split:
 
 @rule("Reverse")
 def reverse(case: Case) -> Split:
-    """For each axis a truth: whether it is turned round. It fails on no rows."""
+    """Whether to reverse, for each axis; it fails on no rows."""
     if case.inputs[0] == SUM:
         return elementwise.linear(case)
     rows = elementwise.rows_of(case)
@@ -135,14 +135,14 @@ def channels(case: Case) -> int:
 
 @rule("HistogramFixedWidth")
 def histogram(case: Case) -> Split:
-    """Counts of values of any shape; the range is whole."""
+    """Counts of values of any shape, in a whole range."""
     rows = elementwise.rows_of(case)
     return Split([rows.at(rows.axis), WHOLE, case.number(2)], [SUM])
 
 
 @rule("Bincount", "DenseBincount")
 def counts(case: Case) -> Split:
-    """Counts of whole numbers, or sums of their weights; of a matrix for each of its rows."""
+    """Counts of whole numbers, or sums of their weights; of a matrix, for each of its rows."""
     rows = elementwise.rows_of(case)
     is_matrix = case.type == "DenseBincount" and case.rank(0) == 2
     is_binary = case.type == "DenseBincount" and case.attribute("binary_output")
@@ -157,7 +157,7 @@ def counts(case: Case) -> Split:
 
 
 def _weights(case: Case, rows: states.Rows) -> View:
-    """Returns the view of weights: of the shape of the numbers, or of length 0 for none."""
+    """Returns the view of weights, of the numbers' shape, or of length 0 if there are none."""
     extents = case.shape(2)
     if len(extents) == 1 and extents[0].size == 0:
         return WHOLE
@@ -170,7 +170,7 @@ def _weights(case: Case, rows: states.Rows) -> View:
 
 
 def summed(case: Case) -> Split:
-    """Splits a `Sum` over axes that `BroadcastGradientArgs` tells."""
+    """Splits a `Sum` over the axes that `BroadcastGradientArgs` makes."""
     shape, rows = _shape_summed_to(case.op), case.inputs[0]
     if shape is None or not states.is_rows(rows) or not case.attribute("keep_dims"):
         raise WholeError("an operand is not constant")
@@ -182,10 +182,10 @@ def summed(case: Case) -> Split:
 
 
 def _are_own(case: Case, rows: Rows) -> bool:
-    """Whether the shapes are, on a device, those of its own operands.
+    """Whether each device has the shapes of its own operands.
 
-    NOTE: what is worked out from sizes may tell of all rows along another axis, as of products of
-    all pairs: a device's own sizes would be wrong there.
+    NOTE: another axis may have all rows, as in products of all pairs: a device's own sizes would be
+    wrong there.
     """
     behind = rows.axis - case.rank(0)
     for shape in case.op.inputs[1].op.inputs:
@@ -196,7 +196,7 @@ def _are_own(case: Case, rows: Rows) -> bool:
 
 
 def shaped(case: Case) -> Split | None:
-    """Splits the `Reshape` of such a sum to the operand's shape; None: it is another one's."""
+    """Splits the `Reshape` of such a sum to the operand's shape; returns None if it is another."""
     made, shape, rows = case.op.inputs[0].op, case.op.inputs[1], case.inputs[0]
     if made.type != "Sum" or _shape_summed_to(made) is not shape or not states.is_rows(rows):
         return None
@@ -208,19 +208,19 @@ def shaped(case: Case) -> Split | None:
 
 
 def _shape_summed_to(op: tf.Operation) -> tf.Tensor | None:
-    """Returns the shape of the operand whose gradient a `Sum` makes; None: it makes none."""
+    """Returns the shape of the operand whose gradient a `Sum` makes, if it makes one."""
     axes = op.inputs[1]
     return axes.op.inputs[axes.value_index] if axes.op.type == "BroadcastGradientArgs" else None
 
 
 def _axis_in(case: Case, shape: tf.Tensor, rows: Rows, rank: int) -> int | None:
-    """Returns which axis of an operand has the rows; None: along it the operand was broadcast.
+    """Returns which axis of an operand has the rows, or None if it was broadcast along them.
 
     Args:
-        case: What facts are known by.
+        case: The operation.
         shape: The operand's shape.
         rows: The rows of what it was broadcast to.
-        rank: The rank of that.
+        rank: The rank of what it was broadcast to.
     """
     entries = case.facts.shape_entries(shape)
     if entries is None:

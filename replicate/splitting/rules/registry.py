@@ -1,59 +1,63 @@
 """The rules by kinds of operations, and what a rule sees of an operation."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
+from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.states import Rows, Space, WholeError
+from replicate.splitting.structure import loops
 
-Rules = dict[str, Callable[["Case"], states.Split | None]]
-RULES: Rules = {}
-OF_IDS: dict[str, list[Callable[["Case"], states.Split | None]]] = {}
+Answer: TypeAlias = states.How | None
+"""How an operation is split, or None if the rule does not fit."""
+
+Rule: TypeAlias = Callable[["Case"], Answer]
+"""Says how an operation is split; raises `WholeError`, or returns None, if it is not."""
+
+_Rule = TypeVar("_Rule", bound=Rule)
+
+RULES: dict[str, Rule] = {}
+OF_IDS: dict[str, list[Rule]] = {}
 ALWAYS: set[str] = set()
 
 
-def rule(*types: str, always: bool = False) -> Callable:
+def rule(*types: str, always: bool = False) -> Callable[[_Rule], _Rule]:
     """Registers a function as the rule of kinds of operations.
-
-    A rule gets a `Case` and returns a `Split`; or SIZE, where the outputs are sizes. It raises
-    `WholeError`, or returns None, where the operation is not split.
 
     Args:
         *types: The kinds.
-        always: Whether the rule is asked though all inputs are whole, as for a list that will
+        always: Whether the rule is asked even if all inputs are whole, as for a list that will
             hold rows.
     """
     if always:
         ALWAYS.update(types)
-    return _register(RULES, types)
 
-
-def rule_of_ids(*types: str) -> Callable:
-    """Registers a function as the rule where an input is `Local`, or has `Ids`.
-
-    It is asked first; a kind may have several. Where none fits, the operation's other rule is
-    asked: to that one ids are numbers as one device has them.
-
-    Args:
-        *types: The kinds.
-    """
-
-    def register(function):
+    def register(function: _Rule) -> _Rule:
         for name in types:
-            OF_IDS.setdefault(name, []).append(function)
+            if name in RULES:
+                raise ValueError(f"An operation has one rule; {name} has two. Remove one.")
+            RULES[name] = function
         return function
 
     return register
 
 
-def _register(rules: dict, types: Sequence[str]) -> Callable:
-    def register(function):
+def rule_of_ids(*types: str) -> Callable[[_Rule], _Rule]:
+    """Registers a function as a rule for operations with an input that is `Local`, or has `Ids`.
+
+    Rules of ids are asked first, and a kind may have several. If none fits, the operation's other
+    rule is asked, to which ids are numbers as one device has them.
+
+    Args:
+        *types: The kinds.
+    """
+
+    def register(function: _Rule) -> _Rule:
         for name in types:
-            if name in rules:
-                raise ValueError(f"An operation has one rule; {name} has two. Remove one.")
-            rules[name] = function
+            OF_IDS.setdefault(name, []).append(function)
         return function
 
     return register
@@ -63,11 +67,11 @@ class Extent(NamedTuple):
     """The length of one dimension, or an entry of a shape.
 
     Attributes:
-        size: The length where it is known and does not depend on the batch (-1 in a shape stands
-            for what is left over); None: it does, or is not known.
-        multiple: How many entries each row has, where the dimension has rows: 0 where it has
-            none, None where it has but their number is known only when the graph runs.
-        is_picked: Whether the rows are picked ones; else they are the batch's.
+        size: The length, or None if it is unknown or depends on the batch. In a shape, -1 stands
+            for what is left over.
+        multiple: How many entries each row has along the dimension: 0 if it has no rows, None if
+            only a run tells.
+        is_picked: Whether an operation picked the rows; else they are the batch's.
     """
 
     size: int | None
@@ -80,36 +84,69 @@ class Extent(NamedTuple):
         return self.size == 1
 
     def has_rows(self, space: Space | None = None) -> bool:
-        """Whether the length grows with the rows, of a space like this one if it is given."""
+        """Whether the length grows with rows; those of a space like this one, if given."""
         return self.multiple != 0 and (space is None or space.is_picked == self.is_picked)
 
 
 class Facts(Protocol):
-    """What is known of a graph for every size of the batch; see `analysis`."""
+    """What is known of a graph for every size of the batch; see `facts.Facts`."""
 
-    def shape(self, tensor: Any) -> tuple[Extent, ...] | None:
-        """Returns the extents of a tensor; None: its rank is not known."""
+    def shape(self, tensor: tf.Tensor) -> tuple[Extent, ...] | None:
+        """Returns the extents of a tensor, or None if its rank is unknown."""
 
-    def value(self, tensor: Any) -> np.ndarray | None:
-        """Returns a small constant that is the same for every batch; None: it is not."""
+    def rank(self, tensor: tf.Tensor) -> int | None:
+        """Returns the rank of a tensor, or None if it is unknown."""
 
-    def shape_entries(self, tensor: Any) -> tuple[Extent, ...] | None:
-        """Returns the entries of a tensor that is a shape; None: they are not known.
+    def value(self, tensor: tf.Tensor) -> npt.NDArray[Any] | None:
+        """Returns a small value that is the same for every batch, or None if it is not."""
 
-        An entry -1 ("as is left over") has the size -1.
+    def number(self, tensor: tf.Tensor) -> Extent | None:
+        """Returns a whole number of shape [], or None if it is unknown."""
+
+    def number_view(self, tensor: tf.Tensor, space: Space) -> states.View:
+        """Returns the view that gives a device's own part of a number that grows with rows."""
+
+    def shape_entries(self, tensor: tf.Tensor) -> tuple[Extent, ...] | None:
+        """Returns the entries of a tensor that is a shape, or None if they are unknown.
+
+        An entry -1, for what is left over, has the size -1.
         """
 
-    def shape_view(self, tensor: Any, axis: int, space: Space) -> states.View:
+    def shape_view(self, tensor: tf.Tensor, axis: int, space: Space) -> states.View:
         """Returns the view that gives a device's own shape; raises `WholeError`."""
 
-    def is_measured(self, shape: Any, axis: int, space: Space) -> bool:
-        """Whether a shape is that of a tensor of which devices have rows along an axis."""
+    def is_measured(self, shape: tf.Tensor, axis: int, space: Space) -> bool:
+        """Whether a shape is that of a tensor with rows along an axis."""
 
-    def is_own_shape(self, shape: Any, axis: int, space: Space) -> bool:
-        """Whether a shape is, on a device, the whole one but for its rows along an axis, if any."""
+    def is_own(self, tensor: tf.Tensor, space: Space) -> bool:
+        """Whether on each device the first entry of a shape is that of its own rows."""
 
-    def literal(self, tensor: Any) -> np.ndarray | None:
+    def is_own_shape(self, shape: tf.Tensor, axis: int, space: Space) -> bool:
+        """Whether on each device a shape is the whole one, but for its own rows along an axis."""
+
+    def literal(self, tensor: tf.Tensor) -> npt.NDArray[Any] | None:
         """Returns the numbers that the graph of a static batch has for the whole batch."""
+
+
+class Known(Protocol):
+    """What an analysis knows so far; see `analysis.Analysis`."""
+
+    @property
+    def facts(self) -> Facts:
+        """What is known for every size of the batch."""
+
+    structure: loops.Structure
+    assumptions: loops.Assumptions
+    batch: Space
+
+    def state(self, tensor: tf.Tensor) -> states.State:
+        """Returns the state of a tensor."""
+
+    def is_at_hand(self, tensor: tf.Tensor) -> bool:
+        """Whether a tensor has rows, and its whole value is there as well."""
+
+    def space_of(self, tensor: tf.Tensor) -> Space:
+        """Returns the space of the rows that an operation picks, the same for equal picks."""
 
 
 class Case:
@@ -118,22 +155,23 @@ class Case:
     Args:
         op: The operation.
         inputs: The states of its inputs.
-        analysis: What is known of the graph: `facts`, `structure`, `assumptions`, and of each
-            tensor so far the `state`, and whether its whole value `is_at_hand`.
+        known: What is known of the graph.
         random_numbers: `"one_device"` or `"per_device"`.
     """
 
-    def __init__(self, op: Any, inputs: Sequence[states.State], analysis: Any, random_numbers: str):
+    def __init__(
+        self, op: tf.Operation, inputs: Sequence[states.State], known: Known, random_numbers: str
+    ):
         self.op = op
         self.type: str = op.type
         self.inputs = tuple(inputs)
-        self.facts: Facts = analysis.facts
-        self.structure = analysis.structure
-        self.assumptions = analysis.assumptions
-        self.state_of: Callable[[Any], states.State] = analysis.state
-        self.is_at_hand: Callable[[Any], bool] = analysis.is_at_hand
-        self.space_of: Callable[[Any], Space] = analysis.space_of
-        self.batch: Space = analysis.batch
+        self.facts = known.facts
+        self.structure = known.structure
+        self.assumptions = known.assumptions
+        self.state_of = known.state
+        self.is_at_hand = known.is_at_hand
+        self.space_of = known.space_of
+        self.batch = known.batch
         self.random_numbers = random_numbers
 
     def attribute(self, name: str) -> Any:
@@ -157,7 +195,7 @@ class Case:
         """Returns the rank of output n."""
         return len(self.result_shape(n))
 
-    def value(self, n: int) -> np.ndarray:
+    def value(self, n: int) -> npt.NDArray[Any]:
         """Returns input n where it is a small constant, the same for every batch."""
         found = self.facts.value(self.op.inputs[n])
         if found is None:

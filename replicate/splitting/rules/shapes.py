@@ -1,14 +1,15 @@
-"""Operations that move entries, and leave each as it is: shapes, slices, joins end to end.
+"""Operations that move entries and change none: shapes, slices, joins end to end.
 
-A whole operand that says a shape is the same on each device, but for its entry of the rows. What
-is linear (all of these but a constant padding) keeps parts of a sum apart: they have the whole
+A whole operand that is a shape is the same on each device, but for its entry of the rows. What is
+linear (all of these but padding with a constant) keeps parts of a sum apart: these have the whole
 value's shape, and so read whole shapes.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.rules import elementwise, items, reductions
 from replicate.splitting.rules.registry import Case, Extent, rule
@@ -34,11 +35,11 @@ def _reshaped_axis(case: Case, rows: Rows) -> int:
     are along the second axis if l = m * n * q / r is a multiple of their number n.
     """
     old, new = case.shape(0), _reshaped(case)
-    before = _number(old[: rows.axis])
+    before = num_entries(old[: rows.axis])
     if not before:
         raise WholeError("a length before the rows is not known")
     for axis, extent in enumerate(new):
-        is_there = extent.size is None and _number(new[:axis]) == before
+        is_there = extent.size is None and num_entries(new[:axis]) == before
         if is_there and _is_multiple(old[rows.axis :], new[axis:], rows.space):
             if rows.space.is_picked:
                 _check_no_other_is_left_over(case, axis)
@@ -47,7 +48,7 @@ def _reshaped_axis(case: Case, rows: Rows) -> int:
 
 
 def _reshaped(case: Case) -> list[Extent]:
-    """Returns the extents of a reshaped value: as they are inferred, else as they are asked for."""
+    """Returns the extents of a reshaped value: as inferred, else as asked for."""
     entries = case.facts.shape_entries(case.op.inputs[1]) or ()
     found = list(case.result_shape())
     for axis, entry in enumerate(entries):
@@ -57,26 +58,26 @@ def _reshaped(case: Case) -> list[Extent]:
 
 
 def _is_multiple(old: Sequence[Extent], new: Sequence[Extent], space: Space) -> bool:
-    """Whether, for shapes that begin with rows and are as long, the new first is a multiple."""
-    behind, left = _number(old[1:]), _number(new[1:])
+    """Whether, for shapes of as many entries, the new first one is a multiple of the rows."""
+    behind, left = num_entries(old[1:]), num_entries(new[1:])
     if behind and left:
         many = old[0].multiple or 0
         if behind == left or (many and many * behind % left == 0):
             return True
-    # NOTE: among picked rows a length may be a multiple of the number of other ones.
+    # NOTE: a length that grows with picked rows may grow with other ones.
     return not space.is_picked and new[0].has_rows(space)
 
 
 def _check_no_other_is_left_over(case: Case, axis: int) -> None:
-    """Refuses -1 beside the rows: where a device has none, what is left over is not known."""
+    """Refuses -1 beside the rows: on a device without rows it would be unknown."""
     if any(entry.size == -1 for n, entry in enumerate(case.entries(1)) if n != axis):
         raise WholeError("a length is left over beside rows that may be none")
 
 
-def _number(extents: Sequence[Extent]) -> int | None:
-    """Returns how many entries a shape has; None: it is not known."""
-    sizes = [extent.size for extent in extents]
-    return None if None in sizes or -1 in sizes else math.prod(sizes)
+def num_entries(extents: Sequence[Extent]) -> int | None:
+    """Returns how many entries a shape has, or None if it is unknown."""
+    sizes = [extent.size for extent in extents if extent.size not in (None, -1)]
+    return math.prod(sizes) if len(sizes) == len(extents) else None
 
 
 @rule("ExpandDims")
@@ -91,7 +92,7 @@ def expand(case: Case) -> Split:
 
 @rule("Squeeze")
 def squeeze(case: Case) -> Split:
-    """Axes of length 1 go away; copies name them, for a device may have one row."""
+    """Axes of length 1 go away; copies name them, since a device may have one row."""
     if case.inputs[0] == SUM:
         return elementwise.linear(case)
     rows, extents = elementwise.rows_of(case), case.shape(0)
@@ -109,7 +110,7 @@ def squeeze(case: Case) -> Split:
 
 
 def _may_be_one(case: Case, rows: Rows) -> bool:
-    """Whether all rows may have one entry along their axis of input 0, on one device."""
+    """Whether on one device the rows' axis of input 0 may be of length 1."""
     shape = case.op.inputs[0].shape
     is_fixed = shape.rank is not None and shape[rows.axis] is not None
     return not is_fixed and (case.shape(0)[rows.axis].multiple or 1) == 1
@@ -130,10 +131,9 @@ def pack(case: Case) -> Split:
     """Values of one shape along a new axis."""
     if all(state == SUM for state in case.inputs):
         return Split(case.inputs, [SUM])
-    found = elementwise.alike(case)
-    rows = found.gives[0]
+    wants, rows = elementwise.operands(case)
     axis = case.attribute("axis") % (case.rank(0) + 1)
-    return Split(found.wants, [rows.at(rows.axis + (axis <= rows.axis))])
+    return Split(wants, [rows.at(rows.axis + (axis <= rows.axis))])
 
 
 @rule("Unpack")
@@ -161,7 +161,7 @@ def concat(case: Case) -> Split:
     values = [n for n in numbers if n != place]
     if all(case.inputs[n] == SUM for n in values):
         return Split([WHOLE if n == place else SUM for n in numbers], [SUM])
-    found = next((case.inputs[n] for n in values if states.is_rows(case.inputs[n])), None)
+    found = next((s for n in values if isinstance(s := case.inputs[n], Rows)), None)
     ranks = {case.rank(n) for n in values}
     if found is None or len(ranks) > 1:
         raise WholeError("no value has rows, or ranks differ")
@@ -186,10 +186,7 @@ def split(case: Case) -> Split:
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(case: Case) -> Split:
-    """Entries before and behind each axis, none along rows; a constant is in no sum's parts.
-
-    What is mirrored fails on no rows.
-    """
+    """Entries before and behind each axis, none along rows; mirroring fails on no rows."""
     if case.inputs[0] == SUM and case.type != "PadV2":
         return elementwise.linear(case)
     rows = elementwise.rows_of(case)
@@ -236,7 +233,7 @@ def fill(case: Case) -> Split:
 
 @rule("Tile")
 def tile(case: Case) -> Split:
-    """Copies along each axis: of rows one; or as many as there are rows of an axis of length 1."""
+    """Copies along each axis: one of rows, or one for each row of an axis of length 1."""
     if case.inputs[0] == SUM:
         return elementwise.linear(case)
     if states.is_rows(case.inputs[0]):
@@ -252,7 +249,7 @@ def tile(case: Case) -> Split:
 
 @rule("BroadcastTo")
 def broadcast_to(case: Case) -> Split:
-    """To a shape; rows stay rows, a length 1 becomes a number of rows."""
+    """To a shape: rows stay rows, a length 1 may become the number of rows."""
     if case.inputs[0] == SUM:
         return elementwise.linear(case)
     entries = case.entries(1)
@@ -270,7 +267,7 @@ def broadcast_to(case: Case) -> Split:
 
 
 def rows_of_shape(case: Case, n: int) -> Rows:
-    """Returns the rows of a result whose lengths are made from sizes: input n."""
+    """Returns the rows of a result whose shape is input n."""
     for axis, entry in enumerate(case.entries(n)):
         if entry.has_rows():
             return Rows(axis, space_of_size(case, n, entry.is_picked))
@@ -278,13 +275,14 @@ def rows_of_shape(case: Case, n: int) -> Rows:
 
 
 def space_of_size(case: Case, n: int, is_picked: bool) -> Space:
-    """Returns whose rows a size counts: those of the only tensors that it is made from.
+    """Returns whose rows input n, a size, counts: those of the tensors that it is made from.
 
     A number that the graph of a static batch has counts the batch's.
     """
     if case.inputs[n] is WHOLE and case.facts.literal(case.op.inputs[n]) is not None:
         return case.batch
-    found, seen, waiting = set(), set(), [case.op.inputs[n]]
+    found: set[Space] = set()
+    seen, waiting = set(), [case.op.inputs[n]]
     while waiting:
         tensor = waiting.pop()
         if tensor.ref() in seen:
@@ -302,8 +300,8 @@ def space_of_size(case: Case, n: int, is_picked: bool) -> Space:
     return found.pop()
 
 
-def _may_count_others(case: Case, tensor: Any) -> bool:
-    """Whether a size of a tensor may be the number of picked rows that are not its own."""
+def _may_count_others(case: Case, tensor: tf.Tensor) -> bool:
+    """Whether a length of a tensor may be the number of other picked rows than its own."""
     state, extents = case.state_of(tensor), case.facts.shape(tensor)
     if not states.is_rows(state):
         return case.facts.value(tensor) is None
@@ -318,8 +316,8 @@ class _Spec(NamedTuple):
     """What the entries of a strided slice stand for.
 
     Attributes:
-        entry: For axes of the input that an entry is for: which.
-        place: For each axis of the input the result's; None: it goes away.
+        entry: For axes of the input that an entry is for, which one.
+        place: For each axis of the input that of the result, or None if it goes away.
     """
 
     entry: dict[int, int]
@@ -369,7 +367,7 @@ def strided_slice(case: Case) -> Split:
 
 @rule("StridedSliceGrad")
 def strided_slice_gradient(case: Case) -> Split:
-    """`shape`, `begin`, `end`, `strides`, `dy`: zeros of a shape, in which a slice is set."""
+    """`shape`, `begin`, `end`, `strides`, `dy`: zeros of a shape, with a slice set to `dy`."""
     if case.inputs[4] == SUM:
         return elementwise.linear(case, 4)
     rows, entries = elementwise.rows_of(case, 4), case.entries(0)
@@ -383,7 +381,7 @@ def strided_slice_gradient(case: Case) -> Split:
 
 
 def _views_of_all(case: Case, entry: int | None, rows: Rows, length: Extent) -> list[states.View]:
-    """Returns the views of begin, end and strides, of which an entry must take all rows."""
+    """Returns the views of begin, end and strides, one entry of which must take all rows."""
     views = [items.same(case, n) for n in (1, 2, 3)]
     if entry is None:
         return views
@@ -398,10 +396,7 @@ def _views_of_all(case: Case, entry: int | None, rows: Rows, length: Extent) -> 
 
 
 def _check_length(entry: Extent, length: Extent) -> None:
-    """Refuses a slice that may end before the last row.
-
-    A number of picked rows may be that of other ones, and does not fit.
-    """
+    """Refuses a slice that may end before the last row; picked rows may be other ones."""
     if entry != length or not length.multiple or length.is_picked:
         raise WholeError("it slices rows")
 

@@ -1,21 +1,33 @@
 """Rows that are picked from others, and numbers of rows.
 
-What a mask leaves, or what a sparse tensor holds, is spread over the devices as the rows are that
-it comes from: each device has a run of it, of a length that is known in a run. Numbers of rows
-count on a device from its own first row, so that a device finds its own rows by them.
+What a mask leaves, or what a sparse tensor holds, is on the devices that have the rows it comes
+from: each device has a run of it, whose length only a run of the graph tells. On a device, numbers
+of rows count from its own first row, so that it finds its own rows by them.
 """
 
 import copy
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.rules import elementwise, registry, shapes
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
-from replicate.splitting.states import SIZE, WHOLE, Ids, Local, Rows, Space, Split, WholeError
+from replicate.splitting.states import (
+    SIZE,
+    WHOLE,
+    Ids,
+    Local,
+    RowNumbers,
+    Rows,
+    Space,
+    Split,
+    State,
+    View,
+    WholeError,
+)
 
-# What makes an entry of each, whose shape is not inferred where a table's is not.
+# What makes one entry of each entry; of a table's its shape may not be inferred.
 _ENTRY_BY_ENTRY = (
     *elementwise.UNARY.split(),
     *elementwise.BROADCAST.split(),
@@ -25,13 +37,13 @@ _ENTRY_BY_ENTRY = (
 
 @rule("Where")
 def _where(case: Case) -> Split:
-    """The coordinates of what is true, row by row: [n, rank] of `condition`."""
+    """The coordinates of what is true, of shape [n, rank], row by row."""
     rows = case.inputs[0]
     if not states.is_rows(rows) or rows.axis != 0:
         raise WholeError("its rows are not along the first dimension")
     check_no_loop(case)
     ids = Ids(rows.space, 0, entries_of_a_row(case, 0))
-    return Split([rows.at(0)], [Rows(0, case.space_of(case.op.outputs[0]), ids)])
+    return Split([rows.at(0)], [RowNumbers(0, case.space_of(case.op.outputs[0]), ids)])
 
 
 def entries_of_a_row(case: Case, n: int) -> int:
@@ -45,8 +57,8 @@ def entries_of_a_row(case: Case, n: int) -> int:
     raise WholeError("how many entries a row has is not known")
 
 
-def _as_long(case: Case, tensor: tf.Tensor, state: Rows) -> tf.Tensor | None:
-    """Returns an operand that has as many entries along the rows as a tensor that it makes."""
+def _as_long(case: Case, tensor: tf.Tensor, state: State) -> tf.Tensor | None:
+    """Returns what a tensor is made from that has as many entries along the rows, if anything."""
     rank = case.facts.rank(tensor)
     if tensor.op.type not in _ENTRY_BY_ENTRY or (tensor.op.type == "Reshape" and rank != 1):
         return None
@@ -58,13 +70,13 @@ def _as_long(case: Case, tensor: tf.Tensor, state: Rows) -> tf.Tensor | None:
 
 
 def check_no_loop(case: Case) -> None:
-    """Refuses what picks or counts rows in a loop: outside, how many there are is not known."""
+    """Refuses what picks or counts rows in a loop: outside, their number is not known."""
     if case.structure.loop(case.op) is not None:
         raise WholeError("it is in a loop")
 
 
 @rule("Range", always=True)
-def _range(case: Case) -> Split | states.State:
+def _range(case: Case) -> registry.Answer:
     """The numbers of all rows: from 0, by 1, up to a number of rows."""
     check_no_loop(case)
     number = case.facts.number(case.op.inputs[1])
@@ -78,17 +90,18 @@ def _range(case: Case) -> Split | states.State:
         raise WholeError("numbers of rows are whole")
     space = _space_of_number(case, 1)
     view = case.facts.number_view(case.op.inputs[1], space)
-    found = Rows(0, space, Ids(space, None, number.multiple, True))
+    found = RowNumbers(0, space, Ids(space, None, number.multiple, True))
     return Split([case.number(0), view, case.number(2)], [found])
 
 
 def _space_of_number(case: Case, n: int) -> Space:
     """Returns whose rows a number counts, which is known to count rows."""
-    is_picked = case.facts.number(case.op.inputs[n]).is_picked
+    number = case.facts.number(case.op.inputs[n])
+    is_picked = number is not None and number.is_picked
     return shapes.space_of_size(case, n, True) if is_picked else case.batch
 
 
-# What keeps numbers of rows as they are.
+# What keeps numbers of rows.
 
 
 @rule_of_ids("Identity", "StopGradient", "PreventGradient", "Snapshot")
@@ -101,17 +114,16 @@ def same(case: Case) -> Split:
 @rule_of_ids("Cast")
 def _cast(case: Case) -> Split:
     """The same numbers in another dtype that has them."""
-    if has_ids(case.inputs[0]) and case.op.outputs[0].dtype not in (tf.int32, tf.int64):
+    dtype = case.op.outputs[0].dtype
+    if isinstance(case.inputs[0], RowNumbers) and dtype not in (tf.int32, tf.int64):
         raise WholeError("numbers of rows become no numbers")
     return same(case)
 
 
 @rule_of_ids("StridedSlice")
 def _slice(case: Case) -> Split:
-    """The column of coordinates that names the rows, or another one: `[:, c]`; or more axes."""
-    state = case.inputs[0]
-    if not has_ids(state):
-        raise WholeError("they are no numbers of rows")
+    """A column of coordinates, `[:, c]`, that names the rows or not; or numbers with more axes."""
+    state = numbers(case, 0)
     if state.ids.column is None:
         return _moved(case)
     if state.axis != 0 or case.rank(0) != 2:
@@ -129,44 +141,44 @@ def _slice(case: Case) -> Split:
     width = case.shape(0)[1].size
     if not is_column or width is None:
         raise WholeError("it takes no column of coordinates")
-    ids = None
+    made = state.at(0)
     if int(begin[1]) % width == state.ids.column:
-        ids = dataclasses.replace(state.ids, column=None)
-    return Split([state, *[case.number(n) for n in (1, 2, 3)]], [Rows(0, state.space, ids)])
+        made = state.numbering(dataclasses.replace(state.ids, column=None))
+    return Split([state, *[case.number(n) for n in (1, 2, 3)]], [made])
 
 
 @rule_of_ids("Transpose")
 def _transposed(case: Case) -> Split:
-    """Coordinates of which each is a column become rows of a matrix; numbers move."""
+    """Upright coordinates, a column each, become a row each; numbers move."""
     state = case.inputs[0]
-    if not has_ids(state) or not state.ids.is_upright:
+    if not isinstance(state, RowNumbers) or not state.ids.is_upright:
         return _moved(case)
     if case.rank(0) != 2 or list(case.value(1).reshape(-1)) != [1, 0]:
         raise WholeError("it makes no coordinates")
     ids = dataclasses.replace(state.ids, is_upright=False)
-    return Split([state, case.number(1)], [Rows(1 - state.axis, state.space, ids)])
+    return Split([state, case.number(1)], [RowNumbers(1 - state.axis, state.space, ids)])
 
 
 @rule_of_ids("BroadcastTo", "ExpandDims", "Reshape", "Squeeze", "Tile")
 def _moved(case: Case) -> Split:
     """The same numbers in other places; coordinates in one dimension, [n, 1], are numbers."""
-    state, *others = case.inputs
-    if not has_ids(state) or column_of(case, 0) not in (None, 0) or any(map(has_ids, others)):
+    state, others = numbers(case, 0), case.inputs[1:]
+    if column_of(case, 0) not in (None, 0) or any(isinstance(o, RowNumbers) for o in others):
         raise WholeError("they are no numbers of rows")
     if state.ids.column is not None and not case.shape(0)[-1].is_one:
         raise WholeError("they are coordinates in several dimensions")
-    found = _of_plain(case, [Rows(state.axis, state.space), *others])
+    found = _of_plain(case, [state.at(state.axis), *others])
     (made,) = found.gives
-    if found.wants[0] != Rows(state.axis, state.space) or not states.is_rows(made):
+    if found.wants[0] != state.at(state.axis) or not states.is_rows(made):
         raise WholeError("its rows are others then")
     is_complete = state.ids.is_complete and case.type in ("ExpandDims", "Reshape", "Squeeze")
     ids = dataclasses.replace(state.ids, column=None, is_complete=is_complete)
     wants = [state, *found.wants[1:]]
-    return dataclasses.replace(found, wants=wants, gives=[Rows(made.axis, made.space, ids)])
+    return dataclasses.replace(found, wants=wants, gives=[RowNumbers(made.axis, made.space, ids)])
 
 
-def _of_plain(case: Case, inputs: list) -> Split:
-    """Returns what the operation's other rule answers for other inputs."""
+def _of_plain(case: Case, inputs: Sequence[State]) -> Split:
+    """Returns what the operation's rule for states without ids returns."""
     case = copy.copy(case)
     case.inputs = tuple(inputs)
     found = registry.RULES[case.type](case)
@@ -177,50 +189,55 @@ def _of_plain(case: Case, inputs: list) -> Split:
 
 @rule_of_ids("Pack")
 def _columns(case: Case) -> Split:
-    """Numbers of rows beside other numbers, along a new last axis, or the first: coordinates."""
+    """Numbers of rows beside other numbers, along a new last or first axis, make coordinates."""
     rank = case.rank(0)
     axis = case.attribute("axis") % (rank + 1)
     if axis not in (0, rank):
         raise WholeError("it makes no coordinates")
-    found = _beside(case, range(len(case.inputs)), [1] * len(case.inputs))
-    if axis == rank:
-        return found
-    (made,) = found.gives
-    ids = dataclasses.replace(made.ids, is_upright=True)
-    return dataclasses.replace(found, gives=[Rows(made.axis + 1, made.space, ids)])
+    wants, made = _beside(case, range(len(case.inputs)), [1] * len(case.inputs))
+    if axis != rank:
+        ids = dataclasses.replace(made.ids, is_upright=True)
+        made = RowNumbers(made.axis + 1, made.space, ids)
+    return Split(wants, [made])
 
 
 @rule_of_ids("ConcatV2")
 def _joined_columns(case: Case) -> Split:
-    """Numbers of rows beside other numbers, along the last axis: coordinates."""
-    numbers = range(len(case.inputs) - 1)
+    """Numbers of rows beside other numbers, along the last axis, make coordinates."""
+    values = range(len(case.inputs) - 1)
     if case.axis(len(case.inputs) - 1, case.rank(0)) != case.rank(0) - 1 or case.rank(0) < 2:
         raise WholeError("it makes no coordinates")
-    widths = [case.shape(n)[-1].size for n in numbers]
-    found = _beside(case, numbers, widths)
-    return dataclasses.replace(found, wants=[*found.wants, case.number(len(case.inputs) - 1)])
+    widths = [case.shape(n)[-1].size for n in values]
+    wants, made = _beside(case, values, widths)
+    return Split([*wants, case.number(len(case.inputs) - 1)], [made])
 
 
-def _beside(case: Case, numbers: range, widths: list) -> Split:
-    """Splits values of which one is numbers of rows, that go side by side into the last axis."""
-    (n, *more) = [n for n in numbers if has_ids(case.inputs[n])] or [None]
-    if n is None or more:
+def _beside(
+    case: Case, values: range, widths: Sequence[int | None]
+) -> tuple[list[View], RowNumbers]:
+    """Returns the views of inputs, one of them numbers of rows, and the state of all side by side.
+
+    They are put side by side into the last axis, in which they have widths.
+    """
+    found = [n for n in values if isinstance(case.inputs[n], RowNumbers)]
+    if len(found) != 1:
         raise WholeError("several operands are numbers of rows")
-    state = case.inputs[n]
-    rows = Rows(state.axis, state.space)
-    column = column_of(case, n) if case.type == "ConcatV2" else state.ids.column
-    is_column = column == 0 and widths[n] == 1 if case.type == "ConcatV2" else column is None
-    if not is_column or None in widths[:n]:
+    (n,) = found
+    state, before = numbers(case, n), [width for width in widths[:n] if width is not None]
+    rows = state.at(state.axis)
+    is_column = state.ids.column is None
+    if case.type == "ConcatV2":
+        is_column = column_of(case, n) == 0 and widths[n] == 1
+    if not is_column or len(before) < n:
         raise WholeError("they are no column of coordinates")
-    for other in numbers:
+    for other in values:
         given = case.inputs[other]
         is_along = states.is_rows(given) and (given.axis, given.space) == (rows.axis, rows.space)
         extent = case.shape(other)[rows.axis]
         if not is_along and not (extent.has_rows(rows.space) and not rows.space.is_picked):
             raise WholeError("whether an operand is as long as the rows is not known")
-    ids = dataclasses.replace(state.ids, column=sum(widths[:n]))
-    wants = [state if other == n else rows for other in numbers]
-    return Split(wants, [Rows(rows.axis, rows.space, ids)])
+    ids = dataclasses.replace(state.ids, column=sum(before))
+    return [state if other == n else rows for other in values], state.numbering(ids)
 
 
 # What finds rows by their numbers.
@@ -228,30 +245,29 @@ def _beside(case: Case, numbers: range, widths: list) -> Split:
 
 @rule_of_ids("GatherV2", "Gather")
 def _gather(case: Case) -> Split:
-    """A device's own rows of `params`, by their numbers on it."""
+    """A device's own rows of `params`, by their numbers there."""
     params, indices = case.inputs[:2]
     more = [case.number(2)] if case.type == "GatherV2" else []
     if case.type == "GatherV2" and (case.attribute("batch_dims") or case.axis(2, case.rank(0))):
         raise WholeError("it gathers along another dimension")
-    if not _are_of(indices, case, 0):
+    if not isinstance(indices, RowNumbers) or not _are_of(indices, case, 0):
         raise WholeError("the numbers are not those of the rows")
-    ids = params.ids if has_ids(params) else None
-    if ids is not None and (ids.column is not None or case.rank(0) == 1) and indices.axis == 0:
-        ids = dataclasses.replace(ids, is_complete=False)
-    else:
-        params, ids = without(params), None
-    return Split([params, indices, *more], [Rows(indices.axis, indices.space, ids)])
+    if isinstance(params, RowNumbers) and indices.axis == 0:
+        if params.ids.column is not None or case.rank(0) == 1:
+            ids = dataclasses.replace(params.ids, is_complete=False)
+            return Split([params, indices, *more], [indices.numbering(ids)])
+    return Split([without(params), indices, *more], [indices.at(indices.axis)])
 
 
 @rule_of_ids("GatherNd")
 def _gather_nd(case: Case) -> Split:
     """A device's own entries of `params`, by coordinates of which the first is a row's number."""
     indices = case.inputs[1]
-    if not has_ids(indices) or indices.axis == case.rank(1) - 1:
+    if not isinstance(indices, RowNumbers) or indices.axis == case.rank(1) - 1:
         raise WholeError("the coordinates are not those of the rows")
     if not _are_of(indices, case, 0, column=0):
         raise WholeError("the coordinates are not those of the rows")
-    return Split([without(case.inputs[0]), indices], [Rows(indices.axis, indices.space)])
+    return Split([without(case.inputs[0]), indices], [indices.at(indices.axis)])
 
 
 @rule_of_ids(
@@ -259,14 +275,11 @@ def _gather_nd(case: Case) -> Split:
 )
 def _segments(case: Case) -> Split:
     """Sums and the like by rows, as many as there are rows."""
-    data, ids = case.inputs[:2]
-    rows = rows_named(case, 1)
-    if not states.is_rows(data) or (data.axis, data.space) != (0, ids.space):
-        raise WholeError("the data are not as the numbers")
-    return Split([without(data), ids, number_of(case, 2, ids)], [rows])
+    ids = named(case, 1)
+    return Split([_data(case, ids), ids, number_of(case, 2, ids)], [Rows(0, ids.ids.space)])
 
 
-def number_of(case: Case, n: int, ids: Rows) -> states.View:
+def number_of(case: Case, n: int, ids: RowNumbers) -> View:
     """Returns the view of input n, the number of the rows that ids name."""
     number, space = case.facts.number(case.op.inputs[n]), ids.ids.space
     if number is None or number.multiple != ids.ids.stride or not number.has_rows(space):
@@ -279,20 +292,27 @@ def number_of(case: Case, n: int, ids: Rows) -> states.View:
 @rule_of_ids("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd")
 def _sorted_segments(case: Case) -> Split:
     """Sums and the like by rows, if each row occurs."""
-    data, ids = case.inputs[:2]
-    rows = rows_named(case, 1, is_complete=True)
-    if not states.is_rows(data) or (data.axis, data.space) != (0, ids.space):
+    ids = named(case, 1, is_complete=True)
+    return Split([_data(case, ids), ids], [Rows(0, ids.ids.space)])
+
+
+def _data(case: Case, ids: RowNumbers) -> Rows:
+    """Returns the view of input 0, which has a value for each number."""
+    data = case.inputs[0]
+    if without(data) != Rows(0, ids.space):
         raise WholeError("the data are not as the numbers")
-    return Split([without(data), ids], [rows])
+    return Rows(0, ids.space)
 
 
 @rule_of_ids("ScatterNd")
 def _scatter(case: Case) -> Split:
     """Entries at coordinates of which the first is a row's number."""
     indices, updates = case.inputs[:2]
-    if not has_ids(indices) or indices.axis != 0 or column_of(case, 0) != 0 or case.rank(0) < 2:
+    if not isinstance(indices, RowNumbers) or indices.axis != 0 or case.rank(0) < 2:
         raise WholeError("the coordinates are not those of rows")
-    if not states.is_rows(updates) or (updates.axis, updates.space) != (0, indices.space):
+    if column_of(case, 0) != 0:
+        raise WholeError("the coordinates are not those of rows")
+    if without(updates) != Rows(0, indices.space):
         raise WholeError("the updates are not as the coordinates")
     check_shape(case, 2, indices.ids)
     found = Rows(0, indices.ids.space)
@@ -300,7 +320,7 @@ def _scatter(case: Case) -> Split:
 
 
 def check_shape(case: Case, n: int, ids: Ids) -> None:
-    """Refuses a shape, input n, whose first entry is not the number of the rows that ids count."""
+    """Refuses input n, a shape, if its first entry is not the number of the rows that ids count."""
     first = case.entries(n)[0]
     if not first.has_rows(ids.space) or first.multiple != ids.stride:
         raise WholeError("it makes another number of rows")
@@ -308,14 +328,17 @@ def check_shape(case: Case, n: int, ids: Ids) -> None:
         raise WholeError("it makes rows of another number")
 
 
-def has_ids(state: states.State) -> bool:
-    """Whether a state is that of numbers of rows."""
-    return isinstance(state, Rows) and state.ids is not None
+def numbers(case: Case, n: int) -> RowNumbers:
+    """Returns the state of input n, which must be numbers of rows."""
+    state = case.inputs[n]
+    if not isinstance(state, RowNumbers):
+        raise WholeError("they are no numbers of rows")
+    return state
 
 
 def column_of(case: Case, n: int) -> int | None:
-    """Returns which column of input n has the numbers; None: every value is one."""
-    ids = case.inputs[n].ids
+    """Returns which column of input n has the numbers of rows, or None if every value is one."""
+    ids = numbers(case, n).ids
     if ids.is_upright:
         return -1
     if ids.column is None and case.rank(n) > 1 and case.shape(n)[-1].is_one:
@@ -323,15 +346,15 @@ def column_of(case: Case, n: int) -> int | None:
     return ids.column
 
 
-def without(state: states.State) -> states.View:
+def without(state: State) -> State:
     """Returns the view of values that are to mean the same on each device."""
-    return Rows(state.axis, state.space) if isinstance(state, Rows) else WHOLE
+    return state.at(state.axis) if isinstance(state, Rows) else WHOLE
 
 
-def _are_of(indices: Any, case: Case, n: int, column: int | None = None) -> bool:
+def _are_of(indices: RowNumbers, case: Case, n: int, column: int | None = None) -> bool:
     """Whether indices, input 1, are numbers of the rows of input n's first dimension."""
     state = case.inputs[n]
-    if not has_ids(indices) or not states.is_rows(state):
+    if not states.is_rows(state):
         return False
     if (column_of(case, 1) if column is not None else indices.ids.column) != column:
         return False
@@ -340,17 +363,23 @@ def _are_of(indices: Any, case: Case, n: int, column: int | None = None) -> bool
     return case.shape(n)[0].multiple == indices.ids.stride
 
 
-def rows_named(case: Case, n: int, is_complete: bool = False) -> Rows:
-    """Returns the rows that the numbers of input n, of shape [n], name."""
-    state = case.inputs[n]
-    if not has_ids(state) or state.ids.column is not None or case.rank(n) != 1:
+def named(case: Case, n: int, is_complete: bool = False) -> RowNumbers:
+    """Returns the state of input n, which must be numbers of rows, of shape [n].
+
+    Args:
+        case: The operation.
+        n: Which input.
+        is_complete: Whether each row must occur.
+    """
+    state = numbers(case, n)
+    if state.ids.column is not None or case.rank(n) != 1:
         raise WholeError("they are no numbers of rows")
     if is_complete and not state.ids.is_complete:
         raise WholeError("a row may not occur")
-    return Rows(0, state.ids.space)
+    return state
 
 
-# What works on each of the different values alone, whatever else it does.
+# What treats each of the different values by itself.
 ALONE = (
     *"Add AddV2 BiasAdd Div DivNoNan Max Mean Min Mul Prod RealDiv Select Sub Sum".split(),
     *elementwise.UNARY.split(),
@@ -364,24 +393,24 @@ _KINDS = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 
 @rule(*_KINDS)
 def _unique(case: Case) -> Split:
-    """Different values, [m], where each value stands among them, [n], and how many of each, [m]."""
+    """The different values, [m], each value's place among them, [n], and counts of them, [m]."""
     rows = case.inputs[0]
     if not states.is_rows(rows) or rows.axis != 0 or case.rank(0) != 1:
         raise WholeError("its values have no rows")
     if len(case.inputs) > 1 and case.value(1).size and int(case.value(1).reshape(-1)[0]):
         raise WholeError("it is along another dimension")
-    # NOTE: a device counts its own rows alone, so that counts, put in place, are not the batch's.
-    wants = [rows.at(0), *[WHOLE] * (len(case.inputs) - 1)]
-    return Split(wants, [Local(tensor) for tensor in case.op.outputs])
+    # NOTE: a device counts its own rows alone: the counts are not the batch's.
+    others = [WHOLE] * (len(case.inputs) - 1)
+    return Split([rows.at(0), *others], [Local(tensor) for tensor in case.op.outputs])
 
 
-def different_of(case: Case, values: int, places: int) -> Rows:
-    """Returns the rows that values have that an operation puts back in place.
+def different_of(case: Case, values: int, places: int) -> State:
+    """Returns the state of what an operation makes that puts different values back in place.
 
     Args:
         case: The operation.
-        values: The input that has an entry for each different value.
-        places: The input that says where these stand.
+        values: The input with an entry for each different value.
+        places: The input with the places of these.
     """
     state, tensor = case.inputs[values], case.op.inputs[places]
     while tensor.op.type in ("Identity", "Cast") and tensor.dtype.is_integer:
@@ -397,7 +426,7 @@ def different_of(case: Case, values: int, places: int) -> Rows:
 
 @rule_of_ids("GatherV2", "Gather")
 def _gather_different(case: Case) -> Split:
-    """Puts back what there is for each different value, or looks up each."""
+    """Puts different values back in place, or looks each of them up."""
     params, indices = case.inputs[:2]
     if not isinstance(params, Local) and not isinstance(indices, Local):
         raise WholeError("none of its operands is a device's own")
@@ -417,18 +446,19 @@ _SUMS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum")
 @rule_of_ids(*_SUMS, *(f"{kind}WithNumSegments" for kind in _SUMS))
 def _segments_of_different(case: Case) -> Split:
     """Sums by rows of data that `indices` names, if each row occurs, or their number is given."""
-    data, indices, ids, *number = case.inputs
-    rows = rows_named(case, 2, is_complete=not number)
-    more = [number_of(case, 3, ids)] if number else []
+    data, indices, _, *number = case.inputs
+    ids = named(case, 2, is_complete=not number)
     if isinstance(data, Local):
         given = different_of(case, 0, 1)
-    elif data is WHOLE and states.is_rows(indices) and not has_ids(indices):
+    elif data is WHOLE and states.is_rows(indices) and not isinstance(indices, RowNumbers):
         given = indices
     else:
         raise WholeError("the indices are of other data")
     if given != Rows(0, ids.space):
         raise WholeError("the indices are not as the numbers")
-    return Split([data, indices, ids, *more], [rows])
+    wants: list[View] = [data, indices, ids]
+    wants += [number_of(case, 3, ids)] if number else []
+    return Split(wants, [Rows(0, ids.ids.space)])
 
 
 @rule_of_ids("ResourceGather")
@@ -442,7 +472,7 @@ def _lookup(case: Case) -> Split:
 
 @rule_of_ids(*ALONE)
 def alone(case: Case) -> Split:
-    """What the operation does to rows it does to different values."""
+    """Does to different values what it does to rows."""
     sources = {state for state in case.inputs if isinstance(state, Local)}
     if len(sources) != 1 or any(map(states.is_rows, case.inputs)):
         raise WholeError("its operands are not the same different values")
@@ -459,8 +489,8 @@ def alone(case: Case) -> Split:
     return dataclasses.replace(found, wants=_views(case, found, rows, local), gives=gives)
 
 
-def _views(case: Case, found: Split, rows: Rows, local: Local) -> list[Any]:
-    views = []
+def _views(case: Case, found: Split, rows: Rows, local: Local) -> list[View]:
+    views: list[View] = []
     for state, want in zip(case.inputs, found.wants, strict=True):
         if (state == rows) != (want == rows) or isinstance(want, states.Shape):
             raise WholeError("another operand has other values")

@@ -1,16 +1,15 @@
-"""Sparse tensors: entries that are spread over the devices as the rows are that they are of.
+"""Sparse tensors: each device has the entries of its own rows.
 
-A device has the entries of its own rows; their first coordinates are numbers of rows, which count
-from its own first one. Shapes of its own have its own number of rows, and all other lengths are
-those that one device has, unless an operation does not look at them.
+The entries' first coordinates are numbers of rows, which on a device count from its own first one.
+Its shapes have its own number of rows; all other lengths are those that one device has, unless an
+operation does not look at them.
 """
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from replicate.splitting import states
-from replicate.splitting.rules import items, spaces
+from replicate.splitting.rules import items, shapes, spaces
 from replicate.splitting.rules.registry import Case, Extent, rule, rule_of_ids
 from replicate.splitting.states import (
     OWN,
@@ -19,9 +18,12 @@ from replicate.splitting.states import (
     WHOLE,
     Ids,
     Local,
+    RowNumbers,
     Rows,
     Space,
     Split,
+    State,
+    View,
     WholeError,
 )
 
@@ -39,10 +41,8 @@ PICKING = {
 
 
 def _entries(case: Case, indices: int, values: int, shape: int | None = None) -> Rows:
-    """Returns the rows that sparse entries are of; checks that the inputs are such."""
-    state = case.inputs[indices]
-    if not spaces.has_ids(state) or state.axis != 0 or spaces.column_of(case, indices) != 0:
-        raise WholeError("its rows are not along the first dimension")
+    """Returns the rows of sparse entries; refuses inputs that are not sparse entries of rows."""
+    state = _coordinates(case, indices)
     if case.rank(indices) != 2 or case.rank(values) != 1:
         raise WholeError("it has no entries of one row each")
     if shape is not None:
@@ -50,55 +50,61 @@ def _entries(case: Case, indices: int, values: int, shape: int | None = None) ->
     return Rows(0, state.ids.space)
 
 
+def _coordinates(case: Case, n: int) -> RowNumbers:
+    """Returns the state of input n, which must be coordinates that begin with a row's number."""
+    state = case.inputs[n]
+    if not isinstance(state, RowNumbers) or state.axis != 0 or spaces.column_of(case, n) != 0:
+        raise WholeError("its rows are not along the first dimension")
+    return state
+
+
 def _values(case: Case, indices: int) -> Rows:
     """Returns the view of values: there are as many as coordinates, or the operation fails."""
-    return Rows(0, case.inputs[indices].space)
+    return _coordinates(case, indices).at(0)
 
 
-def _shape_of_rows(case: Case, n: int, rows: Rows) -> states.View:
+def _shape_of_rows(case: Case, n: int, rows: Rows) -> View:
     """Returns the view of a shape of which only the number of rows counts."""
     return OWN if case.facts.is_own(case.op.inputs[n], rows.space) else case.shape_view(n, rows)
 
 
 @rule_of_ids("SparseFillEmptyRows")
 def _fill(case: Case) -> Split:
-    """Adds an entry to each row that has none; looks at the number of rows alone."""
+    """Adds an entry to each row without one; of the shape only the number of rows counts."""
     rows = _entries(case, 0, 1, 2)
     spaces.check_no_loop(case)
-    state, source = case.inputs[0], case.space_of(case.op.outputs[1])
+    state, source = _coordinates(case, 0), case.space_of(case.op.outputs[1])
     filled = Ids(rows.space, 0, state.ids.stride, True)
-    wants = [state, _values(case, 0), _shape_of_rows(case, 2, rows), WHOLE]
-    made = [Rows(0, source, filled), Rows(0, source), rows, Rows(0, state.space, Ids(source))]
-    return Split(wants, made)
+    places = RowNumbers(0, state.space, Ids(source))
+    return Split(
+        [state, _values(case, 0), _shape_of_rows(case, 2, rows), WHOLE],
+        [RowNumbers(0, source, filled), Rows(0, source), rows, places],
+    )
 
 
 @rule_of_ids("SparseReshape")
 def _reshape(case: Case) -> Split:
     """Coordinates of the same entries in another shape, whose first dimension has rows too."""
-    state = case.inputs[0]
-    if not spaces.has_ids(state) or state.axis != 0 or spaces.column_of(case, 0) != 0:
-        raise WholeError("its rows are not along the first dimension")
+    state = _coordinates(case, 0)
     spaces.check_shape(case, 1, state.ids)
     rows, old, new = Rows(0, state.ids.space), case.entries(1), case.entries(2)
     stride = _new_stride(old, new, state.ids.stride)
     if any(entry.size == -1 for entry in new) and rows.space.is_picked:
         raise WholeError("a length is left over beside rows that may be none")
-    if len(old) == len(new) == 2 and all(
-        case.facts.is_own(case.op.inputs[n], rows.space) for n in (1, 2)
-    ):
-        views = [OWN, OWN]  # of matrices with the same number of rows coordinates stay
-    else:
+    views: list[View] = [OWN, OWN]
+    is_matrix = len(old) == len(new) == 2  # of as many rows: its coordinates stay
+    if not is_matrix or not all(case.facts.is_own(case.op.inputs[n], rows.space) for n in (1, 2)):
         views = [case.shape_view(n, rows) for n in (1, 2)]
-    ids = dataclasses.replace(state.ids, column=0, stride=stride)
-    ids = dataclasses.replace(ids, is_complete=ids.is_complete and stride == state.ids.stride)
-    return Split([state, *views], [Rows(0, state.space, ids), SIZE])
+    is_complete = state.ids.is_complete and stride == state.ids.stride
+    ids = dataclasses.replace(state.ids, column=0, stride=stride, is_complete=is_complete)
+    return Split([state, *views], [state.numbering(ids), SIZE])
 
 
 def _new_stride(old: Sequence[Extent], new: Sequence[Extent], stride: int) -> int:
     """Returns how many entries of the new first dimension each row has."""
     if new and new[0].multiple and new[0] == old[0]:
         return stride
-    behind, left = _product(old[1:]), _product(new[1:])
+    behind, left = shapes.num_entries(old[1:]), shapes.num_entries(new[1:])
     if not new or not behind or not left or stride * behind % left:
         raise WholeError("rows may get lost")
     if new[0].size != -1 and new[0].multiple != stride * behind // left:
@@ -106,22 +112,17 @@ def _new_stride(old: Sequence[Extent], new: Sequence[Extent], stride: int) -> in
     return stride * behind // left
 
 
-def _product(extents: Sequence[Extent]) -> int | None:
-    sizes = [extent.size for extent in extents]
-    return None if None in sizes or -1 in sizes else math.prod(sizes)
-
-
 @rule_of_ids("SparseToDense")
 def _to_dense(case: Case) -> Split:
     """A tensor of `output_shape` with values at coordinates; one value may be for all."""
     state = case.inputs[0]
-    if not spaces.has_ids(state) or state.axis != 0:
+    if not isinstance(state, RowNumbers) or state.axis != 0:
         raise WholeError("its rows are not along the first dimension")
     if case.rank(0) > 1 and spaces.column_of(case, 0) != 0:
         raise WholeError("its rows are not along the first dimension")
     spaces.check_shape(case, 1, state.ids)
     rows = Rows(0, state.ids.space)
-    values = _values(case, 0) if case.rank(2) else WHOLE
+    values = state.at(0) if case.rank(2) else WHOLE
     return Split([state, case.shape_view(1, rows), values, WHOLE], [rows])
 
 
@@ -139,13 +140,13 @@ def _product_of_matrices(case: Case) -> Split:
 def _reorder(case: Case) -> Split:
     """Entries in order, row by row."""
     rows = _entries(case, 0, 1, 2)
-    wants = [case.inputs[0], _values(case, 0), case.shape_view(2, rows)]
-    return Split(wants, wants[:2])
+    state, values = case.inputs[0], _values(case, 0)
+    return Split([state, values, case.shape_view(2, rows)], [state, values])
 
 
 @rule_of_ids("SparseReduceSum", "SparseReduceMax")
 def _reduce(case: Case) -> Split:
-    """Over other dimensions for each row; over rows the devices make parts of a sum."""
+    """Over other dimensions for each row; over rows each device makes a part of a sum."""
     rows = _entries(case, 0, 1, 2)
     wants = [case.inputs[0], _values(case, 0), case.shape_view(2, rows), case.number(3)]
     rank = len(case.entries(2))
@@ -159,12 +160,12 @@ def _reduce(case: Case) -> Split:
 
 @rule_of_ids("SparseSoftmax")
 def _softmax(case: Case) -> Split:
-    """Over the entries that differ in the last coordinate alone."""
+    """Over entries that differ in the last coordinate alone."""
     rows = _entries(case, 0, 1, 2)
     if len(case.entries(2)) < 2:
         raise WholeError("it is over rows")
-    wants = [case.inputs[0], _values(case, 0), case.shape_view(2, rows)]
-    return Split(wants, [wants[1]])
+    values = _values(case, 0)
+    return Split([case.inputs[0], values, case.shape_view(2, rows)], [values])
 
 
 @rule_of_ids("SparseConcat")
@@ -174,11 +175,11 @@ def _concat(case: Case) -> Split:
     if case.attribute("concat_dim") % len(case.entries(2 * number)) == 0:
         raise WholeError("it puts rows behind rows")
     spaces.check_no_loop(case)
-    wants: list = [None] * len(case.inputs)
+    wants: list[View] = [WHOLE] * len(case.inputs)
     found = set()
     for n in range(number):
         rows = _entries(case, n, number + n, 2 * number + n)
-        found.add((rows, case.inputs[n].ids.stride))
+        found.add((rows, _coordinates(case, n).ids.stride))
         wants[n], wants[number + n] = case.inputs[n], _values(case, n)
         wants[2 * number + n] = case.shape_view(2 * number + n, rows)
     if len(found) > 1:
@@ -186,25 +187,25 @@ def _concat(case: Case) -> Split:
     return Split(wants, _made(case, *found.pop()))
 
 
-def _made(case: Case, rows: Rows, stride: int) -> list:
+def _made(case: Case, rows: Rows, stride: int) -> list[State]:
     """Returns the states of coordinates, values and the shape of new entries."""
     source = case.space_of(case.op.outputs[1])
-    return [Rows(0, source, Ids(rows.space, 0, stride)), Rows(0, source), SIZE]
+    return [RowNumbers(0, source, Ids(rows.space, 0, stride)), Rows(0, source), SIZE]
 
 
 @rule("SparseCross", "SparseCrossHashed", "SparseCrossV2")
 def cross(case: Case) -> Split:
-    """Row by row the combinations of what N sparse tensors and dense matrices have.
+    """Combines what N sparse tensors and dense matrices have, row by row.
 
     Of shapes it looks at the number of rows alone.
     """
     number, spare = case.attribute("N"), {"SparseCrossV2": 1, "SparseCrossHashed": 3}
     spaces.check_no_loop(case)
-    wants: list = [WHOLE] * len(case.inputs)
+    wants: list[View] = [WHOLE] * len(case.inputs)
     found = set()
     for n in range(number):
         rows = _entries(case, n, number + n, 2 * number + n)
-        found.add((rows, case.inputs[n].ids.stride))
+        found.add((rows, _coordinates(case, n).ids.stride))
         wants[n], wants[number + n] = case.inputs[n], _values(case, n)
         wants[2 * number + n] = _shape_of_rows(case, 2 * number + n, rows)
     for n in range(3 * number, len(case.inputs) - spare.get(case.type, 0)):
@@ -226,7 +227,7 @@ def _cross_of_ids(case: Case) -> Split:
 
 @rule("StringSplit", "StringSplitV2")
 def _split_texts(case: Case) -> Split:
-    """The words of each text, as sparse entries: [n, 2], [n], and the shape."""
+    """The words of each text as sparse entries: coordinates [n, 2], values [n], and the shape."""
     rows = case.inputs[0]
     if not states.is_rows(rows) or case.rank(0) != 1:
         raise WholeError("its texts have no rows")
@@ -295,23 +296,23 @@ def _to_sparse(case: Case) -> Split:
     if found.part != "all" or spaces.without(case.inputs[1]) != Rows(0, found.values):
         raise WholeError("the values are others'")
     values = Rows(0, found.values)
-    indices = Rows(0, found.values, Ids(found.rows, 0))
+    indices = RowNumbers(0, found.values, Ids(found.rows, 0))
     return Split([case.inputs[0], values], [indices, values, SIZE])
 
 
 @rule_of_ids("RaggedTensorToTensor")
 def _ragged_to_dense(case: Case) -> Split:
-    """`shape`, values, a default, how many rows there are, and of which row each value is."""
+    """`shape`, values, a default, how many rows there are, and each value's row."""
     types = [each.decode() for each in case.op.get_attr("row_partition_types")]
     if types != ["FIRST_DIM_SIZE", "VALUE_ROWIDS"] or case.rank(2):
         raise WholeError("it has several ragged dimensions, or no numbers of rows")
-    state, values = case.inputs[4], case.inputs[1]
-    rows = spaces.rows_named(case, 4)
+    state, values = spaces.named(case, 4), case.inputs[1]
+    rows = Rows(0, state.ids.space)
     if spaces.without(values) != Rows(0, state.space):
         raise WholeError("the values are others'")
     entries = case.entries(0)
     if len(entries) < 2 or entries[0].size != -1 or -1 in [each.size for each in entries[1:]]:
-        raise WholeError("how long the longest row is, is known in a run")
+        raise WholeError("only a run tells how long the longest row is")
     number = case.facts.number(case.op.inputs[3])
     if number is None or number.multiple != state.ids.stride or rows.space.is_picked:
         raise WholeError("it makes another number of rows")

@@ -1,4 +1,4 @@
-"""Texts: each is worked on by itself."""
+"""Operations on texts, on each by itself."""
 
 from replicate.splitting import states
 from replicate.splitting.rules import items
@@ -29,19 +29,19 @@ from replicate.splitting.states import WHOLE, Rows, Split, WholeError
     "UnicodeTranscode",
 )
 def _texts(case: Case) -> Split:
-    """One or more results for each text; patterns, lengths and defaults are for all."""
+    """One or more results for each text; patterns, lengths and defaults are for all texts."""
     return items.split(case, 0)
 
 
 @rule("DecodeRaw")
 def _bytes(case: Case) -> Split:
-    """A dimension more at the end, as long as the texts are, which are of one length."""
+    """A new last dimension, of the texts' length, which is the same for all."""
     return items.never_none(items.split(case, 0))
 
 
 @rule("StringJoin")
 def _join(case: Case) -> Split:
-    """Texts of one shape, and single ones."""
+    """Texts of one shape, and single texts."""
     _, rows = items.rows_of(case, range(len(case.inputs)))
     rows = rows.at(rows.axis)
     wants = [items.along(case, n, rows) if case.rank(n) else WHOLE for n in range(len(case.inputs))]
@@ -65,7 +65,7 @@ def _part(case: Case) -> Split:
 
 @rule("ReduceJoin")
 def _reduce_join(case: Case) -> Split:
-    """Joins texts along axes, or along all where none are named."""
+    """Joins texts along axes, or along all axes if none is named."""
     rows = case.inputs[0]
     if not states.is_rows(rows):
         raise WholeError("its texts have no rows")

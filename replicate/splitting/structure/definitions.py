@@ -1,11 +1,11 @@
-"""The functions of a graph: which of them only read, and what their outputs are made from."""
+"""A graph's functions: which of them only read, and what their outputs are made from."""
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicate.compat import tensorflow as tfc
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting.structure import kinds
 
 LOOPS = ("While", "StatelessWhile")
@@ -14,7 +14,7 @@ CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 WRITTEN = (*LOOPS, *BRANCHES, *CALLS)
 CALLING = (*WRITTEN, "Case", "StatelessCase")
 
-# Operations without a state that are not the same elsewhere, or are control flow already.
+# Stateless operations that cannot be moved, or are control flow already.
 _REFUSED = frozenset(
     """ControlTrigger DeviceIndex Enter Exit LoopCond Merge NextIteration Placeholder
     PyFuncStateless RefEnter RefExit RefMerge RefNextIteration RefSwitch Switch""".split()
@@ -22,7 +22,7 @@ _REFUSED = frozenset(
 
 
 class Functions:
-    """The functions of a graph, and what they do beside making their outputs.
+    """The functions of a graph, and their effects.
 
     Args:
         graph: The graph.
@@ -32,10 +32,10 @@ class Functions:
         self._graph = graph
         self._definitions: dict[str, Any] = {}
         self._reading: dict[str, bool] = {}
-        self._with_effects: dict[Any, bool] = {}
+        self._with_effects: dict[tuple[str, Callable[[str], bool]], bool] = {}
 
     def definition(self, name: str) -> Any:
-        """Returns a function's definition; None: the graph does not have it."""
+        """Returns a function's definition, or None if the graph does not have it."""
         if name not in self._definitions:
             function = self._graph._get_function(name)
             found = getattr(function, "cached_definition", None)
@@ -44,26 +44,26 @@ class Functions:
             self._definitions[name] = found
         return self._definitions[name]
 
-    def can_be_written(self, node: Any) -> bool:
+    def can_be_written(self, node: tf1.NodeDef) -> bool:
         """Whether an operation is functional control flow that can be written out."""
         if node.op not in WRITTEN:
             return False
-        # NOTE: to look an attribute up that is not there adds it.
+        # NOTE: looking up an attribute that is not there adds it.
         if "_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b:
             return False
         if node.op in BRANCHES and node.attr["Tcond"].type != tf.bool.as_datatype_enum:
             return False
         if not all(self.only_reads(name) for name in called(node)):
             return False
-        # NOTE: a loop that looks tables up is whole, and one of version 1 on several devices.
+        # NOTE: a loop that looks tables up is whole; written out, it would be on several devices.
         return node.op not in LOOPS or not any(map(self._looks_tables_up, called(node)))
 
-    def has_effect(self, node: Any, of_kind: Callable[[str], bool]) -> bool:
-        """Whether an operation, or one of a function that it calls, has an effect.
+    def has_effect(self, node: tf1.NodeDef, of_kind: Callable[[str], bool]) -> bool:
+        """Whether an operation, or one in a function that it calls, has an effect.
 
         Args:
             node: The operation's definition.
-            of_kind: Whether one that calls nothing has: a function of `kinds`.
+            of_kind: Tells this of kinds that call nothing: a function of `kinds`.
         """
         if not is_call(node.op):
             return of_kind(node.op)
@@ -73,7 +73,7 @@ class Functions:
     def _has_effect(self, name: str, of_kind: Callable[[str], bool]) -> bool:
         key = (name, of_kind)
         if key not in self._with_effects:
-            self._with_effects[key] = False  # a function that calls itself is looked at once
+            self._with_effects[key] = False  # recursive functions are looked at once
             definition = self.definition(name)
             nodes = () if definition is None else definition.node_def
             found = any(self.has_effect(node, of_kind) for node in nodes)
@@ -90,7 +90,7 @@ class Functions:
     def only_reads(self, name: str) -> bool:
         """Whether a function can be written out where it is called, and only reads."""
         if name not in self._reading:
-            self._reading[name] = False  # a function that calls itself is not written out
+            self._reading[name] = False  # recursive functions are not written out
             definition = self.definition(name)
             self._reading[name] = (
                 definition is not None
@@ -99,7 +99,7 @@ class Functions:
             )
         return self._reading[name]
 
-    def _reads(self, node: Any) -> bool:
+    def _reads(self, node: tf1.NodeDef) -> bool:
         if node.op in CALLING:
             return all(self.only_reads(name) for name in called(node))
         if node.op in _REFUSED or called(node):
@@ -109,25 +109,25 @@ class Functions:
 
 @functools.cache
 def is_call(kind: str) -> bool:
-    """Whether operations of a kind call functions, whose effects are theirs."""
+    """Whether operations of a kind call functions."""
     return kind in CALLING or tfc.op_def_registry.get(kind) is None
 
 
-def called(node: Any) -> list[str]:
-    """Returns the names of the functions among the attributes of a definition."""
+def called(node: tf1.NodeDef) -> list[str]:
+    """Returns the names of the functions that a node calls."""
     found = [attr.func.name for attr in node.attr.values() if attr.HasField("func")]
     for attr in node.attr.values():
         found.extend(function.name for function in attr.list.func)
     return found
 
 
-def offsets(node: Any) -> tuple[dict[str, int], int]:
-    """Returns which output of a node each named one begins at, and the number of all."""
+def offsets(node: tf1.NodeDef) -> tuple[dict[str, int], int]:
+    """Returns at which output of a node each named one begins, and how many outputs it has."""
     found, number = {}, 0
     definition = tfc.op_def_registry.get(node.op)
     defaults = {attr.name: attr.default_value for attr in definition.attr}
 
-    def attribute(name):
+    def attribute(name: str) -> tf1.AttrValue:
         return node.attr[name] if name in node.attr else defaults[name]
 
     for output in definition.output_arg:
@@ -141,8 +141,8 @@ def offsets(node: Any) -> tuple[dict[str, int], int]:
     return found, number
 
 
-def in_order(definition: Any, returned: Sequence[str], given: set[str]) -> list[Any]:
-    """Returns the nodes that a function's outputs are made from, each behind what it reads."""
+def in_order(definition: Any, returned: Sequence[str], given: set[str]) -> list[tf1.NodeDef]:
+    """Returns the nodes that a function's outputs are made from, each after what it reads."""
     nodes = {node.name: node for node in definition.node_def}
     done, found = set(given), []
     waiting = [(text.split(":")[0], False) for text in reversed(returned)]

@@ -1,25 +1,38 @@
-"""What has an effect happens once, and reads come before writes where no order is given."""
+"""Effects happen once, and variables are read before they are written if no order is given."""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Protocol, TypeAlias
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
 from replicate.splitting.structure import definitions, kinds, loops
 from replicate.splitting.structure import order as order_of
+from replicate.splitting.structure.nodes import Made, Nodes, Waited
 
 _ENTERS = ("Enter", "RefEnter")
 _MEASURES = ("Rank", "Shape", "ShapeN", "Size")
 
 
+_ByVariable: TypeAlias = dict[tf.Operation, list[tf.Operation]]
+
+
+class Written(Protocol):
+    """A split graph, as far as effects are concerned; see `writer.Writer`."""
+
+    nodes: Nodes
+    structure: loops.Structure
+    run_whole: set[tf.Operation]
+    run_aside: set[Waited]
+
+
 def has_effect(op: tf.Operation) -> bool:
-    """Whether an operation, or a function that it calls, does more than to make its outputs."""
+    """Whether an operation, or a function that it calls, does more than make its outputs."""
     return _has(op, kinds.has_effect)
 
 
 def changes_state(op: tf.Operation) -> bool:
-    """Whether an operation has an effect, and does more than to check values."""
+    """Whether an operation has an effect other than to check values."""
     return _has(op, kinds.changes_state)
 
 
@@ -39,12 +52,12 @@ def behind_changes(graph: tf.Graph) -> set[tf.Operation]:
 def with_behind(graph: tf.Graph, given: Iterable[tf.Tensor]) -> order_of.Behind:
     """Returns the operations with effects, and those that come after one.
 
-    What is made of the shape of a tensor comes after no check of the tensor's values, if something
-    else reads these: then the check is made for that.
+    Reading a tensor's shape does not count as coming after a check of its values, if something
+    else reads the values: the check is made for that.
 
     Args:
         graph: The graph.
-        given: The tensors of the batch; effects that these come after are over for all else.
+        given: The tensors of the batch; effects that they come after are over for all else.
     """
     ops = set(graph.get_operations())
     before = operations.executed_by(list(given))
@@ -55,7 +68,7 @@ def with_behind(graph: tf.Graph, given: Iterable[tf.Tensor]) -> order_of.Behind:
 
 
 def _behind_checks(sources: Iterable[tf.Operation]) -> dict[tf.Operation, int]:
-    """Returns for operations that check values, and all behind them, which ones: as bits."""
+    """Returns operations that check values, and all behind them, with these checks as bits."""
     found: dict[tf.Operation, int] = {}
     waiting = collections.deque((op, 1 << n) for n, op in enumerate(sources))
     while waiting:
@@ -75,12 +88,12 @@ def _behind_checks(sources: Iterable[tf.Operation]) -> dict[tf.Operation, int]:
 def keep_whole(
     ops: Iterable[tf.Operation], structure: loops.Structure, assumptions: loops.Assumptions
 ) -> None:
-    """Lets loops be whole in which something has an effect.
+    """Notes that loops in which something has an effect are whole.
 
     Args:
         ops: The operations of a graph.
         structure: Its loops.
-        assumptions: Where it is noted.
+        assumptions: Where to note it.
     """
     for op in ops:
         root = structure.root(op)
@@ -90,14 +103,14 @@ def keep_whole(
             assumptions.make_loop_whole(op, f"{op.type} has an effect")
 
 
-def order(written: Any, made: dict[str, tf.Operation]) -> None:
+def order(written: Written, made: Made) -> None:
     """Lets a step read variables before it writes them, where the graph leaves that open.
 
-    Copies on several devices read at several times: without an order some might see the value of
+    Copies on several devices read at different times: without an order, some might see the value
     after the step. A call, a branch or a loop that writes waits as a whole.
 
     Args:
-        written: The writer.
+        written: The split graph.
         made: The new operations by their names.
     """
     aside, nodes = written.run_aside, written.nodes
@@ -116,18 +129,20 @@ def order(written: Any, made: dict[str, tf.Operation]) -> None:
             write._add_control_inputs([op for op in first if op not in before])
 
 
-def _users(running: Mapping[tf.Operation, str], structure: loops.Structure) -> tuple[dict, dict]:
+def _users(
+    running: Mapping[tf.Operation, str], structure: loops.Structure
+) -> tuple[_ByVariable, _ByVariable]:
     """Returns what reads each variable, and what is to wait until that is over.
 
-    That is what writes it; or, where this is in a loop, all that enters the loop.
+    What waits is the write, or all that enters the loop in which the write is.
 
     Args:
         running: The operations that run, and of what kind they are.
         structure: The loops of the graph.
     """
-    reads: dict[tf.Operation, list] = collections.defaultdict(list)
-    writes: dict[tf.Operation, list] = collections.defaultdict(list)
-    entering: dict[Any, list] = collections.defaultdict(list)
+    reads: _ByVariable = collections.defaultdict(list)
+    writes: _ByVariable = collections.defaultdict(list)
+    entering: dict[loops.Context | None, list[tf.Operation]] = collections.defaultdict(list)
     for op, kind in running.items():
         if kind in _ENTERS and structure.is_outermost(op.inputs[0].op):
             entering[structure.own_loop(op)].append(op)
@@ -152,16 +167,16 @@ def _variables(op: tf.Operation, kind: str) -> Iterator[tf.Operation]:
 
 
 def _ends(
-    read: tf.Operation, running: Mapping[tf.Operation, str], written: Any
+    read: tf.Operation, running: Mapping[tf.Operation, str], written: Written
 ) -> list[tf.Operation]:
-    """Returns what has a value only when a read is over, and has one in each step.
+    """Returns what has a value in each step, and only when a read is over.
 
-    Outside of branches and loops this is the read. What waits for an operation of a branch that
-    is not taken would never run; so inside it is what the branches merge in, or the loop's exits.
+    Outside of branches and loops this is the read itself. What waits for an operation of a branch
+    that is not taken never runs: of a branch it is the merge, of a loop its exits.
     """
 
-    def is_outermost(op):
-        # NOTE: of a copy only its original tells in what it is.
+    def is_outermost(op: tf.Operation) -> bool:
+        # NOTE: only a copy's original tells whether it is in a branch or a loop.
         return written.structure.is_outermost(written.nodes.original(op.name) or op)
 
     if is_outermost(read):

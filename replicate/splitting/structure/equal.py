@@ -1,13 +1,13 @@
-"""Which tensors are equal, since the same operations make them of the same tensors.
+"""Finds equal tensors: those that the same operations make of the same tensors.
 
 Two masks by one condition pick the same rows, though each has an operation of its own.
 """
 
-from typing import Any
+from collections.abc import Hashable
 
 from replicate.compat.tensorflow import tf
 
-# What conditions are made by: operations that always give the same for the same operands.
+# Deterministic operations, as conditions are made by.
 _KINDS = """
 Cast Equal ExpandDims Greater GreaterEqual Identity Less LessEqual LogicalAnd LogicalNot LogicalOr
 NotEqual Reshape Squeeze StridedSlice Where
@@ -16,19 +16,19 @@ _DEEPEST = 16
 _MOST_ENTRIES = 256
 
 
-def key(tensor: tf.Tensor, depth: int = _DEEPEST) -> Any:
-    """Returns what is equal for two tensors only if their values are."""
+def key(tensor: tf.Tensor, depth: int = _DEEPEST) -> Hashable:
+    """Returns a key: if the keys of two tensors are equal, so are their values."""
     op = tensor.op
     if op.type == "Const" and (tensor.shape.num_elements() or 0) <= _MOST_ENTRIES:
         return "Const", _attributes(op)
     if op.type not in _KINDS or not depth:
         return tensor.ref()
     inputs = tuple(key(each, depth - 1) for each in op.inputs)
-    # NOTE: what is made in a branch that is not taken is not there.
+    # NOTE: in a branch that is not taken nothing has a value.
     return op.type, tensor.value_index, _attributes(op), op._get_control_flow_context(), inputs
 
 
-def _attributes(op: tf.Operation) -> tuple:
+def _attributes(op: tf.Operation) -> tuple[tuple[str, bytes], ...]:
     attributes = op.node_def.attr
     return tuple(
         (name, attributes[name].SerializeToString(deterministic=True))
@@ -40,13 +40,13 @@ def _attributes(op: tf.Operation) -> tuple:
 def follows_alike(
     tensor: tf.Tensor, given: tf.Tensor, other: tf.Tensor, other_given: tf.Tensor
 ) -> bool:
-    """Whether a tensor is made from a given one as another is from another, by operations alone.
+    """Whether one tensor is made from a given one just as another is.
 
     Args:
-        tensor: A tensor.
-        given: What it is made from, and constants.
-        other: A tensor, perhaps of another graph.
-        other_given: What that is made from.
+        tensor: The tensor.
+        given: What it is made from, beside constants.
+        other: The other tensor, perhaps of another graph.
+        other_given: What the other one is made from.
     """
     waiting, seen = [(tensor, other)], set()
     while waiting:

@@ -1,7 +1,7 @@
-"""What kinds of operations read, what draw, and what has an effect: all in one table.
+"""Which kinds of operations read, draw random numbers, or have an effect.
 
-An operation whose kind holds a state has an effect, unless it is known that nobody sees whether
-it has run. So a kind that is not known here is never lost, run twice, or run out of its order.
+A stateful operation has an effect, unless it is listed here. So an unknown kind is never lost, run
+twice or run out of order.
 """
 
 import functools
@@ -10,7 +10,7 @@ from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
 
-# What reads variables, tables and queues. Between two writes it may run at any time, and often.
+# What reads variables, tables and queues: between two writes, at any time and any number of times.
 READS_OF_VARIABLES = operations.READS | {"IsVariableInitialized"}
 READS_OF_VALUES = READS_OF_VARIABLES - {
     "IsVariableInitialized",
@@ -32,11 +32,10 @@ DRAWS = frozenset(
     ThreadUnsafeUnigramCandidateSampler TruncatedNormal UniformCandidateSampler""".split()
 )
 
-# What fails if values are not as they should be. Each device may check its own rows.
+# What fails if values are wrong. Each device may check its own rows.
 CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
 
-# What else holds a state, and is there for its values alone: of files and datasets, of loops,
-# lists and devices.
+# Other stateful kinds, run for their values alone: of files, datasets, loops, lists and devices.
 _QUIET = frozenset(
     """DatasetToSingleElement DeviceIndex DisableCopyOnRead GetSessionTensor GlobalIterId
     GuaranteeConst IsResourceHandleRefCounting IsTensorFloat32Enabled ReduceDataset RefEnter
@@ -49,7 +48,7 @@ _QUIET_FAMILIES = ("Collective", "CudnnRNN", "Iterator", "Stack", "TensorArray")
 def is_stateful(kind: str) -> bool:
     """Whether operations of a kind have, use or change something that outlives a step.
 
-    Of a kind that is not registered, as functions of TensorFlow 1 are called, it is assumed.
+    A kind that is not registered, as the call of a TensorFlow 1 function, counts as stateful.
     """
     definition = tfc.op_def_registry.get(kind)
     if definition is None or definition.is_stateful:
@@ -59,7 +58,7 @@ def is_stateful(kind: str) -> bool:
 
 @functools.cache
 def has_effect(kind: str) -> bool:
-    """Whether operations of a kind, that call no functions, do more than to make their outputs."""
+    """Whether operations of a kind that calls no functions do more than make their outputs."""
     if not is_stateful(kind) or kind in READS or kind in DRAWS or kind in _QUIET:
         return False
     return not kind.startswith(_QUIET_FAMILIES) and not _only_makes_holders(kind)
@@ -67,24 +66,24 @@ def has_effect(kind: str) -> bool:
 
 @functools.cache
 def changes_state(kind: str) -> bool:
-    """Whether operations of a kind have an effect, and do more than to check values."""
+    """Whether operations of a kind have an effect other than to check values."""
     return has_effect(kind) and kind not in CHECKS
 
 
 def uses_handle(kind: str) -> bool:
-    """Whether operations of a kind read or write what a handle names, as variables are named."""
+    """Whether operations of a kind read or write what a handle names, such as a variable."""
     definition = tfc.op_def_registry.get(kind)
     resource = tf.resource.as_datatype_enum
     return definition is not None and any(each.type == resource for each in definition.input_arg)
 
 
 def may_be_copied_out(kind: str) -> bool:
-    """Whether operations of a kind may leave the function that they are in, or be left out."""
+    """Whether operations of a kind may be moved out of their function, or left out."""
     return not is_stateful(kind) or kind in READS or kind in DRAWS
 
 
 def _only_makes_holders(kind: str) -> bool:
-    """Whether an operation makes a variable, a table or the like, and uses none."""
+    """Whether a kind makes variables, tables or the like, and uses none."""
     definition = tfc.op_def_registry.get(kind)
     if definition is None or not definition.output_arg:
         return False

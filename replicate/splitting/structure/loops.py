@@ -1,20 +1,20 @@
 """Loops, branches, stacks and lists of a graph, and what is assumed of them.
 
-`Structure` says what belongs to what: which loop an operation is in, which push fills the stack
-that is read, which list a tensor may be. `Assumptions` holds what a pass over the graph takes for
-granted of loops and lists before it has seen all of them.
+`Structure` knows which loop an operation is in, which push fills a stack that is read, and which
+list a tensor may be. `Assumptions` holds what a pass over the graph takes for granted of loops and
+lists that it has not seen whole.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.states import FLOW, WHOLE, ListOf
 from replicate.splitting.structure import order
 
-# What makes a list; an optional value, as branches keep for their gradients, is one like that.
+# What makes a list. Optional values, which branches keep for their gradients, count as lists.
 NEW_LISTS = (
     *("EmptyTensorList", "TensorListReserve", "TensorListFromTensor"),
     *("OptionalFromValue", "OptionalNone"),
@@ -32,17 +32,36 @@ _WAYS_BACK = ("NextIteration", "RefNextIteration")
 _NONE = order.Behind(frozenset(), {})
 _PASSING = (*_ENTERS, *_EXITS, "Identity", "StopGradient", "Switch", "NextIteration")
 
+Each = TypeVar("Each")
+
+_ByMaker: TypeAlias = dict[tf.Operation, list[tf.Operation]]
+
+
+class Context(Protocol):
+    """A loop, or a branch, of version 1; TensorFlow's, or one of `functions`."""
+
+    @property
+    def outer_context(self) -> "Context | None":
+        """What this one is in, if it is in one."""
+
+    @property
+    def parallel_iterations(self) -> int | None:
+        """How many turns of a loop may run at a time."""
+
+    def IsWhileContext(self) -> bool:  # noqa: N802  TensorFlow's name
+        """Whether this is a loop."""
+
 
 class AgainError(Exception):
-    """An assumption was wrong and has been changed: the pass over the graph begins anew."""
+    """An assumption was wrong and has been changed: the pass over the graph starts again."""
 
 
 class LoopWholeError(Exception):
-    """A loop's body would need what all devices make together; no error reaches a user.
+    """A loop's body needs what all devices make together; no error reaches a user.
 
     Args:
         op: An operation of the loop.
-        reason: Why.
+        reason: Why the loop must be whole.
     """
 
     def __init__(self, op: tf.Operation, reason: str):
@@ -53,12 +72,11 @@ class LoopWholeError(Exception):
 class Structure:
     """The loops of version 1 of a graph, its stacks, and its lists.
 
-    A loop is told by its control flow context. What is asked for is looked up once, so the graph
-    is to be complete: functions are lowered before.
+    A loop is identified by its control flow context.
 
     Args:
-        graph: The graph.
-        behind_effects: The operations that come after one with an effect, and these.
+        graph: The graph, complete: functions are lowered before.
+        behind_effects: The operations with effects, and those that come after one.
 
     Attributes:
         pops: The operations that read from stacks.
@@ -66,14 +84,14 @@ class Structure:
     """
 
     def __init__(self, graph: tf.Graph, behind_effects: order.Behind = _NONE):
-        self._frames: dict[Any, bytes] = {}
+        self._frames: dict[Context | None, bytes] = {}
         self._starts: list[tf.Tensor] = []
         self.pops: list[tf.Operation] = []
-        self._array_writes: dict[Any, list] = collections.defaultdict(list)
-        self._pushes: dict[Any, list] = collections.defaultdict(list)
-        self._stack_roots: dict[Any, set] = collections.defaultdict(set)
-        self._list_writes: dict[Any, list] = {}
-        self._sources: dict[Any, list] = {}
+        self._array_writes: _ByMaker = collections.defaultdict(list)
+        self._pushes: _ByMaker = collections.defaultdict(list)
+        self._stack_roots: dict[tf.Operation, set[Context | None]] = collections.defaultdict(set)
+        self._list_writes: _ByMaker = {}
+        self._sources: dict[Hashable, list[tf.Operation]] = {}
         ops = graph.get_operations()
         for op in ops:
             self._note(op)
@@ -97,15 +115,14 @@ class Structure:
                 self.pops.append(op)
 
     def is_free(self, op: tf.Operation) -> bool:
-        """Whether an operation runs in each step, for its values alone.
+        """Whether an operation runs in each step for its value alone, so that it may be replaced.
 
-        Something else may stand for such a one. Of a branch that is not taken nothing may have a
-        value; and what comes behind an effect is there for the effect as well.
+        What is in a branch may have no value; what comes after an effect is there for that, too.
         """
         return self._is_of_step(op) and op not in self.behind_effects
 
     def may_be_passed(self, op: tf.Operation) -> bool:
-        """Whether an operation's first input may stand for it: it is there for nothing else."""
+        """Whether an operation's first input may stand for it."""
         others = [*op.control_inputs, *(tensor.op for tensor in op.inputs[1:])]
         return self._is_of_step(op) and not any(each in self.behind_effects for each in others)
 
@@ -115,64 +132,50 @@ class Structure:
     # Loops.
 
     @staticmethod
-    def own_loop(op: tf.Operation) -> Any:
-        """Returns the context of the loop that an operation belongs to; None: to none.
-
-        An exit belongs to the loop that it leaves.
-        """
+    def own_loop(op: tf.Operation) -> Context | None:
+        """Returns the loop that an operation belongs to, if any: of an exit the one it leaves."""
         return _loop_around(op._get_control_flow_context())
 
     @staticmethod
-    def loop(op: tf.Operation) -> Any:
-        """Returns the context of the loop that an operation's outputs are in; None: in none."""
-        context = op._get_control_flow_context()
-        if op.type in _EXITS and context is not None and context.IsWhileContext():
-            context = context.outer_context
-        return _loop_around(context)
+    def loop(op: tf.Operation) -> Context | None:
+        """Returns the loop that an operation's outputs are in, if any."""
+        return _loop_around(_context_of_outputs(op))
 
     def is_outermost(self, op: tf.Operation) -> bool:
         """Whether an operation's outputs are in no loop and in no branch."""
-        if op in self._branches:
-            return False
-        context = op._get_control_flow_context()
-        if op.type in _EXITS and context is not None and context.IsWhileContext():
-            context = context.outer_context
-        return context is None
+        return op not in self._branches and _context_of_outputs(op) is None
 
     @staticmethod
-    def outer(loop: Any) -> Any:
-        """Returns the context of the loop around a loop; None: there is none."""
+    def outer(loop: Context) -> Context | None:
+        """Returns the loop around a loop, if any."""
         return _loop_around(loop.outer_context)
 
-    def root(self, op: tf.Operation) -> Any:
-        """Returns the outermost of the loops that an operation belongs to; None: to none."""
+    @staticmethod
+    def root(op: tf.Operation) -> Context | None:
+        """See the function `root`."""
         return root(op)
 
-    def frame_name(self, loop: Any) -> bytes:
+    def frame_name(self, loop: Context) -> bytes:
         """Returns the name of a loop's frame."""
         return self._frames[loop]
 
-    def loops_sharing_stacks(self, root: Any) -> set:
+    def loops_sharing_stacks(self, root: Context) -> set[Context]:
         """Returns an outermost loop, and those that it shares stacks with, directly or not."""
-        found, waiting = set(), [root]
+        found: set[Context] = set()
+        waiting: list[Context | None] = [root]
         while waiting:
-            root = waiting.pop()
-            if root not in found and root is not None:
-                found.add(root)
+            each = waiting.pop()
+            if each not in found and each is not None:
+                found.add(each)
                 for sharing in self._stack_roots.values():
-                    if root in sharing:
+                    if each in sharing:
                         waiting.extend(sharing)
         return found
 
     # Stacks and TensorArrays.
 
-    @staticmethod
-    def handle_of(tensor: tf.Tensor) -> tf.Operation:
-        """See the function `handle_of`."""
-        return handle_of(tensor)
-
     def push_of(self, op: tf.Operation) -> tf.Operation | None:
-        """Returns the one push to the stack that an operation uses; None: there are several."""
+        """Returns the push to the stack that an operation uses, or None unless there is one."""
         pushes = self._pushes.get(handle_of(op.inputs[0]), [])
         return pushes[0] if len(pushes) == 1 else None
 
@@ -180,11 +183,13 @@ class Structure:
         """Returns the operations that write to a TensorArray."""
         return self._array_writes.get(array, [])
 
-    def with_pops(self, ops: Iterable[tf.Operation]) -> tuple[set, dict]:
-        """Adds what is read from stacks to the operations that fill them.
+    def with_pops(
+        self, ops: Iterable[tf.Operation]
+    ) -> tuple[set[tf.Operation], dict[tf.Operation, list[tf.Operation]]]:
+        """Adds to operations what is made from them by way of stacks.
 
         Args:
-            ops: Operations, with all that is made from them but for what goes over stacks.
+            ops: Operations, with all that is made from them in other ways.
 
         Returns:
             The operations; and for each pop from a stack the push that it comes after.
@@ -201,7 +206,7 @@ class Structure:
     # Lists.
 
     def list_starts(self) -> list[tf.Tensor]:
-        """Returns the outputs of operations that make arrays and lists from no rows."""
+        """Returns the outputs of operations that make empty arrays and lists."""
         return list(self._starts)
 
     def list_writes(self, source: tf.Operation) -> Sequence[tf.Operation]:
@@ -213,7 +218,7 @@ class Structure:
         return [op for op in self.list_writes(source) if op.type == "TensorListPushBack"]
 
     def list_sources(self, tensor: tf.Tensor) -> list[tf.Operation]:
-        """Returns the operations that made a list, or the lists that it may be."""
+        """Returns the operations that made the lists that a tensor may be."""
         key = tensor.ref()
         if key not in self._sources:
             self._sources[key] = []  # a list is no source of itself
@@ -223,13 +228,13 @@ class Structure:
     def _find_list_writes(self, writes: Sequence[tf.Operation]) -> None:
         """Finds what is written to each list.
 
-        The sources of a list that is an element of another are what was written to that one, so
-        lists are looked for until nothing more is found.
+        A list that is an element of another one is found by what is written to that one: so this
+        is repeated until nothing more is found.
         """
         number = -1
         while number != (number := sum(map(len, self._list_writes.values()))):
             self._sources.clear()
-            found = collections.defaultdict(list)
+            found: _ByMaker = collections.defaultdict(list)
             for write in writes:
                 for source in self.list_sources(write.inputs[0]):
                     found[source].append(write)
@@ -237,7 +242,8 @@ class Structure:
         self._sources.clear()
 
     def _find_sources(self, tensor: tf.Tensor) -> list[tf.Operation]:
-        seen, waiting, found = set(), [tensor], []
+        seen: set[Hashable] = set()
+        waiting, found = [tensor], []
         while waiting:
             tensor = waiting.pop()
             if tensor.ref() not in seen:
@@ -248,7 +254,7 @@ class Structure:
         return found
 
     def _before(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
-        """Returns the lists that a list may be, or may have been made from."""
+        """Returns the lists that a list may be, or may be made from."""
         op = tensor.op
         if op.type in ("Merge", "AddN"):
             return list(op.inputs)
@@ -266,19 +272,19 @@ class Structure:
 class Assumptions:
     """What a pass over a graph assumes of loops and lists that it has not seen whole.
 
-    A loop's variable has a state before the body gives it one, and a list holds elements before
-    something is written to it. So a pass assumes; and where a rule learns better, the assumption
-    is changed, `AgainError` is raised, and the pass begins anew. This ends, since each change is
-    made once and none is taken back: an array or a loop is split, then perhaps whole; of a list
-    nothing is assumed, then a state of its elements, then perhaps that it is whole; a loop's sum
-    is partial, then perhaps not. Where nothing is left to change, all arrays and lists are whole.
+    The state of a loop's variable is needed before the loop's body is seen, and that of a list's
+    elements before what is written to it. So a pass assumes them. If a rule finds an assumption to
+    be wrong, it is changed, `AgainError` is raised, and the pass starts again. This ends, since no
+    change is undone: an array or a loop is split, then perhaps whole; of a list nothing is assumed,
+    then the state of its elements, then perhaps that it is whole; a loop's sum is partial, then
+    perhaps not. As a last resort, all arrays and lists are whole.
 
     Args:
         structure: The graph's loops and lists.
 
     Attributes:
-        elements: What arrays and stacks hold, as far as this pass has seen: a state for each
-            operation that makes one.
+        elements: The states of what arrays and stacks hold, by the operation that makes them, as
+            far as this pass has seen.
         whole_loops: The outermost loops that run once, with the reasons.
     """
 
@@ -289,7 +295,7 @@ class Assumptions:
         self._no_sums: set[tf.Operation] = set()
         self._has_lists = True
         self.elements: dict[tf.Operation, states.State] = {}
-        self.whole_loops: dict[Any, str] = {}
+        self.whole_loops: dict[Context, str] = {}
 
     def begin(self) -> None:
         """Begins a pass."""
@@ -297,14 +303,14 @@ class Assumptions:
 
     # Loops.
 
-    def is_whole(self, root: Any) -> bool:
-        """Whether an outermost loop runs once."""
+    def is_whole(self, root: Context | None) -> bool:
+        """Whether an outermost loop runs once; not so if there is none."""
         return root in self.whole_loops
 
     def make_loop_whole(self, op: tf.Operation, reason: str) -> None:
-        """Lets the loop of an operation run once; raises nothing, but a new pass is to begin.
+        """Notes that an operation's loop runs once, and those that share stacks with it.
 
-        Loops that share stacks with it do as well.
+        It raises nothing; the caller is to start a new pass.
         """
         root = self._structure.root(op)
         if root is None or self.is_whole(root):
@@ -319,7 +325,7 @@ class Assumptions:
         """Whether a loop's variable may be a partial sum."""
         return merge not in self._no_sums
 
-    def let_variable_be_joined(self, merge: tf.Operation) -> None:
+    def let_variable_be_joined(self, merge: tf.Operation) -> NoReturn:
         """Assumes that a loop's variable is no partial sum."""
         self._no_sums.add(merge)
         raise AgainError
@@ -330,7 +336,7 @@ class Assumptions:
         """Whether a TensorArray is one, not one for each device."""
         return not self._has_lists or _first_array(array) in self._whole_arrays
 
-    def let_array_be_whole(self, array: tf.Operation | None, reason: str) -> None:
+    def let_array_be_whole(self, array: tf.Operation | None, reason: str) -> NoReturn:
         """Assumes that a TensorArray, and those of its gradients, are one."""
         if array is None or self.is_array_whole(array):
             self._let_all_be_whole(reason)
@@ -340,17 +346,16 @@ class Assumptions:
     # Lists.
 
     def element(self, source: tf.Operation) -> states.State | None:
-        """Returns the state of what a list holds; WHOLE: it is one list; None: not assumed."""
+        """Returns the state of a list's elements: WHOLE if it is one list, None if not assumed."""
         return self._lists.get(source) if self._has_lists else WHOLE
 
-    def want_list(self, source: tf.Operation, element: states.State) -> None:
-        """Assumes what a list holds, if nothing was assumed yet."""
-        if self.element(source) is None:
-            self._lists[source] = element
-            raise AgainError
+    def want_list(self, source: tf.Operation, element: states.State) -> NoReturn:
+        """Assumes the state of a list's elements, of which nothing was assumed."""
+        self._lists[source] = element
+        raise AgainError
 
     def want_lists(self, tensor: tf.Tensor, element: states.State) -> None:
-        """Assumes what lists that a tensor may be hold, if that fits all of them."""
+        """Assumes the state of the elements of all lists that a tensor may be, if that fits."""
         sources = self._structure.list_sources(tensor)
         new = [source for source in sources if self.element(source) is None]
         fits = all(self.element(source) in (None, element) for source in sources)
@@ -358,7 +363,7 @@ class Assumptions:
             self._lists.update((source, element) for source in new)
             raise AgainError
 
-    def let_lists_be_whole(self, sources: Sequence[tf.Operation], reason: str) -> None:
+    def let_lists_be_whole(self, sources: Sequence[tf.Operation], reason: str) -> NoReturn:
         """Assumes that each of several lists is one."""
         if all(self.element(source) is WHOLE for source in sources):
             self._let_all_be_whole(reason)
@@ -366,13 +371,13 @@ class Assumptions:
         raise AgainError
 
     def wanted_whole(self, tensor: tf.Tensor, state: states.State, reason: str) -> None:
-        """Takes note that an operation that runs once reads a tensor."""
+        """Notes that an operation that runs once reads a tensor."""
         if state is FLOW:
             self.let_array_be_whole(flow_source(tensor), reason)
         if isinstance(state, ListOf):
             self.let_lists_be_whole(self._structure.list_sources(tensor), reason)
 
-    def _let_all_be_whole(self, reason: str) -> None:
+    def _let_all_be_whole(self, reason: str) -> NoReturn:
         if not self._has_lists:
             raise ValueError(
                 f"A list is on no device, but wanted whole, since {reason}. This is an error in "
@@ -383,7 +388,7 @@ class Assumptions:
 
 
 def _of_branches(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """Returns what runs only if a branch is taken."""
+    """Returns the operations that are in branches."""
     ops = list(ops)
     if not any(op.type in _SWITCHES for op in ops):
         return set()
@@ -391,17 +396,16 @@ def _of_branches(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
     return in_branches(before, lambda op: op.type)
 
 
-def in_branches(before: Mapping[Any, Sequence], kind: Callable[[Any], str]) -> set:
-    """Returns what may be without a value, since it is in a branch that is not taken.
+def in_branches(before: Mapping[Each, Sequence[Each]], kind: Callable[[Each], str]) -> set[Each]:
+    """Returns what is in a branch, and so may have no value.
 
-    Each `Switch` that is no loop's leads one branch deeper, and each `Merge` that is no loop's
-    one back: what branches merge in is itself in the branch that they are in.
+    A `Switch`, unless it is a loop's, leads one branch deeper, and a `Merge` leads back.
 
     Args:
         before: For each operation those that it reads, in order, and those that it waits for.
         kind: Returns an operation's kind.
     """
-    depths: dict = {}
+    depths: dict[Each, int] = {}
     waiting = [(each, False) for each in before]
     while waiting:
         each, is_ready = waiting.pop()
@@ -438,8 +442,9 @@ def handle_of(tensor: tf.Tensor) -> tf.Operation:
 
 
 def flow_source(tensor: tf.Tensor) -> tf.Operation | None:
-    """Returns the TensorArray whose operations a number orders; None: it is not known."""
-    seen, waiting = set(), [tensor]
+    """Returns the TensorArray whose operations a flow orders, or None if it is not known."""
+    seen: set[tf.Operation] = set()
+    waiting = [tensor]
     while waiting:
         op = waiting.pop().op
         if op in seen:
@@ -454,7 +459,7 @@ def flow_source(tensor: tf.Tensor) -> tf.Operation | None:
 
 
 def is_flow(tensor: tf.Tensor) -> bool:
-    """Whether a number is there for the order of a TensorArray's operations."""
+    """Whether a tensor is a flow, which orders a TensorArray's operations."""
     while tensor.op.type in ("Identity", "Switch", *_ENTERS, *_EXITS):
         tensor = tensor.op.inputs[0]
     return tensor.op.type in _ARRAY_WRITES or (
@@ -463,21 +468,28 @@ def is_flow(tensor: tf.Tensor) -> bool:
 
 
 def _first_array(array: tf.Operation) -> tf.Operation:
-    """Returns the TensorArray that one is a gradient of, perhaps of a gradient."""
+    """Returns the array that one is, or is a gradient of, perhaps of a gradient."""
     while array.type == "TensorArrayGradV3":
         array = handle_of(array.inputs[0])
     return array
 
 
-def root(op: tf.Operation) -> Any:
-    """Returns the outermost of the loops that an operation belongs to; None: to none."""
-    loop = _loop_around(op._get_control_flow_context())
-    while loop is not None and _loop_around(loop.outer_context) is not None:
-        loop = _loop_around(loop.outer_context)
+def root(op: tf.Operation) -> Context | None:
+    """Returns the outermost of the loops that an operation belongs to, if any."""
+    loop = outer = _loop_around(op._get_control_flow_context())
+    while outer is not None:
+        loop, outer = outer, _loop_around(outer.outer_context)
     return loop
 
 
-def _loop_around(context: Any) -> Any:
+def _context_of_outputs(op: tf.Operation) -> Context | None:
+    context: Context | None = op._get_control_flow_context()
+    if op.type in _EXITS and context is not None and context.IsWhileContext():
+        return context.outer_context
+    return context
+
+
+def _loop_around(context: Context | None) -> Context | None:
     while context is not None and not context.IsWhileContext():
         context = context.outer_context
     return context

@@ -1,40 +1,56 @@
 """Definitions of new operations, collected and added to a graph at once.
 
-To add operations one by one takes Python most of a second for a thousand of them; the importer
-adds all of them together.
+Adding a thousand operations one by one takes Python most of a second; the importer adds all of them
+together.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from replicate.compat import importing
 from replicate.compat.tensorflow import tf, tf1
 
-# A new operation's output, `name` or `name:1`; or a tensor of the graph.
-Reference = Any
+Reference: TypeAlias = str | tf.Tensor
+"""A new operation's output, `name` or `name:1`; or a tensor of the graph."""
+
+Waited: TypeAlias = str | tf.Tensor | tf.Operation
+"""What is waited for, or run: a `Reference`, or an operation of the graph."""
+
+Maker: TypeAlias = str | tf.Operation
+"""A new operation by its name, or an operation of the graph."""
+
+Made: TypeAlias = Mapping[str, tf.Operation]
+"""New operations of a graph by their names."""
+
+Moved: TypeAlias = dict[Any, tf.Tensor]
+"""Tensors by the `ref()` of those that they replace."""
+
+Attributes: TypeAlias = Mapping[str, Any]
+"""Attributes of an operation by their names."""
 
 _OF_ORIGINALS = ("_class", "_output_shapes", "_xla_compile_id", "_grappler_do_not_remove")
 
-# The attributes by which an operation's outputs have their dtype, the first that it has.
+# The attributes that may name the dtype of an operation's outputs: the first one that is there.
 _DTYPES = ("DstT", "out_type", "dtype", "T", "Tparams")
 
 
 class Node:
-    """The definition of a new operation; to read and change it takes less time than the importer's.
+    """The definition of a new operation; faster to read and change than a `NodeDef`.
 
     Attributes:
         name: Its name.
         op: The kind of operation.
         device: Where it runs.
-        input: What it reads, and waits for, as it is written.
-        attr: Its attributes. Copies share them: they are put in place anew, not changed.
+        input: What it reads, and waits for, as a `NodeDef` has it.
+        attr: Its attributes. Copies share this mapping: it is replaced, never changed.
     """
 
     __slots__ = ("attr", "device", "input", "name", "op")
 
-    def __init__(self, name: str, op: str, device: str, input: list[str], attr: dict[str, Any]):
+    def __init__(self, name: str, op: str, device: str, input: list[str], attr: Attributes):
         self.name = name
         self.op = op
         self.device = device
@@ -42,21 +58,21 @@ class Node:
         self.attr = attr
 
     def set(self, key: str, value: Any) -> None:
-        """Gives the operation, and none that shares its attributes, another attribute."""
+        """Sets an attribute of this operation alone."""
         self.attr = {**self.attr, key: attribute(value)}
 
 
 class Nodes:
-    """New operations of a graph, under a prefix of their own.
+    """New operations of a graph.
 
     Args:
         graph: The graph.
-        prefix: Of the names of operations that are no copies.
+        prefix: Begins the names of operations that are no copies.
 
     Attributes:
         graph: The graph.
         by_name: The definitions.
-        tensors: Tensors of the graph that new operations read, by the names that they read.
+        tensors: The graph's tensors that new operations read, by the names that stand for them.
     """
 
     def __init__(self, graph: tf.Graph, prefix: str):
@@ -66,23 +82,19 @@ class Nodes:
         self.tensors: dict[str, tf.Tensor] = {}
         self._waits: dict[str, tf.Operation] = {}
         self._originals: dict[str, tf.Operation] = {}
-        self._constants: dict = {}
+        self._constants: dict[tuple[object, ...], str] = {}
         self._number = 0
 
     def name(self, reference: Reference) -> str:
-        """Returns what an input is written as."""
+        """Returns how an input is written."""
         if isinstance(reference, str):
             return reference
         name = f"{self._prefix}/given/{reference.op.name}/{reference.value_index}"
         self.tensors[name] = reference
         return name
 
-    def wait(self, waited: Any) -> str:
-        """Returns what a control input is written as.
-
-        Args:
-            waited: A reference, or an operation of the graph.
-        """
+    def wait(self, waited: Waited) -> str:
+        """Returns how a control input is written."""
         if isinstance(waited, str):
             return "^" + waited.split(":")[0]
         op = getattr(waited, "op", waited)
@@ -91,7 +103,7 @@ class Nodes:
         return "^" + name
 
     def waited(self, name: str) -> tf.Operation | None:
-        """Returns the operation of the graph that a control input is; None: a new one."""
+        """Returns the operation that a control input is, or None if it is a new one."""
         return self._waits.get(name.lstrip("^"))
 
     def add(
@@ -100,8 +112,8 @@ class Nodes:
         inputs: Sequence[Reference],
         device: str,
         *,
-        controls: Sequence[Any] = (),
-        name: str | None = None,
+        controls: Sequence[Waited] = (),
+        name: str = "",
         **attributes: Any,
     ) -> str:
         """Adds an operation, and returns its name.
@@ -110,8 +122,8 @@ class Nodes:
             type: The kind of operation.
             inputs: What it reads.
             device: Where it runs.
-            controls: What it waits for: see `wait`.
-            name: Its name; None: one that tells its kind.
+            controls: What it waits for.
+            name: Its name; by default one that tells its kind.
             **attributes: Its attributes.
         """
         name = name or f"{self._prefix}/{type}_{self._number}"
@@ -120,20 +132,16 @@ class Nodes:
         self._add(Node(name, type, device, read, made))
         return name
 
-    def copy(
-        self, op: tf.Operation, name: str, device: str, attributes: dict | None = None
-    ) -> Node:
+    def copy(self, op: tf.Operation, name: str, device: str, attributes: Attributes) -> Node:
         """Adds a copy of an operation, without inputs; returns its definition.
 
         Args:
             op: The operation.
             name: The copy's name.
             device: Where it runs.
-            attributes: Its attributes; None: the operation's.
+            attributes: Its attributes, as those of `attributes_of`.
         """
-        node = Node(
-            name, op.type, device, [], attributes_of(op) if attributes is None else attributes
-        )
+        node = Node(name, op.type, device, [], attributes)
         self._originals[name] = op
         self._add(node)
         return node
@@ -148,7 +156,7 @@ class Nodes:
         self._number += 1
 
     def original(self, name: str) -> tf.Operation | None:
-        """Returns of what operation a new one is a copy; None: of none."""
+        """Returns the operation that a new one is a copy of, or None if it is no copy."""
         return self._originals.get(name)
 
     def dtype(self, reference: str) -> tf.DType:
@@ -171,7 +179,7 @@ class Nodes:
         Args:
             value: An array, or a number of NumPy's.
             device: Where it is.
-            after: What it is made after: of a loop or branch, in which it then is.
+            after: What it waits for, so that it is in the same loop or branch.
         """
         value = np.asarray(value)
         waits = None if after is None else self.wait(after)
@@ -188,14 +196,14 @@ class Nodes:
         return self._constants[key]
 
     def remove(self, name: str) -> None:
-        """Takes an operation out again."""
+        """Removes an operation."""
         del self.by_name[name]
 
     def write(self) -> dict[str, tf.Operation]:
         """Adds all operations to the graph; returns them by their names."""
         definition = tf1.GraphDef()
         definition.versions.CopyFrom(self.graph.graph_def_versions)
-        shared: dict[int, Any] = {}
+        shared: dict[int, tf1.NodeDef] = {}
         for node in self.by_name.values():
             key = id(node.attr)
             if key not in shared:
@@ -209,21 +217,49 @@ class Nodes:
 
 
 def attributes_of(op: tf.Operation) -> dict[str, Any]:
-    """Returns the attributes that a copy of an operation has."""
+    """Returns an operation's attributes, without those that are the original's alone."""
     found = op.node_def.attr.items()
     return {key: value for key, value in found if key not in _OF_ORIGINALS}
 
 
-def tensor(reference: Reference, made: dict[str, tf.Operation]) -> Any:
-    """Returns what a reference stands for, once new operations are made; others as they are."""
+@dataclasses.dataclass
+class Changes:
+    """What becomes of operations that are in the graph already, once the new ones are.
+
+    Attributes:
+        inputs: Operations, the number of one of their inputs, and what it reads from then on.
+        controls: Operations, and all that they wait for from then on.
+        sums: For operations by name that add K parts: the sum. What a device without rows adds
+            is left out of them.
+    """
+
+    inputs: list[tuple[tf.Operation, int, Reference]] = dataclasses.field(default_factory=list)
+    controls: list[tuple[tf.Operation, Sequence[Waited]]] = dataclasses.field(default_factory=list)
+    sums: dict[str, tf.Tensor | tf.TensorSpec] = dataclasses.field(default_factory=dict)
+
+
+def output(name: str, index: int) -> str:
+    """Returns the reference to an output of a new operation."""
+    return f"{name}:{index}" if index else name
+
+
+def maker(reference: Waited) -> Maker:
+    """Returns the operation that a reference is of."""
+    if isinstance(reference, str):
+        return reference.split(":")[0]
+    return getattr(reference, "op", reference)
+
+
+def resolved(reference: Waited, made: Made) -> tf.Tensor | tf.Operation:
+    """Returns what a reference stands for, once new operations are made."""
     if not isinstance(reference, str):
         return reference
     name, _, index = reference.partition(":")
     return made[name].outputs[int(index or 0)]
 
 
-def attribute(value: Any) -> Any:
-    """Returns a value as an attribute has it."""
+def attribute(value: Any) -> tf1.AttrValue:
+    """Returns a value as an attribute."""
     made = tf1.AttrValue()
     if isinstance(value, bool):
         made.b = value
@@ -248,7 +284,7 @@ def attribute(value: Any) -> Any:
     return made
 
 
-def _fill(found: Any, values: Sequence) -> None:
+def _fill(found: Any, values: Sequence[Any]) -> None:
     found.SetInParent()
     for value in values:
         if isinstance(value, tf.DType):

@@ -3,16 +3,18 @@
 import collections
 import heapq
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import TypeVar
 
 from replicate.compat.tensorflow import tf
+
+Each = TypeVar("Each")
 
 
 def behind(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
     """Returns the operations that are made from tensors, loops' ways back included.
 
     Args:
-        tensors: Where to begin; what makes them is not among the result.
+        tensors: Where to begin; what makes them is left out.
     """
     starts = {tensor.op for tensor in tensors}
     found: set[tf.Operation] = set()
@@ -32,7 +34,7 @@ class Behind:
 
     Args:
         changes: Those that change a state, or come after one that does.
-        checks: Those that check values, or come after one that does: which checks these are, as
+        checks: Those that check values, or come after one that does, each with these checks as
             bits of a number.
     """
 
@@ -44,9 +46,9 @@ class Behind:
         return op in self._changes or op in self._checks
 
     def asks_for(self, op: tf.Operation, control: tf.Operation) -> bool:
-        """Whether an effect might not happen if an operation did not wait for a control input.
+        """Whether an effect might be lost if an operation did not wait for a control input.
 
-        A check happens if anything that the operation reads comes after it too.
+        A check is not lost if anything that the operation reads comes after it too.
         """
         if control in self._changes:
             return True
@@ -64,14 +66,14 @@ def is_way_back(op: tf.Operation, tensor: tf.Tensor) -> bool:
 def ordered(
     ops: set[tf.Operation], more: Mapping[tf.Operation, Sequence[tf.Operation]]
 ) -> list[tf.Operation]:
-    """Returns operations so that each comes after those that it reads from.
+    """Returns operations, each after those that it reads from; loops' ways back do not count.
 
     Args:
-        ops: The operations; of a loop the ways back are left out.
-        more: What else an operation comes after, as what is read from a stack after the push.
+        ops: The operations.
+        more: What else they come after: what is read from a stack, after the push.
     """
     waiting: dict[tf.Operation, int] = {}
-    after: dict[tf.Operation, list] = collections.defaultdict(list)
+    after: dict[tf.Operation, list[tf.Operation]] = collections.defaultdict(list)
     for op in ops:
         before = {tensor.op for tensor in op.inputs if not is_way_back(op, tensor)}
         before = {other for other in (*before, *more.get(op, ())) if other in ops}
@@ -94,14 +96,16 @@ def ordered(
     return found
 
 
-def in_order(before: Mapping[Any, Iterable]) -> tuple[list, bool]:
-    """Returns all of some things, each behind those before it, and whether there are circles.
+def in_order(before: Mapping[Each, Iterable[Each]]) -> tuple[list[Each], bool]:
+    """Returns keys, each after those before it as far as there are no circles, and if there are.
 
     Args:
-        before: For each thing those that come before it, which are things themselves. Where there
-            are circles, one of each comes before one that is before it.
+        before: For each key those that come before it.
     """
-    found, open_ones, seen, has_circles = [], set(), set(), False
+    found: list[Each] = []
+    open_ones: set[Each] = set()
+    seen: set[Each] = set()
+    has_circles = False
     for start in before:
         path = [] if start in seen else [(start, iter(before[start]))]
         seen.add(start)

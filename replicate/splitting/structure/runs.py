@@ -1,7 +1,7 @@
 """Which rows each device computes on.
 
-Rows stay in order: device k has the k-th run, and runs differ by at most one row, the longer ones
-first. A device without rows has one on loan, since kernels fail on none; what it makes of that
+Rows stay in order: device k has the k-th run. Runs differ by at most one row, the longer ones come
+first. A device without rows borrows one, since some kernels fail on none; what it makes of that one
 counts for nothing.
 """
 
@@ -15,14 +15,14 @@ from replicate.splitting.structure.nodes import Nodes, Reference
 
 
 class Runs(NamedTuple):
-    """The rows of a space on K devices, as references of int32 and of shape [].
+    """The rows of a space on K devices; all numbers are int32, of shape [].
 
     Attributes:
         total: How many rows there are.
-        begins: K numbers of first rows.
-        lengths: K numbers of rows, those on loan counted.
-        has_rows: K truths: whether a device has rows of its own; None: it has, always.
-        sum: The sum of `lengths`; None: it is `total`.
+        begins: The K first rows.
+        lengths: How many rows each of K devices has, with a borrowed one.
+        has_rows: For K devices, whether each has rows of its own; None if it always has.
+        sum: The sum of `lengths`, or None if it always is `total`.
     """
 
     total: Reference
@@ -33,7 +33,7 @@ class Runs(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether no device has rows on loan, ever."""
+        """Whether no device ever borrows a row."""
         return self.sum is None
 
 
@@ -48,7 +48,7 @@ def of_static(total: int, nodes: Nodes, num_devices: int, device: str) -> Runs:
     """
     counts, bounds = static_counts(total, num_devices), static_bounds(total, num_devices)
 
-    def number(value):
+    def number(value: int) -> Reference:
         return nodes.constant(np.int32(value), device)
 
     return Runs(

@@ -1,13 +1,14 @@
-"""With REPLICATE_DEBUG=1: shapes of copies are held against the whole ones, while a graph is built.
+"""With REPLICATE_DEBUG=1, checks the shapes of copies while a graph is built.
 
-A wrong rule may show so before anything runs: but for its rows a copy's shape is the whole one.
+A copy's shape is the whole one, but for its rows: so a wrong rule may show before anything runs.
 """
 
 import os
-from typing import Any
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting.states import Local, Partial, Rows
+from replicate.splitting.structure.nodes import Made
+from replicate.splitting.writing import writer as writers
 
 
 def are_wanted() -> bool:
@@ -15,31 +16,32 @@ def are_wanted() -> bool:
     return os.environ.get("REPLICATE_DEBUG") == "1"
 
 
-def check_shapes(written: Any, made: dict[str, tf.Operation]) -> None:
-    """Holds the shapes of copies against those of the operations that they are copies of.
+def check_shapes(written: writers.Writer, made: Made) -> None:
+    """Compares the shapes of copies with those of the operations that they are copies of.
 
     Args:
         written: The writer.
         made: The new operations by their names.
 
     Raises:
-        ValueError: If one does not fit; names the operation, the device and both shapes.
+        ValueError: If one does not fit; names the tensor, the device and both shapes.
     """
     for op in written.run_split:
         for k in range(len(written.devices)):
             copy = made.get(written.copy_name(op, k))
-            for n, tensor in enumerate(op.outputs if copy is not None else ()):
+            pairs = () if copy is None else zip(op.outputs, copy.outputs, strict=True)
+            for tensor, own in pairs:
                 wanted = _wanted(written, tensor, k)
-                if not copy.outputs[n].shape.is_compatible_with(wanted):
+                if not own.shape.is_compatible_with(wanted):
                     raise ValueError(
                         "A device's part of a value has the whole one's shape, but for its rows: "
                         f"{tensor.name}, {written.analysis.state(tensor)}, would be of shape "
-                        f"{wanted} on device {k}, and is of {copy.outputs[n].shape}. The rule of "
-                        f"{op.type} is wrong: it gives {written.analysis.how.get(op)}."
+                        f"{wanted} on device {k}, and is of {own.shape}. The rule of {op.type} is "
+                        f"wrong: it gives {written.analysis.how.get(op)}."
                     )
 
 
-def _wanted(written: Any, tensor: tf.Tensor, k: int) -> tf.TensorShape:
+def _wanted(written: writers.Writer, tensor: tf.Tensor, k: int) -> tf.TensorShape:
     """Returns the shape that device k's part has, as far as that is known."""
     analysis = written.analysis
     state, shape = analysis.state(tensor), tensor.shape

@@ -1,7 +1,6 @@
-"""Sparse and ragged rows of a worker, as those of all workers are, before a model sees them."""
+"""Makes sparse and ragged tensors of a worker those of all workers, before a model sees them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from replicate.compat.tensorflow import tf
 from replicate.graph import collectives, reductions, rows
@@ -18,7 +17,7 @@ def widened(
 
     Args:
         values: The worker's own.
-        total: How many rows all workers have, where the graph knows it.
+        total: How many rows all workers have, if the graph knows it.
         workers: The workers.
         home: Where they join what they bring.
     """
@@ -38,7 +37,7 @@ def widened(
 
 def whole(
     values: Sequence[tf.RaggedTensor],
-    number: Any,
+    number: rows.Bound,
     workers: collectives.CollectiveWorkers,
     home: str,
 ) -> list[tf.RaggedTensor]:
@@ -46,7 +45,7 @@ def whole(
 
     Args:
         values: The worker's own.
-        number: How many rows are the worker's own: an int, or int32 of shape [].
+        number: How many rows the worker has: an int, or int32 of shape [].
         workers: The workers.
         home: Where they join what they bring.
     """
@@ -64,8 +63,8 @@ def whole(
         ]
 
 
-def _parts(value: tf.RaggedTensor, number: Any) -> list[tf.Tensor]:
-    """Returns how long a worker's own rows are, and what is in them."""
+def _parts(value: tf.RaggedTensor, number: rows.Bound) -> list[tf.Tensor]:
+    """Returns the lengths of a worker's rows, and their values."""
     own = rows.cut(value, 0, tf.cast(number, value.row_splits.dtype))
     return [*own.nested_row_lengths(), own.flat_values]
 

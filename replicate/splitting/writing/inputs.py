@@ -1,47 +1,46 @@
-"""Features and labels as tensors with rows: dense ones, and what other ones are made of."""
+"""Features and labels as tensors with rows: dense ones, and the parts of sparse and ragged ones."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
 from replicate.splitting.analysis import FILLS, Given
 from replicate.splitting.inference import extents, probes
 from replicate.splitting.rules import random, sparse
-from replicate.splitting.states import SIZE, Ids, Local, Rows, Space
+from replicate.splitting.states import SIZE, Ids, Local, RowNumbers, Rows, Space
 from replicate.splitting.structure import equal, loops, order
 
-# Returns the first row of device k, and the row after its last one; ints, or tensors.
-Bounds = Callable[[int], tuple[Any, Any]]
+Bounds: TypeAlias = Callable[[int], tuple[rows.Bound, rows.Bound]]
+"""Returns the first row of device k, and the row after its last one."""
 
 
 class Inputs(NamedTuple):
-    """What a batch gives.
+    """The tensors of a batch.
 
     Attributes:
-        given: Its tensors, for the analysis.
-        known: What facts are to be told of tensors' lengths.
-        shapes: What facts are to be told of vectors that are shapes.
+        given: For the analysis.
+        known: For the facts.
     """
 
     given: list[Given]
-    known: list[probes.KnownRows]
-    shapes: dict
+    known: list[probes.Known]
 
 
 def of(
-    batch: Space, tensors: Iterable[Any], bounds: Bounds, num_devices: int, device: str
+    batch: Space, tensors: Iterable[types.Rows], bounds: Bounds, num_devices: int, device: str
 ) -> Inputs:
-    """Returns what the tensors of a batch give.
+    """Returns the tensors of a batch.
 
     Args:
-        batch: Whose rows they have.
+        batch: The space of their rows.
         tensors: Dense, sparse or `numbered` ragged tensors of shape [B, ...].
         bounds: Which rows are each device's.
         num_devices: K.
         device: Where sparse and ragged tensors are cut.
     """
-    found = Inputs([], [], {})
+    found = Inputs([], [])
     for tensor in tensors:
         if isinstance(tensor, (tf.SparseTensor, tf.RaggedTensor)):
             add = _add_sparse if isinstance(tensor, tf.SparseTensor) else _add_ragged
@@ -58,22 +57,22 @@ def _add_sparse(
 ) -> None:
     parts = [rows.cut(whole, *bounds(k)) for k in range(num_devices)]
     entries = Space(whole.values.op.name, whole.values)
-    given = {
-        "indices": Rows(0, entries, Ids(batch, 0)),
-        "values": Rows(0, entries),
-        "dense_shape": SIZE,
-    }
-    for name, state in given.items():
-        held = tuple(getattr(part, name) for part in parts)
-        found.given.append(Given(getattr(whole, name), state, held))
+    numbers = RowNumbers(0, entries, Ids(batch, 0))
+    found.given.extend(
+        [
+            Given(whole.indices, numbers, tuple(part.indices for part in parts)),
+            Given(whole.values, Rows(0, entries), tuple(part.values for part in parts)),
+            Given(whole.dense_shape, SIZE, tuple(part.dense_shape for part in parts)),
+        ]
+    )
     for tensor in (whole.indices, whole.values):
         found.known.append(probes.KnownRows(tensor, 0, True))
     inner = whole.shape[1:].as_list() if whole.shape.rank else [None] * (_rank(whole) - 1)
-    found.shapes[whole.dense_shape.ref()] = [extents.BATCH, *inner]
+    found.known.append(probes.KnownShape(whole.dense_shape, [extents.BATCH, *inner]))
 
 
-def is_known_ragged(value: Any) -> bool:
-    """Whether a value is a ragged tensor of which each device can have its own rows."""
+def is_known_ragged(value: types.Rows | None) -> bool:
+    """Whether a value is a ragged tensor that can be split by rows."""
     return (
         isinstance(value, tf.RaggedTensor)
         and value.ragged_rank == 1
@@ -83,10 +82,9 @@ def is_known_ragged(value: Any) -> bool:
 
 
 def numbered(whole: tf.RaggedTensor) -> tf.RaggedTensor:
-    """Returns the same ragged tensor, with what tells devices their own rows.
+    """Returns the same ragged tensor made from its values' numbers of rows.
 
-    Its values' numbers of rows are its own to tell; else a model would work them out from where
-    rows begin and end.
+    Otherwise a model would work these out from where rows begin and end, which cannot be split.
     """
     with tf.control_dependencies(None), tf1.name_scope("ragged"):
         splits = whole.row_splits
@@ -98,13 +96,13 @@ def numbered(whole: tf.RaggedTensor) -> tf.RaggedTensor:
 
 
 def _counted(numbered: tf.RaggedTensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the lengths of rows, and where rows begin and end, that `numbered` began with."""
+    """Returns the lengths and the splits of rows that `numbered` made a ragged tensor from."""
     lengths = numbered.nrows().op.inputs[0].op.inputs[0]
     return lengths, lengths.op.inputs[0].op.inputs[0].op.inputs[0]
 
 
 def _value_rows(ragged: tf.RaggedTensor) -> tf.Tensor:
-    """Returns which row each value is of."""
+    """Returns the row of each value."""
     splits = ragged.row_splits
     places = tf.range(tf.shape(ragged.flat_values, out_type=splits.dtype)[0])
     return tf.searchsorted(splits, places, "right", splits.dtype) - 1
@@ -122,7 +120,7 @@ def _add_ragged(
     splits_of = [part.row_splits for part in parts]
     given = [
         Given(values, Rows(0, entries), tuple(part.flat_values for part in parts)),
-        Given(numbers, Rows(0, entries, Ids(batch)), tuple(_value_rows(part) for part in parts)),
+        Given(numbers, RowNumbers(0, entries, Ids(batch)), tuple(map(_value_rows, parts))),
         Given(splits, Local(sparse.Bounds(batch, entries)), tuple(splits_of)),
         Given(lengths, Rows(0, batch), tuple(each[1:] - each[:-1] for each in splits_of)),
     ]
@@ -134,10 +132,7 @@ def _add_ragged(
 
 
 def _numbers_anew(splits: tf.Tensor) -> list[tf.Tensor]:
-    """Returns what TensorFlow's own code has made of where rows begin: which row each value is of.
-
-    It does so although a ragged tensor knows, for example where it sums over values.
-    """
+    """Returns the rows of values that TensorFlow worked out from splits, as for a sum of values."""
     with tf.Graph().as_default():
         places = tf1.placeholder(splits.dtype, splits.shape)
         values = tf1.placeholder(tf.float32, [None])
@@ -155,7 +150,7 @@ def _rank(tensor: tf.SparseTensor) -> int:
 
 
 def picked(ops: Iterable[tf.Operation]) -> list[probes.KnownRows]:
-    """Returns what facts are to be told of rows that operations pick."""
+    """Returns the rows that operations pick, for the facts."""
     return [
         probes.KnownRows(op.outputs[n], 0, True)
         for op in ops
@@ -166,41 +161,42 @@ def picked(ops: Iterable[tf.Operation]) -> list[probes.KnownRows]:
 def made(
     ops: set[tf.Operation],
     given: Iterable[tf.Tensor],
-    rows: int,
+    number: int,
     structure: loops.Structure,
 ) -> set[tf.Operation]:
-    """Returns what makes rows of a static batch, and is not made from it.
+    """Returns what makes rows of a static batch and is not made from the batch.
 
-    So do constants, fills and draws whose shapes have the number of rows, as the first states of
-    a recurrent model.
+    These are constants, fills and draws whose shapes have the number of rows, as the first states
+    of a recurrent model.
 
     Args:
         ops: All operations behind the batch.
         given: The tensors of the batch.
-        rows: B.
+        number: B.
         structure: The graph's loops.
     """
     seen = ops | {tensor.op for tensor in given}
-    waiting, found = list(ops), set()
+    waiting = list(ops)
+    found: set[tf.Operation] = set()
     while waiting:
         for tensor in waiting.pop().inputs:
             if tensor.op not in seen:
                 seen.add(tensor.op)
                 waiting.append(tensor.op)
-                if structure.is_free(tensor.op) and _makes_rows(tensor.op, rows):
+                if structure.is_free(tensor.op) and _makes_rows(tensor.op, number):
                     found.add(tensor.op)
     return found
 
 
-def _makes_rows(op: tf.Operation, rows: int) -> bool:
+def _makes_rows(op: tf.Operation, number: int) -> bool:
     """Whether an operation makes as many rows.
 
-    NOTE: whole numbers may be a shape, or axes. Those count that a loop begins with.
+    NOTE: whole numbers may be a shape, or axes: only those count that a loop begins with.
     """
     if op.type not in (*FILLS, "Range") and op.type not in random.SEEDED:
         return False
     made = op.outputs[0]
-    if not made.shape.rank or rows not in made.shape.as_list():
+    if not made.shape.rank or number not in made.shape.as_list():
         return False
     is_number = not (made.dtype.is_floating or made.dtype.is_complex)
     if op.type in (*random.SEEDED, "Range") or not is_number:

@@ -1,22 +1,34 @@
-"""What lies between states: parts become a value, rows are gathered and cut, sizes are scaled.
+"""Brings tensors from state to state: joins parts, gathers rows, cuts values, scales sizes.
 
-A device without rows computes on a row on loan. What it adds to a sum is left out, what it adds
-to gathered rows is cut off, and sizes are never those of rows on loan.
+A device without rows computes on a borrowed one. What it adds to a sum is left out, what it adds to
+gathered rows is cut off, and whole sizes do not count borrowed rows.
 """
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.states import Kind, Partial, Rows, Space
-from replicate.splitting.structure import runs
+from replicate.splitting.states import Kind, Partial, RowNumbers, Rows, Space
+from replicate.splitting.structure import loops, runs
 from replicate.splitting.structure.nodes import Reference
+from replicate.splitting.writing import levels
 
-_REDUCTIONS = {Kind.MAX: "Max", Kind.MIN: "Min", Kind.ALL: "All", Kind.ANY: "Any"}
-_REDUCTIONS[Kind.PROD] = "Prod"
-_MERGES = {Kind.MAX: "Max", Kind.MIN: "Min", Kind.ALL: "Min", Kind.ANY: "Max", Kind.PROD: "Mul"}
+if TYPE_CHECKING:
+    from replicate.splitting.writing import writer as writers
+
+# What reduces parts on one device, and what merges workers' values.
+_REDUCTIONS = {
+    Kind.MAX: ("Max", "Max"),
+    Kind.MIN: ("Min", "Min"),
+    Kind.PROD: ("Prod", "Mul"),
+    Kind.ALL: ("All", "Min"),
+    Kind.ANY: ("Any", "Max"),
+}
 
 
 class Joins:
@@ -27,20 +39,21 @@ class Joins:
         batch: The runs of the batch.
 
     Attributes:
-        crossings: What goes over workers, by the names of new operations.
+        crossings: What goes over workers, by the names of the operations that stand for it.
     """
 
-    def __init__(self, writer: Any, batch: runs.Runs):
+    def __init__(self, writer: "writers.Writer", batch: runs.Runs):
         self._writer = writer
         self._nodes = writer.nodes
         self._analysis = writer.analysis
         self._devices = writer.devices
         self._home = writer.home
-        self.crossings: dict = {}
+        self.crossings: dict[str, levels.Crossing] = {}
         self._runs = {writer.analysis.batch: batch}
-        self._memo: dict = {}
+        self._memo: dict[tuple[object, ...], Reference] = {}
+        self._windows: dict[tuple[object, ...], tuple[str, str]] = {}
 
-    # What several workers change.
+    # What is different with several workers.
 
     def of_all(
         self,
@@ -50,20 +63,20 @@ class Joins:
         dtype: tf.DType,
         shape: tf.TensorShape | None = None,
     ) -> Reference:
-        """Returns what all workers' values make; there is one worker.
+        """Returns what all workers' values make.
 
         Args:
             value: What this worker's devices have made.
             how: `"Add"`, `"Max"`, `"Min"` or `"Mul"`.
-            tensor: What it is made for: the value is there where this is.
-            dtype: Of the value.
-            shape: Of the value; None: that of the tensor.
+            tensor: What the value is made for: it is in the same branches.
+            dtype: The value's dtype.
+            shape: The value's shape; by default the tensor's.
         """
         del how, tensor, dtype, shape
         return value
 
     def at_home(self, tensor: tf.Tensor) -> Reference:
-        """Returns a value that an operation makes that runs once."""
+        """Returns the output of an operation that runs once."""
         self._writer.want_whole(tensor.op)
         return tensor
 
@@ -77,7 +90,8 @@ class Joins:
 
     def static_run(self, k: int) -> tuple[int, int]:
         """Returns the first row of device k, and how many it has, of a static batch."""
-        counts = runs.static_counts(self._analysis.facts.static_rows, len(self._devices))
+        total = self._analysis.facts.static_rows or 0
+        counts = runs.static_counts(total, len(self._devices))
         return sum(counts[:k]) if counts[k] else 0, max(counts[k], 1)
 
     # Numbers of rows.
@@ -89,8 +103,8 @@ class Joins:
         return self._runs[space]
 
     @property
-    def has_rows(self) -> tuple:
-        """For each device whether it has rows of the batch: a reference; None: it has."""
+    def has_rows(self) -> tuple[Reference | None, ...]:
+        """For each device whether it has rows of the batch; None if it always has."""
         return tuple(self.runs_of(self._analysis.batch).has_rows)
 
     def total(self, space: Space, dtype: tf.DType) -> Reference:
@@ -98,9 +112,11 @@ class Joins:
         return self._cast(self.runs_of(space).total, dtype, self._home)
 
     def _picked(self, space: Space) -> runs.Runs:
-        """Returns how many rows each device picked; of rows on loan the picks are on loan."""
+        """Returns how many rows each device picked; of borrowed rows the picked are borrowed."""
         batch, none = self.runs_of(self._analysis.batch), self._writer.constant(np.int32(0), None)
-        begins, lengths, end = [], [], none
+        begins: list[Reference] = []
+        lengths: list[Reference] = []
+        end: Reference = none
         for k, device in enumerate(self._devices):
             part = self._writer.own(space.source, k)
             length = self._entry(part, space.source.dtype, 0, device)
@@ -125,13 +141,15 @@ class Joins:
     def _shape(self, value: Reference, dtype: tf.DType, to: tf.DType, device: str) -> str:
         return self._nodes.add("Shape", [value], device, T=dtype, out_type=to)
 
-    def _gathered(self, values: Reference, indices: Any, dtype: tf.DType, device: str) -> str:
-        """Returns entries of a vector, by constants that are made behind it."""
+    def _gathered(
+        self, values: Reference, indices: np.int32 | npt.NDArray[Any], dtype: tf.DType, device: str
+    ) -> str:
+        """Returns entries of a vector, in the same loop or branch."""
         index, zero = (self._nodes.constant(n, device, values) for n in (indices, np.int32(0)))
         kinds = {"Tparams": dtype, "Tindices": tf.int32, "Taxis": tf.int32}
         return self._nodes.add("GatherV2", [values, index, zero], device, **kinds)
 
-    def _add(self, values: list, dtype: tf.DType) -> str:
+    def _add(self, values: Sequence[Reference], dtype: tf.DType) -> str:
         return self._nodes.add("AddN", values, self._home, T=dtype, N=len(values))
 
     def _binary(self, type: str, a: Reference, b: Reference, dtype: tf.DType, device: str) -> str:
@@ -148,10 +166,10 @@ class Joins:
         return self._memo[key]
 
     def _own_part(self, grown: Reference, found: runs.Runs, dtype: tf.DType) -> Reference:
-        """Returns of a number that grows with rows on loan, too, what is the rows' own."""
-        if found.is_exact:
+        """Returns a number that grows with all rows without the part of borrowed rows."""
+        if found.sum is None:
             return grown
-        number = self._at_least_one(found.sum, self._home, None)  # of none that are picked
+        number: Reference = self._at_least_one(found.sum, self._home, None)  # none may be picked
         number = self._cast(number, dtype, self._home)
         per_row = self._binary("FloorDiv", grown, number, dtype, self._home)
         total = self._cast(found.total, dtype, self._home)
@@ -169,7 +187,7 @@ class Joins:
             return self._divided(total, self._number_of_elements(tensor), tensor.dtype)
         return self._reduced(parts, tensor, state.kind)
 
-    def _sum(self, parts: list, tensor: tf.Tensor) -> str:
+    def _sum(self, parts: Sequence[Reference], tensor: tf.Tensor) -> Reference:
         found = self._add(parts, tensor.dtype)
         self._writer.changes.sums[found] = tensor
         return self.of_all(found, "Add", tensor, tensor.dtype)
@@ -179,16 +197,18 @@ class Joins:
         return self._binary("RealDiv", total, number, dtype, self._home)
 
     def _number_of_elements(self, mean: tf.Tensor) -> Reference:
-        """Returns of how many elements a mean is, int32."""
+        """Returns how many elements a mean is of, int32."""
         tensor, operand = mean.op.inputs[0], mean.op.inputs[1]
-        facts, state = self._analysis.facts, self._analysis.state(tensor)
+        facts, state = self._analysis.facts, self._rows(tensor)
         shape = facts.known_shape(tensor, state.axis)
-        rank = facts.rank(tensor)
-        axes = sorted({int(axis) % rank for axis in facts.value(operand).reshape(-1)})
+        axes = sorted(
+            {int(axis) % self.rank(tensor) for axis in np.asarray(facts.value(operand)).reshape(-1)}
+        )
         multiple = facts.multiple(tensor, state.axis)
         others = [None if shape is None else shape[axis] for axis in axes if axis != state.axis]
-        if multiple is not None and None not in others:
-            number = np.int32(multiple * int(np.prod(others, dtype=np.int64)))
+        known = [size for size in others if size is not None]
+        if multiple is not None and len(known) == len(others):
+            number = np.int32(multiple * math.prod(known))
             total = self.runs_of(state.space).total
             if number == 1:
                 return total
@@ -196,14 +216,14 @@ class Joins:
             return self._binary("Mul", total, scale, tf.int32, self._home)
         numbers = []
         for k, device in enumerate(self._devices):
-            part = self._writer.view(tensor, Rows(state.axis, state.space), k)
-            shape = self._shape(part, tensor.dtype, tf.int32, device)
-            sizes = self._gathered(shape, np.array(axes, np.int32), tf.int32, device)
+            part = self._writer.view(tensor, state, k)
+            lengths = self._shape(part, tensor.dtype, tf.int32, device)
+            sizes = self._gathered(lengths, np.array(axes, np.int32), tf.int32, device)
             numbers.append(self._reduced_all(sizes, "Prod", tf.int32, device))
-        number = self.of_all(
+        everything = self.of_all(
             self._add(numbers, tf.int32), "Add", mean, tf.int32, tf.TensorShape([])
         )
-        return self._own_part(number, self.runs_of(state.space), tf.int32)
+        return self._own_part(everything, self.runs_of(state.space), tf.int32)
 
     def _reduced_all(self, values: Reference, type: str, dtype: tf.DType, device: str) -> str:
         axis = self._nodes.constant(np.int32(0), device, values)
@@ -212,9 +232,10 @@ class Joins:
             type, [values, axis], device, Tidx=tf.int32, keep_dims=False, **kinds
         )
 
-    def _reduced(self, parts: list, tensor: tf.Tensor, kind: Kind) -> Reference:
-        """Returns the maximum or the like; a device without rows stands back."""
+    def _reduced(self, parts: Sequence[Reference], tensor: tf.Tensor, kind: Kind) -> Reference:
+        """Returns the maximum or the like of the parts of devices with rows."""
         has_rows, dtype = self.has_rows, tensor.dtype
+        reduction, merge = _REDUCTIONS[kind]
         neutral = self._writer.constant(_neutral(kind, dtype), None)
         found = []
         for part, has in zip(parts, has_rows, strict=True):
@@ -222,14 +243,14 @@ class Joins:
                 part = self._nodes.add("SelectV2", [has, part, neutral], self._home, T=dtype)
             found.append(part)
         packed = self._nodes.add("Pack", found, self._home, T=dtype, N=len(found), axis=0)
-        found = self._reduced_all(packed, _REDUCTIONS[kind], dtype, self._home)
-        return self.of_all(found, _MERGES[kind], tensor, dtype)
+        whole = self._reduced_all(packed, reduction, dtype, self._home)
+        return self.of_all(whole, merge, tensor, dtype)
 
     # Rows become whole.
 
     def of_rows(self, tensor: tf.Tensor, state: Rows) -> Reference:
-        """Returns all devices' rows, those on loan left out."""
-        wanted = Rows(state.axis, state.space)
+        """Returns all devices' rows, without borrowed ones."""
+        wanted = state.at(state.axis)
         parts = [self._writer.view(tensor, wanted, k) for k in range(len(self._devices))]
         found = parts[0]
         if len(parts) > 1:
@@ -239,11 +260,11 @@ class Joins:
         return self._without_loans(found, tensor, state)
 
     def _without_loans(self, found: Reference, tensor: tf.Tensor, state: Rows) -> Reference:
-        """Returns of this worker's rows those that are its own."""
+        """Returns this worker's rows without borrowed ones."""
         rows = self._runs_here(state.space)
         if rows.is_exact:
             return found
-        rank, multiple = self._rank(tensor), self._multiple(tensor, state)
+        rank, multiple = self.rank(tensor), self._multiple(tensor, state)
         key = ("all", state.space, rank, state.axis, multiple)
         if multiple is None or key not in self._memo:
             mask = (np.arange(rank) == state.axis).astype(np.int32)
@@ -260,78 +281,94 @@ class Joins:
         kinds = {"T": tensor.dtype, "Index": tf.int32}
         return self._nodes.add("Slice", [found, begin, self._memo[key]], self._home, **kinds)
 
-    def _rank(self, tensor: tf.Tensor) -> int:
+    def rank(self, tensor: tf.Tensor) -> int:
+        """Returns the rank of a tensor with rows."""
         rank = self._analysis.facts.rank(tensor)
         if rank is None:
             raise ValueError(f"What has rows has a known rank; {tensor.name} has none.")
         return rank
 
+    def _rows(self, tensor: tf.Tensor) -> Rows:
+        """Returns the rows of a tensor that has some."""
+        state = self._analysis.state(tensor)
+        if not isinstance(state, Rows):
+            raise ValueError(f"{tensor.name} has no rows: it is {state}.")
+        return state.at(state.axis)
+
     def _multiple(self, tensor: tf.Tensor, state: Rows) -> int | None:
         return self._analysis.facts.multiple(tensor, state.axis)
 
-    def plain(self, tensor: tf.Tensor, state: Rows, k: int) -> Reference:
-        """Returns a device's row numbers as one device counts them."""
+    def plain(self, tensor: tf.Tensor, state: RowNumbers, k: int) -> Reference:
+        """Returns a device's numbers of rows as one device counts them."""
         part, device, dtype = self._writer.own(tensor, k), self._devices[k], tensor.dtype
         ids = state.ids
         offset = self._cast(self.runs_of(ids.space).begins[k], dtype, self._home)
         scale = np.array(ids.stride, dtype.as_numpy_dtype)
         if ids.column is not None:
-            shape = self._analysis.facts.known_shape(tensor, state.axis)
-            columns = np.arange(shape[0 if ids.is_upright else -1]) == ids.column
-            scale = columns.astype(dtype.as_numpy_dtype) * scale
+            rank = self.rank(tensor)
+            width = self._length(tensor, state, 0 if ids.is_upright else rank - 1)
+            scale = (np.arange(width) == ids.column).astype(dtype.as_numpy_dtype) * scale
             if ids.is_upright:
-                scale = scale.reshape([-1] + [1] * (len(shape) - 1))
+                scale = scale.reshape([-1] + [1] * (rank - 1))
         by = self._binary("Mul", offset, self._writer.constant(scale, k), dtype, device)
         return self._binary("AddV2", part, by, dtype, device)
+
+    def _length(self, tensor: tf.Tensor, state: Rows, axis: int) -> int:
+        shape = self._analysis.facts.known_shape(tensor, state.axis)
+        length = None if shape is None else shape[axis]
+        if length is None:
+            raise ValueError(f"A length of {tensor.name} is to be known, and is not.")
+        return length
 
     # What is whole is cut.
 
     def cut(self, tensor: tf.Tensor, want: Rows, k: int) -> Reference:
         """Returns device k's rows of a value that is at hand whole."""
-        loop = self._writer.structure.loop(tensor.op)
         key = ("cut", tensor.ref(), want.axis, want.space, k)
-        if key in self._memo:
-            return self._memo[key]
+        if key not in self._memo:
+            self._memo[key] = self._cut(tensor, want, k)
+        return self._memo[key]
+
+    def _cut(self, tensor: tf.Tensor, want: Rows, k: int) -> Reference:
         facts = self._analysis.facts
         if facts.static_rows and tensor.op.type == "Const" and self._is_free(tensor.op):
             value = facts.constant(tensor)
             if value is not None and not want.space.is_picked:
-                self._memo[key] = self._cut_constant(np.asarray(value), tensor, want, k)
-                return self._memo[key]
+                begin, count = self.static_run(k)
+                multiple = value.shape[want.axis] // facts.static_rows
+                rows = range(begin * multiple, (begin + count) * multiple)
+                value = np.ascontiguousarray(np.take(value, rows, want.axis))
+                return self._writer.constant(value.astype(tensor.dtype.as_numpy_dtype), k)
         whole = self._writer.in_loops.whole(tensor, k)
-        rows = self.runs_of(want.space)
-        self._memo[key] = self._cut_out(tensor, whole, rows, want, k, loop)
-        return self._memo[key]
+        return self._cut_out(tensor, whole, self.runs_of(want.space), want, k)
 
     def _cut_out(
-        self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int, loop: Any
+        self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int
     ) -> str:
-        device = self._home if loop is None else self._devices[k]
-        begin, length = self._window(tensor, whole, rows, want, k, loop)
+        device = self._home if self._loop(tensor) is None else self._devices[k]
+        begin, length = self._window(tensor, whole, rows, want, k)
         kinds = {"T": tensor.dtype, "Index": tf.int32}
         return self._nodes.add("Slice", [whole, begin, length], device, **kinds)
 
-    def _cut_constant(self, value: np.ndarray, tensor: tf.Tensor, want: Rows, k: int) -> str:
-        begin, count = self.static_run(k)
-        multiple = value.shape[want.axis] // self._analysis.facts.static_rows
-        rows = range(begin * multiple, (begin + count) * multiple)
-        value = np.ascontiguousarray(np.take(value, rows, want.axis))
-        return self._writer.constant(value.astype(tensor.dtype.as_numpy_dtype), k)
+    def _loop(self, tensor: tf.Tensor) -> loops.Context | None:
+        return self._writer.structure.loop(tensor.op)
 
     def _window(
-        self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int, loop: Any
-    ) -> tuple:
+        self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int
+    ) -> tuple[str, str]:
         """Returns where device k's rows begin, and how many entries they have, as vectors."""
-        rank, multiple = self._rank(tensor), self._multiple(tensor, want)
-        key = ("window", id(rows), rank, want.axis, multiple, k, self._place(tensor, loop))
-        if multiple is not None and key in self._memo:
-            return self._memo[key]
+        rank, multiple, loop = self.rank(tensor), self._multiple(tensor, want), self._loop(tensor)
+        # What is made behind a tensor of a loop may be used in the same branch of it alone.
+        place = None if loop is None else tensor.op._get_control_flow_context()
+        key = (id(rows), rank, want.axis, multiple, k, place)
+        if multiple is not None and key in self._windows:
+            return self._windows[key]
         device = self._home if loop is None else self._devices[k]
 
-        def number(value):
+        def number(value: npt.NDArray[np.int32]) -> str:
             return self._nodes.constant(value, device, whole if loop is not None else None)
 
-        def inside(reference):
+        def inside(reference: Reference) -> Reference:
             return self._writer.in_loops.entered(reference, tf.int32, loop, k)
 
         mask = (np.arange(rank) == want.axis).astype(np.int32)
@@ -346,15 +383,10 @@ class Joins:
         length = self._binary("Mul", scale, inside(rows.lengths[k]), tf.int32, device)
         length = self._binary("AddV2", length, number(mask - 1), tf.int32, device)
         if multiple is not None:
-            self._memo[key] = begin, length
+            self._windows[key] = begin, length
         return begin, length
 
-    @staticmethod
-    def _place(tensor: tf.Tensor, loop: Any) -> Any:
-        """Returns what tells where constants that are made behind a tensor may be used."""
-        return None if loop is None else tensor.op._get_control_flow_context()
-
-    def _at_least_one(self, total: Reference, device: str, loop: Any) -> str:
+    def _at_least_one(self, total: Reference, device: str, loop: loops.Context | None) -> str:
         one = self._nodes.constant(np.int32(1), device, total if loop is not None else None)
         return self._binary("Maximum", total, one, tf.int32, device)
 
@@ -364,7 +396,7 @@ class Joins:
     # Sizes.
 
     def whole_size(self, leaf: tf.Tensor) -> Reference:
-        """Returns the shape, size or rank of what has rows, as one device has it."""
+        """Returns the whole shape, size or rank of what has rows."""
         op = leaf.op
         tensor = op.inputs[leaf.value_index if op.type == "ShapeN" else 0]
         state = self._analysis.state(tensor)
@@ -378,16 +410,16 @@ class Joins:
                 return leaf
             return self._shape(self._writer.whole(tensor), tensor.dtype, leaf.dtype, self._home)
         if op.type == "Rank" or not isinstance(state, Rows):
-            return self._writer.own(leaf, 0)  # of a partial value: it is the same everywhere
+            return self._writer.own(leaf, 0)  # a partial value has the same one everywhere
         if op.type == "Size":
             return self._joined_size(leaf, state)
         return self._whole_shape(leaf, tensor, state)
 
     def _shape_of_different(self, leaf: tf.Tensor, tensor: tf.Tensor, source: tf.Tensor) -> str:
-        """Returns the shape of what there is for each different value, without making it."""
+        """Returns the shape of a value for each different value, without making it."""
         whole = self._writer.whole(source)
         counted = self._shape(whole, source.dtype, leaf.dtype, self._home)
-        mask = self._writer.constant(np.arange(self._rank(tensor)) == 0, None)
+        mask = self._writer.constant(np.arange(self.rank(tensor)) == 0, None)
         shapes = [mask, counted, self._writer.own(leaf, 0)]
         return self._nodes.add("SelectV2", shapes, self._home, T=leaf.dtype)
 
@@ -399,68 +431,67 @@ class Joins:
     def _whole_shape(self, leaf: tf.Tensor, tensor: tf.Tensor, state: Rows) -> Reference:
         facts, dtype = self._analysis.facts, leaf.dtype
         shape, multiple = facts.known_shape(tensor, state.axis), self._multiple(tensor, state)
-        rank = self._rank(tensor)
-        mask = np.arange(rank) == state.axis
-        others = None if shape is None else [n for axis, n in enumerate(shape) if not mask[axis]]
-        is_told = others is not None and None not in others and self._is_free(leaf.op)
+        mask = np.arange(self.rank(tensor)) == state.axis
+        others = [0 if is_rows else n for n, is_rows in zip(shape or (), mask, strict=False)]
+        is_told = shape is not None and None not in others and self._is_free(leaf.op)
         if multiple is not None and is_told:
             total = self._cast(self.runs_of(state.space).total, dtype, self._home)
-            scale = (mask * multiple).astype(dtype.as_numpy_dtype)
-            rest = np.array([0 if mask[n] else shape[n] for n in range(rank)])
-            rest = self._writer.constant(rest.astype(dtype.as_numpy_dtype), None)
-            scaled = self._binary(
-                "Mul", self._writer.constant(scale, None), total, dtype, self._home
-            )
+            multiples = (mask * multiple).astype(dtype.as_numpy_dtype)
+            rest = self._writer.constant(np.array(others, dtype.as_numpy_dtype), None)
+            scale = self._writer.constant(multiples, None)
+            scaled = self._binary("Mul", scale, total, dtype, self._home)
             return self._binary("AddV2", scaled, rest, dtype, self._home)
         parts = [self._writer.own(leaf, k) for k in range(len(self._devices))]
         total = self.of_all(self._add(parts, dtype), "Add", leaf, dtype)
         total = self._own_part(total, self.runs_of(state.space), dtype)
-        mask = self._writer.constant(mask, None)
-        return self._nodes.add("SelectV2", [mask, total, parts[0]], self._home, T=dtype)
+        is_rows = self._writer.constant(mask, None)
+        return self._nodes.add("SelectV2", [is_rows, total, parts[0]], self._home, T=dtype)
 
     def own_shape(self, tensor: tf.Tensor, want: states.Shape, k: int) -> Reference:
-        """Returns a shape whose entry of rows is that of device k."""
-        facts, loop = self._analysis.facts, self._writer.structure.loop(tensor.op)
+        """Returns a shape in which the entry of rows is device k's own."""
+        facts = self._analysis.facts
         if facts.static_rows and self._is_free(tensor.op) and not want.space.is_picked:
             value = facts.constant(tensor)
             if value is not None:
                 return self._own_constant_shape(np.array(value), tensor, want, k)
         key = ("shape", tensor.ref(), want.axis, want.space, k)
         if key not in self._memo:
-            self._memo[key] = self._scaled(tensor, want, k, loop)
+            self._memo[key] = self._scaled(tensor, want, k)
         return self._memo[key]
 
-    def _own_constant_shape(self, value, tensor: tf.Tensor, want: states.Shape, k: int) -> str:
-        total = self._analysis.facts.static_rows
+    def _own_constant_shape(
+        self, value: npt.NDArray[Any], tensor: tf.Tensor, want: states.Shape, k: int
+    ) -> str:
         place = () if want.axis is None else want.axis
         if value[place] > 0:
-            value[place] = value[place] // total * self.static_run(k)[1]
+            rows = self._analysis.facts.static_rows
+            value[place] = value[place] // rows * self.static_run(k)[1]
         return self._writer.constant(value.astype(tensor.dtype.as_numpy_dtype), k)
 
-    def _scaled(self, tensor: tf.Tensor, want: states.Shape, k: int, loop: Any) -> str:
+    def _scaled(self, tensor: tf.Tensor, want: states.Shape, k: int) -> str:
         dtype, whole = tensor.dtype, self._writer.in_loops.whole(tensor, k)
+        loop = self._loop(tensor)
         device, rows = self._home if loop is None else self._devices[k], self.runs_of(want.space)
-        enter = self._writer.in_loops.entered
+        enter, after = self._writer.in_loops.entered, None if loop is None else whole
         total = enter(self._cast(rows.total, dtype, self._home), dtype, loop, k)
         length = enter(self._cast(rows.lengths[k], dtype, self._home), dtype, loop, k)
         if want.space.is_picked:
-            one = np.ones([], dtype.as_numpy_dtype)
-            one = self._nodes.constant(one, device, whole if loop is not None else None)
+            one = self._nodes.constant(np.ones([], dtype.as_numpy_dtype), device, after)
             total = self._binary("Maximum", total, one, dtype, device)
         per_row = self._binary("FloorDiv", whole, total, dtype, device)
         mine = self._binary("Mul", per_row, length, dtype, device)
         if want.axis is None:
             return mine
-        mask = np.arange(len(self._analysis.facts.shape_entries(tensor))) == want.axis
-        mask = self._nodes.constant(mask, device, whole if loop is not None else None)
+        entries = self._analysis.facts.shape_entries(tensor) or ()
+        mask = self._nodes.constant(np.arange(len(entries)) == want.axis, device, after)
         return self._nodes.add("SelectV2", [mask, mine, whole], device, T=dtype)
 
 
-def _neutral(kind: Kind, dtype: tf.DType) -> np.ndarray:
-    """Returns what changes no maximum or the like of a dtype."""
-    found = {Kind.PROD: 1, Kind.ALL: True, Kind.ANY: False}.get(kind)
-    if found is None and dtype.is_floating:
-        found = -np.inf if kind is Kind.MAX else np.inf
-    elif found is None:
-        found = dtype.min if kind is Kind.MAX else dtype.max
+def _neutral(kind: Kind, dtype: tf.DType) -> npt.NDArray[Any]:
+    """Returns what does not change a maximum or the like of a dtype."""
+    found: Any = {Kind.PROD: 1, Kind.ALL: True, Kind.ANY: False}.get(kind)
+    if kind is Kind.MAX:
+        found = -np.inf if dtype.is_floating else dtype.min
+    if kind is Kind.MIN:
+        found = np.inf if dtype.is_floating else dtype.max
     return np.array(found, dtype.as_numpy_dtype)

@@ -1,29 +1,32 @@
-"""Operations that are not run as they were, and may be fetched by name all the same.
+"""Operations that no step runs any more, but that may still be fetched by name.
 
-Each of them still makes one device's value, of whole values. What is read of a variable, or drawn,
-must then be the same: else it might be read again after the step has written, or drawn anew. So
-what is left reads what the copies have read and drawn, and what their loops and branches have made
-of it; it runs no loop and no branch again.
+Each of them still makes one device's value, of whole values. Run beside a step, it must not read
+a variable again, which the step may have written, or draw random numbers anew. So it reads what the
+copies have read and drawn, and what their loops and branches have made; it runs none of these
+again.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting.states import FIRST, FLOW, SUM, ListOf, Rows, Space
+from replicate.splitting import analysis as analyses
+from replicate.splitting.states import FIRST, FLOW, SUM, ListOf, RowNumbers, Rows, Space
 from replicate.splitting.structure import kinds, loops, nodes
+from replicate.splitting.writing import writer as writers
 
 _ENDS = ("Exit", "RefExit", "Merge", "RefMerge")
 
 
 class Join(NamedTuple):
-    """What all devices' copies make, for those that are left.
+    """What all devices' copies make, for operations that are left.
 
     Attributes:
-        tensor: What it stands for.
-        users: The operations that are left, and read it.
-        whole: The reference to it; it is made only when it is fetched.
+        tensor: The tensor that it replaces.
+        users: The operations that are left and read that.
+        whole: The new value.
     """
 
     tensor: tf.Tensor
@@ -31,8 +34,8 @@ class Join(NamedTuple):
     whole: nodes.Reference
 
 
-def joined(written: Any) -> list[Join]:
-    """Adds the joins that what is left of a graph reads; no step runs them.
+def joined(written: writers.Writer) -> list[Join]:
+    """Adds the joins that left operations read; no step runs them.
 
     Args:
         written: The writer, of a graph whose transfers are packed.
@@ -50,16 +53,16 @@ def joined(written: Any) -> list[Join]:
     return found
 
 
-def repoint(joins: list[Join], written: Any, made: dict[str, tf.Operation]) -> None:
-    """Lets what is left of a graph read what the step reads, draws and makes.
+def repoint(joins: list[Join], written: writers.Writer, made: nodes.Made) -> None:
+    """Lets left operations read what the step reads, draws and makes.
 
     Args:
         joins: What `joined` returned.
         written: The writer.
         made: The new operations by their names.
     """
-    for tensor, users, whole in joins:
-        whole = nodes.tensor(whole, made)
+    for tensor, users, reference in joins:
+        whole = nodes.resolved(reference, made)
         whole.set_shape(tensor.shape)
         _read_instead(users, tensor, whole)
     reads = [op for op in written.nodes.graph.get_operations() if op.type == "ReadVariableOp"]
@@ -71,8 +74,8 @@ def repoint(joins: list[Join], written: Any, made: dict[str, tf.Operation]) -> N
             _read_instead(op.outputs[0].consumers(), op.outputs[0], instead.outputs[0])
 
 
-def _makes_its_own(op: tf.Operation, analysis: Any) -> bool:
-    """Whether an operation, run once more, might make something else than its copies."""
+def _makes_its_own(op: tf.Operation, analysis: analyses.Analysis) -> bool:
+    """Whether an operation, run again, might make something else than its copies did."""
     if op.type in (kinds.READS | kinds.DRAWS) or op.type in _ENDS:
         return True
     held = [analysis.state(tensor) for tensor in op.inputs]
@@ -84,8 +87,8 @@ def _is_plain(op: tf.Operation, structure: loops.Structure) -> bool:
     return structure.is_free(op) and not op.control_inputs
 
 
-def _whole(tensor: tf.Tensor, written: Any) -> nodes.Reference | None:
-    """Returns what all devices' copies make; None: it is not to be joined."""
+def _whole(tensor: tf.Tensor, written: writers.Writer) -> nodes.Reference | None:
+    """Returns what all devices' copies make, or None if it cannot be joined."""
     state = written.analysis.state(tensor)
     if state == FIRST:
         return written.own(tensor, 0)
@@ -93,30 +96,30 @@ def _whole(tensor: tf.Tensor, written: Any) -> nodes.Reference | None:
         return _sum(tensor, written)
     if not isinstance(state, Rows) or not _is_counted(state.space, written):
         return None
-    if state.ids is not None and not _is_counted(state.ids.space, written):
+    if isinstance(state, RowNumbers) and not _is_counted(state.ids.space, written):
         return None
     return written.joins.of_rows(tensor, state)
 
 
-def _is_counted(space: Space, written: Any) -> bool:
-    """Whether the devices count a space's rows."""
+def _is_counted(space: Space, written: writers.Writer) -> bool:
+    """Whether the number of a space's rows is known in a run."""
     return not space.is_picked or space.source.op in written.run_split
 
 
-def _sum(tensor: tf.Tensor, written: Any) -> nodes.Reference:
+def _sum(tensor: tf.Tensor, written: writers.Writer) -> nodes.Reference:
     """Returns the sum of what devices with rows hold."""
-    parts, dtype = [], tensor.dtype
+    parts: list[nodes.Reference] = []
+    dtype = tensor.dtype
     zero = written.constant(np.zeros([], dtype.as_numpy_dtype), None)
     for k, has_rows in enumerate(written.joins.has_rows):
         part = written.own(tensor, k)
         if has_rows is not None:
-            kinds = {"T": dtype}
-            part = written.nodes.add("SelectV2", [has_rows, part, zero], written.home, **kinds)
+            part = written.nodes.add("SelectV2", [has_rows, part, zero], written.home, T=dtype)
         parts.append(part)
     return written.nodes.add("AddN", parts, written.home, T=dtype, N=len(parts))
 
 
-def _read_instead(users: Any, old: tf.Tensor, new: tf.Tensor) -> None:
+def _read_instead(users: Iterable[tf.Operation], old: tf.Tensor, new: tf.Tensor) -> None:
     for user in users if new is not old else ():
         for n, read in enumerate(user.inputs):
             if read is old:

@@ -1,18 +1,23 @@
 """What goes over workers, by levels: few collectives, in the same order in all workers.
 
-A level is what waits for the same number of others that go over workers. Of a level all values
-of a kind travel together. No collective is in a branch: what is made in a branch leaves it first,
-as nothing where the branch is not taken, and comes back as what all have made.
+The level of a value is the number of collectives that it waits for. All values of a kind and level
+travel together. No collective is in a branch: a value made in a branch leaves it first (as nothing,
+if the branch is not taken), and what all workers have made comes back.
 """
 
 import collections
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import NamedTuple, TypeAlias
 
+from replicate import types
 from replicate.compat.tensorflow import tf
 from replicate.graph import collectives, packing, reductions
 from replicate.splitting.structure import loops
-from replicate.splitting.structure.nodes import Reference
+from replicate.splitting.structure.nodes import Made, Reference, resolved
+
+_Conditions: TypeAlias = frozenset[tuple[Hashable, bool]]
+"""Predicates of branches, by `ref()`, and on which side of them something is."""
 
 ROWS = "rows"
 FIRST = "first"
@@ -25,24 +30,24 @@ class Crossing(NamedTuple):
     """A value that goes over workers.
 
     Attributes:
-        name: Of the operation that passes on this worker's value, until it reads all workers'.
-        how: `"Add"`, `"Max"`, `"Min"` or `"Mul"`; ROWS: one worker's rows behind the other's;
-            FIRST: the first worker's.
-        axis: Along which the rows are.
-        rows: How many rows each worker has, int32, of shape [W].
-        multiple: How long each row is along the axis.
+        name: The operation that passes on this worker's value, until it reads all workers'.
+        how: `"Add"`, `"Max"`, `"Min"` or `"Mul"`; ROWS for one worker's rows behind the other's;
+            FIRST for the first worker's value.
         shape: What is known of this worker's value.
-        conditions: The branches that the value is made in, innermost first: predicates, and on
+        conditions: The branches in which the value is made, innermost first: predicates, and
             which side of them.
+        axis: The axis of ROWS.
+        rows: How many of ROWS each worker has, int32, of shape [W].
+        multiple: How many entries of the axis each of ROWS has.
     """
 
     name: str
     how: str
-    axis: int | None
-    rows: Reference | None
-    multiple: int
     shape: tf.TensorShape
     conditions: Sequence[tuple[Reference, bool]]
+    axis: int = 0
+    rows: Reference | None = None
+    multiple: int = 1
 
 
 class Conditions:
@@ -51,27 +56,14 @@ class Conditions:
     Gradients of branches have no control flow context, so contexts do not tell.
 
     Args:
-        graph: The graph, which is complete when it is first asked for.
+        graph: The graph, complete.
     """
 
     def __init__(self, graph: tf.Graph):
-        self._graph = graph
-        self._found: dict[tf.Operation, frozenset] | None = None
-        self._predicates: dict[Any, tf.Tensor] = {}
-
-    def of(self, tensor: tf.Tensor) -> list[tuple[tf.Tensor, bool]]:
-        """Returns the predicates, innermost first, and on which side of them a tensor is."""
-        if self._found is None:
-            self._find()
-        found = [(self._predicates[key], side) for key, side in self._of_tensor(tensor)]
-        return sorted(found, key=lambda each: (-len(self._of_tensor(each[0])), each[0].name))
-
-    def _find(self) -> None:
-        self._found = {}
-        ops = self._graph.get_operations()
-        if not any(_begins_branch(op) for op in ops):
-            return
-        is_changed = True
+        self._found: dict[tf.Operation, _Conditions] = {}
+        self._predicates: dict[Hashable, tf.Tensor] = {}
+        ops = graph.get_operations()
+        is_changed = any(_begins_branch(op) for op in ops)
         while is_changed:
             is_changed = False
             for op in ops:
@@ -80,15 +72,20 @@ class Conditions:
                     self._found[op] = new
                     is_changed = True
 
-    def _of_inputs(self, op: tf.Operation) -> frozenset:
+    def of(self, tensor: tf.Tensor) -> list[tuple[tf.Tensor, bool]]:
+        """Returns the predicates, innermost first, and on which side of them a tensor is."""
+        found = [(self._predicates[key], side) for key, side in self._of_tensor(tensor)]
+        return sorted(found, key=lambda each: (-len(self._of_tensor(each[0])), each[0].name))
+
+    def _of_inputs(self, op: tf.Operation) -> _Conditions:
         if op.type in _MERGES:
             ways = [t for t in op.inputs if t.op.type not in ("NextIteration", "RefNextIteration")]
             return frozenset.intersection(*[self._of_tensor(tensor) for tensor in ways])
         found = [self._of_tensor(tensor) for tensor in op.inputs]
         found += [self._found.get(control, frozenset()) for control in op.control_inputs]
-        return frozenset().union(*found)
+        return frozenset[tuple[Hashable, bool]]().union(*found)
 
-    def _of_tensor(self, tensor: tf.Tensor) -> frozenset:
+    def _of_tensor(self, tensor: tf.Tensor) -> _Conditions:
         found = self._found.get(tensor.op, frozenset())
         if _begins_branch(tensor.op):
             predicate = tensor.op.inputs[1]
@@ -106,39 +103,45 @@ def _begins_branch(op: tf.Operation) -> bool:
 class _Join:
     """What goes over workers, in the graph.
 
-    Attributes:
+    Args:
         op: Passes on the worker's value, until it reads all workers'; in no branch.
-        value: The worker's value.
         how: See `Crossing`.
         axis: See `Crossing`.
-        lengths: How long each worker's value is along the axis, int32, of shape [W].
+        lengths: How long each worker's value is along the axis of ROWS, int32, of shape [W].
+
+    Attributes:
+        op: As given.
+        value: The worker's value.
+        how: As given.
+        axis: As given.
+        lengths: As given.
     """
 
-    def __init__(self, op: tf.Operation, how: str, axis: int | None, lengths: Any):
+    def __init__(self, op: tf.Operation, how: str, axis: int = 0, lengths: tf.Tensor | None = None):
         self.op = op
         self.value: tf.Tensor = op.inputs[0]
         self.how = how
         self.axis = axis
         self.lengths = lengths
-        if lengths is not None:  # they may go over workers themselves
+        if lengths is not None:  # which may go over workers themselves
             op._add_control_input(lengths.op)
 
 
 def write(
     crossings: Iterable[Crossing],
-    made: dict[str, tf.Operation],
-    fetch: Sequence[Any],
+    made: Made,
+    fetch: Sequence[types.Fetch],
     across: collectives.CollectiveWorkers,
     home: str,
 ) -> None:
-    """Lets all that goes over workers be what they have made together.
+    """Replaces what goes over workers by what all of them have made.
 
     Args:
         crossings: What goes over workers, in the same order in all of them.
         made: The new operations by their names.
-        fetch: What is run: tensors and operations.
+        fetch: What will be run.
         across: Joins what workers bring.
-        home: Where that is.
+        home: Where it does.
     """
     with alone_on(home):
         found = _joins(crossings, made)
@@ -166,23 +169,23 @@ def gathered(
     return [op.outputs[0] for op in passed]
 
 
-def alone_on(home: str) -> Any:
+def alone_on(home: str) -> AbstractContextManager[None]:
     """Enters the device and the scope of what workers join."""
     return reductions.alone_on(home, collectives.SCOPE)
 
 
-def _joins(crossings: Iterable[Crossing], made: dict[str, tf.Operation]) -> list[_Join]:
+def _joins(crossings: Iterable[Crossing], made: Made) -> list[_Join]:
     outside: dict[str, tf.Tensor] = {}  # the joined values, in no branch
-    found = []
+    found: list[_Join] = []
     for crossing in crossings:
         op, lengths = made[crossing.name], None
         op.inputs[0].set_shape(crossing.shape)  # from another device it may have come without
         if crossing.rows is not None:
             name = crossing.rows if isinstance(crossing.rows, str) else ""
-            lengths = outside[name] if name in outside else _tensor(made, crossing.rows)
+            lengths = outside[name] if name in outside else resolved(crossing.rows, made)
             lengths = lengths * crossing.multiple
-        # NOTE: a predicate may be joined itself, and lie in a branch around this one.
-        conditions = [(_tensor(made, each), side) for each, side in crossing.conditions]
+        # NOTE: a predicate may be joined itself, and be in a branch around this one.
+        conditions = [(resolved(each, made), side) for each, side in crossing.conditions]
         if conditions:
             op = _hoisted(op, conditions)
         outside[crossing.name] = op.outputs[0]
@@ -190,18 +193,11 @@ def _joins(crossings: Iterable[Crossing], made: dict[str, tf.Operation]) -> list
     return found
 
 
-def _ways(op: tf.Operation, how: str, axis: int | None, lengths: Any) -> list[_Join]:
-    """Returns as what a value goes over workers."""
+def _ways(op: tf.Operation, how: str, axis: int, lengths: tf.Tensor | None) -> list[_Join]:
+    """Returns what goes over workers for a value."""
     if op.outputs[0].dtype == tf.string and how == ROWS:
         return _of_text(op, axis, lengths)
     return [_Join(op, how, axis, lengths)]
-
-
-def _tensor(made: dict[str, tf.Operation], reference: Reference) -> tf.Tensor:
-    if not isinstance(reference, str):
-        return reference
-    name, _, index = reference.partition(":")
-    return made[name].outputs[int(index or 0)]
 
 
 # Branches.
@@ -233,8 +229,8 @@ def _side(value: tf.Tensor, predicate: tf.Tensor, side: bool) -> tf.Tensor:
 # Text.
 
 
-def _of_text(op: tf.Operation, axis: int, lengths: tf.Tensor) -> list[_Join]:
-    """Lets text go over workers, as numbers: letters, and how many there are."""
+def _of_text(op: tf.Operation, axis: int, lengths: tf.Tensor | None) -> list[_Join]:
+    """Lets text go over workers as numbers: its bytes, and how many there are."""
     text = op.inputs[0]
     sizes = tf.strings.length(text)
     longest = tf.identity(tf.reduce_max(tf.concat([[1], tf.reshape(sizes, [-1])], 0)))
@@ -245,7 +241,7 @@ def _of_text(op: tf.Operation, axis: int, lengths: tf.Tensor) -> list[_Join]:
     whole = tf.strings.reduce_join(tf.gather(names, tf.cast(letters, tf.int32)), -1)
     op._update_input(0, tf.strings.substr(whole, tf.zeros_like(sizes), sizes))
     return [
-        _Join(longest.op, "Max", None, None),
+        _Join(longest.op, "Max"),
         _Join(letters.op, ROWS, axis, lengths),
         _Join(sizes.op, ROWS, axis, lengths),
     ]
@@ -255,7 +251,7 @@ def _of_text(op: tf.Operation, axis: int, lengths: tf.Tensor) -> list[_Join]:
 
 
 def _levels(joins: Sequence[_Join], roots: Sequence[tf.Operation]) -> list[list[_Join]]:
-    """Returns what is wanted by levels: each waits for those before it, and for no later one."""
+    """Returns what is wanted by levels; a level waits for those before it alone."""
     before = _before(roots)
     crossing = {join.op for join in joins}
     users = collections.defaultdict(list)
@@ -283,13 +279,13 @@ def _levels(joins: Sequence[_Join], roots: Sequence[tf.Operation]) -> list[list[
     return [members[level] for level in sorted(members)]
 
 
-def _before(roots: Sequence[tf.Operation]) -> dict[tf.Operation, set]:
-    """Returns for each operation that is run those that it waits for, pushes of stacks too."""
-    pushes = collections.defaultdict(set)
+def _before(roots: Sequence[tf.Operation]) -> dict[tf.Operation, set[tf.Operation]]:
+    """Returns what each operation that is run waits for, pushes to stacks included."""
+    pushes: dict[tf.Operation, set[tf.Operation]] = collections.defaultdict(set)
     for op in roots[0].graph.get_operations() if roots else ():
         if op.type == "StackPushV2":
             pushes[loops.handle_of(op.inputs[0])].add(op)
-    found: dict[tf.Operation, set] = {}
+    found: dict[tf.Operation, set[tf.Operation]] = {}
     waiting = list(roots)
     while waiting:
         op = waiting.pop()
@@ -324,8 +320,10 @@ def _join(members: Sequence[_Join], across: collectives.CollectiveWorkers) -> No
             join.op._update_input(0, packing.restored(value, before))
 
 
-def _merged(values: Sequence[tf.Tensor], how: str, across: collectives.CollectiveWorkers) -> list:
-    """Merges tensors; those of unknown sizes, which are the same in all workers, make one."""
+def _merged(
+    values: Sequence[tf.Tensor], how: str, across: collectives.CollectiveWorkers
+) -> list[tf.Tensor]:
+    """Merges tensors; those of unknown sizes, the same in all workers, travel as one."""
     open_ones = collections.defaultdict(list)
     for n, value in enumerate(values):
         if not value.shape.is_fully_defined() or not value.shape.num_elements():
@@ -351,8 +349,8 @@ def _gathered(
 ) -> list[tf.Tensor]:
     """Returns all workers' rows of tensors of one dtype.
 
-    NOTE: a collective wants one size in all workers. Rows are made as many as the worker with
-    most has, and all together as long as the next power of two, so that few sizes are met.
+    NOTE: a collective wants one size in all workers. So each worker's rows are padded to those of
+    the worker with most, and all together to the next power of two: there are few sizes.
     """
     orders, longer = [], []
     for join, value in zip(joins, values, strict=True):

@@ -1,14 +1,14 @@
 """Loops of version 1 whose bodies are split: each device has a loop of its own.
 
-A device's loop has a frame of its own, and in it, beside the copies of what is split, copies of
-what is whole: condition, counters, constants, stacks. What a loop reads from outside enters each
-device's. Where a body would need a value that all devices make together, the loop is whole.
+A device's loop is in a frame of its own. It has copies of what is split, and of what is whole:
+condition, counters, constants, stacks. What a loop reads from outside enters each device's. If the
+body would need a value that all devices make together, the loop is whole.
 """
 
 import contextlib
 import functools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from replicate.splitting import analysis as analyses
 from replicate.splitting.states import FIRST, FLOW, SIZE, WHOLE, ListOf, Partial, Rows
 from replicate.splitting.structure import kinds, loops, nodes
 from replicate.splitting.structure.nodes import Reference
+
+if TYPE_CHECKING:
+    from replicate.splitting.writing import writer as writers
 
 _OF_LOOPS = (
     "StackPushV2",
@@ -38,20 +41,20 @@ class LoopCopies:
         writer: The writer.
     """
 
-    def __init__(self, writer: Any):
+    def __init__(self, writer: "writers.Writer"):
         self._writer = writer
         self._nodes = writer.nodes
         self._analysis = writer.analysis
-        self._structure: loops.Structure = writer.structure
+        self._structure = writer.structure
         self._devices = writer.devices
-        self._memo: dict = {}
+        self._memo: dict[tuple[object, ...], str] = {}
         self._copied: set[tf.Operation] = set()
         self._is_inside = False
 
     # Whole values on a device.
 
     def whole(self, tensor: tf.Tensor, k: int) -> Reference:
-        """Returns a whole value as device k's own loop has it; outside of loops as it is."""
+        """Returns a whole value as device k's own loop has it; outside of loops, the value."""
         op = tensor.op
         loop = self._structure.loop(op)
         if loop is None:
@@ -80,8 +83,7 @@ class LoopCopies:
         return root is not None and self._analysis.assumptions.is_whole(root)
 
     def _output(self, tensor: tf.Tensor, k: int) -> Reference:
-        name = self.name(tensor.op, k)
-        return f"{name}:{tensor.value_index}" if tensor.value_index else name
+        return nodes.output(self.name(tensor.op, k), tensor.value_index)
 
     @staticmethod
     def name(op: tf.Operation, k: int) -> str:
@@ -111,7 +113,7 @@ class LoopCopies:
             self._want(self._structure.push_of(op))
 
     def _whole_size(self, tensor: tf.Tensor, k: int) -> Reference:
-        """Returns the shape of what has rows as one device has it, in device k's own loop."""
+        """Returns the whole shape, size or rank of what has rows, in device k's own loop."""
         op = tensor.op
         given = op.inputs[tensor.value_index if op.type == "ShapeN" else 0]
         state = self._analysis.state(given)
@@ -122,7 +124,7 @@ class LoopCopies:
             return self._writer.own(tensor, k)
         facts = self._analysis.facts
         multiple = facts.multiple(given, state.axis) if isinstance(state, Rows) else None
-        if not multiple or op.type == "Size":
+        if not isinstance(state, Rows) or not multiple or op.type == "Size":
             raise loops.LoopWholeError(op, "the number of all rows is wanted")
         key = ("size", tensor.ref(), k)
         if key not in self._memo:
@@ -133,14 +135,14 @@ class LoopCopies:
         own, dtype, device = self._writer.own(tensor, k), tensor.dtype, self._devices[k]
         total = self._writer.joins.total(state.space, dtype)
         total = self.entered(total, dtype, self._structure.loop(tensor.op), k)
-        mask = np.arange(self._analysis.facts.rank(tensor.op.inputs[tensor.value_index])) == (
-            state.axis
+        mask = (
+            np.arange(self._writer.joins.rank(tensor.op.inputs[tensor.value_index])) == state.axis
         )
-        scale = (mask * multiple).astype(dtype.as_numpy_dtype)
-        scale = self._nodes.constant(scale, device, own)
+        multiples = (mask * multiple).astype(dtype.as_numpy_dtype)
+        scale = self._nodes.constant(multiples, device, own)
         everything = self._nodes.add("Mul", [scale, total], device, T=dtype)
-        mask = self._nodes.constant(mask, device, own)
-        return self._nodes.add("SelectV2", [mask, everything, own], device, T=dtype)
+        is_rows = self._nodes.constant(mask, device, own)
+        return self._nodes.add("SelectV2", [is_rows, everything, own], device, T=dtype)
 
     # Lists and stacks.
 
@@ -153,16 +155,19 @@ class LoopCopies:
 
     def _stack(self, op: tf.Operation, tensor: tf.Tensor, k: int) -> Reference:
         """Returns device k's own stack of whole values, for an operation of a loop."""
-        maker = self._structure.handle_of(tensor)
+        maker = loops.handle_of(tensor)
         if maker.type != "StackV2":
             raise loops.LoopWholeError(op, f"a loop's body uses {maker.type}")
         return self._own_handle(tensor, k, "whole/", functools.partial(self._stack, op))
 
-    def _own_handle(self, tensor: tf.Tensor, k: int, kind: str, of: Any) -> Reference:
+    def _own_handle(
+        self, tensor: tf.Tensor, k: int, kind: str, of: Callable[[tf.Tensor, int], Reference]
+    ) -> Reference:
         op = tensor.op
         key = ("handle", op, k, kind)
         if key not in self._memo:
-            node = self._nodes.copy(op, f"tower_{k}/handle/{kind}{op.name}", self._devices[k])
+            name = f"tower_{k}/handle/{kind}{op.name}"
+            node = self._nodes.copy(op, name, self._devices[k], nodes.attributes_of(op))
             self.set_frame(node, k)
             for given in op.inputs:
                 is_handle = given.dtype == tf.resource
@@ -172,7 +177,7 @@ class LoopCopies:
             if op.type == "StackV2":
                 node.set("stack_name", node.attr["stack_name"].s + f"/{kind}{k}".encode())
             self._memo[key] = node.name
-        return f"{self._memo[key]}:{tensor.value_index}" if tensor.value_index else self._memo[key]
+        return nodes.output(self._memo[key], tensor.value_index)
 
     # Frames.
 
@@ -181,13 +186,15 @@ class LoopCopies:
         if node.op in ("Enter", "RefEnter"):
             node.set("frame_name", node.attr["frame_name"].s + f"/tower_{k}".encode())
 
-    def entered(self, reference: Reference, dtype: tf.DType, loop: Any, k: int) -> Reference:
-        """Returns a value of outside of all loops as it is inside of device k's.
+    def entered(
+        self, reference: Reference, dtype: tf.DType, loop: loops.Context | None, k: int
+    ) -> Reference:
+        """Returns a value from outside of all loops as it is in device k's own loop.
 
         Args:
             reference: The value.
             dtype: Its dtype.
-            loop: The loop; None: none.
+            loop: The loop, if any.
             k: The device.
         """
         if loop is None:
@@ -209,7 +216,7 @@ class LoopCopies:
 
     @contextlib.contextmanager
     def inside(self, op: tf.Operation) -> Iterator[None]:
-        """Enters the making of a copy's inputs, which is in a loop if the operation is."""
+        """While the inputs of an operation's copies are made: they are in a loop if it is."""
         before, self._is_inside = self._is_inside, self._structure.loop(op) is not None
         yield
         self._is_inside = before
@@ -223,7 +230,7 @@ class LoopCopies:
     # What waits for what.
 
     def before_copies(self, op: tf.Operation) -> None:
-        """Has what waits for a push to a stack, and the push that a pop needs, be made as well."""
+        """Has what waits for a push to a stack made as well, and the push before a pop."""
         if op.type == "StackPushV2":
             for waiting in op._control_outputs:
                 if self._writer.has_copies(waiting):
@@ -259,7 +266,7 @@ class LoopCopies:
         return found
 
     def finish(self) -> None:
-        """Lets counters of devices' loops wait for the pushes to their stacks."""
+        """Lets the counters of devices' loops wait for the pushes to their stacks."""
         makers = [(self._writer.run_split, self._writer.copy_name), (self._copied, self.name)]
         for ops, name in makers:
             for push in [op for op in ops if op.type == "StackPushV2"]:
@@ -271,10 +278,10 @@ class LoopCopies:
 
 
 def is_waited_for(control: tf.Operation) -> bool:
-    """Whether a copy waits for an operation that runs once, and comes after no effect.
+    """Whether a copy waits for an operation that runs once and comes after no effect.
 
-    It does for a pivot, and for one that has read a table, which may be written later on. What
-    variables are written is ordered otherwise: see `effects.order`.
+    It waits for pivots, and for reads of tables, which may be written later. Reads and writes of
+    variables are ordered by `effects.order`.
     """
     if control._get_control_flow_context() is not None:
         return True

@@ -1,35 +1,61 @@
-"""Few transfers: what goes from one device to another at one time travels together.
+"""Few transfers: what goes from one device to another at the same time travels together.
 
-Each edge between devices is a transfer, and with many small ones they, not the arithmetic, set
-the time of a step. Constants go nowhere: each device has its own. Small sums are made end to end.
-What goes from a device to another at one *stage* travels in one Optional: a stage counts how
-often what a value is made from has left a device, so that nothing that travels together waits for
-itself. And it travels together only if the same of what is run wants it, so that nothing runs
-that is not asked for.
+Each edge between devices is a transfer; many small ones, not the arithmetic, set the time of a
+step. Each device has its own constants. Small sums are made end to end, as one. What goes from one
+device to another at one *stage* travels in one Optional: the stage counts how often what a value is
+made from has left a device, so that nothing that travels together waits for itself. And it travels
+together only if the same fetches want it, so that nothing runs that is not asked for.
 """
 
 import collections
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting.structure import effects, loops, order
-from replicate.splitting.structure.nodes import Reference
+from replicate.splitting.structure.nodes import Maker, Node, Reference, Waited, maker, output
+from replicate.splitting.writing import writer as writers
 
-SMALL_BYTES = 1 << 14  # sums up to this many bytes each are made end to end
-_FEWEST = 3  # of so many sums it pays
+SMALL_BYTES = 1 << 14  # sums of up to this many bytes each are made end to end
+_FEWEST = 3  # it pays for so many sums
 
 _UNSENT = (tf.resource, tf.variant)
 
+_Bits: TypeAlias = dict[Maker, int]
 
-def pack(written: Any, fetch: Sequence[Any]) -> None:
+
+class _Way(NamedTuple):
+    """What travels together.
+
+    Attributes:
+        source: The device that it leaves.
+        target: The device where it goes.
+        stage: How often what it is made from has left a device.
+        wanted: Which of what is run wants it, as bits.
+        effects: Behind which effects it comes, as bits.
+    """
+
+    source: str
+    target: str
+    stage: int
+    wanted: int
+    effects: int
+
+
+# Lets something read, in place of a value, what has travelled.
+_Use: TypeAlias = Callable[[str], None]
+_Uses: TypeAlias = dict[str, list[_Use]]
+
+
+def pack(written: writers.Writer, fetch: list[list[Waited]]) -> None:
     """Packs the transfers of a graph that is written, but not added yet.
 
     Args:
         written: The writer.
-        fetch: What is run: references and operations; a list of them is run together.
+        fetch: What is run, in groups that are run together; changed in place.
     """
     Transport(written, fetch).run()
 
@@ -42,45 +68,44 @@ class Transport:
         fetch: See `pack`.
     """
 
-    def __init__(self, written: Any, fetch: Sequence[Any]):
+    def __init__(self, written: writers.Writer, fetch: list[list[Waited]]):
         self._nodes = written.nodes
         self._changes = written.changes
         self._home = written.home
         self._devices = written.devices
         self._writer = written
         self._fetch = fetch
-        self._makers: dict[str, Any] = {}
-        self._constants: dict[str, Any] = {}
-        self._copies: dict = {}
+        self._makers: dict[str, Maker] = {}
+        self._constants: dict[str, bool] = {}
+        self._copies: dict[tuple[object, ...], str] = {}
 
     def run(self) -> None:
-        """Packs them."""
+        """Packs the transfers."""
         self._copy_constants()
         self._learn()
         self._sum_end_to_end()
         self._leave_out_loans()
         self._learn()
-        for (source, target, *_), uses in self._transfers().items():
+        for way, uses in self._transfers().items():
             if len(uses) > 1:
-                self._send_together(source, target, uses)
+                self._send_together(way, uses)
 
     # What is there.
 
-    def _device(self, each: Any) -> str:
-        """Returns the device of a new operation, by its name, or of one of the graph."""
+    def _device(self, each: Maker) -> str:
+        """Returns the device of an operation."""
         if isinstance(each, str):
             return self._nodes.by_name[each].device
         return each.device if each.device in self._devices else self._home
 
-    def _maker(self, written: str) -> Any:
-        """Returns what makes an input as it is written: a new operation's name, or an operation."""
+    def _maker(self, written: str) -> Maker:
+        """Returns what makes an input as it is written."""
         if written not in self._makers:
-            tensor = self._nodes.tensors.get(written)
-            self._makers[written] = written.split(":")[0] if tensor is None else tensor.op
+            self._makers[written] = maker(self._nodes.tensors.get(written, written))
         return self._makers[written]
 
     def _learn(self) -> None:
-        """Finds the device, the stage, and who wants it, of everything that runs."""
+        """Finds out where and when everything runs, and who wants it."""
         self._before = self._find_before()
         self._order, self._has_circles = order.in_order(self._before)
         self._places = {each: self._device(each) for each in self._order}
@@ -89,12 +114,12 @@ class Transport:
         self._dead = self._find_dead()
         self._effects = self._find_effects()
 
-    def _find_before(self) -> dict:
-        """Returns for everything that runs what it reads or waits for."""
-        before: dict = {}
+    def _find_before(self) -> dict[Maker, list[Maker]]:
+        """Returns what everything that runs reads or waits for."""
+        before: dict[Maker, list[Maker]] = {}
         changed = {(op, n): reference for op, n, reference in self._changes.inputs}
         controls = dict(self._changes.controls)
-        waiting = [*self._nodes.by_name, *self._writer.run_whole]
+        waiting: list[Maker] = [*self._nodes.by_name, *self._writer.run_whole]
         while waiting:
             each = waiting.pop()
             if each in before:
@@ -107,9 +132,9 @@ class Transport:
         self._add_pops(before)
         return before
 
-    def _inputs(self, name: str) -> list:
+    def _inputs(self, name: str) -> list[Maker]:
         """Returns what a new operation reads or waits for."""
-        found = []
+        found: list[Maker] = []
         for written in self._nodes.by_name[name].input:
             if written.startswith("^"):
                 waited = self._nodes.waited(written)
@@ -118,20 +143,24 @@ class Transport:
                 found.append(self._maker(written))
         return found
 
-    def _inputs_of(self, op: tf.Operation, changed: dict, controls: dict) -> Iterator[Any]:
+    def _inputs_of(
+        self,
+        op: tf.Operation,
+        changed: Mapping[tuple[tf.Operation, int], Reference],
+        controls: Mapping[tf.Operation, Sequence[Waited]],
+    ) -> Iterator[Maker]:
         for n, tensor in enumerate(op.inputs):
-            reference = changed.get((op, n), tensor)
-            yield reference.split(":")[0] if isinstance(reference, str) else reference.op
+            yield maker(changed.get((op, n), tensor))
         yield from controls.get(op, op.control_inputs)
 
-    def _add_pops(self, before: dict) -> None:
-        """Has what is popped from a stack come after what is pushed."""
+    def _add_pops(self, before: dict[Maker, list[Maker]]) -> None:
+        """Adds that what is popped from a stack comes after what is pushed."""
         structure = self._writer.structure
         for pop in structure.pops:
             push = structure.push_of(pop)
             if push is None:
                 continue
-            names = [(pop, push)]
+            names: list[tuple[Maker, Maker]] = [(pop, push)]
             for k in range(len(self._devices)):
                 copy = self._writer.copy_name
                 names.append((copy(pop, k), copy(push, k)))
@@ -142,7 +171,7 @@ class Transport:
                     before[later].append(earlier)
 
     def _settle(self, look: Callable[[], bool]) -> None:
-        """Looks at everything in order; where there are circles, until that changes nothing.
+        """Looks at everything in order; if there are circles, until that changes nothing.
 
         Args:
             look: Returns whether it has changed something.
@@ -150,14 +179,14 @@ class Transport:
         while look() and self._has_circles:
             pass
 
-    def _find_stages(self) -> dict:
+    def _find_stages(self) -> _Bits:
         """Returns how often what each value is made from has left a device.
 
-        What leaves home is not counted: a way back to home leaves another device. What goes over
-        workers leaves home, and comes back later than what does not.
+        To leave home does not count: coming back leaves another device. To go over workers counts,
+        since it takes time.
         """
         before, places, crossings = self._before, self._places, self._writer.joins.crossings
-        stages = dict.fromkeys(self._order, 0)
+        stages: _Bits = dict.fromkeys(self._order, 0)
 
         def look() -> bool:
             is_changed = False
@@ -173,12 +202,12 @@ class Transport:
         self._settle(look)
         return stages
 
-    def _find_wanted(self) -> dict:
-        """Returns for each operation, as bits, which of what is run wants it."""
-        wanted: dict = collections.defaultdict(int)
+    def _find_wanted(self) -> _Bits:
+        """Returns which groups of what is run want each operation, as bits."""
+        wanted: _Bits = collections.defaultdict(int)
         for n, group in enumerate(self._fetch):
-            for each in _flat(group):
-                wanted[self._root(each)] |= 1 << n
+            for each in group:
+                wanted[maker(each)] |= 1 << n
 
         def look() -> bool:
             is_changed = False
@@ -192,14 +221,14 @@ class Transport:
         self._settle(look)
         return wanted
 
-    def _find_effects(self) -> dict:
-        """Returns for each operation, as bits, behind which effects it comes.
+    def _find_effects(self) -> _Bits:
+        """Returns behind which effects each operation comes, as bits.
 
-        NOTE: who fetches a value that comes behind none is to cause none.
+        NOTE: fetching a value that comes behind none must cause none.
         """
         ops = [each for each in self._order if isinstance(each, tf.Operation)]
         own = {op: 1 << n for n, op in enumerate(filter(effects.has_effect, ops))}
-        behind: dict = collections.defaultdict(int)
+        behind: _Bits = collections.defaultdict(int)
         begin = next((n for n, each in enumerate(self._order) if each in own), 0)
         behind_first = self._order[0 if self._has_circles else begin :]
 
@@ -217,26 +246,20 @@ class Transport:
             self._settle(look)
         return behind
 
-    @staticmethod
-    def _root(each: Any) -> Any:
-        if isinstance(each, str):
-            return each.split(":")[0]
-        return each if isinstance(each, tf.Operation) else each.op
-
-    def _find_dead(self) -> set:
-        """Returns what may be without a value: it is of a branch that is not taken."""
+    def _find_dead(self) -> set[Maker]:
+        """Returns what may have no value, since it is in a branch."""
         kinds = {self._type(each) for each in self._order}
         if kinds.isdisjoint(("Switch", "RefSwitch")):
             return set()
         dead = loops.in_branches(self._before, self._type)
         for each in self._order:
-            op = each if isinstance(each, tf.Operation) else self._nodes.original(each)
+            op = self._nodes.original(each) if isinstance(each, str) else each
             if op is not None and op._get_control_flow_context() is not None:
                 if op.type not in ("Exit", "Merge"):
                     dead.add(each)
         return dead
 
-    def _type(self, each: Any) -> str:
+    def _type(self, each: Maker) -> str:
         return self._nodes.by_name[each].op if isinstance(each, str) else each.type
 
     # Constants.
@@ -252,12 +275,14 @@ class Transport:
     def _is_constant(self, written: str) -> bool:
         """Whether an input is a constant that may be anywhere."""
         if written not in self._constants:
-            maker = self._maker(written)
-            is_free = self._type(maker) == "Const"
-            if is_free and isinstance(maker, str):
-                is_free = not self._nodes.by_name[maker].input
-            elif is_free:
-                is_free = not maker.control_inputs and maker._get_control_flow_context() is None
+            made_by = self._maker(written)
+            if self._type(made_by) != "Const":
+                is_free = False
+            elif isinstance(made_by, str):
+                is_free = not self._nodes.by_name[made_by].input
+            else:
+                context = made_by._get_control_flow_context()
+                is_free = not made_by.control_inputs and context is None
             self._constants[written] = is_free
         return self._constants[written]
 
@@ -265,19 +290,20 @@ class Transport:
         """Returns a constant on a device."""
         key = (written, device)
         if key not in self._copies:
-            maker = self._maker(written)
+            made_by = self._maker(written)
             self._copies[key] = written
-            if self._device(maker) != device:
-                is_new = isinstance(maker, str)
-                definition = self._nodes.by_name[maker] if is_new else maker.node_def
-                attributes = {name: definition.attr[name] for name in ("dtype", "value")}
+            if self._device(made_by) != device:
+                found = (
+                    self._nodes.by_name[made_by] if isinstance(made_by, str) else made_by.node_def
+                )
+                attributes = {name: found.attr[name] for name in ("dtype", "value")}
                 self._copies[key] = self._nodes.add("Const", [], device, **attributes)
         return self._copies[key]
 
     # Sums.
 
     def _sum_end_to_end(self) -> None:
-        """Makes one sum of small ones that are made at the same time."""
+        """Makes small sums that are made at the same time as one."""
         readers = self._readers()
         groups = collections.defaultdict(list)
         for name, tensor in self._changes.sums.items():
@@ -292,9 +318,9 @@ class Transport:
                 used = [use for name in names for use in readers[name]]
                 self._sum_together(names, dtype, device, used)
 
-    def _readers(self) -> dict[str, list]:
-        """Returns for each sum the new operations that read it, and as which input."""
-        found: dict[str, list] = {name: [] for name in self._changes.sums}
+    def _readers(self) -> dict[str, list[tuple[Node, int]]]:
+        """Returns the new operations that read each sum, and as which input."""
+        found: dict[str, list[tuple[Node, int]]] = {name: [] for name in self._changes.sums}
         for node in self._nodes.by_name.values():
             for n, written in enumerate(node.input):
                 if written in found:
@@ -302,7 +328,7 @@ class Transport:
         return found
 
     def _sum_together(
-        self, names: list[str], dtype: tf.DType, device: str, uses: Sequence[tuple]
+        self, names: list[str], dtype: tf.DType, device: str, uses: Sequence[tuple[Node, int]]
     ) -> None:
         nodes, sums = self._nodes, self._changes.sums
         parts = []
@@ -319,9 +345,14 @@ class Transport:
         sums[total] = tf.TensorSpec([None], dtype)
 
     def _read_pieces(
-        self, total: str, names: list[str], dtype: tf.DType, device: str, uses: Sequence[tuple]
+        self,
+        total: str,
+        names: list[str],
+        dtype: tf.DType,
+        device: str,
+        uses: Sequence[tuple[Node, int]],
     ) -> None:
-        """Lets everything read pieces of a sum; devices that read several are sent it as one."""
+        """Lets everything read pieces of a sum; a device that reads several gets all as one."""
         pieces = self._pieces(total, names, dtype, device)
         by_place = collections.defaultdict(list)
         for node, n in uses:
@@ -334,22 +365,21 @@ class Transport:
                 node.input[n] = own[node.input[n]]
         changes = self._changes
         changes.inputs = [(op, n, _in(pieces, reference)) for op, n, reference in changes.inputs]
-        self._fetch[:] = [_mapped(pieces, group) for group in self._fetch]
+        self._fetch[:] = [[_in(pieces, each) for each in group] for group in self._fetch]
 
     def _pieces(self, total: str, names: list[str], dtype: tf.DType, device: str) -> dict[str, str]:
-        """Returns the sums by the names of those that were made one by one, cut on a device."""
+        """Returns the pieces of a sum, by the names of the sums that they stand for."""
         nodes, sums = self._nodes, self._changes.sums
-        sizes = [sums[name].shape.num_elements() for name in names]
-        sizes = nodes.constant(np.array(sizes, np.int64), device)
+        lengths = [sums[name].shape.num_elements() for name in names]
+        sizes = nodes.constant(np.array(lengths, np.int64), device)
         zero = nodes.constant(np.int32(0), device)
         kinds = {"T": dtype, "Tlen": tf.int64, "num_split": len(names)}
         cut = nodes.add("SplitV", [total, sizes, zero], device, **kinds)
         return {
-            name: self._shaped(f"{cut}:{n}" if n else cut, sums[name], device)
-            for n, name in enumerate(names)
+            name: self._shaped(output(cut, n), sums[name], device) for n, name in enumerate(names)
         }
 
-    def _flat(self, written: str, tensor: Any, device: str) -> str:
+    def _flat(self, written: str, tensor: tf.Tensor, device: str) -> Reference:
         reference = self._nodes.tensors.get(written, written)
         if tensor.shape.rank == 1:
             return reference
@@ -357,7 +387,7 @@ class Transport:
         kinds = {"T": tensor.dtype, "Tshape": tf.int32}
         return self._nodes.add("Reshape", [reference, shape], device, **kinds)
 
-    def _shaped(self, reference: str, tensor: Any, device: str) -> str:
+    def _shaped(self, reference: str, tensor: tf.Tensor, device: str) -> str:
         if tensor.shape.rank == 1:
             return reference
         shape = self._nodes.constant(np.array(tensor.shape.as_list(), np.int32), device)
@@ -382,57 +412,58 @@ class Transport:
 
     # Transfers.
 
-    def _transfers(self) -> dict:
-        """Returns who reads what of another device, by devices, stage and who wants it."""
-        found: dict = collections.defaultdict(lambda: collections.defaultdict(list))
+    def _transfers(self) -> dict[_Way, _Uses]:
+        """Returns what is read on another device, and by what, by the ways that it travels."""
+        found: dict[_Way, _Uses] = collections.defaultdict(lambda: collections.defaultdict(list))
         for node in list(self._nodes.by_name.values()):
             device = node.device
             for n, written in enumerate(node.input):
                 if not written.startswith("^"):
-                    self._note(found, written, device, (node, n))
+                    use = functools.partial(node.input.__setitem__, n)
+                    self._note(found, written, device, use)
         for n, (op, _, reference) in enumerate(self._changes.inputs):
             if isinstance(reference, str):
-                self._note(found, reference, self._device(op), n)
+                use = functools.partial(self._change, n)
+                self._note(found, reference, self._device(op), use)
         return found
 
-    def _note(self, found: dict, written: str, target: str, use: Any) -> None:
-        maker = self._maker(written)
-        source = self._places[maker]
-        wanted = 0 if source == target else self._wanted_by.get(maker, 0)
-        if not wanted or maker in self._dead:
+    def _change(self, n: int, reference: str) -> None:
+        op, which, _ = self._changes.inputs[n]
+        self._changes.inputs[n] = (op, which, reference)
+
+    def _note(self, found: dict[_Way, _Uses], written: str, target: str, use: _Use) -> None:
+        made_by = self._maker(written)
+        source = self._places[made_by]
+        wanted = 0 if source == target else self._wanted_by.get(made_by, 0)
+        if not wanted or made_by in self._dead:
             return
         dtype = self.dtype(written)
         if dtype in _UNSENT or dtype._is_ref_dtype:
             return
-        key = (source, target, self._stages[maker], wanted, self._effects.get(maker, 0))
-        found[key][written].append(use)
+        behind = self._effects.get(made_by, 0)
+        found[_Way(source, target, self._stages[made_by], wanted, behind)][written].append(use)
 
-    def _send_together(self, source: str, target: str, uses: dict) -> None:
+    def _send_together(self, way: _Way, uses: _Uses) -> None:
         nodes = self._nodes
         sent = sorted(uses)
         types = [self.dtype(written) for written in sent]
         references = [nodes.tensors.get(written, written) for written in sent]
-        shapes = [r.shape if isinstance(r, tf.Tensor) else tf.TensorShape(None) for r in references]
-        key = ("sent", source, tuple(sent))
+        shapes = [tf.TensorShape(None) if isinstance(r, str) else r.shape for r in references]
+        key = ("sent", way.source, *sent)
         if key not in self._copies:
             self._copies[key] = nodes.add(
-                "OptionalFromValue", references, source, Toutput_types=types
+                "OptionalFromValue", references, way.source, Toutput_types=types
             )
         got = nodes.add(
             "OptionalGetValue",
             [self._copies[key]],
-            target,
+            way.target,
             output_types=types,
             output_shapes=shapes,
         )
         for n, written in enumerate(sent):
-            reference = f"{got}:{n}" if n else got
             for use in uses[written]:
-                if isinstance(use, int):
-                    op, which, _ = self._changes.inputs[use]
-                    self._changes.inputs[use] = (op, which, reference)
-                else:
-                    use[0].input[use[1]] = reference
+                use(output(got, n))
 
     def dtype(self, written: str) -> tf.DType:
         """Returns the dtype of an input as it is written."""
@@ -440,15 +471,5 @@ class Transport:
         return tensor.dtype if tensor is not None else self._nodes.dtype(written)
 
 
-def _in(moved: dict, reference: Reference) -> Reference:
+def _in(moved: Mapping[str, str], reference: Waited) -> Waited:
     return moved.get(reference, reference) if isinstance(reference, str) else reference
-
-
-def _mapped(moved: dict, group: Any) -> Any:
-    if isinstance(group, (list, tuple)):
-        return [_in(moved, each) for each in group]
-    return _in(moved, group)
-
-
-def _flat(group: Any) -> list:
-    return list(group) if isinstance(group, (list, tuple)) else [group]

@@ -1,27 +1,30 @@
-"""Several workers: each splits the same graph over its own devices, and all are one device.
+"""Several workers: each splits the same graph over its own devices.
 
-Each worker has a part of the batch, in its turn, and its devices have the runs of that. A whole
-value is the cluster's: it is made of what all workers have, and is the same in each, since each
-runs the same whole operations on the same values. Only the batch's own tensors are the worker's.
-So each join has a second stage, over workers: what this worker's devices have made goes through
-an operation that `levels` lets read what all have made. What is random, or comes from outside, is
-the first worker's.
+Worker w has the w-th part of the batch, and its devices have runs of that. A whole value is made of
+what all workers have, and is the same in each, since each runs the same whole operations. Only the
+batch's own tensors are the worker's. So each join has a second stage, over workers: this worker's
+value goes through an operation that `levels` lets read what all workers have made. What is random,
+or comes from outside, is the first worker's.
 """
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, operations, packing, reductions
 from replicate.graph import rows as counted
 from replicate.splitting.states import SIZE, WHOLE, Partial, Rows, Space, State
 from replicate.splitting.structure import effects, loops, runs
-from replicate.splitting.structure.nodes import Nodes, Reference
+from replicate.splitting.structure.nodes import Made, Nodes, Reference
+from replicate.splitting.structure.runs import Runs
 from replicate.splitting.writing import joins, levels
+from replicate.splitting.writing import writer as writers
 
 _SHARED = ("Print", "TensorArray", "Stack", "Collective", "Placeholder")
 _OUTSIDE = ("Iterator", "Queue", "Optional", "Unstage", "MapUnstage")
@@ -29,75 +32,79 @@ _HANDLES = (tf.resource, tf.variant)
 _EXITS = ("Exit", "RefExit")
 _ARRAY_READS = ("TensorArrayGatherV3", "TensorArrayReadV3", "TensorArrayConcatV3")
 _LIST_READS = ("TensorListStack", "TensorListGetItem", "TensorListConcatV2")
-# What a worker makes for all of them, of as little as it knows of others: how many rows there are.
+# What each worker makes itself of all workers' numbers of rows.
 _MADE_OF_SIZES = frozenset(
     """
     Add AddV2 BroadcastTo Cast DivNoNan Equal ExpandDims Fill Identity Mul NotEqual RealDiv Reshape
     Select SelectV2 Squeeze Sub Sum
     """.split()
 )
-_MOST_ENTRIES = 256  # of a row: there are all workers' rows
+_MOST_ENTRIES = 256  # for each row, since there are all workers' rows
 
 
 class Workers(NamedTuple):
-    """The workers of a cluster, as one of them is given its part of a batch.
+    """The workers of a cluster, and what one of them has of a batch.
 
     Attributes:
         across: Joins what workers bring.
-        rows: How many rows are the worker's own: a number in a static batch, the same in all
-            workers; else int32, of shape [], and 0 where the only row is on loan.
+        rows: How many rows this worker has: an int in a static batch, the same in all workers;
+            else int32, of shape [], and 0 if the only row is a borrowed one.
         own: The worker's own rows of each tensor of the batch, by the `ref()` of that.
-        lone: The tensors of the batch without rows: the first worker's count.
-        begin: The number of the graph's first operation that is made from these tensors. What
-            comes before is the input's, and is left as it is.
-        checks: What must have run before anything has an effect: tensors or operations that may
-            end the step.
+        lone: The tensors of the batch without rows, of which the first worker's count.
+        begin: The number of the graph's first operation that is made from these tensors. Earlier
+            ones belong to the input, and stay as they are.
+        checks: What must have run before anything has an effect, since it may end the step.
     """
 
     across: collectives.CollectiveWorkers
-    rows: Any
-    own: Mapping[Any, tf.Tensor]
+    rows: counted.Bound
+    own: Mapping[Hashable, tf.Tensor]
     lone: Sequence[tf.Tensor] = ()
     begin: int = 0
-    checks: Sequence[Any] = ()
+    checks: Sequence[types.Fetch] = ()
 
 
 class Alone:
-    """One worker, whose batch is the whole one.
+    """One worker, which has the whole batch.
 
     Args:
-        given: A tensor of the batch.
-        static_rows: B where it is static, else None.
+        leaves: The tensors of the batch.
+        static_rows: B if it is static, else None.
         num_devices: K.
         home: Where numbers are.
     """
 
     first_device = 0
-    make_joins: Callable = joins.Joins
 
-    def __init__(self, given: Any, static_rows: int | None, num_devices: int, home: str):
+    def __init__(
+        self, leaves: Sequence[types.Rows], static_rows: int | None, num_devices: int, home: str
+    ):
         self._static_rows = static_rows
         self._home = home
         self.num_devices = num_devices
         if not static_rows:
             with _at(home):
-                self._runs = runs.of_dynamic(counted.count(given), num_devices)
+                self._runs = runs.of_dynamic(counted.count(leaves[0]), num_devices)
 
-    def runs(self, nodes: Nodes) -> runs.Runs:
-        """Returns the runs of the batch."""
+    def runs(self, nodes: Nodes) -> Runs:
+        """See `writer.Place`."""
         if self._static_rows:
             return runs.of_static(self._static_rows, nodes, self.num_devices, self._home)
         return self._runs
 
     def bounds(self, k: int) -> tuple[Any, Any]:
-        """Returns the first row of device k, and the row after its last one."""
+        """See `writer.Place`."""
         if self._static_rows:
             return runs.static_bounds(self._static_rows, self.num_devices)[k]
-        begin = self._runs.begins[k]
+        begin: Any = self._runs.begins[k]
         return begin, begin + self._runs.lengths[k]
 
-    def write(self, written: Any, made: dict, fetch: Sequence[Any]) -> None:
-        """Joins what workers have made."""
+    def make_joins(self, written: writers.Writer, batch: Runs) -> joins.Joins:
+        """See `writer.Place`."""
+        return joins.Joins(written, batch)
+
+    def write(self, written: writers.Writer, made: Made, fetch: Sequence[types.Fetch]) -> None:
+        """See `writer.Place`."""
 
 
 class Cluster:
@@ -109,22 +116,24 @@ class Cluster:
         home: Where numbers are.
 
     Attributes:
-        num_devices: The number of all workers' devices.
-        first_device: The number of this worker's first device among these.
-        conditions: Of which branches tensors are.
+        workers: As given.
     """
 
     def __init__(self, workers: Workers, num_devices: int, home: str):
         self.workers = workers
         self.num_devices = num_devices * workers.across.size
         self.first_device = num_devices * workers.across.options.position
-        self.conditions = levels.Conditions(tf1.get_default_graph())
         self._own_devices = num_devices
         self._home = home
-        self._dynamic = None
+        self._dynamic: Share | None = None
         if not isinstance(workers.rows, int):
             with _at(home):
                 self._dynamic = self._of_dynamic(_counts(workers), num_devices)
+
+    @functools.cached_property
+    def conditions(self) -> levels.Conditions:
+        """In which branches tensors are."""
+        return levels.Conditions(tf1.get_default_graph())
 
     def share(self, nodes: Nodes) -> "Share":
         """Returns which rows of the batch are whose."""
@@ -145,21 +154,21 @@ class Cluster:
         )
         return Share(everywhere, here, number([rows] * across.size))
 
-    def runs(self, nodes: Nodes) -> runs.Runs:
-        """Returns the runs of the batch, the cluster's."""
+    def runs(self, nodes: Nodes) -> Runs:
+        """See `writer.Place`; all workers' rows."""
         return self.share(nodes).everywhere
 
     def bounds(self, k: int) -> tuple[Any, Any]:
-        """Returns the first row of device k in this worker, and the row after its last one."""
+        """See `writer.Place`."""
         if self._dynamic is None:
             return runs.static_bounds(self.workers.rows, self._own_devices)[k]
         here = self._dynamic.here
-        return here.begins[k], here.begins[k] + here.lengths[k]
+        begin: Any = here.begins[k]
+        return begin, begin + here.lengths[k]
 
-    @property
-    def make_joins(self) -> Callable:
-        """Makes the joins."""
-        return functools.partial(Joins, cluster=self)
+    def make_joins(self, written: writers.Writer, batch: Runs) -> joins.Joins:
+        """See `writer.Place`."""
+        return Joins(written, batch, self)
 
     def _of_dynamic(self, counts: tf.Tensor, num_devices: int) -> "Share":
         position = self.workers.across.options.position
@@ -169,40 +178,34 @@ class Cluster:
         has_rows = [first_has_rows, *here.has_rows[1:]]
         start = tf.reduce_sum(counts[:position])
         begins = tf.stack(here.begins) + start
-        # Of the batch there may be no rows behind those of this worker, which has one on loan.
+        # NOTE: behind the worker's rows there may be none, and it has a borrowed one.
         begins = tf.unstack(tf.minimum(begins, tf.maximum(whole - 1, 0)), num_devices)
         lengths = tf.reduce_sum(tf.maximum(counts, num_devices))
-        everywhere = runs.Runs(whole, begins, here.lengths, has_rows, lengths)
+        everywhere = Runs(whole, begins, here.lengths, has_rows, lengths)
         return Share(everywhere, here._replace(has_rows=has_rows), counts)
 
-    def write(self, written: Any, made: dict, fetch: Sequence[Any]) -> None:
-        """Lets what goes over workers be what all of them have made.
-
-        Args:
-            written: The writer.
-            made: The new operations by their names.
-            fetch: What is run: tensors and operations, and lists of them.
-        """
+    def write(self, written: writers.Writer, made: Made, fetch: Sequence[types.Fetch]) -> None:
+        """See `writer.Place`."""
         across, crossings = self.workers.across, written.joins.crossings
         checks = [getattr(check, "op", check) for check in self.workers.checks]
         before = operations.executed_by(checks)
         for op in {*written.run_whole, *made.values()} - before:
             if effects.has_effect(op) and op._get_control_flow_context() is None:
                 op._add_control_inputs(checks)
-        levels.write(crossings.values(), made, tf.nest.flatten(fetch), across, self._home)
+        levels.write(crossings.values(), made, fetch, across, self._home)
 
 
 class Share(NamedTuple):
     """Which rows of a space are whose.
 
     Attributes:
-        everywhere: Which rows each of this worker's devices has, of all workers'.
-        here: Which it has of this worker's.
+        everywhere: The runs of this worker's devices among all workers' rows.
+        here: Their runs among this worker's rows.
         counts: How many rows each worker has, int32, of shape [W].
     """
 
-    everywhere: runs.Runs
-    here: runs.Runs
+    everywhere: Runs
+    here: Runs
     counts: Reference
 
 
@@ -213,18 +216,15 @@ class Joins(joins.Joins):
         writer: The writer.
         batch: The runs of the batch.
         cluster: The workers.
-
-    Attributes:
-        crossings: What goes over workers, by the names of the operations that stand for it.
     """
 
-    def __init__(self, writer: Any, batch: runs.Runs, cluster: Cluster):
+    def __init__(self, writer: writers.Writer, batch: Runs, cluster: Cluster):
         super().__init__(writer, batch)
-        self.crossings: dict[str, levels.Crossing] = {}
         self._cluster = cluster
         self._across = cluster.workers.across
         self._own = cluster.workers.own
         self._lone = {tensor.ref() for tensor in cluster.workers.lone}
+        self._sizes: dict[Hashable, bool] = {}
         share = cluster.share(writer.nodes)
         self._shares = {writer.analysis.batch: share._replace(everywhere=batch)}
 
@@ -248,41 +248,42 @@ class Joins(joins.Joins):
         how: str,
         tensor: tf.Tensor,
         spec: tf.TensorSpec,
-        axis: int | None = None,
-        rows: tuple[Reference | None, int] = (None, 1),
+        **rows: Any,
     ) -> str:
+        """Notes that a value goes over workers; `rows` says how ROWS do: see `Crossing`."""
         dtype = spec.dtype
         found = self._cluster.conditions.of(tensor)
         conditions = [(self._writer.whole(predicate), side) for predicate, side in found]
-        # NOTE: what is made of sizes alone is there though its branch is not taken. What comes
-        # back is not, and must not travel with what is.
+        # NOTE: what is made of sizes alone has a value though its branch is not taken. What comes
+        # back has none, and must not travel with what has one.
         for predicate, side in reversed(conditions):
             gate = self._nodes.add("Switch", [value, predicate], self._home, T=dtype)
             value = f"{gate}:1" if side else gate
-        if how == levels.ROWS and axis is not None and tensor.shape.rank is not None:
-            # All workers' rows are more than this worker's: the shape must not tell its number.
+        if how == levels.ROWS and tensor.shape.rank is not None:
+            # NOTE: all workers have more rows than this one: the shape must not tell how many.
             name = self._nodes.add(
                 "PlaceholderWithDefault", [value], self._home, dtype=dtype, shape=spec.shape
             )
         else:
             name = self._nodes.add("Identity", [value], self._home, T=dtype)
-        self.crossings[name] = levels.Crossing(name, how, axis, *rows, spec.shape, conditions)
+        self.crossings[name] = levels.Crossing(name, how, spec.shape, conditions, **rows)
         return name
 
     def _of_all_rows(self, found: Reference, tensor: tf.Tensor, state: Rows) -> Reference:
-        """Returns all workers' rows, of this worker's own."""
-        rows = self._share(state.space).counts, self._multiple(tensor, state)
-        if rows[1] is None:
+        """Returns all workers' rows, given this worker's."""
+        counts, multiple = self._share(state.space).counts, self._multiple(tensor, state)
+        if multiple is None:
             length = self._entry(found, tensor.dtype, state.axis, self._home)
-            rows = self._counts(length, tensor), 1
-        rank = self._rank(tensor)
+            counts, multiple = self._counts(length, tensor), 1
+        rank = self.rank(tensor)
         shape = [None] * rank if tensor.shape.rank is None else tensor.shape.as_list()
         shape[state.axis] = None
         spec = tf.TensorSpec(shape, tensor.dtype)
-        return self._crossing(found, levels.ROWS, tensor, spec, state.axis, rows)
+        rows = {"axis": state.axis, "rows": counts, "multiple": multiple}
+        return self._crossing(found, levels.ROWS, tensor, spec, **rows)
 
     def _counts(self, own: Reference, tensor: tf.Tensor) -> Reference:
-        """Returns how much each worker has, of how much this one has."""
+        """Returns all workers' numbers, given this worker's."""
         is_own = np.arange(self._across.size) == self._across.options.position
         place = self._writer.constant(is_own.astype(np.int32), None)
         counts = self._binary("Mul", place, own, tf.int32, self._home)
@@ -291,21 +292,21 @@ class Joins(joins.Joins):
     # Whole values.
 
     def at_home(self, tensor: tf.Tensor) -> Reference:
-        """See base class; what is not the same in all workers is joined, or the first one's."""
+        """See base class; a value that differs over workers is joined, or the first one's."""
         key = ("at home", tensor.ref())
         if key not in self._memo:
             self._memo[key] = self._at_home(tensor)
         return self._memo[key]
 
     def _at_home(self, tensor: tf.Tensor) -> Reference:
-        own = self._own.get(tensor.ref())
-        if own is not None:
-            state = self._analysis.given[tensor.ref()].state
-            return self._of_all_rows(self._without_loans(own, tensor, state), tensor, state)
-        given = self._analysis.given.get(tensor.ref())
-        if given is not None:  # a part of what is sparse
-            state = given.state
-            return self._of_shape(tensor) if state is SIZE else self.of_rows(tensor, state)
+        given, own = self._analysis.given.get(tensor.ref()), self._own.get(tensor.ref())
+        if given is not None and isinstance(given.state, Rows):
+            if own is None:  # of a sparse tensor
+                return self.of_rows(tensor, given.state)
+            rows = self._without_loans(own, tensor, given.state)
+            return self._of_all_rows(rows, tensor, given.state)
+        if given is not None:
+            return self._of_shape(tensor)
         if tensor.ref() in self._lone:
             found, is_own = tensor, True
         elif tensor.op._id < self._cluster.workers.begin:
@@ -319,9 +320,9 @@ class Joins(joins.Joins):
         return self._crossing(found, levels.FIRST, tensor, _spec_of(tensor))
 
     def _only_waits(self, tensor: tf.Tensor) -> bool:
-        """Whether a whole value is another one that only waits for more, and for no effect.
+        """Whether a whole value is another one that only waits for others, and for no effect.
 
-        So do an operation's gradients, of which one may wait for other workers and be read by none.
+        So does each gradient of an operation: it need not wait for other workers as others do.
         """
         op = tensor.op
         is_whole = self._analysis.state(tensor) is WHOLE and not tensor.dtype._is_ref_dtype
@@ -329,10 +330,9 @@ class Joins(joins.Joins):
         return is_whole and bool(waits) and self._writer.structure.may_be_passed(op)
 
     def _of_shape(self, tensor: tf.Tensor) -> Reference:
-        """Returns the shape of all workers' rows of a sparse tensor, of the worker's own."""
+        """Returns the shape of all workers' rows of a sparse tensor, given the worker's."""
         total = self.total(self._analysis.batch, tensor.dtype)
-        is_rows = np.arange(tensor.shape.num_elements()) == 0
-        is_rows = self._writer.constant(is_rows, None)
+        is_rows = self._writer.constant(np.arange(tensor.shape.num_elements()) == 0, None)
         return self._nodes.add("SelectV2", [is_rows, total, tensor], self._home, T=tensor.dtype)
 
     def _is_own(self, tensor: tf.Tensor) -> bool:
@@ -354,9 +354,10 @@ class Joins(joins.Joins):
         return any(structure.root(write) in self._own_loops for write in writes)
 
     @functools.cached_property
-    def _own_loops(self) -> set:
+    def _own_loops(self) -> set[loops.Context | None]:
         """The outermost loops that run once, and in which workers' values differ."""
-        structure, found = self._writer.structure, set()
+        structure = self._writer.structure
+        found: set[loops.Context | None] = set()
         for op in self._nodes.graph.get_operations():
             root = structure.root(op)
             if root is not None and root not in found and is_own(op):
@@ -369,23 +370,23 @@ class Joins(joins.Joins):
     # Rows.
 
     def of_rows(self, tensor: tf.Tensor, state: Rows) -> Reference:
-        """See base class; those of all workers."""
+        """See base class; all workers' rows."""
         if self._is_of_sizes(tensor):
             return super().at_home(tensor)
         return self._of_all_rows(super().of_rows(tensor, state), tensor, state)
 
     def of_parts(self, tensor: tf.Tensor, state: Partial) -> Reference:
-        """See base class; what is made of numbers of rows, no other worker is asked for."""
+        """See base class; each worker makes itself what is made of numbers of rows."""
         if self._is_of_sizes(tensor):
             return super().at_home(tensor)
         return super().of_parts(tensor, state)
 
     def _is_of_sizes(self, tensor: tf.Tensor) -> bool:
         """Whether a value is made of sizes and whole values alone, as a number of elements is."""
-        key = ("of sizes", tensor.ref())
-        if key not in self._memo:
-            self._memo[key] = self._find_of_sizes(tensor)
-        return self._memo[key]
+        key = tensor.ref()
+        if key not in self._sizes:
+            self._sizes[key] = self._find_of_sizes(tensor)
+        return self._sizes[key]
 
     def _find_of_sizes(self, tensor: tf.Tensor) -> bool:
         op, state = tensor.op, self._analysis.state(tensor)
@@ -402,26 +403,26 @@ class Joins(joins.Joins):
         shape = self._analysis.facts.known_shape(tensor, state.axis)
         if shape is None or state.space is not self._analysis.batch:
             return False
-        lengths = list(shape)
-        lengths[state.axis] = self._multiple(tensor, state)
-        return None not in lengths and math.prod(lengths) <= _MOST_ENTRIES
+        shape[state.axis] = self._multiple(tensor, state)
+        known = [length for length in shape if length is not None]
+        return len(known) == len(shape) and math.prod(known) <= _MOST_ENTRIES
 
     def cut(self, tensor: tf.Tensor, want: Rows, k: int) -> Reference:
-        """See base class; the batch's own tensors are cut from what the worker has."""
+        """See base class; the batch's own tensors are cut from the worker's rows."""
         own = self._own.get(tensor.ref())
         if own is None or want != self._analysis.given[tensor.ref()].state:
             return super().cut(tensor, want, k)
         key = ("cut here", tensor.ref(), k)
         if key not in self._memo:
             here = self._runs_here(want.space)
-            self._memo[key] = self._cut_out(tensor, own, here, want, k, None)
+            self._memo[key] = self._cut_out(tensor, own, here, want, k)
         return self._memo[key]
 
     def _share(self, space: Space) -> Share:
         self.runs_of(space)
         return self._shares[space]
 
-    def _runs_here(self, space: Space) -> runs.Runs:
+    def _runs_here(self, space: Space) -> Runs:
         return self._share(space).here
 
     def static_run(self, k: int) -> tuple[int, int]:
@@ -430,7 +431,7 @@ class Joins(joins.Joins):
         begin, end = runs.static_bounds(rows, len(self._devices))[k]
         return rows * self._across.options.position + begin, end - begin
 
-    def _picked(self, space: Space) -> runs.Runs:
+    def _picked(self, space: Space) -> Runs:
         here = super()._picked(space)
         counts = self._counts(here.total, space.source)
         is_before = np.arange(self._across.size) < self._across.options.position
@@ -457,7 +458,7 @@ def _spec_of(tensor: tf.Tensor) -> tf.TensorSpec:
 def is_own(op: tf.Operation) -> bool:
     """Whether workers' values of an operation differ though its inputs do not.
 
-    What reads variables and tables does not: these are the same in all workers.
+    Those of reads of variables and tables do not: these are the same in all workers.
     """
     if op.op_def is None or not op.op_def.is_stateful or op.type.startswith(_SHARED):
         return False
@@ -466,9 +467,10 @@ def is_own(op: tf.Operation) -> bool:
 
 
 def _counts(workers: Workers) -> tf.Tensor:
-    """Returns how many rows each worker has; they are refused if they differ in their widths."""
+    """Returns how many rows each worker has; refuses rows of different shapes."""
     across = workers.across
-    widths = [tf.shape(t)[1:] for t in workers.own.values() if not _is_known(t)]
+    given = workers.own.values()
+    widths = [tf.shape(t)[1:] for t in given if not t.shape[1:].is_fully_defined()]
     if not widths and across.counts is not None:
         return across.counts
     brought = tf.concat([tf.reshape(workers.rows, [1]), *widths], 0)
@@ -492,9 +494,5 @@ def _counts(workers: Workers) -> tf.Tensor:
         return tf.identity(counts)
 
 
-def _is_known(tensor: tf.Tensor) -> bool:
-    return tensor.shape[1:].is_fully_defined()
-
-
-def _at(home: str) -> Any:
+def _at(home: str) -> AbstractContextManager[None]:
     return reductions.alone_on(home, "replicate_split/")

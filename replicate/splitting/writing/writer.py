@@ -1,21 +1,22 @@
-"""Makes the copies of what is split, and what lies between them and the rest.
+"""Makes the copies of what is split, and the joins between them and the rest.
 
-Nothing is made that is not wanted: from what will be run the writer goes back to what that reads.
-An operation that is whole stays the one that it is, and reads joined values; one that is split
-gets a copy on each device, which reads its inputs in the views that the rule asks for.
+The writer goes back from what will be run to what that reads, and makes nothing else. An operation
+that is whole stays, and reads joined values. One that is split gets a copy on each device, which
+reads its inputs in the views that the rule asks for.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from replicate import types
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
 from replicate.splitting import states
 from replicate.splitting.rules import random
+from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import (
     FIRST,
     FLOW,
@@ -26,34 +27,50 @@ from replicate.splitting.states import (
     ListOf,
     Local,
     Partial,
+    RowNumbers,
     Rows,
 )
 from replicate.splitting.structure import loops
 from replicate.splitting.structure import nodes as definitions
-from replicate.splitting.structure.nodes import Nodes, Reference
-from replicate.splitting.writing import loop_copies
+from replicate.splitting.structure.nodes import Made, Nodes, Reference, Waited, output
+from replicate.splitting.structure.runs import Runs
+from replicate.splitting.writing import joins, loop_copies
 
-# Given the number of a device, returns what it reads.
-OfDevice = Callable[[int], Reference]
+OfDevice: TypeAlias = Callable[[int], Reference]
+"""Returns what a device, given by its number, reads."""
 
 _PASSED = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
-_NUMBERING = ("Range",)  # what makes rows of their number alone: no device has to send its own
+_NUMBERING = ("Range",)  # makes rows of their number alone: no device has to send its own
 
 
-@dataclasses.dataclass
-class Changes:
-    """What becomes of operations that are whole, once the new ones are there.
+class Place(Protocol):
+    """Which rows of the batch this worker has: `workers.Alone`, or `workers.Cluster`."""
 
-    Attributes:
-        inputs: Of which operation the which input reads what.
-        controls: Of which operation the control inputs are which: operations, and names.
-        sums: Sums of K parts, by the names of the operations that make them: what they stand
-            for. What a device without rows adds is to be left out.
-    """
+    @property
+    def num_devices(self) -> int:
+        """The number of all workers' devices."""
 
-    inputs: list = dataclasses.field(default_factory=list)
-    controls: list = dataclasses.field(default_factory=list)
-    sums: dict[str, Any] = dataclasses.field(default_factory=dict)
+    @property
+    def first_device(self) -> int:
+        """The number of this worker's first device among all workers'."""
+
+    def runs(self, nodes: Nodes) -> Runs:
+        """Returns the runs of the batch."""
+
+    def bounds(self, k: int) -> tuple[Any, Any]:
+        """Returns the first row of device k in this worker, and the row after its last one."""
+
+    def make_joins(self, written: "Writer", batch: Runs) -> joins.Joins:
+        """Returns what joins values of devices, and of workers."""
+
+    def write(self, written: "Writer", made: Made, fetch: Sequence[types.Fetch]) -> None:
+        """Joins what workers have made.
+
+        Args:
+            written: The writer.
+            made: The new operations by their names.
+            fetch: What will be run.
+        """
 
 
 class Writer:
@@ -63,14 +80,16 @@ class Writer:
         analysis: The states of its tensors.
         devices: The K devices.
         home: Where joined values and small whole numbers are.
-        place: Which rows are whose: `workers.Alone`, or `workers.Cluster`.
+        place: Which rows this worker has.
         nodes: Where new operations are added.
 
     Attributes:
         changes: What becomes of operations that are whole.
         run_whole: The operations that run once.
-        run_split: The operations that have copies which run.
-        run_aside: Of what runs once what no step runs, and names of new operations like that.
+        run_split: The operations whose copies run.
+        run_aside: Operations, and names of new ones, that no step runs.
+        joins: What joins devices' values.
+        in_loops: What writes devices' own loops.
     """
 
     def __init__(
@@ -78,32 +97,32 @@ class Writer:
         analysis: analyses.Analysis,
         devices: tuple[str, ...],
         home: str,
-        place: Any,
+        place: Place,
         nodes: Nodes,
     ):
         self.analysis = analysis
-        self.structure: loops.Structure = analysis.structure
+        self.structure = analysis.structure
         self.devices = devices
         self.home = home
         self.nodes = nodes
-        self.changes = Changes()
+        self.changes = definitions.Changes()
         self.run_whole: set[tf.Operation] = set()
         self.run_split: set[tf.Operation] = set()
-        self.run_aside: set[Any] = set()
+        self.run_aside: set[Waited] = set()
         self.joins = place.make_joins(self, place.runs(nodes))
         self._first_device = place.first_device
         self.in_loops = loop_copies.LoopCopies(self)
-        # NOTE: by the `id` of tensors, which live as long as the graph: they are asked for often.
+        # NOTE: by `id`, which is fast; tensors live as long as the graph.
         self._wholes: dict[int, Reference] = {}
         self._owns: dict[int, OfDevice] = {}
         self._passes: dict[tf.Operation, bool] = {}
-        self._queue: list = []
+        self._queue: list[tuple[Callable[[tf.Operation], None], tf.Operation]] = []
         self._taken = {op.name for op in nodes.graph.get_operations()}
         self._names: dict[tf.Operation, list[str]] = {}
 
     # What is wanted.
 
-    def fetch(self, wanted: Any) -> Any:
+    def fetch(self, wanted: types.Fetch) -> Waited:
         """Returns what is run in place of a tensor or an operation."""
         found = wanted if isinstance(wanted, tf.Operation) else self.whole(wanted)
         if isinstance(found, str):
@@ -112,10 +131,10 @@ class Writer:
         return wanted
 
     def finish(self, aside: Sequence[tf.Operation] = ()) -> None:
-        """Makes all that is wanted.
+        """Makes everything that is wanted.
 
         Args:
-            aside: What no step runs, as initializers, and is wanted all the same.
+            aside: What is wanted though no step runs it, as initializers.
         """
         self._empty_queue()
         step = set(self.run_whole)
@@ -142,8 +161,8 @@ class Writer:
             self.run_split.add(op)
             self._queue.append((self._copy, op))
 
-    def later(self, make: Any, op: tf.Operation) -> None:
-        """Has a function make something of an operation, in its turn."""
+    def later(self, make: Callable[[tf.Operation], None], op: tf.Operation) -> None:
+        """Has a function called with an operation, in its turn."""
         self._queue.append((make, op))
 
     # Views of a tensor.
@@ -193,7 +212,7 @@ class Writer:
         return self._view(tensor, want)(k)
 
     def _view(self, tensor: tf.Tensor, want: states.View) -> OfDevice:
-        """Returns what gives, for each device, a tensor as its copy wants it."""
+        """Returns what returns, for each device, a tensor as its copy wants it."""
         state = self.analysis.state(tensor)
         if want is HANDLE:
             return functools.partial(self.in_loops.handle, tensor)
@@ -208,10 +227,12 @@ class Writer:
                 # Zeros, in front of a loop that adds.
                 return functools.partial(self.in_loops.whole, tensor)
             raise ValueError(f"A part of {tensor.name} is wanted, which is {state}: {want}.")
+        if not isinstance(want, Rows):
+            raise ValueError(f"{tensor.name} is {state}, and cannot become {want}.")
         tensor = self._passed(tensor)
         state = self.analysis.state(tensor)
-        if isinstance(state, Rows) and (state.axis, state.space) == (want.axis, want.space):
-            if state.ids is not None and want.ids is None:
+        if isinstance(state, Rows) and state.at(state.axis) == want.at(want.axis):
+            if isinstance(state, RowNumbers) and not isinstance(want, RowNumbers):
                 return functools.partial(self.joins.plain, tensor, state)
             return self._own(tensor)
         return functools.partial(self.joins.cut, tensor, want)
@@ -221,7 +242,7 @@ class Writer:
         return self._own(tensor)(k)
 
     def _own(self, tensor: tf.Tensor) -> OfDevice:
-        """Returns what gives, for each device, what it holds of a tensor."""
+        """Returns what returns, for each device, what it holds of a tensor."""
         key = id(tensor)
         if key not in self._owns:
             self._owns[key] = self._find_own(tensor)
@@ -229,29 +250,30 @@ class Writer:
 
     def _find_own(self, tensor: tf.Tensor) -> OfDevice:
         given = self.analysis.given.get(tensor.ref())
-        if given is not None and given.parts is not None:
+        if given is not None and given.parts:
             return given.parts.__getitem__
         state = self.analysis.state(tensor)
         if isinstance(state, (Rows, Partial)):
             passed = self._passed(tensor)
             if passed is not tensor:
                 return self._own(passed)
-        if self.analysis.is_at_hand(tensor):
+        if self.analysis.is_at_hand(tensor) and isinstance(state, Rows):
             return functools.partial(self.joins.cut, tensor, state)
         if state is SIZE and self.structure.is_free(tensor.op):
             value = self.analysis.facts.constant(tensor)
             if value is not None:
-                value = np.asarray(value, tensor.dtype.as_numpy_dtype)
-                return functools.partial(self.constant, value)
+                return functools.partial(
+                    self.constant, np.asarray(value, tensor.dtype.as_numpy_dtype)
+                )
         return self.own_copies(tensor).__getitem__
 
-    def own_copies(self, tensor: tf.Tensor) -> list[Reference]:
+    def own_copies(self, tensor: tf.Tensor) -> list[str]:
         """Returns what an operation's copies make, device by device."""
         self.want_copies(tensor.op)
         return [output(name, tensor.value_index) for name in self._copy_names(tensor.op)]
 
     def _passed(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns the tensor in front of operations that do nothing to a device's part."""
+        """Returns the tensor before operations that do nothing to a device's part."""
         analysis = self.analysis
         while not analysis.is_at_hand(tensor) and analysis.is_split(tensor.op):
             op = tensor.op
@@ -288,15 +310,16 @@ class Writer:
             found = self.whole(tensor)
             if found is not tensor:
                 self.changes.inputs.append((op, n, found))
-        controls, is_changed = [], False
-        # NOTE: many of them come in any order, and what goes over workers must be made in one.
+        controls: list[Waited] = []
+        is_changed = False
+        # NOTE: their order may be any, and what goes over workers is made in the same one by all.
         for control in sorted(op.control_inputs, key=lambda each: each._id):
             if not self.has_copies(control):
                 self.want_whole(control)
                 controls.append(control)
                 continue
             is_changed = True
-            # NOTE: devices' loops are in frames of their own, and nothing in them has an effect.
+            # NOTE: nothing in devices' loops, which have frames of their own, has an effect.
             if control.outputs and self.structure.own_loop(control) is None:
                 self.want_copies(control)
                 controls += [self.copy_name(control, k) for k in range(len(self.devices))]
@@ -328,7 +351,7 @@ class Writer:
         how = self.analysis.how[op]
         if how is not SIZE:
             return how
-        wants = []
+        wants: list[states.View] = []
         for tensor in op.inputs:
             state = self.analysis.state(tensor)
             if tensor.dtype == tf.resource:
@@ -340,7 +363,7 @@ class Writer:
         return states.Split(wants, [SIZE] * len(op.outputs))
 
     def _attributes(self, op: tf.Operation, split: states.Split) -> dict[str, Any]:
-        """Returns the attributes that an operation's copies have in common."""
+        """Returns the attributes that an operation's copies share."""
         found = definitions.attributes_of(op)
         found |= {key: definitions.attribute(value) for key, value in split.attributes.items()}
         static_rows = self.analysis.facts.static_rows
@@ -355,7 +378,7 @@ class Writer:
             node.set("seed2", random.seed_of_copy(node.attr["seed2"].i, self._first_device + k))
 
     def _places(self, op: tf.Operation, split: states.Split) -> Sequence[str]:
-        """Returns where an operation's copies run; a device that the model names stays."""
+        """Returns where an operation's copies run; the device stays if the model names it."""
         device = op.device
         is_named = device not in ("", self.home, self.devices[0])
         return [device] * len(self.devices) if split.is_beside or is_named else self.devices
@@ -377,15 +400,10 @@ class Writer:
         return self._names[op]
 
     def constant(self, value: Any, k: int | None) -> str:
-        """Returns a constant on device k, or at home."""
+        """Returns a constant on device k, or at home if that is None."""
         return self.nodes.constant(value, self.home if k is None else self.devices[k])
 
 
-def _is_known(extent: Any) -> bool:
+def _is_known(extent: Extent) -> bool:
     """Whether a length, or how it follows from the rows, is known."""
     return extent.size is not None or bool(extent.multiple)
-
-
-def output(name: str, index: int) -> Reference:
-    """Returns the reference to an output of a new operation."""
-    return f"{name}:{index}" if index else name

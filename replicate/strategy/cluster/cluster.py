@@ -16,6 +16,8 @@ from replicate import errors
 
 _TRAINING = ("chief", "master", "worker")
 _NAMES = (*_TRAINING, "ps", "evaluator")
+_ADDRESS = re.compile(r"[^\s/]+:(\d+)")
+_PORTS = range(1, 1 << 16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +90,11 @@ class Cluster(NamedTuple):
     def is_joined(self) -> bool:
         """Whether this process trains a model that is others' as well."""
         return self.position is not None and (self.size > 1 or bool(self.servers))
+
+    @property
+    def is_together(self) -> bool:
+        """Whether its tasks make each step together."""
+        return self.size > 1 and not self.servers
 
     @property
     def is_chief(self) -> bool:
@@ -163,8 +170,13 @@ def _own(named: object, tasks: list[Task]) -> Task:
         raise errors.ConfigError(
             f"TF_CONFIG's task is an object with type and index; got {named!r}. Check who sets it."
         )
-    job, index = named.get("type"), named.get("index", 0)
-    index = int(index) if isinstance(index, str) and index.isdigit() else index
+    job, index = named.get("type"), named.get("index")
+    index = int(index) if isinstance(index, str) and index.isdecimal() else index
+    if type(index) is not int:
+        raise errors.ConfigError(
+            "TF_CONFIG's task says which of its job it is, by an index from 0: got "
+            f"{dict(named)!r}. Give each task an index of its own."
+        )
     for task in tasks:
         if (task.job, task.index) == (job, index):
             return task
@@ -220,13 +232,14 @@ def _require_addresses(jobs: Mapping[str, Any]) -> None:
     known: dict[str, str] = {}
     for task in (task for job in jobs for task in _tasks(jobs, job)):
         address, name = task.address, task.name
-        if not isinstance(address, str) or not re.fullmatch(r"\s*\S+:\d{1,5}\s*", address):
+        found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+        if found is None or int(found[1]) not in _PORTS:
             raise errors.ConfigError(
-                f"TF_CONFIG's addresses are host:port; {name} has {address!r}. Correct it in "
-                "all tasks."
+                f"TF_CONFIG's addresses are host:port, with a port from 1 to {_PORTS[-1]}; {name} "
+                f"has {address!r}. Correct it in all tasks."
             )
-        if known.setdefault(address.strip(), name) != name:
+        if known.setdefault(address, name) != name:
             raise errors.ConfigError(
                 f"Each task of a cluster has an address of its own; TF_CONFIG gives {address} "
-                f"to {known[address.strip()]} and {name}. Correct one of them in all tasks."
+                f"to {known[address]} and {name}. Correct one of them in all tasks."
             )

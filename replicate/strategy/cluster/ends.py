@@ -6,15 +6,14 @@ all end with the first of them, as an incomplete batch is dropped.
 """
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from replicate import types
+from replicate import messages, types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import batches, collectives, copying, operations, reductions, rows
+from replicate.graph import batches, collectives, operations, reductions, rows
+from replicate.strategy.cluster import copying
 
-_log = logging.getLogger("replicate")
 _NEXT = "IteratorGetNext"
 _UNEVEN = (
     "Workers' input ended at different times, and batches of a static size cannot be evened out: "
@@ -77,10 +76,10 @@ def joined(
         return given
     source = _source((features, labels))
     if source is None:
-        _log.warning(
-            "Input that is no tf.data.Dataset ends in each worker by itself: all workers need the "
-            "same number of batches, or the others wait for one that has ended. Return a Dataset "
-            "from the input_fn."
+        messages.warn(
+            "Input that is no tf.data.Dataset ends in each worker by itself, and the others wait "
+            "for one that has ended. Return a Dataset from the input_fn.",
+            "cluster.md#what-workers-share",
         )
         return given
     with reductions.alone_on("/device:CPU:0", collectives.SCOPE):

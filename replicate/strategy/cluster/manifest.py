@@ -6,11 +6,11 @@ A manifest names things, and has a list of lines for each.
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any, TypeAlias
 
 import numpy as np
 
+import replicate
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, operations
@@ -19,35 +19,44 @@ from replicate.strategy.cluster.membership import Membership
 Manifest: TypeAlias = Mapping[str, Sequence[str]]
 
 _CPU = "/device:CPU:0"
+_SERVER = "/job:ps"  # of devices that all tasks share
 _UPDATES = ("ResourceApply", "ResourceSparseApply")
 _GRADIENTS = ("delta", "grad")  # as their arguments are called
 
 
-def of_workers(workers: collectives.CollectiveWorkers) -> Manifest:
-    """Returns what workers that take each step together have built in the current graph."""
-    named = [
-        f"{v.name} of shape {v.shape}, {v.dtype.base_dtype.name}" for v in tf1.global_variables()
-    ]
-    return {
-        "the version of replicate": [_version("replicate")],
+def of(
+    given: Manifest, workers: collectives.Workers = collectives.ALONE
+) -> dict[str, Sequence[str]]:
+    """Returns what a task was given, and has built with it in the current graph.
+
+    Args:
+        given: What else must be alike, such as options.
+        workers: Those that take each step together; alone, whose tasks only share variables.
+    """
+    found: dict[str, Sequence[str]] = {
+        "the version of replicate": [replicate.__version__],
         "the version of TensorFlow": [tf.__version__],
         "the version of Python": [platform.python_version()],
         "the version of numpy": [np.__version__],
-        "the variables": named,
-        "what workers join": workers.told,
-        "the numbers of updates": _of_updates(),
+        **given,
     }
-
-
-def of_servers() -> Manifest:
-    """Returns what tasks share in the current graph that keep variables on parameter servers."""
-    found = {"the version of TensorFlow": [tf.__version__]}
+    names = []
     for variable in tf1.global_variables():
-        first = getattr(variable, "members", (variable,))[0]
-        name = first.op.name
+        first = operations.copies_of(variable)[0]
+        names.append(first.op.name)
+        place = f" on {first.device}" if _SERVER in first.device else ""
         kind = f"{first.shape} {first.dtype.base_dtype.name}"
-        found[f"the variable {name}"] = [f"{name} {kind} on {first.device}"]
+        found[f"the variable {names[-1]}"] = [f"{names[-1]} {kind}{place}"]
+    found["the numbers of updates"] = _of_updates()
+    if isinstance(workers, collectives.CollectiveWorkers):
+        found["the order of variables"] = names
+        found["what workers join"] = workers.told
     return found
+
+
+def of_config(values: Mapping[str, object]) -> Manifest:
+    """Returns what the keys of a config are, in words."""
+    return {f"the config's {name}": [str(value)] for name, value in values.items()}
 
 
 def _of_updates() -> list[str]:
@@ -68,13 +77,6 @@ def _constants(tensor: tf.Tensor) -> list[np.floating[Any]]:
     behind = operations.made_from([tensor])
     values = [tf.get_static_value(op.outputs[0]) for op in behind if op.type == "Const"]
     return [v for v in values if np.ndim(v) == 0 and np.issubdtype(v.dtype, np.floating)]
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def require_alike(found: Mapping[str, Manifest]) -> None:

@@ -1,13 +1,15 @@
 """How this process takes part in a cluster: its server and sessions, whom it waits for or loses."""
 
+import contextlib
 import functools
 import logging
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
@@ -21,6 +23,7 @@ _FIRST_WORD = 3.0  # seconds until somebody is told that others are missing
 _WORDS = 30.0  # and between two such messages
 _PAUSE = 0.2
 _ANSWER = 2.0  # seconds that a task may take to answer
+_SETTINGS = b"\x04"  # the kind of the frame with which a server of HTTP/2 begins, behind its length
 
 # What TensorFlow raises where another task is gone, or does not come.
 _LOSSES = (
@@ -72,10 +75,9 @@ class Membership:
             # NOTE: a session that is thrown away is closed, and each server told so. By default
             # that waits until a server that is gone has come back, and hears no signal.
             os.environ.setdefault("GRPC_FAIL_FAST", "true")
-            # NOTE: TensorFlow's train_and_evaluate starts a server by itself. A name that others
-            # know this machine by may not lead back to it yet.
-            local = f"127.0.0.1:{own.address.rpartition(':')[2]}"
-            if known not in _SERVERS and (answers(own.address) or answers(local)):
+            # NOTE: TensorFlow's train_and_evaluate starts a server by itself, and keeps it to
+            # itself. Who answers at the address may be another process.
+            if known not in _SERVERS and _is_listening(int(own.address.rpartition(":")[2])):
                 return f"grpc://{own.address}"
         server, num_cpus = _SERVERS.get(known, (None, 0))
         if num_cpus < self._num_cpus:
@@ -154,8 +156,8 @@ class Membership:
                 )
             if waited > self.timeout:
                 hint = hint or (
-                    "Look at its log, start it, check its address in TF_CONFIG, or let the others "
-                    "wait longer (the timeout of the strategy)."
+                    "Look at its log, start it, check its address in TF_CONFIG, at which no other "
+                    "program may listen, or wait longer (the timeout of the strategy)."
                 )
                 raise errors.ClusterError(
                     f"{rule}{name} has waited {waited:.0f} s for {what}. {hint}"
@@ -167,11 +169,11 @@ class Membership:
             time.sleep(_PAUSE)
 
     def wait_for(self, tasks: Sequence[clusters.Task]) -> None:
-        """Waits until each of some tasks has answered; see `wait_until`."""
+        """Waits until each of some tasks has a server; see `wait_until`."""
         missing = list(tasks)
 
         def still_missing() -> str:
-            missing[:] = silent(missing)
+            missing[:] = silent(missing, serves)
             return listed(missing)
 
         self.wait_until(still_missing)
@@ -237,7 +239,7 @@ def require_timeout(seconds: float) -> None:
         raise ValueError(f"timeout is a number of seconds, above 0; got {seconds!r}.")
 
 
-def serve(cluster: clusters.Cluster) -> None:
+def serve(cluster: clusters.Cluster) -> NoReturn:
     """Keeps variables for the others until somebody ends the process.
 
     NOTE: TensorFlow's own waiting hears no signal.
@@ -248,34 +250,60 @@ def serve(cluster: clusters.Cluster) -> None:
         time.sleep(1)
 
 
-def answers(address: str, seconds: float = _ANSWER) -> bool:
-    """Whether a server at an address speaks, as gRPC's do first, or keeps connections open.
+def answers(address: str) -> bool:
+    """Whether somebody at an address speaks, as servers do first, or keeps connections open.
 
     NOTE: connections are made to a process that is being ended, too, until all its files are
     closed. One that only stands still is not lost.
     """
+    return _heard_at(address) != b""
+
+
+def serves(address: str) -> bool:
+    """Whether a server of TensorFlow speaks at an address, and nobody else who took its port."""
+    return (_heard_at(address) or b"")[3:4] == _SETTINGS
+
+
+def _heard_at(address: str) -> bytes | None:
+    """Returns what is said first at an address, b"" where nobody is; None: nothing yet."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), seconds) as connection:
-            return _is_open(connection)
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWER) as connection:
+            try:
+                return connection.recv(9)  # the length of a frame's head
+            except TimeoutError:
+                return None
     except (OSError, ValueError):
-        return False
+        return b""
 
 
-def _is_open(connection: socket.socket) -> bool:
-    try:
-        return bool(connection.recv(1))
-    except TimeoutError:
-        return True
+def silent(
+    tasks: Sequence[clusters.Task], is_there: Callable[[str], bool] = answers
+) -> list[clusters.Task]:
+    """Returns those of some tasks that do not answer.
 
-
-def silent(tasks: Sequence[clusters.Task]) -> list[clusters.Task]:
-    """Returns those of some tasks that do not answer."""
+    Args:
+        tasks: The tasks.
+        is_there: Asks at an address.
+    """
     if not tasks:
         return []
     with futures.ThreadPoolExecutor(min(len(tasks), 32)) as pool:
-        answered = list(pool.map(answers, [task.address for task in tasks]))
-    return [task for task, is_there in zip(tasks, answered, strict=True) if not is_there]
+        answered = list(pool.map(is_there, [task.address for task in tasks]))
+    return [task for task, found in zip(tasks, answered, strict=True) if not found]
+
+
+def _is_listening(port: int) -> bool:
+    """Whether a socket of this process listens on a port."""
+    for name in os.listdir("/dev/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself is closed
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as own:
+                is_open = own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if is_open and own.family != socket.AF_UNIX and own.getsockname()[1] == port:
+                    return True
+    return False
 
 
 def listed(tasks: Sequence[clusters.Task]) -> str:

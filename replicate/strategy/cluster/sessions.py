@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from replicate import errors, types
+from replicate import errors, messages, types
 from replicate.compat import sessions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, operations, reductions
@@ -57,11 +57,25 @@ class Together(NamedTuple):
 
 
 class _Scaffold(tf1.train.Scaffold):
-    """A scaffold whose sessions wait for others, and begin with what these have made."""
+    """A scaffold whose sessions wait for others, and begin with what these have made.
 
-    def __init__(self, inner: tf1.train.Scaffold | None, ready: tf.Tensor | None = None):
+    Args:
+        inner: The scaffold of the model, or None.
+        member: This process.
+        joined: What workers run together, and all tasks must have alike.
+    """
+
+    def __init__(self, inner: tf1.train.Scaffold | None, member: Membership, joined: Together):
+        self._member = member
+        self._joined = joined
         self._sessions = 0
+        # NOTE: only the first worker makes values; the others are ready to be given them.
+        ready = None if joined.workers.is_first else tf.constant([], tf.string)
         super().__init__(copy_from_scaffold=inner, ready_for_local_init_op=ready)
+
+    def built(self) -> manifest.Manifest:
+        """Returns what this task was given, and has built."""
+        return manifest.of(self._joined.compared, self._joined.workers)
 
     def finalize(self) -> "_Scaffold":
         """See base class; once for each session that is made."""
@@ -113,7 +127,7 @@ def together(
     meeting = workers.meeting() if is_training else None
     watch = _Watch(member, joined.end, meeting)
     return _run_all(spec, workers.made)._replace(
-        scaffold=_Meeting(spec.scaffold, member, workers, joined.compared, agree),
+        scaffold=_Meeting(spec.scaffold, member, joined, agree),
         **{hooks: (*(getattr(spec, hooks) or ()), watch)},
     )
 
@@ -142,30 +156,25 @@ class _Meeting(_Scaffold):
         self,
         inner: tf1.train.Scaffold | None,
         member: Membership,
-        workers: collectives.CollectiveWorkers,
-        compared: manifest.Manifest,
+        joined: Together,
         agree: Callable[[manifest.Manifest], None],
     ):
-        self._member = member
-        self._workers = workers
-        self._compared = compared
         self._agree = agree
-        # NOTE: only the first worker makes values; the others are ready to be given them.
-        super().__init__(inner, None if workers.is_first else tf.constant([], tf.string))
+        super().__init__(inner, member, joined)
 
     def _wait(self) -> None:
         if self._sessions > 1:  # NOTE: who has lost another one cannot meet the others again.
             raise self._member.lost(errors.RunError("the session was lost"))
 
     def _operations(self) -> Sequence[tf.Operation]:
-        return first_values(self._workers)
+        return first_values(self._joined.workers)
 
     def _follow(self) -> None:
-        self._agree({**self._compared, **manifest.of_workers(self._workers)})
+        self._agree(self.built())
         sessions.watch_next(self._member.watched)
 
 
-def first_values(workers: collectives.CollectiveWorkers) -> list[tf.Operation]:
+def first_values(workers: collectives.Workers) -> list[tf.Operation]:
     """Returns what all workers' sessions run first, once the first worker has its values.
 
     Raises:
@@ -261,12 +270,10 @@ def warn_of_no_checkpoint(own: str, config: types.RunConfig | None) -> None:
     """
     directory = getattr(config, "model_dir", None)
     if directory and not tf.train.latest_checkpoint(directory):
-        _log.warning(
-            "%s has no checkpoint in its model_dir, %s: without a checkpoint_path its variables "
-            "are as the model makes them. The chief alone writes checkpoints; let all workers "
-            "reach its model_dir.",
-            own,
-            directory,
+        messages.warn(
+            f"{own} has no checkpoint in its model_dir, {directory}: its variables are new. The "
+            "chief alone writes checkpoints; let all workers reach its model_dir.",
+            "cluster.md#what-workers-share",
         )
 
 
@@ -274,7 +281,11 @@ def warn_of_no_checkpoint(own: str, config: types.RunConfig | None) -> None:
 
 
 def beside_servers(
-    spec: types.EstimatorSpec, member: Membership, home: str, config: types.RunConfig
+    spec: types.EstimatorSpec,
+    member: Membership,
+    home: str,
+    config: types.RunConfig,
+    joined: Together,
 ) -> types.EstimatorSpec:
     """Returns a spec whose sessions wait for parameter servers and the chief.
 
@@ -283,16 +294,17 @@ def beside_servers(
         member: This process.
         home: Its device.
         config: The RunConfig, which has a master.
+        joined: What chief and workers must have alike.
     """
     member.start()
     if not getattr(config.session_config, "device_filters", ()):
-        _log.warning(
-            "The session of %s waits for all other workers, and ends with any of them: its "
+        messages.warn(
+            f"The session of {member.cluster.own.device} waits for all other workers: its "
             "session_config has no device_filters. Leave session_config out of RunConfig, or call "
             "ParameterServerStrategy.configure(session_config).",
-            member.cluster.own.device,
+            "cluster.md#what-workers-share",
         )
-    scaffold = _Notes(spec.scaffold, member, home, config)
+    scaffold = _Notes(spec.scaffold, member, home, config, joined)
     given = (*spec.training_hooks, *spec.training_chief_hooks)
     waiting = [hook for hook in given if isinstance(hook, synchronous.Hook)]
     hooks = (_End(member.cluster, scaffold, waiting), *spec.training_hooks)
@@ -313,14 +325,14 @@ class _Notes(_Scaffold):
         member: Membership,
         home: str,
         config: types.RunConfig,
+        joined: Together,
     ):
-        self._member = member
         self._home = home
         self._config = config
         self._built: manifest.Manifest = {}
         self._missing: tf.Tensor | None = None
         self._place = member.cluster.servers[0].named("/device:CPU:0")
-        super().__init__(inner)
+        super().__init__(inner, member, joined)
         with reductions.alone_on(self._place, _SCOPE):
             options = {"trainable": False, "collections": [], "use_resource": True}
             self._kept = tf1.Variable("", name="built", **options)
@@ -335,7 +347,7 @@ class _Notes(_Scaffold):
         self._member.wait_for(self._member.cluster.servers)
 
     def _operations(self) -> Sequence[tf.Operation]:
-        self._built = manifest.of_servers()
+        self._built = self.built()
         if not self._member.cluster.is_chief:
             with reductions.alone_on(self._home, _SCOPE):
                 self._missing = tf1.report_uninitialized_variables(tf1.global_variables())

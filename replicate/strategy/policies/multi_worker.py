@@ -188,7 +188,7 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
             return
         self.start()
         self._member.wait_for(self.cluster.others)
-        given = {f"the config's {name}": [str(self.compared[name])] for name in self.compared}
+        given = manifest.of_config(self.compared)
         kinds = [tf.DeviceSpec.from_string(name).device_type for name in self._worker_devices]
         devices = {"the towers' devices": [", ".join(kinds)]}
         manifest.compare(self._member, self._options, {**own, **given, **devices})
@@ -200,9 +200,7 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         `replicate_model_fn` does so by itself.
         """
         workers = self._workers()
-        if not isinstance(workers, collectives.CollectiveWorkers):
-            return tf.no_op()
-        return tf.group(*sessions.first_values(workers))
+        return tf.no_op() if workers.is_alone else tf.group(*sessions.first_values(workers))
 
     def _default_device(self) -> contextlib.AbstractContextManager[object]:
         return tf.device(self._worker_devices[0])

@@ -10,7 +10,7 @@ TensorFlow is replaced.
 import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from replicate import types
 from replicate.compat import graphs
@@ -52,6 +52,23 @@ class BridgeStrategy(tf1.distribute.Strategy):
         """See base class."""
         del options
         return self._owner.run(fn, args, kwargs)
+
+    def experimental_distribute_dataset(self, dataset: object, options: object = None) -> NoReturn:
+        """See base class; `fit`, `evaluate` and `predict` of Keras ask for it.
+
+        Raises:
+            NotImplementedError: Names what there is in its place.
+        """
+        del options
+        raise NotImplementedError(
+            f"{self._owner!r} does not split a {type(dataset).__name__}, as fit(), evaluate() and "
+            "predict() of a Keras model ask it to. Make and train that model in the scope of "
+            "tf.distribute.MirroredStrategy, TensorFlow's own; or call replicate.estimator."
+            "install() and pass tf.keras.estimator.model_to_estimator(model).model_fn to "
+            "replicate_model_fn. A loop of your own takes strategy.distribute_dataset(dataset_fn)."
+        )
+
+    distribute_datasets_from_function = experimental_distribute_dataset
 
     @property
     def _scale_loss_for_estimator(self) -> bool:

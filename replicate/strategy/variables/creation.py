@@ -1,11 +1,11 @@
 """Makes the copies of a variable on their devices, and lists the variable once."""
 
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from replicate import devices as device_names
-from replicate import types
+from replicate import messages, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
 from replicate.strategy import context
@@ -120,7 +120,7 @@ def make_mirrored(
 
 
 @contextlib.contextmanager
-def without_partitioners(strategy: context.Strategy, warn: Callable[[str], None]) -> Iterator[None]:
+def without_partitioners(strategy: context.Strategy) -> Iterator[None]:
     """Makes every variable a whole one, and a resource.
 
     Where a batch is split, a partitioner that makes a single part stays: variable and slots
@@ -128,7 +128,6 @@ def without_partitioners(strategy: context.Strategy, warn: Callable[[str], None]
 
     Args:
         strategy: Who makes the variables; a scope inside of its own is another one's affair.
-        warn: Takes the name of a variable whose partitioner was dropped.
     """
 
     def getter(  # TensorFlow passes it by this name
@@ -139,7 +138,11 @@ def without_partitioners(strategy: context.Strategy, warn: Callable[[str], None]
         is_mine = mode is not None and mode.strategy is strategy
         if partitioner is not None and is_mine and not _leaves_whole(partitioner, kwargs):
             del kwargs["partitioner"]
-            warn(kwargs.get("name", args[0] if args else "?"))
+            messages.warn(
+                "Partitioned variables are turned off under a distribution strategy: each is made "
+                "whole.",
+                "exactness.md#towers-tower_buildingcall",
+            )
         return getter(*args, **kwargs)
 
     current = tf1.get_variable_scope()

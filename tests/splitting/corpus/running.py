@@ -99,7 +99,7 @@ class Built:
         given = [*self.features.values(), *self.labels.values()]
         keep = [*self.values.values(), *self.steps]
         self.result = splitter.split_graph(
-            given=[splitter.Given(tensor) for tensor in given],
+            given=given,
             devices=DEVICES[: self.setting.num_devices],
             keep=keep,
             home=DEVICES[0],

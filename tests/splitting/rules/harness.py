@@ -531,7 +531,7 @@ class Built:
 
         with self.graph.as_default():
             result = splitter.split_graph(
-                given=[splitter.Given(tensor) for tensor in self.world.given.values()],
+                given=list(self.world.given.values()),
                 devices=DEVICES[: setting.num_devices],
                 keep=[tensor for results in self.results for tensor in results],
                 home=DEVICES[0],

@@ -26,9 +26,7 @@ def test_check_fails_where_one_devices_does(fresh_graph, of_rows):
     check = tf1.Assert(tf.reduce_all(checked < 9.0), [checked])
     with tf.control_dependencies([check]):
         loss = tf.reduce_sum(tf.identity(x))
-    result = splitter.split_graph(
-        [splitter.Given(x)], DEVICES, [loss, check.outputs[0]], home=DEVICES[0]
-    )
+    result = splitter.split_graph([x], DEVICES, [loss, check.outputs[0]], home=DEVICES[0])
     # What the batch gives is whole where the check is: nothing is won by checking it apart.
     guard = next(op for op in fresh_graph.get_operations() if op.type == "If")
     assert result.how(guard) == ("split" if of_rows else "whole")

@@ -20,7 +20,7 @@ def test_devices_draw_numbers_of_their_own(fresh_graph, static_rows, seed):
     keep = [x + noise, x - noise, tf.matmul(x, of_weights)]
     draws = [op for op in fresh_graph.get_operations() if op.type.startswith("Random")]
     result = splitter.split_graph(
-        [splitter.Given(x)],
+        [x],
         DEVICES,
         keep,
         home=DEVICES[0],

@@ -42,7 +42,7 @@ def both(make, dtype, values, num_devices=3):
             x = tf1.placeholder(dtype, [None, 3])
             fetch = make(x)
             if is_split:
-                given, devices = [splitter.Given(x)], DEVICES[:num_devices]
+                given, devices = [x], DEVICES[:num_devices]
                 fetch = splitter.split_graph(given, devices, [fetch], home=DEVICES[0]).fetch[0]
             config = tf1.ConfigProto(device_count={"CPU": 8})
             with tf1.Session(config=config) as session:

@@ -163,7 +163,7 @@ class Built:
             self.run_of = [*found, *[slope for slope in slopes if slope is not None]]
             self.ops = self.graph.get_operations()
             if num_devices:
-                given = [splitter.Given(tensor) for tensor in self.given]
+                given = self.given
                 self.result = splitter.split_graph(
                     given,
                     DEVICES[:num_devices],

@@ -1,9 +1,7 @@
 """Copies of operations: what they read, where they are, what they wait for."""
 
-import pytest
-
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import copying
+from replicate.strategy.cluster import copying
 
 
 def test_nothing_to_copy_makes_nothing(fresh_graph):
@@ -108,47 +106,29 @@ def test_a_copy_waits_for_what_is_in_force(fresh_graph):
     assert copy.op.control_inputs == [first]
 
 
-def test_originals_may_be_in_another_graph(session):
-    with tf.Graph().as_default():
-        x = tf1.placeholder(tf.float32, [None, 2])
-        kept = tf.reduce_sum(x, 1)
-        y = tf.reduce_mean(kept)
-        originals = [kept.op, y.op, *(tensor.op for op in (kept.op, y.op) for tensor in op.inputs)]
-        originals = [op for op in dict.fromkeys(originals) if op is not x.op]
-    given = tf.constant([[1.0, 2.0], [3.0, 4.0]])
-    copies = copying.copied(originals, {x.ref(): given}, "tail")
-    assert copies[y.ref()].graph is session.graph
-    assert session.run(copies[y.ref()]) == 5.0  # (3 + 7) / 2
+def test_functions_are_called_by_copies(session):
+    @tf.function(autograph=False)
+    def inner(x):
+        return x * x
 
+    @tf.function(autograph=False)
+    def outer(x):
+        return inner(x) + 1.0
 
-@pytest.mark.parametrize("in_another_graph", [False, True])
-def test_functions_go_with_their_calls(session, in_another_graph):
-    graph = tf.Graph() if in_another_graph else session.graph
-    with graph.as_default():
-
-        @tf.function(autograph=False)
-        def inner(x):
-            return x * x
-
-        @tf.function(autograph=False)
-        def outer(x):
-            return inner(x) + 1.0
-
-        x = tf1.placeholder(tf.float32, [])
-        y = outer(x)
-        call = y.op if "Call" in y.op.type else y.op.inputs[0].op
-        operations = list(dict.fromkeys([call, y.op]))
+    x = tf1.placeholder(tf.float32, [])
+    y = outer(x)
+    call = y.op if "Call" in y.op.type else y.op.inputs[0].op
     assert call.type in ("PartitionedCall", "StatefulPartitionedCall")
+    operations = list(dict.fromkeys([call, y.op]))
     copies = copying.copied(operations, {x.ref(): tf.constant(3.0)}, "tail")
     assert session.run(copies[y.ref()]) == 10.0
 
 
 def test_a_branch_is_copied_with_its_functions(session):
-    with tf.Graph().as_default():
-        x = tf1.placeholder(tf.float32, [])
-        is_large = tf1.placeholder(tf.bool, [])
-        y = tf.cond(is_large, lambda: x * 2.0, lambda: x - 1.0)
-        made = {op for op in y.graph.get_operations() if op not in (x.op, is_large.op)}
+    x = tf1.placeholder(tf.float32, [])
+    is_large = tf1.placeholder(tf.bool, [])
+    y = tf.cond(is_large, lambda: x * 2.0, lambda: x - 1.0)
+    made = {op for op in y.graph.get_operations() if op not in (x.op, is_large.op)}
     given = {x.ref(): tf.constant(5.0)}
     large = copying.copied(list(made), {**given, is_large.ref(): tf.constant(True)}, "tail")
     small = copying.copied(list(made), {**given, is_large.ref(): tf.constant(False)}, "tail")

@@ -1,7 +1,8 @@
-"""What a config names that is not on this machine: data files, modules, functions in them.
+"""What a config names that is not on this machine: data files, columns, modules, functions.
 
-Modules are found and read, never imported: they may need TensorFlow, and what they do is theirs.
-Where a module may have more than its text shows, nothing is said.
+Of CSV files the first rows are read, as a training reads them. Modules are found and read, never
+imported: they may need TensorFlow, and what they do is theirs. Where a module may have more than
+its text shows, nothing is said.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from replicate import errors
 from replicate.app.config import config, files, input_config, types
 
 _SECTIONS = ("train", "eval", "predict")
@@ -22,17 +24,39 @@ _MAY_HAVE_MORE = re.compile(
 )
 
 
-def warnings(settings: config.Config) -> Iterator[str]:
-    """Yields a line for each file, module and function of a config that is not there."""
+def warnings(settings: config.Config) -> list[str]:
+    """Returns a line for each thing of a config that is not there, behind the first such key."""
+    found: dict[str, str] = {}
+    for key, text in _absent(settings):
+        found.setdefault(text, f"{key}: warning: {text}")
+    return list(found.values())
+
+
+def _absent(settings: config.Config) -> Iterator[tuple[str, str]]:
+    """Yields keys, and what is not there of what they name."""
     inputs = {name: one.input for name in _SECTIONS if (one := getattr(settings, name))}
     for section, source in inputs.items():
         for name in files.absent(input_config.files_of(source)):
-            yield f"{section}.input.file: warning: there is no {name} yet"
+            yield f"{section}.input.file", f"there is no {name} yet"
+        if isinstance(source, input_config.Csv):
+            yield from _unlike(source, f"{section}.input")
     places = [settings.folder, os.getcwd(), *sys.path]
     for key, name in _functions(settings, inputs):
         text = _lacks(name, places)
         if text:
-            yield f"{key}: warning: {text}"
+            yield key, text
+
+
+def _unlike(source: input_config.Csv, key: str) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with the first rows of a CSV input, a file for each name or pattern."""
+    there = [name for name in source.file if "://" not in name and not files.absent([name])]
+    for path in [files.expanded([name], key)[0] for name in there]:
+        from replicate.app.data import csv  # which takes NumPy along
+
+        try:
+            next(csv.pieces(source.model_copy(update={"file": (path,)}), key))
+        except errors.RunError as e:
+            yield key, str(e).removeprefix(f"{key}: ")
 
 
 def _functions(

@@ -1,0 +1,73 @@
+"""Parquet as arrays, for `data.csv`: read by pyarrow, which is an extra."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from replicate import errors
+from replicate.app.config import input_config, types
+
+_PIECE = 4096  # rows at a time
+
+
+def of_file(
+    path: str,
+    source: input_config.Parquet,
+    key: str,
+    is_wanted: Callable[[Iterator[str]], bool] | None,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yields some rows of a file at a time.
+
+    Args:
+        path: The file.
+        source: The input as the config has it.
+        key: Its key in the config, for error texts.
+        is_wanted: Tells by the texts of all cells of a row whether it is; None: all are.
+
+    Raises:
+        RunError: If pyarrow is not installed, or the file or a column of it is bad.
+    """
+    try:
+        from pyarrow import parquet
+    except ImportError as e:
+        raise errors.RunError(
+            f"{key}: kind: parquet needs pyarrow. Run pip install 'replicate-model-fn[parquet]'."
+        ) from e
+    try:
+        with parquet.ParquetFile(path) as file:
+            for name in source.columns:
+                if name not in file.schema_arrow.names:
+                    near = types.nearest(name, file.schema_arrow.names)
+                    raise ValueError(f"it lacks the column {name}{near and f', but has {near}'}")
+            names = None if is_wanted else list(source.columns)
+            for batch in file.iter_batches(_PIECE, columns=names):
+                if is_wanted:
+                    rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+                    batch = batch.filter([is_wanted(map(repr, row)) for row in rows])
+                if batch.num_rows:
+                    yield {
+                        name: _array(batch.column(name), name, source) for name in source.columns
+                    }
+    except (OSError, ValueError, TypeError, NotImplementedError) as e:  # pyarrow's are such
+        raise errors.RunError(
+            f"{key}: {path}: must be Parquet as the config says: {str(e).rstrip('.')}. Correct it, "
+            "or the config."
+        ) from e
+
+
+def _array(column: Any, name: str, source: input_config.Parquet) -> np.ndarray:
+    """Returns a column as an array; lists of one length become its rows."""
+    shape, dtype = [len(column)], source.columns[name]
+    while hasattr(column, "value_lengths"):
+        lengths = column.value_lengths().unique().to_pylist()
+        if len(lengths) != 1:
+            raise ValueError(f"{name} must have lists of one length, got {lengths}")
+        shape, column = shape + lengths, column.flatten()
+    column = column.cast("binary" if dtype == "string" else dtype)
+    if name in source.defaults:
+        default = types.cell_text(source.defaults[name], dtype)
+        column = column.fill_null(types.cell_value(default, dtype))
+    if column.null_count:
+        raise ValueError(f"{name} has empty cells; give {name} a value in defaults")
+    return column.to_numpy(False).reshape(shape)

@@ -1,0 +1,47 @@
+"""`replicate train --fast-dev-run`: one batch of all that a config has, and nothing kept of it."""
+
+import contextlib
+import itertools
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from replicate.app.config import config
+from replicate.app.console import progress
+from replicate.app.training import runner, trainings
+
+
+def run(
+    settings: config.Config, display: progress.Display, command: Sequence[str] = ()
+) -> trainings.Trained:
+    """Trains, evaluates, exports and predicts, as far as the config has these sections.
+
+    Training makes one update, which are `accumulate_steps` batches.
+    """
+    display.say("one batch of everything, in a folder that is deleted: nothing is kept")
+    with tempfile.TemporaryDirectory(prefix="replicate-") as folder:
+        changed = _one_batch(settings, folder)
+        done = runner.train(changed, display, command)
+        if changed.predict is not None:
+            with contextlib.closing(runner.predict(changed, display)) as rows:
+                first = list(itertools.islice(rows, changed.predict.input.batch_size))
+            display.say(f"predicted {len(first)} rows")
+    return done._replace(path=None)
+
+
+def _one_batch(settings: config.Config, folder: str) -> config.Config:
+    """Returns a config like another one, of one update and one batch of each other input."""
+    wanted: dict[str, dict[str, Any]] = {
+        "train": {"steps": settings.accumulate_steps, "epochs": None},
+        "eval": {"steps": 1},
+        "predict": {},
+        "export": {"directory": None},
+        "cluster": {"evaluator": False},
+    }
+    changes: dict[str, Any] = {"model_dir": folder}
+    for name, keys in wanted.items():
+        section = getattr(settings, name)
+        if hasattr(section, "input"):
+            keys["input"] = section.input.model_copy(update={"shuffle": False})
+        changes[name] = section and section.model_copy(update=keys)
+    return settings.model_copy(update=changes)

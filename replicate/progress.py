@@ -1,0 +1,111 @@
+"""Progress from Python: one line on a terminal while an Estimator trains or evaluates.
+
+Models of `replicate_model_fn` show it by themselves; after `show(False)` they do not.
+"""
+
+import shutil
+import sys
+import time
+import weakref
+from typing import TextIO
+
+from replicate import messages, types
+from replicate.compat.tensorflow import tf, tf1
+
+_EVERY_ON_TERMINAL, _EVERY_ELSEWHERE = 0.1, 10.0  # seconds between two states
+_LABELS = {types.TRAIN: "train", types.EVAL: "evaluate"}
+_CLEAR = "\r\033[K"
+_graphs: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()  # those of which a line is shown
+
+
+def show(wanted: bool) -> None:
+    """Says whether models of `replicate_model_fn` show progress by themselves: at first they do.
+
+    Args:
+        wanted: Whether they do, on a terminal.
+    """
+    messages.show_progress(wanted)
+
+
+class ProgressHook(tf1.train.SessionRunHook):
+    """Shows the step, the loss and the speed in one line.
+
+    On a terminal the line changes; elsewhere a line comes every ten seconds. Of several in one
+    session the first one shows it. Name it where there is no terminal, or to say where a training
+    ends: `model.train(input_fn, hooks=[ProgressHook(1000)], max_steps=1000)`.
+
+    Args:
+        total: The last step; None: not known.
+        mode: The mode key: `"train"` or `"eval"`.
+        file: Where it is shown; None: stderr.
+    """
+
+    def __init__(
+        self, total: int | None = None, mode: str = types.TRAIN, file: TextIO | None = None
+    ):
+        self._total = "" if total is None else f"/{total}"
+        self._mode = mode
+        self._file = sys.stderr if file is None else file
+        self._is_on_terminal = self._file.isatty()
+        self._every = _EVERY_ON_TERMINAL if self._is_on_terminal else _EVERY_ELSEWHERE
+
+    def begin(self) -> None:
+        """See base class; the loss of a training is the last one that the Estimator has noted."""
+        graph = tf1.get_default_graph()
+        self._is_shown = graph not in _graphs
+        _graphs.add(graph)
+        self._fetched: list[tf.Tensor] = []
+        if self._is_shown and self._mode == types.TRAIN:
+            losses = tf1.get_collection(tf1.GraphKeys.LOSSES)
+            self._fetched = [tf1.train.get_global_step(), *losses[-1:]]
+        self._count, self._began, self._told = 0, 0.0, 0.0
+
+    def before_run(self, run_context: tf1.train.SessionRunContext) -> tf1.train.SessionRunArgs:
+        """See base class."""
+        return tf1.train.SessionRunArgs(self._fetched)
+
+    def after_run(
+        self, run_context: tf1.train.SessionRunContext, run_values: tf1.train.SessionRunValues
+    ) -> None:
+        """See base class."""
+        if not self._is_shown:
+            return
+        now = time.monotonic()
+        if self._count == 0:  # the first step prepares what the others use
+            self._began = self._told = now
+        self._count += 1
+        self._step, *loss = run_values.results or [self._count]
+        self._loss = f"  loss {loss[0]:.4g}" if loss else ""
+        if now - self._told >= self._every:
+            self._told = now
+            self._show(now)
+
+    def end(self, session: tf1.Session) -> None:
+        """See base class."""
+        if self._count:
+            if self._fetched:
+                self._step = session.run(self._fetched[0])
+            self._show(self._told if self._count == 1 else time.monotonic())
+            self._file.write("\n" if self._is_on_terminal else "")
+
+    def _show(self, now: float) -> None:
+        seconds = now - self._began
+        speed = f"  {(self._count - 1) / seconds:.1f} steps/s" if seconds else ""
+        text = f"{_LABELS[self._mode]} {self._step}{self._total}{self._loss}{speed}"
+        if self._is_on_terminal:
+            text = _CLEAR + text[: shutil.get_terminal_size().columns - 1]
+        self._file.write(text if self._is_on_terminal else f"{text}\n")
+        self._file.flush()
+
+
+def added(spec: types.EstimatorSpec, mode: str) -> types.EstimatorSpec:
+    """Returns a spec that shows progress, where that is wanted and there is a terminal.
+
+    Args:
+        spec: The EstimatorSpec.
+        mode: The mode key.
+    """
+    if not messages.shows_progress() or mode not in _LABELS:
+        return spec
+    name = "training_hooks" if mode == types.TRAIN else "evaluation_hooks"
+    return spec._replace(**{name: (*getattr(spec, name), ProgressHook(mode=mode))})

@@ -1,0 +1,114 @@
+"""Parquet files are read as tables are, by pyarrow."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from replicate import errors
+from replicate.app.command import cli
+from replicate.app.config import config, input_config
+from replicate.app.data import csv, inputs, parquet
+from replicate.compat.tensorflow import tf, tf1
+
+pyarrow = pytest.importorskip("pyarrow")
+COLUMNS = {"x": "float32", "n": "int32", "s": "string", "y": "bool", "e": "float32"}
+TABLE = {
+    "e": [[0.5, 1.0], [2.0, 3.0], [4.0, 5.0]],
+    "n": [1, None, 3],
+    "other": [None, None, None],
+    "s": ["a", "λ", None],
+    "x": [1.0, 2.5, -3.0],
+    "y": [True, False, True],
+}
+DEFAULTS = {"n": 1e3, "s": "none"}
+
+
+def write(path, **columns):
+    from pyarrow import parquet as files
+
+    files.write_table(pyarrow.table(columns), str(path), row_group_size=2)
+    return path
+
+
+def source(path, **keys):
+    """Returns a Parquet input of one file."""
+    given = {"columns": COLUMNS, "defaults": DEFAULTS, "label": "y", **keys}
+    return input_config.Parquet(file=(str(path),), **given)
+
+
+def read(path, is_training=False, **keys):
+    return csv.read(source(path, **keys), "k", is_training)
+
+
+def test_columns_have_their_dtypes(tmp_path):
+    features, label = read(write(tmp_path / "d.parquet", **TABLE))
+    assert {name: str(one.dtype) for name, one in features.items()} == {
+        **{name: dtype for name, dtype in COLUMNS.items() if name != "y"},
+        "s": "object",
+    }
+    assert (features["n"].tolist(), label.tolist()) == ([1, 1000, 3], [True, False, True])
+    assert features["s"].tolist() == [b"a", "λ".encode(), b"none"]
+    np.testing.assert_array_equal(features["e"], TABLE["e"])
+
+
+@pytest.mark.parametrize("limit", [2**30, 1], ids=["memory", "stream"])
+def test_batches_are_made_of_rows(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(csv, "_MAX_IN_MEMORY", limit)
+    monkeypatch.setattr(parquet, "_PIECE", 2)
+    path = write(tmp_path / "d.parquet", **TABLE)
+    make = inputs.input_fn(source(path, batch_size=2), "k", "eval", {})
+    with tf.Graph().as_default(), tf1.Session() as session:
+        element = tf1.data.make_one_shot_iterator(make()).get_next()
+        assert element[0]["e"].shape.as_list() == [None, 2]
+        found = [session.run(element) for _ in range(2)]
+    assert [labels.tolist() for _, labels in found] == [[True, False], [True]]
+    np.testing.assert_array_equal(found[1][0]["e"], [[4.0, 5.0]])
+    assert found[1][0]["s"].tolist() == [b"none"]
+
+
+def test_rows_are_held_out_by_all_of_their_cells(tmp_path):
+    numbers = {"x": np.arange(1000.0), "s": ["a"] * 1000, "more": [[1, 2]] * 1000}
+    path = write(tmp_path / "d.parquet", **numbers)
+    keys = {"columns": {"x": "float64"}, "label": None, "defaults": {}, "holdout": 0.1}
+    trained, held = (read(path, one, **keys)[0]["x"] for one in (True, False))
+    assert sorted([*trained, *held]) == list(range(1000))
+    assert abs(len(held) - 100) < 40  # see test_holdout
+    keys["columns"]["s"] = "string"
+    assert read(path, **keys)[0]["x"].tolist() == held.tolist()
+
+
+@pytest.mark.parametrize(
+    ("keys", "fault"),
+    [
+        ({"columns": {"nn": "int32"}}, "it lacks the column nn, but has n. Correct it"),
+        ({"columns": {"zzzz": "int32"}}, "it lacks the column zzzz. Correct it"),
+        ({"columns": {"n": "int32"}}, "n has empty cells; give n a value in defaults"),
+        ({"columns": {"x": "int32"}}, "Float value 2.5"),
+        ({"columns": {"s": "float32"}}, "Failed to parse"),
+        ({"columns": {"x": "string"}}, "Unsupported cast from double"),
+        ({"columns": {"uneven": "int64"}}, r"uneven must have lists of one length, got \[1, 2\]"),
+    ],
+)
+def test_columns_that_do_not_fit_are_told(tmp_path, keys, fault):
+    path = write(tmp_path / "d.parquet", **TABLE, uneven=[[1], [1, 2], [3]])
+    with pytest.raises(errors.RunError, match=f"k: {path}: must be Parquet as .*{fault}"):
+        read(path, **{"label": None, "defaults": {}, **keys})
+
+
+def test_files_that_are_none_are_told(tmp_path, monkeypatch):
+    (tmp_path / "d.parquet").write_text("x,y\n1,2\n")
+    with pytest.raises(errors.RunError, match=r"d.parquet: must be Parquet as the config says"):
+        read(tmp_path / "d.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(errors.RunError, match=r"needs pyarrow. Run pip install 'replicate-model"):
+        read(tmp_path / "d.parquet")
+
+
+def test_init_reads_the_schema(tmp_path):
+    path = write(tmp_path / "d.parquet", **{name: one * 20 for name, one in TABLE.items()})
+    assert cli.main(["init", "a:b", str(path), "--output", str(tmp_path / "c.yaml")]) == 0
+    found = config.load(str(tmp_path / "c.yaml")).train.input
+    expected = {**COLUMNS, "n": "int64", "other": "string"}
+    assert (found.kind, found.label, found.holdout) == ("parquet", "y", 0.1)
+    assert found.columns == expected

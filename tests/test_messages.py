@@ -1,0 +1,63 @@
+"""Messages come once a process, wrapped at words, each with a page that is there."""
+
+import ast
+import io
+import logging
+import pathlib
+
+import pytest
+
+from replicate import messages
+from tests.test_docs import anchors
+
+ROOT = pathlib.Path(__file__).parent.parent
+LONG = "Partitioned variables are turned off under a strategy: https://example.org/a-long-path"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def pages():
+    """Yields the page that each call of `messages.warn` names."""
+    for path in sorted((ROOT / "replicate").glob("**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "messages.warn":
+                yield node.args[1].value
+
+
+def test_each_message_leads_to_a_page():
+    assert len(list(pages())) > 4
+    for page in pages():
+        name, _, anchor = page.partition("#")
+        assert not anchor or anchor in anchors(ROOT / "docs" / name), page
+
+
+def test_a_message_comes_once(caplog):
+    for _ in range(3):
+        messages.warn("One thing.", "python.md")
+    messages.warn("Another thing.", "python.md#options")
+    assert [record.getMessage() for record in caplog.records] == [
+        "One thing. See docs/python.md.",
+        "Another thing. See docs/python.md#options.",
+    ]
+
+
+def test_on_a_terminal_lines_end_at_words(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert messages.for_stream(f"{LONG}\n  two", Terminal()).splitlines() == [
+        "Partitioned variables are turned off",
+        "under a strategy:",
+        "https://example.org/a-long-path",
+        "  two",
+    ]
+    assert messages.for_stream(LONG, io.StringIO()) == LONG
+
+
+@pytest.mark.parametrize("is_set_up", [False, True])
+def test_nothing_is_said_twice_where_logging_is_set_up(is_set_up, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()] if is_set_up else [])
+    monkeypatch.setattr("sys.stderr", shown := Terminal())
+    messages.warn("One thing.", "python.md")
+    assert shown.getvalue() == ("" if is_set_up else "One thing. See docs/python.md.\n")

@@ -1,0 +1,109 @@
+"""Progress from Python is one line on a terminal, nothing elsewhere or where it is turned off."""
+
+import io
+import itertools
+import re
+import types
+
+import pytest
+
+import replicate
+from replicate import estimator, messages, progress
+from replicate.compat.tensorflow import tf, tf1
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # a temporary folder
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def instead_of_stderr(monkeypatch, stream):
+    """Puts a stream in its place, for our own code alone: pytest puts one there as well."""
+    for module in (messages, progress):
+        monkeypatch.setattr(module, "sys", types.SimpleNamespace(stderr=stream))
+    return stream
+
+
+@pytest.fixture(name="shown")
+def stderr(monkeypatch):
+    """Returns what stands for stderr, a terminal; a second passes from each look to the next."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(messages, "_shows_progress", True)
+    terminal = instead_of_stderr(monkeypatch, Terminal())
+    seconds = itertools.count().__next__
+    monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=seconds))
+    return terminal
+
+
+def model_fn(features, labels, mode):
+    """The loss is w^2 / 2, w = 1 at first: a step of rate 0.5 halves w."""
+    w = tf1.get_variable("w", initializer=1.0)
+    loss = tf.reduce_mean(w * w * features) / 2.0
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=tf1.no_op())
+
+
+def input_fn():
+    return tf.data.Dataset.from_tensors(1.0).repeat(3).batch(1)
+
+
+@pytest.fixture(name="model")
+def make_model(tmp_path):
+    def optimizer_fn():
+        return tf1.train.GradientDescentOptimizer(0.5)
+
+    replicated = replicate.replicate_model_fn(model_fn, optimizer_fn, devices=["/cpu:0"])
+    return estimator.Estimator(replicated, model_dir=str(tmp_path))
+
+
+def states(shown):
+    """Returns the states of the line; steps and losses may be of before or after the step."""
+    return shown.getvalue().split("\r\033[K")
+
+
+def test_a_training_and_an_evaluation_have_a_line_each(model, shown):
+    model.train(input_fn)
+    nothing, *changing, last = states(shown)
+    assert nothing == ""
+    assert len(changing) == 2  # after the second and the third step
+    # The loss before the third step: w is 1 / 4.
+    assert re.fullmatch(r"train 3  loss 0\.03125  \d\.\d steps/s\n", last)
+    shown.truncate(shown.seek(0))
+    model.evaluate(input_fn)
+    assert re.fullmatch(r"evaluate 3  \d\.\d steps/s\n", states(shown)[-1])
+
+
+def test_it_can_be_turned_off(model, shown):
+    replicate.progress.show(False)
+    model.train(input_fn)
+    assert shown.getvalue() == ""
+
+
+def test_what_is_no_terminal_gets_nothing(model, shown, monkeypatch):
+    elsewhere = instead_of_stderr(monkeypatch, io.StringIO())
+    model.train(input_fn)
+    assert elsewhere.getvalue() == shown.getvalue() == ""
+
+
+def test_a_hook_that_is_named_takes_the_place_of_our_own(model, shown):
+    model.train(input_fn, hooks=[progress.ProgressHook(12)])
+    assert all(state.partition("  ")[0].endswith("/12") for state in states(shown)[1:])
+    assert shown.getvalue().count("\n") == 1
+
+
+def test_a_file_gets_a_line_at_intervals_and_at_the_end(model, shown):
+    file = io.StringIO()
+    # A look after each of 30 steps, a second apart: 10 and 20 seconds after the first one.
+    rows = tf.data.Dataset.from_tensors
+    model.train(lambda: rows(1.0).repeat(30).batch(1), hooks=[progress.ProgressHook(file=file)])
+    lines = file.getvalue().splitlines()
+    assert [line.split()[:1] for line in lines] == [["train"]] * 3
+    assert lines[-1].startswith("train 30  loss")
+    assert shown.getvalue() == ""
+
+
+def test_a_narrow_terminal_gets_a_line_that_it_can_hold(model, shown, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "12")
+    model.train(input_fn)
+    assert states(shown)[-1] == "train 3  lo\n"
