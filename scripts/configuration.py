@@ -17,7 +17,7 @@ _HEAD = """\
 
 All keys of a config, from the model that reads it; `scripts/configuration.py` writes this page.
 `replicate check CONFIG` names every fault of a config at once, and warns of files, modules and
-functions that are not there, and of CSV files whose first rows do not fit. `--print-config` shows a
+functions that are not there, and of tables whose first rows do not fit. `--print-config` shows a
 config with all defaults, `replicate check --schema` prints the JSON Schema. An editor with a YAML
 language server completes and explains the keys of a config that begins with the line
 `# yaml-language-server: $schema=…`, as those of `configs/` do.

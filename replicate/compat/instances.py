@@ -135,6 +135,7 @@ TAKEN = _rows(
         "optimizer": {
             "_create_slots": "slots are made where no condition holds",
             "_distributed_apply": "a single tower's step is the one that one device makes",
+            "_get_non_slot_variable": "AdamW corrects its moments as Adam does",
             "_learning_rate": "the learning rate is shown, by whichever of both names it has",
         },
         "synchronous optimizer": {

@@ -158,7 +158,12 @@ class DistributionStrategy(updates.Updates):
             yield
             return
         with bridge.told_inside(self), self._making():
-            yield
+            devices = graph._device_function_stack
+            try:
+                yield
+            finally:
+                # NOTE: who leaves a function for its graph has others there, until it is back.
+                graph._device_function_stack = devices
 
     @contextlib.contextmanager
     def merging(

@@ -48,12 +48,12 @@ for step in range(0, 21, 10):
     print(text, file=sys.stderr, flush=True)
 print("a line of", name, file=sys.stderr, flush=True)
 (folder / f"{name}.at").touch()
+while what.startswith("fail") and not (folder / "chief:0.at").exists():
+    time.sleep(0.01)
 if what == "fail":
     print("the reason", file=sys.stderr, flush=True)
     sys.exit(3)
 if what == "fail late":
-    while not (folder / "chief:0.at").exists():
-        time.sleep(0.01)
     chief = json.loads((folder / "chief:0.json").read_text())[0]
     while pathlib.Path(f"/proc/{chief}").exists():
         time.sleep(0.01)

@@ -66,6 +66,7 @@ def test_params_are_missed_where_a_function_names_them(logger):
 
 def test_an_estimator_of_a_model_fn_without_params_warns_of_nothing(caplog, monkeypatch):
     monkeypatch.setattr(tf.get_logger(), "propagate", True)
+    caplog.set_level(logging.WARNING, tf.get_logger().name)
     replicated = replicate.replicate_model_fn(without_params)
     estimator.Estimator(replicated)
     estimator.Estimator(replicated, params={})  # which it may be given all the same

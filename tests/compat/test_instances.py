@@ -256,5 +256,6 @@ def all_of(find, trees):
 TREES = {module: ast.parse((ROOT / module).read_text()) for module in MODULES}
 MADE_IN_MODULES = {module: made_in(tree) for module, tree in TREES.items()}
 _OTHERS = [tree for module, tree in TREES.items() if module.name != "instances.py"]
-TAKEN_IN_MODULES = all_of(taken_in, _OTHERS)
+_OF_BASES = all_of(of_self_in, _OTHERS).difference(*MADE_IN_MODULES.values())
+TAKEN_IN_MODULES = all_of(taken_in, _OTHERS) | _OF_BASES
 GIVEN_IN_MODULES = all_of(literals_in, _OTHERS).union(*MADE_IN_MODULES.values())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from replicate import strategy as core
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.towers import functions
 
 
@@ -141,3 +141,14 @@ def test_what_does_not_fit_a_functions_signature_is_refused_as_on_one_device():
     for run, x in ((double, tf.ones([3])), (lambda x: strategy.run(double, (x,)), shards)):
         with pytest.raises((TypeError, ValueError)):
             run(x)
+
+
+@pytest.mark.parametrize("makes", [core.MirroredStrategy, core.LocalParameterServerStrategy])
+def test_a_function_of_a_graph_enters_the_scope_by_itself(makes):
+    strategy = makes(["/cpu:0", "/cpu:1"])
+    model = Model()
+    with tf.Graph().as_default():
+        results = tf.function(lambda: strategy.unwrap(strategy.run(model.step)))()
+        with tf1.Session() as session:
+            session.run([variable.initializer for variable in model.variables])
+            assert session.run(results) == [2.0, 2.0]

@@ -49,7 +49,7 @@ def of_file(
                     yield {
                         name: _array(batch.column(name), name, source) for name in source.columns
                     }
-    except (OSError, ValueError, TypeError, NotImplementedError) as e:  # pyarrow's are such
+    except (OSError, ValueError, TypeError, NotImplementedError) as e:  # bases of pyarrow's
         raise errors.RunError(
             f"{key}: {path}: must be Parquet as the config says: {str(e).rstrip('.')}. Correct it, "
             "or the config."

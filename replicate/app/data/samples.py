@@ -117,7 +117,7 @@ def _divided(sample: Sample, path: str, rows: int) -> Sample:
     beside = _file_beside(path)
     if beside or rows < _FEW_BY_HASH:
         return dataclasses.replace(sample, other_keys=beside)
-    notes = {**sample.notes, "holdout": "of the rows, by their hashes, are for evaluation alone"}
+    notes = {**sample.notes, "holdout": "of the rows, always the same, are for evaluation alone"}
     return dataclasses.replace(sample, keys={**sample.keys, **_HOLDOUT}, notes=notes)
 
 

@@ -1,6 +1,6 @@
 """What a config names that is not on this machine: data files, columns, modules, functions.
 
-Of CSV files the first rows are read, as a training reads them. Modules are found and read, never
+Of tables the first rows are read, as a training reads them. Modules are found and read, never
 imported: they may need TensorFlow, and what they do is theirs. Where a module may have more than
 its text shows, nothing is said.
 """
@@ -38,7 +38,7 @@ def _absent(settings: config.Config) -> Iterator[tuple[str, str]]:
     for section, source in inputs.items():
         for name in files.absent(input_config.files_of(source)):
             yield f"{section}.input.file", f"there is no {name} yet"
-        if isinstance(source, input_config.Csv):
+        if isinstance(source, input_config.Table):
             yield from _unlike(source, f"{section}.input")
     places = [settings.folder, os.getcwd(), *sys.path]
     for key, name in _functions(settings, inputs):
@@ -47,14 +47,15 @@ def _absent(settings: config.Config) -> Iterator[tuple[str, str]]:
             yield key, text
 
 
-def _unlike(source: input_config.Csv, key: str) -> Iterator[tuple[str, str]]:
-    """Yields what is wrong with the first rows of a CSV input, a file for each name or pattern."""
-    there = [name for name in source.file if "://" not in name and not files.absent([name])]
-    for path in [files.expanded([name], key)[0] for name in there]:
+def _unlike(source: input_config.Table, key: str) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with the first rows of a table, for each name or pattern."""
+    for name in source.file:
+        if "://" in name or files.absent([name]):
+            continue
         from replicate.app.data import csv  # which takes NumPy along
 
         try:
-            next(csv.pieces(source.model_copy(update={"file": (path,)}), key))
+            next(csv.pieces(source.model_copy(update={"file": (name,), "holdout": None}), key))
         except errors.RunError as e:
             yield key, str(e).removeprefix(f"{key}: ")
 
