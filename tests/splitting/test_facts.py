@@ -267,6 +267,21 @@ def test_shapes_of_sparse_tensors_have_entries(graph):
     assert facts.value(vector[1]) == 9
 
 
+def test_nodes_of_what_is_assumed_have_their_operations_attributes_alone(graph, monkeypatch):
+    written = []
+    infer = inference.Inferred
+    monkeypatch.setattr(inference, "Inferred", lambda made: written.append(made) or infer(made))
+    sparse = tf1.sparse_placeholder(tf.float32, [None, 9])
+    tf.sparse.reduce_sum(sparse, 1)
+    facts_of(graph, [KnownShape(sparse.dense_shape, [BATCH, None])])
+    with tf.Graph().as_default() as other:
+        tf.import_graph_def(written[-1], name="")
+    for node in written[-1].node:
+        definition = other.get_operation_by_name(node.name).op_def
+        named = {name for name in node.attr if not name.startswith("_")}
+        assert named <= {each.name for each in definition.attr}, node.name
+
+
 # Values.
 
 

@@ -398,12 +398,13 @@ def _replace(
     made = graph_def.node.add(op="Pack", name=name)
     made.attr["T"].type, made.attr["N"].i = dtype.as_datatype_enum, len(value)
     for place, number in enumerate(value):
-        part = graph_def.node.add(name=f"{name}/{place}")
-        part.op, part.attr["dtype"].type = "Placeholder", dtype.as_datatype_enum
-        part.attr["shape"].shape.SetInParent()
-        if number is not None:
-            part.op = "Const"
+        is_known = number is not None
+        part = graph_def.node.add(name=f"{name}/{place}", op="Const" if is_known else "Placeholder")
+        part.attr["dtype"].type = dtype.as_datatype_enum
+        if is_known:
             part.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(number, dtype))
+        else:
+            part.attr["shape"].shape.SetInParent()
         made.input.append(part.name)
     old = {tensor.name, tensor.op.name} if tensor.value_index == 0 else {tensor.name}
     for user in tensor.consumers():
