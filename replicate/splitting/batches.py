@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     labels: types.Nest
     given: Sequence[types.Rows]
     total: int | None
-    cluster: workers.Workers | None = None
+    cluster: workers.WorkerBatch | None = None
 
 
 def checked(given: ends.Input, home: str) -> Batch:
@@ -87,7 +87,7 @@ def _of_workers(
         leaves[n] = whole
     features, labels = _packed(given, leaves)
     with_rows = [leaf for leaf in leaves if _has_rows(leaf)]
-    cluster = workers.Workers(all_workers, number, own, lone, _next_number(), given.checks)
+    cluster = workers.WorkerBatch(all_workers, number, own, lone, _next_number(), given.checks)
     return Batch(features, labels, with_rows, total, cluster)
 
 

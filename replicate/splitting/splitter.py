@@ -92,7 +92,7 @@ def split_graph(
     home: str,
     random_numbers: str = "one_device",
     static_rows: int | None = None,
-    cluster: workers.Workers | None = None,
+    cluster: workers.WorkerBatch | None = None,
     mirrored: Sequence[tf.Variable] = (),
 ) -> Result:
     """Splits the current graph over K devices, in place.
@@ -152,7 +152,7 @@ class _Plan:
         devices: tuple[str, ...],
         home: str,
         static_rows: int | None,
-        cluster: workers.Workers | None,
+        cluster: workers.WorkerBatch | None,
         random_numbers: str,
     ):
         self._devices, self._home = devices, home
@@ -165,9 +165,9 @@ class _Plan:
         effects.keep_whole(self._ops, self._structure, self._assumptions)
         self.place: writer.Place
         if cluster is None:
-            self.place = workers.Alone(leaves, static_rows, len(devices), home)
+            self.place = workers.OneWorker(leaves, static_rows, len(devices), home)
         else:
-            self.place = workers.Cluster(cluster, len(devices), home)
+            self.place = workers.SeveralWorkers(cluster, len(devices), home)
         batch = Space("the batch")
         found = inputs.of(batch, leaves, self.place.bounds, len(devices), home)
         known = [*found.known, *inputs.picked(self._ops)]

@@ -197,7 +197,7 @@ class Built:
             keep=keep,
             home=strategy.home,
             static_rows=self._number * across.size if self._is_static else None,
-            cluster=workers.Workers(across, self._number, self._own),
+            cluster=workers.WorkerBatch(across, self._number, self._own),
         ).fetch
 
     def feed(self, step: int, start: int, own: int, total: int) -> dict:

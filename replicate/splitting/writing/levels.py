@@ -131,7 +131,7 @@ def write(
     crossings: Iterable[Crossing],
     made: Made,
     fetch: Sequence[types.Fetch],
-    across: collectives.CollectiveWorkers,
+    workers: collectives.CollectiveWorkers,
     home: str,
 ) -> None:
     """Replaces what goes over workers by what all of them have made.
@@ -140,32 +140,34 @@ def write(
         crossings: What goes over workers, in the same order in all of them.
         made: The new operations by their names.
         fetch: What will be run.
-        across: Joins what workers bring.
+        workers: All workers, and how their values are combined.
         home: Where it does.
     """
     with alone_on(home):
         found = _joins(crossings, made)
         roots = [getattr(each, "op", each) for each in fetch]
         for members in _levels(found, roots):
-            _join(members, across)
+            _join(members, workers)
 
 
 def gathered(
-    values: Sequence[tf.Tensor], lengths: Sequence[tf.Tensor], across: collectives.CollectiveWorkers
+    values: Sequence[tf.Tensor],
+    lengths: Sequence[tf.Tensor],
+    workers: collectives.CollectiveWorkers,
 ) -> list[tf.Tensor]:
     """Returns all workers' rows of N tensors, along axis 0.
 
     Args:
         values: The worker's own.
         lengths: For each how many rows each worker has, int32, of shape [W].
-        across: Joins what workers bring.
+        workers: All workers, and how their values are combined.
     """
     passed = [tf.identity(value).op for value in values]
     found = []
     for op, length in zip(passed, lengths, strict=True):
         found += _ways(op, ROWS, 0, length)
     for members in _levels(found, passed):
-        _join(members, across)
+        _join(members, workers)
     return [op.outputs[0] for op in passed]
 
 
@@ -301,7 +303,7 @@ def _before(roots: Sequence[tf.Operation]) -> dict[tf.Operation, set[tf.Operatio
 # Joining.
 
 
-def _join(members: Sequence[_Join], across: collectives.CollectiveWorkers) -> None:
+def _join(members: Sequence[_Join], workers: collectives.CollectiveWorkers) -> None:
     """Joins a level."""
     groups = collections.defaultdict(list)
     for join in members:
@@ -310,18 +312,18 @@ def _join(members: Sequence[_Join], across: collectives.CollectiveWorkers) -> No
         else:
             groups["Add" if join.how == FIRST else join.how, ""].append(join)
     for (how, _), found in sorted(groups.items(), key=lambda group: group[0]):
-        values = [across.first_alone(j.value) if j.how == FIRST else j.value for j in found]
+        values = [workers.first_alone(j.value) if j.how == FIRST else j.value for j in found]
         brought = [packing.carried(value) for value in values]
         if how == ROWS:
-            whole = _gathered(found, brought, across)
+            whole = _gathered(found, brought, workers)
         else:
-            whole = _merged(brought, how, across)
+            whole = _merged(brought, how, workers)
         for join, value, before in zip(found, whole, values, strict=True):
             join.op._update_input(0, packing.restored(value, before))
 
 
 def _merged(
-    values: Sequence[tf.Tensor], how: str, across: collectives.CollectiveWorkers
+    values: Sequence[tf.Tensor], how: str, workers: collectives.CollectiveWorkers
 ) -> list[tf.Tensor]:
     """Merges tensors; those of unknown sizes, the same in all workers, travel as one."""
     open_ones = collections.defaultdict(list)
@@ -334,7 +336,7 @@ def _merged(
     for dtype, members in open_ones.items():
         parts = [tf.reshape(values[n], [-1]) for n in members]
         flat.append(tf.concat([*parts, tf.zeros([1], dtype)], 0))  # a ring of nothing breaks
-    found = iter(across.merged([*[values[n] for n in alone], *flat], how))
+    found = iter(workers.merged([*[values[n] for n in alone], *flat], how))
     whole: dict[int, tf.Tensor] = {n: next(found) for n in alone}
     for members, joined in zip(open_ones.values(), found, strict=True):
         sizes = [tf.size(values[n]) for n in members]
@@ -345,7 +347,7 @@ def _merged(
 
 
 def _gathered(
-    joins: Sequence[_Join], values: Sequence[tf.Tensor], across: collectives.CollectiveWorkers
+    joins: Sequence[_Join], values: Sequence[tf.Tensor], workers: collectives.CollectiveWorkers
 ) -> list[tf.Tensor]:
     """Returns all workers' rows of tensors of one dtype.
 
@@ -363,13 +365,13 @@ def _gathered(
     flat = tf.concat([tf.reshape(each, [-1]) for each in longer], 0)
     bits = collectives.bits_of(tf.size(flat))
     size = tf.bitwise.left_shift(1, bits)
-    whole = tf.reshape(across.gathered(packing.lengthened(flat, size), bits), [-1, size])
+    whole = tf.reshape(workers.gathered(packing.lengthened(flat, size), bits), [-1, size])
     sizes = [tf.size(each) for each in longer]
     pieces = tf.split(whole, [*sizes, size - tf.add_n(sizes)], 1)[:-1]
     found = []
     for n, (join, piece) in enumerate(zip(joins, pieces, strict=True)):
         shape = tf.shape(longer[n])
-        rows = tf.reshape(piece, tf.concat([[across.size], shape], 0))
+        rows = tf.reshape(piece, tf.concat([[workers.size], shape], 0))
         rows = tf.boolean_mask(rows, tf.sequence_mask(join.lengths, shape[0]))
         found.append(tf.transpose(rows, orders[n]))
         known = values[n].shape.as_list()

@@ -42,11 +42,11 @@ _MADE_OF_SIZES = frozenset(
 _MOST_ENTRIES = 256  # for each row, since there are all workers' rows
 
 
-class Workers(NamedTuple):
-    """The workers of a cluster, and what one of them has of a batch.
+class WorkerBatch(NamedTuple):
+    """What one of several workers has of a batch.
 
     Attributes:
-        across: Joins what workers bring.
+        workers: All of them, and how their values are combined.
         rows: How many rows this worker has: an int in a static batch, the same in all workers;
             else int32, of shape [], and 0 if the only row is a borrowed one.
         own: The worker's own rows of each tensor of the batch, by the `ref()` of that.
@@ -56,7 +56,7 @@ class Workers(NamedTuple):
         checks: What must have run before anything has an effect, since it may end the step.
     """
 
-    across: collectives.CollectiveWorkers
+    workers: collectives.CollectiveWorkers
     rows: counted.Bound
     own: Mapping[Hashable, tf.Tensor]
     lone: Sequence[tf.Tensor] = ()
@@ -64,7 +64,7 @@ class Workers(NamedTuple):
     checks: Sequence[types.Fetch] = ()
 
 
-class Alone:
+class OneWorker:
     """One worker, which has the whole batch.
 
     Args:
@@ -107,28 +107,28 @@ class Alone:
         """See `writer.Place`."""
 
 
-class Cluster:
+class SeveralWorkers:
     """Several workers.
 
     Args:
-        workers: The workers.
+        given: What this worker has.
         num_devices: K, of this one.
         home: Where numbers are.
 
     Attributes:
-        workers: As given.
+        given: As given.
     """
 
-    def __init__(self, workers: Workers, num_devices: int, home: str):
-        self.workers = workers
-        self.num_devices = num_devices * workers.across.size
-        self.first_device = num_devices * workers.across.options.position
+    def __init__(self, given: WorkerBatch, num_devices: int, home: str):
+        self.given = given
+        self.num_devices = num_devices * given.workers.size
+        self.first_device = num_devices * given.workers.options.position
         self._own_devices = num_devices
         self._home = home
         self._dynamic: Share | None = None
-        if not isinstance(workers.rows, int):
+        if not isinstance(given.rows, int):
             with _at(home):
-                self._dynamic = self._of_dynamic(_counts(workers), num_devices)
+                self._dynamic = self._of_dynamic(_counts(given), num_devices)
 
     @functools.cached_property
     def conditions(self) -> levels.Conditions:
@@ -139,20 +139,20 @@ class Cluster:
         """Returns which rows of the batch are whose."""
         if self._dynamic is not None:
             return self._dynamic
-        rows, across = self.workers.rows, self.workers.across
+        rows, workers = self.given.rows, self.given.workers
 
         def number(value: Any) -> Reference:
             return nodes.constant(np.int32(value), self._home)
 
-        first = rows * across.options.position
+        first = rows * workers.options.position
         begins = [first + begin for begin, _ in runs.static_bounds(rows, self._own_devices)]
         here = runs.of_static(rows, nodes, self._own_devices, self._home)
         everywhere = here._replace(
-            total=number(rows * across.size),
+            total=number(rows * workers.size),
             begins=[number(begin) for begin in begins],
-            sum=None if here.is_exact else number(across.size * self._own_devices),
+            sum=None if here.is_exact else number(workers.size * self._own_devices),
         )
-        return Share(everywhere, here, number([rows] * across.size))
+        return Share(everywhere, here, number([rows] * workers.size))
 
     def runs(self, nodes: Nodes) -> Runs:
         """See `writer.Place`; all workers' rows."""
@@ -161,17 +161,17 @@ class Cluster:
     def bounds(self, k: int) -> tuple[Any, Any]:
         """See `writer.Place`."""
         if self._dynamic is None:
-            return runs.static_bounds(self.workers.rows, self._own_devices)[k]
+            return runs.static_bounds(self.given.rows, self._own_devices)[k]
         here = self._dynamic.here
         begin: Any = here.begins[k]
         return begin, begin + here.lengths[k]
 
     def make_joins(self, written: writers.Writer, batch: Runs) -> joins.Joins:
         """See `writer.Place`."""
-        return Joins(written, batch, self)
+        return WorkerJoins(written, batch, self)
 
     def _of_dynamic(self, counts: tf.Tensor, num_devices: int) -> "Share":
-        position = self.workers.across.options.position
+        position = self.given.workers.options.position
         own, whole = counts[position], tf.reduce_sum(counts)
         here = runs.of_dynamic(own, num_devices)
         first_has_rows = own > 0
@@ -186,13 +186,13 @@ class Cluster:
 
     def write(self, written: writers.Writer, made: Made, fetch: Sequence[types.Fetch]) -> None:
         """See `writer.Place`."""
-        across, crossings = self.workers.across, written.joins.crossings
-        checks = [getattr(check, "op", check) for check in self.workers.checks]
+        workers, crossings = self.given.workers, written.joins.crossings
+        checks = [getattr(check, "op", check) for check in self.given.checks]
         before = operations.executed_by(checks)
         for op in {*written.run_whole, *made.values()} - before:
             if effects.has_effect(op) and op._get_control_flow_context() is None:
                 op._add_control_inputs(checks)
-        levels.write(crossings.values(), made, fetch, across, self._home)
+        levels.write(crossings.values(), made, fetch, workers, self._home)
 
 
 class Share(NamedTuple):
@@ -209,7 +209,7 @@ class Share(NamedTuple):
     counts: Reference
 
 
-class Joins(joins.Joins):
+class WorkerJoins(joins.Joins):
     """Writes joins over devices, and notes what goes over workers.
 
     Args:
@@ -218,12 +218,12 @@ class Joins(joins.Joins):
         cluster: The workers.
     """
 
-    def __init__(self, writer: writers.Writer, batch: Runs, cluster: Cluster):
+    def __init__(self, writer: writers.Writer, batch: Runs, cluster: SeveralWorkers):
         super().__init__(writer, batch)
         self._cluster = cluster
-        self._across = cluster.workers.across
-        self._own = cluster.workers.own
-        self._lone = {tensor.ref() for tensor in cluster.workers.lone}
+        self._workers = cluster.given.workers
+        self._own = cluster.given.own
+        self._lone = {tensor.ref() for tensor in cluster.given.lone}
         self._sizes: dict[Hashable, bool] = {}
         share = cluster.share(writer.nodes)
         self._shares = {writer.analysis.batch: share._replace(everywhere=batch)}
@@ -284,10 +284,10 @@ class Joins(joins.Joins):
 
     def _counts(self, own: Reference, tensor: tf.Tensor) -> Reference:
         """Returns all workers' numbers, given this worker's."""
-        is_own = np.arange(self._across.size) == self._across.options.position
+        is_own = np.arange(self._workers.size) == self._workers.options.position
         place = self._writer.constant(is_own.astype(np.int32), None)
         counts = self._binary("Mul", place, own, tf.int32, self._home)
-        return self._crossing(counts, "Add", tensor, tf.TensorSpec([self._across.size], tf.int32))
+        return self._crossing(counts, "Add", tensor, tf.TensorSpec([self._workers.size], tf.int32))
 
     # Whole values.
 
@@ -309,7 +309,7 @@ class Joins(joins.Joins):
             return self._of_shape(tensor)
         if tensor.ref() in self._lone:
             found, is_own = tensor, True
-        elif tensor.op._id < self._cluster.workers.begin:
+        elif tensor.op._id < self._cluster.given.begin:
             found, is_own = tensor, False
         elif self._only_waits(tensor):
             return self._writer.whole(tensor.op.inputs[0])
@@ -427,14 +427,14 @@ class Joins(joins.Joins):
 
     def static_run(self, k: int) -> tuple[int, int]:
         """See base class."""
-        rows = self._cluster.workers.rows
+        rows = self._cluster.given.rows
         begin, end = runs.static_bounds(rows, len(self._devices))[k]
-        return rows * self._across.options.position + begin, end - begin
+        return rows * self._workers.options.position + begin, end - begin
 
     def _picked(self, space: Space) -> Runs:
         here = super()._picked(space)
         counts = self._counts(here.total, space.source)
-        is_before = np.arange(self._across.size) < self._across.options.position
+        is_before = np.arange(self._workers.size) < self._workers.options.position
         before = self._writer.constant(is_before.astype(np.int32), None)
         before = self._binary("Mul", counts, before, tf.int32, self._home)
         total, start = (
@@ -466,15 +466,15 @@ def is_own(op: tf.Operation) -> bool:
     return not reads or op.type.startswith(_OUTSIDE)
 
 
-def _counts(workers: Workers) -> tf.Tensor:
+def _counts(given: WorkerBatch) -> tf.Tensor:
     """Returns how many rows each worker has; refuses rows of different shapes."""
-    across = workers.across
-    given = workers.own.values()
-    widths = [tf.shape(t)[1:] for t in given if not t.shape[1:].is_fully_defined()]
-    if not widths and across.counts is not None:
-        return across.counts
-    brought = tf.concat([tf.reshape(workers.rows, [1]), *widths], 0)
-    table = across.table(brought)
+    workers = given.workers
+    own = given.own.values()
+    widths = [tf.shape(t)[1:] for t in own if not t.shape[1:].is_fully_defined()]
+    if not widths and workers.counts is not None:
+        return workers.counts
+    brought = tf.concat([tf.reshape(given.rows, [1]), *widths], 0)
+    table = workers.table(brought)
     if not widths:
         return table[:, 0]
     counts, widths = table[:, 0], table[:, 1:]

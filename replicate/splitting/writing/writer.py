@@ -44,7 +44,7 @@ _NUMBERING = ("Range",)  # makes rows of their number alone: no device has to se
 
 
 class Place(Protocol):
-    """Which rows of the batch this worker has: `workers.Alone`, or `workers.Cluster`."""
+    """Which rows of the batch this worker has: `workers.OneWorker`, or `workers.SeveralWorkers`."""
 
     @property
     def num_devices(self) -> int:
