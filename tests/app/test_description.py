@@ -66,7 +66,7 @@ def make_folder(tmp_path_factory):
 def make_describe(folder, monkeypatch):
     """Returns what describes the config; no session may be made meanwhile."""
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(tf1, "Session", None)
+    monkeypatch.setattr(tf1.Session, "__new__", None)
 
     def run(*assignments):
         settings = config.load(str(folder / "dense.yaml"), assignments, str(folder / "runs"))

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from replicate import devices, errors, estimator, model_fn, types
+from replicate import errors, estimator, model_fn, types
 from replicate.app.config import config, functions
 from replicate.app.console import failures
 from replicate.app.runs import checkpoints
@@ -144,7 +144,6 @@ def _run_config(
         intra_op_parallelism_threads=run.intra_op_parallelism_threads or 0,
         inter_op_parallelism_threads=run.inter_op_parallelism_threads or 0,
     )
-    session_config.device_count["CPU"] = len(devices.local_devices("CPU"))
     session_config.gpu_options.allow_growth = run.gpu_allow_growth
     if run.per_process_gpu_memory_fraction:
         session_config.gpu_options.per_process_gpu_memory_fraction = (
