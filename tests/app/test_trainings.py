@@ -488,6 +488,14 @@ def test_the_learning_rate_and_the_speed_are_in_the_event_files(folder):
     assert all(found[step]["examples_per_second"] > 0 for step in (2, 3, 4))
 
 
+def test_the_last_loss_is_in_the_event_files(folder):
+    for out, steps in (("each", 1), ("rare", 100)):
+        run(folder, "train", out, f"train.save_summary_steps={steps}")
+    each, rare = scalars(folder / "each"), scalars(folder / "rare")
+    assert (sorted(each), sorted(rare)) == ([1, 2, 3, 4], [1, 4])
+    assert rare[4]["loss"] == each[4]["loss"]
+
+
 @pytest.mark.parametrize(
     ("optimizer", "model", "rate"),
     [

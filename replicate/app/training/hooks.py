@@ -256,6 +256,7 @@ class EvaluationHook(tf1.train.SessionRunHook):
 class SummaryHook(tf1.train.SessionRunHook):
     """Writes learning rate and speed beside the model's own summaries, at the same steps.
 
+    At the end it writes the last loss as well, which TensorFlow does not.
     The learning rate at step s is what the schedule says for s. The examples are the rows that
     were trained on since the last summary; the time is that of training alone.
 
@@ -281,12 +282,15 @@ class SummaryHook(tf1.train.SessionRunHook):
         self._since: float | None = None  # None: no step was made yet
         self._seen = 0
         self._last = -1
+        self._loss = math.nan
 
     def begin(self) -> None:
         """See base class."""
         self._writer = tf1.summary.FileWriterCache.get(self._folder)
         self._step = tf1.train.get_global_step()
         self._rows, self._rate = self._rows_of(), self._rate_of()
+        self._fetched = [self._step, tf1.get_collection(tf1.GraphKeys.LOSSES)[-1]]
+        self._fetched += [self._rows] if tf.is_tensor(self._rows) else []
         self._timer.reset()
 
     def leave_out(self, seconds: float) -> None:
@@ -296,11 +300,11 @@ class SummaryHook(tf1.train.SessionRunHook):
 
     def before_run(self, run_context: _Context) -> _Fetches:
         """See base class."""
-        return _Fetches([self._step, self._rows] if tf.is_tensor(self._rows) else [self._step])
+        return _Fetches(self._fetched)
 
     def after_run(self, run_context: _Context, run_values: _Values) -> None:
         """See base class."""
-        before, *rows = run_values.results
+        before, self._loss, *rows = run_values.results
         if self._since is None:  # the first step prepares what the others use
             self._since = time.monotonic()
         else:
@@ -312,9 +316,10 @@ class SummaryHook(tf1.train.SessionRunHook):
 
     def end(self, session: tf1.Session) -> None:
         """See base class."""
-        self._write(session)
+        self._write(session, {} if self._since is None else {"loss": self._loss})
+        self._writer.flush()
 
-    def _write(self, session: tf1.Session) -> None:
+    def _write(self, session: tf1.Session, more: Mapping[str, float] = {}) -> None:
         fetched = {"step": self._step}
         if tf.is_tensor(self._rate):
             fetched["rate"] = self._rate
@@ -322,7 +327,7 @@ class SummaryHook(tf1.train.SessionRunHook):
         step, rate = int(read["step"]), read.get("rate", self._rate)
         if step == self._last:
             return
-        found = {} if rate is None else {LEARNING_RATE: rate}
+        found = {**more} if rate is None else {**more, LEARNING_RATE: rate}
         seconds = 0.0 if self._since is None else time.monotonic() - self._since
         if self._seen and seconds > 0:
             found[EXAMPLES_PER_SECOND] = self._seen / seconds
