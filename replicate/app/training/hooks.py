@@ -44,7 +44,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not any(words in text for words in _NO_NEWS)
 
 
-def made(names: Sequence[str], offered: Mapping[str, Any]) -> list[tf1.train.SessionRunHook]:
+def of_config(names: Sequence[str], offered: Mapping[str, Any]) -> list[tf1.train.SessionRunHook]:
     """Returns the hooks that functions of the config make: `train.hooks`.
 
     Args:

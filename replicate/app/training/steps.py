@@ -84,7 +84,7 @@ class Steps:
             "model_dir": run.model_dir,
             "config": self.estimator.config,
         }
-        self._own_hooks = hooks.made(settings.train.hooks, offered)
+        self._own_hooks = hooks.of_config(settings.train.hooks, offered)
         ours = [self._progress, self._ending]
         ours += [self._summaries] if run.task.is_chief else []
         ours.append(hooks.MeetingHook(run.display, run.task, settings.cluster.timeout))
