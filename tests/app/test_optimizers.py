@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from replicate.app.config import catalog, optimizer_config
-from replicate.app.training import optimizers, weight_decay
+from replicate.app.training import optimizers
 from replicate.compat.tensorflow import tf, tf1
+from replicate.training import weight_decay
 
 OWN_SCHEDULES = {"constant", "inverse_sqrt_decay"}
 GIVEN_BY_US = {"global_step", "use_locking", "name", "x"}

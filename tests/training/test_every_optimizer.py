@@ -8,8 +8,8 @@ import functools
 import pytest
 
 from replicate import estimator
-from replicate.app.training import weight_decay
 from replicate.compat.tensorflow import tf, tf1
+from replicate.training import weight_decay
 from tests.training import runs
 
 STEPS = 6  # a loss scale moves after four

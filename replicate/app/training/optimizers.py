@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 from replicate import errors
 from replicate.app.config import functions, optimizer_config
-from replicate.app.training import weight_decay
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
+from replicate.training import weight_decay
 
 OptimizerFn: TypeAlias = Callable[..., tf1.train.Optimizer]
 """What `replicate_model_fn` takes as optimizer_fn; may name `params`."""
