@@ -167,6 +167,8 @@ def test_recipes_have_ten_lines_or_fewer():
     assert [len(one.splitlines()) for one in recipes if len(one.splitlines()) > 10] == []
 
 
+# Keras 2.15 asks for a seed so.
+@pytest.mark.filterwarnings("ignore:non-integer arguments to randrange:DeprecationWarning")
 def test_the_first_config_of_the_how_to_trains(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_first_config(tmp_path)
