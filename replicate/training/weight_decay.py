@@ -44,7 +44,7 @@ class AdamW(tf1.train.AdamOptimizer):
         for beta, (slot, (power, new)) in zip(self._betas, news.items(), strict=True):
             slot, power = self.get_slot(var, slot), self._get_non_slot_variable(power, graph)
             kept = slot.assign(beta * slot + (1 - beta) * new)
-            moments.append(kept / (1 - tf.cast(power, grad.dtype)))
+            moments.append(kept / tf.cast(1 - tf.cast(power, tf.float64), grad.dtype))
         step = moments[0] / (tf.sqrt(moments[1]) + self._added)
         if not any(part in var.name for part in self._excluded):
             step += self._weight_decay * var

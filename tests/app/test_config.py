@@ -453,6 +453,9 @@ def test_of_a_mistyped_key_not_told_that_the_right_one_is_missing(tmp_path, text
         ("label/mean", None),
         ("neg_mean_squared_error", None),
         ("accuracy_loss", None),
+        ("negative_loss", None),
+        ("one_minus_auc", None),
+        ("accuracy_drop", None),
     ],
 )
 def test_which_way_a_metric_is_better_is_known_or_must_be_said(tmp_path, metric, is_higher):
@@ -631,6 +634,7 @@ def test_a_time_is_given_in_seconds_or_units(tmp_path, text, seconds):
     [
         ("", "holdout: 0.1", "eval: must have the input.holdout that train has, or it has rows"),
         ("holdout: 0.2", "holdout: 0.1", "eval: must have the input.holdout that train has, or"),
+        ("holdout: 0.2", "", "eval: must have the input.holdout that train has, or it has rows"),
         ("holdout: 1.0", "", "train.input.holdout: must be a number above 0 and below 1, got 1.0"),
         ("holdout: 0", "", "train.input.holdout: must be a number above 0, got 0"),
     ],
@@ -642,6 +646,22 @@ def test_no_row_is_evaluated_on_that_is_trained_on(tmp_path, trained, evaluated,
     assert text in fault
     elsewhere = ("eval.input.function=a:others", "train.input.holdout=0.5")
     assert load(tmp_path, both, *elsewhere).train.input.holdout == 0.5
+
+
+@pytest.mark.parametrize(("evaluated", "is_refused"), [("[b.csv, c.csv]", True), ("c.csv", False)])
+def test_no_file_is_evaluated_on_whole_that_training_holds_rows_out_of(
+    tmp_path, evaluated, is_refused
+):
+    shared = "kind: csv, columns: {x: float32}"
+    text = (
+        f"model_fn: a:b\neval: {{input: {{{shared}, file: {evaluated}}}}}\n"
+        f"train: {{steps: 1, input: {{{shared}, file: [a.csv, b.csv], holdout: 0.1}}}}\n"
+    )
+    if is_refused:
+        (fault,) = faults_of(tmp_path, text)
+        assert "eval: must have the input.holdout that train has" in fault
+    else:
+        assert load(tmp_path, text).eval.input.holdout is None
 
 
 @pytest.mark.parametrize(

@@ -300,7 +300,7 @@ def test_features_of_any_kind_of_tensor_are_served(tmp_path):
 
 
 def test_features_are_served_by_names_that_no_op_could_have(trained, capsys):
-    names = ["x", "sepal length (cm)", "_", "größe", "a/"]
+    names = ["x", "w", "sepal length (cm)", "_", "größe", "a/"]  # w: as a variable is called
     described = ", ".join(f"'{name}': {{dtype: float32}}" for name in names)
     for towers in ("one", "merged"):
         given = ["--set", f"export.inputs={{{described}}}", "--set", f"export.towers={towers}"]

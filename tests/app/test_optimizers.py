@@ -181,3 +181,14 @@ def test_lamb_leaves_the_length_of_a_step_where_weights_are_zero(session):
     session.run(train_op)
     # As of Adam; 1 - beta2 has five digits in float32.
     np.testing.assert_allclose(session.run(w), [-0.01, 0.0], rtol=1e-4)
+
+
+def test_weights_of_few_bits_stay_numbers(session):
+    w = tf1.get_variable("w", initializer=tf.ones([2], tf.bfloat16))
+    gradient = tf.constant([1.0, 0.0], tf.bfloat16)
+    train_op = weight_decay.AdamW(0.5, weight_decay=0.25).apply_gradients([(gradient, w)])
+    session.run(tf1.global_variables_initializer())
+    session.run(train_op)
+    # A first step is 1 where there is a gradient, and the decay is 0.25 of 1: 1 - 0.5 * 1.25.
+    # bfloat16 has eight bits.
+    np.testing.assert_allclose(np.float32(session.run(w)), [0.375, 0.875], rtol=1e-2)

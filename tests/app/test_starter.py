@@ -68,6 +68,15 @@ def init(folder, *arguments):
             },
         ),
         ("a,b\nNA,-\nNA,x\n", {"columns": ["string", "string"]}),
+        (  # a missing label has no default: its row is an error
+            "a,label\n1,NA\nnan,0\n2,1\n",
+            {
+                "columns": ["int64", "int64"],
+                "defaults": {"a": 0},
+                "na_values": ["NA", "nan"],
+                "label": "label",
+            },
+        ),
     ],
 )
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])

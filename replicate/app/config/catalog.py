@@ -125,6 +125,8 @@ _LESS_IS_BETTER = frozenset(
     "bpc brier cer crossentropy deviance divergence entropy err error errors false kl logloss loss "
     "losses mae mape mse msle nll perplexity ppl rmse rmsle wer xent".split()
 )
+# With one of these words a name may mean the opposite.
+_TURNS = frozenset("negative neg minus one inverse inv drop gap free complement".split())
 
 OUTPUT_ENDINGS: Final = (".jsonl", ".json", ".csv", ".npz")
 
@@ -176,4 +178,4 @@ def higher_is_better(metric: str) -> bool | None:
     """Tells by its name whether more of a metric is better; None: it does not say."""
     words = set(re.split(r"[^a-z0-9]+", metric.lower()))
     is_higher, is_lower = bool(words & _MORE_IS_BETTER), bool(words & _LESS_IS_BETTER)
-    return None if is_higher == is_lower or "neg" in words else is_higher
+    return None if is_higher == is_lower or words & _TURNS else is_higher

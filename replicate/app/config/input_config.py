@@ -83,10 +83,11 @@ class Input(types.Section):
         return self.model_copy(update={"shuffle": shuffle, "repeat": repeat})
 
     def is_trained_on(self, trained: "Input") -> bool:
-        """Tells whether this is to have rows that are held out, which another input has not."""
-        origins = [getattr(one, "function", files_of(one)) for one in (self, trained)]
-        wanted, left_out = (getattr(one, "holdout", None) for one in (self, trained))
-        return origins[0] == origins[1] and wanted not in (None, left_out)
+        """Tells whether this has rows of another input, but not just those it holds out."""
+        both = (self, trained)
+        own, others = (set(files_of(one)) or {getattr(one, "function", None)} for one in both)
+        wanted, left_out = (getattr(one, "holdout", None) for one in both)
+        return bool(own & others) and wanted != left_out
 
     def of_file(self, path: str) -> "Input":
         """Returns what reads another file as this input reads its own, once, in order, whole."""

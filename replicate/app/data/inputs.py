@@ -266,12 +266,37 @@ def _of_function(
         if batched is None:
             batched = is_batched(found, source.batch_size)
         if source.holdout is not None:
-            found = _own_side(source, mode == types.TRAIN)(found.unbatch() if batched else found)
-            batched = False
+            if batched:
+                _refuse_rows_unlike(found.element_spec, key, named)
+                found, batched = found.unbatch(), False
+            found = _own_side(source, mode == types.TRAIN)(found)
         found = _repeated(_shuffled(cached(found), source), source)
         return _finish(found if batched else found.batch(source.batch_size), source, task)
 
     return make
+
+
+def _refuse_rows_unlike(batch: Any, key: str, named: str) -> None:
+    """Refuses batches whose rows would differ with those beside them, or that have no rows."""
+    for spec in tf.nest.flatten(batch):
+        shape = getattr(spec, "shape", None)
+        if shape is None or isinstance(spec, tf.SparseTensorSpec):
+            continue
+        if shape.rank == 0:
+            raise errors.RunError(
+                f"{named} must return a dataset whose tensors all have rows, as "
+                f"{key}.holdout divides them, got {spec}. Give that a value for each row; or set "
+                f"{key}.batched: false, if these are rows, not batches."
+            )
+        # A ragged tensor pads no row in its ragged dimensions.
+        inner = None if shape.rank is None else shape[getattr(spec, "ragged_rank", 0) + 1 :]
+        if inner is None or not inner.is_fully_defined():
+            raise errors.RunError(
+                f"{named} must return rows, or batches whose rows have a size that is known, as "
+                f"{key}.holdout chooses rows by what they have and padding differs with the "
+                f"batch, got {spec}. Return the rows before they are padded, pad to one size, or "
+                f"set {key}.holdout: null and hold rows out in the function."
+            )
 
 
 def _own_side(source: input_config.Divisible, is_training: bool) -> Change:
@@ -280,12 +305,19 @@ def _own_side(source: input_config.Divisible, is_training: bool) -> Change:
         return lambda found: found
 
     def is_wanted(*row: types.Nest) -> tf.Tensor:
-        parts = tf.nest.flatten(row, expand_composites=True)
+        parts = [part for one in tf.nest.flatten(row) for part in _contents(one)]
         text = tf.strings.join([tf.io.serialize_tensor(part) for part in parts])
         place = tf.strings.to_hash_bucket_fast(text, _PLACES)
         return tf.not_equal(place < round(source.holdout * _PLACES), is_training)
 
     return lambda found: found.filter(is_wanted)
+
+
+def _contents(value: types.Rows) -> list[tf.Tensor]:
+    """Returns what makes up a row's tensor; a sparse one's shape is that of the widest beside."""
+    if isinstance(value, tf.SparseTensor):
+        return [value.indices, value.values]
+    return tf.nest.flatten(value, expand_composites=True)
 
 
 def _shuffled(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.Dataset:

@@ -23,7 +23,9 @@ _ROWS = 10_000  # of CSV that are looked at
 _DELIMITER_ROWS = 20  # that are looked at for the delimiter
 _DELIMITERS = ",;\t|"
 _EMPTY = {"int64": 0, "float32": 0.0, "bool": False}
-_ABSENT = {"", "NA", "N/A", "n/a", "#N/A", "NULL", "null", "None", "?", "-"}  # in numbers' place
+_ABSENT = frozenset(  # in numbers' place
+    {"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "?", "-"}
+)
 
 _READABLE = "biufcSU"  # kinds of dtypes
 _SHARE = 0.8  # of the rows are for training
@@ -134,8 +136,11 @@ def _csv(path: str, label: str | None) -> Sample:
     cells = {name: {cell.strip() for cell in one[has_header:]} for name, one in columns.items()}
     absent = {name: _absent(given) for name, given in cells.items()}
     dtypes = {name: _dtype(given - absent[name]) for name, given in cells.items()}
-    empty = {
-        name: _EMPTY.get(dtypes[name]) for name, given in cells.items() if given & absent[name]
+    label = label or _label_of(names)
+    empty = {  # a row without a label is not to be trained on as if it had one
+        name: _EMPTY.get(dtypes[name])
+        for name, given in cells.items()
+        if given & absent[name] and name != label
     }
     na_values = sorted(set().union(*absent.values()) - {""})
     defaults = {name: value for name, value in empty.items() if value is not None}
@@ -149,7 +154,7 @@ def _csv(path: str, label: str | None) -> Sample:
         "defaults": "change: what stands for an empty cell",
         "header": "change: name the columns above" if not has_header else "",
     }
-    sample = Sample(keys, names, label or _label_of(names), notes=notes)
+    sample = Sample(keys, names, label, notes=notes)
     return _divided(sample, path, len(rows))
 
 

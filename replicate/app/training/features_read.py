@@ -63,9 +63,12 @@ def filled_in(
 
 
 def placeholder(feature: str, spec: tf.TypeSpec) -> types.Rows:
-    """Returns what a feature is fed by; the signature keeps its name, the op has one like it."""
+    """Returns what a feature is fed by; the signature keeps its name, the op has one like it.
+
+    NOTE: it is in a scope of its own, since a variable of the model may be called as the feature.
+    """
     name = re.sub(r"[^A-Za-z0-9_./-]", "_", str(feature)).strip("/")
-    name = name if name[:1].isalnum() else f"{LONE}{name}"
+    name = f"serving_inputs/{name or LONE}"
     shape = None if spec.shape.rank is None else [None, *spec.shape.as_list()[1:]]
     if isinstance(spec, tf.RaggedTensorSpec):
         inner = spec.shape[spec.ragged_rank + 1 :].as_list()

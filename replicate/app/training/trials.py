@@ -42,6 +42,7 @@ def _one_batch(settings: config.Config, folder: str) -> config.Config:
     for name, keys in wanted.items():
         section = getattr(settings, name)
         if hasattr(section, "input"):
-            keys["input"] = section.input.model_copy(update={"shuffle": False})
+            kept = {"cache": False} if hasattr(section.input, "cache") else {}
+            keys["input"] = section.input.model_copy(update={"shuffle": False, **kept})
         changes[name] = section and section.model_copy(update=keys)
     return settings.model_copy(update=changes)
