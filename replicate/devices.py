@@ -186,12 +186,13 @@ def _require_existing(named: frozenset[str]) -> None:
 
 
 def _settled(graph: tf.Graph, config: tf1.ConfigProto | None) -> tf1.ConfigProto | None:
-    """Returns the settings of a session of a graph; None: TensorFlow's, with all that is made."""
+    """Returns the settings of a session of a graph; None: TensorFlow's own."""
     number = max(_count("CPU"), number_of_cpus(_SHOWN.get(graph, ())))
-    if not isinstance(config, tf1.ConfigProto) or "CPU" in config.device_count or number == 1:
+    is_told = isinstance(config, tf1.ConfigProto) and "CPU" in config.device_count
+    if is_told or number == 1 or not isinstance(config, tf1.ConfigProto | None):
         return config
     settled = tf1.ConfigProto()
-    settled.CopyFrom(config)
+    settled.CopyFrom(sessions.default_config() if config is None else config)
     settled.device_count["CPU"] = number
     return settled
 
@@ -225,9 +226,7 @@ def _require_shown(hidden: Sequence[str]) -> None:
     advice = "Name devices that exist."
     if (number := number_of_cpus(hidden)) > 1:
         advice = (
-            f"Leave device_count out of session_config, or give device_count={{'CPU': {number}}}; "
-            f"for a session without a config call replicate.devices.make_logical_cpus({number}) "
-            "before TensorFlow starts."
+            f"Leave device_count out of session_config, or give device_count={{'CPU': {number}}}."
         )
     raise errors.DeviceError(
         f"A session must show the devices of all towers; it lacks {', '.join(hidden)}. {advice} "

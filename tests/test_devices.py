@@ -311,16 +311,38 @@ def test_a_model_may_be_exported_for_devices_that_are_missing(tmp_path):
     assert made.export_saved_model(str(tmp_path / "export"), serving_input_receiver_fn)
 
 
-def test_sessions_of_ones_own_show_the_devices_of_towers_or_fail():
+@pytest.mark.parametrize("config", [None, tf1.ConfigProto(allow_soft_placement=True)])
+def test_sessions_of_ones_own_show_the_devices_of_towers(config):
     mirrored = strategy.MirroredStrategy(MORE)
     with tf.Graph().as_default(), mirrored.scope():
         w = tf1.get_variable("w", initializer=1.0)
         mirrored.call_for_each_tower(lambda: w + 1.0)
-        with tf1.train.MonitoredTrainingSession(config=tf1.ConfigProto()) as session:
+        with tf1.train.MonitoredTrainingSession(config=config) as session:
             assert session.run(w) == 1.0
-        for config in (None, tf1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)):
-            with pytest.raises(errors.DeviceError, match=r"CPU:8\..*make_logical_cpus"):
-                tf1.train.MonitoredTrainingSession(config=config)
+        for make in (tf1.Session, tf1.InteractiveSession):
+            session = make(config=config)
+            assert "CPU:8" in {each.name[-5:] for each in session.list_devices()}
+            session.close()
+
+
+def test_sessions_of_ones_own_that_are_told_fewer_devices_fail():
+    mirrored = strategy.MirroredStrategy(MORE)
+    with tf.Graph().as_default(), mirrored.scope():
+        mirrored.call_for_each_tower(lambda: tf.constant(1.0))
+        for make in (tf1.Session, tf1.InteractiveSession, tf1.train.MonitoredTrainingSession):
+            config = tf1.ConfigProto(device_count={"CPU": 2}, allow_soft_placement=True)
+            with pytest.raises(errors.DeviceError, match=r"CPU:8\. Leave device_count out"):
+                make(config=config)
+
+
+def test_a_session_without_settings_keeps_tensorflows_own(monkeypatch):
+    monkeypatch.setattr(devices, "_count", lambda kind: 8)
+    with tf.Graph().as_default() as graph:
+        theirs = devices.sessions.default_config()
+        devices.require(["/device:CPU:9"])
+        assert "CPU" in theirs.device_count
+        theirs.device_count["CPU"] = 10
+        assert devices._settled(graph, None) == theirs
 
 
 def test_towers_in_a_function_of_a_graph_need_their_devices():
@@ -331,7 +353,7 @@ def test_towers_in_a_function_of_a_graph_need_their_devices():
     with tf.Graph().as_default(), mirrored.scope():
         tf.function(mirrored.run)(one)
         with pytest.raises(errors.DeviceError, match="lacks /device:CPU:8"):
-            tf1.Session()
+            tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 1}))
 
 
 def test_eager_towers_need_their_devices():

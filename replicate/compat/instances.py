@@ -73,6 +73,7 @@ TAKEN = _rows(
         "operation": {
             "_id": "tells what a tower has made from what was made across towers",
             "_c_op": "a copy may wait for an operation that has no outputs",
+            "_set_attr": "what waits for other workers has no time limit of its own",
             "_add_control_inputs": "a write waits for the batch, and for what reads the variable",
             "_add_control_input": "a value that goes over workers waits for its lengths",
             "_remove_all_control_inputs": "what is whole waits for copies, not for originals",
@@ -121,6 +122,7 @@ TAKEN = _rows(
         },
         "eager context": {
             "device_policy": "a tower's thread inherits the device policy",
+            "config": "a session without settings shows the devices that towers name",
         },
         "function": {
             "python_function": "the towers of a tf.function are traced inside of one function",

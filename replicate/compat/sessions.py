@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from replicate.compat import replacing
+from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 
 Making = Callable[..., tf1.Session]
@@ -74,7 +75,8 @@ def settle_each(settle: Settle, check: Callable[[tf1.Session], None]) -> None:
         settle: Returns its settings.
         check: Looks at the session; what it raises closes it.
     """
-    own = tf1.Session.__init__
+    base = tf1.Session.__mro__[1]  # that of tf.compat.v1.InteractiveSession as well
+    own = base.__init__
 
     @functools.wraps(own)
     def begin(
@@ -83,14 +85,20 @@ def settle_each(settle: Settle, check: Callable[[tf1.Session], None]) -> None:
         graph: tf.Graph | None = None,
         config: tf1.ConfigProto | None = None,
     ) -> None:
-        if target:  # a server's, which has its devices already
+        if target:  # a server's, which shows what the server has
             own(session, target, graph, config)
             return
-        own(session, target, graph, settle(graph or tf1.get_default_graph(), config))
+        own_graph = graph if isinstance(graph, tf.Graph) else tf1.get_default_graph()
+        own(session, target, graph, settle(own_graph, config))
         try:
             check(session)
         except Exception:
-            session.close()
+            base.close(session)
             raise
 
-    tf1.Session.__init__ = begin
+    base.__init__ = begin
+
+
+def default_config() -> tf1.ConfigProto:
+    """Returns the settings of a session that is given none."""
+    return tfc.eager_context.context().config

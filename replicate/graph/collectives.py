@@ -143,6 +143,16 @@ class CollectiveWorkers(Workers):
         """How many rows each worker has in a step, int32, of shape [W]; None: not exchanged."""
         return tf1.get_default_graph().get_tensor_by_name(self._counts) if self._counts else None
 
+    def wait_for_ever(self) -> None:
+        """Has no collective that was made so far fail by itself; whoever runs them sees to it.
+
+        NOTE: TensorFlow starts a thread for each collective that has a timeout, in each step, and
+        it sleeps until that is over. A process may not have as many.
+        """
+        never = tf1.AttrValue(f=0.0)
+        for op in self.made:
+            op._set_attr("timeout_seconds", never)
+
     def note_rows(self, number: int) -> None:
         """Notes how many rows all workers have in each step."""
         self._rows = number

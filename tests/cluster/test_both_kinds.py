@@ -16,6 +16,7 @@ from replicate import errors, estimator
 from replicate.compat import estimator as estimators
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import cluster, manifest, membership
+from replicate.training import weight_decay
 
 TASK = {"type": "chief", "index": 0}
 
@@ -245,7 +246,22 @@ def test_workers_that_join_gradients_have_variables_in_one_order(monkeypatch):
     assert said.startswith("the order of variables. Number 2: a has v; b has w")
 
 
-def test_workers_beside_servers_may_have_other_numbers_of_towers(monkeypatch):
-    options = {"optimizer": tf1.train.AdamOptimizer, "accumulate_steps": 2}
+@all_kinds
+@pytest.mark.parametrize("building", ["split", "call"])
+def test_rates_of_optimizers_that_assign_are_compared(kind, building, monkeypatch):
+    rates = [different(weight_decay.AdamW, learning_rate=rate) for rate in (0.1, 0.2)]
+    options = {"accumulate_steps": 2, "tower_building": building}
+    records = [record_of(kind, monkeypatch, optimizer=rate, **options) for rate in rates]
+    said = manifest.difference(dict(zip("ab", records, strict=True)))
+    assert "AssignSubVariableOp with value made of" in said
+
+
+@pytest.mark.parametrize("building", ["split", "call"])
+@pytest.mark.parametrize("optimizer", [tf1.train.AdamOptimizer, weight_decay.LAMB])
+@pytest.mark.parametrize("more", [{"accumulate_steps": 2}, {"clip_global_norm": 0.5}])
+def test_workers_beside_servers_may_have_other_numbers_of_towers(
+    optimizer, more, building, monkeypatch
+):
+    options = {"optimizer": optimizer, "tower_building": building, **more}
     alike = [record_of(KINDS[name], monkeypatch, **options) for name in list(KINDS)[1:]]
     assert manifest.difference(dict(zip("ab", alike, strict=True))) is None

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.cluster import cases, once, processes
 
 pytestmark = pytest.mark.thorough
 
-WORKS = ["core", "refusals", "leaving", "ending", *cases.CASES, "exporting"]
+WORKS = ["core", "refusals", "leaving", "ending", "many", *cases.CASES, "exporting"]
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,13 @@ def test_all_end_where_one_of_them_stops(trained):
 
 def test_a_step_that_fails_in_all_tears_no_meeting_behind_it(trained):
     assert all((trained / f"ending-{worker}").exists() for worker in range(2))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_steps_leave_no_threads_behind(trained):
+    for worker in range(2):
+        first, last = json.loads((trained / f"many-{worker}.json").read_text())
+        assert last - first < 50  # of 270 steps, each of which joins more than once
 
 
 def test_no_worker_goes_on_before_the_chief_has_saved(trained):

@@ -24,6 +24,7 @@ import numpy as np
 
 KILLED = {"lasting": "KILLED", "losing": "LOST"}  # the variables that say who is killed
 _ENDINGS = 300
+_MANY, _WARM = 300, 30  # steps, and after how many of these all threads that stay are there
 _LATE = 30.0  # seconds at most until the late one comes
 
 
@@ -187,6 +188,29 @@ def leaving(worker: Worker, name: str) -> None:
         lambda: cases.dataset(case, given).repeat(), hooks=[seen.hook(), Stopping()]
     )
     np.savez(worker.folder / f"{name}-{worker.number}.npz", **seen.variables)
+
+
+def many(worker: Worker, name: str) -> None:
+    """Trains many quick steps, and writes down how many threads there are at first and at last."""
+    from replicate.compat.tensorflow import tf1
+    from tests.cluster import cases
+
+    case = cases.STEADY
+    given = cases.batches_of(case, worker.number)
+    found = []
+
+    class Counting(tf1.train.SessionRunHook):
+        steps = 0
+
+        def after_run(self, context, values):
+            self.steps += 1
+            if self.steps in (_WARM, _MANY) and sys.platform == "linux":
+                found.append(len(os.listdir("/proc/self/task")))
+
+    _estimator(worker, name, case).train(
+        lambda: cases.dataset(case, given).repeat(), hooks=[Counting()], max_steps=_MANY
+    )
+    (worker.folder / f"{name}-{worker.number}.json").write_text(json.dumps(found))
 
 
 def refusals(worker: Worker, name: str) -> None:

@@ -135,3 +135,23 @@ def test_every_size_gives_what_one_device_gives(name, num_devices):
         for wanted, each in zip(alone, split, strict=True):
             assert each.shape == wanted.shape
             np.testing.assert_allclose(each, wanted, 1e-9, 1e-9)
+
+
+def test_a_single_device_does_not_sum_at_once_what_waits_for_a_sum():
+    found = []
+    for is_split in (False, True):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x = tf1.placeholder(tf.float32, [None, 3])
+            first = tf1.constant_initializer(0.3)
+            hidden = tf1.layers.dense(x, 2, tf.tanh, kernel_initializer=first)
+            made = tf1.layers.dense(hidden, 1, kernel_initializer=first)
+            loss = tf1.losses.mean_squared_error(x[:, :1], made)  # divides by a count of weights
+            keep = [loss, *tf1.gradients(loss, tf1.trainable_variables())]
+            if is_split:
+                options = {"devices": DEVICES[:1], "home": DEVICES[0]}
+                (keep,) = splitter.split_graph(given=[x], keep=[keep], **options).fetch
+            session.run(tf1.global_variables_initializer())
+            rows = np.random.RandomState(1).uniform(-1, 1, [5, 3])
+            found.append(session.run(keep, {x: rows}, PATIENCE))
+    for wanted, given in zip(*found, strict=True):
+        exactness.compare(given, wanted, 1e-5, 1e-6)

@@ -196,7 +196,8 @@ def naming(model_dir: str, chosen: str | None = None) -> Iterator[None]:
             "Restoring from checkpoint failed" in str(error)
             or (error.op is not None and error.op.type.startswith("Restore"))
         )
-        if not is_restoring:
+        # NOTE: TensorFlow blames the checkpoint, too, where the graph cannot run at all.
+        if not is_restoring or "Graph is invalid" in str(error):
             raise
         path = chosen or _newest(model_dir) or ""
         stored = _shapes(path) if error.op is not None and path else {}

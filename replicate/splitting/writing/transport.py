@@ -183,9 +183,11 @@ class Transport:
         """Returns how often what each value is made from has left a device.
 
         To leave home does not count: coming back leaves another device. To go over workers counts,
-        since it takes time.
+        since it takes time. To be summed counts though a single device has all parts: a sum that
+        waits for another one is not made end to end with it.
         """
-        before, places, crossings = self._before, self._places, self._writer.joins.crossings
+        before, places, sums = self._before, self._places, self._changes.sums
+        crossings = self._writer.joins.crossings
         stages: _Bits = dict.fromkeys(self._order, 0)
 
         def look() -> bool:
@@ -193,7 +195,7 @@ class Transport:
             for each in self._order:
                 stage, here = stages[each], (self._home, places[each])
                 for other in before[each]:
-                    leaves = (places[other] not in here) + (other in crossings)
+                    leaves = (places[other] not in here or each in sums) + (other in crossings)
                     stage = max(stage, stages[other] + leaves)
                 is_changed |= stage != stages[each]
                 stages[each] = stage

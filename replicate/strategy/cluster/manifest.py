@@ -5,7 +5,8 @@ A manifest names things, and has a list of lines for each.
 
 import json
 import platform
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,8 +21,30 @@ Manifest: TypeAlias = Mapping[str, Sequence[str]]
 
 _CPU = "/device:CPU:0"
 _SERVER = "/job:ps"  # of devices that all tasks share
-_UPDATES = ("ResourceApply", "ResourceSparseApply")
-_GRADIENTS = ("delta", "grad")  # as their arguments are called
+
+# The names of what is added for towers and workers, as their positions; and of what may also be a
+# copy of a model's constant, if it is no whole number.
+_OWN = re.compile(r"replicate_(?!split(_\d+)?/rows)")
+_COPIED = re.compile(r"replicate_")
+
+# What changes variables, what of it is no rate, and which of its attributes are options.
+_UPDATES = ("Apply", "Assign", "ResourceApply", "ResourceSparseApply", "SparseApply")
+_NO_RATES = ("accum", "delta", "grad", "m", "mg", "mom", "ms", "ref", "resource", "v", "var")
+_OPTIONS = ("multiply_linear_by_lr", "update_slots", "use_nesterov")
+
+# Variables, what else is stateful and is the same in each step, and the scopes of gradients.
+_HOLDERS = ("VarHandleOp", "VariableV2")
+_STEADY = ("Apply", "Assign", "Case", "If", "Read", "Resource", "Stateful", "VarIs", "While")
+_GRADIENTS = frozenset(("gradients", "gradient_tape"))
+
+# Behind what an update takes: what is done element by element, and what brings towers together.
+_ARITHMETIC = frozenset(
+    """Add AddN AddV2 Cast CollectiveReduceV2 ConcatV2 Div DivNoNan Identity IdentityN Maximum
+    Minimum Mul Neg OptionalFromValue OptionalGetValue Pow ReadVariableOp RealDiv Reciprocal Reshape
+    Rsqrt Select SelectV2 SplitV Sqrt Square Sub""".split()
+)
+_FOLLOWED = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.variant)
+_SMALL = 16  # as many boundaries as a schedule may have
 
 
 def of(
@@ -60,23 +83,93 @@ def of_config(values: Mapping[str, object]) -> Manifest:
 
 
 def _of_updates() -> list[str]:
-    """Returns the constants that optimizers update with, such as a learning rate."""
-    found = []
-    for op in tf1.get_default_graph().get_operations():
-        if not op.type.startswith(_UPDATES):
-            continue
+    """Returns the numbers and options that variables are updated with, such as a learning rate."""
+    graph = tf1.get_default_graph()
+    weights = [copy.op for each in tf1.trainable_variables() for copy in operations.copies_of(each)]
+    sources = filter(_is_source, graph.get_operations())
+    varying = operations.reached_from([*weights, *sources])
+    found: list[str] = []
+    by_hand: dict[str, list[tf.Tensor]] = {}
+    for op in _updates(graph, weights):
+        options = [each.name for each in op.op_def.attr if each.name in _OPTIONS]
+        found += [f"{op.type} with {name}={op.get_attr(name)}" for name in options]
         for argument, tensor in zip(op.op_def.input_arg, op.inputs, strict=False):
-            is_number = tensor.shape.rank == 0 and tensor.dtype.is_floating
-            if is_number and argument.name not in _GRADIENTS:
-                numbers = ", ".join(map(str, sorted(_constants(tensor))))
-                found.append(f"{op.type} with {argument.name} made of {numbers}")
+            text = f"{op.type} with {argument.name} made of"
+            if argument.name in _NO_RATES or not tensor.dtype.is_floating:
+                continue
+            if op.type.startswith("Assign"):  # NOTE: together, as far behind them there is much
+                by_hand.setdefault(text, []).append(tensor)
+            else:
+                found += [f"{text} {each}" for each in _numbers([tensor], varying)]
+    for text, tensors in sorted(by_hand.items()):
+        found += [f"{text} {each}" for each in _numbers(tensors, varying)]
+    return list(dict.fromkeys(found))
+
+
+def _updates(graph: tf.Graph, weights: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Returns what writes trainable variables, and slots, which have their names before their own.
+
+    Args:
+        graph: The graph.
+        weights: What makes the trainable variables.
+    """
+    copies = [copy for each in tf1.global_variables() for copy in operations.copies_of(each)]
+    first = {copy.initializer for copy in copies}
+    names = {op.name for op in weights}
+    found = []
+    for op in graph.get_operations():
+        if op.type.startswith(_UPDATES) and op.inputs and op not in first:
+            parts = (operations.variable_of(op) or op.inputs[0].op).name.split("/")
+            if any("/".join(parts[: n + 1]) in names for n in range(len(parts))):
+                found.append(op)
     return found
 
 
-def _constants(tensor: tf.Tensor) -> list[np.floating[Any]]:
-    behind = operations.made_from([tensor])
-    values = [tf.get_static_value(op.outputs[0]) for op in behind if op.type == "Const"]
-    return [v for v in values if np.ndim(v) == 0 and np.issubdtype(v.dtype, np.floating)]
+def _is_source(op: tf.Operation) -> bool:
+    """Whether an operation has other values in each step, and is no counter of steps."""
+    if op.type in _HOLDERS:  # of variables
+        return tf.TensorShape(op.get_attr("shape")).rank != 0
+    is_stateful = op.op_def.is_stateful and not op.type.startswith(_STEADY)
+    return is_stateful or op.type.startswith("Placeholder")
+
+
+def _numbers(tensors: Sequence[tf.Tensor], varying: set[tf.Operation]) -> list[str]:
+    """Returns the small constants that updates do arithmetic with.
+
+    What is made from constants and scalar variables alone counts whole, with a schedule's steps.
+    Else what it is made from is looked at, up to the gradients: a loss may have constants that
+    each task has for itself, as the size of its batches.
+    """
+    steady, met, waiting = [], set(), [tensor.op for tensor in tensors]
+    while waiting:
+        op = waiting.pop()
+        if op in met or _GRADIENTS.intersection(op.name.split("/")):
+            continue
+        met.add(op)
+        if op not in varying:
+            steady.append(op)
+        elif op.type in _ARITHMETIC:
+            waiting += [each.op for each in op.inputs if each.dtype in _FOLLOWED]
+    behind = _with_bodies(operations.made_from(steady))
+    return sorted({str(value) for op in behind for value in _number(op)})
+
+
+def _number(op: tf.Operation) -> list[Any]:
+    """Returns the value of a small constant; nothing of zeros, or of another operation."""
+    if op.type != "Const" or _OWN.match(op.name):
+        return []
+    value = tf.get_static_value(op.outputs[0])
+    is_small = np.ndim(value) < 2 and np.size(value) <= _SMALL
+    kind = np.inexact if _COPIED.match(op.name) else np.number
+    return [value] if is_small and np.issubdtype(value.dtype, kind) and np.any(value) else []
+
+
+def _with_bodies(found: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
+    """Yields operations, and what is in the functions that they call."""
+    for op in found:
+        yield op
+        for body in operations.bodies(op):
+            yield from _with_bodies(operations.made_from(body.outputs))
 
 
 def require_alike(found: Mapping[str, Manifest]) -> None:

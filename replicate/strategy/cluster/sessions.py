@@ -126,6 +126,7 @@ def together(
     hooks = "training_hooks" if is_training else "evaluation_hooks"
     meeting = workers.meeting() if is_training else None
     watch = _Watch(member, joined.end, meeting)
+    workers.wait_for_ever()  # what bounds them is the watch
     return _run_all(spec, workers.made)._replace(
         scaffold=_Meeting(spec.scaffold, member, joined, agree),
         **{hooks: (*(getattr(spec, hooks) or ()), watch)},
@@ -212,7 +213,7 @@ def _value(variable: tf.Variable, is_first: bool) -> tf.Tensor:
 
 
 class _Watch(tf1.train.SessionRunHook):
-    """Names lost workers where a step fails, and announces the end.
+    """Bounds each run of a session, names lost workers where one fails, and announces the end.
 
     Args:
         member: This worker.
@@ -233,10 +234,19 @@ class _Watch(tf1.train.SessionRunHook):
         """See base class."""
         # NOTE: what a step raises no hook hears of; and of some of it a session makes a new one.
         run = self._member.watched(session.run)
+        longest = max(1, int(self._member.timeout * 1000))
 
-        def step(*args: Any, **kwargs: Any) -> Any:
+        def step(
+            fetches: Any,
+            feed_dict: Any = None,
+            options: tf1.RunOptions | None = None,
+            run_metadata: tf1.RunMetadata | None = None,
+        ) -> Any:
+            bounded = tf1.RunOptions(timeout_in_ms=longest)
+            if options is not None:
+                bounded.MergeFrom(options)  # a timeout of its own stays
             try:
-                result = run(*args, **kwargs)
+                result = run(fetches, feed_dict, bounded, run_metadata)
             except Exception:
                 self._has_failed |= self._is_in_step  # hooks run more, as the one that saves
                 raise
