@@ -37,7 +37,7 @@ def ran(factory, towers: int, rows: tuple[int, ...], works: list[str]) -> pathli
 
     def run(folder):
         settings = {"TOWERS": str(towers), "ROWS": ",".join(map(str, rows))}
-        ended = processes.run(folder, works, settings, 100, number=len(rows), script=SCRIPT)
+        ended = processes.run(folder, works, settings, 240, number=len(rows), script=SCRIPT)
         assert ended.codes == [0] * len(rows), "\n".join(ended.logs)
         return folder
 
