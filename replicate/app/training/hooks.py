@@ -85,6 +85,15 @@ def rows_of(features: types.Nest) -> tf.Tensor | int:
     return 0
 
 
+def _of_step(rows: tf.Tensor | int) -> list[tf.Tensor]:
+    """Returns what a step tells: the global step, the loss, and the rows where only it knows them.
+
+    The reduced loss is the last one that the Estimator has noted.
+    """
+    loss = tf1.get_collection(tf1.GraphKeys.LOSSES)[-1]
+    return [tf1.train.get_global_step(), loss, *([rows] if tf.is_tensor(rows) else [])]
+
+
 class TrainingHook(tf1.train.SessionRunHook):
     """Shows training steps, and ends those that lead nowhere.
 
@@ -113,11 +122,9 @@ class TrainingHook(tf1.train.SessionRunHook):
         self._idle_runs = 0
 
     def begin(self) -> None:
-        """See base class; the reduced loss is the last one that the Estimator has noted."""
+        """See base class."""
         self._rows = self._rows_of()
-        loss = tf1.get_collection(tf1.GraphKeys.LOSSES)[-1]
-        self._fetched = [tf1.train.get_global_step(), loss]
-        self._fetched += [self._rows] if tf.is_tensor(self._rows) else []
+        self._fetched = _of_step(self._rows)
 
     def before_run(self, run_context: _Context) -> _Fetches:
         """See base class."""
@@ -289,8 +296,7 @@ class SummaryHook(tf1.train.SessionRunHook):
         self._writer = tf1.summary.FileWriterCache.get(self._folder)
         self._step = tf1.train.get_global_step()
         self._rows, self._rate = self._rows_of(), self._rate_of()
-        self._fetched = [self._step, tf1.get_collection(tf1.GraphKeys.LOSSES)[-1]]
-        self._fetched += [self._rows] if tf.is_tensor(self._rows) else []
+        self._fetched = _of_step(self._rows)
         self._timer.reset()
 
     def leave_out(self, seconds: float) -> None:
