@@ -57,6 +57,7 @@ class Choices:
         self._refuse_mixed()
         if isinstance(self.strategy, str):
             _require_one_of("strategy", self.strategy, tuple(base.NAMED))
+        device_names.foresee(self.devices)
 
     def _refuse_mixed(self) -> None:
         """Refuses options that only the other way of building has."""

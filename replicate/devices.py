@@ -4,6 +4,7 @@ A canonical name is `/device:TYPE:INDEX`, with job, replica and task before it o
 where they name another process.
 """
 
+import contextlib
 import functools
 import math
 import numbers
@@ -24,8 +25,9 @@ _SPELLING = re.compile(
 
 _CANONICAL = re.compile(rf"/device:({'|'.join(_KNOWN_TYPES)}):(0|[1-9]\d*)")
 
-# The devices that sessions of a graph show.
+# The devices that sessions of a graph show, and those that servers of this process do.
 _SHOWN: weakref.WeakKeyDictionary[tf.Graph, frozenset[str]] = weakref.WeakKeyDictionary()
+_SERVED: set[str] = set()
 
 
 def canonicalize(device: str) -> str:
@@ -129,6 +131,7 @@ def resolve(
         DeviceError: If a name is malformed or repeated, if there are none, or if an int is
             below 1 or above what exists.
     """
+    settle_sessions()
     gpus = local_devices("GPU")
     if devices is None:
         return gpus or ("/device:CPU:0",)
@@ -149,7 +152,23 @@ def resolve(
             f"same. {_existing()}",
             "api.md#devices",
         )
+    _SERVED.update(names)
     return tuple(names)
+
+
+def foresee(devices: Sequence[str] | int | None) -> None:
+    """Has servers show devices that are resolved later, as TensorFlow starts some before that.
+
+    Args:
+        devices: As `resolve` takes them; it is left to that to refuse them.
+    """
+    with contextlib.suppress(errors.DeviceError):
+        resolve(devices, warn_of_missing=False)
+
+
+def settle_sessions() -> None:
+    """Has sessions and servers of this process show, from now on, the devices that are named."""
+    sessions.settle_each(_settled, _require_all)
 
 
 def require(devices: Iterable[str]) -> None:
@@ -172,7 +191,7 @@ def require(devices: Iterable[str]) -> None:
     while graph.building_function:
         graph = graph.outer_graph
     _SHOWN[graph] = _SHOWN.get(graph, frozenset()) | named
-    sessions.settle_each(_settled, _require_all)
+    settle_sessions()
 
 
 @functools.cache
@@ -185,9 +204,10 @@ def _require_existing(named: frozenset[str]) -> None:
         )
 
 
-def _settled(graph: tf.Graph, config: tf1.ConfigProto | None) -> tf1.ConfigProto | None:
-    """Returns the settings of a session of a graph; None: TensorFlow's own."""
-    number = max(_count("CPU"), number_of_cpus(_SHOWN.get(graph, ())))
+def _settled(graph: tf.Graph | None, config: tf1.ConfigProto | None) -> tf1.ConfigProto | None:
+    """Returns the settings of a session of a graph, or a server's; None: TensorFlow's own."""
+    shown = _SERVED if graph is None else _SHOWN.get(graph, ())
+    number = max(_count("CPU"), number_of_cpus(shown))
     is_told = isinstance(config, tf1.ConfigProto) and "CPU" in config.device_count
     if is_told or number == 1 or not isinstance(config, tf1.ConfigProto | None):
         return config
@@ -253,8 +273,9 @@ def _listed(devices: Sequence[str] | int) -> list[str]:
 def _first(available: Sequence[str], count: int) -> tuple[str, ...]:
     if not 1 <= count <= len(available):
         raise errors.DeviceError(
-            f"The number of devices is between 1 and {len(available)} here; got {count}. "
-            f"Ask for fewer, or name devices. {_existing()}"
+            f"The number of devices is between 1 and {len(available)} here; got {count}. Ask for "
+            "fewer, or name devices: CPU devices that are named are made, a number counts those "
+            f"that exist. {_existing()}"
         )
     return tuple(available[:count])
 
@@ -303,5 +324,5 @@ def make_logical_cpus(count: int) -> tuple[str, ...]:
                 f"CPU devices are made before TensorFlow starts; {count} are asked for, and it "
                 f"has started with {_count('CPU')}. Make them before the first operation runs."
             ) from reason
-    sessions.settle_each(_settled, _require_all)
+    settle_sessions()
     return tuple(f"/device:CPU:{i}" for i in range(count))

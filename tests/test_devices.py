@@ -271,6 +271,25 @@ def test_sessions_of_an_estimator_run_on_all_devices_named(tmp_path, config, opt
     assert made.export_saved_model(str(tmp_path / "export"), serving_input_receiver_fn)
 
 
+def test_a_server_shows_the_devices_that_are_named_unless_it_is_told():
+    devices.resolve(MORE)
+    jobs = tf.train.ClusterSpec({"local": ["localhost:0"]})
+    told = tf1.ConfigProto(device_count={"CPU": 2})
+    by_hand = tf.train.ServerDef(
+        cluster=jobs.as_cluster_def(), job_name="local", default_session_config=told
+    )
+    for given, config, is_told in (
+        (jobs, None, False),
+        (jobs, tf1.ConfigProto(device_count={"GPU": 0}), False),
+        (jobs, told, True),
+        (by_hand, None, True),
+    ):
+        server = tf.distribute.Server(given, config=config, protocol="grpc", start=False)
+        number = server.server_def.default_session_config.device_count["CPU"]
+        assert number == 2 if is_told else number >= 9
+        assert devices.sessions.SERVERS[-1] is server
+
+
 def test_any_estimators_sessions_show_the_devices_that_were_made(tmp_path):
     devices.make_logical_cpus(8)
     hook = Shown()

@@ -73,7 +73,6 @@ TAKEN = _rows(
         "operation": {
             "_id": "tells what a tower has made from what was made across towers",
             "_c_op": "a copy may wait for an operation that has no outputs",
-            "_set_attr": "what waits for other workers has no time limit of its own",
             "_add_control_inputs": "a write waits for the batch, and for what reads the variable",
             "_add_control_input": "a value that goes over workers waits for its lengths",
             "_remove_all_control_inputs": "what is whole waits for copies, not for originals",
@@ -165,6 +164,9 @@ TAKEN = _rows(
             "add_variable_from_reference": "the slots of an optimizer are replicated",
             "_create_iteration_variable": "the iterations of an optimizer are replicated",
             "_build_learning_rate": "the learning rate of an optimizer is replicated",
+        },
+        "hook that saves": {
+            "_timer": "checkpoints are saved at multiples of steps, wherever a run began",
         },
         "scaffold": {
             "_saver": "a scaffold of the user's own class gets another Saver",

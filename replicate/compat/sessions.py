@@ -1,7 +1,7 @@
-"""Sessions as they are made: what each of them is told, and the next one of a thread, watched.
+"""Sessions and servers as they are made: what each is told, and the next session of a thread.
 
-An Estimator shows its settings of sessions to nobody, so what a graph needs of them is settled
-where a session is made.
+An Estimator shows its settings of sessions to nobody, and TensorFlow's `train_and_evaluate` its
+server, so what devices need is settled where a session or a server is made.
 
 What a session runs first, to initialize or restore variables, no hook hears of. Estimators and
 `tf.compat.v1.train.MonitoredTrainingSession` call TensorFlow's `SessionManager` for that; its
@@ -10,6 +10,7 @@ methods are replaced until the thread that asked for it has come by, once.
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,8 +25,11 @@ Making = Callable[..., tf1.Session]
 Watch = Callable[[Making], Making]
 """Given what makes a session, returns what is to make it instead."""
 
-Settle = Callable[[tf.Graph, tf1.ConfigProto | None], tf1.ConfigProto | None]
-"""Given the graph of a session and its settings, returns those that it gets."""
+Settle = Callable[[tf.Graph | None, tf1.ConfigProto | None], tf1.ConfigProto | None]
+"""Given the graph of a session, or None for a server, and settings, returns those that it gets."""
+
+SERVERS: list[tf.distribute.Server] = []
+"""What this process has started since sessions and servers are settled; none can be stopped."""
 
 _METHODS = ("prepare_session", "wait_for_session")
 
@@ -69,15 +73,37 @@ def watch_next(watch: Watch) -> None:
 
 @functools.cache
 def settle_each(settle: Settle, check: Callable[[tf1.Session], None]) -> None:
-    """Settles, from now on, each session that this process makes for itself.
+    """Settles, from now on, each server and each session that this process makes for itself.
 
     Args:
         settle: Returns its settings.
         check: Looks at the session; what it raises closes it.
     """
     base = tf1.Session.__mro__[1]  # that of tf.compat.v1.InteractiveSession as well
-    own = base.__init__
+    tf.distribute.Server.__init__ = _starting(tf.distribute.Server.__init__, settle)
+    base.__init__ = _beginning(base.__init__, base.close, settle, check)
 
+
+def _starting(own: Callable[..., None], settle: Settle) -> Callable[..., None]:
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def start(*args: Any, **kwargs: Any) -> None:
+        given = signature.bind(*args, **kwargs).arguments
+        if not isinstance(given["server_or_cluster_def"], tf.train.ServerDef):  # that tells all
+            given["config"] = settle(None, given.get("config") or tf1.ConfigProto())
+        own(**given)
+        SERVERS.append(given["self"])
+
+    return start
+
+
+def _beginning(
+    own: Callable[..., None],
+    close: Callable[[tf1.Session], None],
+    settle: Settle,
+    check: Callable[[tf1.Session], None],
+) -> Callable[..., None]:
     @functools.wraps(own)
     def begin(
         session: tf1.Session,
@@ -93,10 +119,10 @@ def settle_each(settle: Settle, check: Callable[[tf1.Session], None]) -> None:
         try:
             check(session)
         except Exception:
-            base.close(session)
+            close(session)
             raise
 
-    base.__init__ = begin
+    return begin
 
 
 def default_config() -> tf1.ConfigProto:

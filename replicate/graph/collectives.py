@@ -28,14 +28,12 @@ class Options(NamedTuple):
         size: W, how many workers there are.
         position: This one's number; the first one is the chief.
         hint: `"ring"`, `"nccl"` or `"auto"`: by what tensors travel.
-        timeout: After how many seconds a worker that waits for another one fails; 0: never.
         pack_bytes: Up to how many bytes tensors share a transfer; 0: none do.
     """
 
     size: int
     position: int
     hint: str = "auto"
-    timeout: float = 0
     pack_bytes: int = packing.PACK_BYTES
 
 
@@ -104,6 +102,9 @@ ALONE = Workers()
 class CollectiveWorkers(Workers):
     """Several workers, who join tensors in one graph by TensorFlow's collectives.
 
+    NOTE: none has a timeout: TensorFlow starts a thread for each that has, in each step, which
+    sleeps until that is over. A process may not have as many. Sessions bound their steps.
+
     Args:
         options: How they reach each other.
         device: The device on which this worker's part is, and the joined value.
@@ -142,16 +143,6 @@ class CollectiveWorkers(Workers):
     def counts(self) -> tf.Tensor | None:
         """How many rows each worker has in a step, int32, of shape [W]; None: not exchanged."""
         return tf1.get_default_graph().get_tensor_by_name(self._counts) if self._counts else None
-
-    def wait_for_ever(self) -> None:
-        """Has no collective that was made so far fail by itself; whoever runs them sees to it.
-
-        NOTE: TensorFlow starts a thread for each collective that has a timeout, in each step, and
-        it sleeps until that is over. A process may not have as many.
-        """
-        never = tf1.AttrValue(f=0.0)
-        for op in self.made:
-            op._set_attr("timeout_seconds", never)
 
     def note_rows(self, number: int) -> None:
         """Notes how many rows all workers have in each step."""
@@ -282,7 +273,6 @@ class CollectiveWorkers(Workers):
                 final_op="Id",
                 subdiv_offsets=[0],
                 communication_hint=self.options.hint,
-                timeout_seconds=self.options.timeout,
             ).op
 
     def _reduce(self, tensor: tf.Tensor, how: str) -> tf.Tensor:
@@ -357,7 +347,6 @@ class CollectiveWorkers(Workers):
                 group_key=tf.constant(_key_of(self.size, self._device)),
                 ordering_token=[],
                 communication_hint=self.options.hint,
-                timeout_seconds=self.options.timeout,
                 **options,
             )
         self._made.append(made.op.name)

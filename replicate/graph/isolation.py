@@ -18,6 +18,9 @@ from replicate import types
 from replicate.compat.tensorflow import tf, tf1, variable_scope
 from replicate.graph import operations
 
+# The collections of variables that are each tower's own.
+LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
+
 # What a session needs from every tower, whichever tower's names are kept.
 KEPT_FROM_ALL = (
     tf1.GraphKeys.COND_CONTEXT,
@@ -26,8 +29,7 @@ KEPT_FROM_ALL = (
     tf1.GraphKeys.QUEUE_RUNNERS,
     tf1.GraphKeys.RESOURCES,
     tf1.GraphKeys.LOCAL_RESOURCES,
-    tf1.GraphKeys.LOCAL_VARIABLES,
-    tf1.GraphKeys.METRIC_VARIABLES,
+    *LOCAL,
     tf1.GraphKeys.ASSET_FILEPATHS,
 )
 

@@ -15,21 +15,10 @@ from replicate.compat.tensorflow import tf
 from replicate.graph import operations
 
 VARIABLE_TYPES = frozenset(
-    {
-        "AutoReloadVariable",
-        "BoostedTreesEnsembleResourceHandleOp",
-        "BoostedTreesQuantileStreamResourceHandleOp",
-        "MutableDenseHashTable",
-        "MutableDenseHashTableV2",
-        "MutableHashTable",
-        "MutableHashTableOfTensors",
-        "MutableHashTableOfTensorsV2",
-        "MutableHashTableV2",
-        "ResourceConditionalAccumulator",
-        "VarHandleOp",
-        "Variable",
-        "VariableV2",
-    }
+    """AutoReloadVariable BoostedTreesEnsembleResourceHandleOp
+    BoostedTreesQuantileStreamResourceHandleOp MutableDenseHashTable MutableDenseHashTableV2
+    MutableHashTable MutableHashTableOfTensors MutableHashTableOfTensorsV2 MutableHashTableV2
+    ResourceConditionalAccumulator VarHandleOp Variable VariableV2""".split()
 )
 _CPU = "/device:CPU:0"
 _ASSUMED_DIMENSION = 1024  # bytes of a variable whose shape is not known yet are a guess

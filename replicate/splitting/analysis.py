@@ -24,12 +24,10 @@ from replicate.splitting.states import (
     Split,
     WholeError,
 )
-from replicate.splitting.structure import equal, loops
+from replicate.splitting.structure import equal, kinds, loops
 
 LEAVES = folding.LEAVES
 FILLS = ("Const", "Fill")  # of no cost
-
-_BOOKKEEPING = (tf.resource, tf.variant)
 
 
 class Given(NamedTuple):
@@ -214,7 +212,7 @@ class Analysis:
 
     def _axis_with_rows(self, tensor: tf.Tensor) -> int | None:
         """Returns the first axis of a tensor that has the batch's rows, or None."""
-        if tensor.dtype in _BOOKKEEPING or tensor.dtype._is_ref_dtype:
+        if tensor.dtype in kinds.HANDLES or tensor.dtype._is_ref_dtype:
             return None
         extents = self.facts.shape(tensor) or ()
         return next((n for n, each in enumerate(extents) if each.has_rows(self.batch)), None)
@@ -261,4 +259,4 @@ def _have_ids(inputs: Sequence[states.State]) -> bool:
 
 def _plain(state: states.State) -> states.State:
     """Returns a state whose values mean the same on each device."""
-    return state.at(state.axis) if isinstance(state, Rows) else state
+    return state.plain if isinstance(state, Rows) else state

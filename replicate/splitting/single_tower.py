@@ -6,12 +6,10 @@ from typing import Any
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import placement
+from replicate.graph import isolation, placement
 from replicate.strategy import base, context
 from replicate.strategy.policies import mirrored, one_device
 from replicate.strategy.variables import variables
-
-_LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
 
 
 class SingleTowerStrategy(one_device.OneDeviceStrategy):
@@ -82,7 +80,7 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
         if not isinstance(self._owner, mirrored.MirroredStrategy):
             return []
         graph = tf1.get_default_graph()
-        local = {id(each) for key in _LOCAL for each in graph.get_collection(key)}
+        local = {id(each) for key in isolation.LOCAL for each in graph.get_collection(key)}
         return [each for each in self._made if id(each) not in local and _is_of(each, graph)]
 
     def _make_variable(self, next_creator: types.Function, kwargs: types.Arguments) -> tf.Variable:

@@ -110,6 +110,11 @@ class Rows:
         """Returns the same rows along an axis, with values that are no numbers of rows."""
         return Rows(axis, self.space)
 
+    @property
+    def plain(self) -> "Rows":
+        """The same rows, with values that are no numbers of rows."""
+        return self.at(self.axis)
+
 
 @dataclasses.dataclass(frozen=True)
 class RowNumbers(Rows):

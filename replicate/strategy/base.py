@@ -176,8 +176,8 @@ class DistributionStrategy(updates.Updates):
                 yield
 
     def _default_device(self) -> contextlib.AbstractContextManager[object]:
-        """Enters the device for what runs across towers."""
-        return contextlib.nullcontext()
+        """Enters the device for what runs across towers: the first tower's, by default."""
+        return tf.device(self._worker_devices[0])
 
     # Towers.
 

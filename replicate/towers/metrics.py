@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import collectives, operations, reductions
+from replicate.graph import collectives, isolation, operations, reductions
 from replicate.strategy import context
 from replicate.strategy.variables import variables
 
@@ -76,8 +76,8 @@ def merge(
 
 def is_metric_variable(variable: tf.Variable) -> bool:
     """Whether a variable is in the collections of local or metric variables."""
-    keys = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
-    return any(variable is item for key in keys for item in tf1.get_collection(key))
+    listed = (item for key in isolation.LOCAL for item in tf1.get_collection(key))
+    return any(variable is item for item in listed)
 
 
 def _adds_up(variable: variables.TowerLocalVariable) -> bool:

@@ -44,12 +44,12 @@ def evaluate(folder: pathlib.Path) -> None:
 def train(folder: pathlib.Path, own: str) -> None:
     """Goes through all acts, as the chief or the worker.
 
-    The worker's server is that of TensorFlow's own `train_and_evaluate`, with one CPU device; the
-    chief has one for each tower.
+    The worker's server is that of TensorFlow's own `train_and_evaluate`.
     """
     company = task.Company(folder, own)
     together = async_act, alone, synchronous, ending
-    for act in (*together, differing, recovering, losing_a_worker, lost_at_first, lost):
+    losing = losing_a_worker, losing_together, lost_at_first, lost
+    for act in (*together, differing, recovering, *losing):
         name = act.__name__
         company.meet(f"{name}-begins")
         act(company)
@@ -350,6 +350,16 @@ def losing_a_worker(company) -> None:
     estimator.train(rows, max_steps=30, hooks=[seen])
     company.tell("losing", step=seen.values["global_step"])
     company.meet = lambda name: None  # nobody comes any more
+
+
+def losing_together(company) -> None:
+    """In synchronous steps the chief waits for the worker that was killed, and names it."""
+    strategy = replicate.ParameterServerStrategy(task.TOWERS, timeout=task.WAITED)
+    optimizer = functools.partial(sync, lambda: tf1.train.GradientDescentOptimizer(0.05))
+    estimator = made(company.folder, "together", asynchronous(), optimizer, strategy=strategy)
+    begun = time.monotonic()
+    text = said_by(lambda: estimator.train(rows, max_steps=30))
+    company.tell("losing_together", said=text, lasted=time.monotonic() - begun)
 
 
 def lost_at_first(company) -> None:

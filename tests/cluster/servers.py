@@ -24,7 +24,7 @@ class Cluster:
         self.folder = folder
         self.codes: dict[str, int | None] = {}
         self._jobs = {"ps": SERVERS, "chief": 1, "worker": 1}
-        self._addresses = _free_addresses(self._jobs)
+        self._addresses = free_addresses(self._jobs)
         self._running: dict[str, forks.Forked] = {}
 
     def run(self, seconds: float) -> None:
@@ -92,7 +92,7 @@ class Cluster:
         return (self.folder / f"{task}.log").read_text()[-6000:]
 
 
-def _free_addresses(jobs: dict) -> dict:
+def free_addresses(jobs: dict) -> dict:
     """Returns addresses for all tasks, of ports that are chosen by the system."""
     held = {job: [socket.socket() for _ in range(number)] for job, number in jobs.items()}
     found: dict = {}

@@ -1,9 +1,7 @@
 """What may be wrong with a cluster is told alike with parameter servers and without them."""
 
-import contextlib
 import functools
 import json
-import socket
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -12,11 +10,12 @@ import numpy as np
 import pytest
 
 import replicate
-from replicate import errors, estimator
+from replicate import devices, errors, estimator
 from replicate.compat import estimator as estimators
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import cluster, manifest, membership
 from replicate.training import weight_decay
+from tests.cluster import servers
 
 TASK = {"type": "chief", "index": 0}
 
@@ -102,17 +101,26 @@ def test_an_address_that_another_process_has_is_no_server_of_ones_own(kind, take
         kind.member(own=taken).start()
 
 
-@contextlib.contextmanager
-def own_listener():
-    """An address at which this process listens."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        yield f"127.0.0.1:{found.getsockname()[1]}"
+def started_by_tensorflow(kind, **options):
+    """This process as the chief, which has a server that no strategy has started."""
+    jobs = servers.free_addresses({"chief": 1, kind.other: 1})
+    devices.settle_sessions()
+    tf.distribute.Server(jobs, job_name="chief", task_index=0, **options)
+    return membership.Membership(cluster.of({"cluster": jobs, "task": TASK}), 2)
 
 
-def test_a_server_that_tensorflow_has_started_here_is_ones_own():
-    kind = KINDS["servers"]
-    with own_listener() as address:
-        assert kind.member(own=address).start() == f"grpc://{address}"
+def test_a_server_that_tensorflow_has_started_suits_parameter_servers_alone():
+    member = started_by_tensorflow(KINDS["servers"])
+    assert member.start() == f"grpc://{member.cluster.own.address}"
+    with pytest.raises(errors.ClusterError, match="Call replicate"):
+        started_by_tensorflow(KINDS["workers"]).start()
+
+
+@kinds
+def test_a_server_that_was_told_fewer_devices_is_refused(kind):
+    member = started_by_tensorflow(kind, config=tf1.ConfigProto(device_count={"CPU": 1}))
+    with pytest.raises(errors.ClusterError, match="shows 1 CPU devices, and 2 are named"):
+        member.start()
 
 
 @kinds

@@ -173,6 +173,12 @@ def test_a_chief_goes_on_without_a_worker(ran):
     assert told(ran, "losing")["step"] == 30
 
 
+def test_a_worker_that_others_wait_for_is_named(ran):
+    found = told(ran, "losing_together")
+    assert "chief:0 has lost worker:0 (127.0.0.1:" in found["said"]
+    assert found["lasted"] < task.WAITED + 10
+
+
 @pytest.mark.parametrize("act", ["lost_at_first", "lost"])
 def test_a_parameter_server_that_is_gone_ends_the_others_in_time(ran, act):
     found = told(ran, act)

@@ -115,13 +115,14 @@ def test_all_end_where_one_of_them_stops(trained):
 
 
 def test_a_step_that_fails_in_all_tears_no_meeting_behind_it(trained):
-    assert all((trained / f"ending-{worker}").exists() for worker in range(2))
+    assert all((trained / f"ending-{worker}.json").exists() for worker in range(2))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
-def test_steps_leave_no_threads_behind(trained):
+@pytest.mark.parametrize("work", ["many", "ending"], ids=["Estimator", "tf1.Session"])
+def test_steps_leave_no_threads_behind(trained, work):
     for worker in range(2):
-        first, last = json.loads((trained / f"many-{worker}.json").read_text())
+        first, last = json.loads((trained / f"{work}-{worker}.json").read_text())
         assert last - first < 50  # of 270 steps, each of which joins more than once
 
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 KILLED = {"lasting": "KILLED", "losing": "LOST"}  # the variables that say who is killed
-_ENDINGS = 300
 _MANY, _WARM = 300, 30  # steps, and after how many of these all threads that stay are there
 _LATE = 30.0  # seconds at most until the late one comes
 
@@ -204,8 +203,8 @@ def many(worker: Worker, name: str) -> None:
 
         def after_run(self, context, values):
             self.steps += 1
-            if self.steps in (_WARM, _MANY) and sys.platform == "linux":
-                found.append(len(os.listdir("/proc/self/task")))
+            if self.steps in (_WARM, _MANY):
+                found.extend(_threads())
 
     _estimator(worker, name, case).train(
         lambda: cases.dataset(case, given).repeat(), hooks=[Counting()], max_steps=_MANY
@@ -347,13 +346,20 @@ def ending(worker: Worker, name: str) -> None:
         meeting = workers.meeting()
         config = tf1.ConfigProto()
         strategy.configure(config)
+        threads = []
         with tf1.Session(strategy.start(), config=config) as session:
-            for _ in range(_ENDINGS):
+            for number in range(_MANY):
                 with contextlib.suppress(tf.errors.InvalidArgumentError):
                     session.run(failing)
                 session.run(meeting)
                 session.run(found)
-    (worker.folder / f"{name}-{worker.number}").touch()
+                threads += _threads() if number in (_WARM, _MANY - 1) else []
+    (worker.folder / f"{name}-{worker.number}.json").write_text(json.dumps(threads))
+
+
+def _threads() -> list[int]:
+    """Returns how many threads there are, where that can be told."""
+    return [len(os.listdir("/proc/self/task"))] if sys.platform == "linux" else []
 
 
 class _Seen:

@@ -66,6 +66,7 @@ def test_rows_are_added_once():
     assert estimators.add_missing() == []
 
 
+@pytest.mark.thorough
 def test_rows_are_added_only_where_missing(run_python):
     added = run_python(
         "from replicate.compat import estimator; print(len(estimator.add_missing()))"

@@ -98,6 +98,7 @@ MAKERS = {
     "loss of tf.keras": lambda: tf.keras.losses.MeanSquaredError(),
     "backend of tf.keras": backend_of_keras,
     "optimizer of tf.keras": lambda: tf.keras.optimizers.SGD(),
+    "hook that saves": lambda: tf1.train.CheckpointSaverHook("unused", save_steps=1),
     "scaffold": tf1.train.Scaffold,
     "estimator": lambda: estimator.Estimator(lambda features: None, model_dir="unused"),
     "run config": estimator.RunConfig,

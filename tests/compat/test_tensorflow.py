@@ -94,6 +94,7 @@ HAS_KERAS_3 = versions.parse(tfc.tf.__version__) >= (2, 16)
 needs_keras_3 = pytest.mark.skipif(not HAS_KERAS_3, reason="TensorFlow 2.15 comes with Keras 2")
 
 
+@pytest.mark.thorough("replicate.devices")
 @needs_keras_3
 @pytest.mark.parametrize("first_use", ["from replicate import estimator", "replicate.devices"])
 def test_the_first_use_makes_tf_keras_keras_2_and_the_import_alone_does_not(run_python, first_use):

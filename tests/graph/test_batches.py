@@ -159,6 +159,7 @@ def dealt(kind, total, num_towers, tower_id):
     return whole[begin : begin + max(counts[tower_id], 1)]
 
 
+@pytest.mark.thorough
 @settings(max_examples=60, deadline=None)
 @given(
     features=NESTS,
@@ -336,6 +337,7 @@ def test_a_leaf_that_is_no_tensor_is_named():
         batches.split_batch({"f": object()}, rows(2), 2)
 
 
+@pytest.mark.thorough("graph")
 @pytest.mark.parametrize("mode", ["graph", "function"])
 def test_disagreement_in_a_run_is_an_invalid_argument(mode):
     @contextlib.contextmanager

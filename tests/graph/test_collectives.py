@@ -163,6 +163,15 @@ def test_a_graph_is_not_kept_by_what_its_workers_join():
     assert not any(isinstance(name, tf.Operation) for name in across._made)
 
 
+def test_no_collective_has_a_timeout(fresh_graph):
+    """TensorFlow would start a thread for each, in each step: sessions bound their runs."""
+    across = collectives.CollectiveWorkers(collectives.Options(2, 0), "/device:CPU:0")
+    across.sum([tf.constant(1.0)])
+    across.gathered(tf.constant([1.0]), tf.constant(0))
+    made = [*across.made, across.meeting()]
+    assert [op.get_attr("timeout_seconds") for op in made] == [0, 0, 0]
+
+
 @pytest.mark.parametrize("start", [-np.inf, np.nan, 3.0])
 def test_a_worker_brings_what_it_has_and_nothing_for_the_others(strategy, monkeypatch, start):
     with tf.Graph().as_default(), tf1.Session() as session:

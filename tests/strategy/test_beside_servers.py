@@ -195,6 +195,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.thorough
 def test_sessions_that_are_thrown_away_let_a_process_end():
     environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])}
     command = [sys.executable, "-c", ENDING]

@@ -6,8 +6,10 @@ import pytest
 
 import replicate
 from replicate import errors
+from replicate.compat import sessions
 from replicate.compat.tensorflow import tf1
 from replicate.strategy.cluster import cluster, membership
+from tests.cluster import servers
 
 _JOBS = {"worker": ["b:2", "c:3"], "chief": ["a:1"], "ps": ["p:4"]}
 _WORKERS = {job: _JOBS[job] for job in ("chief", "worker")}
@@ -118,23 +120,18 @@ def test_a_session_without_a_target_is_refused(monkeypatch):
         strategy.require_session(replicate.estimator.RunConfig())
 
 
-def test_a_process_listens_once(monkeypatch):
-    made = []
-
-    class Server:
-        target = "grpc://c:3"
-
-        def __init__(self, spec, job_name, task_index, config):
-            made.append((job_name, task_index, config.device_count["CPU"]))
-
-    monkeypatch.setattr(membership.tf.distribute, "Server", Server)
-    monkeypatch.setattr(membership, "_SERVERS", {})
-    own = cluster.of({"cluster": _WORKERS, "task": {"type": "worker", "index": 1}})
+def test_a_process_listens_once():
+    jobs = servers.free_addresses({"chief": 1, "worker": 2})
+    own = cluster.of({"cluster": jobs, "task": {"type": "worker", "index": 1}})
+    before = len(sessions.SERVERS)
     for num_cpus in (2, 1, 2):
-        assert membership.Membership(own, num_cpus).start() == "grpc://c:3"
-    assert made == [("worker", 1, 2)]
-    membership.Membership(own, 3).start()  # a server of 2 has no third
-    assert made[1:] == [("worker", 1, 3)]
+        assert membership.Membership(own, num_cpus).start() == f"grpc://{jobs['worker'][1]}"
+    assert len(sessions.SERVERS) == before + 1
+    told = sessions.SERVERS[-1].server_def.default_session_config
+    assert told.device_count["CPU"] >= 8
+    assert told.operation_timeout_in_ms == 600_000
+    with pytest.raises(errors.ClusterError, match=r"worker:1 \(.* CPU devices, and 99 are named"):
+        membership.Membership(own, 99).start()
 
 
 def test_a_strategy_with_a_server_is_made_once(monkeypatch):

@@ -170,6 +170,7 @@ def test_scopes_after_the_towers_go_on_from_the_first(fresh_graph):
         assert scope.name == "layer_1"
 
 
+@pytest.mark.thorough("True")
 @pytest.mark.parametrize("concurrent", [False, True])
 def test_nothing_of_ours_is_kept(concurrent):
     def once():

@@ -137,6 +137,15 @@ def test_what_tensorflow_says_of_a_lost_task_becomes_ours():
         found()
 
 
+@pytest.mark.parametrize("kind", [tf.errors.CancelledError, tf.errors.InternalError])
+def test_an_error_of_several_causes_is_a_lost_worker_where_one_is_silent(kind):
+    def run():
+        raise kind(None, None, "Step was cancelled")
+
+    with listening() as one, pytest.raises(errors.ClusterError, match=r"has lost worker:2 .*Step"):
+        three(one, gone()).watched(run)()
+
+
 @pytest.mark.parametrize(
     ("node", "kind", "becomes"),
     [
@@ -183,6 +192,15 @@ def test_a_server_that_does_not_come_is_named():
 def test_who_is_asked_to_stop_waits_for_no_chief():
     with pytest.raises(errors.ClusterError, match="was stopped, and the chief had not come"):
         with_servers("p:1", is_stopping=lambda: True).wait_until(lambda: "the chief")
+
+
+@pytest.mark.parametrize("lost", [tf.errors.AbortedError, tf.errors.UnavailableError])
+def test_of_a_lost_task_a_session_beside_servers_recovers(lost):
+    def run():
+        raise lost(None, None, "Socket closed")
+
+    with pytest.raises(lost):
+        with_servers(gone()).watched(run)()
 
 
 def test_waiting_says_so(caplog, monkeypatch):

@@ -13,20 +13,15 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting.inference import extents
 from replicate.splitting.inference.folding import Folder
 from replicate.splitting.inference.probes import Probe
+from replicate.splitting.structure import kinds
 from replicate.splitting.structure.loops import Structure
 
 _MOST_ROUNDS = 8
 
-_OPENING = {
-    "Merge",
-    "OptionalGetValue",
-    "StackPopV2",
-    "TensorArrayReadV3",
-    "TensorArrayGatherV3",
-    "TensorListGetItem",
-    "TensorListPopBack",
-    "TensorListStack",
-}
+_OPENING = frozenset(
+    """Merge OptionalGetValue StackPopV2 TensorArrayReadV3 TensorArrayGatherV3 TensorListGetItem
+    TensorListPopBack TensorListStack""".split()
+)
 _BORDERS = {"Enter", "Exit", "NextIteration", "Switch", "Merge"}
 _SHAPED = {"Fill": 0, "Reshape": 1, "BroadcastTo": 1, "StridedSliceGrad": 0}
 _PASSED = {"Identity", "Enter", "Exit", "StopGradient"}
@@ -40,7 +35,6 @@ _WRITES = {
     "TensorArrayWriteV3": (2, False),
     "TensorArrayScatterV3": (2, True),
 }
-_BOOKKEEPING = (tf.resource, tf.variant)
 
 
 class _Reason(NamedTuple):
@@ -155,7 +149,7 @@ class _Rounds:
         for op in self._ops:
             for tensor in op.outputs:
                 ref = tensor.ref()
-                if tensor.dtype in _BOOKKEEPING or tensor.dtype._is_ref_dtype:
+                if tensor.dtype in kinds.HANDLES or tensor.dtype._is_ref_dtype:
                     continue
                 if ref in self._probe.known or ref in self._refused:
                     continue

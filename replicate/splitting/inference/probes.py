@@ -21,7 +21,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting.inference import extents
 from replicate.splitting.inference.extents import Number, Sizes
-from replicate.splitting.structure import order
+from replicate.splitting.structure import kinds, order
 
 # Assumed rows of the batch, and picked rows; the first that the graph allows are used. Some graphs
 # want more than two, some whole groups. The many are prime, so that remainders show.
@@ -55,7 +55,6 @@ class KnownRows(NamedTuple):
     more: int = 0
 
 
-_BOOKKEEPING = (tf.resource, tf.variant)
 _MEASURING = ("Shape", "ShapeN", "Size")
 _COMPARING = (
     *("Div", "FloorDiv", "FloorMod", "Mod", "Select", "SelectV2", "Sub"),
@@ -140,7 +139,7 @@ class Probe:
         found = _merged(found, self.imported(tensor))
         outputs = self._around_loops.get(tensor.op.name, ())
         if (found is None or None in found) and tensor.value_index < len(outputs):
-            if tensor.dtype not in (tf.resource, tf.variant):
+            if tensor.dtype not in kinds.HANDLES:
                 found = _merged(found, outputs[tensor.value_index])
         return found
 
@@ -301,7 +300,7 @@ def _compares_lengths(graph: tf.Graph, given: Sequence[Known]) -> bool:
                 dims = static_dims(measured)
                 is_open = dims is None or None in dims[1:]
                 lengths[tensor.ref()] = frozenset([measured.ref()]) if is_open else nothing
-            elif tensor.shape.rank in (0, 1) and tensor.dtype not in _BOOKKEEPING:
+            elif tensor.shape.rank in (0, 1) and tensor.dtype not in kinds.HANDLES:
                 found = (lengths.get(each.ref(), nothing) for each in op.inputs)
                 lengths[tensor.ref()] = nothing.union(*found)
         if _may_hide(op) and len(lengths.get(op.outputs[0].ref(), nothing)) > 1:

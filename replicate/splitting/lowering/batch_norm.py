@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterator
 
 from replicate.compat import graphs
 from replicate.compat.tensorflow import tf
+from replicate.splitting.structure import nodes
 from replicate.splitting.structure.nodes import Moved
 
 _FORWARD = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
@@ -203,11 +204,5 @@ def _move(op: tf.Operation, outputs: list[tf.Tensor], moved: Moved) -> None:
     """Lets whatever reads an operation, or waits for it, read or wait for new ones."""
     for old, new in zip(op.outputs, outputs, strict=False):
         moved[old.ref()] = new
-        for user in old.consumers():
-            for n, tensor in enumerate(user.inputs):
-                if tensor is old:
-                    user._update_input(n, new)
-    for user in op._control_outputs:
-        others = [each for each in user.control_inputs if each is not op]
-        user._remove_all_control_inputs()
-        user._add_control_inputs([*others, *(new.op for new in outputs)])
+        nodes.read_instead(old.consumers(), old, new)
+    nodes.wait_instead(op._control_outputs, op, [new.op for new in outputs])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.splitting.structure import definitions, effects, kinds, loops, order
+from replicate.splitting.structure import definitions, effects, kinds, loops, nodes, order
 from replicate.splitting.structure.nodes import Moved, Nodes, Reference, Waited, output, resolved
 
 _OF_FUNCTIONS = ("_class", "_output_shapes", "_xla_compile_id")
@@ -117,10 +117,7 @@ class _Lowering:
         """Writes operations, and lets others read them; see `lower`."""
         for op in ops:
             self._written[op] = self._write(op)
-        made = self._nodes.write()
-        for name, context in self._contexts.items():
-            if context is not None:
-                made[name]._set_control_flow_context(context)
+        made = self._nodes.write(self._contexts)
         outputs = {op: [resolved(each, made) for each in self._written[op]] for op in ops}
         for op in ops:
             self._replace(op, outputs[op])
@@ -151,18 +148,13 @@ class _Lowering:
     def _replace(self, op: tf.Operation, outputs: Sequence[tf.Tensor]) -> None:
         """Lets whatever reads an operation, or waits for it, read or wait for new ones."""
         for old, new in zip(op.outputs, outputs, strict=True):
-            if new.dtype not in (tf.resource, tf.variant):
+            if new.dtype not in kinds.HANDLES:
                 new.set_shape(old.shape)
-            for user in list(old.consumers()):
-                if user not in self._written:
-                    for n, tensor in enumerate(user.inputs):
-                        if tensor is old:
-                            user._update_input(n, new)
-        for user in list(op._control_outputs):
-            if user not in self._written:
-                waits = [waited for waited in user.control_inputs if waited is not op]
-                user._remove_all_control_inputs()
-                user._add_control_inputs([*waits, *(new.op for new in outputs)])
+            nodes.read_instead(self._others(old.consumers()), old, new)
+        nodes.wait_instead(self._others(op._control_outputs), op, [new.op for new in outputs])
+
+    def _others(self, users: Iterable[tf.Operation]) -> list[tf.Operation]:
+        return [user for user in users if user not in self._written]
 
     # What is written in place of one operation.
 

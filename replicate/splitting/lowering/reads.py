@@ -16,12 +16,11 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
-from replicate.splitting.structure import effects, loops, nodes
+from replicate.splitting.structure import effects, kinds, loops, nodes
 from replicate.splitting.structure.nodes import Attributes, Moved, Nodes, Reference
 
 _READS = ("ReadVariableOp", "VarIsInitializedOp", "VariableShape")
 _LOOKUPS = {"ResourceGather": "GatherV2", "ResourceGatherNd": "GatherNd"}
-_ENTERS = ("Enter", "RefEnter")
 _PASSED = ("Enter", "Identity", "Switch")
 
 
@@ -104,7 +103,7 @@ class _Loop:
         for op in ops:
             if op.type == "LoopCond":
                 self._devices[loops.Structure.own_loop(op)] = op.device
-            elif op.type in _ENTERS and loops.root(op.inputs[0].op) is None:
+            elif op.type in kinds.ENTERS and loops.root(op.inputs[0].op) is None:
                 waits.update(dict.fromkeys(op.control_inputs))
                 # NOTE: a loop waits for its inputs, and so may come after a write.
                 if op.inputs[0].op in behind_changes:
@@ -139,16 +138,16 @@ class _Made:
         dtype, indices = op.outputs[0].dtype, op.inputs[1]
         values = self._passed(op, {"dtype": nodes.attribute(dtype)}, way, loop)
         inputs: list[Reference] = [values, indices]
-        kinds = {"Tparams": dtype, "Tindices": indices.dtype}
+        attributes = {"Tparams": dtype, "Tindices": indices.dtype}
         device = loop.device(op)
         if op.type == "ResourceGather":
             batch_dims = op.get_attr("batch_dims")
             axis = self._nodes.constant(np.int32(batch_dims), device, indices)
             self._contexts[axis] = indices.op._get_control_flow_context()
             inputs.append(axis)
-            kinds |= {"Taxis": tf.int32, "batch_dims": batch_dims}
+            attributes |= {"Taxis": tf.int32, "batch_dims": batch_dims}
         self._replaced[op] = self._nodes.add(
-            _LOOKUPS[op.type], inputs, device, controls=op.control_inputs, **kinds
+            _LOOKUPS[op.type], inputs, device, controls=op.control_inputs, **attributes
         )
         self._contexts[self._replaced[op]] = op._get_control_flow_context()
 
@@ -197,10 +196,7 @@ class _Made:
 
     def write(self) -> Moved:
         """Adds everything to the graph, and lets others read it; see `read_before_loops`."""
-        made = self._nodes.write()
-        for name, context in self._contexts.items():
-            if context is not None:
-                made[name]._set_control_flow_context(context)
+        made = self._nodes.write(self._contexts)
         moved = {}
         for op, reference in self._replaced.items():
             old, new = op.outputs[0], nodes.resolved(reference, made)
@@ -216,13 +212,9 @@ def _move(old: tf.Tensor, new: tf.Tensor) -> None:
     What reads nothing else of the loop must not run in more turns than the old read did.
     """
     pivots = old.op.control_inputs
-    for user in list(old.consumers()):
-        for n, tensor in enumerate(user.inputs):
-            if tensor is old:
-                user._update_input(n, new)
+    users = list(old.consumers())
+    nodes.read_instead(users, old, new)
+    for user in users:
         if not user.control_inputs and all(each.op.type == "Enter" for each in user.inputs):
             user._add_control_inputs(pivots)
-    for user in list(old.op._control_outputs):
-        waits = [waited for waited in user.control_inputs if waited is not old.op]
-        user._remove_all_control_inputs()
-        user._add_control_inputs([*waits, new.op])
+    nodes.wait_instead(old.op._control_outputs, old.op, [new.op])

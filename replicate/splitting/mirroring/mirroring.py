@@ -32,7 +32,6 @@ from replicate.splitting.structure.nodes import (
 )
 
 _PASSING = ("Enter", "Identity", "RefEnter", "Switch")
-_EXITS = ("Exit", "RefExit")
 
 Copies: TypeAlias = dict[tf.Operation, list[str]]
 """The operations that hold variables, and the names of those that hold copies, by devices."""
@@ -64,7 +63,7 @@ def writes(
         op for variable in variables for op in _users(variable.handle) if effects.changes_state(op)
     ]
     roots = {structure.root(op) for op in found} - {None}
-    exits = [op for op in graph.get_operations() if roots and op.type in _EXITS]
+    exits = [op for op in graph.get_operations() if roots and op.type in kinds.EXITS]
     exits = [op for op in exits if structure.root(op) in roots and structure.loop(op) is None]
     return list(dict.fromkeys([*found, *exits]))
 
@@ -97,7 +96,7 @@ def check_name(handle: str) -> str:
     return f"{handle}/IsInitialized/VarIsInitializedOp"
 
 
-def _root(tensor: tf.Tensor) -> tf.Operation:
+def _made_by(tensor: tf.Tensor) -> tf.Operation:
     """Returns what made a handle that may be in a branch or a loop."""
     while tensor.op.type in _PASSING:
         tensor = tensor.op.inputs[0]
@@ -183,7 +182,7 @@ class _Mirroring:
         return names
 
     def _handles_of(self, op: tf.Operation) -> set[tf.Operation]:
-        return {_root(tensor) for tensor in op.inputs if tensor.dtype == tf.resource}
+        return {_made_by(tensor) for tensor in op.inputs if tensor.dtype == tf.resource}
 
     def _has_copies_of(self, op: tf.Operation) -> bool:
         """Whether an operation uses a variable that has copies."""
@@ -372,7 +371,7 @@ class _Mirroring:
 
     def _moved(self, written: str, tensor: tf.Tensor | None, k: int) -> str:
         """Returns what a node of device k reads in place of an input."""
-        if tensor is None or (tensor.dtype == tf.resource and _root(tensor) not in self.handles):
+        if tensor is None or (tensor.dtype == tf.resource and _made_by(tensor) not in self.handles):
             return written
         return self._nodes.name(self._view(tensor, k))
 
@@ -433,7 +432,7 @@ class _Mirroring:
 
     def _exits(self, root: loops.Context) -> list[tf.Operation]:
         structure = self._written.structure
-        ops = [op for op in self._written.run_whole if op.type in _EXITS]
+        ops = [op for op in self._written.run_whole if op.type in kinds.EXITS]
         return [op for op in ops if structure.root(op) is root and structure.loop(op) is None]
 
     def _sync(self, ops: Sequence[tf.Operation], handles: Iterable[tf.Operation]) -> list[str]:

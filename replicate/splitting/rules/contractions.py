@@ -28,7 +28,7 @@ def product(case: Case) -> Split:
         if states.is_rows(state)
     ]
     label, rows = next((each for each in found if each[0] in result), found[0])
-    fit = elementwise.stretched if label.startswith("_") else items.along
+    fit = items.along_or_one if label.startswith("_") else items.along
     wants: list[View] = [WHOLE] * len(terms)
     for n, term in enumerate(terms):
         if label in term:
@@ -99,6 +99,6 @@ def bias(case: Case) -> Split:
     rows = elementwise.rows_of(case)
     is_along = rows.axis == reductions.channels(case)
     return Split(
-        [rows.at(rows.axis), items.along(case, 1, rows.at(0)) if is_along else WHOLE],
-        [rows.at(rows.axis)],
+        [rows, items.along(case, 1, rows.at(0)) if is_along else WHOLE],
+        [rows],
     )

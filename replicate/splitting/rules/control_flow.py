@@ -14,7 +14,7 @@ from replicate.graph import operations
 from replicate.splitting import states
 from replicate.splitting.rules import registry
 from replicate.splitting.states import FIRST, FLOW, SIZE, SUM, WHOLE, ListOf, Split, WholeError
-from replicate.splitting.structure import loops
+from replicate.splitting.structure import kinds, loops
 
 _SUMS = ("Add", "AddV2", "AddN")
 
@@ -80,7 +80,7 @@ def _check(case: registry.Case) -> Split:
         raise WholeError("all that it tells of is at hand")
     if states.is_rows(case.inputs[0]) or any(tensor.dtype != tf.bool for tensor in case.op.outputs):
         raise WholeError("what it gives is more than that it did not fail")
-    wants = [state.at(state.axis) if states.is_rows(state) else WHOLE for state in case.inputs]
+    wants = [state if states.is_rows(state) else WHOLE for state in case.inputs]
     return Split(wants, [FIRST] * len(case.op.outputs))
 
 
@@ -121,7 +121,7 @@ def _is_held(state: states.State) -> bool:
 
 
 def _is_way_back(tensor: tf.Tensor) -> bool:
-    return tensor.op.type in ("NextIteration", "RefNextIteration")
+    return tensor.op.type in kinds.WAYS_BACK
 
 
 def may_have_rows(case: registry.Case, n: int, wanted: states.State) -> bool:

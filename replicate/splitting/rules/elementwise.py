@@ -23,6 +23,7 @@ from replicate.splitting.states import (
     Split,
     WholeError,
 )
+from replicate.splitting.structure import kinds
 
 SAME = "Identity StopGradient PreventGradient Snapshot DebugGradientIdentity"
 
@@ -64,28 +65,14 @@ def linear(case: Case, n: int = 0) -> Split:
     return Split(wants, [SUM] * len(case.op.outputs))
 
 
-def stretched(case: Case, n: int, rows: Rows) -> states.View:
-    """Returns the view of input n, in which a dimension of length 1 is for all rows.
-
-    Refuses a length that is unknown, or the number of other picked rows: it may happen to be 1.
-
-    Args:
-        case: The operation.
-        n: Which input.
-        rows: The rows, along the input's own axis; below 0 if the input does not have it.
-    """
-    if rows.axis < 0 or case.shape(n)[rows.axis].is_one:
-        return WHOLE
-    state = case.inputs[n]
-    has_these = states.is_rows(state) and (state.axis, state.space) == (rows.axis, rows.space)
-    is_counted = not rows.space.is_picked and case.shape(n)[rows.axis].has_rows(rows.space)
-    if has_these or is_counted:
-        return rows
-    raise WholeError("whether an operand is as long as the rows is not known")
-
-
 def broadcast(case: Case) -> Split:
     """Splits an operation on operands that are broadcast, along the first axis with rows."""
+    wants, rows = stretched(case)
+    return Split(wants, [rows])
+
+
+def stretched(case: Case) -> tuple[list[states.View], Rows]:
+    """Returns the views of operands that are broadcast, and the first rows along the result."""
     _values_only(case)
     rank = max(case.rank(n) for n in range(len(case.inputs)))
     found = [
@@ -97,10 +84,10 @@ def broadcast(case: Case) -> Split:
         raise WholeError("no operand has rows")
     rows = min(found, key=lambda each: each.axis)
     wants = [
-        stretched(case, n, rows.at(rows.axis - rank + case.rank(n)))
+        items.along_or_one(case, n, rows.at(rows.axis - rank + case.rank(n)))
         for n in range(len(case.inputs))
     ]
-    return Split(wants, [rows])
+    return wants, rows
 
 
 def alike(case: Case) -> Split:
@@ -115,7 +102,6 @@ def operands(case: Case) -> tuple[list[Rows], Rows]:
     rows = case.rows
     if rows is None or len({case.rank(n) for n in range(len(case.inputs))}) > 1:
         raise WholeError("no operand has rows, or ranks differ")
-    rows = rows.at(rows.axis)
     return [items.along(case, n, rows) for n in range(len(case.inputs))], rows
 
 
@@ -128,7 +114,7 @@ def _values_only(case: Case) -> None:
 def unary(case: Case) -> Split:
     """One operand, and attributes."""
     rows = rows_of(case)
-    return Split([rows.at(rows.axis)], [rows.at(rows.axis)])
+    return Split([rows], [rows])
 
 
 @rule(*LINEAR.split())
@@ -171,7 +157,7 @@ def same_each(case: Case) -> Split:
     if not any(_passes(state) for state in case.inputs):
         raise WholeError("its operands are whole")
     if any(
-        not _passes(state) and tensor.dtype in (tf.resource, tf.variant)
+        not _passes(state) and tensor.dtype in kinds.HANDLES
         for tensor, state in zip(case.op.inputs, case.inputs, strict=True)
     ):
         raise WholeError("an operand is a handle")
@@ -196,7 +182,7 @@ def ensure_shape(case: Case) -> Split:
         lengths = shape.as_list()
         lengths[rows.axis] = None
         shape = tf.TensorShape(lengths)
-    return Split([rows.at(rows.axis)], [rows.at(rows.axis)], attributes={"shape": shape})
+    return Split([rows], [rows], attributes={"shape": shape})
 
 
 @rule(*BROADCAST.split())
@@ -288,7 +274,6 @@ def select(case: Case) -> Split:
     rows = case.rows
     if rows is None:
         raise WholeError("no operand has rows")
-    rows = rows.at(rows.axis)
     wants = [items.along(case, 1, rows), items.along(case, 2, rows)]
     is_for_all = case.rank(0) == 0 or (case.rank(0) == 1 and rows.axis > 0)
     return Split([WHOLE if is_for_all else items.along(case, 0, rows), *wants], [rows])

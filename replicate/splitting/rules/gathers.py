@@ -10,6 +10,7 @@ from replicate.splitting import states
 from replicate.splitting.rules import items
 from replicate.splitting.rules.registry import Case, rule
 from replicate.splitting.states import SUM, WHOLE, Kind, Partial, Rows, Split, View, WholeError
+from replicate.splitting.structure import kinds
 
 
 @rule("GatherV2")
@@ -33,7 +34,6 @@ def _gather_along(case: Case, axis: int, batch_dims: int, more: Sequence[View]) 
         return Split([SUM, items.same(case, 1), *more], [SUM])
     for rows in (params, indices):
         if states.is_rows(rows) and rows.axis < batch_dims:
-            rows = rows.at(rows.axis)
             return Split([items.along(case, 0, rows), items.along(case, 1, rows), *more], [rows])
     if states.is_rows(params) and params.axis != axis:
         # What lies behind the gathered dimension moves by the dimensions that it becomes.
@@ -58,7 +58,7 @@ def _gather_nd(case: Case) -> Split:
             found = Split(wants, [params.at(params.axis - depth + front)])
             return items.never_none(found)
     if states.is_rows(indices) and indices.axis < front:
-        return Split([WHOLE, indices], [indices.at(indices.axis)])
+        return Split([WHOLE, indices], [indices])
     raise WholeError("it picks rows")
 
 
@@ -84,27 +84,21 @@ def _gather_variable(case: Case) -> Split:
     behind = case.rank(1) - (1 if is_nd else 0)
     if not 0 <= first <= indices.axis < behind:
         raise WholeError("rows are inside of the indices")
-    return Split([WHOLE, indices], [indices.at(indices.axis)], is_beside=True)
+    return Split([WHOLE, indices], [indices], is_beside=True)
 
 
-_TABLES = (
-    "AnonymousHashTable",
-    "AnonymousMutableHashTable",
-    "AnonymousMutableHashTableOfTensors",
-    "HashTable",
-    "HashTableV2",
-    "MutableHashTable",
-    "MutableHashTableOfTensors",
-    "MutableHashTableOfTensorsV2",
-    "MutableHashTableV2",
-)
+_TABLES = """
+AnonymousHashTable AnonymousMutableHashTable AnonymousMutableHashTableOfTensors HashTable
+HashTableV2 MutableHashTable MutableHashTableOfTensors MutableHashTableOfTensorsV2
+MutableHashTableV2
+""".split()
 
 
 @rule("LookupTableFind", "LookupTableFindV2")
 def _find(case: Case) -> Split:
     """A value for each key; the value of a table of tensors adds dimensions at the end."""
     made_by = case.op.inputs[0].op
-    while made_by.type in ("Identity", "Enter", "RefEnter", "Switch", "RefSwitch"):
+    while made_by.type in ("Identity", *kinds.ENTERS, *kinds.SWITCHES):
         made_by = made_by.inputs[0].op
     if made_by.type not in _TABLES:
         # A table whose keys are vectors looks up one key for several entries.
@@ -112,7 +106,7 @@ def _find(case: Case) -> Split:
     keys = case.inputs[1]
     if not states.is_rows(keys):
         raise WholeError("its keys have no rows")
-    return Split([WHOLE, keys, WHOLE], [keys.at(keys.axis)], is_beside=True)
+    return Split([WHOLE, keys, WHOLE], [keys], is_beside=True)
 
 
 @rule("OneHot")
@@ -146,7 +140,6 @@ def _segments(case: Case) -> Split:
     if data == SUM and kind == SUM and not states.is_rows(ids):
         return Split([SUM, items.same(case, 1), number], [SUM])
     n, rows = items.rows_of(case, (0, 1))
-    rows = rows.at(rows.axis)
     ids_rank = case.rank(1)
     if n == 0 and rows.axis >= ids_rank:
         return Split([rows, WHOLE, number], [rows.at(rows.axis - ids_rank + 1)])
@@ -165,7 +158,7 @@ def _sorted_segments(case: Case) -> Split:
     _, rows = items.rows_of(case, (0,))
     if rows.axis == 0:
         raise WholeError("the last row says how many segments there are")
-    return Split([rows, items.same(case, 1)], [rows.at(rows.axis)])
+    return Split([rows, items.same(case, 1)], [rows])
 
 
 _SPARSE_SEGMENTS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum")
@@ -187,7 +180,7 @@ def _sparse_segments(case: Case) -> Split:
         if data == SUM:
             return Split([SUM, *others], [SUM])
         if states.is_rows(data) and data.axis > 0:
-            return Split([data, *others], [data.at(data.axis)])
+            return Split([data, *others], [data])
         raise WholeError("it picks rows")
     if case.result_shape()[0].size is None:
         raise WholeError("how many segments there are is known only when it runs")
@@ -208,7 +201,6 @@ def _scatter(case: Case) -> Split:
     if updates == SUM and not states.is_rows(indices):
         return Split([items.same(case, 0), SUM, case.number(2)], [SUM])
     n, rows = items.rows_of(case, (1, 0))
-    rows = rows.at(rows.axis)
     front = case.rank(0) - 1
     if n == 1 and rows.axis >= front:
         found = rows.at(rows.axis - front + _depth(case, 0))
@@ -223,13 +215,7 @@ def _scatter(case: Case) -> Split:
     return Split(wants, [SUM])
 
 
-@rule(
-    "TensorScatterAdd",
-    "TensorScatterMax",
-    "TensorScatterMin",
-    "TensorScatterSub",
-    "TensorScatterUpdate",
-)
+@rule(*(f"TensorScatter{how}" for how in ("Add", "Max", "Min", "Sub", "Update")))
 def _scatter_into(case: Case) -> Split:
     """`tensor` of shape [n1, ..., nD, Q], `indices` of [I, D], `updates` of [I, Q].
 
@@ -258,7 +244,7 @@ def _reverse(case: Case) -> Split:
     if n == 0 and rows.axis == along:
         raise WholeError("it is along the rows")
     if n == 0 and rows.axis != batch:
-        return Split([rows, items.same(case, 1)], [rows.at(rows.axis)])
+        return Split([rows, items.same(case, 1)], [rows])
     rows = rows.at(batch)
     return Split([items.along(case, 0, rows), items.along(case, 1, rows.at(0))], [rows])
 

@@ -9,15 +9,8 @@ from replicate.splitting.states import SUM, Split, WholeError
 
 
 @rule(
-    "AvgPool",
-    "AvgPool3D",
-    "Conv2D",
-    "Conv3D",
-    "DepthwiseConv2dNative",
-    "Dilation2D",
-    "MaxPool",
-    "MaxPool3D",
-    "MaxPoolV2",
+    *"""AvgPool AvgPool3D Conv2D Conv3D DepthwiseConv2dNative Dilation2D MaxPool MaxPool3D
+    MaxPoolV2""".split()
 )
 def _windows(case: Case) -> Split:
     """Images first; all other inputs are filters, or sizes of windows."""
@@ -25,16 +18,8 @@ def _windows(case: Case) -> Split:
 
 
 @rule(
-    "DepthToSpace",
-    "ExtractImagePatches",
-    "LRN",
-    "ResizeArea",
-    "ResizeBicubic",
-    "ResizeBilinear",
-    "ResizeNearestNeighbor",
-    "ResizeNearestNeighborGrad",
-    "ScaleAndTranslate",
-    "SpaceToDepth",
+    *"""DepthToSpace ExtractImagePatches LRN ResizeArea ResizeBicubic ResizeBilinear
+    ResizeNearestNeighbor ResizeNearestNeighborGrad ScaleAndTranslate SpaceToDepth""".split()
 )
 def _images(case: Case) -> Split:
     """Images first; all other inputs are sizes and places of images."""
@@ -51,11 +36,8 @@ def _conv(case: Case) -> Split:
 
 
 @rule(
-    "DrawBoundingBoxes",
-    "DrawBoundingBoxesV2",
-    "ResizeBicubicGrad",
-    "ResizeBilinearGrad",
-    "ScaleAndTranslateGrad",
+    *"""DrawBoundingBoxes DrawBoundingBoxesV2 ResizeBicubicGrad ResizeBilinearGrad
+    ScaleAndTranslateGrad""".split()
 )
 def _two_images(case: Case) -> Split:
     """Two inputs with an entry for each image; the others are for all images."""
@@ -69,12 +51,8 @@ def _three_images(case: Case) -> Split:
 
 
 @rule(
-    "MaxPool3DGrad",
-    "MaxPool3DGradGrad",
-    "MaxPoolGrad",
-    "MaxPoolGradGrad",
-    "MaxPoolGradGradV2",
-    "MaxPoolGradV2",
+    *"""MaxPool3DGrad MaxPool3DGradGrad MaxPoolGrad MaxPoolGradGrad MaxPoolGradGradV2
+    MaxPoolGradV2""".split()
 )
 def _maximum_gradient(case: Case) -> Split:
     """The input, the pool, and a gradient; then sizes of windows."""
@@ -126,12 +104,8 @@ def _input_gradient_of_input(case: Case) -> Split:
 
 
 @rule(
-    "Conv2DBackpropFilter",
-    "Conv2DBackpropFilterV2",
-    "Conv3DBackpropFilter",
-    "Conv3DBackpropFilterV2",
-    "DepthwiseConv2dNativeBackpropFilter",
-    "Dilation2DBackpropFilter",
+    *"""Conv2DBackpropFilter Conv2DBackpropFilterV2 Conv3DBackpropFilter Conv3DBackpropFilterV2
+    DepthwiseConv2dNativeBackpropFilter Dilation2DBackpropFilter""".split()
 )
 def _filter_gradient(case: Case) -> Split:
     """The input, the filter or its shape, and the gradient: a sum over all images."""

@@ -7,7 +7,7 @@ dimensions in front of the items are those of inputs and outputs.
 from collections.abc import Sequence
 
 from replicate.splitting import states
-from replicate.splitting.rules.registry import Case, Extent
+from replicate.splitting.rules.registry import Case
 from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, Split, State, View, WholeError
 
 
@@ -29,7 +29,8 @@ def along(case: Case, n: int, rows: Rows) -> Rows:
     if not 0 <= rows.axis < len(extents):
         raise WholeError("an input has no dimension for the rows")
     extent = extents[rows.axis]
-    if _is_along(case, n, rows, extent) or (extent.size is None and extent.multiple == 0):
+    is_unknown = extent.size is None and extent.multiple == 0
+    if is_unknown or extent.has_rows(rows.space) or has(case, n, rows):
         return rows
     raise WholeError("an input has another length than there are rows")
 
@@ -37,19 +38,26 @@ def along(case: Case, n: int, rows: Rows) -> Rows:
 def along_or_one(case: Case, n: int, rows: Rows) -> View:
     """Returns the view of input n, which has an entry for each row, or one for all rows.
 
-    The latter if its dimension is of length 1, or missing. Refuses an unknown length: it may be 1.
+    The latter if its dimension is of length 1, or missing. Refuses a length that is unknown, or the
+    number of other picked rows: it may happen to be 1.
+
+    Args:
+        case: The operation.
+        n: Which input.
+        rows: The rows, along the input's own axis; below 0 if the input does not have it.
     """
-    if rows.axis < 0:
+    if rows.axis < 0 or case.shape(n)[rows.axis].is_one:
         return WHOLE
-    extent = case.shape(n)[rows.axis]
-    if extent.is_one:
-        return WHOLE
-    state = case.inputs[n]
-    has_these = states.is_rows(state) and (state.axis, state.space) == (rows.axis, rows.space)
-    # NOTE: there may be a single one of other picked rows, which is for all.
-    if has_these or (not rows.space.is_picked and extent.has_rows(rows.space)):
+    is_counted = not rows.space.is_picked and case.shape(n)[rows.axis].has_rows(rows.space)
+    if has(case, n, rows) or is_counted:
         return rows
-    raise WholeError("whether an input has rows is not known")
+    raise WholeError("whether an operand is as long as the rows is not known")
+
+
+def has(case: Case, n: int, rows: Rows) -> bool:
+    """Whether input n has these rows, along the same axis."""
+    state = case.inputs[n]
+    return states.is_rows(state) and state.plain == rows.plain
 
 
 def same(case: Case, n: int) -> View:
@@ -104,7 +112,6 @@ def in_front(
     gives: Sequence[State] = (),
 ) -> Split:
     """Splits an operation with rows along an axis that is in front of all items; see `split`."""
-    rows = rows.at(rows.axis)
     wants: list[View] = []
     for n in range(len(case.inputs)):
         if n in items:
@@ -121,9 +128,3 @@ def never_none(found: Split) -> Split:
     if any(states.is_rows(want) and want.space.is_picked for want in found.wants):
         raise WholeError("a device may have picked no rows")
     return found
-
-
-def _is_along(case: Case, n: int, rows: Rows, extent: Extent) -> bool:
-    state = case.inputs[n]
-    is_state = states.is_rows(state) and (state.axis, state.space) == (rows.axis, rows.space)
-    return is_state or extent.has_rows(rows.space)

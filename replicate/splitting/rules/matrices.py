@@ -1,8 +1,8 @@
 """Matrices and spectra: rows are in front of the last dimensions, each matrix is on one device."""
 
-from replicate.splitting.rules import items
+from replicate.splitting.rules import elementwise, items
 from replicate.splitting.rules.registry import Case, rule
-from replicate.splitting.states import FIRST, SUM, Rows, Split, WholeError
+from replicate.splitting.states import FIRST, SUM, Split, WholeError
 
 
 def _linear(case: Case, number: int = 1) -> Split | None:
@@ -19,14 +19,8 @@ def _pads_zeros(case: Case, n: int) -> bool:
 
 
 @rule(
-    "Cholesky",
-    "LogMatrixDeterminant",
-    "Lu",
-    "MatrixDeterminant",
-    "MatrixInverse",
-    "MatrixLogarithm",
-    "MatrixSquareRoot",
-    "Qr",
+    *"""Cholesky LogMatrixDeterminant Lu MatrixDeterminant MatrixInverse MatrixLogarithm
+    MatrixSquareRoot Qr""".split()
 )
 def _matrix(case: Case) -> Split:
     """[..., M, N] to one or more results for each matrix."""
@@ -64,16 +58,10 @@ def _equal_ranks(case: Case, inputs: tuple[int, ...]) -> Split:
 @rule("MatrixTriangularSolve")
 def _triangular_solve(case: Case) -> Split:
     """[..., M, M] and [..., M, K], whose dimensions in front are broadcast."""
-    ranks = [case.rank(0), case.rank(1)]
-    n, rows = items.rows_of(case, (0, 1))
-    if rows.axis >= ranks[n] - 2:
+    wants, rows = elementwise.stretched(case)
+    if rows.axis >= max(case.rank(0), case.rank(1)) - 2:
         raise WholeError("rows are inside of the items")
-    axis = rows.axis + max(ranks) - ranks[n]
-    wants = [
-        items.along_or_one(case, n, Rows(axis - max(ranks) + rank, rows.space))
-        for n, rank in enumerate(ranks)
-    ]
-    return Split(wants, [Rows(axis, rows.space)])
+    return Split(wants, [rows])
 
 
 @rule("BandedTriangularSolve")
@@ -159,4 +147,4 @@ def _fft_along(case: Case) -> Split:
     _, rows = items.rows_of(case, (0,))
     if rows.axis in case.axes(2, case.rank(0)):
         raise WholeError("it is along the rows")
-    return Split([rows, items.same(case, 1), case.number(2)], [rows.at(rows.axis)])
+    return Split([rows, items.same(case, 1), case.number(2)], [rows])

@@ -12,16 +12,8 @@ from replicate.splitting.states import Split, WholeError
 # Kinds whose attributes `seed` and `seed2` determine what is drawn. So that copies draw different
 # numbers, the writer gives each its own by `seed_of_copy`.
 SEEDED = frozenset(
-    {
-        "Multinomial",
-        "RandomGamma",
-        "RandomPoisson",
-        "RandomPoissonV2",
-        "RandomStandardNormal",
-        "RandomUniform",
-        "RandomUniformInt",
-        "TruncatedNormal",
-    }
+    """Multinomial RandomGamma RandomPoisson RandomPoissonV2 RandomStandardNormal RandomUniform
+    RandomUniformInt TruncatedNormal""".split()
 )
 
 # NOTE: neighbouring operations have neighbouring seeds. With a small step a device would draw for

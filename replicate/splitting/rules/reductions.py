@@ -65,7 +65,7 @@ def norm(case: Case) -> Split:
 
 def _reads(case: Case) -> list[View]:
     rows = elementwise.rows_of(case)
-    return [rows.at(rows.axis), case.number(1)]
+    return [rows, case.number(1)]
 
 
 def _reduced(case: Case) -> Split | None:
@@ -96,7 +96,7 @@ def in_order(case: Case) -> Split:
     rows = elementwise.rows_of(case)
     if rows.axis in case.axes(1, case.rank(0)):
         raise WholeError("along rows")
-    return Split(_reads(case), [rows.at(rows.axis)])
+    return Split(_reads(case), [rows])
 
 
 @rule("Reverse")
@@ -107,14 +107,14 @@ def reverse(case: Case) -> Split:
     rows = elementwise.rows_of(case)
     if rows.space.is_picked or case.value(1)[rows.axis]:
         raise WholeError("along rows, or of rows of which a device may have none")
-    return Split(_reads(case), [rows.at(rows.axis)])
+    return Split(_reads(case), [rows])
 
 
 @rule("L2Loss")
 def squares(case: Case) -> Split:
     """Half the sum of all squares."""
     rows = elementwise.rows_of(case)
-    return Split([rows.at(rows.axis)], [SUM])
+    return Split([rows], [SUM])
 
 
 @rule("BiasAddGrad")
@@ -124,7 +124,7 @@ def bias_gradient(case: Case) -> Split:
         return elementwise.linear(case)
     rows = elementwise.rows_of(case)
     gives = rows.at(0) if rows.axis == channels(case) else SUM
-    return Split([rows.at(rows.axis)], [gives])
+    return Split([rows], [gives])
 
 
 def channels(case: Case) -> int:
@@ -137,7 +137,7 @@ def channels(case: Case) -> int:
 def histogram(case: Case) -> Split:
     """Counts of values of any shape, in a whole range."""
     rows = elementwise.rows_of(case)
-    return Split([rows.at(rows.axis), WHOLE, case.number(2)], [SUM])
+    return Split([rows, WHOLE, case.number(2)], [SUM])
 
 
 @rule("Bincount", "DenseBincount")
@@ -151,7 +151,7 @@ def counts(case: Case) -> Split:
     if is_binary and not is_matrix:
         raise WholeError("whether a number is there, over rows")
     return Split(
-        [rows.at(rows.axis), case.number(1), _weights(case, rows)],
+        [rows, case.number(1), _weights(case, rows)],
         [rows.at(0) if is_matrix else SUM],
     )
 
@@ -178,7 +178,7 @@ def summed(case: Case) -> Split:
     if axes is WHOLE and rows.space.is_picked:
         raise WholeError("axes are those of all rows, of which a device may have none")
     is_stretched = _axis_in(case, shape, rows, case.rank(0)) is None
-    return Split([rows.at(rows.axis), axes], [SUM if is_stretched else rows.at(rows.axis)])
+    return Split([rows, axes], [SUM if is_stretched else rows])
 
 
 def _are_own(case: Case, rows: Rows) -> bool:
@@ -204,7 +204,7 @@ def shaped(case: Case) -> Split | None:
     if axis is None:
         return None
     new = rows.at(axis)
-    return Split([rows.at(rows.axis), case.shape_view(1, new)], [new])
+    return Split([rows, case.shape_view(1, new)], [new])
 
 
 def _shape_summed_to(op: tf.Operation) -> tf.Tensor | None:

@@ -25,7 +25,7 @@ def reshape(case: Case) -> Split:
         return found
     rows = elementwise.rows_of(case)
     new = rows.at(_reshaped_axis(case, rows))
-    return Split([rows.at(rows.axis), case.shape_view(1, new)], [new])
+    return Split([rows, case.shape_view(1, new)], [new])
 
 
 def _reshaped_axis(case: Case, rows: Rows) -> int:
@@ -87,7 +87,7 @@ def expand(case: Case) -> Split:
         return elementwise.linear(case)
     rows = elementwise.rows_of(case)
     axis = case.axis(1, case.rank(0) + 1)
-    return Split([rows.at(rows.axis), case.number(1)], [rows.at(rows.axis + (axis <= rows.axis))])
+    return Split([rows, case.number(1)], [rows.at(rows.axis + (axis <= rows.axis))])
 
 
 @rule("Squeeze")
@@ -106,7 +106,7 @@ def squeeze(case: Case) -> Split:
     if rows.axis in axes or not axes:
         raise WholeError("it takes away the axis of rows, or none")
     new = rows.at(rows.axis - sum(axis < rows.axis for axis in axes))
-    return Split([rows.at(rows.axis)], [new], attributes={"squeeze_dims": axes})
+    return Split([rows], [new], attributes={"squeeze_dims": axes})
 
 
 def _may_be_one(case: Case, rows: Rows) -> bool:
@@ -123,7 +123,7 @@ def transpose(case: Case) -> Split:
         return elementwise.linear(case)
     rows = elementwise.rows_of(case)
     order = [int(axis) for axis in case.value(1).reshape(-1)]
-    return Split([rows.at(rows.axis), case.number(1)], [rows.at(order.index(rows.axis))])
+    return Split([rows, case.number(1)], [rows.at(order.index(rows.axis))])
 
 
 @rule("Pack")
@@ -145,7 +145,7 @@ def unpack(case: Case) -> Split:
     axis = case.attribute("axis") % case.rank(0)
     _check_other(axis, rows)
     new = rows.at(rows.axis - (axis < rows.axis))
-    return Split([rows.at(rows.axis)], [new] * len(case.op.outputs))
+    return Split([rows], [new] * len(case.op.outputs))
 
 
 def _check_other(axis: int, rows: Rows) -> None:
@@ -161,11 +161,10 @@ def concat(case: Case) -> Split:
     values = [n for n in numbers if n != place]
     if all(case.inputs[n] == SUM for n in values):
         return Split([WHOLE if n == place else SUM for n in numbers], [SUM])
-    found = next((s for n in values if isinstance(s := case.inputs[n], Rows)), None)
+    rows = next((s for n in values if isinstance(s := case.inputs[n], Rows)), None)
     ranks = {case.rank(n) for n in values}
-    if found is None or len(ranks) > 1:
+    if rows is None or len(ranks) > 1:
         raise WholeError("no value has rows, or ranks differ")
-    rows = found.at(found.axis)
     _check_other(case.axis(place, *ranks), rows)
     wants = [case.number(n) if n == place else items.along(case, n, rows) for n in numbers]
     return Split(wants, [rows])
@@ -180,8 +179,8 @@ def split(case: Case) -> Split:
     rows = elementwise.rows_of(case, value)
     _check_other(case.axis(place, case.rank(value)), rows)
     wants = [items.same(case, n) for n in range(len(case.inputs))]
-    wants[value] = rows.at(rows.axis)
-    return Split(wants, [rows.at(rows.axis)] * len(case.op.outputs))
+    wants[value] = rows
+    return Split(wants, [rows] * len(case.op.outputs))
 
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
@@ -194,8 +193,8 @@ def pad(case: Case) -> Split:
         raise WholeError("along rows")
     if rows.space.is_picked and case.type.startswith("Mirror"):
         raise WholeError("a device may have no rows")
-    wants = [rows.at(rows.axis), case.number(1), WHOLE][: len(case.inputs)]
-    return Split(wants, [rows.at(rows.axis)])
+    wants = [rows, case.number(1), WHOLE][: len(case.inputs)]
+    return Split(wants, [rows])
 
 
 @rule("Roll")
@@ -206,7 +205,7 @@ def roll(case: Case) -> Split:
     rows = elementwise.rows_of(case)
     if rows.axis in case.axes(2, case.rank(0)):
         raise WholeError("along rows")
-    return Split([rows.at(rows.axis), items.same(case, 1), case.number(2)], [rows.at(rows.axis)])
+    return Split([rows, items.same(case, 1), case.number(2)], [rows])
 
 
 @rule("Bitcast")
@@ -215,7 +214,7 @@ def bitcast(case: Case) -> Split:
     rows = elementwise.rows_of(case)
     if rows.axis >= case.result_rank():
         raise WholeError("along rows")
-    return Split([rows.at(rows.axis)], [rows.at(rows.axis)])
+    return Split([rows], [rows])
 
 
 @rule("Fill")
@@ -240,7 +239,7 @@ def tile(case: Case) -> Split:
         rows = elementwise.rows_of(case)
         if not case.entries(1)[rows.axis].is_one:
             raise WholeError("along rows")
-        return Split([rows.at(rows.axis), items.same(case, 1)], [rows.at(rows.axis)])
+        return Split([rows, items.same(case, 1)], [rows])
     rows = rows_of_shape(case, 1)
     if not case.shape(0)[rows.axis].is_one:
         raise WholeError("it repeats several entries")
@@ -263,7 +262,7 @@ def broadcast_to(case: Case) -> Split:
     rows = own.at(own.axis + more)
     if not entries[rows.axis].has_rows(rows.space):
         raise WholeError("the shape has no rows there")
-    return Split([own.at(own.axis), case.shape_view(1, rows)], [rows])
+    return Split([own, case.shape_view(1, rows)], [rows])
 
 
 def rows_of_shape(case: Case, n: int) -> Rows:
@@ -362,7 +361,7 @@ def strided_slice(case: Case) -> Split:
     if place is None:
         raise WholeError("it picks a row")
     views = _views_of_all(case, spec.entry.get(rows.axis), rows, case.shape(0)[rows.axis])
-    return Split([rows.at(rows.axis), *views], [rows.at(place)])
+    return Split([rows, *views], [rows.at(place)])
 
 
 @rule("StridedSliceGrad")
@@ -377,7 +376,7 @@ def strided_slice_gradient(case: Case) -> Split:
         raise WholeError("a new axis has the rows")
     views = _views_of_all(case, spec.entry.get(axis), rows, entries[axis])
     new = rows.at(axis)
-    return Split([case.shape_view(0, new), *views, rows.at(rows.axis)], [new])
+    return Split([case.shape_view(0, new), *views, rows], [new])
 
 
 def _views_of_all(case: Case, entry: int | None, rows: Rows, length: Extent) -> list[states.View]:
@@ -412,6 +411,4 @@ def slice_of_size(case: Case) -> Split:
     size = case.entries(2)[rows.axis]
     if size.size != -1:
         _check_length(size, case.shape(0)[rows.axis])
-    return Split(
-        [rows.at(rows.axis), items.same(case, 1), case.shape_view(2, rows)], [rows.at(rows.axis)]
-    )
+    return Split([rows, items.same(case, 1), case.shape_view(2, rows)], [rows])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import elementwise, registry, shapes
+from replicate.splitting.rules import elementwise, items, registry, shapes
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
 from replicate.splitting.states import (
     SIZE,
@@ -167,9 +167,9 @@ def _moved(case: Case) -> Split:
         raise WholeError("they are no numbers of rows")
     if state.ids.column is not None and not case.shape(0)[-1].is_one:
         raise WholeError("they are coordinates in several dimensions")
-    found = _of_plain(case, [state.at(state.axis), *others])
+    found = _of_plain(case, [state.plain, *others])
     (made,) = found.gives
-    if found.wants[0] != state.at(state.axis) or not states.is_rows(made):
+    if found.wants[0] != state.plain or not states.is_rows(made):
         raise WholeError("its rows are others then")
     is_complete = state.ids.is_complete and case.type in ("ExpandDims", "Reshape", "Squeeze")
     ids = dataclasses.replace(state.ids, column=None, is_complete=is_complete)
@@ -224,17 +224,16 @@ def _beside(
         raise WholeError("several operands are numbers of rows")
     (n,) = found
     state, before = numbers(case, n), [width for width in widths[:n] if width is not None]
-    rows = state.at(state.axis)
+    rows = state.plain
     is_column = state.ids.column is None
     if case.type == "ConcatV2":
         is_column = column_of(case, n) == 0 and widths[n] == 1
     if not is_column or len(before) < n:
         raise WholeError("they are no column of coordinates")
     for other in values:
-        given = case.inputs[other]
-        is_along = states.is_rows(given) and (given.axis, given.space) == (rows.axis, rows.space)
         extent = case.shape(other)[rows.axis]
-        if not is_along and not (extent.has_rows(rows.space) and not rows.space.is_picked):
+        is_counted = extent.has_rows(rows.space) and not rows.space.is_picked
+        if not is_counted and not items.has(case, other, rows):
             raise WholeError("whether an operand is as long as the rows is not known")
     ids = dataclasses.replace(state.ids, column=sum(before))
     return [state if other == n else rows for other in values], state.numbering(ids)
@@ -256,7 +255,7 @@ def _gather(case: Case) -> Split:
         if params.ids.column is not None or case.rank(0) == 1:
             ids = dataclasses.replace(params.ids, is_complete=False)
             return Split([params, indices, *more], [indices.numbering(ids)])
-    return Split([without(params), indices, *more], [indices.at(indices.axis)])
+    return Split([without(params), indices, *more], [indices.plain])
 
 
 @rule_of_ids("GatherNd")
@@ -267,7 +266,7 @@ def _gather_nd(case: Case) -> Split:
         raise WholeError("the coordinates are not those of the rows")
     if not _are_of(indices, case, 0, column=0):
         raise WholeError("the coordinates are not those of the rows")
-    return Split([without(case.inputs[0]), indices], [indices.at(indices.axis)])
+    return Split([without(case.inputs[0]), indices], [indices.plain])
 
 
 @rule_of_ids(
@@ -348,7 +347,7 @@ def column_of(case: Case, n: int) -> int | None:
 
 def without(state: State) -> State:
     """Returns the view of values that are to mean the same on each device."""
-    return state.at(state.axis) if isinstance(state, Rows) else WHOLE
+    return state.plain if isinstance(state, Rows) else WHOLE
 
 
 def _are_of(indices: RowNumbers, case: Case, n: int, column: int | None = None) -> bool:

@@ -1,32 +1,16 @@
 """Operations on texts, on each by itself."""
 
 from replicate.splitting import states
-from replicate.splitting.rules import items
+from replicate.splitting.rules import elementwise, items
 from replicate.splitting.rules.registry import Case, rule
-from replicate.splitting.states import WHOLE, Rows, Split, WholeError
+from replicate.splitting.states import WHOLE, Split, WholeError
 
 
 @rule(
-    "AsString",
-    "DecodeBase64",
-    "DecodeCSV",
-    "DecodeCompressed",
-    "DecodePaddedRaw",
-    "EncodeBase64",
-    "RegexFullMatch",
-    "RegexReplace",
-    "StaticRegexFullMatch",
-    "StaticRegexReplace",
-    "StringLength",
-    "StringLower",
-    "StringStrip",
-    "StringToHashBucket",
-    "StringToHashBucketFast",
-    "StringToHashBucketStrong",
-    "StringToNumber",
-    "StringUpper",
-    "UnicodeScript",
-    "UnicodeTranscode",
+    *"""AsString DecodeBase64 DecodeCSV DecodeCompressed DecodePaddedRaw EncodeBase64
+    RegexFullMatch RegexReplace StaticRegexFullMatch StaticRegexReplace StringLength
+    StringLower StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong
+    StringToNumber StringUpper UnicodeScript UnicodeTranscode""".split()
 )
 def _texts(case: Case) -> Split:
     """One or more results for each text; patterns, lengths and defaults are for all texts."""
@@ -43,7 +27,6 @@ def _bytes(case: Case) -> Split:
 def _join(case: Case) -> Split:
     """Texts of one shape, and single texts."""
     _, rows = items.rows_of(case, range(len(case.inputs)))
-    rows = rows.at(rows.axis)
     wants = [items.along(case, n, rows) if case.rank(n) else WHOLE for n in range(len(case.inputs))]
     return Split(wants, [rows])
 
@@ -51,16 +34,10 @@ def _join(case: Case) -> Split:
 @rule("Substr")
 def _part(case: Case) -> Split:
     """Texts, positions and lengths, which are broadcast."""
-    ranks = [case.rank(n) for n in range(3)]
-    n, rows = items.rows_of(case, (0, 1, 2))
-    axis = rows.axis + max(ranks) - ranks[n]
-    wants = [
-        items.along_or_one(case, n, Rows(axis - max(ranks) + rank, rows.space))
-        for n, rank in enumerate(ranks)
-    ]
+    wants, rows = elementwise.stretched(case)
     if wants[1] != wants[2]:
         raise WholeError("positions and lengths differ")
-    return Split(wants, [Rows(axis, rows.space)])
+    return Split(wants, [rows])
 
 
 @rule("ReduceJoin")

@@ -10,7 +10,6 @@ from replicate.splitting.structure import definitions, kinds, loops
 from replicate.splitting.structure import order as order_of
 from replicate.splitting.structure.nodes import Made, Nodes, Waited
 
-_ENTERS = ("Enter", "RefEnter")
 _MEASURES = ("Rank", "Shape", "ShapeN", "Size")
 
 
@@ -144,7 +143,7 @@ def _users(
     writes: _ByVariable = collections.defaultdict(list)
     entering: dict[loops.Context | None, list[tf.Operation]] = collections.defaultdict(list)
     for op, kind in running.items():
-        if kind in _ENTERS and structure.is_outermost(op.inputs[0].op):
+        if kind in kinds.ENTERS and structure.is_outermost(op.inputs[0].op):
             entering[structure.own_loop(op)].append(op)
     for op, kind in running.items():
         for handle in _variables(op, kind):

@@ -32,6 +32,14 @@ DRAWS = frozenset(
     ThreadUnsafeUnigramCandidateSampler TruncatedNormal UniformCandidateSampler""".split()
 )
 
+# Loops and branches of version 1, and what has no value that could be looked at or sent.
+ENTERS = ("Enter", "RefEnter")
+EXITS = ("Exit", "RefExit")
+MERGES = ("Merge", "RefMerge")
+SWITCHES = ("Switch", "RefSwitch")
+WAYS_BACK = ("NextIteration", "RefNextIteration")
+HANDLES = (tf.resource, tf.variant)
+
 # What fails if values are wrong. Each device may check its own rows.
 CHECKS = frozenset(("Assert", "CheckNumerics", "CheckNumericsV2"))
 

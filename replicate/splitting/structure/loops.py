@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol, TypeAlias, TypeVar
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.states import FLOW, WHOLE, ListOf
-from replicate.splitting.structure import order
+from replicate.splitting.structure import kinds, order
 
 # What makes a list. Optional values, which branches keep for their gradients, count as lists.
 NEW_LISTS = (
@@ -24,13 +24,8 @@ _ARRAYS = ("TensorArrayV3", "TensorArrayGradV3")
 _ARRAY_WRITES = ("TensorArrayWriteV3", "TensorArrayScatterV3", "TensorArraySplitV3")
 _LIST_WRITES = ("TensorListPushBack", "TensorListSetItem")
 _LIST_READS = {"TensorListPopBack": 1, "TensorListGetItem": 0}
-_EXITS = ("Exit", "RefExit")
-_ENTERS = ("Enter", "RefEnter")
-_SWITCHES = ("Switch", "RefSwitch")
-_MERGES = ("Merge", "RefMerge")
-_WAYS_BACK = ("NextIteration", "RefNextIteration")
 _NONE = order.Behind(frozenset(), {})
-_PASSING = (*_ENTERS, *_EXITS, "Identity", "StopGradient", "Switch", "NextIteration")
+_PASSING = (*kinds.ENTERS, *kinds.EXITS, "Identity", "StopGradient", "Switch", "NextIteration")
 
 Each = TypeVar("Each")
 
@@ -100,7 +95,7 @@ class Structure:
         self.behind_effects = behind_effects
 
     def _note(self, op: tf.Operation) -> None:
-        if op.type in _ENTERS:
+        if op.type in kinds.ENTERS:
             self._frames.setdefault(self.own_loop(op), op.get_attr("frame_name"))
         elif op.type in ("TensorArrayV3", "EmptyTensorList", "TensorListReserve", "OptionalNone"):
             self._starts.append(op.outputs[-1])
@@ -390,7 +385,7 @@ class Assumptions:
 def _of_branches(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
     """Returns the operations that are in branches."""
     ops = list(ops)
-    if not any(op.type in _SWITCHES for op in ops):
+    if not any(op.type in kinds.SWITCHES for op in ops):
         return set()
     before = {op: [*(tensor.op for tensor in op.inputs), *op.control_inputs] for op in ops}
     return in_branches(before, lambda op: op.type)
@@ -418,9 +413,9 @@ def in_branches(before: Mapping[Each, Sequence[Each]], kind: Callable[[Each], st
             waiting.extend((other, False) for other in others if other not in depths)
             continue
         depth, name = max((depths.get(other, 0) for other in others), default=0), kind(each)
-        if name in _SWITCHES and (len(others) < 2 or kind(others[1]) != "LoopCond"):
+        if name in kinds.SWITCHES and (len(others) < 2 or kind(others[1]) != "LoopCond"):
             depth += 1
-        if name in _MERGES and all(kind(other) not in _WAYS_BACK for other in others):
+        if name in kinds.MERGES and all(kind(other) not in kinds.WAYS_BACK for other in others):
             depth -= 1
         depths[each] = max(depth, 0)
     return {each for each, depth in depths.items() if depth}
@@ -460,7 +455,7 @@ def flow_source(tensor: tf.Tensor) -> tf.Operation | None:
 
 def is_flow(tensor: tf.Tensor) -> bool:
     """Whether a tensor is a flow, which orders a TensorArray's operations."""
-    while tensor.op.type in ("Identity", "Switch", *_ENTERS, *_EXITS):
+    while tensor.op.type in ("Identity", "Switch", *kinds.ENTERS, *kinds.EXITS):
         tensor = tensor.op.inputs[0]
     return tensor.op.type in _ARRAY_WRITES or (
         tensor.op.type in _ARRAYS and tensor.value_index == 1
@@ -484,7 +479,7 @@ def root(op: tf.Operation) -> Context | None:
 
 def _context_of_outputs(op: tf.Operation) -> Context | None:
     context: Context | None = op._get_control_flow_context()
-    if op.type in _EXITS and context is not None and context.IsWhileContext():
+    if op.type in kinds.EXITS and context is not None and context.IsWhileContext():
         return context.outer_context
     return context
 

@@ -5,7 +5,8 @@ together.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -199,8 +200,14 @@ class Nodes:
         """Removes an operation."""
         del self.by_name[name]
 
-    def write(self) -> dict[str, tf.Operation]:
-        """Adds all operations to the graph; returns them by their names."""
+    def write(
+        self, contexts: Mapping[str, Any] = types.MappingProxyType({})
+    ) -> dict[str, tf.Operation]:
+        """Adds all operations to the graph; returns them by their names.
+
+        Args:
+            contexts: The loops and branches that operations are in, by the names of these.
+        """
         definition = tf1.GraphDef()
         definition.versions.CopyFrom(self.graph.graph_def_versions)
         shared: dict[int, tf1.NodeDef] = {}
@@ -213,7 +220,11 @@ class Nodes:
             made.name, made.op, made.device = node.name, node.op, node.device
             made.input.extend(node.input)
         with self.graph.as_default():
-            return importing.add(definition, self.tensors, self._waits)
+            made = importing.add(definition, self.tensors, self._waits)
+        for name, context in contexts.items():
+            if context is not None:
+                made[name]._set_control_flow_context(context)
+        return made
 
 
 def attributes_of(op: tf.Operation) -> dict[str, Any]:
@@ -256,6 +267,24 @@ def resolved(reference: Waited, made: Made) -> tf.Tensor | tf.Operation:
         return reference
     name, _, index = reference.partition(":")
     return made[name].outputs[int(index or 0)]
+
+
+def read_instead(users: Iterable[tf.Operation], old: tf.Tensor, new: tf.Tensor) -> None:
+    """Lets operations of the graph read a tensor in place of another one."""
+    for user in list(users):
+        for n, tensor in enumerate(user.inputs):
+            if tensor is old:
+                user._update_input(n, new)
+
+
+def wait_instead(
+    users: Iterable[tf.Operation], old: tf.Operation, new: Sequence[tf.Operation]
+) -> None:
+    """Lets operations of the graph wait for others in place of one."""
+    for user in list(users):
+        waits = [waited for waited in user.control_inputs if waited is not old]
+        user._remove_all_control_inputs()
+        user._add_control_inputs([*waits, *new])
 
 
 def attribute(value: Any) -> tf1.AttrValue:

@@ -75,12 +75,12 @@ class Joins:
         del how, tensor, dtype, shape
         return value
 
-    def at_home(self, tensor: tf.Tensor) -> Reference:
-        """Returns the output of an operation that runs once."""
+    def run_once(self, tensor: tf.Tensor) -> Reference:
+        """Has an operation run once; returns its output."""
         self._writer.want_whole(tensor.op)
         return tensor
 
-    def _is_at_home(self, tensor: tf.Tensor) -> bool:
+    def _is_in_graph(self, tensor: tf.Tensor) -> bool:
         """Whether the graph itself has a value as one device has it."""
         return self._analysis.is_at_hand(tensor)
 
@@ -250,7 +250,7 @@ class Joins:
 
     def of_rows(self, tensor: tf.Tensor, state: Rows) -> Reference:
         """Returns all devices' rows, without borrowed ones."""
-        wanted = state.at(state.axis)
+        wanted = state.plain
         parts = [self._writer.view(tensor, wanted, k) for k in range(len(self._devices))]
         found = parts[0]
         if len(parts) > 1:
@@ -293,7 +293,7 @@ class Joins:
         state = self._analysis.state(tensor)
         if not isinstance(state, Rows):
             raise ValueError(f"{tensor.name} has no rows: it is {state}.")
-        return state.at(state.axis)
+        return state.plain
 
     def _multiple(self, tensor: tf.Tensor, state: Rows) -> int | None:
         return self._analysis.facts.multiple(tensor, state.axis)
@@ -404,7 +404,7 @@ class Joins:
             if isinstance(state.source, tf.Tensor):
                 return self._shape_of_different(leaf, tensor, state.source)
         is_here = state is states.WHOLE or state is states.SIZE or isinstance(state, states.Local)
-        if is_here or self._is_at_home(tensor):
+        if is_here or self._is_in_graph(tensor):
             if op.type != "ShapeN":
                 self._writer.want_whole(op)
                 return leaf

@@ -6,7 +6,7 @@ copies have read and drawn, and what their loops and branches have made; it runs
 again.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +16,6 @@ from replicate.splitting import analysis as analyses
 from replicate.splitting.states import FIRST, FLOW, SUM, ListOf, RowNumbers, Rows, Space
 from replicate.splitting.structure import kinds, loops, nodes
 from replicate.splitting.writing import writer as writers
-
-_ENDS = ("Exit", "RefExit", "Merge", "RefMerge")
 
 
 class Join(NamedTuple):
@@ -64,22 +62,26 @@ def repoint(joins: list[Join], written: writers.Writer, made: nodes.Made) -> Non
     for tensor, users, reference in joins:
         whole = nodes.resolved(reference, made)
         whole.set_shape(tensor.shape)
-        _read_instead(users, tensor, whole)
+        nodes.read_instead(users, tensor, whole)
     reads = [op for op in written.nodes.graph.get_operations() if op.type == "ReadVariableOp"]
-    reads = [op for op in reads if _is_plain(op, written.structure)]
-    of_step = {op.inputs[0].ref(): op for op in reads if op in written.run_whole}
-    for op in reads:
-        instead = of_step.get(op.inputs[0].ref(), op)
-        if op not in written.run_whole and instead.outputs[0].dtype == op.outputs[0].dtype:
-            _read_instead(op.outputs[0].consumers(), op.outputs[0], instead.outputs[0])
+    values = [op.outputs[0] for op in reads if _is_plain(op, written.structure)]
+    of_step = {_read_by(value): value for value in values if value.op in written.run_whole}
+    for value in values:
+        if value.op not in written.run_whole and _read_by(value) in of_step:
+            nodes.read_instead(value.consumers(), value, of_step[_read_by(value)])
 
 
 def _makes_its_own(op: tf.Operation, analysis: analyses.Analysis) -> bool:
     """Whether an operation, run again, might make something else than its copies did."""
-    if op.type in (kinds.READS | kinds.DRAWS) or op.type in _ENDS:
+    if op.type in (kinds.READS | kinds.DRAWS) or op.type in kinds.EXITS + kinds.MERGES:
         return True
     held = [analysis.state(tensor) for tensor in op.inputs]
     return any(state is FLOW or isinstance(state, ListOf) for state in held)
+
+
+def _read_by(value: tf.Tensor) -> tuple[Hashable, tf.DType]:
+    """Returns what is alike in reads of one value: the variable and the dtype."""
+    return value.op.inputs[0].ref(), value.dtype
 
 
 def _is_plain(op: tf.Operation, structure: loops.Structure) -> bool:
@@ -117,10 +119,3 @@ def _sum(tensor: tf.Tensor, written: writers.Writer) -> nodes.Reference:
             part = written.nodes.add("SelectV2", [has_rows, part, zero], written.home, T=dtype)
         parts.append(part)
     return written.nodes.add("AddN", parts, written.home, T=dtype, N=len(parts))
-
-
-def _read_instead(users: Iterable[tf.Operation], old: tf.Tensor, new: tf.Tensor) -> None:
-    for user in users if new is not old else ():
-        for n, read in enumerate(user.inputs):
-            if read is old:
-                user._update_input(n, new)

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from replicate import types
 from replicate.compat.tensorflow import tf
 from replicate.graph import collectives, packing, reductions
-from replicate.splitting.structure import loops
+from replicate.splitting.structure import kinds, loops
 from replicate.splitting.structure.nodes import Made, Reference, resolved
 
 _Conditions: TypeAlias = frozenset[tuple[Hashable, bool]]
@@ -21,9 +21,6 @@ _Conditions: TypeAlias = frozenset[tuple[Hashable, bool]]
 
 ROWS = "rows"
 FIRST = "first"
-
-_SWITCHES = ("Switch", "RefSwitch")
-_MERGES = ("Merge", "RefMerge")
 
 
 class Crossing(NamedTuple):
@@ -78,8 +75,8 @@ class Conditions:
         return sorted(found, key=lambda each: (-len(self._of_tensor(each[0])), each[0].name))
 
     def _of_inputs(self, op: tf.Operation) -> _Conditions:
-        if op.type in _MERGES:
-            ways = [t for t in op.inputs if t.op.type not in ("NextIteration", "RefNextIteration")]
+        if op.type in kinds.MERGES:
+            ways = [t for t in op.inputs if t.op.type not in kinds.WAYS_BACK]
             return frozenset.intersection(*[self._of_tensor(tensor) for tensor in ways])
         found = [self._of_tensor(tensor) for tensor in op.inputs]
         found += [self._found.get(control, frozenset()) for control in op.control_inputs]
@@ -97,7 +94,7 @@ class Conditions:
 
 
 def _begins_branch(op: tf.Operation) -> bool:
-    return op.type in _SWITCHES and op.inputs[1].op.type != "LoopCond"
+    return op.type in kinds.SWITCHES and op.inputs[1].op.type != "LoopCond"
 
 
 class _Join:

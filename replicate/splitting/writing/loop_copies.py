@@ -21,16 +21,7 @@ from replicate.splitting.structure.nodes import Reference
 if TYPE_CHECKING:
     from replicate.splitting.writing import writer as writers
 
-_OF_LOOPS = (
-    "StackPushV2",
-    "StackPopV2",
-    "Enter",
-    "Exit",
-    "NextIteration",
-    "Merge",
-    "Switch",
-    "LoopCond",
-)
+_OF_LOOPS = "Enter Exit LoopCond Merge NextIteration StackPopV2 StackPushV2 Switch".split()
 _MANY = 200
 
 
@@ -58,7 +49,7 @@ class LoopCopies:
         op = tensor.op
         loop = self._structure.loop(op)
         if loop is None:
-            is_exit = op.type in ("Exit", "RefExit") and self._is_inside
+            is_exit = op.type in kinds.EXITS and self._is_inside
             if not is_exit or self._is_in_whole_loop(op):
                 return self._writer.whole(tensor)
         elif self._is_in_whole_loop(op):
@@ -183,7 +174,7 @@ class LoopCopies:
 
     def set_frame(self, node: nodes.Node, k: int) -> None:
         """Puts what enters a loop into device k's own."""
-        if node.op in ("Enter", "RefEnter"):
+        if node.op in kinds.ENTERS:
             node.set("frame_name", node.attr["frame_name"].s + f"/tower_{k}".encode())
 
     def entered(

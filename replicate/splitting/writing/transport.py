@@ -15,14 +15,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting.structure import effects, loops, order
+from replicate.splitting.structure import effects, kinds, loops, order
 from replicate.splitting.structure.nodes import Maker, Node, Reference, Waited, maker, output
 from replicate.splitting.writing import writer as writers
 
 SMALL_BYTES = 1 << 14  # sums of up to this many bytes each are made end to end
 _FEWEST = 3  # it pays for so many sums
-
-_UNSENT = (tf.resource, tf.variant)
 
 _Bits: TypeAlias = dict[Maker, int]
 
@@ -250,8 +248,7 @@ class Transport:
 
     def _find_dead(self) -> set[Maker]:
         """Returns what may have no value, since it is in a branch."""
-        kinds = {self._type(each) for each in self._order}
-        if kinds.isdisjoint(("Switch", "RefSwitch")):
+        if {self._type(each) for each in self._order}.isdisjoint(kinds.SWITCHES):
             return set()
         dead = loops.in_branches(self._before, self._type)
         for each in self._order:
@@ -335,10 +332,11 @@ class Transport:
         nodes, sums = self._nodes, self._changes.sums
         parts = []
         for k, place in enumerate(self._devices):
-            flat = [self._flat(nodes.by_name[name].input[k], sums[name], place) for name in names]
+            own = {name: nodes.by_name[name].input[k] for name in names}
+            flat = [self._shaped(own[name], sums[name], [-1], place) for name in names]
             zero = nodes.constant(np.int32(0), place)
-            kinds = {"T": dtype, "Tidx": tf.int32, "N": len(flat)}
-            parts.append(nodes.add("ConcatV2", [*flat, zero], place, **kinds))
+            attributes = {"T": dtype, "Tidx": tf.int32, "N": len(flat)}
+            parts.append(nodes.add("ConcatV2", [*flat, zero], place, **attributes))
         total = nodes.add("AddN", parts, device, T=dtype, N=len(parts))
         self._read_pieces(total, names, dtype, device, uses)
         for name in names:
@@ -375,26 +373,22 @@ class Transport:
         lengths = [sums[name].shape.num_elements() for name in names]
         sizes = nodes.constant(np.array(lengths, np.int64), device)
         zero = nodes.constant(np.int32(0), device)
-        kinds = {"T": dtype, "Tlen": tf.int64, "num_split": len(names)}
-        cut = nodes.add("SplitV", [total, sizes, zero], device, **kinds)
+        attributes = {"T": dtype, "Tlen": tf.int64, "num_split": len(names)}
+        cut = nodes.add("SplitV", [total, sizes, zero], device, **attributes)
+        parts = {name: (output(cut, n), sums[name]) for n, name in enumerate(names)}
         return {
-            name: self._shaped(output(cut, n), sums[name], device) for n, name in enumerate(names)
+            name: self._shaped(part, whole, whole.shape.as_list(), device)
+            for name, (part, whole) in parts.items()
         }
 
-    def _flat(self, written: str, tensor: tf.Tensor, device: str) -> Reference:
-        reference = self._nodes.tensors.get(written, written)
+    def _shaped(self, written: str, tensor: tf.Tensor, lengths: list[int], device: str) -> str:
+        """Returns a sum, or a part of it, of the shape of the sum or flat."""
         if tensor.shape.rank == 1:
-            return reference
-        shape = self._nodes.constant(np.array([-1], np.int32), device)
-        kinds = {"T": tensor.dtype, "Tshape": tf.int32}
-        return self._nodes.add("Reshape", [reference, shape], device, **kinds)
-
-    def _shaped(self, reference: str, tensor: tf.Tensor, device: str) -> str:
-        if tensor.shape.rank == 1:
-            return reference
-        shape = self._nodes.constant(np.array(tensor.shape.as_list(), np.int32), device)
-        kinds = {"T": tensor.dtype, "Tshape": tf.int32}
-        return self._nodes.add("Reshape", [reference, shape], device, **kinds)
+            return written
+        given = self._nodes.tensors.get(written, written)
+        shape = self._nodes.constant(np.array(lengths, np.int32), device)
+        attributes = {"T": tensor.dtype, "Tshape": tf.int32}
+        return self._nodes.add("Reshape", [given, shape], device, **attributes)
 
     def _leave_out_loans(self) -> None:
         """Leaves out of sums what a device without rows adds."""
@@ -440,7 +434,7 @@ class Transport:
         if not wanted or made_by in self._dead:
             return
         dtype = self.dtype(written)
-        if dtype in _UNSENT or dtype._is_ref_dtype:
+        if dtype in kinds.HANDLES or dtype._is_ref_dtype:
             return
         behind = self._effects.get(made_by, 0)
         found[_Way(source, target, self._stages[made_by], wanted, behind)][written].append(use)

@@ -20,7 +20,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, operations, packing, reductions
 from replicate.graph import rows as counted
 from replicate.splitting.states import SIZE, WHOLE, Partial, Rows, Space, State
-from replicate.splitting.structure import effects, loops, runs
+from replicate.splitting.structure import effects, kinds, loops, runs
 from replicate.splitting.structure.nodes import Made, Nodes, Reference
 from replicate.splitting.structure.runs import Runs
 from replicate.splitting.writing import joins, levels
@@ -28,8 +28,6 @@ from replicate.splitting.writing import writer as writers
 
 _SHARED = ("Print", "TensorArray", "Stack", "Collective", "Placeholder")
 _OUTSIDE = ("Iterator", "Queue", "Optional", "Unstage", "MapUnstage")
-_HANDLES = (tf.resource, tf.variant)
-_EXITS = ("Exit", "RefExit")
 _ARRAY_READS = ("TensorArrayGatherV3", "TensorArrayReadV3", "TensorArrayConcatV3")
 _LIST_READS = ("TensorListStack", "TensorListGetItem", "TensorListConcatV2")
 # What each worker makes itself of all workers' numbers of rows.
@@ -125,7 +123,7 @@ class SeveralWorkers:
         self.first_device = num_devices * given.workers.options.position
         self._own_devices = num_devices
         self._home = home
-        self._dynamic: Share | None = None
+        self._dynamic: WorkerRuns | None = None
         if not isinstance(given.rows, int):
             with _at(home):
                 self._dynamic = self._of_dynamic(_counts(given), num_devices)
@@ -135,7 +133,7 @@ class SeveralWorkers:
         """In which branches tensors are."""
         return levels.Conditions(tf1.get_default_graph())
 
-    def share(self, nodes: Nodes) -> "Share":
+    def worker_runs(self, nodes: Nodes) -> "WorkerRuns":
         """Returns which rows of the batch are whose."""
         if self._dynamic is not None:
             return self._dynamic
@@ -152,11 +150,11 @@ class SeveralWorkers:
             begins=[number(begin) for begin in begins],
             sum=None if here.is_exact else number(workers.size * self._own_devices),
         )
-        return Share(everywhere, here, number([rows] * workers.size))
+        return WorkerRuns(everywhere, here, number([rows] * workers.size))
 
     def runs(self, nodes: Nodes) -> Runs:
         """See `writer.Place`; all workers' rows."""
-        return self.share(nodes).everywhere
+        return self.worker_runs(nodes).everywhere
 
     def bounds(self, k: int) -> tuple[Any, Any]:
         """See `writer.Place`."""
@@ -170,7 +168,7 @@ class SeveralWorkers:
         """See `writer.Place`."""
         return WorkerJoins(written, batch, self)
 
-    def _of_dynamic(self, counts: tf.Tensor, num_devices: int) -> "Share":
+    def _of_dynamic(self, counts: tf.Tensor, num_devices: int) -> "WorkerRuns":
         position = self.given.workers.options.position
         own, whole = counts[position], tf.reduce_sum(counts)
         here = runs.of_dynamic(own, num_devices)
@@ -182,7 +180,7 @@ class SeveralWorkers:
         begins = tf.unstack(tf.minimum(begins, tf.maximum(whole - 1, 0)), num_devices)
         lengths = tf.reduce_sum(tf.maximum(counts, num_devices))
         everywhere = Runs(whole, begins, here.lengths, has_rows, lengths)
-        return Share(everywhere, here._replace(has_rows=has_rows), counts)
+        return WorkerRuns(everywhere, here._replace(has_rows=has_rows), counts)
 
     def write(self, written: writers.Writer, made: Made, fetch: Sequence[types.Fetch]) -> None:
         """See `writer.Place`."""
@@ -195,7 +193,7 @@ class SeveralWorkers:
         levels.write(crossings.values(), made, fetch, workers, self._home)
 
 
-class Share(NamedTuple):
+class WorkerRuns(NamedTuple):
     """Which rows of a space are whose.
 
     Attributes:
@@ -225,8 +223,8 @@ class WorkerJoins(joins.Joins):
         self._own = cluster.given.own
         self._lone = {tensor.ref() for tensor in cluster.given.lone}
         self._sizes: dict[Hashable, bool] = {}
-        share = cluster.share(writer.nodes)
-        self._shares = {writer.analysis.batch: share._replace(everywhere=batch)}
+        found = cluster.worker_runs(writer.nodes)
+        self._worker_runs = {writer.analysis.batch: found._replace(everywhere=batch)}
 
     # What goes over workers.
 
@@ -271,7 +269,7 @@ class WorkerJoins(joins.Joins):
 
     def _of_all_rows(self, found: Reference, tensor: tf.Tensor, state: Rows) -> Reference:
         """Returns all workers' rows, given this worker's."""
-        counts, multiple = self._share(state.space).counts, self._multiple(tensor, state)
+        counts, multiple = self._runs_of_workers(state.space).counts, self._multiple(tensor, state)
         if multiple is None:
             length = self._entry(found, tensor.dtype, state.axis, self._home)
             counts, multiple = self._counts(length, tensor), 1
@@ -291,14 +289,14 @@ class WorkerJoins(joins.Joins):
 
     # Whole values.
 
-    def at_home(self, tensor: tf.Tensor) -> Reference:
+    def run_once(self, tensor: tf.Tensor) -> Reference:
         """See base class; a value that differs over workers is joined, or the first one's."""
-        key = ("at home", tensor.ref())
+        key = ("run once", tensor.ref())
         if key not in self._memo:
-            self._memo[key] = self._at_home(tensor)
+            self._memo[key] = self._run_once(tensor)
         return self._memo[key]
 
-    def _at_home(self, tensor: tf.Tensor) -> Reference:
+    def _run_once(self, tensor: tf.Tensor) -> Reference:
         given, own = self._analysis.given.get(tensor.ref()), self._own.get(tensor.ref())
         if given is not None and isinstance(given.state, Rows):
             if own is None:  # of a sparse tensor
@@ -314,7 +312,7 @@ class WorkerJoins(joins.Joins):
         elif self._only_waits(tensor):
             return self._writer.whole(tensor.op.inputs[0])
         else:
-            found, is_own = super().at_home(tensor), self._is_own(tensor)
+            found, is_own = super().run_once(tensor), self._is_own(tensor)
         if not is_own or not packing.is_sent(tensor):
             return found
         return self._crossing(found, levels.FIRST, tensor, _spec_of(tensor))
@@ -338,11 +336,11 @@ class WorkerJoins(joins.Joins):
     def _is_own(self, tensor: tf.Tensor) -> bool:
         """Whether workers' values differ though what they are made from does not."""
         op, structure = tensor.op, self._writer.structure
-        if tensor.dtype in _HANDLES or tensor.dtype._is_ref_dtype:
+        if tensor.dtype in kinds.HANDLES or tensor.dtype._is_ref_dtype:
             return False
         if structure.loop(op) is not None or loops.is_flow(tensor):
             return False
-        if op.type in _EXITS:
+        if op.type in kinds.EXITS:
             return structure.root(op) in self._own_loops
         if op.type in _ARRAY_READS:
             writes = structure.array_writes(loops.handle_of(op.inputs[0]))
@@ -364,21 +362,21 @@ class WorkerJoins(joins.Joins):
                 found |= structure.loops_sharing_stacks(root)
         return {root for root in found if self._analysis.assumptions.is_whole(root)}
 
-    def _is_at_home(self, tensor: tf.Tensor) -> bool:
-        return super()._is_at_home(tensor) and tensor.ref() not in self._analysis.given
+    def _is_in_graph(self, tensor: tf.Tensor) -> bool:
+        return super()._is_in_graph(tensor) and tensor.ref() not in self._analysis.given
 
     # Rows.
 
     def of_rows(self, tensor: tf.Tensor, state: Rows) -> Reference:
         """See base class; all workers' rows."""
         if self._is_of_sizes(tensor):
-            return super().at_home(tensor)
+            return super().run_once(tensor)
         return self._of_all_rows(super().of_rows(tensor, state), tensor, state)
 
     def of_parts(self, tensor: tf.Tensor, state: Partial) -> Reference:
         """See base class; each worker makes itself what is made of numbers of rows."""
         if self._is_of_sizes(tensor):
-            return super().at_home(tensor)
+            return super().run_once(tensor)
         return super().of_parts(tensor, state)
 
     def _is_of_sizes(self, tensor: tf.Tensor) -> bool:
@@ -418,12 +416,12 @@ class WorkerJoins(joins.Joins):
             self._memo[key] = self._cut_out(tensor, own, here, want, k)
         return self._memo[key]
 
-    def _share(self, space: Space) -> Share:
+    def _runs_of_workers(self, space: Space) -> WorkerRuns:
         self.runs_of(space)
-        return self._shares[space]
+        return self._worker_runs[space]
 
     def _runs_here(self, space: Space) -> Runs:
-        return self._share(space).here
+        return self._runs_of_workers(space).here
 
     def static_run(self, k: int) -> tuple[int, int]:
         """See base class."""
@@ -447,7 +445,7 @@ class WorkerJoins(joins.Joins):
         if lengths is not None:
             lengths = self._crossing(lengths, "Add", space.source, tf.TensorSpec([], tf.int32))
         everywhere = here._replace(total=total, begins=begins, sum=lengths)
-        self._shares[space] = Share(everywhere, here, counts)
+        self._worker_runs[space] = WorkerRuns(everywhere, here, counts)
         return everywhere
 
 
@@ -462,7 +460,7 @@ def is_own(op: tf.Operation) -> bool:
     """
     if op.op_def is None or not op.op_def.is_stateful or op.type.startswith(_SHARED):
         return False
-    reads = [t for t in op.inputs if t.dtype in _HANDLES or t.dtype._is_ref_dtype]
+    reads = [t for t in op.inputs if t.dtype in kinds.HANDLES or t.dtype._is_ref_dtype]
     return not reads or op.type.startswith(_OUTSIDE)
 
 

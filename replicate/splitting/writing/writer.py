@@ -177,13 +177,13 @@ class Writer:
     def _whole(self, tensor: tf.Tensor) -> Reference:
         state = self.analysis.state(tensor)
         if state is WHOLE or self.analysis.is_at_hand(tensor):
-            return self.joins.at_home(tensor)
+            return self.joins.run_once(tensor)
         passed = self._passed(tensor) if isinstance(state, (Rows, Partial)) else tensor
         if passed is not tensor:
             return self.whole(passed)
         op = tensor.op
         if op.type in _NUMBERING and isinstance(state, (Rows, Partial)):
-            return self.joins.at_home(tensor)
+            return self.joins.run_once(tensor)
         is_leaf = op.type in analyses.LEAVES
         of_list = op.type == "TensorListElementShape"
         is_size = state is SIZE and not is_leaf and not of_list
@@ -231,7 +231,7 @@ class Writer:
             raise ValueError(f"{tensor.name} is {state}, and cannot become {want}.")
         tensor = self._passed(tensor)
         state = self.analysis.state(tensor)
-        if isinstance(state, Rows) and state.at(state.axis) == want.at(want.axis):
+        if isinstance(state, Rows) and state.plain == want.plain:
             if isinstance(state, RowNumbers) and not isinstance(want, RowNumbers):
                 return functools.partial(self.joins.plain, tensor, state)
             return self._own(tensor)

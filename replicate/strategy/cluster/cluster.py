@@ -16,7 +16,7 @@ from replicate import errors
 
 _TRAINING = ("chief", "master", "worker")
 _NAMES = (*_TRAINING, "ps", "evaluator")
-_ADDRESS = re.compile(r"[^\s/]+:(\d+)")
+_ADDRESS = re.compile(r"[!-.0-~]+:(\d{1,5})", re.ASCII)  # a host needs no other characters
 _PORTS = range(1, 1 << 16)
 
 
@@ -171,8 +171,9 @@ def _own(named: object, tasks: list[Task]) -> Task:
             f"TF_CONFIG's task is an object with type and index; got {named!r}. Check who sets it."
         )
     job, index = named.get("type"), named.get("index")
-    index = int(index) if isinstance(index, str) and index.isdecimal() else index
-    if type(index) is not int:
+    if isinstance(index, str) and re.fullmatch("[0-9]{1,9}", index):
+        index = int(index)
+    if type(index) is not int or index < 0:
         raise errors.ConfigError(
             "TF_CONFIG's task says which of its job it is, by an index from 0: got "
             f"{dict(named)!r}. Give each task an index of its own."
@@ -203,7 +204,7 @@ def _parsed(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:
         return text
     try:
         found = json.loads(text)
-    except (TypeError, ValueError) as reason:
+    except (RecursionError, TypeError, ValueError) as reason:
         raise errors.ConfigError(
             f"TF_CONFIG is JSON with `cluster` and `task`; got {text!r} ({reason}). Check who "
             "sets it."

@@ -1,17 +1,17 @@
 """How this process takes part in a cluster: its server and sessions, whom it waits for or loses."""
 
-import contextlib
 import functools
 import logging
 import os
 import socket
-import stat
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, NoReturn, TypeVar
 
+from replicate import devices as device_names
 from replicate import errors
+from replicate.compat import sessions as tf_sessions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
 from replicate.strategy.cluster import cluster as clusters
@@ -25,16 +25,15 @@ _PAUSE = 0.2
 _ANSWER = 2.0  # seconds that a task may take to answer
 _SETTINGS = b"\x04"  # the kind of the frame with which a server of HTTP/2 begins, behind its length
 
-# What TensorFlow raises where another task is gone, or does not come.
+# What TensorFlow raises where another task is gone, or does not come; then, what may say so.
 _LOSSES = (
     tf.errors.AbortedError,
     tf.errors.DeadlineExceededError,
     tf.errors.UnavailableError,
 )
+_DOUBTFUL = (tf.errors.CancelledError, tf.errors.InternalError)
+POSSIBLE_LOSSES = (*_LOSSES, *_DOUBTFUL)
 _PLACES = ("Graph execution", "Detected at", "Node:", "From /job", "[[", "Original stack", "File")
-
-# Servers of this process, by task and cluster, and of how many CPUs: none can be stopped.
-_SERVERS: dict[tuple[clusters.Task, ...], tuple[tf.distribute.Server, int]] = {}
 
 
 class Membership:
@@ -52,6 +51,15 @@ class Membership:
         self._num_cpus = num_cpus
         self._session_config: tf1.ConfigProto | None = None
 
+    @property
+    def milliseconds(self) -> int:
+        """The timeout, as sessions want it."""
+        return max(1, int(self.timeout * 1000))
+
+    @property
+    def _others(self) -> list[clusters.Task]:
+        return [*self.cluster.others, *self.cluster.servers]
+
     # Sessions.
 
     def start(self) -> str:
@@ -66,42 +74,60 @@ class Membership:
     def listen(self) -> str:
         """Starts this task's server, once in a process; returns the target of its sessions.
 
+        NOTE: TensorFlow's train_and_evaluate starts one by itself, which suits parameter servers.
+
         Raises:
-            ClusterError: If its address cannot be listened on.
+            ClusterError: If its address cannot be listened on, or its server does not suit it.
         """
-        own = self.cluster.own
-        known = (own, *self.cluster.tasks, *self.cluster.servers)
         if self.cluster.servers:
             # NOTE: a session that is thrown away is closed, and each server told so. By default
             # that waits until a server that is gone has come back, and hears no signal.
             os.environ.setdefault("GRPC_FAIL_FAST", "true")
-            # NOTE: TensorFlow's train_and_evaluate starts a server by itself, and keeps it to
-            # itself. Who answers at the address may be another process.
-            if known not in _SERVERS and _is_listening(int(own.address.rpartition(":")[2])):
-                return f"grpc://{own.address}"
-        server, num_cpus = _SERVERS.get(known, (None, 0))
-        if num_cpus < self._num_cpus:
+        server = next(filter(self._is_own, tf_sessions.SERVERS), None)
+        if server is None:
             server = self._new_server()
-            _SERVERS[known] = server, self._num_cpus
+        self._require_suited(server.server_def.default_session_config)
         return server.target
+
+    def _is_own(self, server: tf.distribute.Server) -> bool:
+        """Whether a server of this process is that of this task in this cluster."""
+        found, own = server.server_def, self.cluster.own
+        jobs = tf.train.ClusterSpec(found.cluster).as_dict()
+        is_task = (found.job_name, found.task_index) == (own.job, own.index)
+        return is_task and jobs == {**jobs, **self.cluster.spec()}
+
+    def _require_suited(self, told: tf1.ConfigProto) -> None:
+        """Refuses this task's server where it was told what does not suit its sessions."""
+        own, number = self.cluster.own, told.device_count.get("CPU", 1)
+        if number < self._num_cpus:
+            raise errors.ClusterError(
+                f"The server of a task shows the devices of all its towers: that of {own} shows "
+                f"{number} CPU devices, and {self._num_cpus} are named. Make all strategies before "
+                "the first of them trains, and give a server of your own no device_count."
+            )
+        if not (self.cluster.servers or told.experimental.collective_group_leader):
+            raise errors.ClusterError(
+                f"Workers that take each step together have the servers of their strategies: that "
+                f"of {own} is another one. Call replicate.estimator.train_and_evaluate; "
+                'TensorFlow\'s starts a server unless TF_CONFIG has "environment": "google".'
+            )
 
     def _new_server(self) -> tf.distribute.Server:
         own, spec, config = self.cluster.own, self.cluster.spec(), self._server_config()
+        device_names.settle_sessions()  # which notes the server, too
         try:
             return tf.distribute.Server(spec, job_name=own.job, task_index=own.index, config=config)
         except tf.errors.OpError as reason:
             raise errors.ClusterError(
                 f"Each task of a cluster listens on its own address: {own.name} could not, on "
                 f"{own.address} ({reason.message}). End what uses the port, or choose another one "
-                "in TF_CONFIG, in all processes; of several strategies of one process let the "
-                "first have the most devices; call replicate.estimator.train_and_evaluate, for "
-                'TensorFlow\'s starts a server of its own unless TF_CONFIG has "environment": '
-                '"google".'
+                "in TF_CONFIG, in all processes; start a server of your own after "
+                "replicate_model_fn."
             ) from reason
 
     def _server_config(self) -> tf1.ConfigProto:
         """Returns the server's settings: what devices are, sessions cannot say any more."""
-        config = tf1.ConfigProto(device_count={"CPU": self._num_cpus})
+        config = tf1.ConfigProto()
         given = self._session_config
         if given is not None:
             config.gpu_options.CopyFrom(given.gpu_options)
@@ -116,7 +142,8 @@ class Membership:
 
         They see parameter servers, and no other worker. Without parameter servers they see no
         other session either: a server would keep variables by name, and the next model of this
-        process, which has other shapes, would find them. Nothing is set in a process that is alone.
+        process, which has other shapes, would find them; and each run ends in time, for it waits
+        for the others. Nothing is set in a process that is alone.
         """
         if self.cluster.is_joined:
             self._set(config)
@@ -131,6 +158,7 @@ class Membership:
             leader = f"/job:{first.job}/replica:0/task:{first.index}"
             config.experimental.collective_group_leader = leader
             config.isolate_session_state = True
+            config.operation_timeout_in_ms = self.milliseconds
         config.device_filters.extend(each for each in seen if each not in config.device_filters)
 
     # Waiting.
@@ -189,7 +217,7 @@ class Membership:
             reason: What TensorFlow raised.
             missing: The others that do not answer; None: they are asked.
         """
-        name, others = self.cluster.name, self.cluster.others
+        name, others = self.cluster.name, self._others
         missing = silent(others) if missing is None else missing
         if missing:
             found = f"{name} has lost {listed(missing)}, where nobody answers any more"
@@ -209,19 +237,24 @@ class Membership:
 
         Returns:
             The function, which raises ClusterError where TensorFlow says that another task is gone,
-            where what workers join fails, and where a step was cancelled and one of the others does
-            not answer.
+            where what workers join fails, and where that may be and one of the others does not
+            answer. Beside parameter servers it does so where a step has waited too long: of
+            other losses a session recovers.
         """
+        losses: tuple[type[Exception], ...] = _LOSSES
+        doubtful: tuple[type[Exception], ...] = _DOUBTFUL
+        if self.cluster.servers:
+            losses, doubtful = (tf.errors.DeadlineExceededError,), ()
 
         @functools.wraps(run)
         def call(*args: Any, **kwargs: Any) -> Result:
             try:
                 return run(*args, **kwargs)
             except tf.errors.OpError as reason:
-                is_loss = isinstance(reason, _LOSSES) or _is_of_meeting(reason)
-                if not is_loss and not isinstance(reason, tf.errors.CancelledError):
+                is_loss = isinstance(reason, losses) or _is_of_meeting(reason)
+                if not is_loss and not isinstance(reason, doubtful):
                     raise
-                missing = silent(self.cluster.others)
+                missing = silent(self._others)
                 if not is_loss and not missing:
                     raise
                 raise self.lost(reason, missing) from reason
@@ -291,19 +324,6 @@ def silent(
     with futures.ThreadPoolExecutor(min(len(tasks), 32)) as pool:
         answered = list(pool.map(is_there, [task.address for task in tasks]))
     return [task for task, found in zip(tasks, answered, strict=True) if not found]
-
-
-def _is_listening(port: int) -> bool:
-    """Whether a socket of this process listens on a port."""
-    for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself is closed
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as own:
-                is_open = own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if is_open and own.family != socket.AF_UNIX and own.getsockname()[1] == port:
-                    return True
-    return False
 
 
 def listed(tasks: Sequence[clusters.Task]) -> str:

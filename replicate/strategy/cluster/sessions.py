@@ -25,7 +25,6 @@ from replicate.compat import sessions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, operations, reductions
 from replicate.strategy.cluster import ends, manifest, synchronous
-from replicate.strategy.cluster.cluster import Cluster
 from replicate.strategy.cluster.membership import Membership
 from replicate.strategy.variables import variables
 
@@ -126,7 +125,6 @@ def together(
     hooks = "training_hooks" if is_training else "evaluation_hooks"
     meeting = workers.meeting() if is_training else None
     watch = _Watch(member, joined.end, meeting)
-    workers.wait_for_ever()  # what bounds them is the watch
     return _run_all(spec, workers.made)._replace(
         scaffold=_Meeting(spec.scaffold, member, joined, agree),
         **{hooks: (*(getattr(spec, hooks) or ()), watch)},
@@ -213,7 +211,7 @@ def _value(variable: tf.Variable, is_first: bool) -> tf.Tensor:
 
 
 class _Watch(tf1.train.SessionRunHook):
-    """Bounds each run of a session, names lost workers where one fails, and announces the end.
+    """Names lost workers where a run of a session fails, and announces the end.
 
     Args:
         member: This worker.
@@ -234,19 +232,10 @@ class _Watch(tf1.train.SessionRunHook):
         """See base class."""
         # NOTE: what a step raises no hook hears of; and of some of it a session makes a new one.
         run = self._member.watched(session.run)
-        longest = max(1, int(self._member.timeout * 1000))
 
-        def step(
-            fetches: Any,
-            feed_dict: Any = None,
-            options: tf1.RunOptions | None = None,
-            run_metadata: tf1.RunMetadata | None = None,
-        ) -> Any:
-            bounded = tf1.RunOptions(timeout_in_ms=longest)
-            if options is not None:
-                bounded.MergeFrom(options)  # a timeout of its own stays
+        def step(*args: Any, **kwargs: Any) -> Any:
             try:
-                result = run(fetches, feed_dict, bounded, run_metadata)
+                result = run(*args, **kwargs)
             except Exception:
                 self._has_failed |= self._is_in_step  # hooks run more, as the one that saves
                 raise
@@ -317,7 +306,7 @@ def beside_servers(
     scaffold = _Notes(spec.scaffold, member, home, config, joined)
     given = (*spec.training_hooks, *spec.training_chief_hooks)
     waiting = [hook for hook in given if isinstance(hook, synchronous.Hook)]
-    hooks = (_End(member.cluster, scaffold, waiting), *spec.training_hooks)
+    hooks = (_End(member, scaffold, waiting), *spec.training_hooks)
     return spec._replace(scaffold=scaffold, training_hooks=hooks)
 
 
@@ -394,30 +383,33 @@ class _End(tf1.train.SessionRunHook):
     """Lets nobody wait until a session is closed, and the chief tell workers that it has ended.
 
     These end theirs after the step. A chief that is stopped tells nobody: it may come back, and
-    workers go on.
+    workers go on. Synchronous steps wait for other workers: each is bounded, and names who is lost.
 
     Args:
-        cluster: The cluster.
+        member: This process.
         notes: What the chief writes down.
         waiting: The hooks of synchronous steps, in which workers wait for the chief.
     """
 
-    def __init__(self, cluster: Cluster, notes: _Notes, waiting: Sequence[synchronous.Hook]):
-        self._is_chief = cluster.is_chief
-        self._is_stopping = cluster.is_stopping
+    def __init__(self, member: Membership, notes: _Notes, waiting: Sequence[synchronous.Hook]):
+        self._member = member
+        self._is_chief = member.cluster.is_chief
+        self._is_stopping = member.cluster.is_stopping
         self._notes = notes
         self._waiting = waiting
 
     def after_create_session(self, session: tf1.Session, coord: tf1.train.Coordinator) -> None:
         """See base class."""
         _close_soon(session)
+        if self._waiting:
+            session.run = self._member.watched(session.run)
 
-    def before_run(
-        self, run_context: tf1.train.SessionRunContext
-    ) -> tf1.train.SessionRunArgs | None:
+    def before_run(self, run_context: tf1.train.SessionRunContext) -> tf1.train.SessionRunArgs:
         """See base class."""
         ends_alone = self._is_chief or self._is_stopping is None
-        return None if ends_alone else tf1.train.SessionRunArgs(self._notes.is_over)
+        bound = self._member.milliseconds if self._waiting else 0
+        options = tf1.RunOptions(timeout_in_ms=bound)
+        return tf1.train.SessionRunArgs(None if ends_alone else self._notes.is_over, None, options)
 
     def after_run(
         self, run_context: tf1.train.SessionRunContext, run_values: tf1.train.SessionRunValues

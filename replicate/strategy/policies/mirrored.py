@@ -1,6 +1,5 @@
 """`MirroredStrategy`: a copy of each variable on every worker device."""
 
-import contextlib
 from collections.abc import Sequence
 
 from replicate import devices as device_names
@@ -27,9 +26,6 @@ class MirroredStrategy(base.DistributionStrategy, names=("mirrored",)):
         super().__init__(workers, workers)
         self._cross_device_ops = cross_device_ops or cross_device.best_for(workers)
         self._cross_device_ops.require(workers)
-
-    def _default_device(self) -> contextlib.AbstractContextManager[object]:
-        return tf.device(self._worker_devices[0])
 
     def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         return self._worker_devices

@@ -1,6 +1,5 @@
 """`MultiWorkerStrategy`: the towers of several processes are one model's."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,9 +62,7 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         self.compared = dict(compared or {})
         cpus = device_names.number_of_cpus(workers)
         packs = packing.pack_bytes(found.size) if pack_bytes is None else pack_bytes
-        self._options = collectives.Options(
-            found.size, found.position or 0, communication, timeout, packs
-        )
+        self._options = collectives.Options(found.size, found.position or 0, communication, packs)
         self._graphs = graphs.PerGraph(self._new_workers)
         super().__init__(workers, workers, membership.Membership(found, cpus, timeout))
 
@@ -201,9 +198,6 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         """
         workers = self._workers()
         return tf.no_op() if workers.is_alone else tf.group(*sessions.first_values(workers))
-
-    def _default_device(self) -> contextlib.AbstractContextManager[object]:
-        return tf.device(self._worker_devices[0])
 
     def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         return self._worker_devices

@@ -1,10 +1,8 @@
 """`OneDeviceStrategy`: one tower on one device."""
 
-import contextlib
 from collections.abc import Mapping, Sequence
 
 from replicate import devices, types
-from replicate.compat.tensorflow import tf
 from replicate.strategy import base, context
 from replicate.strategy.tensorflow import bridge
 from replicate.strategy.towers import lockstep
@@ -49,9 +47,6 @@ class OneDeviceStrategy(base.DistributionStrategy, names=("one_device",)):
                     **values.select_tower(0, dict(kwargs or {})),
                 )
             ]
-
-    def _default_device(self) -> contextlib.AbstractContextManager[object]:
-        return tf.device(self._worker_devices[0])
 
     def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         return ("",)

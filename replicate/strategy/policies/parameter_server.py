@@ -114,7 +114,8 @@ class ParameterServerStrategy(_OneCopyStrategy):
         devices: The devices of this worker's towers, as `replicate_model_fn` takes them.
         cluster: A mapping like `TF_CONFIG`, or a `Cluster`; None: `TF_CONFIG` itself.
         placement: `"round_robin"` over the servers, or `"balanced"` by bytes; None: the first.
-        timeout: After how many seconds a worker fails that waits for a server or the chief.
+        timeout: After how many seconds a worker fails that waits for a server or the chief; in
+            synchronous steps, for any other worker.
         compared: What a worker compares with the chief's beside what they have built, such as the
             keys and values of a config.
 

@@ -11,7 +11,6 @@ from replicate.graph import isolation
 from replicate.strategy import context
 from replicate.strategy.variables import copies, variables
 
-_LOCAL = (tf1.GraphKeys.LOCAL_VARIABLES, tf1.GraphKeys.METRIC_VARIABLES)
 _ON_READ = tf.VariableSynchronization.ON_READ
 
 
@@ -53,7 +52,7 @@ def is_tower_local(kwargs: types.Arguments) -> bool:
 
 def _is_listed_local(kwargs: types.Arguments) -> bool:
     """Whether a variable is asked to be a local one, as those of metrics are."""
-    return any(key in _LOCAL for key in kwargs.get("collections") or ())
+    return any(key in isolation.LOCAL for key in kwargs.get("collections") or ())
 
 
 def make_tower_local(
