@@ -62,6 +62,9 @@ def make_folder(tmp_path_factory):
     for name in (*files, *STEPS, BEST):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
+    (folder / "mine.py").write_text(
+        "class Table: ...\ndef rows(): ...\ndef model(): ...\ndef _own(): ...\nmost = 3\n"
+    )
     (folder / "b.yml").write_text("model_fn: a:b\nmodel_dir: elsewhere  # not in runs\n")
     return folder
 
@@ -78,6 +81,12 @@ def make_folder(tmp_path_factory):
         ("replicate launch a.yaml --wor", ["--workers"]),
         ("replicate launch a.yaml --cluster.communication ", ["auto", "nccl", "ring"]),
         ("replicate train a.yaml --set see", ["seed="]),
+        ("replicate init m", ["mine:"]),
+        ("replicate init mine:", ["mine:Table", "mine:model", "mine:rows"]),
+        ("replicate init mine:model mine:r", ["mine:rows"]),
+        ("replicate init other:", []),
+        ("replicate train a.yaml --model_fn mine:m", ["mine:model"]),
+        ("replicate train a.yaml --set model_fn=mine:m", ["model_fn=mine:model"]),
         ("replicate train a.yaml --set strategy=mi", ["strategy=mirrored"]),
         ("replicate train a.yaml --train.step", ["--train.steps"]),
         ("replicate train a.yaml --export.towers ", ["merged", "one"]),

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicate import errors
-from replicate.app.config import catalog, config, types
+from replicate.app.config import catalog, config, sections, types
 
 DIGITS = pathlib.Path(__file__).parents[2] / "configs" / "digits.yaml"
 
@@ -40,6 +40,13 @@ def test_defaults_come_with_their_role(tmp_path):
     assert (read.name, read.model_dir) == ("c", os.path.join("runs", "c"))
     assert (read.train.input.shuffle, read.train.input.repeat) == (True, True)
     assert (read.eval.input.shuffle, read.eval.input.repeat) == (False, False)
+
+
+def test_a_section_is_there_or_asked_for(tmp_path):
+    read = load(tmp_path, SMALL)
+    assert read.section(sections.Train) is read.train
+    with pytest.raises(errors.ConfigError, match=r"^predict: this section is required\. Add it\.$"):
+        read.section(sections.Predict)
 
 
 def test_a_function_in_training_is_not_shuffled_by_itself(tmp_path):
@@ -413,6 +420,53 @@ def test_what_lacks_behind_an_anchor_is_one_fault(tmp_path):
     assert len(faults_of(tmp_path, SMALL + twins)) == 2
 
 
+def test_rules_between_keys_are_told_beside_wrong_keys(tmp_path):
+    text = (
+        "model_fn: a.b\n"
+        "loss_reduction: sum\n"
+        "tower_building: split\n"
+        "train:\n"
+        "  stepz: 3\n"
+        "  save_checkpoints_steps: 1\n"
+        "  save_checkpoints_secs: 1\n"
+        "  early_stopping: {}\n"
+        "  mixed_precision: true\n"
+        "  input: {kind: csv, file: x.csv, columns: {bought: int8}, label: bougt, batch_size: 0}\n"
+        "eval: {input: {kind: npz, file: x.npz, repeat: true}}\n"
+    )
+    found = faults_of(tmp_path, text)
+    assert [fault.partition(": must")[0].removeprefix("c.yaml:") for fault in found] == [
+        "1: model_fn",
+        "4: train",
+        "4: train",
+        "5: train.stepz: unknown key. Did you mean steps?",
+        "10: train.input.batch_size",
+        "10: train.input.label",
+        "7: train.save_checkpoints_secs",
+        "2: loss_reduction",
+        "11: eval.steps",
+    ]
+    assert found[5].endswith("must be one of columns, got 'bougt'. Did you mean bought?")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{early_stopping: {}, steps: 1, input: 'a:b'}\neval: {input: 'a:c', every_step: 5}",
+        "{early_stopping: {}, steps: 1, input: 'a:b'}\neval: {input: 'a:c', every_steps: x}",
+        "{early_stopping: {}, steps: 1, input: 'a:b'}\neval: {input: 'a:c', every_steps: ${NOT}}",
+        "{keep_best: {}, steps: 1, input: 'a:b'}\nevl: {input: 'a:c'}",
+        "{steps: 1, input: {kind: csv, file: x, columns: {a: flaot32}, label: b}}",
+        "{steps: 1, input: {kind: '${NOT}', file: x}}",
+        "{steps: 1, input: {kind: csv, fil: x, columns: {a: int8}}}\n"
+        "eval: {input: {kind: csv, file: x, columns: {a: int8}, holdout: 0.1}}",
+    ],
+)
+def test_rules_about_keys_that_are_wrong_are_not_told(tmp_path, text):
+    (fault,) = faults_of(tmp_path, f"model_fn: a:b\ntrain: {text}\n")
+    assert "must have" not in fault
+
+
 @pytest.mark.parametrize(
     ("text", "faults"),
     [
@@ -425,6 +479,7 @@ def test_what_lacks_behind_an_anchor_is_one_fault(tmp_path):
         (
             "model_fn: a:b\ntrain: {steps: 1, inptu: 'a:b', keep_best: {metric: m, higher: true}}",
             [
+                "2: train: must have no keep_best without an eval section.",
                 "2: train.inptu: unknown key.",
                 "2: train.keep_best.higher: unknown key. Did you mean",
             ],
@@ -609,7 +664,11 @@ def test_a_training_lasts_for_steps_or_epochs_or_both(tmp_path):
         ("early_stopping: {}", "name=x", "early_stopping without eval.every_steps. Set that."),
         ("keep_best: {}", "name=x", "keep_best without an eval section. Add one."),
         ("mixed_precision: true", "name=x", "mixed_precision where model_fn has an optimizer of"),
-        ("early_stopping: {patience: 0}", "name=x", "must be a whole number of at least 1, got 0"),
+        (
+            "early_stopping: {patience: 0}",
+            "eval={input: 'a:rows', every_steps: 1}",
+            "must be a whole number of at least 1, got 0",
+        ),
         ("hooks: [a]", "name=x", "train.hooks[0]: must be a function's name as package.module:f"),
     ],
 )

@@ -296,6 +296,38 @@ def test_a_function_is_data_too(tmp_path):
     }
 
 
+def test_a_function_that_goes_by_mode_needs_no_holdout(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.py").write_text("def of(mode, params): pass\ndef all(params): pass\n")
+    written = init(tmp_path, "rows:all", "rows:of")
+    assert yaml.safe_load(written)["train"]["input"] == {
+        "kind": "function",
+        "function": "rows:of",
+        "batch_size": 32,
+    }
+    assert written.endswith("    <<: *data\n    # The function is called with mode: eval.\n")
+    assert "holdout" in init(tmp_path, "rows:all", "rows:all", "--force")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "told", "comment"),
+    [
+        ("x,y", [], "label: y, by its name; --label takes another one", "guessed by its name"),
+        ("x,rent", [], "label: none, as no name says it; --label takes one of x, rent", "one of x"),
+        ("x,y", ["--label", "x"], "", ""),
+    ],
+)
+def test_the_label_is_told_where_it_is_guessed(tmp_path, capsys, names, given, told, comment):
+    (tmp_path / "d.csv").write_text(f"{names}\n" + "1,2\n" * 99)
+    written = init(tmp_path, "a.b:c", tmp_path / "d.csv", *given)
+    assert capsys.readouterr().out.splitlines()[:-1] == ([told] if told else [])
+    (line,) = (line for line in written.splitlines() if line.startswith("    label: "))
+    assert comment in line.partition("#")[2]
+    assert ("#" in line) == bool(comment)
+    assert "docs/" not in written  # which no wheel has
+
+
 def test_what_is_written_shows_where_params_go(tmp_path):
     written = init(tmp_path, "a:b", DIGITS)
     given = written.replace("# params: {}", "params: {units: 3}")

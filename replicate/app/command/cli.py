@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(e, _FAILED)
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: BaseException, code: int) -> int:
     if os.environ.get("REPLICATE_DEBUG") == "1":
         raise error
     print(messages.for_stream(failures.explain(error), sys.stderr), file=sys.stderr)
@@ -80,8 +80,7 @@ def _run(
         from replicate.app.command import requests
 
     configs, faults = requests.read_configs(options)
-    is_reported = options.command == "check" and options.json and not options.print_config
-    if faults and not is_reported:
+    if faults and (options.command != "check" or options.print_config):
         raise errors.ConfigError("\n".join(faults.values()))
     if options.print_config:
         requests.print_configs(configs.values(), options.json)

@@ -75,7 +75,7 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     if "launch" in arguments[:1] and "--" in arguments:
         at = list(arguments).index("--")
         arguments, script = arguments[:at], arguments[at + 1 :]
-    options = parser.parse_args(with_assignments(arguments) if takes_keys else arguments)
+    options = _known(parser, with_assignments(arguments) if takes_keys else arguments)
     options.script = script
     if options.command == "launch":
         _require_one(options)
@@ -85,6 +85,17 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
             needed = needed.replace("_", "-")
             raise errors.ConfigError(f"--{name}: must come with --{needed}. Add it.")
     return options
+
+
+def _known(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Returns what is asked for; of an unknown option it says which key it may mean."""
+    found, rest = parser.parse_known_args(arguments)
+    if rest and not rest[0].startswith("-") and getattr(found, "data", "") is None:
+        found.data = rest.pop(0)  # behind an option, where Python 3.11 looks for none
+    if rest:
+        then = _meant(found.command, rest) if getattr(found, "takes_keys", False) else ""
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{then}")
+    return found
 
 
 def _require_one(options: argparse.Namespace) -> None:
@@ -112,7 +123,8 @@ def with_assignments(arguments: Iterable[str]) -> list[str]:
     Raises:
         ConfigError: If such an option comes without a value.
     """
-    made, rest = [], list(arguments)
+    made: list[str] = []
+    rest = list(arguments)
     while rest:
         given = rest.pop(0)
         name, equals, value = given.removeprefix("--").partition("=")
@@ -186,7 +198,7 @@ def _add(
     """Adds a command with the options that all commands on a config share."""
     made = _add_bare(commands, name, text)
     configs = made.add_argument("configs", metavar="CONFIG", nargs=number, help="a YAML file")
-    configs.completer = completion.paths(".yaml", ".yml")
+    completion.complete(configs, completion.paths(".yaml", ".yml"))
     assigned = made.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -195,7 +207,7 @@ def _add(
         dest="assignments",
         help="override a key, e.g. train.steps=1e3; may be repeated. --train.steps 1e3 is the same",
     )
-    assigned.completer = completion.config_keys
+    completion.complete(assigned, completion.config_keys)
     _add_folder(made, "--model-dir", "override the key model_dir")
     _add_flag(made, "--print-config", "print the config with all defaults, and stop")
     _add_quiet(made)
@@ -234,10 +246,11 @@ def _add_evaluate(commands: _Commands) -> None:
 def _add_predict(commands: _Commands) -> None:
     made = _add(commands, "predict", "write predictions")
     text = "what to predict for, read as predict.input is, else as eval.input, else as train.input"
-    made.add_argument("data", metavar="FILE", nargs="?", help=text).completer = completion.paths("")
+    data = made.add_argument("data", metavar="FILE", nargs="?", help=text)
+    completion.complete(data, completion.paths(""))
     text = ".jsonl, .csv or .npz; else JSON lines on stdout"
     output = made.add_argument("--output", metavar="FILE", type=_output, help=text)
-    output.completer = completion.paths(*catalog.OUTPUT_ENDINGS)
+    completion.complete(output, completion.paths(*catalog.OUTPUT_ENDINGS))
     which = made.add_mutually_exclusive_group()
     _add_folder(which, "--saved-model", "predict with this SavedModel in place of a checkpoint")
     _add_checkpoint(which)
@@ -258,7 +271,7 @@ def _add_average(commands: _Commands) -> None:
     which.add_argument("--last", metavar="N", type=_count, help=text)
     text = "these: steps, paths, best"
     chosen = which.add_argument("--checkpoints", metavar="A,B", type=_listed, default=[], help=text)
-    chosen.completer = completion.checkpoints
+    completion.complete(chosen, completion.checkpoints)
     _add_folder(made, "--output", "where to write it; else averaged in model_dir")
     _add_json(made, "where it is")
 
@@ -282,7 +295,7 @@ def _add_describe(commands: _Commands) -> None:
 def _add_plot(commands: _Commands) -> None:
     made = _add_bare(commands, "plot", "draw learning curves of one or several runs")
     runs = made.add_argument("model_dirs", metavar="MODEL_DIR", nargs="+", help="of a run")
-    runs.completer = completion.folders
+    completion.complete(runs, completion.folders)
     _add_png(made, "the picture", required=True)
     _add_quiet(made)
 
@@ -298,17 +311,18 @@ def _add_check(commands: _Commands) -> None:
 def _add_init(commands: _Commands) -> None:
     """Adds the command that takes no config, but writes one."""
     made = _add_bare(commands, "init", "write a config from a model_fn and a data file")
-    made.add_argument("model_fn", metavar="MODEL_FN", help="package.module:function")
+    model_fn = made.add_argument("model_fn", metavar="MODEL_FN", help="package.module:function")
+    completion.complete(model_fn, completion.functions)
     data = made.add_argument(
         "data",
         metavar="DATA",
         help="a CSV, npz, Parquet or TFRecord file, or package.module:function",
     )
-    data.completer = completion.paths("")
+    completion.complete(data, completion.data)
     output = made.add_argument(
         "--output", metavar="FILE", default="config.yaml", help="the config; else config.yaml"
     )
-    output.completer = completion.paths(".yaml", ".yml")
+    completion.complete(output, completion.paths(".yaml", ".yml"))
     made.add_argument("--label", metavar="NAME", help="the column, array or feature to learn")
     made.add_argument("--optimizer", metavar="NAME", help="e.g. Adam; else model_fn has its own")
     _add_flag(made, "--force", "write over a config that is there")
@@ -340,37 +354,23 @@ def _add_json(made: _Adder, what: str) -> None:
 
 def _add_png(made: _Adder, text: str, required: bool = False) -> None:
     added = made.add_argument("--png", metavar="FILE", type=_picture, required=required, help=text)
-    added.completer = completion.paths(".png")
+    completion.complete(added, completion.paths(".png"))
 
 
 def _add_folder(made: _Adder, option: str, text: str) -> None:
-    made.add_argument(option, metavar="DIR", help=text).completer = completion.folders
+    added = made.add_argument(option, metavar="DIR", help=text)
+    completion.complete(added, completion.folders)
 
 
 def _add_checkpoint(made: _Adder) -> None:
-    made.add_argument(
-        "--checkpoint",
-        metavar="WHICH",
-        help="in place of the newest: a step, a path, best (of train.keep_best) or averaged (by "
-        "`replicate average`)",
-    ).completer = completion.checkpoints
+    text = "in place of the newest: a step, a path, best (of train.keep_best) or averaged (by "
+    text += "`replicate average`)"
+    added = made.add_argument("--checkpoint", metavar="WHICH", help=text)
+    completion.complete(added, completion.checkpoints)
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that says which known command or option an unknown one may mean."""
-
-    def parse_args(
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> argparse.Namespace:
-        """See base class."""
-        found, rest = self.parse_known_args(args, namespace)
-        if rest and not rest[0].startswith("-") and getattr(found, "data", "") is None:
-            found.data = rest.pop(0)  # behind an option, where Python 3.11 looks for none
-        if rest:
-            takes_keys = getattr(found, "takes_keys", False)
-            then = _meant(rest[0], completion.keys() if takes_keys else ())
-            self.error(f"unrecognized arguments: {' '.join(rest)}{then}")
-        return found
+    """A parser that says which known command an unknown one may mean."""
 
     def error(self, message: str) -> NoReturn:
         """See base class."""
@@ -384,10 +384,17 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def _meant(option: str, keys: Iterable[str]) -> str:
+def _meant(command: str, rest: Sequence[str]) -> str:
     """Returns which key of a config may be meant by an option: `--steps` is train.steps."""
-    name = option.removeprefix("--").partition("=")[0].replace("-", "_")
-    same = [key for key in keys if key.rpartition(".")[2] == name]
+    name, _, value = rest[0].removeprefix("--").partition("=")
+    name, keys = name.replace("-", "_"), completion.keys()
+    if name.rstrip("s") in ("cpu", "gpu"):
+        count = next(filter(str.isdecimal, (value, *rest[1:2])), "n")
+        return f". Did you mean --devices='{{{name.rstrip('s')}: {count}}}'?"
+    if (command, name) == ("predict", "keep"):
+        return ". What model_fn returns among its predictions is written: add a feature there."
+    meant = (name, *catalog.OTHER_NAMES.get(name, ()))
+    same = [key for key in keys if key.rpartition(".")[2] in meant]
     near = same[:_MAX_MEANT] or difflib.get_close_matches(name, keys, n=1)
     return f". Did you mean {' or '.join('--' + key for key in near)}?" if near else ""
 
@@ -444,7 +451,13 @@ class _Print(argparse.Action):
         super().__init__(**kwargs)
         self._make = make
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace, values, option_string=None):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         """See base class."""
         print(self._make(values) if values else self._make(), end="")
         parser.exit()

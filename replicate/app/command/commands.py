@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
-from replicate import errors
+from replicate import errors, messages
 from replicate.app.cluster import launcher, view
 from replicate.app.command import requests
 from replicate.app.config import config, sections
@@ -14,29 +14,30 @@ _FAILED, _BAD_USAGE = 1, 2  # exit codes
 
 
 def check(request: requests.Request) -> int | None:
-    """Warns of data and functions that are not there: they may come, or be elsewhere."""
+    """Tells all faults, and warns of data and functions that are not there: they may come."""
     options = request.options
     warnings = {path: absences.warnings(one) for path, one in request.configs.items()}
     is_strict = options.strict and any(warnings.values())
+    paths = dict.fromkeys(options.configs)
     if options.json:
-        paths = dict.fromkeys(options.configs)
-        request.print_json([_checked(request, path, warnings.get(path)) for path in paths])
-    elif is_strict or not options.quiet:
-        for path, found in warnings.items():
+        request.print_json([_checked(request, path, warnings.get(path, ())) for path in paths])
+    for path in () if options.json else paths:
+        faults, found = request.faults.get(path), warnings.get(path, ())
+        if faults:
+            print(messages.for_stream(faults, sys.stderr), file=sys.stderr)
+        if is_strict or not options.quiet:
             _print_warnings(path, found)
-            if not (options.quiet or (is_strict and found)):
-                print(f"{path}: ok")
+        if not (options.quiet or faults or (is_strict and found)):
+            print(f"{path}: ok")
     return _BAD_USAGE if request.faults else _FAILED if is_strict else None
 
 
-def _checked(
-    request: requests.Request, path: str, warnings: Sequence[str] | None
-) -> dict[str, object]:
+def _checked(request: requests.Request, path: str, warnings: Sequence[str]) -> dict[str, object]:
     return {
         "config": path,
-        "ok": warnings is not None,
+        "ok": path not in request.faults,
         "faults": request.faults.get(path, "").splitlines(),
-        "warnings": warnings or [],
+        "warnings": warnings,
     }
 
 
@@ -95,8 +96,11 @@ def init(request: requests.Request) -> None:
 
     asked = request.options
     output = asked.output
-    text = starter.text(asked.model_fn, asked.data, output, asked.label, asked.optimizer)
+    sample = starter.look(asked.data, asked.label)
+    text = starter.text(asked.model_fn, sample, output, asked.optimizer)
     files = starter.write(output, text, is_new=not asked.force)
     _print_warnings(output, absences.warnings(config.load(output)))
     written = f"{' and '.join(files)} {'is' if len(files) == 1 else 'are'} written"
+    if label := starter.told(sample):
+        print(label)
     print(f"{written}; look through {output}, then: replicate train {output}")

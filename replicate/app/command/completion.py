@@ -4,11 +4,12 @@ The shell asks `replicate` itself, with the line in its environment; argcomplete
 """
 
 import argparse
+import ast
 import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,13 @@ def answer(
             with contextlib.suppress(argparse.ArgumentError):  # an option of the command's own
                 shown = None if is_shown else argparse.SUPPRESS
                 option = command.add_argument(f"--{key}", help=shown)
-                option.completer = lambda values=values, **_: values
+                complete(option, lambda prefix, values=values, **_: _values(prefix, values))
     argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def complete(option: argparse.Action, completer: Callable[..., Iterable[str]]) -> None:
+    """Has argcomplete ask a function what an option's value may be."""
+    vars(option)["completer"] = completer
 
 
 def script(shell: str) -> str:
@@ -59,10 +65,33 @@ def script(shell: str) -> str:
 def config_keys(prefix: str, **_: object) -> list[str]:
     """Completes `a.b=value`."""
     known = keys()
-    key, equals, _ = prefix.partition("=")
+    key, equals, begun = prefix.partition("=")
     if equals:
-        return [f"{key}={value}" for value in known.get(key, ())]
+        return [f"{key}={value}" for value in _values(begun, known.get(key, ()))]
     return [f"{name}=" for name in known if name.startswith(prefix)]
+
+
+def _values(begun: str, words: Sequence[str]) -> Sequence[str]:
+    """Completes the value of a key that is one of some words, or a function."""
+    return words or (functions(begun) if ":" in begun else ())
+
+
+def functions(prefix: str, **_: object) -> list[str]:
+    """Completes `module:function`, of a module in the working directory."""
+    module, colon, begun = prefix.partition(":")
+    if not colon:
+        return [f"{file.stem}:" for file in Path().glob("*.py") if file.stem.startswith(prefix)]
+    try:
+        found = ast.parse(Path(f"{module.replace('.', '/')}.py").read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    names = [one.name for one in found if isinstance(one, ast.FunctionDef | ast.ClassDef)]
+    return [f"{module}:{name}" for name in names if name.startswith(begun) and name[0] != "_"]
+
+
+def data(prefix: str, **_: object) -> list[str]:
+    """Completes a file, or a function in its place."""
+    return [*_paths(prefix, ("",)), *functions(prefix)]
 
 
 def checkpoints(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:

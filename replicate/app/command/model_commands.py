@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from replicate import errors
 from replicate.app.command import report, requests
+from replicate.app.config import sections
 from replicate.app.console import json_output, progress
 from replicate.app.inspect import description, scaling
 from replicate.app.training import exports, hooks, predictions, runner, trials
@@ -75,13 +76,16 @@ def predict(request: requests.Request) -> None:
     options, display = request.options, _display(request)
     source = None
     if options.saved_model is not None:
-        source = predictions.Source(options.saved_model, options.signature or "serving_default")
-    rows = runner.predict(request.settings, display, source, options.checkpoint)
-    if options.output is None:
-        predictions.write_lines(rows, sys.stdout)
-    else:
+        called = request.settings.section(sections.Predict).input.called("predict")
+        signature = options.signature or "serving_default"
+        source = predictions.Source(options.saved_model, signature, called)
+    made = runner.predict(request.settings, display, source, options.checkpoint)
+    with contextlib.closing(made) as rows:  # its bar goes ahead of what is said of a failure
+        if options.output is None:
+            predictions.write_lines(rows, sys.stdout)
+            return
         count = predictions.write(rows, options.output)
-        display.say(f"{count} predictions in {options.output}")
+    display.say(f"{count} predictions in {options.output}")
 
 
 def export(request: requests.Request) -> None:

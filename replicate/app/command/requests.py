@@ -26,6 +26,7 @@ _SECTIONS = {
     "evaluate": "eval",
     "predict": "predict",
 }
+_CALL_NOTHING = ("check", "launch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Request:
         options: Those of the command line.
         line: The whole command line.
         launcher: The line to `replicate launch`; None: it has not started this process.
-        configs: The configs that can be read, by path.
-        faults: Those of the others, by path.
+        configs: The configs, by path, as far as they can be read; see `config.read`.
+        faults: What is wrong with them, by path.
         out: Where the result goes; with `--json` nobody else writes there.
     """
 
@@ -60,15 +61,18 @@ class Request:
 
 
 def read_configs(options: argparse.Namespace) -> tuple[dict[str, config.Config], dict[str, str]]:
-    """Returns the configs that can be read, and the faults of the others, by path."""
+    """Returns the configs, as far as they can be read, and what is wrong with them, by path."""
     found, faults = {}, {}
     for path in options.configs:
         try:
-            settings = config.load(path, options.assignments, options.model_dir)
-            if getattr(options, "data", None) is not None:
-                settings = _predicting(settings, options.data)
-            _require_section(settings, path, options)
-            found[path] = settings
+            data = getattr(options, "data", None)
+            given = options.assignments, options.model_dir, data is not None
+            found[path], broken = config.read(path, *given)
+            if broken:
+                raise errors.ConfigError("\n".join(broken))
+            if data is not None:
+                found[path] = _predicting(found[path], data)
+            _require_section(found[path], path, options)
         except errors.ConfigError as e:
             faults[path] = str(e)
     return found, faults
@@ -113,7 +117,7 @@ def print_configs(found: Iterable[config.Config], as_json: bool) -> None:
     if not as_json:
         print("---\n".join(schema.line() + text for text in texts), end="")
         return
-    plain = [documents.parse(text, "config").data for text in texts]
+    plain: list[json_output.Json] = [documents.parse(text, "config").data for text in texts]
     json_output.write(plain[0] if len(plain) == 1 else plain, sys.stdout)
 
 
@@ -121,13 +125,14 @@ def print_configs(found: Iterable[config.Config], as_json: bool) -> None:
 def surroundings(options: argparse.Namespace, configs: Iterable[config.Config]) -> Iterator[TextIO]:
     """While entered, this process is as a command wants it.
 
-    Modules beside the first config can be imported, and only training is part of a cluster.
+    Modules beside the first config can be imported, where its functions are to be called, and
+    only training is part of a cluster.
 
     Yields:
         Where the result goes.
     """
     with contextlib.ExitStack() as leave:
-        for settings in list(configs)[:1]:
+        for settings in [] if options.command in _CALL_NOTHING else list(configs)[:1]:
             leave.enter_context(functions.importable(settings.folder))
         if options.command != "train" or options.fast_dev_run:
             leave.enter_context(_without_cluster())

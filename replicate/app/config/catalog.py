@@ -5,8 +5,9 @@ test compares each row with the signature of the class or function it stands for
 """
 
 import re
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, Literal, get_args
 
 REQUIRED: Final = "required"  # in place of a default
 
@@ -15,7 +16,7 @@ _L1_L2 = {"l1_regularization_strength": 0.0, "l2_regularization_strength": 0.0}
 _ADAM = {"learning_rate": 0.001, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 _DECAYED = {**_ADAM, "weight_decay": 0.01, "exclude_from_decay": ()}
 
-OPTIMIZERS: Final = MappingProxyType(
+OPTIMIZERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "Adadelta": {"learning_rate": 0.001, "rho": 0.95, "epsilon": 1e-8},
         "Adagrad": {"learning_rate": REQUIRED, "initial_accumulator_value": 0.1},
@@ -59,7 +60,7 @@ _DECAY = {
     "staircase": False,
 }
 
-SCHEDULES: Final = MappingProxyType(
+SCHEDULES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "constant": {"learning_rate": REQUIRED},
         "cosine_decay": {"learning_rate": REQUIRED, "decay_steps": REQUIRED, "alpha": 0.0},
@@ -92,27 +93,15 @@ SCHEDULES: Final = MappingProxyType(
     }
 )
 
-STRATEGIES: Final = (
-    "parameter_server",
-    "round_robin",
-    "balanced",
-    "mirrored",
-    "one_device",
-    "multi_worker",
-)
+Strategy = Literal[
+    "parameter_server", "round_robin", "balanced", "mirrored", "one_device", "multi_worker"
+]
+STRATEGIES: Final = get_args(Strategy)
 
-DTYPES: Final = (
-    "bool",
-    "float16",
-    "float32",
-    "float64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "string",
-    "uint8",
-)
+Dtype = Literal[
+    "bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "string", "uint8"
+]
+DTYPES: Final = get_args(Dtype)
 
 METRIC_REDUCTIONS: Final = ("sum", "mean", "max", "min", "first")
 

@@ -5,8 +5,9 @@ stand in one place. `load` reads a file, applies `--set`, checks everything and 
 faults at once.
 """
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,7 +51,7 @@ class Config(types.Section):
         description="auto, a list of names, how many (GPUs, or CPU devices where there is no "
         "GPU), {gpu: n}, or {cpu: n} for n logical CPU devices.",
     )
-    strategy: Literal[catalog.STRATEGIES] | None = Field(
+    strategy: catalog.Strategy | None = Field(
         None,
         description="Where variables live and how they are updated; null: parameter_server, or "
         "multi_worker where TF_CONFIG has several workers.",
@@ -60,12 +61,12 @@ class Config(types.Section):
         description="With tower_building call, which it chooses: how the towers' losses and "
         "gradients are joined, sum or mean (by rows); null: mean.",
     )
-    accumulate_steps: types.whole(1) = Field(
+    accumulate_steps: types.Positive = Field(
         1,
         description="Batches that make one update; their gradients are averaged, or added with "
         "loss_reduction: sum. Steps count batches.",
     )
-    clip_global_norm: types.number(above=0) | None = Field(
+    clip_global_norm: types.AboveZero | None = Field(
         None, description="Clips reduced gradients to this norm; null: no clipping."
     )
     update_ops: Literal["first", "mean", "all"] | None = Field(
@@ -85,7 +86,7 @@ class Config(types.Section):
         "per_device lets each device draw its own, of the same distribution; null: the latter. "
         "`replicate verify` takes the first.",
     )
-    seed: types.whole() | None = Field(
+    seed: Annotated[int, types.whole()] | None = Field(
         None,
         description="Of every random operation and initial value, and of Python's and NumPy's "
         "generators; null: another one in each run.",
@@ -123,19 +124,35 @@ class Config(types.Section):
         """Where the config stands; functions may be imported from here."""
         return self._folder
 
+    @property
+    def evaluated_every(self) -> int | None:
+        """The steps between two evaluations in training; None where there are none."""
+        return self.eval.every_steps if self.eval is not None else None
+
+    def section(self, kind: type[types.S]) -> types.S:
+        """Returns a section that what is asked for needs.
+
+        Raises:
+            ConfigError: If the config has none of the kind.
+        """
+        name = kind.__name__.lower()
+        found = getattr(self, name)
+        if not isinstance(found, kind):
+            raise errors.ConfigError(f"{name}: this section is required. Add it.")
+        return found
+
     def __eq__(self, other: object) -> bool:
         """Tells whether two configs say the same, wherever they stand."""
         return isinstance(other, Config) and self.__dict__ == other.__dict__
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
-        exporters = self.export.exporters if self.export is not None else ()
-        for kind in [one.kind for one in exporters if one.kind != "final"]:
-            if self.eval is None:
-                yield "export", f"must have no {kind} exporter without an eval section. Add one."
-        yield from self._faults_of_building()
-        if self.train is not None:
-            yield from self._faults_of_training(self.train)
+        return types.known(
+            self._faults_of_exporters(),
+            self._faults_of_building(),
+            self._faults_of_evaluation(),
+            self._faults_of_training(),
+        )
 
     def require_cluster(self, workers: int, servers: int) -> None:
         """Refuses a strategy that would leave the workers of a cluster alone.
@@ -155,6 +172,12 @@ class Config(types.Section):
                 f"parameter servers, got {wanted}. Set that, or leave strategy out."
             )
 
+    def _faults_of_exporters(self) -> Iterator[tuple[str, str]]:
+        exporters = self.export.exporters if self.export is not None else ()
+        for kind in [one.kind for one in exporters if one.kind != "final"]:
+            if self.eval is None:
+                yield "export", f"must have no {kind} exporter without an eval section. Add one."
+
     def _faults_of_building(self) -> Iterator[tuple[str, str]]:
         """Yields what only the other way of building towers has."""
         of_towers = [n for n in ("loss_reduction", "update_ops") if getattr(self, n) is not None]
@@ -172,20 +195,34 @@ class Config(types.Section):
                 f"must be left out with {said}: each tower draws its own. Leave out one of them.",
             )
 
-    def _faults_of_training(self, training: sections.Train) -> Iterator[tuple[str, str]]:
-        every = self.eval.every_steps if self.eval is not None else None
-        if training.early_stopping is not None and every is None:
-            yield "train", "must have no early_stopping without eval.every_steps. Set that."
-        if self.eval is not None and self.eval.input.is_trained_on(training.input):
+    def _faults_of_evaluation(self) -> Iterator[tuple[str, str]]:
+        if self.train and self.eval and self.eval.input.is_trained_on(self.train.input):
             yield "eval", "must have the input.holdout that train has, or it has rows of training."
-        if training.keep_best is not None and self.eval is None:
-            yield "train", "must have no keep_best without an eval section. Add one."
-        if training.mixed_precision and self.optimizer is None:
-            yield (
-                "train",
-                "must have no mixed_precision where model_fn has an optimizer of its own. Name "
-                "the optimizer in the config, or scale the loss in model_fn.",
-            )
+
+    def _faults_of_training(self) -> Iterator[tuple[str, str]]:
+        """Yields what training lacks; a key that cannot be read hides only what is about it."""
+        train = self.train
+        if train is None:
+            return
+        rules: dict[str, Callable[[], object]] = {
+            "early_stopping without eval.every_steps. Set that.": lambda: (
+                train.early_stopping and not (self.eval and self.eval.every_steps)
+            ),
+            "keep_best without an eval section. Add one.": lambda: (
+                train.keep_best and not self.eval
+            ),
+            "mixed_precision where model_fn has an optimizer of its own. Name the optimizer in the "
+            "config, or scale the loss in model_fn.": lambda: (
+                train.mixed_precision and self.optimizer is None
+            ),
+        }
+        for rule, is_broken in rules.items():
+            with contextlib.suppress(types.UnreadError):
+                if is_broken():
+                    yield "train", f"must have no {rule}"
+
+
+_PLACEHOLDER = "in.place:of"  # an input that another one replaces
 
 
 def load(path: str, assignments: Sequence[str] = (), model_dir: str | None = None) -> Config:
@@ -200,15 +237,39 @@ def load(path: str, assignments: Sequence[str] = (), model_dir: str | None = Non
     Raises:
         ConfigError: If anything is wrong; one line for each fault, with file, line and key.
     """
-    made, broken = _checked(path, assignments, model_dir)
-    if made is None or broken:
-        raise errors.ConfigError("\n".join(_blamed(broken, path, assignments)))
+    made, broken = read(path, assignments, model_dir)
+    if broken:
+        raise errors.ConfigError("\n".join(broken))
     return made
 
 
+def read(
+    path: str,
+    assignments: Sequence[str] = (),
+    model_dir: str | None = None,
+    has_input: bool = False,
+) -> tuple[Config, list[str]]:
+    """Reads a config file as far as it can be read.
+
+    Args:
+        path: See `load`.
+        assignments: See `load`.
+        model_dir: See `load`.
+        has_input: Whether predict.input may be missing, as something else takes its place.
+
+    Returns:
+        The config, which has no attributes for keys that are wrong, and its faults.
+
+    Raises:
+        ConfigError: If nothing can be read.
+    """
+    made, broken = _checked(path, assignments, model_dir, has_input)
+    return made, list(_blamed(broken, path, assignments)) if broken else []
+
+
 def _checked(
-    path: str, assignments: Sequence[str], model_dir: str | None
-) -> tuple[Config | None, list[tuple[str, str]]]:
+    path: str, assignments: Sequence[str], model_dir: str | None, has_input: bool = False
+) -> tuple[Config, list[tuple[str, str]]]:
     """Reads and checks; returns the config, and for each fault its place and its text."""
     document = documents.read(path)
     documents.override(document, assignments)
@@ -217,12 +278,16 @@ def _checked(
         document.places[("model_dir",)] = "--model-dir"
     name = document.data.setdefault("name", Path(path).stem)
     document.data.setdefault("model_dir", os.path.join("runs", str(name)))
+    if has_input and isinstance(predict := document.data.get("predict"), dict):
+        predict.setdefault("input", _PLACEHOLDER)
     reading = types.Reading(Path(path).absolute().parent)
-    broken = [("", text) for text in document.faults]
+    error = None
     try:
-        return Config.model_validate(document.data, context=reading), broken
+        made = Config.model_validate(document.data, context=reading)
     except pydantic.ValidationError as e:
-        return None, broken + faults.found(e, document, reading)
+        made, error = reading.section_of(document.data, Config), e
+    broken = [("", text) for text in document.faults]
+    return made, broken + faults.found(error, document, reading)
 
 
 def _blamed(broken: list[tuple[str, str]], path: str, assignments: Sequence[str]) -> Iterator[str]:

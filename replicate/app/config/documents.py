@@ -72,13 +72,14 @@ def parse(text: str, source: str, folder: Path | None = None) -> yaml_walk.Docum
     """
     document = yaml_walk.Document(source, folder=folder)
     value = yaml_walk.Walk(document, f"{source}:{{line}}").run(text)
-    if value is None and not document.faults:
+    if value is None:
         value = {}
     if not isinstance(value, dict):
-        document.faults.append(
-            f"{source}:1: a config is a mapping of keys to values, "
-            f"got {_kind_of(value)}. Start with e.g. `model_fn: package.module:function`."
-        )
+        if not document.faults:
+            document.faults.append(
+                f"{source}:1: a config is a mapping of keys to values, "
+                f"got {_kind_of(value)}. Start with e.g. `model_fn: package.module:function`."
+            )
         raise errors.ConfigError("\n".join(document.faults))
     document.data = value
     return document

@@ -11,28 +11,34 @@ from replicate.app.config import types, yaml_walk
 _TYPES = {
     "bool_type": "true or false",
     "dict_type": "a mapping of keys to values",
-    "model_type": "a mapping of keys to values",
     "tuple_type": "a list",
 }
 _COUNTS = {"Tuple": "a list of at least {} values", "Dictionary": "a mapping of at least {} keys"}
 
 
 def found(
-    error: pydantic_core.ValidationError, document: yaml_walk.Document, reading: types.Reading
+    error: pydantic_core.ValidationError | None,
+    document: yaml_walk.Document,
+    reading: types.Reading,
 ) -> list[tuple[str, str]]:
     """Returns the place and the text of every fault, section by section.
 
     In a section come first the keys that nobody knows, then those that are missing. What is
-    wrong behind an anchor is told once, and of a mistyped key not that the right one is missing.
+    wrong behind an anchor is told once. What follows from another fault is not told: of a mistyped
+    key that the right one is missing, of a value that is wrong that it breaks a rule.
 
     Args:
-        error: What pydantic found.
+        error: What pydantic found; None: nothing.
         document: What was read; tells where a key stands.
-        reading: Which section has read which mapping.
+        reading: What was read of which mapping.
     """
-    details = [_Detail(one, document.data) for one in error.errors(include_url=False)]
+    data = document.data
+    details = [_Detail(one, data) for one in (error.errors(include_url=False) if error else ())]
     lines, known = [], set()
-    meant = set(_meant(details, document.data, reading))
+    meant = set(_meant(details, data, reading))
+    for *above, name in meant:
+        vars(reading.section_of(_within(data, above), types.Section)).pop(str(name), None)
+    details += [_Detail(one, data) for one in _broken_rules(data, (), reading)]
     for detail in _sorted(details):
         path, text = _told(detail, document.data, reading)
         once = document.origin(path), text
@@ -44,6 +50,19 @@ def found(
             lines.append((document.place(path), f"{key}{text}"))
         known.add(once)
     return lines
+
+
+def _broken_rules(
+    value: Any, path: yaml_walk.KeyPath, reading: types.Reading
+) -> Iterator[pydantic_core.ErrorDetails]:
+    """Yields the rules between keys that sections break, as far as the keys can be read."""
+    if isinstance(value, dict):
+        for name, rule in types.known(reading.section_of(value, types.Section).faults()):
+            told, at = {"rule": rule}, (*path, name)
+            yield {"type": "fault", "loc": at, "msg": "", "input": value.get(name), "ctx": told}
+    listed = enumerate(value) if isinstance(value, list) else ()
+    for part, one in value.items() if isinstance(value, dict) else listed:
+        yield from _broken_rules(one, (*path, part), reading)
 
 
 class _Detail:
@@ -69,7 +88,8 @@ def _meant(
     for detail in details:
         if detail.type == "extra_forbidden":
             section = _within(data, detail.path[:-1])
-            near = types.nearest(str(detail.path[-1]), reading.reader_of(section).known_keys())
+            known = reading.section_of(section, types.Section).known_keys()
+            near = types.nearest(str(detail.path[-1]), known)
             if near not in section:
                 yield (*detail.path[:-1], near)
 
@@ -104,7 +124,8 @@ def _sorted(details: Sequence[_Detail]) -> list[_Detail]:
 def _told(detail: _Detail, data: Any, reading: types.Reading) -> tuple[tuple[str | int, ...], str]:
     """Returns the path that is blamed, and the text."""
     if detail.type == "missing":
-        return detail.path[:-1], reading.reader_of(detail.value).missing_text(detail.path[-1])
+        section = reading.section_of(detail.value, types.Section)
+        return detail.path[:-1], section.missing_text(str(detail.path[-1]))
     if detail.type == "extra_forbidden":
         return detail.path, _unknown(detail.path, data, reading)
     if detail.type == "fault":
@@ -129,13 +150,9 @@ def _spaced(value: object) -> str:
 def _unknown(path: tuple[str | int, ...], data: Any, reading: types.Reading) -> str:
     """Returns what is said of a key that nobody knows, with the nearest one that somebody does."""
     data = _within(data, path[:-1])
-    known = reading.reader_of(data).known_keys()
-    near = types.nearest(str(path[-1]), known)
-    spaced = _spaced({path[-1]: data[path[-1]]})
-    if spaced:
-        return f"unknown key. {spaced}"
-    then = f"Did you mean {near}?" if near else f"Known: {', '.join(sorted(known))}."
-    return f"unknown key. {then}"
+    known = reading.section_of(data, types.Section).known_keys()
+    meant = types.meant(str(path[-1]), known, f"Known: {', '.join(sorted(known))}.")
+    return f"unknown key. {_spaced({path[-1]: data[path[-1]]}) or meant}"
 
 
 def _within(data: Any, path: Iterable[str | int]) -> Any:
@@ -149,8 +166,9 @@ def _rule(detail: _Detail) -> tuple[str | None, str]:
     if detail.type == "expected":
         return detail.context["rule"], detail.context["then"]
     if detail.type == "literal_error":
-        error = types.one_of(re.findall(r"'([^']*)'", detail.context["expected"]), detail.value)
-        return error.context["rule"], error.context["then"]
+        names = re.findall(r"'([^']*)'", detail.context["expected"])
+        told = types.one_of(names, detail.value).context or {}
+        return told["rule"], told["then"]
     if detail.type == "too_short":
         return _COUNTS[detail.context["field_type"]].format(detail.context["min_length"]), ""
     return _TYPES.get(detail.type), ""

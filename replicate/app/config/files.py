@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from replicate import errors
 
+GIVEN = "FILE"  # what a file of the command line is called, in place of a config's key
 KINDS = {"text": "csv", **{kind: kind for kind in ("npz", "parquet", "tfrecord")}}  # of inputs
 _ADVICE = {
     "gzip": "is compressed with gzip. Decompress it first",
@@ -45,10 +46,8 @@ def missing(name: str, key: str) -> errors.RunError:
         rule = "a file must exist by this name or pattern, there is none"
     else:
         rule = "the file must exist, but does not"
-    return errors.RunError(
-        f"{key}: {name}: {rule}. Check the path; a relative one is looked up from the "
-        "config's folder."
-    )
+    of_config = "" if key == GIVEN else "; a relative one is looked up from the config's folder"
+    return errors.RunError(f"{key}: {name}: {rule}. Check the path{of_config}.")
 
 
 def _matching(name: str) -> list[str]:

@@ -40,8 +40,7 @@ def load(name: str, key: str) -> Callable[..., Any]:
     for attribute in attributes.split("."):
         if not hasattr(value, attribute):
             public = [known for known in dir(value) if not known.startswith("_")]
-            near = types.nearest(attribute, public)
-            then = f"Did you mean {near}?" if near else f"Define it in {module_name}."
+            then = types.meant(attribute, public, f"Define it in {module_name}.")
             raise errors.RunError(f"{key}: {name}: {module_name} must have {attribute}. {then}")
         value = getattr(value, attribute)
     if not callable(value):

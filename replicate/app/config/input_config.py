@@ -2,38 +2,45 @@
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 
 import pydantic
 from pydantic import Field
 
-from replicate.app.config import catalog, types
+from replicate.app.config import catalog, files, types
 
 _MAX_BATCH = 2**31 - 1
+_MAX_RANK = 253  # and the batch
 _MAX_READS = 1024  # each one has a thread
 _MAX_BUFFER = 10**8  # rows; TensorFlow makes room for all of them at once
 
-_Dtype = Literal[catalog.DTYPES]
-_Times = types.either({bool: types.Boolean, int: types.whole(1)}, "true, false or a number")
-_Buffer = types.either(
-    {bool: types.Boolean, int: types.whole(1, _MAX_BUFFER)}, "true, false or a number"
-)
-_Files = types.either(
-    {
-        str: Annotated[types.PathText, pydantic.AfterValidator(lambda path: (path,))],
-        list: types.listing(types.PathText, 1),
-    },
-    "a path or a list of paths",
-)
-_Cache = types.either({bool: types.Boolean, str: types.PathText}, "true, false or a path")
-_Arrays = types.either(
-    {
-        str: types.Text,
-        list: types.listing(types.Text, 1),
-        dict: Annotated[dict[str, types.Text], Field(min_length=1)],
-    },
-    "an array's name, a list of them, or feature: array",
-)
+_Times = Annotated[types.Boolean | types.Positive, types.either("true, false or a number")]
+_Buffer = Annotated[
+    types.Boolean | Annotated[int, types.whole(1, _MAX_BUFFER)],
+    types.either("true, false or a number"),
+]
+_Cache = Annotated[types.Boolean | types.PathText, types.either("true, false or a path")]
+_Columns = Annotated[
+    types.Named[catalog.Dtype], types.mapping("a mapping of columns to dtypes, as {age: float32}")
+]
+_Arrays = Annotated[
+    types.Text | types.Several[types.Text] | types.Named[types.Text],
+    types.either("an array's name, a list of them, or feature: array"),
+]
+
+
+def _listed(value: object, info: pydantic.ValidationInfo) -> object:
+    """Takes a path for a list of one."""
+    if not isinstance(value, str | list | tuple):
+        raise types.expected("a path or a list of paths")
+    return (types.path(value, info),) if isinstance(value, str) else value
+
+
+_Files = Annotated[
+    types.Several[types.PathText],
+    pydantic.BeforeValidator(_listed),
+    types.OrText({"minLength": 1}),
+]
 
 
 def _rows(rows: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -44,7 +51,14 @@ def _rows(rows: tuple[int | None, ...]) -> tuple[int | None, ...]:
     return rows
 
 
-_Rows = Annotated[types.listing(types.whole(0) | None), pydantic.AfterValidator(_rows)]
+_Rows = Annotated[tuple[types.NotNegative | None, ...], pydantic.AfterValidator(_rows)]
+
+
+def shape(sizes: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """Takes a shape that TensorFlow can hold."""
+    if len(sizes) > _MAX_RANK or math.prod(size or 1 for size in sizes) > _MAX_BATCH:
+        raise types.expected(f"a shape of at most {_MAX_RANK} sizes and {_MAX_BATCH:,} values")
+    return sizes
 
 
 def _share(share: float) -> float:
@@ -54,14 +68,18 @@ def _share(share: float) -> float:
     return share
 
 
-_Share = Annotated[types.number(above=0), pydantic.AfterValidator(_share)]
+_Share = Annotated[types.AboveZero, pydantic.AfterValidator(_share)]
+
+
+_I = TypeVar("_I", bound="Input")
+_T = TypeVar("_T", bound="Table")
 
 
 class Input(types.Section):
     """What every kind of input has."""
 
     kind: str
-    batch_size: types.whole(1, _MAX_BATCH) = Field(
+    batch_size: Annotated[int, types.whole(1, _MAX_BATCH)] = Field(
         32, description="Rows of the global batch, all towers together."
     )
     shuffle: _Buffer | None = Field(
@@ -74,9 +92,11 @@ class Input(types.Section):
         None,
         description="true: for ever; false: once; or so many times. null: true in training only.",
     )
-    prefetch: types.whole(0, _MAX_BUFFER) = Field(2, description="Batches made ahead of time.")
+    prefetch: Annotated[int, types.whole(0, _MAX_BUFFER)] = Field(
+        2, description="Batches made ahead of time."
+    )
 
-    def for_training(self, training: bool) -> "Input":
+    def for_training(self: _I, training: bool) -> _I:
         """Returns this input with the defaults that depend on what it is for."""
         shuffle = training and self.kind != "function" if self.shuffle is None else self.shuffle
         repeat = training if self.repeat is None else self.repeat
@@ -85,18 +105,26 @@ class Input(types.Section):
     def is_trained_on(self, trained: "Input") -> bool:
         """Tells whether this has rows of another input, but not just those it holds out."""
         both = (self, trained)
-        own, others = (set(files_of(one)) or {getattr(one, "function", None)} for one in both)
+        own, others = (files_of(one) or (getattr(one, "function", None),) for one in both)
         wanted, left_out = (getattr(one, "holdout", None) for one in both)
-        return bool(own & others) and wanted != left_out
+        return not set(own).isdisjoint(others) and wanted != left_out
 
-    def of_file(self, path: str) -> "Input":
+    _is_given: bool = pydantic.PrivateAttr(False)
+
+    def called(self, section: str) -> str:
+        """Returns what error texts call this: its key, or FILE, which stands in its place."""
+        return files.GIVEN if self._is_given else f"{section}.input"
+
+    def of_file(self: _I, path: str) -> _I:
         """Returns what reads another file as this input reads its own, once, in order, whole."""
         file = path if isinstance(getattr(self, "file", ()), str) else (path,)
         whole = {"shuffle": False, "repeat": False, "holdout": None, "rows": None, "file": file}
         fields = type(self).model_fields
-        return self.model_copy(update={key: one for key, one in whole.items() if key in fields})
+        made = self.model_copy(update={key: one for key, one in whole.items() if key in fields})
+        made._is_given = True
+        return made
 
-    def for_predictions(self, features: Collection[str] | None = None) -> "Input":
+    def for_predictions(self: _I, features: Collection[str] | None = None) -> _I:
         """Returns this input without its label, and with these features alone, where it can be."""
         return self
 
@@ -116,7 +144,8 @@ class Divisible(Input):
         None,
         description="Which share of the rows training leaves out, as 0.1; an input that is not "
         "for training has these alone. Chosen by a hash of the row, so always the same rows. Rows "
-        "of a function must be the same each time, without random changes.",
+        "of a function must be the same each time: without random changes, and not padded to the "
+        "longest of a batch, which is refused.",
     )
 
 
@@ -127,7 +156,7 @@ class Table(Divisible):
         description="One path, or several, read one after the other; `*` and `?` stand for any "
         "characters."
     )
-    columns: types.mapping(_Dtype, "a mapping of columns to dtypes, as {age: float32}") = Field(
+    columns: _Columns = Field(
         description="The columns to read, each with its dtype; those of Parquet may be lists of "
         "one length."
     )
@@ -145,20 +174,35 @@ class Table(Divisible):
         "over; a folder's path: they are kept there, for later ones as well.",
     )
 
-    def for_predictions(self, features: Collection[str] | None = None) -> Input:
-        """See base class; without a header it takes all columns to know one."""
-        if not getattr(self, "header", True):
-            return self
+    _whole: "Table | None" = pydantic.PrivateAttr(
+        None
+    )  # what this one, for predictions, is part of
+
+    def for_predictions(self: _T, features: Collection[str] | None = None) -> _T:
+        """See base class."""
         columns = _chosen(self.columns, self.label, features)
-        return self.model_copy(update={"columns": columns, "label": None})
+        made = self.model_copy(update={"columns": columns, "label": None})
+        made._whole = self._whole or self
+        return made
+
+    def names_of(self, cells: int) -> list[str]:
+        """Returns the columns of a file without a header, whose rows have so many cells.
+
+        To predict, the label may be missing.
+        """
+        whole = self._whole or self
+        left_out = whole.label if whole is not self and cells < len(whole.columns) else None
+        return [name for name in whole.columns if name != left_out]
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
         if self.label is not None and self.label not in self.columns:
-            yield "label", f"must be one of columns, got {self.label!r}. Add it there."
+            then = types.meant(self.label, self.columns, "Add it there.")
+            yield "label", f"must be one of columns, got {self.label!r}. {then}"
         for name, value in self.defaults.items():
             if name not in self.columns:
-                yield "defaults", f"must be for one of columns, got {name!r}. Remove it."
+                then = types.meant(name, self.columns, "Remove it.")
+                yield "defaults", f"must be for one of columns, got {name!r}. {then}"
                 continue
             try:
                 types.cell_text(value, self.columns[name])
@@ -170,7 +214,7 @@ class Csv(Table):
     """Comma-separated text, UTF-8, also compressed with gzip; features are a dict of columns."""
 
     kind: Literal["csv"] = Field("csv", description="csv: comma-separated text.")
-    na_values: types.listing(types.Text) = Field(
+    na_values: tuple[types.Text, ...] = Field(
         (),
         description="Texts that make a cell an empty one, such as NA. A column of text keeps them, "
         "unless it has a value in defaults.",
@@ -204,7 +248,7 @@ class Npz(Input):
         None,
         description="[start, stop]: only these rows, e.g. to hold a test split out.",
     )
-    dtypes: dict[str, _Dtype] = Field(
+    dtypes: dict[str, catalog.Dtype] = Field(
         {},
         description="For a feature or array, the dtype to convert it to.",
     )
@@ -227,10 +271,11 @@ def _can_be(value: object, dtype: str) -> bool:
 class Feature(types.Section):
     """How one feature of a tf.train.Example is read."""
 
+    FORM = "a mapping that says how it is read, as {dtype: float32}"
     dtype: Literal["float32", "int64", "string"] = Field(
         description="float32, int64 or string, as Examples have them."
     )
-    shape: types.listing(types.whole(0)) = Field(
+    shape: Annotated[tuple[types.NotNegative, ...], pydantic.AfterValidator(shape)] = Field(
         (), description="Of a fixed feature, without the batch; [] is one value."
     )
     kind: Literal["fixed", "sparse", "ragged"] = Field(
@@ -258,22 +303,25 @@ class Feature(types.Section):
                 return
 
 
+_Features = Annotated[
+    types.Named[Feature],
+    types.mapping("a mapping of features to how they are read, as {age: {dtype: float32}}"),
+]
+
+
 class Tfrecord(Divisible):
     """tf.train.Examples in TFRecord files."""
 
     kind: Literal["tfrecord"] = Field("tfrecord", description="tfrecord: tf.train.Examples.")
     file: _Files = Field(description="One path or several; `*` and `?` stand for any characters.")
-    features: types.mapping(
-        types.section(Feature, "a mapping that says how it is read, as {dtype: float32}"),
-        "a mapping of features to how they are read, as {age: {dtype: float32}}",
-    ) = Field(description="For each feature, its label too, how it is read.")
+    features: _Features = Field(description="For each feature, its label too, how it is read.")
     label: types.Text | None = Field(
         None, description="The feature that is the label; null where there is none."
     )
     compression: Literal["none", "GZIP", "ZLIB"] = Field(
         "none", description="How the files are compressed."
     )
-    parallel_reads: types.whole(1, _MAX_READS) = Field(
+    parallel_reads: Annotated[int, types.whole(1, _MAX_READS)] = Field(
         1,
         description="How many files are read at a time. Above 1, records come from so many files "
         "in turn, always in the same order where nothing is shuffled.",
@@ -289,7 +337,7 @@ class Tfrecord(Divisible):
         """How the files are compressed, as `tf.data` has it."""
         return "" if self.compression == "none" else self.compression
 
-    def for_predictions(self, features: Collection[str] | None = None) -> Input:
+    def for_predictions(self, features: Collection[str] | None = None) -> "Tfrecord":
         """See base class."""
         chosen = _chosen(self.features, self.label, features)
         return self.model_copy(update={"features": chosen, "label": None})
@@ -297,7 +345,8 @@ class Tfrecord(Divisible):
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
         if self.label is not None and self.label not in self.features:
-            yield "label", f"must be one of features, got {self.label!r}. Add it there."
+            then = types.meant(self.label, self.features, "Add it there.")
+            yield "label", f"must be one of features, got {self.label!r}. {then}"
 
 
 class Function(Divisible):
@@ -326,10 +375,12 @@ def _spelt_out(value: object) -> object:
     return {"kind": "function", "function": value} if isinstance(value, str) else value
 
 
+AnyTable: TypeAlias = Csv | Parquet
+AnyInput: TypeAlias = AnyTable | Npz | Tfrecord | Function
+
 _Any = Annotated[
-    types.one_section(
-        Csv, Parquet, Npz, Tfrecord, Function, or_else=", or package.module:function"
-    ),
+    AnyInput,
+    types.one_section(*get_args(AnyInput), or_else=", or package.module:function"),
     pydantic.BeforeValidator(_spelt_out),
     types.OrText(types.FUNCTION_FORM),
 ]

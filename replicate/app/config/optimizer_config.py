@@ -5,7 +5,7 @@ reads them is made from the row.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import pydantic
 
@@ -34,7 +34,7 @@ class Schedule(_Named):
     """A learning rate that changes with the global step; by its function's name."""
 
     KIND = "schedule"
-    warmup_steps: types.whole(0) = pydantic.Field(
+    warmup_steps: types.NotNegative = pydantic.Field(
         0, description="In so many steps the rate rises from 0; the schedule begins behind them."
     )
 
@@ -63,35 +63,38 @@ class Optimizer(_Named):
     KIND = "optimizer"
 
 
+_S = TypeVar("_S", bound=_Named)
 _OWN = {
     "AdamW": "Adam with a decay of weights of its own, <https://arxiv.org/abs/1711.05101>.",
     "LAMB": "AdamW whose steps go by a variable's norm, <https://arxiv.org/abs/1904.00962>.",
     "constant": "One rate, to be reached by `warmup_steps`.",
     "inverse_sqrt_decay": "learning_rate / sqrt(1 + step / decay_steps).",
 }
-_TYPES = {
-    "boundaries": types.listing(types.whole(0), 1),
-    "decay_steps": types.whole(1),
-    "exclude_from_decay": types.listing(types.Text),
-    "first_decay_steps": types.whole(1),
-    "initial_accumulator_value": types.number(0),
-    "initial_gradient_squared_accumulator_value": types.number(above=0),
-    "l1_regularization_strength": types.number(0),
-    "l2_regularization_strength": types.number(0),
-    "l2_shrinkage_regularization_strength": types.number(0),
-    "learning_rate": types.number(0),
-    "values": types.listing(types.number(0), 2),
-    "weight_decay": types.number(0),
+_Number = Annotated[float, types.number()]
+_AtLeastZero = Annotated[float, types.number(0)]
+_TYPES: dict[str, types.Type] = {
+    "boundaries": types.Several[types.NotNegative],
+    "decay_steps": types.Positive,
+    "exclude_from_decay": tuple[types.Text, ...],
+    "first_decay_steps": types.Positive,
+    "initial_accumulator_value": _AtLeastZero,
+    "initial_gradient_squared_accumulator_value": types.AboveZero,
+    "l1_regularization_strength": _AtLeastZero,
+    "l2_regularization_strength": _AtLeastZero,
+    "l2_shrinkage_regularization_strength": _AtLeastZero,
+    "learning_rate": _AtLeastZero,
+    "values": Annotated[tuple[_AtLeastZero, ...], pydantic.Field(min_length=2)],
+    "weight_decay": _AtLeastZero,
 }
 
 
 def _section(
-    base: type[_Named], name: str, row: Mapping[str, Any], known: Mapping[str, types.Type]
-) -> type[_Named]:
+    base: type[_S], name: str, row: Mapping[str, Any], known: Mapping[str, types.Type]
+) -> type[_S]:
     """Makes the section that reads the arguments of one row, by their names or defaults."""
     fields: dict[str, Any] = {"name": (Literal[name], name)}
     for argument, default in row.items():
-        by_default = types.Boolean if isinstance(default, bool) else types.number()
+        by_default = types.Boolean if isinstance(default, bool) else _Number
         is_required = default is catalog.REQUIRED
         fields[argument] = (known.get(argument, by_default), ... if is_required else default)
     made = pydantic.create_model(name, __base__=base, **fields)
@@ -104,27 +107,14 @@ _SCHEDULES = {
     name: _section(_Steps if "boundaries" in row else Schedule, name, row, _TYPES)
     for name, row in catalog.SCHEDULES.items()
 }
-_RATE = types.either(
-    {
-        int: _TYPES["learning_rate"],
-        dict: types.one_section(*_SCHEDULES.values(), key="name"),
-    },
-    "a number of at least 0, or a schedule as {name: exponential_decay, ...}",
-)
+_Rate = Annotated[
+    _AtLeastZero | Annotated[Schedule, types.one_section(*_SCHEDULES.values(), key="name")],
+    types.either("a number of at least 0, or a schedule as {name: exponential_decay, ...}"),
+]
 _OPTIMIZERS = {
-    name: _section(Optimizer, name, row, {**_TYPES, "learning_rate": _RATE})
+    name: _section(Optimizer, name, row, {**_TYPES, "learning_rate": _Rate})
     for name, row in catalog.OPTIMIZERS.items()
 }
-
-
-def schedule(name: str, **arguments: Any) -> Schedule:
-    """Returns a schedule with the defaults of what is not given."""
-    return _SCHEDULES[name](**arguments)
-
-
-def optimizer(name: str, **arguments: Any) -> Optimizer:
-    """Returns an optimizer with the defaults of what is not given."""
-    return _OPTIMIZERS[name](**arguments)
 
 
 def _spelt_out(value: object) -> object:
@@ -141,13 +131,8 @@ def _spelt_out(value: object) -> object:
 _RULE = "{name: Adam, ...}, or a function's name as package.module:function"
 _READY = [name for name, row in catalog.OPTIMIZERS.items() if catalog.REQUIRED not in row.values()]
 OptimizerOrFunction = Annotated[
-    types.either(
-        {
-            str: types.Function,
-            dict: types.one_section(*_OPTIMIZERS.values(), key="name"),
-        },
-        _RULE,
-    ),
+    types.Function | Annotated[Optimizer, types.one_section(*_OPTIMIZERS.values(), key="name")],
+    types.either(_RULE),
     pydantic.BeforeValidator(_spelt_out),
     types.OrText({"enum": _READY}),
 ]

@@ -20,7 +20,8 @@ _DEVICE = re.compile(
 _DEVICE_TYPES = ("CPU", "GPU", "TPU")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _UNITS = (86400, 3600, 60, 1)  # seconds
-_MAX_THREADS = 2**12  # per kind; with some ten thousand TensorFlow does not come to its first step
+# With some ten thousand threads TensorFlow does not come to its first step.
+_Threads = Annotated[int, types.whole(1, 2**12)]
 
 
 class Compared(types.Section):
@@ -51,14 +52,17 @@ class Compared(types.Section):
 class KeepBest(Compared):
     """Which checkpoint is kept in `best` below model_dir."""
 
+    FORM = "a mapping such as {metric: accuracy}"
+
 
 class EarlyStopping(Compared):
     """When training ends before its last step: its evaluations get no better any more."""
 
-    patience: types.whole(1) = Field(
+    FORM = "a mapping such as {metric: accuracy, patience: 3}"
+    patience: types.Positive = Field(
         3, description="After how many evaluations without an improvement training ends."
     )
-    min_delta: types.number(0) = Field(
+    min_delta: Annotated[float, types.number(0)] = Field(
         0.0, description="An improvement must be better by more than this."
     )
 
@@ -74,7 +78,7 @@ def _seconds(value: object) -> object:
 
 
 _Time = Annotated[
-    types.number(above=0), pydantic.BeforeValidator(_seconds), types.OrText({"minLength": 2})
+    types.AboveZero, pydantic.BeforeValidator(_seconds), types.OrText({"minLength": 2})
 ]
 
 
@@ -86,13 +90,13 @@ class Train(types.Section):
     )
 
     input: input_config.TrainingInput = Field(description="The training data.")
-    epochs: types.whole(1) | None = Field(
+    epochs: types.Positive | None = Field(
         None,
         description="How many passes over the training data; absolute like steps. A pass is cut "
         "into batches by itself, and N epochs are N times as many steps as it has batches. Of a "
         "stream they are counted while it is first read.",
     )
-    steps: types.whole(1) | None = Field(
+    steps: types.Positive | None = Field(
         None,
         validate_default=True,
         description="The global step at which training is over; absolute, so a finished run "
@@ -104,19 +108,17 @@ class Train(types.Section):
         "beginning, when a step is made; what follows training is done then. The same command "
         "goes on from there.",
     )
-    early_stopping: (
-        types.section(EarlyStopping, "a mapping such as {metric: accuracy, patience: 3}") | None
-    ) = Field(
+    early_stopping: EarlyStopping | None = Field(
         None,
         description="Ends training when evaluations get no better; needs eval.every_steps. A run "
         "that continues remembers them.",
     )
-    keep_best: types.section(KeepBest, "a mapping such as {metric: accuracy}") | None = Field(
+    keep_best: KeepBest | None = Field(
         None,
         description="Keeps the checkpoint with the best evaluation in the folder best of "
         "model_dir, whatever keep_checkpoint_max says: `--checkpoint best`.",
     )
-    hooks: types.listing(types.Function) = Field(
+    hooks: tuple[types.Function, ...] = Field(
         (),
         description="Functions that return a SessionRunHook, or a list of them, for training; "
         "they get what they name of params, model_dir and config, the RunConfig.",
@@ -135,21 +137,23 @@ class Train(types.Section):
             raise types.fault("must be given, or epochs: how long to train. Add one of them.")
         return steps
 
-    save_checkpoints_steps: types.whole(1) | None = Field(
-        None, description="Steps between checkpoints."
+    save_checkpoints_steps: types.Positive | None = Field(
+        None, description="Saves a checkpoint at each multiple of so many steps."
     )
-    save_checkpoints_secs: types.whole(1) | None = Field(
+    save_checkpoints_secs: types.Positive | None = Field(
         None,
         description="Seconds between checkpoints, in place of steps. With neither: every "
         "eval.every_steps, else every 600 seconds.",
     )
-    keep_checkpoint_max: types.whole(0, _MAX_KEPT) = Field(
+    keep_checkpoint_max: Annotated[int, types.whole(0, _MAX_KEPT)] = Field(
         5, description="How many checkpoints to keep; 0 keeps all."
     )
-    log_every_steps: types.whole(1) = Field(
-        100, description="Steps between two log lines where there is no terminal."
+    log_every_steps: types.Positive = Field(
+        100,
+        description="Where there is no terminal, the first step and the last have a line, and "
+        "between them multiples of this, one in ten seconds at most.",
     )
-    save_summary_steps: types.whole(1) = Field(100, description="Steps between summaries.")
+    save_summary_steps: types.Positive = Field(100, description="Steps between summaries.")
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
@@ -157,17 +161,20 @@ class Train(types.Section):
             yield "save_checkpoints_secs", "must be alone: save_checkpoints_steps is set. Keep one."
 
 
+_Reduction = Annotated[str, types.word_or_function(*catalog.METRIC_REDUCTIONS)]
+
+
 class Eval(types.Section):
     """How to evaluate."""
 
     input: input_config.OtherInput = Field(description="The data to evaluate on.")
-    steps: types.whole(1) | None = Field(None, description="How many batches; null: all.")
-    every_steps: types.whole(1) | None = Field(
+    steps: types.Positive | None = Field(None, description="How many batches; null: all.")
+    every_steps: types.Positive | None = Field(
         None,
-        description="In training, evaluate at the first checkpoint after so many steps; null: "
-        "when training is over.",
+        description="In training, evaluate at each multiple of so many steps, where a checkpoint "
+        "is saved as well; null: when training is over.",
     )
-    metric_reductions: dict[str, types.word_or_function(*catalog.METRIC_REDUCTIONS)] = Field(
+    metric_reductions: dict[str, _Reduction] = Field(
         {},
         description="With tower_building call: for a metric that does not add up over towers (a "
         "running maximum), by a part of its variables' names between slashes: sum, mean, max, min, "
@@ -186,7 +193,7 @@ class Predict(types.Section):
     input: input_config.OtherInput = Field(
         description="The data to predict for; its label, if it has one, is not used."
     )
-    keys: types.listing(types.Text, 1) | None = Field(
+    keys: types.Several[types.Text] | None = Field(
         None, description="Which predictions to write; null: all."
     )
 
@@ -198,10 +205,11 @@ class Predict(types.Section):
 
 def _folder_name(value: object) -> str:
     """Takes the name of a folder that cannot be taken for an export's own number."""
-    is_name = isinstance(value, str) and value.strip(". ") and not value.isdecimal()
-    if not is_name or not value.isprintable() or set(value) & set('/\\:*?"<>|'):
+    name = value if isinstance(value, str) else ""
+    is_name = name.strip(". ") and name.isprintable() and not name.isdecimal()
+    if not is_name or set(name) & set('/\\:*?"<>|'):
         raise types.expected("a folder's name that is no number")
-    return value
+    return name
 
 
 def _asset(name: str) -> str:
@@ -215,10 +223,17 @@ def _asset(name: str) -> str:
 class ServingInput(types.Section):
     """One tensor that a served model is fed."""
 
-    dtype: Literal[catalog.DTYPES] = Field(description="Its type.")
-    shape: types.listing(types.whole(0) | None) = Field(
-        (), description="Its shape without the batch; null where a dimension is not known."
-    )
+    FORM = "a mapping such as {dtype: float32, shape: [8]}"
+    dtype: catalog.Dtype = Field(description="Its type.")
+    shape: Annotated[
+        tuple[types.NotNegative | None, ...], pydantic.AfterValidator(input_config.shape)
+    ] = Field((), description="Its shape without the batch; null where a dimension is not known.")
+
+
+_Inputs = Annotated[
+    types.Named[ServingInput],
+    types.mapping("a mapping of features to what is fed, as {age: {dtype: float32}}"),
+]
 
 
 class Exporter(types.Section):
@@ -241,16 +256,21 @@ class Final(Exporter):
     kind: Literal["final"] = Field("final", description="final: once, when training is over.")
 
 
-class Latest(Exporter):
-    """Exports after each evaluation."""
+class Repeated(Exporter):
+    """What every exporter has that exports after evaluations."""
 
-    kind: Literal["latest"] = Field("latest", description="latest: after each evaluation.")
-    exports_to_keep: types.whole(1) | None = Field(
+    exports_to_keep: types.Positive | None = Field(
         5, description="How many exports to keep, the newest; null: all."
     )
 
 
-class Best(Compared, Latest):
+class Latest(Repeated):
+    """Exports after each evaluation."""
+
+    kind: Literal["latest"] = Field("latest", description="latest: after each evaluation.")
+
+
+class Best(Compared, Repeated):
     """Exports after an evaluation that is better than those of all exports before."""
 
     kind: Literal["best"] = Field(
@@ -275,16 +295,10 @@ class Export(types.Section):
     after_training: types.Boolean = Field(
         True, description="Whether `train` ends with an export into directory itself."
     )
-    exporters: types.listing(types.one_section(Final, Latest, Best)) = Field(
+    exporters: tuple[Annotated[Exporter, types.one_section(Final, Latest, Best)], ...] = Field(
         (), description="What `train` exports besides, after evaluations or at its end."
     )
-    inputs: (
-        types.mapping(
-            types.section(ServingInput, "a mapping such as {dtype: float32, shape: [8]}"),
-            "a mapping of features to what is fed, as {age: {dtype: float32}}",
-        )
-        | None
-    ) = Field(
+    inputs: _Inputs | None = Field(
         None,
         description="For each feature, what the served model is fed; null: as the features of "
         "predict.input, else of eval.input, else of train.input.",
@@ -328,39 +342,26 @@ def _different(names: Sequence[object]) -> Sequence[object]:
     return names
 
 
-def _form_of(value: object) -> str:
-    """Tells in which form devices are given."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return "number"
-    if isinstance(value, dict) and len(value) == 1 and next(iter(value)) in ("gpu", "cpu"):
-        return "mapping"
-    if value == "auto":
-        return "auto"
-    return "list" if isinstance(value, list | tuple) else ""
-
-
-def _counted(value: object) -> object:
-    """Refuses `{cpus: 2}`."""
+def _devices(value: object) -> object:
+    """Refuses other texts than auto, and other mappings than of one kind, such as `{cpus: 2}`."""
     for kind, count in value.items() if isinstance(value, dict) else ():
         if kind not in ("gpu", "cpu") and str(kind).lower() in ("gpu", "gpus", "cpu", "cpus"):
             meant = f"{{{kind[:3].lower()}: {count}}}"
             raise types.expected(_DEVICES, f"Did you mean {meant}?")
+    is_unknown = isinstance(value, dict) and list(value) not in (["gpu"], ["cpu"])
+    if is_unknown or (isinstance(value, str) and value != "auto"):
+        raise types.expected(_DEVICES)
     return value
 
 
 _DEVICES = "auto, a list of devices, how many, {gpu: n} or {cpu: n}"
 Devices = Annotated[
-    types.choice(
-        _form_of,
-        {
-            "auto": Literal["auto"],
-            "number": types.whole(1),
-            "list": Annotated[types.listing(str, 1), pydantic.BeforeValidator(_different)],
-            "mapping": dict[Literal["gpu", "cpu"], types.whole(1)],
-        },
-        _DEVICES,
-    ),
-    pydantic.BeforeValidator(_counted),
+    Literal["auto"]
+    | types.Positive
+    | Annotated[types.Several[str], pydantic.BeforeValidator(_different)]
+    | dict[Literal["gpu", "cpu"], types.Positive],
+    types.either(_DEVICES),
+    pydantic.BeforeValidator(_devices),
 ]
 
 
@@ -376,13 +377,13 @@ class Run(types.Section):
     gpu_allow_growth: types.Boolean = Field(
         False, description="Whether to take GPU memory as needed."
     )
-    per_process_gpu_memory_fraction: types.number(above=0) | None = Field(
+    per_process_gpu_memory_fraction: types.AboveZero | None = Field(
         None, description="Share of each GPU's memory to take; null: TensorFlow chooses."
     )
-    intra_op_parallelism_threads: types.whole(1, _MAX_THREADS) | None = Field(
+    intra_op_parallelism_threads: _Threads | None = Field(
         None, description="Threads within one operation; null: TensorFlow chooses."
     )
-    inter_op_parallelism_threads: types.whole(1, _MAX_THREADS) | None = Field(
+    inter_op_parallelism_threads: _Threads | None = Field(
         None, description="Operations at a time; null: TensorFlow chooses."
     )
 
@@ -390,7 +391,7 @@ class Run(types.Section):
 class Cluster(types.Section):
     """What TF_CONFIG does not say of a cluster; without one nothing of it counts."""
 
-    timeout: types.number(above=0) = Field(
+    timeout: types.AboveZero = Field(
         600.0,
         description="After how many seconds a worker fails that waits for another one: at the "
         "start, in a step, and while the chief evaluates or exports.",
@@ -398,7 +399,7 @@ class Cluster(types.Section):
     communication: Literal["auto", "ring", "nccl"] = Field(
         "auto", description="How workers reach each other; auto: NCCL between GPUs, else a ring."
     )
-    pack_bytes: types.whole(0) | None = Field(
+    pack_bytes: types.NotNegative | None = Field(
         None,
         description="Tensors of workers share a transfer, up to so many bytes; 0: none do; null: "
         "4 MiB, or 128 KiB for each worker where that is more.",
@@ -409,7 +410,7 @@ class Cluster(types.Section):
         "the chief; the job evaluator in TF_CONFIG, or `replicate launch --evaluator`, says so as "
         "well.",
     )
-    grace: types.number(above=0) = Field(
+    grace: types.AboveZero = Field(
         20.0,
         description="For how many seconds `replicate launch` waits for processes that it has "
         "asked to end, before it kills them.",

@@ -5,21 +5,24 @@ writes them, paths relative to the config's folder, unions that go by a value's 
 tables, and rules between keys. `faults` shows the texts of `expected` and `fault` as they are.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar, Union, get_args
 
 import pydantic
 import pydantic_core
 
 from replicate.app.config import catalog
 
+T = TypeVar("T")
+S = TypeVar("S", bound="Section")
 Type: TypeAlias = Any
 """What pydantic reads a value by: a class, a union, an Annotated."""
 Fault: TypeAlias = tuple[tuple[str | int, ...], object, pydantic_core.PydanticCustomError]
@@ -41,20 +44,29 @@ class Reading:
 
     Attributes:
         folder: What relative paths are relative to.
-        readers: For each mapping that was read, by its id: it, and the section that read it.
+        sections: For each mapping that was read, by its id: it, and what could be read of it.
+        values: Of each section that is being read, the outermost first: what was read so far.
     """
 
     folder: Path
-    readers: dict[int, tuple[object, type["Section"]]] = dataclasses.field(default_factory=dict)
+    sections: dict[int, tuple[object, "Section"]] = dataclasses.field(default_factory=dict)
+    values: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
-    def reader_of(self, mapping: object) -> type["Section"]:
-        """Returns the section that has read a mapping."""
-        return self.readers.get(id(mapping), (mapping, Section))[1]
+    def section_of(self, mapping: object, kind: type[S]) -> S:
+        """Returns what was read of a mapping; an empty section of a kind where nothing was."""
+        found: object = self.sections.get(id(mapping), (mapping, None))[1]
+        empty: Any = kind.model_construct()  # to pydantic's plugin it is one of the bound
+        return found if isinstance(found, kind) else empty
+
+
+class UnreadError(Exception):
+    """What a config says of a key could not be read, and is asked for."""
 
 
 class Section(pydantic.BaseModel):
     """A mapping of known keys. Values do not change once they are read."""
 
+    FORM: ClassVar[str] = "a mapping of keys to values"  # what is told of anything else
     model_config = pydantic.ConfigDict(
         frozen=True, extra="forbid", defer_build=True, protected_namespaces=()
     )
@@ -74,17 +86,42 @@ class Section(pydantic.BaseModel):
             own["required"] = named + required
         return made
 
-    @pydantic.model_validator(mode="before")
+    @pydantic.model_validator(mode="wrap")
     @classmethod
-    def _note_reader(cls, data: object, info: pydantic.ValidationInfo) -> object:
-        if isinstance(info.context, Reading):
-            info.context.readers[id(data)] = (data, cls)
-        return data
+    def _note(
+        cls,
+        data: Any,
+        handler: Callable[[Any], "Section"],
+        info: pydantic.ValidationInfo,
+    ) -> "Section":
+        """Notes what is read of a mapping, and, where it is wrong, of its other keys."""
+        if not isinstance(data, dict | Section):
+            raise expected(cls.FORM)
+        reading = info.context
+        if not isinstance(reading, Reading) or not isinstance(data, dict):
+            return handler(data)
+        reading.values.append({})
+        try:
+            made = handler(data)
+        except pydantic.ValidationError as e:
+            made = cls.model_construct(**reading.values[-1])
+            made.model_post_init(reading)
+            for name in {str(one["loc"][0]) for one in e.errors()} & cls.model_fields.keys():
+                made.__dict__.pop(name, None)
+                if id(data.get(name)) in reading.sections:
+                    made.__dict__[name] = reading.section_of(data[name], Section)
+            raise
+        finally:
+            reading.values.pop()
+            reading.sections[id(data)] = data, made
+        return made
 
-    @pydantic.model_validator(mode="after")
-    def _keep_rules(self) -> "Section":
-        refuse(((name,), self.__dict__[name], fault(rule)) for name, rule in self.faults())
-        return self
+    @pydantic.field_validator("*")
+    @classmethod
+    def _note_value(cls, value: object, info: pydantic.ValidationInfo) -> object:
+        if isinstance(info.context, Reading):
+            info.context.values[-1][str(info.field_name)] = value
+        return value
 
     @classmethod
     def known_keys(cls) -> tuple[str, ...]:
@@ -104,6 +141,20 @@ class Section(pydantic.BaseModel):
     def faults(self) -> Iterable[tuple[str, str]]:
         """Yields (key, rule) for rules between keys that are broken."""
         return ()
+
+    if not TYPE_CHECKING:  # to which any attribute would be known
+
+        def __getattr__(self, name: str) -> Any:
+            if name in type(self).model_fields:
+                raise UnreadError(name)
+            return super().__getattr__(name)
+
+
+def known(*parts: Iterable[T]) -> Iterator[T]:
+    """Yields what all parts yield; one that asks for a key that could not be read ends there."""
+    for part in parts:
+        with contextlib.suppress(UnreadError):
+            yield from part
 
 
 def expected(rule: str, then: str = "") -> pydantic_core.PydanticCustomError:
@@ -146,23 +197,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return ""
 
 
+def meant(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Asks whether the nearest known word is meant; where none is near, says something else."""
+    near = nearest(word, known)
+    return f"Did you mean {near}?" if near else otherwise
+
+
 def one_of(
     names: Sequence[str], value: object, then: str = ""
 ) -> pydantic_core.PydanticCustomError:
     """Returns the error of a value that is none of a few words."""
-    near = nearest(str(value), names)
-    return expected(f"one of {', '.join(names)}", then or (f"Did you mean {near}?" if near else ""))
-
-
-def _must_be(kind: type, rule: str) -> pydantic.BeforeValidator:
-    """Returns what refuses a value of another type, with a rule that says more than pydantic's."""
-
-    def read(value: object) -> object:
-        if not isinstance(value, kind):
-            raise expected(rule)
-        return value
-
-    return pydantic.BeforeValidator(read)
+    return expected(f"one of {', '.join(names)}", then or meant(str(value), names))
 
 
 def _plain(value: Any) -> Any:
@@ -220,7 +265,8 @@ def path_of(value: str, folder: Path | str | None) -> str:
         raise expected(rule, "Write the path without ~.") from None
 
 
-def _path(value: object, info: pydantic.ValidationInfo) -> str:
+def path(value: object, info: pydantic.ValidationInfo) -> str:
+    """Takes a path; a relative one is put below the config's folder."""
     if not isinstance(value, str) or not value:
         raise expected("a path")
     folder = info.context.folder if isinstance(info.context, Reading) else None
@@ -239,28 +285,28 @@ Function = Annotated[
     pydantic.BeforeValidator(_function),
     pydantic.WithJsonSchema({"type": "string", **FUNCTION_FORM}),
 ]
-PathText = Annotated[str, pydantic.Field(min_length=1), pydantic.BeforeValidator(_path)]
+PathText = Annotated[str, pydantic.Field(min_length=1), pydantic.BeforeValidator(path)]
 
 
-def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> Type:
-    """Returns the type of whole numbers that TensorFlow can hold; 1e3 is one."""
+def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> pydantic.BeforeValidator:
+    """Returns what reads whole numbers that TensorFlow can hold; 1e3 is one."""
     rule = "a whole number" + ("" if minimum is None else f" of at least {minimum}")
+    least = -math.inf if minimum is None else minimum
 
     def read(value: object) -> int:
         number = int(value) if isinstance(value, float) and value.is_integer() else value
-        wrong = isinstance(number, bool) or not isinstance(number, int)
-        if wrong or (minimum is not None and number < minimum):
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
             raise expected(rule)
         if abs(number) > maximum:
             raise expected(f"{rule} and at most {maximum}")
         return number
 
     bounds = pydantic.Field(ge=minimum, le=maximum if maximum < _MAX_WHOLE else None)
-    return Annotated[int, bounds, pydantic.BeforeValidator(read)]
+    return pydantic.BeforeValidator(read, json_schema_input_type=Annotated[int, bounds])
 
 
-def number(minimum: float | None = None, *, above: float | None = None) -> Type:
-    """Returns the type of finite numbers, at least `minimum` or truly above `above`."""
+def number(minimum: float | None = None, *, above: float | None = None) -> pydantic.BeforeValidator:
+    """Returns what reads finite numbers, at least `minimum` or truly above `above`."""
     rule = "a number"
     rule += "" if minimum is None else f" of at least {minimum:g}"
     rule += "" if above is None else f" above {above:g}"
@@ -275,60 +321,70 @@ def number(minimum: float | None = None, *, above: float | None = None) -> Type:
             raise expected(rule)
         return value
 
-    return Annotated[float, pydantic.Field(ge=minimum, gt=above), pydantic.BeforeValidator(read)]
+    bounds = pydantic.Field(ge=minimum, gt=above)
+    return pydantic.BeforeValidator(read, json_schema_input_type=Annotated[float, bounds])
 
 
-def listing(kind: Type, minimum: int = 0) -> Type:
-    """Returns the type of lists of one kind of value; they become tuples."""
-    return Annotated[tuple[kind, ...], pydantic.Field(min_length=minimum or None)]
+Positive = Annotated[int, whole(1)]
+NotNegative = Annotated[int, whole(0)]
+AboveZero = Annotated[float, number(above=0)]
+Several = Annotated[tuple[T, ...], pydantic.Field(min_length=1)]
+Named = Annotated[dict[str, T], pydantic.Field(min_length=1)]
 
 
-def section(kind: type[Section], rule: str) -> Type:
-    """Returns the type of a section, with a rule for what is no mapping."""
-    return Annotated[kind, _must_be(dict | kind, rule)]
+def mapping(rule: str) -> pydantic.BeforeValidator:
+    """Returns what refuses all but mappings, with a rule that says more than pydantic's."""
 
-
-def mapping(kind: Type, rule: str) -> Type:
-    """Returns the type of mappings of names to one kind of value, with at least one."""
-    return Annotated[dict[str, kind], pydantic.Field(min_length=1), _must_be(dict, rule)]
-
-
-def choice(tag_of: Callable[[Any], str], kinds: Mapping[str, Type], rule: str = "") -> Type:
-    """Returns the type of values that are of one of several types.
-
-    Args:
-        tag_of: Tells which one a value is to be; nothing where it can be none of them.
-        kinds: Tag -> type.
-        rule: What is told of a value without a tag.
-    """
-    members = tuple(Annotated[kind, pydantic.Tag(TAG + tag)] for tag, kind in kinds.items())
-
-    def check(value: object) -> object:
-        if not tag_of(value):
+    def read(value: object) -> object:
+        if not isinstance(value, dict):
             raise expected(rule)
         return value
 
+    return pydantic.BeforeValidator(read)
+
+
+def _choice(kinds: Mapping[str, Type], tag_of: Callable[[Any], str], rule: str = "") -> Type:
+    """Returns the type of values that are of one of several types.
+
+    Args:
+        kinds: Tag -> type.
+        tag_of: Tells which one a value is to be.
+        rule: What is told of a value that is of none.
+    """
+    told: dict[str, str | int | float] = {"rule": rule, "then": ""}
+    members = tuple(Annotated[kind, pydantic.Tag(TAG + tag)] for tag, kind in kinds.items())
     return Annotated[
         Union[members],  # noqa: UP007 - as many as there are
-        pydantic.Discriminator(lambda value: TAG + tag_of(value)),
-        pydantic.BeforeValidator(check),
+        pydantic.Discriminator(lambda value: TAG + tag_of(value), "expected", "{rule}", told),
     ]
 
 
-def either(by_type: Mapping[type, Type], rule: str) -> Type:
-    """Returns the type of values that go by their Python type, e.g. a text or a list of texts."""
-    forms = {bool: bool, int: int, float: int, str: str, list: list, tuple: list, dict: dict}
-    forms |= {Section: dict}
-
-    def tag_of(value: object) -> str:
-        form = next((form for kind, form in forms.items() if isinstance(value, kind)), None)
-        return form.__name__ if form in by_type else ""
-
-    return choice(tag_of, {kind.__name__: one for kind, one in by_type.items()}, rule)
+_FORMS: dict[type, str] = {bool: "truth", int: "number", float: "number", str: "text"}
+_FORMS |= {list: "list", tuple: "list", dict: "mapping", Section: "mapping"}
 
 
-def one_section(*classes: type[Section], key: str = "kind", or_else: str = "") -> Type:
-    """Returns the type of mappings that the section reads which one of their keys names.
+def _form(kind: Type) -> str:
+    """Returns what the values of a type are in YAML; nothing where they are nothing of it."""
+    while hasattr(kind, "__origin__"):
+        kind = kind.__origin__
+    cls = kind if isinstance(kind, type) else str  # Literals are texts
+    return next((form for one, form in _FORMS.items() if issubclass(cls, one)), "")
+
+
+def either(rule: str) -> pydantic.GetPydanticSchema:
+    """Returns what reads a union by a value's Python type, e.g. a text or a list of texts."""
+
+    def schema(union: Type, handler: pydantic.GetCoreSchemaHandler) -> pydantic_core.CoreSchema:
+        kinds = {_form(kind): kind for kind in get_args(union)}
+        return handler.generate_schema(_choice(kinds, lambda value: _form(type(value)), rule))
+
+    return pydantic.GetPydanticSchema(schema)
+
+
+def one_section(
+    *classes: type[Section], key: str = "kind", or_else: str = ""
+) -> pydantic.GetPydanticSchema:
+    """Returns what reads a mapping by the section that one of its keys names.
 
     Args:
         *classes: Sections with this key, each with a default of its own for it.
@@ -352,7 +408,8 @@ def one_section(*classes: type[Section], key: str = "kind", or_else: str = "") -
     def tag_of(value: Any) -> str:
         return value[key] if isinstance(value, dict) else getattr(value, key)
 
-    return Annotated[choice(tag_of, kinds), pydantic.BeforeValidator(check)]
+    made: Type = Annotated[_choice(kinds, tag_of), pydantic.BeforeValidator(check)]
+    return pydantic.GetPydanticSchema(lambda _, handler: handler.generate_schema(made))
 
 
 class OrText:
@@ -368,8 +425,8 @@ class OrText:
         return {"anyOf": [{"type": "string", **self._form}, handler(core_schema)]}
 
 
-def word_or_function(*names: str) -> Type:
-    """Returns the type of a few words, or a function's name."""
+def word_or_function(*names: str) -> pydantic.BeforeValidator:
+    """Returns what reads a few words, or a function's name."""
 
     def read(value: object) -> object:
         if isinstance(value, str) and ":" in value:
@@ -378,7 +435,7 @@ def word_or_function(*names: str) -> Type:
             raise one_of([*names, "package.module:function"], value, with_colon(value))
         return value
 
-    return Annotated[str, pydantic.BeforeValidator(read)]
+    return pydantic.BeforeValidator(read)
 
 
 def cell_value(text: str, dtype: str) -> str | bool | int | float:

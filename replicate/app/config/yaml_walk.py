@@ -28,6 +28,7 @@ _NUMBER = r"""^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?
 _WHOLE = r"""^(?:[-+]?0b[0-1_]+|[-+]?0[0-7_]+|[-+]?(?:0|[1-9][0-9_]*)|[-+]?0x[0-9a-fA-F_]+)$"""
 FLOAT = ("tag:yaml.org,2002:float", re.compile(_NUMBER, re.VERBOSE), list("-+0123456789."))
 _STRING = "tag:yaml.org,2002:str"
+_UNREAD = object()
 _MAX_VALUES = 100_000  # aliases of aliases must not make a short file endless
 _MAX_DEPTH = 64  # far from where Python's own limit would end a walk
 _MAX_FILLED = 2**20  # characters, of all values with variables: they multiply as aliases do
@@ -37,7 +38,18 @@ _VARIABLE = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader with numbers of our own and without dates."""
+    """The safe loader with numbers of our own, without dates, and with an end to merges (<<)."""
+
+    _merged = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """See base class, which calls this for each mapping that is merged."""
+        super().flatten_mapping(node)
+        self._merged += len(node.value)
+        if self._merged > _MAX_VALUES:
+            raise yaml.MarkedYAMLError(
+                problem="merges (<<) bring in too many keys", problem_mark=node.start_mark
+            )
 
 
 _OWN_TYPES = {"timestamp", "float", "int"}
@@ -166,7 +178,7 @@ class Walk:
                 then = "Write ${...} in a line of its own: braces around it break it."
             self._end(mark, f"must be valid YAML: {what}. {then}")
         except RecursionError:
-            self._end_depth(loader.get_mark(), ())
+            self._end_depth(loader.get_mark() if loader is not None else None, ())
         finally:
             if loader is not None:
                 loader.dispose()
@@ -194,7 +206,7 @@ class Walk:
         self._note(mark, text)
         raise errors.ConfigError("\n".join(self._document.faults)) from None
 
-    def _end_depth(self, mark: yaml.Mark, path: KeyPath) -> NoReturn:
+    def _end_depth(self, mark: yaml.Mark | None, path: KeyPath) -> NoReturn:
         key = f"{dotted(path[:1])}: " if path else ""
         then = "Take brackets or indents away."
         self._end(mark, f"{key}must be at most {_MAX_DEPTH} levels deep. {then}")
@@ -215,9 +227,8 @@ class Walk:
                 return self._scalar(loader, node, path)
         finally:
             self._open.pop()
-        rule = f"a config holds plain data, got the tag {node.tag}. Remove the tag."
-        self._note(node.start_mark, f"{dotted(path)}: {rule}")
-        return None
+        fault = f"a config holds plain data, got the tag {node.tag}. Remove the tag."
+        return self._unread(node, path, fault)
 
     def _scalar(self, loader: _Loader, node: yaml.ScalarNode, path: KeyPath) -> Any:
         try:
@@ -237,9 +248,13 @@ class Walk:
                 f"must be a value of the type {node.tag.rpartition(':')[2]}, got {node.value!r}. "
                 "Correct it, or put it in quotes."
             )
+        return self._unread(node, path, fault)
+
+    def _unread(self, node: yaml.Node, path: KeyPath, fault: str) -> object:
+        """Notes a fault; returns what stands for the value, which no key takes."""
         self._document.unread.add(path)
         self._note(node.start_mark, f"{dotted(path)}: {fault}" if path else fault)
-        return None
+        return _UNREAD
 
     def _with_variables(self, loader: _Loader, node: yaml.ScalarNode) -> yaml.ScalarNode:
         """Returns a node with variables filled in; what is not in quotes gets its type then."""

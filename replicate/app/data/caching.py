@@ -47,7 +47,7 @@ def through(
     if folder is True:
         return lambda dataset: dataset.cache()
     place = place_of(source, key, paths, made_by, worker) if folder else ""
-    if place and ("://" in place or _take(place, folder, key)):
+    if place and ("://" in place or _take(place, key)):
         return lambda dataset: dataset.cache(place)
     return lambda dataset: dataset
 
@@ -60,7 +60,10 @@ def place_of(
     worker: int = 0,
 ) -> str:
     """Returns what the names of a cache's files begin with; see `through`."""
-    about = [source.model_dump(mode="json", exclude=_NOT_OF_ROWS), [_state(p) for p in paths]]
+    about: list[Any] = [source.model_dump(mode="json", exclude=_NOT_OF_ROWS)]
+    about.append([_state(path) for path in paths])
+    if isinstance(source, input_config.Table):
+        about.append(source.names_of(0) + list(source.columns))  # their order, which JSON sorts
     about.append(bool(source.shuffle) and len(paths) > 1)  # shuffles the files
     if made_by:
         fn, offered = made_by
@@ -69,7 +72,7 @@ def place_of(
         about.append(worker)
     text = json.dumps(about, sort_keys=True, default=repr)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return os.path.join(source.cache, f"{key.partition('.')[0]}-{digest}")
+    return os.path.join(getattr(source, "cache", ""), f"{key.partition('.')[0]}-{digest}")
 
 
 def _state(path: str) -> list[Any]:
@@ -90,11 +93,11 @@ def state_of(fn: Callable[..., Any]) -> list[Any]:
     return _state(file or "")
 
 
-def _take(place: str, folder: str, key: str) -> bool:
+def _take(place: str, key: str) -> bool:
     """Tells whether this process may read or write a cache's files; others may not meanwhile."""
     if os.path.exists(f"{place}.index") or place in _held:
         return True
-    lock = filelock.FileLock(f"{place}.lock", timeout=0)
+    folder, lock = os.path.dirname(place), filelock.FileLock(f"{place}.lock", timeout=0)
     try:
         os.makedirs(folder, exist_ok=True)
         lock.acquire()

@@ -6,15 +6,16 @@ import hashlib
 import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate import errors
 from replicate.app.config import files, input_config, types
 from replicate.app.data import parquet
 
-Columns: TypeAlias = dict[str, np.ndarray]  # each of shape [rows, ...], text as bytes
+Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # each of shape [rows, ...], text as bytes
 Row: TypeAlias = tuple[int, list[str]]  # the line it begins in, its cells
 
 _PIECE = 4096  # rows at a time
@@ -32,20 +33,22 @@ def fits_in_memory(source: input_config.Table, key: str) -> bool:
 
 
 def read(
-    source: input_config.Table, key: str, is_training: bool = False
-) -> tuple[Columns, np.ndarray | None]:
+    source: input_config.AnyTable, key: str, is_training: bool = False
+) -> tuple[Columns, npt.NDArray[Any] | None]:
     """Reads files whole; returns features, and the label if there is one; see `pieces`."""
     found = list(pieces(source, key, is_training))
     return label_of({name: np.concatenate([p[name] for p in found]) for name in found[0]}, source)
 
 
-def label_of(columns: Columns, source: input_config.Table) -> tuple[Columns, np.ndarray | None]:
+def label_of(
+    columns: Columns, source: input_config.Table
+) -> tuple[Columns, npt.NDArray[Any] | None]:
     """Parts columns into features and the label, which may be None."""
     features = {name: one for name, one in columns.items() if name != source.label}
-    return features, columns.get(source.label)
+    return features, None if source.label is None else columns.get(source.label)
 
 
-def pieces(source: input_config.Table, key: str, is_training: bool = False) -> Iterator[Columns]:
+def pieces(source: input_config.AnyTable, key: str, is_training: bool = False) -> Iterator[Columns]:
     """Yields some rows at a time, of the files one after the other.
 
     Args:
@@ -56,12 +59,14 @@ def pieces(source: input_config.Table, key: str, is_training: bool = False) -> I
     Raises:
         RunError: If a file or a row of it is bad; names the file and its line.
     """
-    of_file, share, has_rows = _of_file, source.holdout, False
-    if isinstance(source, input_config.Parquet):
-        of_file = parquet.of_file
+    share, has_rows = source.holdout, False
     is_wanted = None if share is None else lambda row: _is_held_out(row, share) != is_training
     for path in files.expanded(source.file, key):
-        for piece in of_file(path, source, key, is_wanted):
+        if isinstance(source, input_config.Parquet):
+            found = parquet.of_file(path, source, key, is_wanted)
+        else:
+            found = _of_file(path, source, key, is_wanted)
+        for piece in found:
             has_rows = True
             yield piece
     if not has_rows:
@@ -76,9 +81,9 @@ def _is_held_out(row: Iterable[str], share: float) -> bool:
 
 
 def _of_file(
-    path: str, source: input_config.Csv, key: str, is_wanted: Callable[[list[str]], bool] | None
+    path: str, source: input_config.Csv, key: str, is_wanted: Callable[[Iterable[str]], bool] | None
 ) -> Iterator[Columns]:
-    names = _header(path, source, key) if source.header else list(source.columns)
+    names = _names(path, source, key)
     try:
         with _opened(path) as file:
             found = filter(None, csv.reader(file, delimiter=source.delimiter, strict=True))
@@ -145,23 +150,25 @@ def _bad_bytes(file: Iterable[str]) -> Iterator[tuple[int, int]]:
             yield number, e.object[e.start]
 
 
-def _header(path: str, source: input_config.Csv, key: str) -> list[str]:
-    """Returns the names in the first row; none where there is none."""
+def _names(path: str, source: input_config.Csv, key: str) -> list[str]:
+    """Returns the names of the columns, as of the first row; none where there is none."""
     for line, cells in rows(path, source.delimiter, key):
+        if not source.header:
+            return source.names_of(len(cells))
         names = [cell.strip() for cell in cells]
-        for name in source.columns:
-            if names.count(name) != 1:
-                near = types.nearest(name, names)
-                then = f"Did you mean {near}?" if near else "Correct columns, or set header: false."
-                raise errors.RunError(
-                    f"{key}: {path}:{line}: the header must have the column {name!r} once, "
-                    f"got {', '.join(names)}. {then}"
-                )
+        wrong = [name for name in source.columns if names.count(name) != 1]
+        if wrong:
+            near = " and ".join(filter(None, (types.nearest(name, names) for name in wrong)))
+            then = f"Did you mean {near}?" if near else "Correct columns, or set header: false."
+            raise errors.RunError(
+                f"{key}: {path}:{line}: the header must have the column "
+                f"{' and the column '.join(map(repr, wrong))} once, got {', '.join(names)}. {then}"
+            )
         return names
     return []
 
 
-def _column(cells: Sequence[str], name: str, source: input_config.Csv) -> np.ndarray:
+def _column(cells: Sequence[str], name: str, source: input_config.Csv) -> npt.NDArray[Any]:
     """Returns a column as an array.
 
     Raises:
@@ -186,7 +193,7 @@ def _column(cells: Sequence[str], name: str, source: input_config.Csv) -> np.nda
         return np.array(values, dtype)
     with np.errstate(over="ignore"):
         made = np.fromiter(map(float, cells), np.float64, len(cells)).astype(dtype)
-    for place in np.flatnonzero(np.isinf(made)):
+    for place in np.flatnonzero(np.isinf(made)).tolist():
         types.cell_value(cells[place], dtype)
     return made
 

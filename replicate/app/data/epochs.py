@@ -76,16 +76,16 @@ class Epochs:
         return None if self._steps_per_epoch is None else self._number * self._steps_per_epoch
 
     def dataset(
-        self, repeat: bool | int, prefetch: int, counted: Callable[[int], None] = lambda end: None
+        self, repeat: int | None, prefetch: int, counted: Callable[[int], None] = lambda end: None
     ) -> tf.data.Dataset:
         """Returns the batches from the step that the run begins at.
 
         Args:
-            repeat: How often the config lets the input be read: true for ever, false once.
+            repeat: How often the config lets the input be read: true for ever, false or None once.
             prefetch: Batches made ahead of time.
             counted: Called with the step at which training ends, as soon as that is known.
         """
-        passes = -1 if repeat is True else int(repeat) or 1
+        passes = -1 if repeat is True else int(repeat or 1)
         if self._steps_per_epoch is not None:
             left_out = self._start % self._steps_per_epoch  # of a pass that was begun
             batches = self._make().repeat(passes).skip(left_out)
@@ -118,7 +118,7 @@ class Epochs:
         if self._steps_per_epoch is None and self._seen:
             self._steps_per_epoch = self._seen
             self._notes.write(self._seen)
-            counted(self.end)
+            counted(self._number * self._seen)
         return False
 
 

@@ -17,10 +17,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate import errors, types
 from replicate.app.config import files, functions, input_config
-from replicate.app.data import caching, csv, npz
+from replicate.app.data import caching, csv, npz, parquet
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
 from replicate.strategy.cluster import cluster as clusters
@@ -34,7 +35,7 @@ _HIDES_ITS_INPUT = ("FlatMap", "Interleave", "GroupBy", "Window")
 
 
 def input_fn(
-    source: input_config.Input,
+    source: input_config.AnyInput,
     key: str,
     mode: str,
     params: Mapping[str, Any],
@@ -58,13 +59,14 @@ def input_fn(
     if isinstance(source, input_config.Table) and not csv.fits_in_memory(source, key):
         return _stream(source, key, is_training, task)
     if isinstance(source, input_config.Table | input_config.Npz):
-        is_npz = isinstance(source, input_config.Npz)
-        read, which = (npz.read, has_labels) if is_npz else (csv.read, is_training)
-        features, label = read(source, key, which)
+        if isinstance(source, input_config.Npz):
+            features, label = npz.read(source, key, has_labels)
+        else:
+            features, label = csv.read(source, key, is_training)
         return lambda: _finish(_of_arrays(features, label, source), source, task)
     if isinstance(source, input_config.Tfrecord):
         paths = record_files(source, key)
-        cached = caching.through(source, key, paths, worker=task.position or 0)
+        cached = caching.through(source, key, paths, worker=_place(task))
         own = _own_side(source, is_training)
         return lambda: _of_records(source, paths, lambda found: cached(own(found)), task)
     return _of_function(source, key, mode, params, task)
@@ -76,16 +78,34 @@ def element_of(make: InputFn) -> Any:
         return make().element_spec
 
 
-def columns_of(source: input_config.Input) -> dict[str, tf.TypeSpec]:
-    """Returns the features that predictions read from columns; none of another kind of input."""
+def columns_of(source: input_config.Input, key: str) -> dict[str, tf.TypeSpec]:
+    """Returns the features that predictions read from columns; none of another kind of input.
+
+    Of a column that a Parquet file lacks nobody knows whether it has lists.
+
+    Args:
+        source: The input as the config has it.
+        key: Its key in the config, for error texts.
+    """
     source = source.for_predictions()
-    if isinstance(source, input_config.Csv) and source.header:
-        return {name: tf.TensorSpec([None], dtype) for name, dtype in source.columns.items()}
+    if isinstance(source, input_config.Table):
+        specs = {name: tf.TensorSpec([None], dtype) for name, dtype in source.columns.items()}
+        if isinstance(source, input_config.Parquet):
+            paths = files.expanded(source.file, key)
+            there = set.intersection(*(parquet.names_in(path, key) for path in paths))
+            specs |= _specs(next(csv.pieces(source.for_predictions(there), key)))
+        return specs
     if not isinstance(source, input_config.Tfrecord):
         return {}
     with tf.Graph().as_default():
         found = tf.io.parse_example(tf1.placeholder(tf.string, [None]), _parsings(source))
-        return {name: tf.type_spec_from_value(one) for name, one in found.items()}
+        return {name: tf.type_spec_from_value(found[name]) for name in source.features}
+
+
+def _specs(columns: csv.Columns) -> dict[str, tf.TypeSpec]:
+    """Returns the spec of each column, with as many rows as there may be."""
+    dtypes = {n: tf.string if c.dtype == object else c.dtype for n, c in columns.items()}
+    return {n: tf.TensorSpec([None, *columns[n].shape[1:]], dtype) for n, dtype in dtypes.items()}
 
 
 def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
@@ -93,7 +113,8 @@ def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
     known = _batched_by(tf.data.experimental.to_variant(dataset).op)
     if known is not None:
         return known
-    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+    specs = tf.nest.flatten(dataset.element_spec)
+    shapes = [spec.shape for spec in specs if hasattr(spec, "shape")]  # all but None
     if any(shape.rank == 0 for shape in shapes):
         return False
     firsts = [None if shape.rank is None else shape[0] for shape in shapes]
@@ -115,7 +136,7 @@ def _batched_by(op: tf.Operation) -> bool | None:
 
 
 def _of_arrays(
-    features: npz.Features, label: np.ndarray | None, source: input_config.Input
+    features: npz.Features, label: npt.NDArray[Any] | None, source: input_config.Input
 ) -> tf.data.Dataset:
     """Returns batches of rows; the arrays stay in Python, out of the graph."""
     nest = features if label is None else (features, label)
@@ -136,22 +157,20 @@ def _of_arrays(
 
 
 def _stream(
-    source: input_config.Table, key: str, is_training: bool, task: clusters.Cluster
+    source: input_config.AnyTable, key: str, is_training: bool, task: clusters.Cluster
 ) -> InputFn:
     """Returns an input_fn that holds some of the rows at a time."""
     pieces = functools.partial(csv.pieces, source, key, is_training)
-    first = next(pieces())  # a bad header is found now
+    specs = _specs(next(pieces()))  # a bad header is found now
     paths = files.expanded(source.file, key)
-    cached = caching.through(source, key, paths, worker=task.position or 0)
-    dtypes = {n: tf.string if c.dtype == object else c.dtype for n, c in first.items()}
-    shapes = {n: tf.TensorSpec([None, *first[n].shape[1:]], dtype) for n, dtype in dtypes.items()}
+    cached = caching.through(source, key, paths, worker=_place(task))
 
     def part(columns: dict[str, tf.Tensor]) -> types.Nest:
         features, label = csv.label_of(columns, source)
         return features if label is None else (features, label)
 
     def make() -> tf.data.Dataset:
-        found = tf.data.Dataset.from_generator(pieces, output_signature=shapes)
+        found = tf.data.Dataset.from_generator(pieces, output_signature=specs)
         found = _shuffled(cached(found.unbatch()), source)
         return _finish(_repeated(found, source).map(part).batch(source.batch_size), source, task)
 
@@ -164,7 +183,7 @@ def record_files(source: input_config.Tfrecord, key: str) -> list[str]:
     Raises:
         RunError: If there is none by a name or pattern, or it is of another kind.
     """
-    paths = []
+    paths: list[str] = []
     for name in source.file:
         if "://" in name:
             paths += tf.io.gfile.glob(name) or files.expanded([name], key)
@@ -199,10 +218,9 @@ def _of_records(
 
     def parse(batch: tf.Tensor) -> types.Nest:
         features = tf.io.parse_example(batch, _parsings(source))
-        if source.label is None:
-            return features
-        label = features.pop(source.label)
-        return features, label
+        label = features.pop(source.label, None)
+        features = {name: features[name] for name in source.features if name in features}
+        return features if label is None else (features, label)
 
     batches = own_part(_repeated(records, source).batch(source.batch_size), task)
     return _finish(batches.map(parse), source, clusters.ALONE)
@@ -252,7 +270,7 @@ def _of_function(
     fn = functions.load(source.function, f"{key}.function")
     source, task, context = left_to(fn, source, task)
     offered = {"mode": mode, "params": dict(params), "batch_size": source.batch_size}
-    cached = caching.through(source, key, made_by=(fn, offered), worker=task.position or 0)
+    cached = caching.through(source, key, made_by=(fn, offered), worker=_place(task))
 
     def make() -> tf.data.Dataset:
         named = f"{key}.function: {source.function}"
@@ -301,23 +319,24 @@ def _refuse_rows_unlike(batch: Any, key: str, named: str) -> None:
 
 def _own_side(source: input_config.Divisible, is_training: bool) -> Change:
     """Returns what takes from a dataset the rows that are held out, or leaves them out."""
-    if source.holdout is None:
+    share = source.holdout
+    if share is None:
         return lambda found: found
 
     def is_wanted(*row: types.Nest) -> tf.Tensor:
         parts = [part for one in tf.nest.flatten(row) for part in _contents(one)]
         text = tf.strings.join([tf.io.serialize_tensor(part) for part in parts])
         place = tf.strings.to_hash_bucket_fast(text, _PLACES)
-        return tf.not_equal(place < round(source.holdout * _PLACES), is_training)
+        return tf.not_equal(place < round(share * _PLACES), is_training)
 
     return lambda found: found.filter(is_wanted)
 
 
-def _contents(value: types.Rows) -> list[tf.Tensor]:
+def _contents(value: types.Rows | None) -> list[tf.Tensor]:
     """Returns what makes up a row's tensor; a sparse one's shape is that of the widest beside."""
     if isinstance(value, tf.SparseTensor):
         return [value.indices, value.values]
-    return tf.nest.flatten(value, expand_composites=True)
+    return [] if value is None else tf.nest.flatten(value, expand_composites=True)
 
 
 def _shuffled(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.Dataset:
@@ -349,7 +368,7 @@ def left_to(
         The input, with the rows that are this worker's of each batch; whose part is still to be
         taken; and the context.
     """
-    context = tf.distribute.InputContext(task.size, task.position or 0, task.size)
+    context = tf.distribute.InputContext(task.size, _place(task), task.size)
     if task.size == 1 or not functions.names(fn, "input_context"):
         return source, task, context
     begin, end = _part(source.batch_size, task)
@@ -365,7 +384,7 @@ def own_part(dataset: tf.data.Dataset, task: clusters.Cluster) -> tf.data.Datase
     if task.size == 1:
         return dataset
     if task.servers:
-        return dataset.shard(task.size, task.position or 0)
+        return dataset.shard(task.size, _place(task))
     is_tuple = isinstance(dataset.element_spec, tuple)
 
     def cut(*element: types.Nest) -> types.Nest:
@@ -383,9 +402,14 @@ def own_part(dataset: tf.data.Dataset, task: clusters.Cluster) -> tf.data.Datase
     return dataset.map(cut)
 
 
+def _place(task: clusters.Cluster) -> int:
+    """Returns which of the workers that read rows this one is."""
+    return task.position or 0
+
+
 def _part(number: Any, task: clusters.Cluster) -> tuple[Any, Any]:
     """Returns the first of a worker's rows, and the one after the last; ints, or tensors."""
-    base, longer, place = number // task.size, number % task.size, task.position or 0
+    base, longer, place = number // task.size, number % task.size, _place(task)
     if isinstance(number, int):
         begin = base * place + min(place, longer)
         return begin, begin + base + (place < longer)

@@ -1,14 +1,15 @@
 """Arrays from npz files: features and a label, checked against what the config says."""
 
 from collections.abc import Collection, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate import errors
 from replicate.app.config import files, input_config, types
 
-Features: TypeAlias = np.ndarray | dict[str, np.ndarray]
+Features: TypeAlias = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
 
 _MAX_SIZES = {"f": 8, "c": 16}  # bytes of a number
 _OWN = "tensors"  # of whatever dtype the array has
@@ -16,7 +17,7 @@ _OWN = "tensors"  # of whatever dtype the array has
 
 def read(
     source: input_config.Npz, key: str, has_label: bool = True
-) -> tuple[Features, np.ndarray | None]:
+) -> tuple[Features, npt.NDArray[Any] | None]:
     """Reads features and, if there is one, the label, all of shape [rows, ...].
 
     Args:
@@ -28,20 +29,16 @@ def read(
         RunError: If the file is bad, lacks an array, or arrays differ in their rows.
     """
     stored = load(source.file, key)
-    wanted = _names(source, stored)
-    has_label = has_label and source.label is not None
-    if has_label:
-        wanted.append((source.label, source.label))
+    labels = () if source.label is None else (source.label,)
+    wanted = _names(source, stored) + [(label, label) for label in labels if has_label]
     for _, array in wanted:
         if array not in stored:
-            near = types.nearest(array, stored)
-            then = f"Did you mean {near}?" if near else f"It has {', '.join(stored)}."
+            then = types.meant(array, stored, f"It has {', '.join(stored)}.")
             raise errors.RunError(f"{key}: {source.file}: has no array {array!r}. {then}")
-    labels = () if source.label is None else (source.label,)
     _need_dtypes_of_arrays(source, {*stored, *labels, *(name for name, _ in wanted)}, key)
     _check_rows({array: stored[array] for _, array in wanted}, source.file, key)
     found = [(name, _cut(stored[array], source, (name, array), key)) for name, array in wanted]
-    label = found.pop()[1] if has_label else None
+    label = found.pop()[1] if has_label and labels else None
     return (found[0][1] if isinstance(source.features, str) else dict(found)), label
 
 
@@ -49,8 +46,7 @@ def _need_dtypes_of_arrays(source: input_config.Npz, known: Collection[str], key
     """Refuses a dtype that nothing would have; an array that this input leaves out may have one."""
     for name in source.dtypes:
         if name not in known:
-            near = types.nearest(name, sorted(known))
-            then = f"Did you mean {near}?" if near else f"Known: {', '.join(sorted(known))}."
+            then = types.meant(name, sorted(known), f"Known: {', '.join(sorted(known))}.")
             raise errors.RunError(
                 f"{key}.dtypes: must be of features and arrays, got {name!r}. {then}"
             )
@@ -58,15 +54,15 @@ def _need_dtypes_of_arrays(source: input_config.Npz, known: Collection[str], key
 
 def _names(source: input_config.Npz, stored: Collection[str]) -> list[tuple[str, str]]:
     """Returns (feature's name, array's name) of each feature."""
-    if isinstance(source.features, dict):
-        return list(source.features.items())
     named = source.features
+    if isinstance(named, dict):
+        return list(named.items())
     if named is None:
-        named = [name for name in stored if name != source.label]
-    return [(name, name) for name in ([named] if isinstance(named, str) else named)]
+        named = tuple(name for name in stored if name != source.label)
+    return [(name, name) for name in ((named,) if isinstance(named, str) else named)]
 
 
-def load(path: str, key: str) -> dict[str, np.ndarray]:
+def load(path: str, key: str) -> dict[str, npt.NDArray[Any]]:
     """Returns all arrays of a file, by name.
 
     Raises:
@@ -77,7 +73,11 @@ def load(path: str, key: str) -> dict[str, np.ndarray]:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise ValueError("it is a single array")
-            return {name: archive[name] for name in archive.files}
+            found = {name: archive[name] for name in archive.files}
+            for name, one in found.items():
+                if not isinstance(one, np.ndarray):  # but bytes, as it does not begin as one
+                    raise ValueError(f"{name} is no array")
+            return found
     except FileNotFoundError:
         raise files.missing(path, key) from None
     except Exception as e:  # of zip, zlib, tokenize, struct ...: damage may raise anything
@@ -92,7 +92,7 @@ def load(path: str, key: str) -> dict[str, np.ndarray]:
         ) from e
 
 
-def _check_rows(arrays: Mapping[str, np.ndarray], path: str, key: str) -> None:
+def _check_rows(arrays: Mapping[str, npt.NDArray[Any]], path: str, key: str) -> None:
     first_name, first = next(iter(arrays.items()))
     for name, array in arrays.items():
         if array.ndim == 0:
@@ -107,8 +107,8 @@ def _check_rows(arrays: Mapping[str, np.ndarray], path: str, key: str) -> None:
 
 
 def _cut(
-    array: np.ndarray, source: input_config.Npz, names: tuple[str, ...], key: str
-) -> np.ndarray:
+    array: npt.NDArray[Any], source: input_config.Npz, names: tuple[str, ...], key: str
+) -> npt.NDArray[Any]:
     """Takes the rows and the dtype that the config says."""
     start, stop = source.rows or (None, None)
     rows = array[start:stop]
@@ -127,7 +127,7 @@ def _cut(
         ) from e
 
 
-def _converted(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
+def _converted(rows: npt.NDArray[Any], dtype: str, start: int) -> npt.NDArray[Any]:
     """Returns rows of a dtype, or their own; text as UTF-8, as TensorFlow has it."""
     if dtype == "string" and rows.dtype.kind != "S":
         rows = rows.astype(str)
@@ -140,7 +140,7 @@ def _converted(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
     return np.char.encode(rows, "utf-8") if rows.dtype.kind == "U" else rows
 
 
-def _cast(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
+def _cast(rows: npt.NDArray[Any], dtype: str, start: int) -> npt.NDArray[Any]:
     """Returns rows as numbers of a dtype; raises where one is not the same number any more.
 
     Args:
@@ -162,7 +162,7 @@ def _cast(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
     return made
 
 
-def _numbers(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
+def _numbers(rows: npt.NDArray[Any], dtype: str, start: int) -> npt.NDArray[Any]:
     """Returns text as the numbers that it stands for, as of cells of CSV; see `_cast`."""
     made = np.empty(rows.shape, dtype)
     for index in np.ndindex(rows.shape):
@@ -175,7 +175,7 @@ def _numbers(rows: np.ndarray, dtype: str, start: int) -> np.ndarray:
     return made
 
 
-def _of_row(rows: np.ndarray, place: int, start: int) -> str:
+def _of_row(rows: npt.NDArray[Any], place: int, start: int) -> str:
     """Returns a text on a bad row, which is counted as the key `rows` counts."""
     shown = np.array2string(rows[place], threshold=6, separator=", ").replace("\n", "")
     return f"row {start + place} (the first is 0) is {shown}"

@@ -1,9 +1,10 @@
 """Parquet as arrays, for `data.csv`: read by pyarrow, which is an extra."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 
 from replicate import errors
 from replicate.app.config import input_config, types
@@ -15,8 +16,8 @@ def of_file(
     path: str,
     source: input_config.Parquet,
     key: str,
-    is_wanted: Callable[[Iterator[str]], bool] | None,
-) -> Iterator[dict[str, np.ndarray]]:
+    is_wanted: Callable[[Iterable[str]], bool] | None,
+) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """Yields some rows of a file at a time.
 
     Args:
@@ -28,6 +29,31 @@ def of_file(
     Raises:
         RunError: If pyarrow is not installed, or the file or a column of it is bad.
     """
+    with _opened(path, key) as file:
+        known = file.schema_arrow.names
+        lacking = [name for name in source.columns if name not in known]
+        if lacking:
+            near = ", ".join(filter(None, (types.nearest(name, known) for name in lacking)))
+            then = f", but has {near}" if near else ""
+            raise ValueError(f"it lacks the column {' and the column '.join(lacking)}{then}")
+        names = None if is_wanted else list(source.columns)
+        for batch in file.iter_batches(_PIECE, columns=names):
+            if is_wanted:
+                rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+                batch = batch.filter([is_wanted(map(repr, row)) for row in rows])
+            if batch.num_rows:
+                yield {name: _array(batch.column(name), name, source) for name in source.columns}
+
+
+def names_in(path: str, key: str) -> set[str]:
+    """Returns the columns of a file; see `of_file`."""
+    with _opened(path, key) as file:
+        return set(file.schema_arrow.names)
+
+
+@contextlib.contextmanager
+def _opened(path: str, key: str) -> Iterator[Any]:
+    """Opens a file; while entered, faults are named by it."""
     try:
         from pyarrow import parquet
     except ImportError as e:
@@ -36,19 +62,7 @@ def of_file(
         ) from e
     try:
         with parquet.ParquetFile(path) as file:
-            for name in source.columns:
-                if name not in file.schema_arrow.names:
-                    near = types.nearest(name, file.schema_arrow.names)
-                    raise ValueError(f"it lacks the column {name}{near and f', but has {near}'}")
-            names = None if is_wanted else list(source.columns)
-            for batch in file.iter_batches(_PIECE, columns=names):
-                if is_wanted:
-                    rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-                    batch = batch.filter([is_wanted(map(repr, row)) for row in rows])
-                if batch.num_rows:
-                    yield {
-                        name: _array(batch.column(name), name, source) for name in source.columns
-                    }
+            yield file
     except (OSError, ValueError, TypeError, NotImplementedError) as e:  # bases of pyarrow's
         raise errors.RunError(
             f"{key}: {path}: must be Parquet as the config says: {str(e).rstrip('.')}. Correct it, "
@@ -56,7 +70,7 @@ def of_file(
         ) from e
 
 
-def _array(column: Any, name: str, source: input_config.Parquet) -> np.ndarray:
+def _array(column: Any, name: str, source: input_config.Parquet) -> npt.NDArray[Any]:
     """Returns a column as an array; lists of one length become its rows."""
     shape, dtype = [len(column)], source.columns[name]
     while hasattr(column, "value_lengths"):

@@ -37,12 +37,16 @@ def naming(settings: config.Config, section: str, checkpoint: str | None = None)
         if not _is_reading(e):
             raise
         fault = _record_fault(settings, section) or _fault(settings, section, e)
-        raise errors.RunError(f"{section}.input: {fault}") from e
+        raise errors.RunError(f"{_input(settings, section).called(section)}: {fault}") from e
     except UnicodeDecodeError as e:  # TensorFlow's text holds a record that is no text
         fault = _record_fault(settings, section)
         if not fault:
             raise
-        raise errors.RunError(f"{section}.input: {fault}") from e
+        raise errors.RunError(f"{_input(settings, section).called(section)}: {fault}") from e
+
+
+def _input(settings: config.Config, section: str) -> input_config.Input:
+    return getattr(settings, section).input
 
 
 def _is_reading(error: tf.errors.OpError) -> bool:
@@ -58,11 +62,10 @@ def _is_reading(error: tf.errors.OpError) -> bool:
 
 def _fault(settings: config.Config, section: str, error: tf.errors.OpError) -> str:
     ours = _OURS.search(failures.first_lines(error))
+    source = _input(settings, section)
     if ours is not None:  # of a stream of ours, through TensorFlow
-        return ours[1].removeprefix(f"{section}.input: ")
-    source = getattr(settings, section).input
-    is_function = isinstance(source, input_config.Function)
-    named = source.function if is_function else ", ".join(input_config.files_of(source))
+        return ours[1].removeprefix(f"{source.called(section)}: ")
+    named = getattr(source, "function", "") or ", ".join(input_config.files_of(source))
     return f"{named}: must be readable as the config says: {failures.first_lines(error)}"
 
 
@@ -71,12 +74,12 @@ def _record_fault(settings: config.Config, section: str) -> str:
 
     Nothing where all records that are looked at fit, or the input has none.
     """
-    source = getattr(settings, section).input
+    source = _input(settings, section)
     source = source.for_predictions() if section == "predict" else source
     if not isinstance(source, input_config.Tfrecord):
         return ""
     looked_at = 0
-    for path in inputs.record_files(source, f"{section}.input"):
+    for path in inputs.record_files(source, source.called(section)):
         number = 0
         try:
             records = tf1.io.tf_record_iterator(

@@ -23,6 +23,12 @@ _ROWS = 10_000  # of CSV that are looked at
 _DELIMITER_ROWS = 20  # that are looked at for the delimiter
 _DELIMITERS = ",;\t|"
 _EMPTY = {"int64": 0, "float32": 0.0, "bool": False}
+_ARROW = {  # what Parquet's own types are read as, where they are called otherwise
+    "double": "float32",
+    "float": "float32",
+    "halffloat": "float16",
+    **dict.fromkeys(("binary", "large_binary", "large_string", "null"), "string"),
+}
 _ABSENT = frozenset(  # in numbers' place
     {"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "?", "-"}
 )
@@ -35,7 +41,8 @@ _FEW_BY_HASH = 50  # of fewer rows perhaps none is held out
 
 _RECORDS = 100  # that are looked at
 _HEAD = 2**26  # bytes of records that are looked at
-_MESSAGES = {  # of a tf.train.Example: the fields by their numbers; a list may have many values
+# Of a tf.train.Example, the fields by their numbers; a list may have many values.
+_MESSAGES: dict[str, list[Any]] = {
     "Example": ["Features"],
     "Features": [["Entry"]],
     "Entry": [bytes, "Feature"],
@@ -58,6 +65,8 @@ class Sample:
         other_keys: Those that an evaluation's input has in their place; empty where it is not
             known what to evaluate on.
         notes: Key -> what to say about it.
+        is_guessed: Whether the label is taken for its name alone.
+        goes_by_mode: Whether it is a function that returns other rows to evaluate.
     """
 
     keys: dict[str, Any]
@@ -65,12 +74,22 @@ class Sample:
     label: str | None = None
     other_keys: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
+    is_guessed: bool = False
+    goes_by_mode: bool = False
+
+    @property
+    def listed(self) -> str:
+        """What may be the label, for people."""
+        return ", ".join(self.names)
 
 
-def of_function(name: str) -> Sample:
+def of_function(name: str, goes_by_mode: bool) -> Sample:
     """Returns the input that a function may be, whose rows cannot be looked at."""
+    keys = {"kind": "function", "function": name}
+    if goes_by_mode:
+        return Sample(keys, goes_by_mode=True)
     note = "change: remove it where the function goes by mode, or pads batches"
-    return Sample({"kind": "function", "function": name, **_HOLDOUT}, notes={"holdout": note})
+    return Sample({**keys, **_HOLDOUT}, notes={"holdout": note})
 
 
 def look(kind: str, path: str, label: str | None = None) -> Sample:
@@ -85,7 +104,8 @@ def look(kind: str, path: str, label: str | None = None) -> Sample:
         RunError: If it is no such file, or holds nothing that can be read.
     """
     looks = {"csv": _csv, "npz": _npz, "parquet": _parquet, "tfrecord": _tfrecord}
-    return looks[kind](path, label)
+    found = looks[kind](path, label)
+    return dataclasses.replace(found, is_guessed=label is None and found.label is not None)
 
 
 def _label_of(names: Iterable[str]) -> str | None:
@@ -164,17 +184,29 @@ def _parquet(path: str, label: str | None) -> Sample:
 
         with parquet.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
+            head = next(file.iter_batches(_ROWS), ())
     except (ImportError, OSError, ValueError) as e:
         raise errors.RunError(f"{_KEY}: {path}: must be Parquet, read by pyarrow: {e}") from e
-    columns = {}
+    dtypes = {}
     for field in schema:
-        values = getattr(field.type, "value_type", field.type)  # of a list
-        name = {"double": "float32", "float": "float32"}.get(str(values)) or str(values)
-        columns[field.name] = name if name in catalog.DTYPES else "string"
-    notes = {"columns": "of lists, the dtype of their values"}
+        values = field.type
+        while hasattr(values, "value_type"):  # of a list
+            values = values.value_type
+        dtypes[field.name] = _ARROW.get(str(values), str(values))
+    columns = {name: one for name, one in dtypes.items() if one in catalog.DTYPES}
+    left_out = [name for name in dtypes if name not in columns]
+    label = label or _label_of(columns)
+    absent = {name for name, one in zip(schema.names, head, strict=False) if one.null_count}
+    empty = {"string": "", **_EMPTY}
+    defaults = {n: empty.get(columns[n], 0) for n in columns if n in absent and n != label}
     keys = {"kind": "parquet", "file": path, "columns": columns}
-    sample = Sample(keys, list(columns), label or _label_of(columns), notes=notes)
-    return _divided(sample, path, rows)
+    keys |= {"defaults": defaults} if defaults else {}
+    without = f"; no dtype is that of {', '.join(left_out)}" if left_out else ""
+    notes = {
+        "columns": f"of lists, the dtype of their values{without}",
+        "defaults": "change: what stands for an empty cell",
+    }
+    return _divided(Sample(keys, list(columns), label, notes=notes), path, rows)
 
 
 def _cells(path: str, delimiter: str) -> Iterator[list[str]]:

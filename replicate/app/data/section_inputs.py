@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from replicate import estimator
-from replicate.app.config import config, files, functions, input_config
+from replicate.app.config import config, files, functions, input_config, sections
 from replicate.app.data import caching, epochs, inputs
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import cluster as clusters
@@ -38,7 +38,8 @@ def input_fn(
     source = source if only is None else source.for_predictions(only)
     if not cached and hasattr(source, "cache"):
         source = source.model_copy(update={"cache": False})
-    return inputs.input_fn(source, f"{section}.input", _MODES[section], settings.params, task)
+    called = source.called(section)
+    return inputs.input_fn(source, called, _MODES[section], settings.params, task)
 
 
 def alike(make: inputs.InputFn, settings: config.Config, task: clusters.Cluster) -> inputs.InputFn:
@@ -61,22 +62,24 @@ def alike(make: inputs.InputFn, settings: config.Config, task: clusters.Cluster)
 
 
 def in_epochs(
-    settings: config.Config, start: int, task: clusters.Cluster = clusters.ALONE
+    settings: config.Config, number: int, start: int, task: clusters.Cluster = clusters.ALONE
 ) -> epochs.Epochs:
-    """Returns the passes over the training data that the config counts.
+    """Returns passes over the training data.
 
     Args:
         settings: The config.
+        number: How many.
         start: The step that the run begins at.
         task: Which worker's part of the rows is wanted; the chief alone writes anything down.
     """
-    source = settings.train.input.model_copy(update={"repeat": False, "prefetch": 0})
+    source = settings.section(sections.Train).input
+    source = source.model_copy(update={"repeat": False, "prefetch": 0})
     # NOTE: with servers the steps of all workers count, and each one takes its turns in the end.
     shared = clusters.ALONE if task.servers else task
     one_pass = inputs.input_fn(source, "train.input", _MODES["train"], settings.params, shared)
     description = _description(source, settings.params)
     notes = epochs.Notes(settings.model_dir, description, is_written=task.position == 0)
-    return epochs.Epochs(settings.train.epochs, one_pass, start, notes)
+    return epochs.Epochs(number, one_pass, start, notes)
 
 
 def _description(source: input_config.Input, params: Mapping[str, Any]) -> str:

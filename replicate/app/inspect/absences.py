@@ -5,6 +5,7 @@ imported: they may need TensorFlow, and what they do is theirs. Where a module m
 its text shows, nothing is said.
 """
 
+import ast
 import contextlib
 import importlib.machinery
 import importlib.util
@@ -14,11 +15,13 @@ import symtable
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from replicate import errors
 from replicate.app.config import config, files, input_config, types
 
 _SECTIONS = ("train", "eval", "predict")
+_FUNCTIONS = ("model_fn", "optimizer", *(f"{name}.input.function" for name in _SECTIONS))
 _MAY_HAVE_MORE = re.compile(
     r"import \*|__getattr__|__path__|\b(exec|globals|locals|vars)\(|sys\.modules|import modules"
 )
@@ -34,20 +37,33 @@ def warnings(settings: config.Config) -> list[str]:
 
 def _absent(settings: config.Config) -> Iterator[tuple[str, str]]:
     """Yields keys, and what is not there of what they name."""
-    inputs = {name: one.input for name in _SECTIONS if (one := getattr(settings, name))}
-    for section, source in inputs.items():
-        for name in files.absent(input_config.files_of(source)):
-            yield f"{section}.input.file", f"there is no {name} yet"
-        if isinstance(source, input_config.Table):
-            yield from _unlike(source, f"{section}.input")
+    yield from types.known(*(_absent_in(settings, f"{name}.input") for name in _SECTIONS))
     places = [settings.folder, os.getcwd(), *sys.path]
-    for key, name in _functions(settings, inputs):
+    for key, name in _functions(settings):
         text = _lacks(name, places)
         if text:
             yield key, text
 
 
-def _unlike(source: input_config.Table, key: str) -> Iterator[tuple[str, str]]:
+def _absent_in(settings: config.Config, key: str) -> Iterator[tuple[str, str]]:
+    source = _value(settings, key)
+    for name in files.absent(input_config.files_of(source)):
+        yield f"{key}.file", f"there is no {name} yet"
+    if isinstance(source, input_config.AnyTable):
+        yield from _unlike(source, key)
+
+
+def _value(settings: config.Config, key: str) -> Any:
+    """Returns what a config says of a key with dots; None where that is nothing, or wrong."""
+    value: Any = settings
+    with contextlib.suppress(types.UnreadError):
+        for part in key.split("."):
+            value = getattr(value, part, None)
+        return value
+    return None
+
+
+def _unlike(source: input_config.AnyTable, key: str) -> Iterator[tuple[str, str]]:
     """Yields what is wrong with the first rows of a table, for each name or pattern."""
     for name in source.file:
         if "://" in name or files.absent([name]):
@@ -60,22 +76,14 @@ def _unlike(source: input_config.Table, key: str) -> Iterator[tuple[str, str]]:
             yield key, str(e).removeprefix(f"{key}: ")
 
 
-def _functions(
-    settings: config.Config, inputs: dict[str, input_config.Input]
-) -> Iterator[tuple[str, str]]:
+def _functions(settings: config.Config) -> Iterator[tuple[str, str]]:
     """Yields the functions that a config names, each with its key."""
-    yield "model_fn", settings.model_fn
-    if isinstance(settings.optimizer, str):
-        yield "optimizer", settings.optimizer
-    for section, source in inputs.items():
-        if isinstance(source, input_config.Function):
-            yield f"{section}.input.function", source.function
-    for index, name in enumerate(settings.train.hooks if settings.train else ()):
-        yield f"train.hooks[{index}]", name
-    reductions = settings.eval.metric_reductions if settings.eval else {}
-    for part, name in reductions.items():
-        if types.is_function(name):
-            yield f"eval.metric_reductions.{part}", name
+    named = {key: _value(settings, key) for key in _FUNCTIONS}
+    for index, name in enumerate(_value(settings, "train.hooks") or ()):
+        named[f"train.hooks[{index}]"] = name
+    for part, name in (_value(settings, "eval.metric_reductions") or {}).items():
+        named[f"eval.metric_reductions.{part}"] = name
+    yield from ((key, name) for key, name in named.items() if types.is_function(name))
 
 
 def _lacks(name: str, places: list[str]) -> str:
@@ -86,7 +94,7 @@ def _lacks(name: str, places: list[str]) -> str:
     for part in module_name.split("."):
         spec = _spec(parent + part, found, places)
         if spec is None:
-            is_closed = found is None or _names(found) is not None
+            is_closed = _names(found) is not None
             return f"there is no module {parent}{part} here" if is_closed else ""
         parent, found = f"{parent}{part}.", spec
     known = _names(found)
@@ -94,6 +102,22 @@ def _lacks(name: str, places: list[str]) -> str:
         return ""
     near = types.nearest(wanted, sorted(one for one in known if not one.startswith("_")))
     return f"{module_name} has no {wanted}" + (f". Did you mean {near}?" if near else "")
+
+
+def arguments(name: str, places: list[str]) -> set[str] | None:
+    """Returns what the function `package.module:function` names; None where no text says it."""
+    module_name, _, function = name.partition(":")
+    found, parts = None, module_name.split(".")
+    for end in range(1, len(parts) + 1):
+        found = _spec(".".join(parts[:end]), found, places)
+        if found is None:
+            return None
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        for one in ast.parse(Path(getattr(found, "origin", None) or "").read_bytes()).body:
+            if isinstance(one, ast.FunctionDef) and one.name == function:
+                own = one.args
+                return {each.arg for each in (*own.posonlyargs, *own.args, *own.kwonlyargs)}
+    return None
 
 
 def _spec(
@@ -108,16 +132,16 @@ def _spec(
     return None
 
 
-def _names(spec: importlib.machinery.ModuleSpec) -> set[str] | None:
+def _names(spec: importlib.machinery.ModuleSpec | None) -> set[str] | None:
     """Returns the names that a module's text gives values; None where it may have others."""
-    if spec.origin is None:  # a folder without __init__.py
+    if spec is None or spec.origin is None:  # nothing, or a folder without __init__.py
         return set()
     try:
-        text = Path(spec.origin).read_bytes()
+        text = importlib.util.decode_source(Path(spec.origin).read_bytes())
         tables = [symtable.symtable(text, spec.origin, "exec")]
     except (OSError, SyntaxError, ValueError):
         return None
-    if _MAY_HAVE_MORE.search(text.decode(errors="replace")):
+    if _MAY_HAVE_MORE.search(text):
         return None
     found = {one.get_name() for one in tables[0].get_symbols() if one.is_local()}
     while tables:  # of functions, what they say is global

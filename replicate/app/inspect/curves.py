@@ -6,10 +6,12 @@ A run that was stopped goes on from its last checkpoint, in a file of its own: w
 file has of the steps from there on is what nobody trained any further, and is left out.
 """
 
+import functools
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 from google.protobuf import message
@@ -40,12 +42,17 @@ _LINE = 0.24
 _MARGIN = 0.2
 _KEY = 0.35  # the colored line before a run's name
 
-_STYLES = ("--", ":", "-.")  # of evaluations; training is drawn through
+_Style = Literal["-", "--", ":", "-."]
+_STYLES: Sequence[_Style] = ("--", ":", "-.")  # of evaluations; training is drawn through
 _FEW = 40  # points that are marked, so that one alone is seen
+_SMOOTHED, _MOST = 20, 50  # one neighbour on each side for so many points; at most so many
 _WIDTH = 1.2
 _SAME = 0.01  # of a curve's range: so near, one line hides another
 _NO_RUN = "#444444"
-_STAR = {"marker": "*", "markersize": 11, "linestyle": "none", "markeredgecolor": "black"}
+_pale = functools.partial(matplotlib_lines.Line2D, linewidth=0.6, alpha=0.5)
+_star = functools.partial(
+    matplotlib_lines.Line2D, marker="*", markersize=11, linestyle="none", markeredgecolor="black"
+)
 _WIDE_RANGE = 100  # beyond it an axis is logarithmic
 _MAX_TITLE = 48
 
@@ -194,11 +201,13 @@ class _Line(NamedTuple):
         run: The number of its run.
         source: train, or the folder of an evaluation.
         curve: Its values by step.
+        is_noisy: Whether these are of single batches or moments, and many.
     """
 
     run: int
     source: str
     curve: Curve
+    is_noisy: bool
 
     def is_under(self, other: "_Line") -> bool:
         """Whether a line of another run, drawn later, goes the same way for most of its steps."""
@@ -259,7 +268,7 @@ def plot(runs: Sequence[Run], path: str) -> None:
         axes.set_xlim(first - edge, last + edge)
     head = made.add_axes((0, 1 - above / height, 1, above / height))
     head.set_in_layout(False)
-    _draw_head(head, [run.name for run in runs], colors, marks)
+    _draw_head(head, width, [run.name for run in runs], colors, marks)
     pictures.save(made, path)
 
 
@@ -275,8 +284,10 @@ def _panels(runs: Sequence[Run]) -> Iterator[_Panel]:
         lines = []
         for number, run in enumerate(runs):
             for source, found in {_TRAIN: run.train, **run.evals}.items():
-                if _is_drawable(found.get(tag)):
-                    lines.append(_Line(number, source, found[tag]))
+                if _is_drawable(curve := found.get(tag, {})):
+                    is_noisy = source == _TRAIN and tag != _RATE and len(curve) > _FEW
+                    is_noisy = is_noisy and all(map(math.isfinite, curve.values()))
+                    lines.append(_Line(number, source, curve, is_noisy))
         if lines:
             yield _Panel(title, lines)
 
@@ -290,20 +301,26 @@ def _draw_panel(
     axes: matplotlib_axes.Axes, panel: _Panel, colors: Sequence[_Color], sources: Sequence[str]
 ) -> None:
     for index, line in enumerate(panel.lines):
-        look = {"color": colors[line.run], "markersize": 5}
+        color = colors[line.run]
         known = {step: one if math.isfinite(one) else math.nan for step, one in line.curve.items()}
         none = [step for step, value in known.items() if math.isnan(value)]
+        values = list(known.values())
+        if line.is_noisy:
+            axes.add_line(_pale(list(known), values, color=color))
+            values = list(_smoothed(values))
         axes.plot(
             list(known),
-            list(known.values()),
+            values,
             linestyle=_style(line.source, sources),
             linewidth=_WIDTH * (1 + 2 * sum(map(line.is_under, panel.lines[index + 1 :]))),
             marker="." if none or len(known) <= _FEW else None,
-            **look,
+            color=color,
+            markersize=5,
         )
-        axes.plot(none, [0.02] * len(none), "x", transform=axes.get_xaxis_transform(), **look)
+        low, above = [0.02] * len(none), axes.get_xaxis_transform()
+        axes.plot(none, low, "x", transform=above, color=color, markersize=5)
     for line, step in panel.best:
-        axes.plot(step, line.curve[step], color=colors[line.run], **_STAR)
+        axes.add_line(_star([step], [line.curve[step]], color=colors[line.run]))
     numbers = [value for line in panel.lines for value in line.curve.values()]
     numbers = [value for value in numbers if math.isfinite(value)]
     if min(numbers) > 0 and max(numbers) / min(numbers) > _WIDE_RANGE:
@@ -320,6 +337,14 @@ def _draw_panel(
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def _smoothed(values: Sequence[float]) -> Iterator[float]:
+    """Yields medians of values and their neighbours, as many on both sides."""
+    last, most = len(values) - 1, min(len(values) // _SMOOTHED, _MOST)
+    for i in range(len(values)):
+        side = min(most, i, last - i)
+        yield statistics.median(values[i - side : i + side + 1])
+
+
 def _marks(
     panels: Sequence[_Panel], sources: Sequence[str], color: _Color
 ) -> list[matplotlib_lines.Line2D]:
@@ -328,20 +353,24 @@ def _marks(
         matplotlib_lines.Line2D([], [], color=color, linestyle=_style(one, sources), label=one)
         for one in sources
     ]
+    if any(line.is_noisy for panel in panels for line in panel.lines):
+        made[sources.index(_TRAIN)].set_label("train, running median")
+        made.append(_pale([], [], color=color, label="single values"))
     if any(panel.best for panel in panels):
-        made.append(matplotlib_lines.Line2D([], [], color=color, label="best", **_STAR))
+        made.append(_star([], [], color=color, label="best"))
     return made if len(made) > 1 else []
 
 
 def _draw_head(
     axes: matplotlib_axes.Axes,
+    width: float,
     names: Sequence[str],
     colors: Sequence[_Color],
     marks: Sequence[matplotlib_lines.Line2D],
 ) -> None:
     """Draws which color is which run, if there are several, and what its lines and marks are."""
     rows, key = len(names) + bool(marks), _KEY + 0.1 if len(names) > 1 else 0
-    width, height = axes.get_figure().get_figwidth(), rows * _LINE + 2 * _MARGIN
+    height = rows * _LINE + 2 * _MARGIN
     axes.set_axis_off()
     axes.set(xlim=(0, width), ylim=(height, 0))
     for row, name in enumerate(names):
@@ -351,12 +380,11 @@ def _draw_head(
         room = width - key - 2 * _MARGIN
         pictures.fitted(axes, (_MARGIN + key, y), name, room, ha="left", fontsize=9)
     place = (_MARGIN / width, 1 - (_MARGIN + (len(names) + 0.5) * _LINE) / height)
-    look = {"ncols": len(marks), "loc": "center left", "frameon": False, "fontsize": 9}
     if marks:
-        axes.legend(handles=marks, bbox_to_anchor=place, borderpad=0, borderaxespad=0, **look)
+        pictures.legend(axes, marks, place, fontsize=9)
 
 
-def _style(source: str, sources: Sequence[str]) -> str:
+def _style(source: str, sources: Sequence[str]) -> _Style:
     evaluations = [one for one in sources if one != _TRAIN]
     return "-" if source == _TRAIN else _STYLES[evaluations.index(source) % len(_STYLES)]
 

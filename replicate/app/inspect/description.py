@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from replicate import estimator, model_fn
-from replicate.app.config import config
+from replicate.app.config import config, sections
 from replicate.app.data import section_inputs
 from replicate.app.inspect import scaling, traffic
 from replicate.app.training import estimators
@@ -121,14 +121,13 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         DeviceError: If this machine lacks a device.
         RunError: If a function or a file is bad or missing.
     """
-    batch_size = settings.train.input.batch_size
+    batch_size = settings.section(sections.Train).input.batch_size
     if wanted is None:
         described = estimators.describe(settings)
     else:
-        strategy = scaling.strategy_of(settings, wanted)
-        described = estimators.describe(settings, wanted.task, strategy)
+        described = estimators.describe(settings, wanted.task)
         settings = wanted.of_a_worker(settings)
-    workers, rows = _workers(described), settings.train.input.batch_size
+    workers, rows = _workers(described), settings.section(sections.Train).input.batch_size
     make = section_inputs.input_fn(settings, "train")
     with tf.Graph().as_default() as graph, report.heard() as heard:
         tf1.set_random_seed(settings.seed)

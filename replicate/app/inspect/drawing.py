@@ -89,18 +89,7 @@ def _draw_head(
         for kind in (*_KINDS, "")
         if kind in kinds
     ]
-    axes.legend(
-        handles=marks,
-        ncols=max(len(marks), 1),
-        loc="center left",
-        bbox_to_anchor=(0, 0.42),
-        borderpad=0,
-        borderaxespad=0,
-        frameon=False,
-        fontsize=8,
-        handlelength=1,
-        handleheight=1,
-    )
+    pictures.legend(axes, marks, (0, 0.42), fontsize=8, handlelength=1, handleheight=1)
 
 
 def _color(kind: str) -> str:
@@ -136,9 +125,10 @@ def _draw_stacks(
         if not own:
             axes.text(x + 0.5, least, "no variables", ha="center", color="#666666", fontsize=8)
         for row, text in enumerate(_foot(device)):
-            place, size = (0, -12 - 13 * row), 8 if row else 10
-            look = {"ha": "center", "va": "center", "fontsize": size}
-            axes.annotate(text, (x + 0.5, 0), place, textcoords="offset points", **look)
+            place, size, unit = (0, -12 - 13 * row), 8 if row else 10, "offset points"
+            axes.annotate(
+                text, (x + 0.5, 0), place, textcoords=unit, ha="center", va="center", fontsize=size
+            )
     return kinds
 
 
@@ -146,8 +136,8 @@ def _draw_box(axes: matplotlib_axes.Axes, x: int, bottom: float, least: float, b
     """Draws a box with its name, above one too low for it, and its bytes where they have room."""
     color, ink, middle = _color(box.kind), "black", bottom + box.bytes + least / 2
     is_low = box.bytes < least
-    look = {"facecolor": color, "edgecolor": color if is_low else "white", "linewidth": 0.8}
-    axes.add_patch(patches.Rectangle((x + _SIDE, bottom), _WIDTH, box.bytes, **look))
+    corner, edge = (x + _SIDE, bottom), color if is_low else "white"
+    axes.add_patch(patches.Rectangle(corner, _WIDTH, box.bytes, fc=color, ec=edge, lw=0.8))
     if not is_low:
         ink, middle = _ink(color), bottom + box.bytes / 2
     lines = [box.text, filesize.decimal(box.bytes)][: 2 if box.bytes >= 2 * least else 1]
@@ -210,8 +200,8 @@ def _draw_transfers(axes: matplotlib_axes.Axes, found: description.Description) 
             one = told.get((source, target))
             share = 0.0 if one is None else 0.08 + 0.6 * one.bytes / most
             color = (*_MOVED, share) if source != target else "#f2f2f2"
-            look = {"facecolor": color, "edgecolor": "#e4e4e4", "linewidth": 0.6}
-            axes.add_patch(patches.Rectangle((x + _SIDE, row + 0.06), _WIDTH, 0.88, **look))
+            corner = (x + _SIDE, row + 0.06)
+            axes.add_patch(patches.Rectangle(corner, _WIDTH, 0.88, fc=color, ec="#e4e4e4", lw=0.6))
             lines = [] if one is None else list(_moved(one))
             for line, text in enumerate(lines, start=1):
                 place = (x + 0.5, row + 0.06 + 0.88 * line / (len(lines) + 1))

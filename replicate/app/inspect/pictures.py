@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib import artist as matplotlib_artist
 from matplotlib import axes as matplotlib_axes
 from matplotlib import figure as matplotlib_figure
 from matplotlib.backends import backend_agg
@@ -40,8 +41,20 @@ def save(made: matplotlib_figure.Figure, path: str) -> None:
         ) from e
 
 
+def legend(
+    axes: matplotlib_axes.Axes,
+    marks: Sequence[matplotlib_artist.Artist],
+    place: tuple[float, float],
+    **look: Any,
+) -> None:
+    """Writes in a row what marks mean; its left end is at a place of 0 to 1 in the axes."""
+    look = {"borderpad": 0, "borderaxespad": 0, "frameon": False, **look}
+    count = max(len(marks), 1)
+    axes.legend(handles=marks, ncols=count, loc="center left", bbox_to_anchor=place, **look)
+
+
 def fitted(
-    axes: matplotlib_axes.Axes, place: Sequence[float], text: str, width: float, **look: Any
+    axes: matplotlib_axes.Axes, place: tuple[float, float], text: str, width: float, **look: Any
 ) -> None:
     """Writes a text, its midst cut out where it is wider than it may be.
 
@@ -53,10 +66,9 @@ def fitted(
         look: As `Axes.text` takes it.
     """
     written = axes.text(*place, text, **{"ha": "center", "va": "center", **look}, parse_math=False)
-    renderer = axes.get_figure().canvas.get_renderer()
     left, right = axes.transData.transform([(0, 0), (width, 0)])[:, 0]
     kept = len(text)
-    while kept > 1 and written.get_window_extent(renderer).width > right - left:
+    while kept > 1 and written.get_window_extent().width > right - left:
         kept -= max(1, kept // 20)
         end = (kept - 1) // 2
         written.set_text(f"{text[: kept - end]}…{text[len(text) - end :]}")

@@ -16,15 +16,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from replicate import devices
-from replicate.app.config import config
+from replicate.app.config import config, sections
 from replicate.app.inspect import traffic
-from replicate.app.training import towers
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
-from replicate.strategy import base
 from replicate.strategy.cluster import cluster as clusters
-from replicate.strategy.policies import multi_worker, parameter_server
 
 ALL_REDUCE, ALL_GATHER = "all-reduce", "all-gather"
 _KINDS = {"CollectiveReduceV2": ALL_REDUCE, "CollectiveGatherV2": ALL_GATHER}
@@ -173,10 +169,11 @@ class Wanted(NamedTuple):
 
         Workers that meet share each batch; those with servers take one each.
         """
-        source = settings.train.input
+        training = settings.section(sections.Train)
+        source = training.input
         rows = -(-source.batch_size // (1 if self.servers else self.workers))
         source = source.model_copy(update={"batch_size": rows})
-        training = settings.train.model_copy(update={"input": source})
+        training = training.model_copy(update={"input": source})
         return settings.model_copy(update={"train": training})
 
 
@@ -235,25 +232,6 @@ class Cluster(NamedTuple):
             "network_ms": self.milliseconds,
             "share": self.share,
         }
-
-
-def strategy_of(settings: config.Config, wanted: Wanted) -> base.DistributionStrategy | None:
-    """Returns the chief's strategy; None where it is alone.
-
-    Raises:
-        DeviceError: If this machine lacks a device.
-    """
-    chosen, given = towers.chosen(settings.devices), settings.cluster
-    cluster = wanted.task
-    if not cluster.is_joined:
-        return None
-    if wanted.servers:
-        return parameter_server.ParameterServerStrategy.taking_over(
-            settings.strategy, devices.resolve(chosen), cluster
-        )
-    return multi_worker.MultiWorkerStrategy(
-        chosen, cluster, communication=given.communication, pack_bytes=given.pack_bytes
-    )
 
 
 def measured(step: traffic.Step, wanted: Wanted, num_towers: int, rows: int) -> Cluster:

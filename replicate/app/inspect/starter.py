@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 from replicate import errors
 from replicate.app.config import catalog, config, documents, files, schema, types
 from replicate.app.data import samples
+from replicate.app.inspect import absences
 from replicate.app.runs import atomic_files
 
 _HEAD = """\
 # Written by `replicate init`; what is guessed says "change". `replicate check {name}` names
-# all faults, `replicate train {name}` trains; docs/configuration.md lists all keys.
+# all faults, with --print-config it shows all keys; `replicate train {name}` trains.
 model_fn: {model_fn}
 # params: {{}}  # change: what model_fn gets as params, where it names them
 """
@@ -59,28 +61,23 @@ def write(output: str, written: str, is_new: bool) -> list[str]:
         ) from e
 
 
-def text(
-    model_fn: str, data: str, output: str, label: str | None = None, optimizer: str | None = None
-) -> str:
+def text(model_fn: str, sample: samples.Sample, output: str, optimizer: str | None = None) -> str:
     """Returns the text of a config.
 
     Args:
         model_fn: `package.module:function`.
-        data: A file, or a function that returns a dataset.
+        sample: The data; see `look`.
         output: The file that the config is for; paths are relative to its folder.
-        label: The column, array or feature that is the label; None: the one that is called so.
         optimizer: Its name; None: the model_fn has one.
 
     Raises:
         ConfigError: If an argument is none.
-        RunError: If the data cannot be read.
     """
     if not types.is_function(model_fn):
         raise errors.ConfigError(
             f"MODEL_FN: must be a function's name as package.module:function, got {model_fn!r}."
         )
     folder = Path(output).absolute().parent
-    sample = _sample(data, label)
     parts = [
         schema.line(folder),
         _HEAD.format(name=Path(output).name, model_fn=model_fn),
@@ -92,20 +89,34 @@ def text(
     return "".join(parts)
 
 
-def _sample(data: str, label: str | None) -> samples.Sample:
+def look(data: str, label: str | None = None) -> samples.Sample:
     """Looks at the data.
+
+    Args:
+        data: A file, or a function that returns a dataset.
+        label: The column, array or feature that is the label; None: the one that is called so.
 
     Raises:
         ConfigError: If there is no label by this name.
+        RunError: If the data cannot be read.
     """
     if types.is_function(data) and not os.path.exists(data):
-        return samples.of_function(data)
+        named = absences.arguments(data, [os.getcwd(), *sys.path]) or ()
+        return samples.of_function(data, "mode" in named)
     sample = samples.look(_kind(data), os.path.abspath(data), label)
     if label is not None and label not in sample.names:
-        near = types.nearest(label, sample.names)
-        then = f"Did you mean {near}?" if near else f"It has {', '.join(sample.names)}."
+        then = types.meant(label, sample.names, f"It has {sample.listed}.")
         raise errors.ConfigError(f"--label {label}: must be in {data}. {then}")
     return sample
+
+
+def told(sample: samples.Sample) -> str:
+    """Returns what is said of a label that is guessed, or cannot be; nothing of another one."""
+    if sample.is_guessed:
+        return f"label: {sample.label}, by its name; --label takes another one"
+    if sample.label is None and sample.names:
+        return f"label: none, as no name says it; --label takes one of {_short(sample.listed)}"
+    return ""
 
 
 def _kind(path: str) -> str:
@@ -137,10 +148,9 @@ def _optimizer(name: str | None) -> str:
     if name is None:
         return _NO_OPTIMIZER
     if name not in catalog.OPTIMIZERS:
-        near = types.nearest(name, catalog.OPTIMIZERS)
-        then = f" Did you mean {near}?" if near else ""
+        then = types.meant(name, catalog.OPTIMIZERS, "Name one of them.")
         raise errors.ConfigError(
-            f"--optimizer: must be one of {', '.join(catalog.OPTIMIZERS)}, got {name!r}.{then}"
+            f"--optimizer: must be one of {', '.join(catalog.OPTIMIZERS)}, got {name!r}. {then}"
         )
     row = catalog.OPTIMIZERS[name]
     needed = {key: one for key, one in row.items() if key == "learning_rate" or _is_needed(one)}
@@ -156,12 +166,11 @@ def _is_needed(default: Any) -> bool:
 def _train(sample: samples.Sample, folder: Path) -> str:
     keys = _relative(sample.keys, folder)
     notes = dict(sample.notes)
-    if sample.label is not None:
+    if sample.names:
         keys["label"] = sample.label
-        notes["label"] = "change, if it is another one"
-    elif sample.names:
-        keys["label"] = None
-        notes["label"] = f"change: one of {', '.join(sample.names)}"
+        notes["label"] = "guessed by its name: change, if it is another one" * sample.is_guessed
+    if sample.label is None:
+        notes["label"] = f"change: one of {sample.listed}"
     keys["batch_size"] = 32
     notes["batch_size"] = "change: rows of all devices together"
     return (
@@ -173,6 +182,8 @@ def _train(sample: samples.Sample, folder: Path) -> str:
 
 def _eval(sample: samples.Sample, folder: Path) -> str:
     head = "\neval:\n  every_steps: 250\n  input:\n    <<: *data\n"
+    if sample.goes_by_mode:
+        return head + "    # The function is called with mode: eval.\n"
     if "holdout" in sample.keys:
         return head + "    # It has the rows that training leaves out.\n"
     if not sample.other_keys:

@@ -136,7 +136,7 @@ class Places:
     one that was not told is where the first that works on it was told to be.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._known: dict[tf.Operation, str] = {}
 
     def of(self, op: tf.Operation) -> str:
@@ -179,7 +179,7 @@ class Sizes:
         """Returns a tensor's bytes; None where only a run can tell."""
         if tensor.op.type == _HOLDER:
             held = [self.of(part) for part in tensor.op.inputs]
-            return None if None in held else sum(held)
+            return None if None in held else sum(filter(None, held))
         size = size_of(tensor.shape, tensor.dtype)
         if size is not None or tensor.dtype in (tf.string, tf.variant):
             return size
@@ -203,7 +203,7 @@ class Sizes:
                 holder = holder.inputs[0].op
             parts = [holder.inputs[tensor.value_index]] if holder.type == _HOLDER else []
         found = [self.of(part) for part in parts]
-        return None if not found or None in found else sum(found)
+        return None if not found or None in found else sum(filter(None, found))
 
     def shape_of(self, tensor: tf.Tensor) -> tf.TensorShape | None:
         """Returns a tensor's shape, as far as it can be known; None: it is told two of them."""

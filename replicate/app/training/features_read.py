@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from replicate import estimator, types
-from replicate.app.config import config
+from replicate.app.config import config, sections
 from replicate.app.data import inputs, section_inputs
 from replicate.app.training import hooks
 from replicate.compat.tensorflow import tf, tf1
@@ -16,10 +16,14 @@ LONE = "input"  # what the served name of features is that are one tensor
 
 def input_fn(settings: config.Config, made: estimator.Estimator) -> inputs.InputFn:
     """Returns the input_fn of predictions, which reads the columns that the model reads."""
-    specs = inputs.columns_of(settings.predict.input)
+    source = settings.section(sections.Predict).input
+    specs = inputs.columns_of(source, source.called("predict"))
     if not specs:
         return section_inputs.input_fn(settings, "predict")
-    only = specs.keys() - left_out(made, specs)
+    try:
+        only = specs.keys() - left_out(made, specs)
+    except (TypeError, ValueError):  # it reads a column that is not there: reading will name it
+        only = set(specs)
     make = section_inputs.input_fn(settings, "predict", only=only)
     return lambda: make().map(lambda features: filled_in(features, specs))
 

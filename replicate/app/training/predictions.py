@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate import errors
 from replicate.app.config import types
@@ -23,8 +24,7 @@ def require_keys(wanted: Iterable[str], known: Iterable[str]) -> None:
     """Raises a RunError where `predict.keys` names what is not predicted."""
     for name in wanted:
         if name not in known:
-            near = types.nearest(name, known)
-            then = f"Did you mean {near}?" if near else f"Name one of {', '.join(sorted(known))}."
+            then = types.meant(name, known, f"Name one of {', '.join(sorted(known))}.")
             raise errors.RunError(
                 f"predict.keys: the model must predict what is named, got {name!r}. {then}"
             )
@@ -36,10 +36,12 @@ class Source(NamedTuple):
     Attributes:
         path: Its directory.
         signature: The signature that is run.
+        input: What error texts call what it predicts for.
     """
 
     path: str
     signature: str
+    input: str = "predict.input"
 
     def rows(
         self,
@@ -60,8 +62,7 @@ class Source(NamedTuple):
         with contextlib.closing(_loaded(self.path)) as predictor:
             known = predictor.signatures
             if self.signature not in known:
-                near = types.nearest(self.signature, known)
-                then = f"Did you mean {near}?" if near else "Name one of them with --signature."
+                then = types.meant(self.signature, known, "Name one of them with --signature.")
                 raise self._fault(
                     f"the signature must be one of {', '.join(sorted(known))}, got "
                     f"{self.signature!r}. {then}"
@@ -72,13 +73,13 @@ class Source(NamedTuple):
             for features in _batches(make_input(inputs)):
                 feeds, unused = self._feeds(features, inputs)
                 if unused and not is_told:
-                    say(f"predict.input: {', '.join(unused)}: no input of the SavedModel, left out")
+                    say(f"{self.input}: {', '.join(unused)}: no input of the SavedModel, left out")
                     is_told = True
                 try:
                     found = predictor(feeds, self.signature)
                 except (ValueError, TypeError, tf.errors.OpError) as e:
                     raise self._fault(
-                        f"{self.signature} must be able to take the rows of predict.input: "
+                        f"{self.signature} must be able to take the rows of {self.input}: "
                         f"{failures.first_lines(e)}"
                     ) from e
                 yield from self.rows_of(found, keys)
@@ -96,8 +97,8 @@ class Source(NamedTuple):
                 f"all outputs of {self.signature} must have a row for each row of the input; "
                 f"{found}. Choose those that do with predict.keys."
             )
-        for index in range(next(iter(counts.values()), 0)):
-            yield {name: value[index] for name, value in chosen.items()}
+        for row in zip(*chosen.values(), strict=True):
+            yield dict(zip(chosen, row, strict=True))
 
     def _feeds(self, features: Any, inputs: Sequence[str]) -> tuple[dict[str, Any], Sequence[str]]:
         """Returns input -> array, and the features that are no input."""
@@ -105,7 +106,7 @@ class Source(NamedTuple):
         if not isinstance(features, Mapping):
             if len(inputs) != 1:
                 raise self._fault(
-                    f"{takes}, but predict.input gives a single tensor without a name. "
+                    f"{takes}, but {self.input} gives a single tensor without a name. "
                     "Give the features names."
                 )
             return {inputs[0]: features}, ()
@@ -113,9 +114,9 @@ class Source(NamedTuple):
         missing = next((name for name in inputs if name not in features), None)
         if missing is not None:
             near = types.nearest(missing, unused)
-            then = f"Is it what predict.input calls {near}?" if near else "Add it to predict.input."
+            then = f"Is it what {self.input} calls {near}?" if near else f"Add it to {self.input}."
             raise self._fault(
-                f"{takes}; predict.input has {', '.join(sorted(features))}: {missing} is missing. "
+                f"{takes}; {self.input} has {', '.join(sorted(features))}: {missing} is missing. "
                 f"{then}"
             )
         return {name: features[name] for name in inputs}, unused
@@ -185,7 +186,7 @@ def _with_own_errors(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str,
     try:
         yield from rows
     except OSError as e:
-        raise errors.RunError(f"making predictions failed: {e}. Check predict.input.") from e
+        raise errors.RunError(f"making predictions failed: {e}. Check the input.") from e
 
 
 def write_lines(rows: Iterable[Mapping[str, Any]], file: TextIO) -> int:
@@ -233,13 +234,13 @@ def _cells(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _write_npz(rows: Iterable[Mapping[str, Any]], path: str) -> int:
     """Writes an array of shape [rows, ...] for each prediction."""
-    columns: dict[str, list[np.ndarray]] = {}
+    columns: dict[str, list[npt.NDArray[Any]]] = {}
     count = 0
     for row in rows:
         count += 1
         for name, value in row.items():
             columns.setdefault(name, []).append(np.asarray(value))
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name, values in columns.items():
         shapes = {value.shape for value in values}
         if len(shapes) > 1 or len(values) != count:
