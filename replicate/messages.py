@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -14,9 +15,11 @@ from typing import TextIO
 log = logging.getLogger("replicate")
 _said: set[str] = set()
 _shows_progress = True
-_CLEAR_LINE = b"\r\033[K"
-_LOGGED = re.compile(  # by TensorFlow, whatever its level is set to
-    rb"WARNING: All log messages before|[IWE]\d{4} |\d{4}-\d\d-\d\d \S+ [IWE] |To enable the foll"
+CLEAR_LINE = "\r\033[K"
+# What TensorFlow logs whatever its level is set to, for Python and grep.
+_LOGGED = (
+    "^(WARNING: All log messages before|[IWE][0-9]{4} |[0-9]{4}-[0-9]{2}-[0-9]{2} [^ ]+ [IWE] "
+    "|To enable the foll)"
 )
 
 
@@ -67,7 +70,13 @@ def show_progress(wanted: bool) -> None:
 
 def shows_progress() -> bool:
     """Tells whether progress is shown: where that is wanted, and stderr is a terminal."""
-    return _shows_progress and sys.stderr is not None and sys.stderr.isatty()
+    return _shows_progress and is_terminal(sys.stderr)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Tells whether a stream is a terminal on which a line can be written over."""
+    is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return stream is not None and stream.isatty() and not is_dumb
 
 
 @contextlib.contextmanager
@@ -75,26 +84,64 @@ def loading(name: str) -> Iterator[None]:
     """While entered, a library is imported, which takes seconds: a terminal is told so.
 
     TensorFlow logs to stderr before any of its settings can prevent that: such lines are left out,
-    but where the import fails. What others write there comes when it is over.
+    but where the import fails. What others write there comes when it is over, also where native
+    code ends the process. Where there is no file to hold lines back, they come as they are.
     """
-    try:
-        os.fstat(2)
-    except OSError:  # there is no stderr
+    with contextlib.ExitStack() as leave:
+        with contextlib.suppress(OSError):  # no stderr, or no folder for files
+            leave.enter_context(_held_back(f"loading {name} ..." if shows_progress() else ""))
         yield
-        return
-    told = f"loading {name} ...".encode() if shows_progress() else b""
-    with tempfile.TemporaryFile() as held:
+
+
+@contextlib.contextmanager
+def _held_back(told: str) -> Iterator[None]:
+    """While entered, a text is on the screen, and what comes to stderr is held back."""
+    os.fstat(2)  # else the file below would be stderr
+    clear = CLEAR_LINE if told else ""
+    number, path = tempfile.mkstemp()
+    with open(number, "wb"), open(path, "rb") as noise:
+        os.unlink(path)
+        show = f"words=$(grep -avE '{_LOGGED}') && printf '{clear}%s\\n' \"$words\""
         has_failed = True
         try:
-            with redirected(2, held.fileno()) as shown:
-                os.write(shown, told)
+            with redirected(2, number) as shown, at_death(show, noise.fileno(), shown):
+                os.write(shown, told.encode())
                 yield
             has_failed = False
         finally:
-            held.seek(0)
-            lines = [line for line in held if has_failed or not _LOGGED.match(line)]
+            lines = [line for line in noise if has_failed or not re.match(_LOGGED.encode(), line)]
             with contextlib.suppress(OSError):  # its reader may be gone
-                os.write(2, b"".join([_CLEAR_LINE if told else b"", *lines]))
+                os.write(2, b"".join([clear.encode(), *lines]))
+
+
+@contextlib.contextmanager
+def at_death(command: str, source: int, shown: int) -> Iterator[None]:
+    """While entered, a shell waits for this process to die, and then runs a command.
+
+    A thread of ours could not: native code that fails a check writes the reason, and aborts.
+
+    Args:
+        command: What it runs.
+        source: A file descriptor, its stdin.
+        shown: Another one, its stdout.
+    """
+    # NOTE: the end of a pipe tells that this process is dead. It is the shell's stderr, for
+    # some shells take no redirection from a descriptor above 9.
+    with contextlib.ExitStack() as leave:
+        heard, told = os.pipe()
+        leave.callback(os.close, told)
+        with open(heard, "rb"), contextlib.suppress(OSError):  # this machine may have no shell
+            shell = leave.enter_context(
+                subprocess.Popen(
+                    ["/bin/sh", "-c", f"cat <&2; {command}"],
+                    stdin=source,
+                    stdout=shown,
+                    stderr=heard,
+                    start_new_session=True,  # Ctrl-C is not for it
+                )
+            )
+            leave.callback(shell.kill)
+        yield
 
 
 @contextlib.contextmanager

@@ -3,8 +3,11 @@
 Models of `replicate_model_fn` show it by themselves; after `show(False)` they do not.
 """
 
+import contextlib
+import math
 import shutil
 import sys
+import threading
 import time
 import weakref
 from typing import TextIO
@@ -14,7 +17,6 @@ from replicate.compat.tensorflow import tf, tf1
 
 _EVERY_ON_TERMINAL, _EVERY_ELSEWHERE = 0.1, 10.0  # seconds between two states
 _LABELS = {types.TRAIN: "train", types.EVAL: "evaluate"}
-_CLEAR = "\r\033[K"
 _graphs: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()  # those of which a line is shown
 
 
@@ -30,9 +32,10 @@ def show(wanted: bool) -> None:
 class ProgressHook(tf1.train.SessionRunHook):
     """Shows the step, the loss and the speed in one line.
 
-    On a terminal the line changes; elsewhere a line comes every ten seconds. Of several in one
-    session the first one shows it. Name it where there is no terminal, or to say where a training
-    ends: `model.train(input_fn, hooks=[ProgressHook(1000)], max_steps=1000)`.
+    On a terminal the line changes; elsewhere the first step and the last have a line, and those
+    between them one in ten seconds. Of several in one session the first one shows it. Name it
+    where there is no terminal, or to say where a training ends:
+    `model.train(input_fn, hooks=[ProgressHook(1000)], max_steps=1000)`.
 
     Args:
         total: The last step; None: not known.
@@ -46,7 +49,7 @@ class ProgressHook(tf1.train.SessionRunHook):
         self._total = "" if total is None else f"/{total}"
         self._mode = mode
         self._file = sys.stderr if file is None else file
-        self._is_on_terminal = self._file.isatty()
+        self._is_on_terminal = messages.is_terminal(self._file)
         self._every = _EVERY_ON_TERMINAL if self._is_on_terminal else _EVERY_ELSEWHERE
 
     def begin(self) -> None:
@@ -58,7 +61,18 @@ class ProgressHook(tf1.train.SessionRunHook):
         if self._is_shown and self._mode == types.TRAIN:
             losses = tf1.get_collection(tf1.GraphKeys.LOSSES)
             self._fetched = [tf1.train.get_global_step(), *losses[-1:]]
-        self._count, self._began, self._told = 0, 0.0, 0.0
+        self._count, self._began, self._told = 0, 0.0, -math.inf
+        self._step, self._shown_step, self._is_open = 0, -1, False
+
+    def after_create_session(self, session: tf1.Session, coord: tf.train.Coordinator) -> None:
+        """See base class; the line ends with the session, also where that fails.
+
+        NOTE: no hook is told of a failure, but the session waits for threads.
+        """
+        if self._is_shown and self._is_on_terminal:
+            thread = threading.Thread(target=self._end_with, args=(coord,), daemon=True)
+            thread.start()
+            coord.register_thread(thread)
 
     def before_run(self, run_context: tf1.train.SessionRunContext) -> tf1.train.SessionRunArgs:
         """See base class."""
@@ -72,7 +86,7 @@ class ProgressHook(tf1.train.SessionRunHook):
             return
         now = time.monotonic()
         if self._count == 0:  # the first step prepares what the others use
-            self._began = self._told = now
+            self._began = now
         self._count += 1
         self._step, *loss = run_values.results or [self._count]
         self._loss = f"  loss {loss[0]:.4g}" if loss else ""
@@ -85,17 +99,34 @@ class ProgressHook(tf1.train.SessionRunHook):
         if self._count:
             if self._fetched:
                 self._step = session.run(self._fetched[0])
-            self._show(self._told if self._count == 1 else time.monotonic())
-            self._file.write("\n" if self._is_on_terminal else "")
+            if self._is_on_terminal or self._step != self._shown_step:
+                self._show(self._told if self._count == 1 else time.monotonic())
+            self._end_line()
 
     def _show(self, now: float) -> None:
         seconds = now - self._began
         speed = f"  {(self._count - 1) / seconds:.1f} steps/s" if seconds else ""
         text = f"{_LABELS[self._mode]} {self._step}{self._total}{self._loss}{speed}"
+        self._shown_step = self._step
         if self._is_on_terminal:
-            text = _CLEAR + text[: shutil.get_terminal_size().columns - 1]
-        self._file.write(text if self._is_on_terminal else f"{text}\n")
-        self._file.flush()
+            self._is_open = True
+            self._write(messages.CLEAR_LINE + text[: shutil.get_terminal_size().columns - 1])
+        else:
+            self._write(f"{text}\n")
+
+    def _end_with(self, coord: tf.train.Coordinator) -> None:
+        coord.wait_for_stop()
+        self._end_line()
+
+    def _end_line(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # that nobody reads it any more ends no work
+            self._file.write(text)
+            self._file.flush()
 
 
 def added(spec: types.EstimatorSpec, mode: str) -> types.EstimatorSpec:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from replicate import devices as device_names
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import export, placed_towers
@@ -38,10 +37,8 @@ class Predictor:
         meta_graph = _meta_graph(self.path, set(tags))
         places = placed_towers.places(meta_graph, devices, self.path)
         self._graph = tf.Graph()
-        settings = tf1.ConfigProto(
-            allow_soft_placement=True,  # string operations of a tower stay on the CPU
-            device_count={"CPU": len(device_names.local_devices("CPU"))},
-        )
+        # String operations of a tower stay on the CPU.
+        settings = tf1.ConfigProto(allow_soft_placement=True)
         self._session = tf1.Session(graph=self._graph, config=settings)
         try:
             with self._graph.as_default(), tf1.device(lambda op: places.get(op.name, op.device)):

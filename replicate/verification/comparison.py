@@ -17,16 +17,10 @@ MODES = (types.TRAIN, types.EVAL, types.PREDICT)
 
 _ALONE = (
     "One device is replicate_model_fn on one device here: TensorFlow alone has no "
-    "accumulate_steps, clip_global_norm or second optimizer, and partitions variables."
+    "accumulate_steps or clip_global_norm, or makes other variables of this model."
 )
-_DRAWN = (
-    "The model draws random numbers ({names}): the towers draw those of one device, and what "
-    "depends on them is compared like all else."
-)
-_RANDOM = (
-    "The model draws random numbers ({names}); towers draw their own, so what depends on them "
-    "is left out."
-)
+_DRAWN = "Random numbers ({names}) are the same on both sides, so all values are compared."
+_RANDOM = "Random numbers ({names}) are each tower's own; values that depend on them are left out."
 _SHOWN = 2  # operations in one line
 _REPEATS = 2  # runs from weights that are rounded otherwise
 

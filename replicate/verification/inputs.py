@@ -170,8 +170,7 @@ def read(
         found = _run([leaf for leaf in leaves if leaf is not None], count, session_config)
     if not found:
         raise errors.BatchError(
-            "verify compares on batches; the input_fn came to its end before the first one. "
-            "Check the input_fn."
+            "verify needs one batch or more; the input_fn gave none. Check the input_fn."
         )
     given = map(iter, found)
     batches = [[None if spec is None else next(each) for spec in specs] for each in given]

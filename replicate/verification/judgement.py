@@ -16,30 +16,39 @@ ROUNDING = "depends on rounding"
 NOT_COMPARED = "not compared"
 
 _OF_SPLIT = (
-    "A graph that is split computes what one device computes: what differs is a fault of this "
-    "package, or depends on what is outside of the graph, such as Python functions or the time."
+    "A difference is a fault of replicate, unless the model depends on something outside of its "
+    "graph, such as Python functions or the time."
 )
 _OF_LOSSES: dict[types.Reduction, str] = {
     "mean": (
-        "The loss of towers is the mean of their losses, weighted by rows, and so are gradients: "
-        "one device's where a loss is such a mean of rows."
+        "Losses and gradients of towers are averaged by rows: that is one device's if the loss is "
+        "a mean over rows."
     ),
     "sum": (
-        "The losses of towers are added, and so are gradients: one device's where a loss is such "
-        "a sum of rows; a penalty on weights counts in each tower."
+        "Losses and gradients of towers are added: that is one device's if the loss is a sum over "
+        "rows. A penalty on weights counts once in each tower."
     ),
 }
 _OF_UPDATE_OPS = (
-    'UPDATE_OPS see the first tower\'s rows; update_ops="mean" averages batch statistics over '
-    "all towers' rows."
+    'UPDATE_OPS see the rows of the first tower; with update_ops="mean" batch statistics are '
+    "averaged over all towers."
 )
 _OF_ROWS = (
-    "A tower sees no rows but its own: batch normalisation, Python functions and losses over all "
-    'rows take those. tower_building="split" gives one device\'s numbers.'
+    "A tower sees only its own rows, also in batch normalisation, Python functions and losses over "
+    'all rows. With tower_building="split" the model sees all of them.'
+)
+_OF_ORDER = (
+    "Values that depend on order change as much on one device if its rows come in another order, "
+    "so they cannot be compared."
+)
+_OF_ROUNDING = (
+    "Values that depend on rounding change as much on one device if the last bits of its weights "
+    "do, so they cannot be compared."
 )
 
 _INDENT = "  "
 _SHOWN = 3  # names in one line
+_MAX_RULE = 80  # columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Row:
         name: The value that differs most, for its noise.
         place: The batch at which it does.
         detail: The verdict's reason, in words.
-        explanations: What is known to make such differences.
+        explanations: What is known to make such differences, or what the verdict means.
     """
 
     what: str
@@ -122,7 +131,7 @@ class Verification:
             differing = [row.what for row in self.rows if row.verdict == DIFFERS]
             return f"The towers do not give what one device gives: {', '.join(differing)}."
         untold = [row.what for row in self.rows if row.verdict in (ORDER, RANDOM, ROUNDING)]
-        left_out = f"; of {', '.join(untold)} that cannot be told" if untold else ""
+        left_out = f"; {', '.join(untold)} cannot be compared" if untold else ""
         return f"The towers give what one device gives{left_out}."
 
 
@@ -148,7 +157,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
         _INDENT.join([what.ljust(first), apart.rjust(second), noise.rjust(third), verdict])
         for what, apart, noise, verdict in cells
     ]
-    return [lines[0], "-" * max(map(len, lines)), *lines[1:]]
+    return [lines[0], "-" * min(max(map(len, lines)), _MAX_RULE), *lines[1:]]
 
 
 def _number(value: float | None) -> str:
@@ -196,13 +205,14 @@ def _judge(
         texts = _explanations(row.what, sides) if is_explained else ()
         return dataclasses.replace(row, explanations=tuple(texts))
     rounded = list(filter(noises.depends_on_rounding, compared))
-    for verdict, changed, what in (
-        (ORDER, differing, "another order of the rows changes"),
-        (ROUNDING, rounded, "weights that are rounded otherwise change"),
+    for verdict, changed, why in (
+        (ORDER, differing, _OF_ORDER),
+        (ROUNDING, rounded, _OF_ROUNDING),
     ):
         if changed:
             worst = max(changed, key=lambda one: one.difference)
-            return _row(verdict, worst, noises, f"{what} as much in {_listed(changed)}")
+            row = _row(verdict, worst, noises, _listed(changed))
+            return dataclasses.replace(row, explanations=(why,))
     return _row(EQUAL, max(compared, key=noises.excess), noises, _exceptions(found))
 
 
@@ -237,7 +247,7 @@ def _exceptions(found: Sequence[measures.Measure]) -> str:
     if count:
         return f"{count} of {len(found)} values depend on random numbers"
     count = sum(one.order > 0 for one in found)
-    return f"another order of the rows changes {count} of {len(found)} values" if count else ""
+    return f"{count} of {len(found)} values depend on the order of rows" if count else ""
 
 
 def _where(

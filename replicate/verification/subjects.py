@@ -26,22 +26,21 @@ def worker_devices(
     missing = [name for name in given if device_names.is_missing(name)]
     if missing:
         raise errors.DeviceError(
-            "verify runs the towers, on devices that exist; this machine has no "
-            f"{', '.join(missing)}, it has {', '.join(device_names.local_devices())}. Name "
+            "verify runs the towers, so their devices must exist; this machine has no "
+            f"{', '.join(missing)}, but {', '.join(device_names.local_devices())}. Name "
             "others, or call replicate.devices.make_logical_cpus(n) before TensorFlow starts."
         )
     return tuple(given)
 
 
 def session_config(config: types.RunConfig | None) -> tf1.ConfigProto:
-    """Returns settings under which every tower's device exists; threads and memory as given."""
+    """Returns settings under which the graph runs as it was built; all else as it is given."""
     made = tf1.ConfigProto()
     given = getattr(config, "session_config", None)
     if given is not None:
         made.CopyFrom(given)
     made.allow_soft_placement = True
-    made.device_count["CPU"] = len(device_names.local_devices("CPU"))
-    made.graph_options.rewrite_options.disable_meta_optimizer = True  # the graph as it was built
+    made.graph_options.rewrite_options.disable_meta_optimizer = True
     return made
 
 

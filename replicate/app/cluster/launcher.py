@@ -196,7 +196,11 @@ class _Cluster:
         if self._wanted.servers and self._is_done():
             return None
         asked = self._ends_at is not None
-        wrong = [one for one in self._processes if one.code and not (asked and _is_asked(one))]
+        wrong = [
+            one
+            for one in self._processes
+            if one.code and not (asked and one.code in process.AS_ASKED)
+        ]
         return min(wrong, key=lambda one: one.code or 0, default=None)
 
     def _is_done(self) -> bool:
@@ -231,7 +235,7 @@ class _Cluster:
                 one.end()
 
     def _fault(self, failed: process.Process) -> errors.ReplicateError:
-        said = failed.last_lines(_LAST_LINES) or ["(it has said nothing)"]
+        said = failed.last_lines(_LAST_LINES) or ["(it wrote nothing)"]
         lines = "\n".join(f"    {line}" for line in said)
         saved = self._saved()
         how = f"failed with exit code {failed.code}"
@@ -257,11 +261,6 @@ class _Cluster:
 
 def _is_server(one: process.Process) -> bool:
     return one.name.startswith("ps:")
-
-
-def _is_asked(one: process.Process) -> bool:
-    """Tells whether a process has ended as one does that is asked to."""
-    return one.code in (interrupts.INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)
 
 
 def _signal_name(number: int) -> str:

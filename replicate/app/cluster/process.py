@@ -12,7 +12,10 @@ from typing import IO, Any, NamedTuple
 
 from replicate import errors
 from replicate.app.cluster import lifeline
+from replicate.app.console import interrupts
 
+# Codes of processes that have ended as those do that are asked to.
+AS_ASKED = (interrupts.INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)
 _MARK = "==== "  # begins the launcher's own lines in a log
 _ENOUGH = 1 << 14  # bytes at the end of a log, for its last lines
 
@@ -164,7 +167,7 @@ def _note(file: IO[bytes], start: Start) -> None:
 def _fault(log: str, reason: OSError) -> errors.RunError:
     return errors.RunError(
         f"{log} must be a file that can be written: {reason.strerror}. Check its permissions and "
-        "the room on the disk, or choose another --model-dir."
+        "the free space on the disk, or choose another --model-dir."
     )
 
 

@@ -24,9 +24,8 @@ def of(settings: config.Config) -> clusters.Cluster:
     has_evaluator = settings.cluster.evaluator or found.has_evaluator
     if found.own.job == "evaluator" and not has_evaluator:
         raise errors.ConfigError(
-            "cluster.evaluator: must be true where a task of its own evaluates, and TF_CONFIG's "
-            "task is an evaluator; got false. Set it in the config of all tasks, so that the "
-            "chief does not evaluate as well."
+            "cluster.evaluator: must be true if TF_CONFIG has an evaluator, as this task is one; "
+            "got false. Set it in the config of all tasks, or the chief evaluates as well."
         )
     settings.require_cluster(found.size, len(found.servers))
     return found._replace(has_evaluator=has_evaluator)

@@ -85,12 +85,13 @@ class View:
 def text_of_states(processes: Sequence[process.Process]) -> str:
     """Returns who does something else than train; an empty text where nobody does.
 
-    An evaluator and servers have work of their own, which is as it should be.
+    An evaluator and servers have work of their own, which is as it should be; that all have
+    stopped who were asked to is for the launcher to say.
     """
     by_state: dict[str, list[str]] = {}
     for one in processes:
         is_idle_evaluator = one.name == EVALUATOR and one.state == "waits"
-        is_over = one.state == "ended" and one.code == 0
+        is_over = one.state == "ended" and one.code in (0, *process.AS_ASKED)
         if one.state not in _USUAL and not is_idle_evaluator and not is_over:
             by_state.setdefault(one.state, []).append(one.name)
     return "; ".join(f"{_listed(names)}: {state}" for state, names in by_state.items())

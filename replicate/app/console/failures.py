@@ -23,7 +23,7 @@ def explain(error: BaseException) -> str:
     """Returns the text for an exception: ours as it is, others with where they arose."""
     if isinstance(error, errors.ReplicateError):
         return str(error)
-    return f"{located(error)}\nREPLICATE_DEBUG=1 in the environment shows the traceback."
+    return f"{located(error)}\nSet REPLICATE_DEBUG=1 to see the traceback."
 
 
 def located(error: BaseException) -> str:

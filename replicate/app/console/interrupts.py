@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 INTERRUPTED = 130  # the exit code, as shells have it
-STOPPING = "stopping after this step; once more stops at once, without saving"
+STOPPING = "stopping after this step; a second Ctrl-C stops at once, without saving"
 
 
 class Interrupted(KeyboardInterrupt):

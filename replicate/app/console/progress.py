@@ -17,6 +17,7 @@ from replicate.app.console import screen, streams
 _LEAST_BAR = 8  # columns
 _REMEMBERED = 50  # updates over which the speed is taken
 _TOLD_EVERY = 0.1  # seconds
+_LINE_EVERY = 10.0  # seconds
 
 
 class Bar(NamedTuple):
@@ -124,10 +125,11 @@ class Display:
             label: What is done, e.g. train.
             total: Where it ends; None: not known.
             start: Where it begins.
-            every: Units between two lines where there is no terminal; None: no lines.
+            every: Where there is no terminal the first and the last unit have a line, and between
+                them multiples of this, one in ten seconds at most. None: one in ten seconds.
             unit: What is counted.
         """
-        return Task(self, Bar(label, start, total, ("",)), every or math.inf, unit)
+        return Task(self, Bar(label, start, total, ("",)), every, unit)
 
     def show(self, key: Hashable, bar: Bar | None) -> None:
         """Shows a bar, if there are bars.
@@ -189,16 +191,18 @@ class _Bars(rich_progress.Progress):
 class Task:
     """One piece of long work; made by `Display.task`."""
 
-    def __init__(self, display: Display, bar: Bar, every: float, unit: str):
+    def __init__(self, display: Display, bar: Bar, every: int | None, unit: str):
         self._display = display
         self._bar = bar
-        self._every = every
+        self._every = every or 1
         self._unit = unit
-        self._lines_shown = bar.done // every
         self._times: deque[tuple[float, int, int]] = deque(maxlen=_REMEMBERED)
         self._examples = 0
         self._loss = ""
         self._told = -math.inf
+        self._has_ends = every is not None  # a line for the first unit and the last
+        self._line_at = -math.inf if self._has_ends else time.monotonic()
+        self._in_line = bar.done
         display.show(self, bar)
 
     def update(self, done: int, loss: float | None = None, examples: int = 0) -> None:
@@ -214,13 +218,20 @@ class Task:
         self._times.append((now, done, self._examples))
         if loss is not None:
             self._loss = f"loss {loss:.4g}"
+        is_multiple = done // self._every > self._bar.done // self._every
         self._bar = self._bar._replace(done=done, notes=self._notes(done))
         self._display.show(self, self._bar)
         if now - self._told > _TOLD_EVERY or done == self._bar.total:
             self._told = now
             self._display.tell({"task": id(self), "bar": self._bar})
-        if not self._display.has_bars and done // self._every > self._lines_shown:
-            self._lines_shown = done // self._every
+        is_due = is_multiple or (done > self._in_line and self._line_at == -math.inf)
+        if is_due and now - self._line_at >= _LINE_EVERY:
+            self._line_at = now
+            self._show_line()
+
+    def _show_line(self) -> None:
+        self._in_line = self._bar.done
+        if not self._display.has_bars:
             line = f"{self._bar.label} {self._bar.units}  {self._bar.notes[0]}"
             self._display.tell({"line": line})
             self._display.say(line)
@@ -241,6 +252,8 @@ class Task:
 
     def finish(self) -> None:
         """Ends the task; its bar goes away."""
+        if self._has_ends and self._bar.done != self._in_line:
+            self._show_line()
         self._display.tell({"task": id(self)})
         self._display.show(self, None)
 

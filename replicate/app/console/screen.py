@@ -9,7 +9,6 @@ import contextlib
 import io
 import os
 import select
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -52,7 +51,8 @@ class Capture:
         self.terminal = self._leave.enter_context(_terminal(os.dup(self._numbers[-1])))
         heard, told = os.pipe()
         self._leave.callback(os.close, heard)
-        self._leave.callback(_end, _heir(heard, self.terminal))
+        show = f"printf '{_SHOW_CURSOR}'; exec cat"
+        self._leave.enter_context(messages.at_death(show, heard, self.terminal.fileno()))
         reader = threading.Thread(target=self._read, args=(heard,), daemon=True)
         reader.start()
         self._leave.callback(reader.join)
@@ -114,27 +114,3 @@ def _terminal(number: int) -> TextIO:
     return _Terminal(
         io.FileIO(number, "w"), encoding=encoding, errors="replace", write_through=True
     )
-
-
-def _heir(heard: int, terminal: TextIO) -> "subprocess.Popen[bytes] | None":
-    """Starts a shell that waits for this process to die, and then shows what it still said.
-
-    A thread of ours could not: native code that fails a check writes the reason, and aborts.
-    """
-    try:
-        return subprocess.Popen(
-            ["/bin/sh", "-c", f"cat; printf '{_SHOW_CURSOR}'; exec cat <&{heard}"],
-            stdin=subprocess.PIPE,  # ends with this process
-            stdout=terminal,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(heard,),
-            start_new_session=True,  # Ctrl-C is not for it
-        )
-    except OSError:  # this machine has no shell
-        return None
-
-
-def _end(heir: "subprocess.Popen[bytes] | None") -> None:
-    if heir is not None:
-        heir.kill()
-        heir.communicate()

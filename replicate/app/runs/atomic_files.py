@@ -22,7 +22,9 @@ def replacing(path: str) -> Iterator[str]:
         raise IsADirectoryError(0, "it is a directory")
     try:
         if is_local:
-            open(unfinished, "wb").close()
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(unfinished)  # of a process that was killed
+            open(unfinished, "xb").close()  # never through a link that somebody has put there
         yield unfinished
         if is_local:
             os.replace(unfinished, path)
@@ -65,10 +67,16 @@ def read_text(path: str) -> str | None:
 def read_json(path: str) -> dict[str, Any]:
     """Returns the JSON object in a file; an empty one where there is none that can be read."""
     try:
-        value = json.loads(read_text(path) or "null")
-    except ValueError:
+        value = json.loads(read_text(path) or "null", parse_int=_whole)
+    except (RecursionError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _whole(digits: str) -> int:
+    if abs(number := int(digits)) >= 2**63:
+        raise ValueError(digits)
+    return number
 
 
 def _tensorflow() -> Any:

@@ -95,5 +95,5 @@ def _described(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             holder = json.load(file)
         return f"process {holder['pid']} on {holder['host']}, since {holder['since']},"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, RecursionError, ValueError, KeyError, TypeError):
         return "another process"

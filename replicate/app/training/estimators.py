@@ -9,7 +9,7 @@ from replicate import errors, estimator, model_fn, types
 from replicate.app.config import config, functions
 from replicate.app.console import failures
 from replicate.app.runs import checkpoints
-from replicate.app.training import optimizers, predictions, towers
+from replicate.app.training import device_choice, optimizers, predictions
 from replicate.compat import estimator as compat_estimator
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import base
@@ -59,28 +59,30 @@ def describe(
     Args:
         settings: The config.
         task: Which part of a training this process has.
-        strategy: Of `towers.strategy_of`; None: the one that the config names.
+        strategy: Of `device_choice.strategy_of`; None: the one that the config names.
 
     Raises:
         DeviceError: If this machine lacks a device.
         RunError: If a function cannot be found.
     """
-    chosen = towers.chosen(settings.devices)  # before anything can start TensorFlow's runtime
+    chosen = device_choice.chosen(
+        settings.devices
+    )  # before anything can start TensorFlow's runtime
     if settings.seed is not None:
         # NOTE: a graph's seed does not reach initial values of layers: Keras draws a seed for each.
         tf.keras.utils.set_random_seed(settings.seed % _SEEDS)
     optimizer_fn = optimizers.optimizer_fn(settings.optimizer)
-    strategy = towers.strategy_of(settings, task) if strategy is None else strategy
+    strategy = device_choice.strategy_of(settings, task) if strategy is None else strategy
     run_config = _run_config(settings, task, strategy)
     if settings.train is not None and settings.train.mixed_precision:
-        kind = optimizers.kind_for(towers.devices_of(settings))
+        kind = optimizers.kind_for(device_choice.devices_of(settings))
         optimizer_fn = optimizers.scaled(optimizer_fn, kind)
         optimizers.set_rewrite(run_config.session_config, kind)
     fn = functions.load(settings.model_fn, "model_fn")
     if settings.eval is not None:
         fn = _with_reductions(fn, settings.eval.metric_reductions)
     fields = config.Config.model_fields
-    options = {name: getattr(settings, name) for name in towers.OPTIONS}
+    options = {name: getattr(settings, name) for name in device_choice.OPTIONS}
     options = {name: one for name, one in options.items() if one != fields[name].default}
     if strategy is not None:  # it brings its own devices
         chosen, options = None, {**options, "strategy": strategy}
@@ -156,9 +158,7 @@ def _run_config(
             "keep_checkpoint_max": training.keep_checkpoint_max,
             "log_step_count_steps": training.log_every_steps,
         }
-        saved_every = training.save_checkpoints_steps
-        if saved_every is None and settings.eval is not None:
-            saved_every = settings.eval.every_steps
+        saved_every = training.save_checkpoints_steps or settings.evaluated_every
         if training.save_checkpoints_secs:
             steps["save_checkpoints_secs"] = training.save_checkpoints_secs
         elif saved_every:
@@ -211,7 +211,7 @@ def _metric_variables(name: str) -> list[tf.Variable]:
     if not matching:
         names = ", ".join(one.name.partition(":")[0] for one in known)
         raise errors.RunError(
-            f"eval.metric_reductions.{name}: must name a metric's variable, but there is none. "
+            f"eval.metric_reductions.{name}: must name a metric's variable, but none is called so. "
             f"Name one of {names or 'none: the model has no metric variables'}."
         )
     return matching

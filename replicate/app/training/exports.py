@@ -74,7 +74,7 @@ class Exports:
             if _is_due(one, folder, metrics, is_final):
                 tf.io.gfile.makedirs(folder)
                 paths[one.folder] = self._write(folder, checkpoint, metrics)
-                if isinstance(one, sections.Latest) and one.exports_to_keep is not None:
+                if isinstance(one, sections.Repeated) and one.exports_to_keep is not None:
                     for path in _exports_in(folder)[: -one.exports_to_keep]:
                         with contextlib.suppress(tf.errors.NotFoundError):
                             tf.io.gfile.rmtree(path)
@@ -121,11 +121,9 @@ def _is_due(
         atomic_files.read_json(os.path.join(one, "assets.extra", _RECORD))
         for one in _exports_in(folder)
     )
-    known = [one.get(wanted.metric) for one in records]
-    known = [one for one in known if isinstance(one, int | float)]  # else another was compared
-    return not math.isnan(value) and all(
-        improvement.is_better(value, one, wanted.higher_is_better) for one in known
-    )
+    found = [one.get(wanted.metric) for one in records]
+    known = [one for one in found if isinstance(one, int | float)]  # else another was compared
+    return not math.isnan(value) and all(improvement.is_better(value, one, wanted) for one in known)
 
 
 def _exports_in(folder: str) -> list[str]:

@@ -150,7 +150,7 @@ class TrainingHook(tf1.train.SessionRunHook):
         self._last_step = step
         if self._idle_runs >= _MAX_IDLE_RUNS:
             raise errors.RunError(
-                f"model_fn: its train_op must raise the global step; it is still {step} after "
+                f"model_fn: its train_op must increase the global step; it is still {step} after "
                 f"{_MAX_IDLE_RUNS} runs. Pass global_step to minimize, or name an optimizer."
             )
 
@@ -344,7 +344,7 @@ class SummaryHook(tf1.train.SessionRunHook):
 
 
 def savers(
-    spec: estimator.EstimatorSpec, config: estimator.RunConfig
+    spec: estimator.EstimatorSpec, config: estimator.RunConfig, every_steps: int | None = None
 ) -> Sequence[tf1.train.SessionRunHook]:
     """Returns what saves checkpoints in an Estimator's place; nothing where a hook does already.
 
@@ -355,20 +355,40 @@ def savers(
     Args:
         spec: The EstimatorSpec of mode TRAIN.
         config: The RunConfig.
+        every_steps: A checkpoint is saved at multiples of these steps as well.
     """
     given = (*spec.training_hooks, *spec.training_chief_hooks)
     is_wanted = config.save_checkpoints_secs or config.save_checkpoints_steps
     if not is_wanted or any(isinstance(one, tf1.train.CheckpointSaverHook) for one in given):
         return ()
-    return (
-        tf1.train.CheckpointSaverHook(
-            config.model_dir,
-            save_secs=config.save_checkpoints_secs,
-            save_steps=config.save_checkpoints_steps,
-            saver=_Saver(spec.scaffold),
-            save_graph_def=config.checkpoint_save_graph_def,
-        ),
+    hook = tf1.train.CheckpointSaverHook(
+        config.model_dir,
+        save_steps=1,  # until it has the timer below
+        saver=_Saver(spec.scaffold),
+        save_graph_def=config.checkpoint_save_graph_def,
     )
+    steps = filter(None, (config.save_checkpoints_steps, every_steps))
+    hook._timer = _Timer(config.save_checkpoints_secs, tuple(steps))
+    return (hook,)
+
+
+class _Timer(tf1.train.SecondOrStepTimer):
+    """Says when a checkpoint is due: at multiples of steps, wherever a run began, or by time.
+
+    Args:
+        seconds: Between two checkpoints; None: time does not matter.
+        steps: At the multiples of each of these.
+    """
+
+    def __init__(self, seconds: float | None, steps: Sequence[int]):
+        super().__init__(every_secs=math.inf if seconds is None else seconds)
+        self._multiples_of = steps
+
+    def should_trigger_for_step(self, step: int) -> bool:
+        """See base class; of a multiple that is stepped over, the next step counts."""
+        last = self.last_triggered_step()
+        is_past = last is not None and any(step // n > last // n for n in self._multiples_of)
+        return is_past or super().should_trigger_for_step(step)
 
 
 class _Saver:

@@ -41,14 +41,14 @@ def value_of(metrics: Mapping[str, Any], name: str, key: str) -> float:
     return float(value)
 
 
-def is_better(value: float, best: float, higher_is_better: bool, min_delta: float = 0.0) -> bool:
+def is_better(value: float, best: float, wanted: sections.Compared, min_delta: float = 0.0) -> bool:
     """Tells whether a value is better than the best one so far, by more than `min_delta`.
 
     A value that is no number never is; any number is better than none, which is NaN.
     """
     if math.isnan(value) or math.isnan(best):
         return not math.isnan(value)
-    return value > best + min_delta if higher_is_better else value < best - min_delta
+    return value > best + min_delta if wanted.higher_is_better else value < best - min_delta
 
 
 class EarlyStopping:
@@ -97,7 +97,7 @@ class EarlyStopping:
         """Returns why training is over; None where it is not."""
         wanted, best, best_step, waited = self._wanted, math.nan, 0, 0
         for step, value in sorted(self._values.items()):
-            if is_better(value, best, wanted.higher_is_better, wanted.min_delta):
+            if is_better(value, best, wanted, wanted.min_delta):
                 best, best_step, waited = value, step, 0
             else:
                 waited += 1
@@ -107,10 +107,10 @@ class EarlyStopping:
             return None
         evaluations = "1 evaluation" if waited == 1 else f"{waited} evaluations"
         if math.isnan(best):
-            return f"{wanted.metric} has been no number for {evaluations}"
+            return f"{wanted.metric} was not a number in {evaluations}"
         delta = f" by more than {wanted.min_delta:g}" if wanted.min_delta else ""
         return (
-            f"{wanted.metric} has not been better than {best:.6g}, of step {best_step},{delta} "
+            f"{wanted.metric} has not improved on {best:.6g} (step {best_step}){delta} "
             f"for {evaluations}"
         )
 
@@ -150,7 +150,7 @@ def keep_best(
     kept = checkpoints.path_in(folder)
     best = atomic_files.read_json(kept + _RECORD).get(wanted.metric) if kept else None
     best = float(best) if isinstance(best, int | float) else math.nan
-    if not is_better(value, best, wanted.higher_is_better):
+    if not is_better(value, best, wanted):
         return None
     name = os.path.basename(checkpoint)
     with checkpoints.writing(folder, name) as target:

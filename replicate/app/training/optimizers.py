@@ -96,9 +96,10 @@ def _decayed(rate: optimizer_config.Schedule, step: tf.Tensor) -> tf.Tensor:
         if name != "warmup_steps"
     }
     if rate.name == "constant":
-        return tf.constant(rate.learning_rate, tf.float32)
+        return tf.constant(arguments["learning_rate"], tf.float32)
     if rate.name == "inverse_sqrt_decay":
-        return rate.learning_rate * tf.math.rsqrt(1 + tf.cast(step, tf.float32) / rate.decay_steps)
+        passed = tf.cast(step, tf.float32) / arguments["decay_steps"]
+        return arguments["learning_rate"] * tf.math.rsqrt(1 + passed)
     if rate.name == "piecewise_constant":
         return tf1.train.piecewise_constant(step, **arguments)
     return getattr(tf1.train, rate.name)(global_step=step, **arguments)
@@ -111,7 +112,7 @@ def _rate_of(optimizer: tf1.train.Optimizer) -> tf.Tensor | float | None:
     to read it would be to take a batch away from training.
     """
     inner = getattr(optimizer, "_optimizer", optimizer)  # of a loss scale
-    found = getattr(inner, "_learning_rate", None)
+    found: Any = getattr(inner, "_learning_rate", None)
     if found is None:
         found = getattr(inner, "_lr", None)
     found = found() if callable(found) else found

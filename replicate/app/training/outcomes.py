@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from replicate import errors, estimator
+from replicate.app.config import sections
 from replicate.app.console import json_output
 from replicate.app.data import reading, section_inputs
 from replicate.app.runs import checkpoints, records
@@ -36,8 +37,8 @@ def evaluate(
     Raises:
         RunError: If there is nothing to evaluate on.
     """
-    steps = run.settings.eval.steps
-    shown = run.display.task("evaluate", steps, every=1000)
+    steps = run.settings.section(sections.Eval).steps
+    shown = run.display.task("evaluate", steps)
     try:
         hook = hooks.EvaluationHook(shown, run.stop)
         with reading.naming(run.settings, "eval", checkpoint):
@@ -83,11 +84,11 @@ class Outcomes:
             checkpoint: The path of its checkpoint.
         """
         run, path = self._run, None
-        if self._input_fn is not None and self._latest.get(json_output.STEP) != step:
+        if self._latest.get(json_output.STEP) != step:
             self.evaluate(checkpoint, is_final=True)
         else:
             self._export(checkpoint, is_final=True)
-        if self._exports is not None and run.settings.export.after_training:
+        if self._exports is not None and run.settings.section(sections.Export).after_training:
             path = self._exports.save(checkpoint)
         kept = records.Records(run.model_dir, run.display.say)
         kept.write_metrics(step, self._latest, ended_by)
@@ -95,13 +96,16 @@ class Outcomes:
         return self._latest or None, path
 
     def evaluate(self, checkpoint: str, is_final: bool = False) -> None:
-        """Evaluates a checkpoint, shows the metrics in one line, exports.
+        """Evaluates a checkpoint if the config wants that, shows its metrics in a line; exports.
 
         Args:
             checkpoint: Its path.
             is_final: Whether training is over.
         """
-        say, wanted = self._run.display.say, self._run.settings.train.keep_best
+        if self._input_fn is None:
+            self._export(checkpoint, is_final)
+            return
+        say, wanted = self._run.display.say, self._run.settings.section(sections.Train).keep_best
         found = evaluate(self._run, self._estimator, self._input_fn, checkpoint)
         step = found.get(json_output.STEP)
         say(f"evaluated at step {step}: {json_output.summary_line(found)}")

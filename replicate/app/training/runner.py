@@ -1,12 +1,12 @@
 """The commands that run a model: one function each, from a checked config."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from replicate import errors, verification
 from replicate.app.cluster import tasks
-from replicate.app.config import config
+from replicate.app.config import config, sections
 from replicate.app.console import interrupts, progress
 from replicate.app.data import reading, section_inputs
 from replicate.app.runs import averaging, checkpoints, folders, fresh_starts
@@ -47,8 +47,8 @@ def train(
     task = tasks.of(settings)
     if may_delete is not None and task.size > 1:
         raise errors.ConfigError(
-            "--fresh: must not be given to one of several workers, which would not know when to "
-            f"begin. Remove {settings.model_dir}, or choose another --model-dir."
+            "--fresh: must not be given to one of several workers, for the others do not wait "
+            f"until all is deleted. Remove {settings.model_dir}, or choose another --model-dir."
         )
     run = running.Run(settings, display, interrupts.StopRequest(), task, command)
     if task.own.job == "ps":
@@ -132,7 +132,7 @@ def predict(
     display: progress.Display,
     saved_model: predictions.Source | None = None,
     named: str | None = None,
-) -> Iterator[dict[str, Any]]:
+) -> Generator[dict[str, Any], None, None]:
     """Yields predictions, row by row, in the order of the input.
 
     Args:
@@ -141,7 +141,7 @@ def predict(
         saved_model: What predicts in place of a checkpoint.
         named: What `--checkpoint` says; else the newest one is taken.
     """
-    keys, checkpoint = settings.predict.keys or (), None
+    keys, checkpoint = settings.section(sections.Predict).keys or (), None
     if saved_model is not None:
         rows = saved_model.rows(
             lambda names: section_inputs.input_fn(settings, "predict", only=names),
@@ -154,7 +154,7 @@ def predict(
         input_fn = features_read.input_fn(settings, made)
         rows = made.predict(input_fn, predict_keys=keys or None, checkpoint_path=checkpoint)
     with display:
-        task = display.task("predict", None, every=10_000, unit="rows")
+        task = display.task("predict", None, unit="rows")
         with reading.naming(settings, "predict", checkpoint):
             for count, row in enumerate(rows, start=1):
                 yield row if isinstance(row, dict) else {"prediction": row}
@@ -198,8 +198,8 @@ def average(
     folder = output or os.path.join(settings.model_dir, checkpoints.AVERAGED)
     if os.path.realpath(folder) == os.path.realpath(settings.model_dir):
         raise errors.RunError(
-            f"--output: must be another folder than model_dir, {settings.model_dir}, whose "
-            "training would go on from the mean. Name another one."
+            f"--output: must be another folder than model_dir, got {folder}: the training there "
+            "would go on from the mean. Name another one."
         )
     if last is None:
         paths = [checkpoints.chosen(settings.model_dir, one) for one in named]

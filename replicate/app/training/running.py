@@ -5,10 +5,10 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replicate.app.config import config
+from replicate.app.config import config, sections
 from replicate.app.console import interrupts, progress
 from replicate.app.data import section_inputs
-from replicate.app.training import improvement, towers
+from replicate.app.training import device_choice, improvement
 from replicate.strategy.cluster import cluster as clusters
 
 STEPS, EPOCHS, EARLY_STOPPING = "steps", "epochs", "early_stopping"
@@ -40,7 +40,7 @@ class Run(NamedTuple):
     @property
     def text(self) -> str:
         """Where it runs, for people."""
-        return towers.text_of(self.settings, self.task)
+        return device_choice.text_of(self.settings, self.task)
 
 
 class Goal:
@@ -58,18 +58,18 @@ class Goal:
 
     def __init__(self, run: Run, start: int):
         self.start = start
-        self._wanted = run.settings.train
-        is_timed = self._wanted.max_time is not None and run.task.position == 0
-        self._deadline = time.monotonic() + self._wanted.max_time if is_timed else math.inf
+        self._wanted = wanted = run.settings.section(sections.Train)
+        limit = wanted.max_time if run.task.position == 0 else None
+        self._deadline = math.inf if limit is None else time.monotonic() + limit
         self.stopping = None
-        if self._wanted.early_stopping is not None:
-            self.stopping = improvement.EarlyStopping(
-                run.model_dir, self._wanted.early_stopping, start
-            )
+        if wanted.early_stopping is not None:
+            self.stopping = improvement.EarlyStopping(run.model_dir, wanted.early_stopping, start)
         self.epochs = None
-        if self._wanted.epochs is not None:
-            towers.devices_of(run.settings)  # before a session can start TensorFlow's runtime
-            self.epochs = section_inputs.in_epochs(run.settings, start, run.task)
+        if wanted.epochs is not None:
+            device_choice.devices_of(
+                run.settings
+            )  # before a session can start TensorFlow's runtime
+            self.epochs = section_inputs.in_epochs(run.settings, wanted.epochs, start, run.task)
 
     @property
     def end(self) -> int | None:

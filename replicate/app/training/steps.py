@@ -4,21 +4,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from replicate import errors, estimator, types
+from replicate.app.config import sections
 from replicate.app.console import interrupts
 from replicate.app.data import inputs, reading, section_inputs
 from replicate.app.runs import checkpoints
-from replicate.app.training import estimators, hooks, optimizers, running, towers
+from replicate.app.training import device_choice, estimators, hooks, optimizers, running
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
-
-# What TensorFlow raises where another process does not answer any more.
-_OF_OTHERS = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.InternalError,
-    tf.errors.UnavailableError,
-)
+from replicate.strategy.cluster import membership
 
 
 class Steps:
@@ -34,16 +27,17 @@ class Steps:
 
     def __init__(self, run: running.Run, goal: running.Goal):
         settings, task = run.settings, run.task
+        self._wanted = wanted = settings.section(sections.Train)
         self._run = run
         self._goal = goal
         self._shown = run.display.task(
-            "train", goal.end, start=goal.start, every=settings.train.log_every_steps
+            "train", goal.end, start=goal.start, every=wanted.log_every_steps
         )
         self._rows: tf.Tensor | int = 0  # of a batch, once the graph is built
         self._progress = hooks.TrainingHook(self._shown, goal.start, lambda: self._rows)
         self._summaries = hooks.SummaryHook(
             run.model_dir,
-            settings.train.save_summary_steps,
+            wanted.save_summary_steps,
             lambda: self._rows,
             lambda: optimizers.learning_rate(settings.optimizer, self._optimizers),
         )
@@ -51,7 +45,7 @@ class Steps:
         self._optimizers: list[tf1.train.Optimizer] = []
         # NOTE: a chief with servers tells them that it ends, and not that it is asked to stop.
         is_stopping = self._is_to_end if task.is_together else lambda: run.stop.requested
-        self._strategy = towers.strategy_of(settings, task, goal.start, is_stopping)
+        self._strategy = device_choice.strategy_of(settings, task, goal.start, is_stopping)
         self._ending = hooks.StopHook(self._is_to_end, self._workers)
         described = estimators.describe(settings, task, self._strategy)
         if described.optimizer_fn is not None:
@@ -84,7 +78,7 @@ class Steps:
             "model_dir": run.model_dir,
             "config": self.estimator.config,
         }
-        self._own_hooks = hooks.of_config(settings.train.hooks, offered)
+        self._own_hooks = hooks.of_config(self._wanted.hooks, offered)
         ours = [self._progress, self._ending]
         ours += [self._summaries] if run.task.is_chief else []
         ours.append(hooks.MeetingHook(run.display, run.task, settings.cluster.timeout))
@@ -110,13 +104,13 @@ class Steps:
 
     def _input_fn(self) -> Callable[[], tf.data.Dataset]:
         settings, passes, task = self._run.settings, self._goal.epochs, self._run.task
-        source = settings.train.input
+        source = self._wanted.input
         if passes is None:
             made = section_inputs.input_fn(settings, "train", task=task)
         else:
 
             def counted(end: int) -> None:
-                self._shown.end_at(self._goal.end)
+                self._shown.end_at(self._goal.end or end)
 
             def made() -> tf.data.Dataset:
                 found = passes.dataset(source.repeat, source.prefetch, counted)
@@ -133,21 +127,23 @@ class Steps:
         self._rows = hooks.rows_of(features) if workers.is_alone else workers.rows
         if any(isinstance(one, tf1.train.CheckpointSaverHook) for one in self._own_hooks):
             return spec
-        savers = hooks.savers(spec, config)
+        savers = hooks.savers(spec, config, self._run.settings.evaluated_every)
         return spec._replace(training_chief_hooks=(*spec.training_chief_hooks, *savers))
 
     def _workers(self) -> collectives.Workers:
         """Returns the workers that make the steps of the current graph."""
-        return self._strategy.workers if self._run.task.is_together else collectives.ALONE
+        if self._strategy is None or not self._run.task.is_together:
+            return collectives.ALONE
+        return self._strategy.workers
 
     @contextlib.contextmanager
     def _others_may_be_gone(self) -> Iterator[None]:
         """Lets who was asked to stop do so where others have stopped already."""
         try:
             yield
-        except (errors.ClusterError, *_OF_OTHERS):
+        except (errors.ClusterError, *membership.POSSIBLE_LOSSES):
             task = self._run.task
             is_alone = task.size == 1 and not task.servers
             if is_alone or not self._run.stop.requested:
                 raise
-            raise interrupts.Interrupted(f"{task.name} stopped; others were not there") from None
+            raise interrupts.Interrupted(f"{task.name} stopped; others had gone") from None

@@ -4,6 +4,7 @@ The chief, or a process that is alone, trains and does what follows; nobody else
 model_dir. Another worker makes the steps. An evaluator, where there is one, does what follows.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from replicate import errors
 from replicate.app.config import config
 from replicate.app.console import interrupts, progress
 from replicate.app.runs import checkpoints, records
-from replicate.app.training import estimators, outcomes, running, steps, towers
+from replicate.app.training import device_choice, estimators, outcomes, running, steps
 from replicate.compat.tensorflow import tf, tf1
 
 _PAUSE = 0.5  # seconds between two looks for a checkpoint
@@ -72,7 +73,7 @@ def _record(run: running.Run, goal: running.Goal) -> None:
     settings, say, start = run.settings, run.display.say, goal.start
     say(f"{settings.name}: {run.text}")
     if goal.is_reached:
-        say(f"{run.model_dir} is at step {start} already; doing what follows it.")
+        say(f"{run.model_dir} is at step {start} already; evaluation and exports are left.")
     elif start:
         say(f"continuing from step {start} in {run.model_dir}, {goal.text('step ')}")
     else:
@@ -83,7 +84,7 @@ def _record(run: running.Run, goal: running.Goal) -> None:
     kept.write_config(text, settings.folder)
     by_default = "multi_worker" if run.task.is_together else "parameter_server"
     kept.write_run(
-        towers=towers.devices_of(settings),
+        towers=device_choice.devices_of(settings),
         strategy=settings.strategy or by_default,
         workers=run.task.size,
         start=start,
@@ -113,7 +114,7 @@ def _stopped_text(model_dir: str, goal: running.Goal) -> str:
     step = checkpoints.step_of(model_dir)
     if step is None:
         return f"stopped before the first step; no checkpoint is saved in {model_dir} yet."
-    then = "Training is over; the same command does what follows it."
+    then = "Training is over; the same command evaluates and exports."
     if goal.reason_at(step) is None:
         then = "The same command continues from there."
     return f"stopped at step {step}; a checkpoint is saved in {model_dir}. {then}"
@@ -156,23 +157,23 @@ class _Training:
 
     def _train(self) -> int:
         """Makes the steps; returns the step at which that ended."""
-        goal, evaluating = self._goal, self._run.settings.eval
+        goal, every = self._goal, self._run.settings.evaluated_every
         checkpoints.note_begun(self._run.model_dir)
         if self._outcomes is None:
             return self._steps.make([_Judgements(goal)])
-        if evaluating is None or evaluating.every_steps is None:
+        if every is None:
             return self._steps.make()
-        every = evaluating.every_steps
+        evaluate = functools.partial(self._evaluate, self._outcomes)
         # The run before may have been stopped in an evaluation, which early stopping misses.
         if goal.stopping is not None and goal.start // every > goal.stopping.last_step // every:
-            self._evaluate()
+            evaluate()
             if goal.early_reason() is not None:
                 return goal.start
-        return self._steps.make([_Evaluations(every, goal, self._evaluate, self._run.task.size)])
+        return self._steps.make([_Evaluations(every, goal, evaluate, self._run.task.size)])
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, following: outcomes.Outcomes) -> None:
         began = time.monotonic()
-        self._outcomes.evaluate(self._steps.estimator.latest_checkpoint())
+        following.evaluate(self._steps.estimator.latest_checkpoint())
         self._steps.leave_out(time.monotonic() - began)
 
 
@@ -190,7 +191,7 @@ class _Judgements(tf1.train.CheckpointSaverListener):
 
 
 class _Evaluations(tf1.train.CheckpointSaverListener):
-    """Evaluates at the first checkpoint after each `eval.every_steps` steps.
+    """Evaluates at each multiple of `eval.every_steps`, where a checkpoint is saved.
 
     The last step of a training is left out: an evaluation follows it anyhow.
     """
@@ -249,16 +250,16 @@ def follow(run: running.Run) -> Trained:
 def evaluate_new(run: running.Run) -> Trained:
     """Evaluates new checkpoints until the last one: the evaluator's part.
 
-    An evaluation is due where it would be the chief's: at the first checkpoint after each
-    `eval.every_steps` steps, and at the end.
+    An evaluation is due where it would be the chief's: at each multiple of `eval.every_steps`,
+    and at the end. Of checkpoints that came meanwhile it takes the newest one.
 
     Raises:
         Interrupted: If a signal came.
     """
     settings, display, model_dir = run.settings, run.display, run.model_dir
-    display.say(f"{settings.name}: {run.task.name}, of checkpoints in {model_dir}")
+    display.say(f"{settings.name}: {run.task.name} evaluates checkpoints in {model_dir}")
     start = checkpoints.step_of(model_dir) or 0
-    every = (settings.eval.every_steps if settings.eval is not None else None) or math.inf
+    every = settings.evaluated_every or math.inf
     with run.stop, display:
         goal = running.Goal(run, start)
         made = estimators.build(estimators.describe(settings))
@@ -266,8 +267,8 @@ def evaluate_new(run: running.Run) -> Trained:
         rounds = start // every
         display.state("waits")
         while not run.stop.requested:
-            path = checkpoints.path_in(model_dir)
-            step = None if path is None else checkpoints.step_in(path)
+            path = checkpoints.path_in(model_dir) or ""
+            step = checkpoints.step_in(path) if path else None
             if step is not None and is_last(run, goal, step):
                 if checkpoints.is_finished(model_dir, step):
                     return Trained(step, False)

@@ -7,8 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicate.app.config import config
-from replicate.app.console import progress
+from replicate.app.console import interrupts, progress
 from replicate.app.training import runner, trainings
+
+
+class _Display(progress.Display):
+    """Shows what another one would, but says of the folder that it is not kept."""
+
+    def __init__(self, other: progress.Display, folder: str):
+        super().__init__(other.quiet, tell=other.tell)
+        self._folder = folder
+
+    def say(self, text: str) -> None:
+        """See base class."""
+        super().say(text.replace(self._folder, "(not kept)"))
 
 
 def run(
@@ -18,10 +30,14 @@ def run(
 
     Training makes one update, which are `accumulate_steps` batches.
     """
-    display.say("one batch of everything, in a folder that is deleted: nothing is kept")
+    display.say("one batch of everything; nothing is kept")
     with tempfile.TemporaryDirectory(prefix="replicate-") as folder:
         changed = _one_batch(settings, folder)
-        done = runner.train(changed, display, command)
+        display = _Display(display, folder)
+        try:
+            done = runner.train(changed, display, command)
+        except interrupts.Interrupted:
+            raise interrupts.Interrupted("stopped; nothing is kept") from None
         if changed.predict is not None:
             with contextlib.closing(runner.predict(changed, display)) as rows:
                 first = list(itertools.islice(rows, changed.predict.input.batch_size))

@@ -1,10 +1,10 @@
 """Where the towers of a config are: devices that exist, and the strategy of a cluster."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from replicate import devices, errors
-from replicate.app.config import config
+from replicate.app.config import config, sections
 from replicate.strategy import base
 from replicate.strategy.cluster import cluster as clusters
 from replicate.strategy.policies import multi_worker, parameter_server
@@ -22,7 +22,7 @@ OPTIONS = (  # of `replicate_model_fn`, by the names that a config has for them
 _COMPARED = {*OPTIONS, "model_fn", "optimizer", "params", "seed", "train"}
 
 
-def chosen(wanted: str | int | tuple[str, ...] | Mapping[str, int]) -> list[str] | None:
+def chosen(wanted: sections.Devices) -> list[str] | None:
     """Returns canonical names of devices that exist; None where TensorFlow is to choose.
 
     Raises:
@@ -38,7 +38,7 @@ def chosen(wanted: str | int | tuple[str, ...] | Mapping[str, int]) -> list[str]
                 f"{', '.join(have)}. Use devices: {{cpu: {wanted}}} for logical CPU devices."
             )
         return list(have[:wanted])
-    if isinstance(wanted, Mapping):
+    if isinstance(wanted, dict):
         if "cpu" in wanted:
             return list(devices.make_logical_cpus(wanted["cpu"]))
         wanted = tuple(f"/device:GPU:{index}" for index in range(wanted["gpu"]))
