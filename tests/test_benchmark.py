@@ -68,6 +68,7 @@ def test_every_model_is_built_by_towers_that_share_names(module, tmp_path):
     assert found == dict.fromkeys(models, False)
 
 
+@pytest.mark.thorough
 def test_a_profile_counts_transfers(tmp_path):
     file = tmp_path / "results.json"
     choice = ("--models", "mlp", "--towers", "2", "--subjects", "loop,limit")

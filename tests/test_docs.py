@@ -138,6 +138,7 @@ def test_every_public_name_is_in_the_api():
     assert set(listed) <= set(replicate.__all__)
 
 
+@pytest.mark.thorough
 def test_the_site_is_built_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path / "site")]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}

@@ -113,6 +113,7 @@ print([n for n in after if n not in before and not n.startswith(tuple(lazy))])
 """
 
 
+@pytest.mark.thorough
 def test_loading_changes_no_public_module(run_python):
     assert run_python(PUBLIC_MODULES).splitlines() == ["True", "[]", "[]"]
 

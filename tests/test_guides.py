@@ -69,6 +69,7 @@ def test_the_examples_of_python_continue_the_readme(tmp_path, monkeypatch):
     np.testing.assert_allclose(predicted, np.full([5, 1], 3.0), atol=0.05)  # y = 3 x
 
 
+@pytest.mark.thorough
 def test_the_lines_that_quiet_tensorflow_do(tmp_path):
     quiet, logs = examples(PYTHON, "python")[-2:]
     loud = "import replicate\ntf.get_logger().warning('not this')\n"

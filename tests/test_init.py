@@ -57,5 +57,6 @@ def test_tensorflow_is_not_imported_before_it_is_used(run_python, code):
     run_python(f"{code}\nimport sys; assert 'tensorflow' not in sys.modules")
 
 
+@pytest.mark.thorough
 def test_star_import_takes_the_public_names(run_python):
     run_python("from replicate import *; get_tower_context(), estimator.Estimator")

@@ -3,7 +3,12 @@
 import ast
 import io
 import logging
+import os
 import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
 
 import pytest
 
@@ -61,3 +66,41 @@ def test_nothing_is_said_twice_where_logging_is_set_up(is_set_up, monkeypatch):
     monkeypatch.setattr("sys.stderr", shown := Terminal())
     messages.warn("One thing.", "python.md")
     assert shown.getvalue() == ("" if is_set_up else "One thing. See docs/python.md.\n")
+
+
+NOISE = b"I0000 00:00:1 port.cc:153] a greeting\n"
+
+
+def load(words, error=None):
+    """Loads what says something, and may fail."""
+    with messages.loading("TensorFlow"):
+        os.write(2, words)
+        if error is not None:
+            raise error
+
+
+def test_noise_of_loading_is_left_out_but_where_that_fails(capfd):
+    load(NOISE + b"words\n")
+    assert capfd.readouterr().err == "words\n"
+    with pytest.raises(ImportError):
+        load(NOISE, ImportError())
+    assert capfd.readouterr().err == NOISE.decode()
+
+
+def test_what_cannot_be_held_back_comes_as_it_is(capfd, monkeypatch):
+    def fail():
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(tempfile, "mkstemp", fail)
+    load(NOISE)
+    assert capfd.readouterr().err == NOISE.decode()
+
+
+def test_the_last_words_of_an_import_that_aborts_are_shown():
+    code = (
+        "import os; from replicate import messages; files = [os.dup(0) for _ in range(20)]\n"
+        "with messages.loading('TensorFlow'):\n"
+        f"    os.write(2, {NOISE!r} + b'F0000 the CPU lacks AVX'); os.abort()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGABRT, b"F0000 the CPU lacks AVX\n")

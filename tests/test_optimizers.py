@@ -86,6 +86,7 @@ class Stateless(tf1.train.GradientDescentOptimizer):
         return tf.group(*updates, global_step.assign_add(1), name=name)
 
 
+@pytest.mark.thorough("Stateless")
 @pytest.mark.filterwarnings("ignore:Converting sparse IndexedSlices")
 @pytest.mark.parametrize("cls", [Clipping, Stateless])
 def test_what_apply_gradients_does_is_done_once(cls):
@@ -142,6 +143,7 @@ def test_loss_scale_with_devices_without_rows():
         runs.assert_same(runs.train(runs.replicated(model, 4, strategy), 4, one_row), one)
 
 
+@pytest.mark.thorough("128.0")
 @pytest.mark.parametrize("scale", [128.0, "dynamic"])
 def test_mixed_precision_graph_rewrite(scale):
     def train_op(loss):

@@ -35,7 +35,7 @@ def test_a_table_is_written_in_its_place(script):
     assert written == page[: -len("old\n```\n")] + "new\n```\n"
 
 
-@pytest.mark.thorough("mind", "vae")
+@pytest.mark.thorough("vae")
 @pytest.mark.parametrize("name", ported.MODELS)
 def test_a_model_gives_what_one_device_gives(name):
     with exactness.quiet():

@@ -66,7 +66,7 @@ def test_a_training_and_an_evaluation_have_a_line_each(model, shown):
     model.train(input_fn)
     nothing, *changing, last = states(shown)
     assert nothing == ""
-    assert len(changing) == 2  # after the second and the third step
+    assert len(changing) == 3  # after each step
     # The loss before the third step: w is 1 / 4.
     assert re.fullmatch(r"train 3  loss 0\.03125  \d\.\d steps/s\n", last)
     shown.truncate(shown.seek(0))
@@ -92,15 +92,48 @@ def test_a_hook_that_is_named_takes_the_place_of_our_own(model, shown):
     assert shown.getvalue().count("\n") == 1
 
 
-def test_a_file_gets_a_line_at_intervals_and_at_the_end(model, shown):
+def test_a_file_gets_a_line_for_the_first_step_and_the_last_and_every_ten_seconds(model, shown):
     file = io.StringIO()
-    # A look after each of 30 steps, a second apart: 10 and 20 seconds after the first one.
+    # A look after each of 30 steps, a second apart: 0, 10 and 20 seconds after the first one.
     rows = tf.data.Dataset.from_tensors
     model.train(lambda: rows(1.0).repeat(30).batch(1), hooks=[progress.ProgressHook(file=file)])
     lines = file.getvalue().splitlines()
-    assert [line.split()[:1] for line in lines] == [["train"]] * 3
+    assert [line.split()[:1] for line in lines] == [["train"]] * 4
     assert lines[-1].startswith("train 30  loss")
+    assert not set("\r\033") & set(file.getvalue())
     assert shown.getvalue() == ""
+
+
+def test_a_terminal_that_cannot_write_over_a_line_gets_lines(monkeypatch, shown):
+    monkeypatch.setenv("TERM", "dumb")
+    assert not messages.shows_progress()
+    assert not progress.ProgressHook(file=shown)._is_on_terminal
+
+
+class Failing(tf1.train.SessionRunHook):
+    """Fails after the first step."""
+
+    is_first = True
+
+    def before_run(self, run_context):
+        if not self.is_first:
+            raise RuntimeError("a fault of the user's")
+        self.is_first = False
+
+
+def test_the_line_is_at_its_end_when_a_training_fails(model, shown):
+    with pytest.raises(RuntimeError, match="a fault"):
+        model.train(input_fn, hooks=[Failing()])
+    assert re.fullmatch(r"train \d  loss [.\d]+\n", states(shown)[-1])
+
+
+def test_a_reader_that_has_gone_ends_no_training(model):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    model.train(input_fn, hooks=[progress.ProgressHook(file=Gone())])
+    assert model.get_variable_value("global_step") == 3
 
 
 def test_a_narrow_terminal_gets_a_line_that_it_can_hold(model, shown, monkeypatch):

@@ -120,6 +120,16 @@ def test_a_stream_of_csv_is_cached(tmp_path, monkeypatch):
     assert len(list((tmp_path / "cache").glob("eval-*.index"))) == 1
 
 
+def test_columns_in_another_order_are_another_cache(tmp_path):
+    places = {
+        caching.place_of(
+            input_config.Csv(file=("x",), header=False, cache="c", columns=columns), KEY
+        )
+        for columns in ({"a": "int64", "b": "int64"}, {"b": "int64", "a": "int64"})
+    }
+    assert len(places) == 2
+
+
 def test_what_was_not_read_to_its_end_is_not_cached(tmp_path):
     write_records(tmp_path / "a.tfrecord", range(1, 100))
     source = records(tmp_path, cache=str(tmp_path / "cache"), prefetch=0)

@@ -31,6 +31,10 @@ MODEL = "replicate.examples.digits:model_fn"
         (["serve"], "there is no command 'serve'. Known: average, check, completion, describe,"),
         (["train"], "CONFIG"),
         (["train", DIGITS, "--sett", "a=b"], "unrecognized arguments"),
+        (["train", DIGITS, "--cpus=2"], "Did you mean --devices='{cpu: 2}'?"),
+        (["train", DIGITS, "--gpus", "4"], "Did you mean --devices='{gpu: 4}'?"),
+        (["train", DIGITS, "--max-steps", "4"], "Did you mean --train.steps or --eval.steps?"),
+        (["predict", DIGITS, "--keep", "id"], "--keep id. What model_fn returns among its"),
         (["train", DIGITS, "--steps", "5"], "--steps 5. Did you mean --train.steps or --eval.st"),
         (["train", DIGITS, "--sede=5"], "--sede=5. Did you mean --seed?"),
         (["plot", "runs", "--png", "a.png", "--sede=5"], "unrecognized arguments: --sede=5\n"),
@@ -89,6 +93,32 @@ def test_check_tells_machines_all_it_found(capsys, tmp_path):
         f"eval.input.file: warning: there is no {tmp_path / 'none.npz'} yet"
     ]
     assert cli.main(["check", DIGITS, "--json"]) == 0
+
+
+def test_check_tells_what_is_not_there_beside_faults(capsys, tmp_path):
+    bad = tmp_path / "bad.yaml"
+    (tmp_path / "mine.py").write_text("def model_fn(): pass\n")
+    (tmp_path / "x.csv").write_text("rooms,rent\n1,2\n")
+    bad.write_text(
+        "model_fn: mine:modle_fn\ntrain: {stepz: 1, input: {kind: csv, file: none.csv,"
+        " columns: {a: int8}, label: b}}\neval: {steps: 0, input:"
+        " {kind: csv, file: x.csv, columns: {ruums: int8, rnet: int8}}}\n"
+    )
+    assert cli.main(["check", str(bad), DIGITS]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == f"{DIGITS}: ok\n"
+    assert [line.removeprefix(str(bad)) for line in shown.err.splitlines()] == [
+        ":2: train.stepz: unknown key. Did you mean steps?",
+        ":2: train.input.label: must be one of columns, got 'b'. Add it there.",
+        ":3: eval.steps: must be a whole number of at least 1, got 0.",
+        f": train.input.file: warning: there is no {tmp_path / 'none.csv'} yet",
+        f": eval.input: warning: {tmp_path / 'x.csv'}:1: the header must have the column 'ruums' "
+        "and the column 'rnet' once, got rooms, rent. Did you mean rooms and rent?",
+        ": model_fn: warning: mine has no modle_fn. Did you mean model_fn?",
+    ]
+    assert cli.main(["check", str(bad), "--json"]) == 2
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["ok"], len(found["faults"]), len(found["warnings"])) == (False, 3, 3)
 
 
 def test_a_config_with_all_defaults_may_be_json(capsys):

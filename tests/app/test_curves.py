@@ -202,6 +202,24 @@ def test_a_run_under_another_one_is_seen(tmp_path, panels):
     assert under > over == other
 
 
+def test_many_values_of_single_batches_are_pale_behind_their_running_median(tmp_path, panels):
+    # 60 points: the median of each and 3 on both sides. Falling at first, it follows the curve.
+    falling, noisy = [32.0, 16.0, 8.0, 4.0], [1.0, 2.0, 3.0] * 18 + [1.0, 2.0]
+    numbers = list(enumerate([*falling, *noisy], start=1))
+    points = [(step, {"loss": one, "learning_rate": one}) for step, one in numbers]
+    write(tmp_path, 1, *points)
+    write(tmp_path / "eval", 1, *losses(*numbers))
+    assert plot(tmp_path, "--png", "p.png") == 0
+    pale, smooth, *_ = (list(one.get_ydata()) for one in panels["loss"].lines)
+    (rate, *_) = (list(one.get_ydata()) for one in panels["learning rate"].lines)
+    assert pale == rate == [*falling, *noisy]
+    assert smooth[:4] == falling  # the last one as of 1 2 3 4 8 16 32
+    assert set(smooth[7:-3]) == {2}
+    assert smooth[-1] == 2
+    labels = [one.get_text() for one in panels[""].get_legend().get_texts()]
+    assert labels == ["train, running median", "eval", "single values", "best"]
+
+
 def test_one_run_has_its_name_and_no_color(tmp_path, texts, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a long path would be shortened
     write(tmp_path / "run", 1, *losses((1, 1.0)))
@@ -213,6 +231,7 @@ def test_one_run_has_its_name_and_no_color(tmp_path, texts, monkeypatch):
     assert {"train", "eval", "best"} <= set(texts)
 
 
+@pytest.mark.thorough
 def test_many_runs_and_panels_have_room(tmp_path, texts):
     names = [tmp_path / f"{'a name that goes on ' * 9}$run$ {n}" for n in range(11)]
     numbers = {f"metric/{'of_very_many_words/' * 5}{n}": 1e-9 * n for n in range(20)}

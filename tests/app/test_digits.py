@@ -17,6 +17,7 @@ def test_digits_are_read_with_at_least_97_percent(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["accuracy"] >= 0.97
 
 
+@pytest.mark.thorough
 def test_digits_train_without_a_warning(tmp_path, capsys, caplog):
     where = ["configs/digits.yaml", "--model-dir", str(tmp_path)]
     devices = ["--set", "devices=[/cpu:0, /cpu:1]", "--set", "train.steps=3"]

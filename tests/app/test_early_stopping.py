@@ -24,15 +24,15 @@ def judged(folder, values, start=100, **rule):
     [
         ([3, 2, 1], {}, None),
         ([3, 2, 2], {}, None),
-        ([3, 2, 2, 2], {}, "loss has not been better than 2, of step 2, for 2 evaluations"),
+        ([3, 2, 2, 2], {}, "loss has not improved on 2 (step 2) for 2 evaluations"),
         ([3, 2, 4, 1], {}, None),
-        ([3, 4], {"patience": 1}, "loss has not been better than 3, of step 1, for 1 evaluation"),
+        ([3, 4], {"patience": 1}, "loss has not improved on 3 (step 1) for 1 evaluation"),
         ([1, 2, 3], {"higher_is_better": True}, None),
-        ([3, 2, 1], {"higher_is_better": True}, "than 3, of step 1, for 2 evaluations"),
+        ([3, 2, 1], {"higher_is_better": True}, "on 3 (step 1) for 2 evaluations"),
         # 2.9 and 2.8 are better than 3, but by no more than 0.5.
-        ([3, 2.9, 2.8], {"min_delta": 0.5}, "than 3, of step 1, by more than 0.5 for 2"),
+        ([3, 2.9, 2.8], {"min_delta": 0.5}, "on 3 (step 1) by more than 0.5 for 2"),
         ([3, 2.9, 2.4], {"min_delta": 0.5}, None),
-        ([math.nan, math.inf], {}, "loss has been no number for 2 evaluations"),
+        ([math.nan, math.inf], {}, "loss was not a number in 2 evaluations"),
         ([math.nan, 5], {}, None),
     ],
 )
@@ -52,7 +52,7 @@ def test_an_accuracy_that_rises_ends_nothing(tmp_path):
         made.take({"accuracy": value, "global_step": step})
     assert made.reason() is None
     made.take({"accuracy": 0.6, "global_step": 3})
-    assert made.reason().startswith("accuracy has not been better than 0.75, of step 2,")
+    assert made.reason().startswith("accuracy has not improved on 0.75 (step 2) ")
 
 
 def test_a_run_that_continues_judges_by_its_own_patience(tmp_path):

@@ -1,5 +1,6 @@
 """Inputs of every kind become datasets of batches."""
 
+import pathlib
 import re
 import sys
 import types
@@ -242,6 +243,52 @@ def test_batched_overrules_what_is_found_out(user_code):
     user_code.rows = lambda: of_range(4).batch(2)
     source = input_config.Function(function="user_inputs:rows", batch_size=2, batched=False)
     assert [labels.tolist() for _, labels in batches_of(source)] == [[[0, 1], [2, 3]]]
+
+
+@pytest.mark.parametrize("holdout", [None, 0.5])
+@pytest.mark.parametrize("size", [1, 2])
+def test_rows_may_lack_labels(user_code, holdout, size):
+    def rows():
+        found = tf.data.Dataset.range(40).map(lambda x: (x, None))
+        return found if size == 1 else found.batch(size)
+
+    user_code.rows = rows
+    source = input_config.Function(
+        function="user_inputs:rows", batch_size=2, holdout=holdout, repeat=False
+    )
+    make = inputs.input_fn(source, "eval.input", "train", {})
+    with tf.Graph().as_default(), tf1.Session() as session:
+        x, label = tf1.data.make_one_shot_iterator(make()).get_next()
+        assert label is None
+        assert x.shape.as_list() == [None]
+        assert len(session.run(x)) == 2
+
+
+@pytest.mark.parametrize("limit", [2**30, 0], ids=["memory", "stream"])
+@pytest.mark.parametrize("kind", ["header", "none", "parquet", "tfrecord"])
+def test_features_have_the_order_of_the_config(tmp_path, monkeypatch, kind, limit):
+    monkeypatch.setattr(csv, "_MAX_IN_MEMORY", limit)
+    path, columns = str(tmp_path / "d"), {"c": "int64", "a": "int64", "y": "int64", "b": "int64"}
+    given = {"file": (path,), "label": "y"}
+    if kind == "tfrecord":
+        example = tf.train.Example()
+        for name in "abcy":
+            example.features.feature[name].int64_list.value.append(1)
+        with tf.io.TFRecordWriter(path) as file:
+            file.write(example.SerializeToString())
+        features = {name: input_config.Feature(dtype="int64") for name in columns}
+        source = input_config.Tfrecord(**given, features=features)
+    elif kind == "parquet":
+        arrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+        parquet.write_table(arrow.table({name: [1] for name in "abcy"}), path)
+        source = input_config.Parquet(**given, columns=columns)
+    else:
+        pathlib.Path(path).write_text("a,b,c,y\n" * (kind == "header") + "1,1,1,1\n")
+        source = input_config.Csv(**given, columns=columns, header=kind == "header")
+    for mode in ("train", "infer"):
+        element = inputs.element_of(inputs.input_fn(source, "k", mode, {}))
+        assert list(element if mode == "infer" else element[0]) == ["c", "a", "b"]
+    assert list(inputs.columns_of(source, "k")) == ["c", "a", "b"]
 
 
 def test_a_function_must_return_a_dataset(user_code):

@@ -274,6 +274,7 @@ def test_a_second_signal_waits_for_nobody(folder):
         assert gone(folder, "chief:0", "worker:0")
 
 
+@pytest.mark.thorough
 def test_processes_end_when_their_launcher_is_killed(folder):
     with started(folder, chief_0="stay", worker_0="stubborn") as process:
         wait_for(lambda: all((folder / f"{name}.at").exists() for name in ("chief:0", "worker:0")))
@@ -326,6 +327,11 @@ class Seen:
 )  # fmt: skip
 def test_those_are_named_whose_state_is_another_one(states, expected):
     assert view.text_of_states([Seen(*one) for one in states.items()]) == expected
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, ""), (130, ""), (1, "chief:0: ended")])
+def test_who_has_ended_as_asked_is_not_named(code, expected):
+    assert view.text_of_states([Seen("chief:0", "ended", code)]) == expected
 
 
 def test_logs_need_a_folder_of_this_machine():

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import io
 import pathlib
+import tempfile
 
 import pytest
 import yaml
@@ -168,13 +169,12 @@ def repeat(draw, parent, key):
         parent.append(value)
 
 
-@st.composite
-def mutated_data(draw):
-    """Returns the text of a config whose values were changed."""
-    data = yaml.safe_load(draw(st.sampled_from(TEXTS)))
-    for change in draw(
-        st.lists(st.sampled_from([drop, rename, retype, nest, repeat]), min_size=1, max_size=3)
-    ):
+CHANGES = [drop, rename, retype, nest, repeat]
+
+
+def changed(draw, data):
+    """Returns nested data in which values were changed."""
+    for change in draw(st.lists(st.sampled_from(CHANGES), min_size=1, max_size=3)):
         paths = list(paths_of(data))
         if not paths:
             break
@@ -183,35 +183,54 @@ def mutated_data(draw):
         for part in way:
             parent = parent[part]
         change(draw, parent, key)
+    return data
+
+
+def edited(draw, text, garbage, most=3):
+    """Returns text, or bytes, with something cut, repeated, or put in."""
+    anything = st.binary(max_size=4) if isinstance(text, bytes) else st.text(max_size=3)
+    for _ in range(draw(st.integers(1, most))):
+        start = draw(st.integers(0, len(text)))
+        end = draw(st.integers(start, min(len(text), start + 30)))
+        put_in = draw(st.sampled_from(garbage) | anything | st.just(text[start:end] * 2))
+        text = text[:start] + put_in + text[end:]
+    return text
+
+
+@st.composite
+def mutated_data(draw):
+    """Returns the text of a config whose values were changed."""
+    data = changed(draw, yaml.safe_load(draw(st.sampled_from(TEXTS))))
     return yaml.safe_dump(data, allow_unicode=True)
 
 
 @st.composite
 def mutated_text(draw):
     """Returns the text of a config with something cut, repeated, or put in."""
-    text = draw(st.sampled_from(TEXTS))
-    for _ in range(draw(st.integers(1, 3))):
-        start = draw(st.integers(0, len(text)))
-        end = draw(st.integers(start, min(len(text), start + 30)))
-        put_in = draw(st.sampled_from(GARBAGE) | st.text(max_size=3) | st.just(text[start:end] * 2))
-        text = text[:start] + put_in + text[end:]
-    return text
+    return edited(draw, draw(st.sampled_from(TEXTS)), GARBAGE)
 
 
-@pytest.mark.thorough
-@settings(
-    max_examples=1000,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(text=mutated_data() | mutated_text())
-def test_check_answers_to_any_mutation(tmp_path, text):
-    path = tmp_path / "c.yaml"
-    path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.main(["check", str(path)])
+MUTATED = mutated_data() | mutated_text()
+
+
+def check_answers(text):
+    """Lets `replicate check` read a text."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "c.yaml")
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = cli.main(["check", str(path)])
     assert code in (0, 2), err.getvalue()
     said = err.getvalue() if code else out.getvalue()
     assert "c.yaml" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.thorough("100")
+@pytest.mark.parametrize("examples", [100, 1000], ids=str)
+def test_check_answers_to_any_mutation(examples):
+    run = settings(
+        max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    run(given(MUTATED)(check_answers))()

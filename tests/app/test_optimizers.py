@@ -3,6 +3,7 @@
 import inspect
 
 import numpy as np
+import pydantic
 import pytest
 
 from replicate.app.config import catalog, optimizer_config
@@ -25,6 +26,12 @@ def defaults_of(target, *left_out):
         for name, one in inspect.signature(target).parameters.items()
         if name not in GIVEN_BY_US.union(*left_out)
     }
+
+
+def described_as(name, **arguments):
+    """Returns an optimizer as a config has it."""
+    kind = pydantic.TypeAdapter(optimizer_config.OptimizerOrFunction)
+    return kind.validate_python({"name": name, **arguments})
 
 
 def class_of(name):
@@ -50,7 +57,7 @@ def test_every_optimizer_can_be_made(name):
         for key, one in catalog.OPTIMIZERS[name].items()
     }
     with tf.Graph().as_default():
-        made = optimizers.optimizer_fn(optimizer_config.optimizer(name, **arguments))()
+        made = optimizers.optimizer_fn(described_as(name, **arguments))()
         assert type(made) is class_of(name)
 
 
@@ -58,8 +65,8 @@ def rate_at(step, name, **arguments):
     """Returns a schedule's learning rate at a step."""
     with tf.Graph().as_default(), tf1.Session() as session:
         global_step = tf1.train.get_or_create_global_step()
-        rate = optimizer_config.schedule(name, **arguments)
-        described = optimizer_config.optimizer("GradientDescent", learning_rate=rate)
+        rate = {"name": name, **arguments}
+        described = described_as("GradientDescent", learning_rate=rate)
         weight = tf1.get_variable("w", initializer=0.0, use_resource=True)
         train_op = optimizers.optimizer_fn(described)().minimize(-weight)
         session.run(tf1.global_variables_initializer())
@@ -139,7 +146,7 @@ def by_the_paper(layerwise, decay=0.1, rate=0.01, beta1=0.9, beta2=0.99, epsilon
 @pytest.mark.parametrize("use_resource", [False, True], ids=["ref", "resource"])
 @pytest.mark.parametrize("name", ["AdamW", "LAMB"])
 def test_weights_decay_as_the_papers_say(session, name, use_resource, sparse):
-    described = optimizer_config.optimizer(
+    described = described_as(
         name,
         learning_rate=0.01,
         beta2=0.99,

@@ -52,6 +52,30 @@ def test_columns_have_their_dtypes(tmp_path):
     np.testing.assert_array_equal(features["e"], TABLE["e"])
 
 
+def test_init_writes_what_can_be_read(tmp_path, capsys):
+    columns = {
+        "a": [1.0, None] * 30,
+        "b": pyarrow.array([None, 2] * 30, pyarrow.int8()),
+        "when": pyarrow.array([1] * 60, pyarrow.timestamp("s")),
+        "s": [None, "x"] * 30,
+        "h": np.float16([1] * 60),
+        "v": [[[1], [2]]] * 60,
+        "c": pyarrow.array(["x"] * 60).dictionary_encode(),
+        "y": [1] * 60,
+    }
+    data, output = write(tmp_path / "d.parquet", **columns), str(tmp_path / "c.yaml")
+    assert cli.main(["init", "a.b:c", str(data), "--output", output]) == 0
+    read = config.load(output).train.input
+    dtypes = ["float32", "int8", "string", "float16", "int64", "string", "int64"]
+    assert list(read.columns.values()) == dtypes
+    assert (read.defaults, read.label) == ({"a": 0, "b": 0, "s": ""}, "y")
+    assert "that of when\n" in (tmp_path / "c.yaml").read_text()
+    capsys.readouterr()
+    assert cli.main(["check", output]) == 0
+    # Functions that are not there are the user's.
+    assert capsys.readouterr().err == f"{output}: model_fn: warning: there is no module a here\n"
+
+
 @pytest.mark.parametrize("limit", [2**30, 1], ids=["memory", "stream"])
 def test_batches_are_made_of_rows(tmp_path, monkeypatch, limit):
     monkeypatch.setattr(csv, "_MAX_IN_MEMORY", limit)

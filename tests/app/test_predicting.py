@@ -107,8 +107,8 @@ def test_records_need_no_label_either(folder, capsys, tmp_path):
     ("options", "code", "text"),
     [
         ([], 2, "predict: this section is required for `replicate predict`. Add it, or name the"),
-        (["none.csv"], 1, "none.csv: the file must exist, but does not"),
-        (["c.bin"], 1, "c.bin:1: must be UTF-8 text"),
+        (["none.csv"], 1, "FILE: none.csv: the file must exist, but does not. Check the path.\n"),
+        (["c.bin"], 1, "FILE: c.bin:1: must be UTF-8 text"),
         (["d.npz"], 2, "of which csv reads files; it is npz. Add predict.input"),
         (["new.csv", "--train.input=a:b"], 2, "of which none reads files; it is csv"),
         (["new.csv", "more.csv"], 2, "unrecognized arguments: more.csv"),
@@ -156,6 +156,44 @@ def test_features_of_records_that_the_model_does_not_read_need_not_be_there(
     features = "{x: {dtype: float32}, id: {dtype: int64, shape: [2]}, word: {dtype: string}}"
     given = f"--eval.input={{kind: tfrecord, file: none, features: {features}}}"
     assert predicted(folder, capsys, given, path) == [8.0]
+
+
+@pytest.mark.parametrize("limit", [2**30, 10], ids=["memory", "stream"])
+def test_parquet_needs_the_columns_that_the_model_reads(
+    folder, capsys, tmp_path, monkeypatch, limit
+):
+    monkeypatch.setattr(csv, "_MAX_IN_MEMORY", limit)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    arrow = pytest.importorskip("pyarrow")
+    columns = "{id: int64, x: float32, word: string, y: float32}"
+    given = f"--eval.input={{kind: parquet, file: none, label: y, columns: {columns}}}"
+    path, wrong = str(tmp_path / "x.parquet"), str(tmp_path / "wrong.parquet")
+    parquet.write_table(arrow.table({"x": [1.0, 4.0]}), path)
+    assert predicted(folder, capsys, given, path) == [2.0, 8.0]
+    parquet.write_table(arrow.table({"id": [[1]], "xx": [4.0]}), wrong)
+    assert run(folder, "predict", given, wrong) == 1
+    assert "FILE: " in (shown := capsys.readouterr().err)
+    assert "it lacks the column x, but has xx" in shown
+
+
+def test_without_a_header_what_the_model_does_not_read_may_be_anything(folder, capsys, tmp_path):
+    columns = "{id: int64, x: float32, word: string, y: float32}"
+    given = f"--eval.input={{kind: csv, file: none, header: false, label: y, columns: {columns}}}"
+    for name, text in (("whole", "?,1,a,?\n,4,b,\n"), ("unlabelled", "?,1,a\n,4,b\n")):
+        (tmp_path / name).write_text(text)
+        assert predicted(folder, capsys, given, tmp_path / name) == [2.0, 8.0]
+    (tmp_path / "short").write_text("1,1\n")
+    assert run(folder, "predict", given, tmp_path / "short") == 1
+    assert "FILE: " in (shown := capsys.readouterr().err)
+    assert "short:1: must have 3 cells like the columns, got 2" in shown
+
+
+def test_a_key_of_predict_does_not_ask_for_an_input_beside_the_file(folder, capsys):
+    assert predicted(folder, capsys, "--predict.keys=[y]", write_x(folder))[:2] == [0.0, 2.0]
+    assert run(folder, "predict", "--predict.keys=[y]") == 2
+    assert "predict: the key input is required here" in capsys.readouterr().err
+    assert run(folder, "predict", "--predict.keyz=[y]", write_x(folder)) == 2
+    assert "predict.keyz: unknown key. Did you mean keys?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("towers", ["one", "merged"])

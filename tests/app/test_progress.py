@@ -32,31 +32,62 @@ def display_on(screen, *, terminal=False, quiet=False):
     )
 
 
-def test_lines_come_at_intervals_with_speed_loss_and_time_left(screen):
+@pytest.fixture(name="slow")
+def make_slow(monkeypatch):
+    """Lets every look at the clock be ten seconds after the one before."""
+    clock = itertools.count(0, 10)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+
+
+def test_lines_come_at_multiples_of_steps_with_speed_loss_and_time_left(screen, slow):
     with display_on(screen) as display:
-        task = display.task("train", 600, start=100, every=100)
-        for step in range(150, 350, 50):
+        task = display.task("train", 700, start=100, every=200)
+        for step in range(150, 700, 50):
             task.update(step, loss=2.0 - step / 1000)
         task.finish()
-    # 50 steps in half a second; 400 and 300 steps are left
+    # The first and the last update, and multiples of 200 between them: 50 steps in ten seconds.
     assert screen.getvalue().splitlines() == [
-        "train 200/600  loss 1.8  100.0 steps/s  0:04 left",
-        "train 300/600  loss 1.7  100.0 steps/s  0:03 left",
+        "train 150/700  loss 1.85",
+        "train 200/700  loss 1.8  5.0 steps/s  1:40 left",
+        "train 400/700  loss 1.6  5.0 steps/s  1:00 left",
+        "train 600/700  loss 1.4  5.0 steps/s  0:20 left",
+        "train 650/700  loss 1.35  5.0 steps/s  0:10 left",
     ]
 
 
-def test_examples_stand_for_steps_where_they_are_known(screen):
+def test_lines_come_every_ten_seconds_at_most(screen):
+    with display_on(screen) as display:
+        task = display.task("train", 40, every=2)
+        for step in range(1, 41):
+            task.update(step)
+        task.finish()
+    # 1 at once; 20 updates are ten seconds: 22 is the next multiple of 2; the last one.
+    steps = [line.split()[1] for line in screen.getvalue().splitlines()]
+    assert steps == ["1/40", "22/40", "40/40"]
+
+
+def test_other_work_has_a_line_every_ten_seconds_alone(screen):
+    with display_on(screen) as display:
+        task = display.task("predict", None, unit="rows")
+        for count in range(1, 30):
+            task.update(count)
+        task.finish()
+    assert screen.getvalue() == "predict 20  2.0 rows/s\n"
+
+
+def test_examples_stand_for_steps_where_they_are_known(screen, slow):
     with display_on(screen) as display:
         task = display.task("train", 40, every=10)
         for step, rows in ((10, 64), (20, 64), (30, 16)):
             task.update(step, 0.5, rows)
         task.update(40, 0.5, 1)
-    # The first update is where the time begins: 64 in half a second, 80 in a whole one, 81 in 1.5
+        task.finish()
+    # The first update is where the time begins: 64 in ten seconds, 80 in 20, 81 in 30.
     assert screen.getvalue().splitlines() == [
         "train 10/40  loss 0.5",
-        "train 20/40  loss 0.5  128 examples/s  0:01 left",
-        "train 30/40  loss 0.5  80 examples/s  0:00 left",
-        "train 40/40  loss 0.5  54 examples/s  0:00 left",
+        "train 20/40  loss 0.5  6.4 examples/s  0:20 left",
+        "train 30/40  loss 0.5  4.0 examples/s  0:10 left",
+        "train 40/40  loss 0.5  2.7 examples/s  0:00 left",
     ]
 
 
@@ -84,7 +115,8 @@ def test_a_pause_does_not_count(screen):
         task.update(1)
         task.pause()
         task.update(10)
-    assert screen.getvalue() == "train 10/100  \n"
+        task.finish()
+    assert screen.getvalue() == "train 1/100  \ntrain 10/100  \n"
 
 
 def test_a_terminal_gets_a_bar(screen):
@@ -147,14 +179,6 @@ def test_quiet_shows_nothing(screen):
         display.task("train", 100, every=1).update(1, 0.5)
         display.say("a remark")
     assert screen.getvalue() == ""
-
-
-def test_an_end_that_is_not_known_is_not_shown(screen):
-    with display_on(screen) as display:
-        task = display.task("predict", None, every=2, unit="rows")
-        for count in (1, 2):
-            task.update(count)
-    assert screen.getvalue() == "predict 2  2.0 rows/s\n"
 
 
 def test_a_reader_that_has_gone_ends_no_work():

@@ -3,14 +3,15 @@
 import json
 import re
 import shutil
+import types
 
 import numpy as np
 import pytest
 
-from replicate.app.command import cli
+from replicate.app.command import cli, model_commands
 from replicate.app.config import config, functions
 from replicate.app.console import progress
-from replicate.app.training import runner
+from replicate.app.training import predictions, runner
 from replicate.compat.tensorflow import tf
 
 MODEL = '''
@@ -158,7 +159,7 @@ def test_a_training_that_was_killed_before_its_end_makes_up_for_it(folder, capsy
     capsys.readouterr()
     assert run(folder, "train", model_dir="late") == 0
     shown = capsys.readouterr().err
-    assert "is at step 4 already; doing what follows it" in shown
+    assert "is at step 4 already; evaluation and exports are left" in shown
     assert "evaluated at step 4" in shown
     (export,) = (folder / "late" / "export").iterdir()
     assert run(folder, "train", model_dir="late") == 0
@@ -230,8 +231,30 @@ def test_a_training_off_a_terminal_shows_plain_lines(folder, capsys):
     assert run(folder, "train", "--train.log_every_steps=2", model_dir="plain") == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train ")]
     # The second line is the first with a time before it: 4 rows a step.
-    assert [line.split("  ")[0] for line in lines] == ["train 2/4", "train 4/4"]
+    assert len(lines) == 2  # of the first step and the last
     assert re.fullmatch(r"train 4/4  loss \S+  [\d,.]+ examples/s  0:00 left", lines[1])
+
+
+def test_rows_that_cannot_be_written_leave_no_bar(monkeypatch):
+    left = []
+
+    def rows(*_):
+        try:
+            yield {}
+        finally:
+            left.append("the display")
+
+    def fail(rows, file):
+        next(rows)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(runner, "predict", rows)
+    monkeypatch.setattr(predictions, "write_lines", fail)
+    options = types.SimpleNamespace(quiet=True, saved_model=None, checkpoint=None, output=None)
+    request = types.SimpleNamespace(options=options, settings=None, launcher=None)
+    with pytest.raises(OSError, match="full") as raised:
+        model_commands.predict(request)
+    assert left, raised  # whose traceback holds the rows
 
 
 def test_predict_writes_rows_in_order(trained, capsys, tmp_path):
@@ -444,7 +467,7 @@ def test_a_checkpoint_of_another_optimizer_is_told(trained, capsys):
         ("evaluate", ["eval.input.label=null"], "eval.input: must give labels if model_fn needs"),
         ("train", ["train.input=line_model:no_rows"], "train.input: must have rows, has none"),
         ("evaluate", ["eval.input=line_model:no_rows"], "eval.input: must have rows, has none"),
-        ("train", ["optimizer=null"], "its train_op must raise the global step; it is still 4"),
+        ("train", ["optimizer=null"], "its train_op must increase the global step; it is still 4"),
         ("predict", ["predict.keys=[yy, x]"], "predict.keys: the model must predict what is named"),
     ],
 )

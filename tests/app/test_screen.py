@@ -132,7 +132,7 @@ def test_a_terminal_is_told_what_is_loaded(wanted):
 
 def test_the_last_words_of_a_process_that_dies_are_shown():
     shown, code = on_terminal(
-        SHOWN + "    sys.stdout.flush()\n"
+        "import os; files = [os.dup(0) for _ in range(20)]\n" + SHOWN + "    sys.stdout.flush()\n"
         "    os.write(2, b'Check failed: 1 == 2\\n')\n"
         "    os.abort()\n"
     )

@@ -55,6 +55,7 @@ def train_into(tmp_path_factory):
     return train
 
 
+@pytest.mark.thorough("split")
 @pytest.mark.parametrize("building", ["call", "split"])
 def test_runs_with_one_seed_are_the_same(weights, building):
     first, second = weights(-3, building), weights(-3, building)
@@ -63,6 +64,7 @@ def test_runs_with_one_seed_are_the_same(weights, building):
         np.testing.assert_allclose(second[name], value, rtol=1e-5, atol=1e-6, err_msg=str(name))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seeds", [(1, 2), ("null", "null")])
 def test_runs_with_other_seeds_are_others(weights, seeds):
     first, second = (weights(seed, "split") for seed in seeds)

@@ -96,6 +96,7 @@ def wait_for(condition, process):
         time.sleep(0.02)
 
 
+@pytest.mark.thorough
 def test_a_killed_training_continues_and_an_interrupted_one_saves_first(folder):
     with training(folder) as process:
         wait_for(lambda: saved_step(folder) >= 20, process)
@@ -135,7 +136,7 @@ def test_a_terminated_training_saves_and_a_second_signal_does_not_wait(folder):
     with training(folder, NAP="3600") as process:
         wait_for((folder / "napping").exists, process)  # inside TensorFlow, for an hour
         process.send_signal(signal.SIGTERM)
-        read_until(process, "stopping after this step; once more stops at once")
+        read_until(process, "stopping after this step; a second Ctrl-C stops at once")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
@@ -205,6 +206,7 @@ def test_who_ignores_a_closed_terminal_is_not_ended_by_it(folder):
         process.communicate()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seconds", [0.01, 0.1, 0.5, 1.0, 2.0])
 def test_ctrl_c_at_the_start_prints_no_traceback(folder, seconds):
     code = (

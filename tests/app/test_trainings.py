@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import sys
 
 import numpy as np
@@ -187,6 +188,7 @@ def test_a_run_writes_down_its_config_its_versions_and_its_metrics(trained):
     assert metrics["metrics"]["w"] == pytest.approx(WEIGHTS[4])
 
 
+@pytest.mark.thorough
 def test_a_run_that_continues_says_which_keys_differ(folder):
     run(folder, "train", "differs", "train.steps=1")
     again = ["train.steps=2", "optimizer.learning_rate=0.2"]
@@ -204,6 +206,7 @@ def test_what_failed_before_its_first_checkpoint_is_no_run_to_differ_from(folder
     assert "config: " not in shown
 
 
+@pytest.mark.thorough
 def test_a_fresh_start_deletes_the_run_when_that_is_confirmed(folder):
     out = folder / "fresh"
     run(folder, "train", "fresh", "export.after_training=true")
@@ -264,6 +267,7 @@ def test_epochs_end_a_training_at_the_same_step_however_often_it_is_stopped(fold
     assert "nothing left to do.\nTrain on with more --train.epochs, or begin again" in shown
 
 
+@pytest.mark.thorough
 def test_epochs_of_a_stream_are_counted_while_it_is_read(folder):
     source = "{kind: function, function: 'line_of_trainings:rows', batch_size: 3, prefetch: 0}"
     epochs = ["train.epochs=2", "train.steps=null", f"train.input={source}"]
@@ -276,6 +280,7 @@ def test_epochs_of_a_stream_are_counted_while_it_is_read(folder):
     assert "to step 6 (3 epochs)" in shown
 
 
+@pytest.mark.thorough
 def test_epochs_are_counted_anew_where_params_make_another_input(folder):
     source = "{kind: function, function: 'line_of_trainings:some_rows', batch_size: 1}"
     epochs = ["train.epochs=1", "train.steps=null", f"train.input={source}"]
@@ -293,13 +298,13 @@ def test_epochs_of_an_input_without_end_are_refused(folder):
 
 def test_training_stops_early_and_says_why(stopped):
     folder, shown = stopped
-    reason = "stopped early at step 3: loss has not been better than 0.9375, of step 1, for 2"
+    reason = "stopped early at step 3: loss has not improved on 0.9375 (step 1) for 2"
     assert reason in shown
     assert shown.count("evaluated at step 3") == 1
     assert step_of(folder / "stopped") == 3
     assert json.loads((folder / "stopped/metrics.json").read_text())["ended_by"] == "early_stopping"
     again = run(folder, "train", "stopped", *EARLY, "train.steps=99")[1]
-    assert "is at step 3 already, where it stopped early (loss has not been better than" in again
+    assert "is at step 3 already, where it stopped early (loss has not improved on" in again
     assert again.rstrip().endswith(
         "for 2 evaluations); nothing left to do.\n"
         "Train on with a larger --train.early_stopping.patience, or begin again with --fresh."
@@ -321,6 +326,18 @@ def test_an_evaluation_that_was_cut_off_is_made_up_for(folder):
     assert "stopped early at step 3" in shown  # and no step more
 
 
+@pytest.mark.parametrize("saved", ["secs=600", "steps=null", "steps=4"])
+def test_evaluations_are_at_multiples_of_steps_wherever_a_run_goes_on(folder, saved):
+    out = f"goes_on_{saved}"
+    each = ["train.keep_best={}", "train.early_stopping={patience: 9}", "eval.every_steps=3"]
+    each += ["train.save_checkpoints_steps=null", f"train.save_checkpoints_{saved}"]
+    run(folder, "train", out, *each, "train.steps=2")
+    shown = run(folder, "train", out, *each, "train.steps=8")[1]
+    assert re.findall(r"evaluated at step (\d+)", shown) == ["3", "6", "8"]
+    record = json.loads((folder / out / "early_stopping.json").read_text())
+    assert [step for step, _ in record["evaluations"]] == [2, 3, 6, 8]
+
+
 def test_the_best_checkpoint_outlives_the_others(stopped):
     folder, shown = stopped
     assert shown.count("best so far by loss") == 1
@@ -338,7 +355,7 @@ def test_more_patience_continues_a_training_that_stopped_early(stopped):
     shown = run(folder, "train", "stopped", *patient)[1]
     assert "continuing from step 3" in shown
     assert "stopped early at step 5: " in shown
-    assert "of step 1, for 4 evaluations" in shown
+    assert "(step 1) for 4 evaluations" in shown
 
 
 @pytest.mark.parametrize("named", ["2", "{out}/model.ckpt-2", "{out}/model.ckpt-2.index"])
@@ -348,6 +365,7 @@ def test_a_checkpoint_is_evaluated_by_its_name(trained, named):
     assert (found["global_step"], found["w"]) == (2, pytest.approx(WEIGHTS[2]))
 
 
+@pytest.mark.thorough
 def test_all_checkpoints_are_evaluated_one_by_one(trained):
     found = json.loads(run(trained, "evaluate", "trained", options=["--all", "--json"])[0])
     assert [(one["global_step"], one["w"]) for one in found] == [
@@ -451,6 +469,8 @@ def test_one_batch_of_everything_leaves_nothing_behind(folder):
     assert [
         text for text in (*told, "best so far by loss", "predicted 3 rows") if text not in err
     ] == []
+    assert "checkpoints and summaries: (not kept)\n" in err
+    assert "replicate-" not in err  # the folder that is deleted
     # One batch of one row, x = 1, y = 1; one update leaves w = 1.5 of two equal batches.
     found = dict(line.split("│")[1:3] for line in out.splitlines() if line.count("│") == 3)
     found = {name.strip(): float(value) for name, value in found.items()}

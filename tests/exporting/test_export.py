@@ -194,6 +194,7 @@ def test_command_line_gives_what_the_estimator_predicts(exported, trained, tmp_p
         np.testing.assert_allclose(np.load(tmp_path / "y.npy"), trained[1][:size], atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_the_command_line_itself_runs_on_one_cpu(trained, tmp_path):
     exported = replicate.export_saved_model(made(trained[0], 4), tmp_path, raw, towers="merged")
     np.save(tmp_path / "rows.npy", ROWS[:7])

@@ -18,6 +18,8 @@ def batch(size):
 @pytest.mark.parametrize("devices", [None, 1, 2, 4, ["/cpu:7", "/cpu:1", "/cpu:6"]])
 def test_any_batch_size_is_answered_on_any_devices(devices, merged):
     with predictor.load_exported(merged[0], devices=devices) as loaded:
+        shown = {device.name[-5:] for device in loaded._session.list_devices()}
+        assert shown >= {"CPU:1", "CPU:6", "CPU:7"}
         for size in (1, 2, 3, 7, 100):
             inputs, answer = batch(size)
             np.testing.assert_array_equal(loaded(inputs)["y"], answer)

@@ -256,6 +256,7 @@ def require_exact(draw):
             exactness.compare(found.metrics, expected.metrics, *SINGLE)
 
 
+@pytest.mark.thorough("none", "all rows")
 @pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_several_devices_are_one(family):

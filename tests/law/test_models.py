@@ -346,6 +346,7 @@ def test_what_tensorflow_finds_by_name_or_traces_is_exact(model, on):
     exactness.require_one_device(model, batches, "eval", **on)
 
 
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("on", ON[:3], ids=lambda on: on["strategy"])
 def test_variables_that_functions_made_are_trained_as_on_one_device(on):
     exactness.require_one_device(training_what_functions_made, [batch(7), batch(2)], **on)

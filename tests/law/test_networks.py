@@ -253,6 +253,7 @@ def test_rows_that_never_meet_are_exact(network, setting):
     running.require_exact(training(over(network)), setting, optimizer_fn=running.momentum)
 
 
+@pytest.mark.thorough("mirrored")
 @pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "balanced", "mirrored"])
 def test_a_loop_that_runs_once_reads_variables_wherever_they_are(strategy):
     setting = running.SETTINGS[0]._replace(strategy=strategy)

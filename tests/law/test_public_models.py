@@ -181,14 +181,14 @@ def continued(outcomes, tmp_path_factory):
     return of
 
 
-@pytest.mark.thorough("crf", "deepfm", "tpu", "wide and deep")
+@pytest.mark.thorough("deepfm", "tpu")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_evaluates_and_predicts_as_on_one_device(name, outcomes):
     found, expected = outcomes(name, several(name)), outcomes(name)
     exactness.compare(found.found, expected.found, *TOLERANCE)
 
 
-@pytest.mark.thorough("deepfm")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CONTINUED)
 def test_checkpoints_go_both_ways(name, continued):
     expected = continued(name)

@@ -29,20 +29,24 @@ MODEL_FNS = (
     *("mixed_up_at_random", "samples", "python_called", "python_derived", "counters", "checked"),
     *("datasets_inside", "summaries"),
 )
-
-
-# What is like others: every second loss, which `tests/law/test_draws.py` puts behind networks, too.
+# What is like others, and losses, which `tests/law` trains and puts behind networks, too.
 ALIKE = (
-    *[name for name in table.MODELS if name.startswith("law: ")][1::2],
+    *[name for name in table.MODELS if name.startswith("law: ")],
     *[name for name in table.MODELS if name.endswith("_doubled")],
     *("keras_bidirectional", "keras_gru", "lstm_two_layers", "crf tagger"),
+)
+# What takes longest, of operations that smaller models have, too.
+LARGE = ("bert", "keras_lstm", "ranking", "square_lstm", "resnet", "deepfm", "keras_simple_rnn")
+LARGE_MODEL_FNS = (
+    *("lstm_static_with_lengths", "lstm_dynamic_with_lengths", "lstm_bidirectional"),
+    *("gru_dynamic", "keras_lstm_masked", "beam_search"),
 )
 
 
 def on_three_devices():
     """Returns parameters: each model once."""
     for name, model in table.MODELS.items():
-        marks = [pytest.mark.thorough] if name in (*MODEL_FNS, *ALIKE) else []
+        marks = [pytest.mark.thorough] if name in (*MODEL_FNS, *ALIKE, *LARGE) else []
         is_static = False not in model.statics
         sizes = model.sizes[:1] if is_static else model.sizes
         yield parameter(running.Setting(name, sizes, is_static, 3), marks)
@@ -118,6 +122,7 @@ def begun(next_creator, **options):
 
 
 # Not all of them can be built for batches that are known to have one row.
+@pytest.mark.thorough(*(f"{name}-*" for name in MODEL_FNS if name not in LARGE_MODEL_FNS))
 @pytest.mark.parametrize(("name", "setting"), law.in_turn(MODEL_FNS, law.SETTINGS[:-1]))
 def test_a_model_fn_is_one_devices(name, setting):
     model = Named(name)

@@ -233,6 +233,7 @@ def test_a_loss_without_any_gradient_is_refused(tmp_path, is_inside):
         made.train(estimators.input_fn, steps=1)
 
 
+@pytest.mark.thorough
 def test_what_a_model_updates_runs_with_an_optimizer_that_is_given(tmp_path):
     def normalised(features, labels, mode):
         x = tf1.layers.batch_normalization(features["x"], training=mode == "train")

@@ -207,7 +207,7 @@ def parted(partitioner, found=None):
     return model_fn
 
 
-@pytest.mark.thorough("balanced")
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "balanced", "mirrored"])
 def test_parts_of_variables_lie_where_the_strategy_puts_them(tmp_path, strategy):
     places: dict = {}
@@ -239,7 +239,7 @@ def test_checkpoints_with_parts_go_on_without_and_back(tmp_path):
         estimators.require_same(each, estimators.outcomes(make()))
 
 
-@pytest.mark.thorough("mirrored")
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", ["round_robin", "mirrored"])
 def test_a_warm_start_from_one_device(tmp_path, strategy):
     single = estimators.one(stepping(momentum), tmp_path / "one")
@@ -258,7 +258,7 @@ def predictions_of(made):
     return list(made.predict(estimators.input_fn, yield_single_examples=False))
 
 
-@pytest.mark.thorough("call")
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["call", "split"])
 def test_checkpoints_of_all_ways_interchange(tmp_path, way):
     single = estimators.one(stepping(momentum), tmp_path)

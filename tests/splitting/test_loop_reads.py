@@ -130,7 +130,7 @@ def model(turn, device, is_trained):
     return make
 
 
-@pytest.mark.thorough("v2-*-trained-1")
+@pytest.mark.thorough("v2-looks_up-trained-1", "v2-loops_again-trained-1")
 @pytest.mark.parametrize("device", [0, 1])
 @pytest.mark.parametrize("is_trained", [False, True], ids=["forward", "trained"])
 @pytest.mark.parametrize("turn", TURNS, ids=lambda turn: turn.__name__)

@@ -584,6 +584,7 @@ def test_an_estimator_trains_evaluates_and_predicts(tmp_path):
     close(outcome(mirrored), outcome(one))
 
 
+@pytest.mark.thorough
 def test_checkpoints_are_any_strategys(tmp_path):
     mirrored = split("mirrored", tmp_path)
     mirrored.train(input_fn)

@@ -23,7 +23,7 @@ pytestmark = [
 def run(folder):
     """Runs all tasks until those that train have ended; returns what they wrote."""
     script = pathlib.Path(__file__).with_name("servers_task.py")
-    addresses = servers._free_addresses({"ps": 2, "chief": 1, "worker": 1})
+    addresses = servers.free_addresses({"ps": 2, "chief": 1, "worker": 1})
     running = {}
     try:
         for job, number in (("ps", 0), ("ps", 1), ("chief", 0), ("worker", 0)):

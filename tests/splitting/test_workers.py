@@ -45,9 +45,12 @@ def ran(factory, towers: int, rows: tuple[int, ...], works: list[str]) -> pathli
 
 
 @pytest.fixture(scope="module")
-def two_by_two(tmp_path_factory) -> pathlib.Path:
+def two_by_two(request, tmp_path_factory) -> pathlib.Path:
     """What two workers of two devices make, of 4 and 3 rows."""
-    works = [*MODELS, *MORE, *STATIC, *[f"train {name}" for name in TRAINED]]
+    ours = [one for one in request.session.items if one.path == request.path]
+    wanted = {one.callspec.params["name"] for one in ours if "two_by_two" in one.fixturenames}
+    works = [name for name in (*MODELS, *MORE, *STATIC) if name in wanted]
+    works += [f"train {name}" for name in TRAINED if name in wanted]
     return ran(tmp_path_factory, 2, (4, 3), works)
 
 
@@ -78,6 +81,7 @@ def require_one_device(folder: pathlib.Path, name: str, rows: tuple[int, ...]) -
         assert not running.differences(found[0], expected, tolerance, "the first worker")
 
 
+@pytest.mark.thorough("plain", "joins_of_all_kinds", "picked_rows", "norm_layers_2d")
 @pytest.mark.parametrize("name", [*MODELS, *MORE, *STATIC])
 def test_two_workers_of_two_devices_are_one_device(two_by_two, name):
     require_one_device(two_by_two, name, (4, 3))
@@ -95,6 +99,7 @@ def test_three_workers_of_one_device_are_one_device(three_by_one, name):
     require_one_device(three_by_one, name, (3, 2, 2))
 
 
+@pytest.mark.thorough("adam_penalized", "none_in_one")
 @pytest.mark.parametrize("name", TRAINED)
 def test_an_estimator_trains_and_evaluates_as_on_one_device(two_by_two, name):
     require_trained(two_by_two, cases.CASES[name], name, 2)

@@ -145,6 +145,7 @@ def test_optimizer_takes_the_steps_of_one_device(building, num_towers, strategy,
         runs.assert_same(found, trained(), only=f"model_{optimizer}/{kind}")
 
 
+@pytest.mark.thorough("split-3-mirrored")
 @pytest.mark.parametrize(("building", "num_towers", "strategy"), CASES)
 def test_every_variable_is_made_once_and_updated_once(building, num_towers, strategy):
     # Beta powers, counters of steps, loss scales, the global step, variables without gradient.

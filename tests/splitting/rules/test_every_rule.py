@@ -85,6 +85,8 @@ def require_one_device(outcome):
     assert not outcome.failures, "\n".join(["", *outcome.failures])
 
 
+# Loops take nearly as long as all others.
+@pytest.mark.thorough(*(repr(each) for each in FAMILIES if each is not cases_loops.FAMILY))
 @pytest.mark.parametrize("family", FAMILIES, ids=repr)
 def test_rules_give_what_one_device_gives(family):
     outcome = harness.tried(family, EVERY)
@@ -94,11 +96,7 @@ def test_rules_give_what_one_device_gives(family):
     assert missing == [], "\n".join(f"{kind}: {outcome.whole.get(kind)}" for kind in missing)
 
 
-@pytest.mark.thorough(
-    "batch-static-*-1-*",
-    # Families whose rules ask whether rows are picked.
-    *(f"picked-*-1-{family}" for family in ("elementwise", "gathers", "reductions", "shapes")),
-)
+@pytest.mark.thorough("batch-static-*-1-loops*")
 @pytest.mark.parametrize("family", FAMILIES, ids=repr)
 @pytest.mark.parametrize("most", [1, harness.MOST_COMBINATIONS])
 @pytest.mark.parametrize("setting", [STATIC, PICKED], ids=str)
