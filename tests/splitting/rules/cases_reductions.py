@@ -62,6 +62,7 @@ for kind in ("ArgMax", "ArgMin"):
         case(kind, raw(kind, dimension=axis), tensor("B", 3, of=apart), dtypes=(F64, F32))
         case(kind, raw(kind, dimension=axis), tensor(3, "B", of=apart))
     case(kind, raw(kind, dimension=1), tensor(2, 3, of=apart))
+    case(kind, raw(kind, dimension=1), tensor(2, 3, "B", of=apart))
     case(kind, raw(kind, dimension=1, output_type=tf.int32), tensor("B", 3, 2, of=apart))
 for kind in ("Cumsum", "Cumprod", "CumulativeLogsumexp"):
     for axis in (0, 1, -1):

@@ -96,7 +96,7 @@ def test_rules_give_what_one_device_gives(family):
     assert missing == [], "\n".join(f"{kind}: {outcome.whole.get(kind)}" for kind in missing)
 
 
-@pytest.mark.thorough("batch-static-*-1-loops*")
+@pytest.mark.thorough("batch-static-*-1-loops*", "picked-*-1-reductions")
 @pytest.mark.parametrize("family", FAMILIES, ids=repr)
 @pytest.mark.parametrize("most", [1, harness.MOST_COMBINATIONS])
 @pytest.mark.parametrize("setting", [STATIC, PICKED], ids=str)
