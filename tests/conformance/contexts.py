@@ -107,12 +107,12 @@ class Contexts:
 
         def fn(copy):
             assert here() == (None, strategy)
-            seen.append((core.get_update_device(), copy.device))
+            seen.append((core.get_update_device(), copy.device, tf.identity(2.0).device))
 
         bench.across(strategy, lambda: strategy.update(v, fn))
         assert len(seen) == self.num_copies
-        for update_device, device in seen:
-            assert device.endswith(update_device)
+        for update_device, *devices in seen:
+            assert all(device.endswith(update_device) for device in devices)
         assert core.get_update_device() is None
 
     def test_update_non_slot_knows_its_device(self, bench, strategy):

@@ -223,6 +223,19 @@ def test_embedding_has_no_dense_gradient(strategy, building, options):
     assert not dense
 
 
+def test_accumulated_rows_of_one_index_are_kept_once():
+    with tf.Graph().as_default() as graph, tf1.Session() as session:
+        tf1.train.create_global_step()
+        model = model_fn.replicate_model_fn(embedding_model_fn, descend, 2, accumulate_steps=3)
+        spec = model({"ids": tf.constant([3, 2, 2, 1])}, None, "train")
+        session.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+        session.run(spec.train_op)
+        session.run(spec.train_op)
+        local = {v.op.name: v for v in graph.get_collection("local_variables")}
+        indices = session.run(runs._plain(local["accumulate/e/indices"]))
+    assert sorted(indices) == [1, 2, 3]
+
+
 def _ancestors(ops):
     found, waiting = set(), list(ops)
     while waiting:
