@@ -48,7 +48,7 @@ class ProgressHook(tf1.train.SessionRunHook):
     ):
         self._total = "" if total is None else f"/{total}"
         self._mode = mode
-        self._file = sys.stderr if file is None else file
+        self._file: TextIO | None = sys.stderr if file is None else file
         self._is_on_terminal = messages.is_terminal(self._file)
         self._every = _EVERY_ON_TERMINAL if self._is_on_terminal else _EVERY_ELSEWHERE
 
@@ -88,7 +88,8 @@ class ProgressHook(tf1.train.SessionRunHook):
         if self._count == 0:  # the first step prepares what the others use
             self._began = now
         self._count += 1
-        self._step, *loss = run_values.results or [self._count]
+        before, *loss = run_values.results or [self._count - 1]
+        self._step = int(before) + 1
         self._loss = f"  loss {loss[0]:.4g}" if loss else ""
         if now - self._told >= self._every:
             self._told = now
@@ -124,7 +125,9 @@ class ProgressHook(tf1.train.SessionRunHook):
             self._write("\n")
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # that nobody reads it any more ends no work
+        if self._file is None:
+            return
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
             self._file.write(text)
             self._file.flush()
 

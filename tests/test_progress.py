@@ -86,6 +86,11 @@ def test_what_is_no_terminal_gets_nothing(model, shown, monkeypatch):
     assert elsewhere.getvalue() == shown.getvalue() == ""
 
 
+def test_without_a_stream_a_model_trains(model, monkeypatch):
+    instead_of_stderr(monkeypatch, None)
+    model.train(input_fn, hooks=[progress.ProgressHook(12)])
+
+
 def test_a_hook_that_is_named_takes_the_place_of_our_own(model, shown):
     model.train(input_fn, hooks=[progress.ProgressHook(12)])
     assert all(state.partition("  ")[0].endswith("/12") for state in states(shown)[1:])

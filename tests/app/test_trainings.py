@@ -307,6 +307,7 @@ def test_training_stops_early_and_says_why(stopped):
     assert "is at step 3 already, where it stopped early (loss has not improved on" in again
     assert again.rstrip().endswith(
         "for 2 evaluations); nothing left to do.\n"
+        "config: train.steps: was 9, is 99\n"
         "Train on with a larger --train.early_stopping.patience, or begin again with --fresh."
     )
 

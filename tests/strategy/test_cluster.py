@@ -1,6 +1,7 @@
 """Who is in a cluster, by `TF_CONFIG`."""
 
 import json
+import math
 
 import pytest
 
@@ -132,6 +133,14 @@ def test_a_process_listens_once():
     assert told.operation_timeout_in_ms == 600_000
     with pytest.raises(errors.ClusterError, match=r"worker:1 \(.* CPU devices, and 99 are named"):
         membership.Membership(own, 99).start()
+
+
+@pytest.mark.parametrize("timeout", [1e300, math.inf])
+def test_a_timeout_may_be_longer_than_any_run(timeout):
+    task = cluster.of({"cluster": _WORKERS, "task": {"type": "worker", "index": 1}})
+    config = tf1.ConfigProto()
+    membership.Membership(task, timeout=timeout).configure(config)
+    assert config.operation_timeout_in_ms == 2**53
 
 
 def test_a_strategy_with_a_server_is_made_once(monkeypatch):

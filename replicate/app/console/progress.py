@@ -197,6 +197,7 @@ class Task:
         self._every = every or 1
         self._unit = unit
         self._times: deque[tuple[float, int, int]] = deque(maxlen=_REMEMBERED)
+        self._first: tuple[float, int] | None = None  # when the first update came, and with what
         self._examples = 0
         self._loss = ""
         self._told = -math.inf
@@ -216,6 +217,7 @@ class Task:
         now = time.monotonic()
         self._examples += examples
         self._times.append((now, done, self._examples))
+        self._first = self._first or (now, done)
         if loss is not None:
             self._loss = f"loss {loss:.4g}"
         is_multiple = done // self._every > self._bar.done // self._every
@@ -260,13 +262,15 @@ class Task:
     def _notes(self, done: int) -> tuple[str, ...]:
         """Returns loss, speed and time left; then the same without the speed, and the loss."""
         speed = left = ""
-        if len(self._times) > 1:
+        if len(self._times) > 1 and self._first is not None:
             (first_time, *first), (last_time, *last) = self._times[0], self._times[-1]
             seconds = max(last_time - first_time, 1e-9)
             units, examples = [(b - a) / seconds for a, b in zip(first, last, strict=True)]
             speed = _examples(examples) if examples else f"{units:.1f} {self._unit}/s"
             if self._bar.total is not None and units > 0:
-                left = f"{clock((self._bar.total - done) / units)} left"
+                began, begun = self._first
+                pace = (last_time - began) / (done - begun)  # evaluations take their time as well
+                left = f"{clock((self._bar.total - done) * pace)} left"
         choices = (self._loss, speed, left), (self._loss, left), (left,)
         return tuple("  ".join(filter(None, parts)) for parts in choices)
 

@@ -86,7 +86,7 @@ def rows_of(features: types.Nest) -> tf.Tensor | int:
 
 
 def _of_step(rows: tf.Tensor | int) -> list[tf.Tensor]:
-    """Returns what a step tells: the global step, the loss, and the rows where only it knows them.
+    """Returns what a step tells: the global step before it, the loss, and unknown numbers of rows.
 
     The reduced loss is the last one that the Estimator has noted.
     """
@@ -134,15 +134,15 @@ class TrainingHook(tf1.train.SessionRunHook):
     def after_run(self, run_context: _Context, run_values: _Values) -> None:
         """See base class."""
         self.is_waiting = False
-        step, loss, *rows = run_values.results
+        before, loss, *rows = run_values.results
         if math.isnan(loss):
             raise errors.RunError(
                 "the loss must stay a number, but became NaN at step "
                 f"{run_context.session.run(self._fetched[0])}. Lower the learning rate, set "
                 "clip_global_norm, or look for bad values in train.input."
             )
-        self._need_progress(int(step))
-        self._shown.update(int(step), float(loss), int(rows[0] if rows else self._rows))
+        self._need_progress(int(before))
+        self._shown.update(int(before) + 1, float(loss), int(rows[0] if rows else self._rows))
 
     def _need_progress(self, step: int) -> None:
         """Ends what would go on for ever: optimizers may skip a few steps, not all."""

@@ -52,6 +52,8 @@ def train(run: running.Run) -> Trained:
         early = goal.reason_at(start) == running.EARLY_STOPPING
         why = f", where it stopped early ({goal.early_reason()})" if early else ""
         say(f"{run.model_dir} is at step {start} already{why}; nothing left to do.")
+        for change in records.Records(run.model_dir, say).changes(config.to_yaml(run.settings)):
+            say(f"config: {change}")
         say(f"Train on with {goal.more}, or begin again with --fresh.")
         return Trained(start, False)
     _record(run, goal)

@@ -22,6 +22,7 @@ _log = logging.getLogger("replicate")
 _FIRST_WORD = 3.0  # seconds until somebody is told that others are missing
 _WORDS = 30.0  # and between two such messages
 _PAUSE = 0.2
+_LONGEST = 2**53  # milliseconds
 _ANSWER = 2.0  # seconds that a task may take to answer
 _SETTINGS = b"\x04"  # the kind of the frame with which a server of HTTP/2 begins, behind its length
 
@@ -54,7 +55,7 @@ class Membership:
     @property
     def milliseconds(self) -> int:
         """The timeout, as sessions want it."""
-        return max(1, int(self.timeout * 1000))
+        return max(1, int(min(self.timeout * 1000, _LONGEST)))
 
     @property
     def _others(self) -> list[clusters.Task]:
