@@ -54,11 +54,14 @@ def _rows(rows: tuple[int | None, ...]) -> tuple[int | None, ...]:
 _Rows = Annotated[tuple[types.NotNegative | None, ...], pydantic.AfterValidator(_rows)]
 
 
-def shape(sizes: tuple[int | None, ...]) -> tuple[int | None, ...]:
+def _shape(sizes: tuple[int | None, ...]) -> tuple[int | None, ...]:
     """Takes a shape that TensorFlow can hold."""
     if len(sizes) > _MAX_RANK or math.prod(size or 1 for size in sizes) > _MAX_BATCH:
         raise types.expected(f"a shape of at most {_MAX_RANK} sizes and {_MAX_BATCH:,} values")
     return sizes
+
+
+SHAPE = pydantic.AfterValidator(_shape)
 
 
 def _share(share: float) -> float:
@@ -275,7 +278,7 @@ class Feature(types.Section):
     dtype: Literal["float32", "int64", "string"] = Field(
         description="float32, int64 or string, as Examples have them."
     )
-    shape: Annotated[tuple[types.NotNegative, ...], pydantic.AfterValidator(shape)] = Field(
+    shape: Annotated[tuple[types.NotNegative, ...], SHAPE] = Field(
         (), description="Of a fixed feature, without the batch; [] is one value."
     )
     kind: Literal["fixed", "sparse", "ragged"] = Field(

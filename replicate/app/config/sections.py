@@ -225,9 +225,9 @@ class ServingInput(types.Section):
 
     FORM = "a mapping such as {dtype: float32, shape: [8]}"
     dtype: catalog.Dtype = Field(description="Its type.")
-    shape: Annotated[
-        tuple[types.NotNegative | None, ...], pydantic.AfterValidator(input_config.shape)
-    ] = Field((), description="Its shape without the batch; null where a dimension is not known.")
+    shape: Annotated[tuple[types.NotNegative | None, ...], input_config.SHAPE] = Field(
+        (), description="Its shape without the batch; null where a dimension is not known."
+    )
 
 
 _Inputs = Annotated[
