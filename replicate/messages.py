@@ -15,6 +15,7 @@ from typing import TextIO
 log = logging.getLogger("replicate")
 _said: set[str] = set()
 _shows_progress = True
+_CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")
 CLEAR_LINE = "\r\033[K"
 # What TensorFlow logs whatever its level is set to, for Python and grep.
 _LOGGED = (
@@ -36,8 +37,14 @@ def warn(text: str, page: str) -> None:
 
 
 def for_stream(text: str, stream: TextIO) -> str:
-    """Returns a text as a stream shows it: a terminal in lines that end at words."""
-    return at_words(text, shutil.get_terminal_size().columns) if stream.isatty() else text
+    """Returns a text as a stream shows it: a terminal in lines that end at words.
+
+    What would steer the terminal is spelt out: a file that is told of may have had it.
+    """
+    if not stream.isatty():
+        return text
+    shown = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text.replace("\r\n", "\n"))
+    return at_words(shown, shutil.get_terminal_size().columns)
 
 
 def at_words(text: str, columns: int) -> str:

@@ -1,7 +1,8 @@
 """Hooks of mkdocs (see mkdocs.yml): pages from outside docs/, and where public names are defined.
 
-README.md becomes the first page; CONTRIBUTING.md and CHANGELOG.md are added. Links between them and
-docs/ are those of the checkout, so that they also work where the files are read as they are.
+README.md becomes the first page; CONTRIBUTING.md, SECURITY.md and CHANGELOG.md are added. Links
+between them and docs/ are those of the checkout, so that they also work where the files are read as
+they are.
 """
 
 import re
@@ -12,7 +13,9 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHANGELOG.md": None}
+PAGES = {"README.md": "index.md"} | dict.fromkeys(
+    ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+)
 NAME = re.compile(r"^::: replicate\.([\w.]+)$", re.MULTILINE)
 
 
@@ -27,7 +30,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, **_) -> str:
     """Makes links to the pages from outside docs/ those of the site, and names those of modules."""
-    markdown = re.sub(r"\]\(\.\./(README|CONTRIBUTING|CHANGELOG)\.md", _page, markdown)
+    markdown = re.sub(r"\]\(\.\./(README|CONTRIBUTING|SECURITY|CHANGELOG)\.md", _page, markdown)
     return NAME.sub(_defined, markdown)
 
 

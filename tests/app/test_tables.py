@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicate import errors
-from replicate.app.config import input_config, types
+from replicate.app.config import cell_values, input_config
 from replicate.app.data import csv as csv_files
 from replicate.app.data import npz as npz_files
 
@@ -142,7 +142,7 @@ def patiently(text, dtype, default):
                 cell = cells[1] if dtype == "string" else cells[1].strip()
                 if len(cells) != 2 or (dtype != "string" and not cell and default is None):
                     return line
-                values.append(types.cell_value(cell or default or "", dtype))
+                values.append(cell_values.value_of(cell or default or "", dtype))
             line = reader.line_num + 1
     except (csv.Error, ValueError):
         return line
@@ -230,7 +230,7 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, text, fault):
 def test_a_file_must_exist_and_be_utf8(tmp_path):
     with pytest.raises(errors.RunError, match=r"none.csv: the file must exist"):
         csv_files.read(csv_input(tmp_path / "none.csv"), "k")
-    with pytest.raises(errors.RunError, match="must be a readable file"):
+    with pytest.raises(errors.RunError, match="must be a file, but is none"):
         csv_files.read(csv_input(tmp_path), "k")
     (tmp_path / "l.csv").write_bytes(b"x,n,s,y\n1,2,a,1\n1,2,\xe4,1\n")
     with pytest.raises(errors.RunError, match=r"l.csv:3: must be UTF-8 text, got the byte 0xe4"):

@@ -276,5 +276,5 @@ def saved_step(model_dir: str) -> int | None:
         text = Path(model_dir, "checkpoint").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return None
-    found = re.search(r'^model_checkpoint_path: ".*-(\d+)"$', text, re.MULTILINE)
+    found = re.search(r'^model_checkpoint_path: ".*-([0-9]{1,18})"$', text, re.MULTILINE)
     return None if found is None else int(found[1])

@@ -43,7 +43,7 @@ def _checked(request: requests.Request, path: str, warnings: Sequence[str]) -> d
 
 def _print_warnings(path: str, warnings: Iterable[str]) -> None:
     for warning in warnings:
-        print(f"{path}: {warning}", file=sys.stderr)
+        print(messages.for_stream(f"{path}: {warning}", sys.stderr), file=sys.stderr)
 
 
 def launch(request: requests.Request) -> None:

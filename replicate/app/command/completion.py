@@ -83,7 +83,7 @@ def functions(prefix: str, **_: object) -> list[str]:
         return [f"{file.stem}:" for file in Path().glob("*.py") if file.stem.startswith(prefix)]
     try:
         found = ast.parse(Path(f"{module.replace('.', '/')}.py").read_bytes()).body
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):
         return []
     names = [one.name for one in found if isinstance(one, ast.FunctionDef | ast.ClassDef)]
     return [f"{module}:{name}" for name in names if name.startswith(begun) and name[0] != "_"]

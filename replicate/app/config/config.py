@@ -17,6 +17,8 @@ from pydantic import Field
 from replicate import errors
 from replicate.app.config import catalog, documents, faults, optimizer_config, sections, types
 
+_RUNS = "runs"  # where a run is by its name
+
 
 def _model_dir(path: str) -> str:
     """Takes a path; a relative one stays relative to the working directory.
@@ -148,6 +150,7 @@ class Config(types.Section):
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
         return types.known(
+            self._faults_of_name(),
             self._faults_of_exporters(),
             self._faults_of_building(),
             self._faults_of_evaluation(),
@@ -171,6 +174,14 @@ class Config(types.Section):
                 f"strategy: must be multi_worker where a cluster has {workers} workers and no "
                 f"parameter servers, got {wanted}. Set that, or leave strategy out."
             )
+
+    def _faults_of_name(self) -> Iterator[tuple[str, str]]:
+        """Yields a name by which the run would be anywhere but in the folder of runs."""
+        inside = os.path.join(_RUNS, "")
+        is_by_name = self.model_dir == os.path.join(_RUNS, self.name)
+        if is_by_name and not os.path.normpath(self.model_dir).startswith(inside):
+            rule = f"must not lead out of {_RUNS}, where the run is by its name, got {self.name!r}"
+            yield "name", f"{rule}. Choose another one, or set model_dir."
 
     def _faults_of_exporters(self) -> Iterator[tuple[str, str]]:
         exporters = self.export.exporters if self.export is not None else ()
@@ -277,7 +288,7 @@ def _checked(
         document.data["model_dir"] = model_dir
         document.places[("model_dir",)] = "--model-dir"
     name = document.data.setdefault("name", Path(path).stem)
-    document.data.setdefault("model_dir", os.path.join("runs", str(name)))
+    document.data.setdefault("model_dir", os.path.join(_RUNS, str(name)))
     if has_input and isinstance(predict := document.data.get("predict"), dict):
         predict.setdefault("input", _PLACEHOLDER)
     reading = types.Reading(Path(path).absolute().parent)

@@ -28,7 +28,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Keeps a text in one line, whatever it has."""
+    style = None if "".join(text.splitlines()) == text else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
 _Dumper.add_implicit_resolver(*yaml_walk.FLOAT)
+_Dumper.add_representer(str, _represent_text)
 
 
 def read(path: Path | str) -> yaml_walk.Document:
@@ -231,7 +238,7 @@ def dump(data: Mapping[str, Any], flow: bool = False) -> str:
         sort_keys=False,
         allow_unicode=True,
         default_flow_style=None if flow else False,
-        width=2**20 if flow else None,
+        width=2**24,  # a text that is folded is in several lines
     )
 
 

@@ -24,13 +24,18 @@ def expanded(names: Iterable[str], key: str) -> list[str]:
     """Returns the files that names and patterns stand for, each pattern's in their order.
 
     Raises:
-        RunError: If there is none by a name or pattern.
+        RunError: If there is none by a name or pattern, or it is a folder or a device.
     """
     paths = []
     for name in names:
         found = _matching(name)
         if not found:
             raise missing(name, key)
+        for path in found:
+            if os.path.exists(path) and not os.path.isfile(path):  # a device may have no end
+                raise errors.RunError(
+                    f"{key}: {path}: must be a file, but is none. Check the path."
+                )
         paths += found
     return paths
 

@@ -30,7 +30,12 @@ def read(
     """
     stored = load(source.file, key)
     labels = () if source.label is None else (source.label,)
-    wanted = _names(source, stored) + [(label, label) for label in labels if has_label]
+    wanted = _names(source, stored)
+    if not wanted:
+        raise errors.RunError(
+            f"{key}: {source.file}: must have an array besides the label, has none. Add it."
+        )
+    wanted += [(label, label) for label in labels if has_label]
     for _, array in wanted:
         if array not in stored:
             then = types.meant(array, stored, f"It has {', '.join(stored)}.")

@@ -18,7 +18,10 @@ _OURS = re.compile(r"\bRunError: (.*)")
 _FIELDS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _DTYPES = {field: dtype for dtype, field in _FIELDS.items()}
 _MAX_LOOKED_AT = 1_000_000  # records; a few seconds' worth
-_READING = ("with iterator: Iterator::", "[[IteratorGetNext]]", "{{node IteratorGetNext}}")
+_READING = (
+    *("with iterator: Iterator::", "[[IteratorGetNext]]", "{{node IteratorGetNext}}"),
+    "Could not parse example input",  # a byte 0 in what follows ends TensorFlow's text
+)
 
 
 @contextlib.contextmanager

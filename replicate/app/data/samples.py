@@ -327,10 +327,10 @@ def _told(arrays: Mapping[str, _Array], names: Iterable[str], path: str) -> str:
 
 
 def _arrays(path: str) -> dict[str, _Array]:
-    """Returns the arrays that have rows of numbers or text."""
+    """Returns the arrays that have a name, and rows of numbers or text."""
     arrays = {}
     for name, one in npz.load(path, _KEY).items():
-        if one.shape and one.dtype.kind in _READABLE:
+        if name.strip() and one.shape and one.dtype.kind in _READABLE:
             arrays[name] = _Array("string" if one.dtype.kind in "SU" else one.dtype.name, one.shape)
     if not arrays:
         raise errors.RunError(

@@ -25,6 +25,8 @@ _FUNCTIONS = ("model_fn", "optimizer", *(f"{name}.input.function" for name in _S
 _MAY_HAVE_MORE = re.compile(
     r"import \*|__getattr__|__path__|\b(exec|globals|locals|vars)\(|sys\.modules|import modules"
 )
+# What reading a module's text may raise; the last two where it nests too deeply.
+_UNREADABLE = (OSError, SyntaxError, ValueError, MemoryError, RecursionError)
 
 
 def warnings(settings: config.Config) -> list[str]:
@@ -112,7 +114,7 @@ def arguments(name: str, places: list[str]) -> set[str] | None:
         found = _spec(".".join(parts[:end]), found, places)
         if found is None:
             return None
-    with contextlib.suppress(OSError, SyntaxError, ValueError):
+    with contextlib.suppress(*_UNREADABLE):
         for one in ast.parse(Path(getattr(found, "origin", None) or "").read_bytes()).body:
             if isinstance(one, ast.FunctionDef) and one.name == function:
                 own = one.args
@@ -139,7 +141,7 @@ def _names(spec: importlib.machinery.ModuleSpec | None) -> set[str] | None:
     try:
         text = importlib.util.decode_source(Path(spec.origin).read_bytes())
         tables = [symtable.symtable(text, spec.origin, "exec")]
-    except (OSError, SyntaxError, ValueError):
+    except _UNREADABLE:
         return None
     if _MAY_HAVE_MORE.search(text):
         return None

@@ -92,7 +92,6 @@ class Records:
             "start_step": start,
             "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             "command": shlex.join(command),
-            "directory": os.getcwd(),
         }
         self._write(RUN, atomic_files.as_json(record))
 

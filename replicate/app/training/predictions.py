@@ -5,6 +5,7 @@ import csv
 import itertools
 import json
 import os
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -240,7 +241,7 @@ def _write_npz(rows: Iterable[Mapping[str, Any]], path: str) -> int:
         count += 1
         for name, value in row.items():
             columns.setdefault(name, []).append(np.asarray(value))
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
     for name, values in columns.items():
         shapes = {value.shape for value in values}
         if len(shapes) > 1 or len(values) != count:
@@ -250,6 +251,9 @@ def _write_npz(rows: Iterable[Mapping[str, Any]], path: str) -> int:
             )
         stacked = np.stack(values)
         arrays[name] = stacked.astype(bytes) if stacked.dtype == object else stacked
-    with open(path, "wb") as file:
-        np.savez_compressed(file, **arrays)
+    # NOTE: np.savez_compressed takes no array that is called `file`, and would pickle objects.
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
     return count

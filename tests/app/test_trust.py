@@ -1,0 +1,359 @@
+"""What is read is data: it runs nothing, stays where it is, and ends; see SECURITY.md."""
+
+import ast
+import io
+import json
+import os
+import pathlib
+import pickle
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import yaml
+
+import replicate
+from replicate import errors, messages
+from replicate.app.cluster import launcher
+from replicate.app.command import cli
+from replicate.app.config import config, documents, files, input_config
+from replicate.app.data import npz, reading, samples
+from replicate.app.inspect import absences, starter
+from replicate.app.runs import atomic_files, folders, records
+from replicate.app.training import predictions
+from replicate.compat.tensorflow import tf
+from replicate.strategy.cluster import cluster as clusters
+
+PACKAGE = pathlib.Path(replicate.__file__).parent
+HEAD = "# Written by `replicate train`: the config of a run\n"
+START = "import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n"
+
+
+class Bomb:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return sys.exit, ("unpickled",)
+
+
+# What would run code.
+
+
+MODULES = {"pickle", "marshal", "shelve", "dill", "code", "codeop", "runpy"}
+CALLS = {
+    "eval",
+    "exec",
+    "os.system",
+    "os.popen",
+    "__import__",
+    "yaml.unsafe_load",
+    "yaml.full_load",
+}
+ARRAYS = ("np.load", "np.save", "np.lib.format.")
+
+
+def running(node):
+    """Tells whether a node of a module's tree may run what is read."""
+    if isinstance(node, ast.Import):
+        return any(one.name in MODULES for one in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return node.module in MODULES
+    if not isinstance(node, ast.Call):
+        return False
+    called = ast.unparse(node.func)
+    given = {one.arg: ast.unparse(one.value) for one in node.keywords}
+    is_unsafe = called == "yaml.load" and ast.unparse(node.args[1]) != "_Loader"  # a safe one
+    may_unpickle = called.startswith(ARRAYS) and given.get("allow_pickle") != "False"
+    return called in CALLS or given.get("shell") == "True" or is_unsafe or may_unpickle
+
+
+def test_no_module_runs_what_it_reads():
+    for path in PACKAGE.rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        assert [ast.unparse(node) for node in nodes if running(node)] == [], path
+    assert issubclass(records._Loader, yaml.SafeLoader)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["import pickle", "from marshal import loads", "eval(x)", "yaml.load(x, y)", "np.load(x)"],
+)
+def test_what_runs_is_noticed(line):
+    assert any(map(running, ast.walk(ast.parse(line))))
+
+
+def test_arrays_of_objects_are_not_unpickled(tmp_path):
+    np.savez(tmp_path / "d.npz", x=np.array([Bomb()], object))
+    with pytest.raises(errors.RunError, match=r"k: .*d\.npz: must be a readable npz file"):
+        npz.load(str(tmp_path / "d.npz"), "k")
+    (tmp_path / "d.npz").write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(errors.RunError, match=r"k: .*d\.npz: must be npz"):
+        npz.load(str(tmp_path / "d.npz"), "k")
+
+
+@pytest.mark.parametrize("name", ["numpy", "pyarrow", "model"])
+def test_check_imports_nothing_from_the_config_s_folder(run_python, tmp_path, name):
+    (tmp_path / f"{name}.py").write_text(START)
+    (tmp_path / "d.csv").write_text("a,b\n1,2\n")
+    source = "{kind: csv, file: d.csv, columns: {a: float32}}"
+    text = f"model_fn: model:fn\ntrain: {{steps: 1, input: {source}}}\n"
+    (tmp_path / "c.yaml").write_text(text)
+    code = "from replicate.app.command import cli; cli.main"
+    run_python(f"{code}(['check', {str(tmp_path / 'c.yaml')!r}])")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_modules_of_a_config_are_found_as_long_as_its_functions_are_called(monkeypatch, tmp_path):
+    found = []
+    monkeypatch.setattr(cli, "_function", lambda _: lambda request: found.append(list(sys.path)))
+    (tmp_path / "c.yaml").write_text("model_fn: model:fn\ntrain: {steps: 1, input: model:rows}\n")
+    before = list(sys.path)
+    for command in ("check", "describe"):
+        assert cli.main([command, str(tmp_path / "c.yaml")]) == 0
+        assert sys.path == before
+    assert [str(tmp_path) in places for places in found] == [False, True]
+
+
+# What would not end.
+
+
+def merges(depth, width=6):
+    """Returns a mapping that merges another one several times, which does the same."""
+    text = "&m0 {x: 1, y: 2}"
+    for level in range(1, depth):
+        others = ", ".join([f"*m{level - 1}"] * width)
+        text = f"&m{level} {{<<: [{text}, {others}]}}"
+    return text
+
+
+def test_merges_of_merges_come_to_an_end():
+    assert documents.parse(f"params: {merges(3)}", "c").data == {"params": {"x": 1, "y": 2}}
+    with pytest.raises(errors.ConfigError, match=r"^c:1: .*merges \(<<\) bring in too many keys"):
+        documents.parse(f"params: {merges(20)}", "c")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(["a: &a0 [x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))]),
+        f"params: {merges(20)}",
+        "a: " + "[" * 10_000,
+        "a: 2020-99-99",
+        "a: !!timestamp x",
+        "a: !!int x",
+        "a: !!python/object/apply:os.getcwd []",
+    ],
+    ids=["aliases", "merges", "depth", "date", "time", "number", "tag"],
+)
+def test_a_record_that_is_none_of_ours_counts_for_nothing(tmp_path, text):
+    (tmp_path / records.CONFIG).write_text(HEAD + text)
+    assert records.Records(str(tmp_path), print).changes("name: a\n") == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 100_000, '{"a": 1' + "0" * 400 + "}", "[1]", '"\\ud800'],
+    ids=str,
+)
+def test_notes_of_a_run_that_are_none_count_for_nothing(tmp_path, text):
+    (tmp_path / "epochs.json").write_text(text)
+    assert atomic_files.read_json(str(tmp_path / "epochs.json")) == {}
+    assert folders._described(str(tmp_path / "epochs.json")) == "another process"
+
+
+def test_numbers_in_notes_of_a_run_are_read(tmp_path):
+    (tmp_path / "a.json").write_text(f'{{"a": {2**63 - 1}, "b": {-(2**63) + 1}, "c": 1.5}}')
+    read = atomic_files.read_json(str(tmp_path / "a.json"))
+    assert read == {"a": 2**63 - 1, "b": -(2**63) + 1, "c": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"), [("120", 120), ("1" * 5000, None)], ids=["step", "digits"]
+)
+def test_a_checkpoint_s_name_has_a_step_or_none(tmp_path, step, expected):
+    (tmp_path / "checkpoint").write_text(f'model_checkpoint_path: "model.ckpt-{step}"\n')
+    assert launcher.saved_step(str(tmp_path)) == expected
+
+
+def in_cluster(address, index=0):
+    return json.dumps({"cluster": {"chief": [address]}, "task": {"type": "chief", "index": index}})
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("[" * 100_000, "TF_CONFIG is JSON"),
+        (in_cluster("a:" + "1" * 5000), "addresses are host:port"),
+        (in_cluster("a:١"), "addresses are host:port"),
+        (in_cluster("a\0:1"), "addresses are host:port"),
+        (in_cluster("\ud800:1"), "addresses are host:port"),
+        (in_cluster("a/b:1"), "addresses are host:port"),
+        (in_cluster("a:1", "1" * 5000), "an index from 0"),
+        (in_cluster("a:1", -1), "an index from 0"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_tf_config_is_refused_by_our_error(text, fault):
+    with pytest.raises(errors.ConfigError, match=fault):
+        clusters.of(text)
+
+
+@pytest.mark.parametrize("address", ["a.b-c_d:1", "10.0.0.1:65535", "[::1]:9"])
+def test_usual_addresses_are_taken(address):
+    assert clusters.of(in_cluster(address, "0")).addresses == (address,)
+
+
+def test_data_are_files_not_devices(tmp_path):
+    (tmp_path / "b.csv").write_text("a\n1\n")
+    (tmp_path / "c.csv").mkdir()
+    for name in (os.devnull, str(tmp_path), str(tmp_path / "*.csv")):
+        with pytest.raises(errors.RunError, match=r"k: .*: must be a file, but is none"):
+            files.expanded([name], "k")
+    assert files.expanded([str(tmp_path / "b*")], "k") == [str(tmp_path / "b.csv")]
+
+
+@pytest.mark.parametrize("size", ["[9223372036854775807, 9223372036854775807]", f"{[1] * 300}"])
+@pytest.mark.parametrize(
+    "section",
+    [
+        "predict: {{input: {{kind: tfrecord, file: a, features: {{x: {0}}}}}}}",
+        "export: {{inputs: {{x: {0}}}}}",
+    ],
+    ids=["feature", "serving"],
+)
+def test_a_shape_is_one_that_tensorflow_has(tmp_path, section, size):
+    feature = f"{{dtype: int64, shape: {size}}}"
+    (tmp_path / "c.yaml").write_text("model_fn: a:b\n" + section.format(feature))
+    with pytest.raises(errors.ConfigError, match=r"x\.shape: must be a shape of at most 253 sizes"):
+        config.load(str(tmp_path / "c.yaml"))
+
+
+@pytest.mark.parametrize("text", ["a" + ".b" * 100_000, "-" * 100_000 + "1"], ids=["dots", "minus"])
+def test_a_module_that_nests_too_deeply_is_not_looked_into(tmp_path, text):
+    (tmp_path / "deep.py").write_text(text)
+    assert absences._lacks("deep:fn", [str(tmp_path)]) == ""
+    assert absences.arguments("deep:fn", [str(tmp_path)]) is None
+
+
+# Where it would be written.
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x", ".", "a/.."])
+def test_a_name_leads_nowhere_but_below_runs(tmp_path, name):
+    path = tmp_path / "c.yaml"
+    path.write_text(f"name: {name}\nmodel_fn: a:b\n")
+    with pytest.raises(errors.ConfigError, match=r"c\.yaml:1: name: must not lead out of runs"):
+        config.load(str(path))
+    assert config.load(str(path), ["model_dir=out"]).model_dir == "out"
+    assert config.load(str(path), ["name=a/b..c"]).model_dir == "runs/a/b..c"
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "/x", "a/b", "1", "a\0b", "~"])
+def test_an_exporter_stays_in_the_folder_of_exports(tmp_path, name):
+    path = tmp_path / "c.yaml"
+    known = {"exporters": [{"kind": "final", "name": name}]}
+    path.write_text(documents.dump({"model_fn": "a:b", "export": known}))
+    if name == "~":  # which is a name like any other
+        assert config.load(str(path)).export.exporters[0].folder == "~"
+        return
+    with pytest.raises(errors.ConfigError, match="must be a folder's name that is no number"):
+        config.load(str(path))
+
+
+@pytest.mark.parametrize("name", ["..", "../x", "/x", "a/../../x", "./x", "", "~/x", "a//b"])
+def test_an_asset_stays_in_the_export(tmp_path, name):
+    path = tmp_path / "c.yaml"
+    known = {"assets_extra": {name: "words.txt"}}
+    path.write_text(documents.dump({"model_fn": "a:b", "export": known}))
+    with pytest.raises(errors.ConfigError, match=r"named by a path within assets\.extra"):
+        config.load(str(path))
+
+
+def test_a_link_in_the_way_is_not_followed(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / f".p.csv.{os.getpid()}.tmp").symlink_to(tmp_path / "precious")
+    predictions.write([{"p": 1}], str(tmp_path / "p.csv"))
+    assert (tmp_path / "precious").read_text() == "mine"
+    assert (tmp_path / "p.csv").read_text() == "p\n1\n"
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle", "args", "a/b", "é"])
+def test_predictions_of_any_name_are_written(tmp_path, name):
+    predictions.write([{name: np.float32(1)}, {name: np.float32(2)}], str(tmp_path / "p.npz"))
+    with np.load(tmp_path / "p.npz", allow_pickle=False) as read:
+        assert {key: read[key].tolist() for key in read} == {name: [1, 2]}
+
+
+def test_what_is_no_text_is_never_pickled_into_predictions(tmp_path):
+    predictions.write([{"p": {"a": 1}}, {"p": {"a": 2}}], str(tmp_path / "p.npz"))
+    with np.load(tmp_path / "p.npz", allow_pickle=False) as read:
+        assert read["p"].tolist() == [b"{'a': 1}", b"{'a': 2}"]
+
+
+# What it would tell.
+
+
+def test_the_record_of_a_run_names_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REPLICATE_SECRET", "hush-hush")
+    kept = records.Records(str(tmp_path), print)
+    told = {"towers": ["CPU:0"], "strategy": "mirrored", "start": 0}
+    kept.write_run(**told, command=["replicate", "train", "c.yaml"])
+    text = (tmp_path / records.RUN).read_text()
+    assert str(tmp_path) not in text
+    assert "hush-hush" not in text
+
+
+class Terminal(io.StringIO):
+    """A text that is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def test_what_a_file_has_does_not_steer_the_terminal():
+    text = "k: d.csv:1: got a\x1b[2J\x07b\r\n\tnext\x9b\n"
+    assert messages.for_stream(text, io.StringIO()) == text
+    shown = messages.for_stream(text, Terminal())
+    assert shown == "k: d.csv:1: got a\\x1b[2J\\x07b\n        next\\x9b"
+
+
+# What cannot be read.
+
+
+def test_a_member_that_is_no_array_is_told(tmp_path):
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
+        archive.writestr("x.npy", b"hello")
+    with pytest.raises(errors.RunError, match="must be a readable npz file: x is no array"):
+        npz.read(input_config.Npz(file=str(tmp_path / "d.npz")), "k")
+
+
+@pytest.mark.parametrize("has_label", [True, False])
+def test_an_archive_without_features_is_refused(tmp_path, has_label):
+    for arrays in ({}, {"y": np.zeros(3)}):
+        np.savez(tmp_path / "d.npz", **arrays)
+        source = input_config.Npz(file=str(tmp_path / "d.npz"), label="y")
+        with pytest.raises(errors.RunError, match="must have an array besides the label"):
+            npz.read(source, "k", has_label)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\x85", "\u2028", " " + "word " * 40, " #", ": "])
+def test_a_config_of_init_keeps_names_in_their_lines(tmp_path, end):
+    (tmp_path / "d.csv").write_text(f'"a{end}b",c,label\n,,1\n1,2,3\n', encoding="utf-8")
+    output = str(tmp_path / "c.yaml")
+    (tmp_path / "c.yaml").write_text(
+        starter.text("a.b:c", starter.look(str(tmp_path / "d.csv")), output), encoding="utf-8"
+    )
+    assert f"a{end}b" in config.load(output).train.input.columns
+
+
+def test_init_leaves_out_arrays_without_a_name(tmp_path):
+    np.savez(tmp_path / "d.npz", **{"": np.zeros(3), " ": np.zeros(3), "x": np.zeros(3)})
+    assert samples.look("npz", str(tmp_path / "d.npz")).names == ["x"]
+
+
+def test_a_record_whose_text_ends_early_is_still_one_of_the_input():
+    text = "Graph execution error:\n\nCould not parse example input, value: '\n"  # of 2.15
+    assert reading._is_reading(tf.errors.InvalidArgumentError(None, None, text))
+    assert not reading._is_reading(tf.errors.InvalidArgumentError(None, None, "Nan in summary"))
