@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,8 @@ Settle = Callable[[tf.Graph | None, tf1.ConfigProto | None], tf1.ConfigProto | N
 SERVERS: list[tf.distribute.Server] = []
 """What this process has started since sessions and servers are settled; none can be stopped."""
 
+_LONGEST_RUN = 2**40  # milliseconds; 35 years
+_bounds: weakref.WeakKeyDictionary[tf.Graph, tf1.RunOptions] = weakref.WeakKeyDictionary()
 _METHODS = ("prepare_session", "wait_for_session")
 
 
@@ -123,6 +126,41 @@ def _beginning(
             raise
 
     return begin
+
+
+def bound_runs(graph: tf.Graph, seconds: float) -> None:
+    """Bounds each run of a graph's sessions; a run that is given a timeout of its own keeps it.
+
+    NOTE: settings of sessions would bound all graphs, and a session in a server has the server's.
+    """
+    _watch_runs()
+    longest = max(1, int(min(seconds * 1000, _LONGEST_RUN)))
+    _bounds[graph] = tf1.RunOptions(timeout_in_ms=longest)
+
+
+@functools.cache
+def _watch_runs() -> None:
+    """Bounds, from now on, the runs of graphs that are bounded."""
+    base = tf1.Session.__mro__[1]
+    own = base.run
+
+    @functools.wraps(own)
+    def run(
+        session: tf1.Session,
+        fetches: Any,
+        feed_dict: Any = None,
+        options: tf1.RunOptions | None = None,
+        run_metadata: tf1.RunMetadata | None = None,
+    ) -> Any:
+        bound = _bounds.get(session.graph)
+        if bound is not None:
+            given, options = options, tf1.RunOptions()
+            options.CopyFrom(bound)
+            if given is not None:
+                options.MergeFrom(given)
+        return own(session, fetches, feed_dict, options, run_metadata)
+
+    base.run = run
 
 
 def default_config() -> tf1.ConfigProto:

@@ -7,12 +7,14 @@ GPUs need, and a step that runs the last one runs them all.
 """
 
 import contextlib
+import math
 import zlib
 from collections.abc import Callable, Generator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from replicate import types
+from replicate.compat import sessions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import packing, reductions
 
@@ -29,12 +31,14 @@ class Options(NamedTuple):
         position: This one's number; the first one is the chief.
         hint: `"ring"`, `"nccl"` or `"auto"`: by what tensors travel.
         pack_bytes: Up to how many bytes tensors share a transfer; 0: none do.
+        timeout: After how many seconds a run fails in which a worker waits for another one.
     """
 
     size: int
     position: int
     hint: str = "auto"
     pack_bytes: int = packing.PACK_BYTES
+    timeout: float = math.inf
 
 
 class Workers:
@@ -103,7 +107,7 @@ class CollectiveWorkers(Workers):
     """Several workers, who join tensors in one graph by TensorFlow's collectives.
 
     NOTE: none has a timeout: TensorFlow starts a thread for each that has, in each step, which
-    sleeps until that is over. A process may not have as many. Sessions bound their steps.
+    sleeps until that is over. A process may not have as many. Each run of the graph is bounded.
 
     Args:
         options: How they reach each other.
@@ -350,6 +354,7 @@ class CollectiveWorkers(Workers):
                 **options,
             )
         self._made.append(made.op.name)
+        sessions.bound_runs(made.graph, self.options.timeout)
         return made
 
     def _key(self, what: str, tensor: tf.Tensor, kind: tf.Tensor | None) -> tf.Tensor:

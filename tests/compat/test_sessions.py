@@ -65,3 +65,46 @@ def test_another_threads_sessions_are_its_own():
     made()
     assert len(seen) == 1
     require_own()
+
+
+def waiting(graph: tf.Graph) -> tf.Tensor:
+    """Returns what comes when the queue of a graph gets it from another thread."""
+    with graph.as_default():
+        queue = tf1.FIFOQueue(1, [tf.float32], [[]], shared_name="awaited")
+        queue.enqueue(1.0, name="bring")
+        return queue.dequeue()
+
+
+@pytest.mark.parametrize("has_server", [False, True])
+def test_runs_of_one_graph_are_bounded_and_no_others(has_server):
+    target = tf.distribute.Server.create_local_server().target if has_server else ""
+    bounded, free = tf.Graph(), tf.Graph()
+    never, late = waiting(bounded), waiting(free)
+    sessions.bound_runs(bounded, 0.3)
+    with tf1.Session(target, bounded) as session:
+        with pytest.raises(tf.errors.DeadlineExceededError):
+            session.run(never)
+        own = tf1.RunOptions(timeout_in_ms=60_000)
+        timer = threading.Timer(0.9, session.run, ["bring"])
+        timer.start()
+        assert session.run(never, options=own) == 1.0
+        timer.join()
+    with tf1.Session(target, free) as session:
+        timer = threading.Timer(0.9, session.run, ["bring"])
+        timer.start()
+        assert session.run(late) == 1.0
+        timer.join()
+
+
+@pytest.mark.parametrize("has_server", [False, True])
+@pytest.mark.parametrize("seconds", [1e300, float("inf")])
+def test_a_bound_may_be_longer_than_any_run(seconds, has_server):
+    target = tf.distribute.Server.create_local_server().target if has_server else ""
+    graph = tf.Graph()
+    fetched = waiting(graph)
+    sessions.bound_runs(graph, seconds)
+    with tf1.Session(target, graph) as session:
+        timer = threading.Timer(0.2, session.run, ["bring"])
+        timer.start()
+        assert session.run(fetched) == 1.0
+        timer.join()

@@ -22,7 +22,6 @@ _log = logging.getLogger("replicate")
 _FIRST_WORD = 3.0  # seconds until somebody is told that others are missing
 _WORDS = 30.0  # and between two such messages
 _PAUSE = 0.2
-_LONGEST = 2**53  # milliseconds
 _ANSWER = 2.0  # seconds that a task may take to answer
 _SETTINGS = b"\x04"  # the kind of the frame with which a server of HTTP/2 begins, behind its length
 
@@ -51,11 +50,6 @@ class Membership:
         self.timeout = timeout
         self._num_cpus = num_cpus
         self._session_config: tf1.ConfigProto | None = None
-
-    @property
-    def milliseconds(self) -> int:
-        """The timeout, as sessions want it."""
-        return max(1, int(min(self.timeout * 1000, _LONGEST)))
 
     @property
     def _others(self) -> list[clusters.Task]:
@@ -143,8 +137,7 @@ class Membership:
 
         They see parameter servers, and no other worker. Without parameter servers they see no
         other session either: a server would keep variables by name, and the next model of this
-        process, which has other shapes, would find them; and each run ends in time, for it waits
-        for the others. Nothing is set in a process that is alone.
+        process, which has other shapes, would find them. Nothing is set in a process that is alone.
         """
         if self.cluster.is_joined:
             self._set(config)
@@ -159,7 +152,6 @@ class Membership:
             leader = f"/job:{first.job}/replica:0/task:{first.index}"
             config.experimental.collective_group_leader = leader
             config.isolate_session_state = True
-            config.operation_timeout_in_ms = self.milliseconds
         config.device_filters.extend(each for each in seen if each not in config.device_filters)
 
     # Waiting.

@@ -402,14 +402,13 @@ class _End(tf1.train.SessionRunHook):
         """See base class."""
         _close_soon(session)
         if self._waiting:
+            sessions.bound_runs(session.graph, self._member.timeout)
             session.run = self._member.watched(session.run)
 
     def before_run(self, run_context: tf1.train.SessionRunContext) -> tf1.train.SessionRunArgs:
         """See base class."""
         ends_alone = self._is_chief or self._is_stopping is None
-        bound = self._member.milliseconds if self._waiting else 0
-        options = tf1.RunOptions(timeout_in_ms=bound)
-        return tf1.train.SessionRunArgs(None if ends_alone else self._notes.is_over, None, options)
+        return tf1.train.SessionRunArgs(None if ends_alone else self._notes.is_over)
 
     def after_run(
         self, run_context: tf1.train.SessionRunContext, run_values: tf1.train.SessionRunValues

@@ -62,7 +62,9 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         self.compared = dict(compared or {})
         cpus = device_names.number_of_cpus(workers)
         packs = packing.pack_bytes(found.size) if pack_bytes is None else pack_bytes
-        self._options = collectives.Options(found.size, found.position or 0, communication, packs)
+        self._options = collectives.Options(
+            found.size, found.position or 0, communication, packs, timeout
+        )
         self._graphs = graphs.PerGraph(self._new_workers)
         super().__init__(workers, workers, membership.Membership(found, cpus, timeout))
 
