@@ -1,6 +1,7 @@
 """Names on instances: each is there, and no other private name is in use."""
 
 import ast
+import functools
 import pathlib
 import sys
 
@@ -141,30 +142,39 @@ def test_every_row_has_a_reason_and_stands_once():
 
 
 def test_every_row_is_in_use():
-    for table, found in (("taken", TAKEN_IN_MODULES), ("given", GIVEN_IN_MODULES)):
+    others = [nodes_in(module) for module in MODULES if module.name != "instances.py"]
+    of_bases = all_of(of_self_in, others) - made_in_modules()
+    taken = all_of(taken_in, others) | of_bases
+    given = all_of(literals_in, others) | made_in_modules()
+    for table, found in (("taken", taken), ("given", given)):
         named = {row.name for row in TABLES[table]}
         assert named - found == (PUT_TOGETHER if table == "taken" else set())
 
 
 @each_module
 def test_private_names_of_others_are_listed(module):
-    tree = ast.parse((ROOT / module).read_text())
+    nodes = nodes_in(module)
     listed = {row.name for row in instances.TAKEN}
-    own = made_in(tree)
-    found = [
-        f"line {line}: {name}"
-        for line, name in read_in(tree)
-        if name not in listed | OF_PYTHON | own | doors_of(tree)
-    ]
+    known = listed | OF_PYTHON | made_in(nodes) | doors_of(nodes)
+    found = [f"line {line}: {name}" for line, name in read_in(nodes) if name not in known]
     assert not found, f"{found}: list them in replicate/compat/instances.py, or at a door"
 
 
 @each_module
 def test_private_names_of_self_are_made_in_the_package_or_listed(module):
-    tree = ast.parse((ROOT / module).read_text())
     listed = {row.name for rows in TABLES.values() for row in rows}
-    made = set().union(*MADE_IN_MODULES.values())
-    assert [name for name in of_self_in(tree) if name not in made | listed | OF_PYTHON] == []
+    known = made_in_modules() | listed | OF_PYTHON
+    assert [name for name in of_self_in(nodes_in(module)) if name not in known] == []
+
+
+@functools.cache
+def nodes_in(module):
+    return list(ast.walk(ast.parse((ROOT / module).read_text())))
+
+
+@functools.cache
+def made_in_modules():
+    return all_of(made_in, map(nodes_in, MODULES))
 
 
 def is_private(name):
@@ -179,9 +189,9 @@ def is_own(node):
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def read_in(tree):
+def read_in(nodes):
     """Yields line and name of each private attribute of something other than self."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and is_private(node.attr) and not is_own(node.value):
             yield node.lineno, node.attr
         name = named_in_call(node)
@@ -199,18 +209,18 @@ def named_in_call(node):
     return name.value if isinstance(name, ast.Constant) else None
 
 
-def of_self_in(tree):
+def of_self_in(nodes):
     return [
         node.attr
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Attribute) and is_private(node.attr) and is_own(node.value)
     ]
 
 
-def made_in(tree):
+def made_in(nodes):
     """Returns the private names that classes of a module define, or set on themselves."""
     made = set()
-    for cls in ast.walk(tree):
+    for cls in nodes:
         if not isinstance(cls, ast.ClassDef):
             continue
         for node in cls.body:
@@ -225,38 +235,32 @@ def made_in(tree):
     return {name for name in made if is_private(name)}
 
 
-def doors_of(tree):
+def doors_of(nodes):
     """Returns the names at the doors that a module opens."""
     opened = {
         node.attr if isinstance(node, ast.Attribute) else node.name
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Attribute | ast.alias)
     }
     return {name for door in opened & {*tfc.doors()} for name in tfc.doors()[door].names}
 
 
-def literals_in(tree):
+def literals_in(nodes):
     """Returns the texts of a module that may be names."""
     return {
         node.value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
 
 
-def taken_in(tree):
+def taken_in(nodes):
     """Returns the names that a module reads on something other than self, or lists."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    return literals_in(tree) | {node.attr for node in nodes if not is_own(node.value)}
+    read = {
+        node.attr for node in nodes if isinstance(node, ast.Attribute) and not is_own(node.value)
+    }
+    return literals_in(nodes) | read
 
 
-def all_of(find, trees):
-    return set().union(*map(find, trees))
-
-
-TREES = {module: ast.parse((ROOT / module).read_text()) for module in MODULES}
-MADE_IN_MODULES = {module: made_in(tree) for module, tree in TREES.items()}
-_OTHERS = [tree for module, tree in TREES.items() if module.name != "instances.py"]
-_OF_BASES = all_of(of_self_in, _OTHERS).difference(*MADE_IN_MODULES.values())
-TAKEN_IN_MODULES = all_of(taken_in, _OTHERS) | _OF_BASES
-GIVEN_IN_MODULES = all_of(literals_in, _OTHERS).union(*MADE_IN_MODULES.values())
+def all_of(find, modules):
+    return set().union(*map(find, modules))

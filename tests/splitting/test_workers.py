@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from tests.cluster import cases, once, processes, test_training
-from tests.splitting import workers_models  # noqa: F401 - adds models
-from tests.splitting.corpus import running, table
+from tests.splitting import workers_models
+from tests.splitting.corpus import running
 
 SCRIPT = pathlib.Path(__file__).with_name("workers_script.py")
 MODELS = [
@@ -76,9 +76,9 @@ def require_one_device(folder: pathlib.Path, name: str, rows: tuple[int, ...]) -
     for each in found[1:]:
         assert not running.differences(each, found[0], (0.0, 0.0), "another worker")
     if name != "random_by_the_first":
-        expected = running.expected(running.Setting(bare, (total,), is_static))[total]
-        tolerance = table.MODELS[bare].tolerance
-        assert not running.differences(found[0], expected, tolerance, "the first worker")
+        model = workers_models.MODELS[bare]
+        expected = running.Built(model, running.Setting(bare, (total,), is_static)).run()[total]
+        assert not running.differences(found[0], expected, model.tolerance, "the first worker")
 
 
 @pytest.mark.thorough("plain", "joins_of_all_kinds", "picked_rows", "norm_layers_2d")

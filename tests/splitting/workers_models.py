@@ -1,5 +1,6 @@
 """Models of the corpus, split by one of several workers; and some that only workers try."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,12 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter
 from replicate.splitting.writing import workers
 from tests import exactness
+from tests.splitting.corpus import model as corpus
 from tests.splitting.corpus import running, table
-from tests.splitting.corpus.model import F64, adam, count, hidden, model
+from tests.splitting.corpus.model import F64, adam, count, hidden
+
+MODELS = dict(table.MODELS)
+model = functools.partial(corpus.model, to=MODELS)
 
 
 @model
@@ -151,7 +156,7 @@ class Built:
     """
 
     def __init__(self, name: str, is_static: bool, strategy: Any, own: int):
-        self.model = table.MODELS[name]
+        self.model = MODELS[name]
         self._is_static = is_static
         self._own: dict = {}  # placeholders by what the model is given
         self.graph = tf.Graph()

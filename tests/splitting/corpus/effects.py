@@ -75,6 +75,7 @@ def augmented_pictures(f, y):
 def python_called(f, y):
     """Python sees all rows, once a step."""
     calls = []
+    tf1.add_to_collection("counted by Python", calls)
 
     def ranks(x):
         calls.append(x.shape)

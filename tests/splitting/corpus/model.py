@@ -55,11 +55,11 @@ class Model(NamedTuple):
     sizes: Sequence[int] = (7, 2, 1)
 
 
-def model(function: Callable | None = None, **options) -> Callable:
-    """Adds a function to the corpus, by its name."""
+def model(function: Callable | None = None, *, to: dict = MODELS, **options) -> Callable:
+    """Adds a function to the corpus, or to other models, by its name."""
     if function is None:
-        return lambda function: model(function, **options)
-    MODELS[function.__name__] = Model(function, **options)
+        return lambda function: model(function, to=to, **options)
+    to[function.__name__] = Model(function, **options)
     return function
 
 

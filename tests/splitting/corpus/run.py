@@ -44,12 +44,12 @@ def main(arguments=None) -> int:
         sizes = [(rows,) for rows in options.sizes] if options.static else [options.sizes]
         for rows in sizes:
             setting = running.Setting(name, rows, options.static, options.devices)
-            different += not run(running, setting, options.whole)
+            different += not run(running, table, setting, options.whole)
     print(f"{len(names)} models, {different} differ")
     return int(different > 0)
 
 
-def run(running, setting, tells_whole: bool) -> bool:
+def run(running, table, setting, tells_whole: bool) -> bool:
     """Runs a model in a setting; returns whether it is one device's."""
     began = time.perf_counter()
     try:
@@ -61,18 +61,19 @@ def run(running, setting, tells_whole: bool) -> bool:
     for line in found[:6]:
         print("    ", line)
     if tells_whole:
-        tell_whole(running.Built(setting))
+        tell_whole(running.Built(table.MODELS[setting.name], setting))
     sys.stdout.flush()
     return not found
 
 
 def tell_whole(built) -> None:
-    """Prints which operations are whole, and why."""
+    """Splits a model; prints which operations are whole, and why."""
+    result = built.split()
     counted = collections.Counter()
     for op in built.graph.get_operations():
-        if not op.name.startswith("tower_") and built.result.how(op) == "whole":
-            if built.result.why(op):
-                counted[op.type, built.result.why(op)] += 1
+        if not op.name.startswith("tower_") and result.how(op) == "whole":
+            if result.why(op):
+                counted[op.type, result.why(op)] += 1
     for (kind, why), number in counted.most_common():
         print(f"     {number} {kind}: {why}")
 

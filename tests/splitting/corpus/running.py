@@ -1,14 +1,15 @@
 """Runs a model of the corpus on one device, and split over K, and compares all that comes out."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import splitter
 from tests import exactness
 from tests.splitting.corpus import table
+from tests.splitting.corpus.model import Model
 
 STEPS = 3
 PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)  # a graph that waits for itself is a failure
@@ -27,14 +28,14 @@ class Setting(NamedTuple):
         name: Which model.
         sizes: The numbers of rows; one, if the batch is static.
         is_static: Whether the graph knows how many rows there are.
-        num_devices: K; 0: one device, not split.
+        num_devices: K.
         random_numbers: See `splitter.split_graph`.
     """
 
     name: str
     sizes: tuple[int, ...]
     is_static: bool = False
-    num_devices: int = 0
+    num_devices: int = 1
     random_numbers: str = "one_device"
 
 
@@ -58,17 +59,17 @@ class Read(dict):
 
 
 class Built:
-    """A model in a graph of its own.
+    """A model in a graph of its own, which is one device's until it is split.
 
     Args:
+        model: The model.
         setting: How it is run.
     """
 
-    def __init__(self, setting: Setting):
-        self.model = table.MODELS[setting.name]
+    def __init__(self, model: Model, setting: Setting):
+        self.model = model
         self.setting = setting
         self.graph = tf.Graph()
-        self.result = None
         with self.graph.as_default():
             tf1.set_random_seed(3)
             step = tf1.train.create_global_step()
@@ -80,53 +81,50 @@ class Built:
                 train_op = [tf1.group(*train_op, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS))]
             self.values = {"loss": loss, **extras}
             self.steps = tf.nest.flatten(train_op)
-            if setting.num_devices:
-                self._split()
-            variables = [*tf1.global_variables(), *tf1.local_variables()]
-            self.starts = {v.initializer: v for v in tf1.trainable_variables()}
-            self.reads = {v.name: v.read_value() for v in variables}
-            self.initializers = [
-                tf1.global_variables_initializer(),
-                tf1.local_variables_initializer(),
-                tf1.tables_initializer(),
-            ]
+            if not self.features and not self.labels:  # a loss of nothing but weights
+                _ = self.features[next(iter(self.features.arrays))]
 
-    def _split(self):
-        from replicate.splitting import splitter
-
-        if not self.features and not self.labels:  # a loss of nothing but weights
-            _ = self.features[next(iter(self.features.arrays))]
-        given = [*self.features.values(), *self.labels.values()]
-        keep = [*self.values.values(), *self.steps]
-        self.result = splitter.split_graph(
-            given=given,
-            devices=DEVICES[: self.setting.num_devices],
-            keep=keep,
-            home=DEVICES[0],
-            random_numbers=self.setting.random_numbers,
-            static_rows=self.setting.sizes[0] if self.setting.is_static else None,
-        )
-        found = list(self.result.fetch)
+    def split(self) -> splitter.Result:
+        """Splits the graph; returns what `split_graph` does."""
+        with self.graph.as_default():
+            result = splitter.split_graph(
+                given=[*self.features.values(), *self.labels.values()],
+                devices=DEVICES[: self.setting.num_devices],
+                keep=[*self.values.values(), *self.steps],
+                home=DEVICES[0],
+                random_numbers=self.setting.random_numbers,
+                static_rows=self.setting.sizes[0] if self.setting.is_static else None,
+            )
+        found = list(result.fetch)
         self.values = dict(zip(self.values, found, strict=False))
         self.steps = found[len(self.values) :]
+        return result
 
-    def run(self, rows: int) -> list[dict]:
-        """Runs the steps on so many rows; returns what each gives: values and variables."""
+    def run(self) -> dict[int, list[dict]]:
+        """Runs the steps; returns for each number of rows what each gives: values and variables."""
+        with self.graph.as_default(), tf1.Session(config=exactness.session_config()) as session:
+            return {rows: self._run(session, rows) for rows in self.setting.sizes}
+
+    def _run(self, session, rows):
+        # Nothing is added to the graph: it is not split yet.
+        variables = {v.name: v for v in [*tf1.global_variables(), *tf1.local_variables()]}
+        tables = tf1.get_collection(tf1.GraphKeys.TABLE_INITIALIZERS)
+        session.run([[v.initializer for v in variables.values()], tables])
+        for calls in tf1.get_collection("counted by Python"):
+            calls.clear()
+        trained = tf1.trainable_variables()
+        starts = {v.initializer.inputs[1]: first_value(v.shape.as_list()) for v in trained}
+        session.run([v.initializer for v in trained], starts)
         now = {key: value for key, value in self.values.items() if not key.startswith("after ")}
         after = {key: value for key, value in self.values.items() if key not in now}
         found = []
-        with tf1.Session(graph=self.graph, config=exactness.session_config()) as session:
-            session.run(self.initializers)
-            for initializer, variable in self.starts.items():
-                start = first_value(variable.shape.as_list())
-                session.run(initializer, {initializer.inputs[1]: start})
-            for step in range(STEPS):
-                feed = self._feed(rows, step)
-                given, _ = session.run([now, self.steps[0]], feed, PATIENCE)
-                for each in self.steps[1:]:
-                    session.run(each, feed, PATIENCE)
-                given |= session.run(after, feed, PATIENCE)
-                found.append({"values": given, "variables": session.run(self.reads)})
+        for step in range(STEPS):
+            feed = self._feed(rows, step)
+            given, _ = session.run([now, self.steps[0]], feed, PATIENCE)
+            for each in self.steps[1:]:
+                session.run(each, feed, PATIENCE)
+            given |= session.run(after, feed, PATIENCE)
+            found.append({"values": given, "variables": session.run(variables)})
         return found
 
     def _feed(self, rows, step):
@@ -138,21 +136,16 @@ class Built:
         }
 
 
-@functools.cache
-def expected(setting: Setting) -> dict[int, list]:
-    """Returns for each number of rows what one device gives."""
-    built = Built(setting._replace(num_devices=0))
-    return {rows: built.run(rows) for rows in setting.sizes}
-
-
 def faults(setting: Setting) -> list[str]:
     """Returns in what a model that is split differs from one device; nothing if it does not."""
-    wanted = expected(setting._replace(num_devices=0))
-    built = Built(setting)
-    found = []
-    for rows in setting.sizes:
-        found += differences(built.run(rows), wanted[rows], built.model.tolerance, f"{rows} rows")
-    return found
+    built = Built(table.MODELS[setting.name], setting)
+    wanted = built.run()
+    built.split()
+    return [
+        line
+        for rows, found in built.run().items()
+        for line in differences(found, wanted[rows], built.model.tolerance, f"{rows} rows")
+    ]
 
 
 def differences(found: Any, wanted: Any, tolerance: Sequence[float], place: str) -> list[str]:

@@ -499,6 +499,7 @@ class Built:
     """
 
     def __init__(self, setting: Setting, entries: Sequence[tuple[Case, tuple]]):
+        self.setting = setting
         self.entries = list(entries)
         self.graph = tf.Graph()
         self.results = []
@@ -525,10 +526,11 @@ class Built:
                 found.setdefault(int(scope.removeprefix("entry")), []).append(op)
         return found
 
-    def split(self, setting: Setting, random_numbers: str):
+    def split(self, random_numbers: str):
         """Splits the graph; returns what `split_graph` does."""
         from replicate.splitting import splitter
 
+        setting = self.setting
         with self.graph.as_default():
             result = splitter.split_graph(
                 given=list(self.world.given.values()),
@@ -542,11 +544,11 @@ class Built:
         self.fetches = [[next(fetches) for _ in results] for results in self.results]
         return result
 
-    def run(self, sizes: Sequence[int]) -> dict[int, list]:
+    def run(self) -> dict[int, list]:
         """Returns for each number of rows each entry's values, or an error."""
         with tf1.Session(graph=self.graph, config=exactness.session_config()) as session:
             session.run(self.initializer)
-            return {rows: self._run(session, self.world.feed(rows)) for rows in sizes}
+            return {rows: self._run(session, self.world.feed(rows)) for rows in self.setting.sizes}
 
     def _run(self, session, feed) -> list:
         try:
@@ -618,8 +620,9 @@ def try_together(family, setting, entries, outcome) -> None:
     if not entries or len(outcome.failures) > 20:
         return
     built = Built(setting, entries)
+    wanted = one_device(built)
     try:
-        result = built.split(setting, family.random_numbers)
+        result = built.split(family.random_numbers)
     except Exception as error:  # noqa: BLE001 - any error is one of the entry
         if len(entries) == 1:
             text = f"{type(error).__name__}: {error}"[:400]
@@ -630,13 +633,12 @@ def try_together(family, setting, entries, outcome) -> None:
             try_together(family, setting, part, outcome)
     else:
         look(built, result, outcome)
-        require_one_device(family, setting, built, outcome)
+        require_one_device(family, built, wanted, outcome)
 
 
-def require_one_device(family, setting, built, outcome) -> None:
+def require_one_device(family, built, wanted, outcome) -> None:
     """Notes the entries that do not give what one device gives."""
-    wanted = one_device(setting, built.entries)
-    for rows, values in built.run(setting.sizes).items():
+    for rows, values in built.run().items():
         for entry, value, other in zip(built.entries, values, wanted[rows], strict=True):
             if family.random_numbers == "per_device":
                 fault = difference(shapes(value), shapes(other), 0.0)
@@ -646,13 +648,13 @@ def require_one_device(family, setting, built, outcome) -> None:
                 outcome.failures.append(f"{told(entry)}: {rows} rows: {fault}")
 
 
-def one_device(setting: Setting, entries) -> dict[int, list]:
-    """Returns what one device gives."""
-    found = Built(setting, entries).run(setting.sizes)
+def one_device(built: Built) -> dict[int, list]:
+    """Returns what one device gives: a graph that is not split yet."""
+    found = built.run()
     faults = {
         f"{told(entry)}: {rows} rows: {str(value)[-200:]}"
         for rows, values in found.items()
-        for entry, value in zip(entries, values, strict=True)
+        for entry, value in zip(built.entries, values, strict=True)
         if isinstance(value, Exception)
     }
     if faults:
