@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from replicate import errors
-from replicate.app.data import epochs
+from replicate.app.config import input_config
+from replicate.app.data import epochs, positions
 from replicate.compat.tensorflow import tf, tf1
 
 ROWS, BATCH = 7, 3  # 3 batches in a pass: of 3, 3 and 1 rows
@@ -42,7 +43,12 @@ def run(dataset_fn, limit=100):
 
 def make(folder, pass_fn, number, start=0, description="d"):
     """Returns Epochs of a pass."""
-    return epochs.Epochs(number, pass_fn, start, epochs.Notes(str(folder), description))
+    source = input_config.Function(function="a:b", repeat=True)
+
+    def batches(position):
+        return positions.of_function(position, source, pass_fn(), is_batched=True)
+
+    return epochs.Epochs(number, batches, start, False, epochs.Notes(str(folder), description))
 
 
 def test_arrays_know_their_end_beforehand(tmp_path):

@@ -206,6 +206,47 @@ def test_what_failed_before_its_first_checkpoint_is_no_run_to_differ_from(folder
     assert "config: " not in shown
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "train.input.file=none.npz",
+        "eval.input.file=none.npz",
+        "model_fn=line_of_trainings:nothing",
+        "train.hooks=[line_of_trainings:nothing]",
+    ],
+)
+def test_what_is_found_wrong_before_the_first_step_leaves_nothing(folder, wrong):
+    run(folder, "train", "wrong/run", wrong, code=1)
+    assert not (folder / "wrong").exists()
+
+
+def test_what_is_found_wrong_leaves_the_record_of_the_run_before(trained):
+    before = (trained / "trained" / "config.yaml").read_text()
+    run(trained, "train", "trained", "train.input.file=none.npz", "train.steps=9", code=1)
+    assert (trained / "trained" / "config.yaml").read_text() == before
+    assert "nothing left to do" in run(trained, "train", "trained")[1]
+
+
+@pytest.mark.parametrize(
+    ("without", "left"),
+    [("name=line", "evaluation and exports are"), ("export=null", "evaluation is")],
+)
+def test_what_is_left_is_named(trained, without, left):
+    finished = trained / "trained" / "finished"
+    kept = finished.read_text()
+    finished.unlink()
+    try:
+        assert f"at step 4 already; {left} left." in run(trained, "train", "trained", without)[1]
+    finally:
+        finished.write_text(kept)
+
+
+def test_metrics_are_a_table_below_the_step(trained):
+    shown = run(trained, "evaluate", "trained")[0].splitlines()
+    assert shown[0] == "line at step 4"
+    assert not any(line.endswith(" ") or "global_step" in line for line in shown)
+
+
 @pytest.mark.thorough
 def test_a_fresh_start_deletes_the_run_when_that_is_confirmed(folder):
     out = folder / "fresh"
@@ -434,7 +475,7 @@ def test_a_hook_that_ends_a_training_is_told_from_an_input_that_does(folder):
     assert "a hook ended training at step 1 of 4." in shown
     assert "train.input came" not in shown
     assert json.loads((folder / "enough/metrics.json").read_text())["ended_by"] == "hook"
-    shown = run(folder, "train", "enough", "train.input.repeat=2", "train.steps=9")[1]
+    shown = run(folder, "train", "enough", "train.input.repeat=3", "train.steps=9")[1]
     assert "train.input came to its end at step 3 of 9." in shown  # one batch in a pass
     assert json.loads((folder / "enough/metrics.json").read_text())["ended_by"] == "input"
 
@@ -475,7 +516,7 @@ def test_one_batch_of_everything_leaves_nothing_behind(folder):
     # One batch of one row, x = 1, y = 1; one update leaves w = 1.5 of two equal batches.
     found = dict(line.split("│")[1:3] for line in out.splitlines() if line.count("│") == 3)
     found = {name.strip(): float(value) for name, value in found.items()}
-    assert (found["loss"], found["w"], found["global_step"]) == (0.125, 1.5, 2)
+    assert (found["loss"], found["w"], out.splitlines()[0]) == (0.125, 1.5, "line at step 2")
     assert {path.name for path in folder.iterdir()} == before
     out, _ = run(folder, "train", "tried", options=["--fast-dev-run", "--json"])
     told = json.loads(out)

@@ -294,6 +294,65 @@ def test_what_is_no_text_is_never_pickled_into_predictions(tmp_path):
 # What it would tell.
 
 
+LEAKY = """
+import os
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def words(features, labels, mode):
+    source = tf1.lookup.TextFileInitializer(
+        os.environ["VOCABULARY"], tf.string, tf1.lookup.TextFileIndex.WHOLE_LINE,
+        tf.int64, tf1.lookup.TextFileIndex.LINE_NUMBER)
+    table = tf1.lookup.StaticHashTable(source, -1)
+    w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
+    y = w * tf.cast(table.lookup(features["x"]), tf.float32)
+    output = {"serving_default": estimator.export.PredictOutput({"y": y})}
+    loss = None if labels is None else tf1.reduce_mean(tf1.square(y - labels))
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op(), export_outputs=output)
+"""
+LEAKY_CONFIG = """
+model_fn: leaky:words
+model_dir: out
+optimizer: {name: GradientDescent, learning_rate: 0.1}
+train: {steps: 2, input: &rows {kind: tfrecord, file: ../data/*.tfrecord, label: y, batch_size: 2,
+  cache: ../cache, features: {x: {dtype: string}, y: {dtype: float32}}}}
+eval: {input: *rows}
+export: {inputs: {x: {dtype: string}}, exporters: [{kind: final}], assets_extra: {a.txt: a.txt}}
+"""
+
+
+def test_files_of_a_run_and_its_exports_name_no_folder_and_no_environment(tmp_path, monkeypatch):
+    for name in ("configs", "data", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "configs" / "leaky.py").write_text(LEAKY)
+    (tmp_path / "configs" / "leaky.yaml").write_text(LEAKY_CONFIG)
+    (tmp_path / "configs" / "a.txt").write_text("a")
+    (tmp_path / "elsewhere" / "words.txt").write_text("a\nb\n")
+    with tf.io.TFRecordWriter(str(tmp_path / "data" / "d.tfrecord")) as writer:
+        for word, y in ((b"a", 0.0), (b"b", 1.0)):
+            row = tf.train.Example()
+            row.features.feature["x"].bytes_list.value.append(word)
+            row.features.feature["y"].float_list.value.append(y)
+            writer.write(row.SerializeToString())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VOCABULARY", os.path.join("elsewhere", "words.txt"))
+    monkeypatch.setenv("REPLICATE_SECRET", "hush-hush")
+    train = ["train", "configs/leaky.yaml", "--quiet", "--devices=[/cpu:0, /cpu:1]"]
+    assert cli.main(train) == 0
+    monkeypatch.setenv("VOCABULARY", str(tmp_path / "elsewhere" / "words.txt"))
+    assert cli.main(["export", "configs/leaky.yaml", "--quiet", "--export.directory=served"]) == 0
+    written = [file for folder in ("out", "served") for file in pathlib.Path(folder).rglob("*")]
+    kinds = {"saved_model.pb", "config.yaml", "run.json", "graph.pbtxt", "checkpoint", "words.txt"}
+    assert kinds <= {file.name for file in written}
+    assert any("tfevents" in file.name for file in written)
+    told = (str(tmp_path), str(PACKAGE.parent), sys.prefix, "hush-hush")
+    for file in written:
+        data = file.read_bytes() if file.is_file() else b""
+        assert [text for text in told if text.encode() in data] == [], file
+    used = config.load("configs/leaky.yaml")
+    assert config.load(os.path.join("out", "config.yaml")).train == used.train
+
+
 def test_the_record_of_a_run_names_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REPLICATE_SECRET", "hush-hush")
@@ -326,6 +385,13 @@ def test_a_member_that_is_no_array_is_told(tmp_path):
     with zipfile.ZipFile(tmp_path / "d.npz", "w") as archive:
         archive.writestr("x.npy", b"hello")
     with pytest.raises(errors.RunError, match="must be a readable npz file: x is no array"):
+        npz.read(input_config.Npz(file=str(tmp_path / "d.npz")), "k")
+
+
+@pytest.mark.parametrize("number", [0xD800, 0x110000, 2**32 - 1])
+def test_text_of_what_is_no_character_is_told(tmp_path, number):
+    np.savez(tmp_path / "d.npz", x=np.array([number], np.uint32).view("<U1"))
+    with pytest.raises(errors.RunError, match=r"k\.dtypes: .*d\.npz: x cannot be converted"):
         npz.read(input_config.Npz(file=str(tmp_path / "d.npz")), "k")
 
 

@@ -15,7 +15,16 @@ import pydantic
 from pydantic import Field
 
 from replicate import errors
-from replicate.app.config import catalog, documents, faults, optimizer_config, sections, types
+from replicate.app.config import (
+    catalog,
+    documents,
+    faults,
+    files,
+    input_config,
+    optimizer_config,
+    sections,
+    types,
+)
 
 _RUNS = "runs"  # where a run is by its name
 
@@ -143,6 +152,10 @@ class Config(types.Section):
             raise errors.ConfigError(f"{name}: this section is required. Add it.")
         return found
 
+    def input_of(self, section: str) -> input_config.AnyInput:
+        """Returns the input of train, eval or predict; see `section`."""
+        return self.section(sections.WITH_INPUT[section]).input
+
     def __eq__(self, other: object) -> bool:
         """Tells whether two configs say the same, wherever they stand."""
         return isinstance(other, Config) and self.__dict__ == other.__dict__
@@ -185,8 +198,8 @@ class Config(types.Section):
 
     def _faults_of_exporters(self) -> Iterator[tuple[str, str]]:
         exporters = self.export.exporters if self.export is not None else ()
-        for kind in [one.kind for one in exporters if one.kind != "final"]:
-            if self.eval is None:
+        for kind in types.each(lambda one: one.kind, exporters):
+            if kind != "final" and self.eval is None:
                 yield "export", f"must have no {kind} exporter without an eval section. Add one."
 
     def _faults_of_building(self) -> Iterator[tuple[str, str]]:
@@ -316,14 +329,21 @@ def _blamed(broken: list[tuple[str, str]], path: str, assignments: Sequence[str]
         yield f"{place}: {text}" if place else text
 
 
-def to_yaml(config: Config) -> str:
-    """Returns the config with all defaults as YAML that reads back as an equal config."""
-    return documents.dump(_plain(config))
+def to_yaml(config: Config, folder: str | None = None) -> str:
+    """Returns the config with all defaults as YAML that reads back as an equal config.
+
+    Args:
+        config: The config.
+        folder: Where the YAML will be, which names no other folder of this machine then.
+    """
+    return documents.dump(_plain(config, folder))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, folder: str | None) -> Any:
+    if isinstance(value, types.File):
+        return str(value) if folder is None else files.relative(value, folder)
     if isinstance(value, types.Section):
-        return {name: _plain(getattr(value, name)) for name in type(value).model_fields}
+        return {name: _plain(getattr(value, name), folder) for name in type(value).model_fields}
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, tuple | list) else value
+        return {name: _plain(one, folder) for name, one in value.items()}
+    return [_plain(one, folder) for one in value] if isinstance(value, tuple | list) else value

@@ -40,6 +40,15 @@ def expanded(names: Iterable[str], key: str) -> list[str]:
     return paths
 
 
+def relative(path: str, folder: str = ".") -> str:
+    """Returns a path from a folder, the working directory if none is given, unless remote.
+
+    What is kept of a run, such as its graph, so names no folder of the machine.
+    """
+    is_remote = "://" in path or "://" in folder
+    return path if is_remote else os.path.relpath(path, folder)
+
+
 def absent(names: Iterable[str]) -> list[str]:
     """Returns the names and patterns of this machine that nothing is found by."""
     return [name for name in names if "://" not in name and not _matching(name)]

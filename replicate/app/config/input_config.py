@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
 import pydantic
 from pydantic import Field
 
-from replicate.app.config import catalog, files, types
+from replicate.app.config import catalog, cell_values, files, types
 
 _MAX_BATCH = 2**31 - 1
 _MAX_RANK = 253  # and the batch
@@ -202,15 +202,19 @@ class Table(Divisible):
         if self.label is not None and self.label not in self.columns:
             then = types.meant(self.label, self.columns, "Add it there.")
             yield "label", f"must be one of columns, got {self.label!r}. {then}"
-        for name, value in self.defaults.items():
-            if name not in self.columns:
-                then = types.meant(name, self.columns, "Remove it.")
-                yield "defaults", f"must be for one of columns, got {name!r}. {then}"
-                continue
-            try:
-                types.cell_text(value, self.columns[name])
-            except ValueError as e:
-                yield "defaults", f"{name} must be {e} as its column is, got {value!r}. Correct it."
+        for rule in filter(None, types.each(self._fault_of_default, self.defaults)):
+            yield "defaults", rule
+
+    def _fault_of_default(self, name: str) -> str:
+        value = self.defaults[name]
+        if name not in self.columns:
+            then = types.meant(name, self.columns, "Remove it.")
+            return f"must be for one of columns, got {name!r}. {then}"
+        try:
+            cell_values.text_of(value, self.columns[name])
+        except ValueError as e:
+            return f"{name} must be {e} as its column is, got {value!r}. Correct it."
+        return ""
 
 
 class Csv(Table):
@@ -265,7 +269,7 @@ def _flat(value: Any) -> list[Any]:
 def _can_be(value: object, dtype: str) -> bool:
     """Tells whether a value is one of a dtype, not just a text that stands for one."""
     try:
-        types.cell_text(value, dtype)
+        cell_values.text_of(value, dtype)
     except ValueError:
         return False
     return isinstance(value, str) == (dtype == "string")

@@ -47,14 +47,12 @@ class _Steps(Schedule):
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
-        boundaries, values, wanted = list(self.boundaries), list(self.values), len(self.boundaries)
+        boundaries, count, wanted = list(self.boundaries), len(self.values), len(self.boundaries)
+        if count != wanted + 1:
+            rule = f"must be a list of {wanted + 1} values, one more than boundaries, got {count}."
+            yield "values", rule
         if boundaries != sorted(set(boundaries)):
             yield "boundaries", f"must be rising steps, got {boundaries}."
-        if len(values) != wanted + 1:
-            yield (
-                "values",
-                f"must be a list of {wanted + 1} values, one more than boundaries, got {values}.",
-            )
 
 
 class Optimizer(_Named):

@@ -3,7 +3,7 @@
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 import pydantic
@@ -20,6 +20,7 @@ _DEVICE = re.compile(
 _DEVICE_TYPES = ("CPU", "GPU", "TPU")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _UNITS = (86400, 3600, 60, 1)  # seconds
+_MAX_SECONDS = 10**9  # 31 years; a system's clocks and waits can take no number whatever
 # With some ten thousand threads TensorFlow does not come to its first step.
 _Threads = Annotated[int, types.whole(1, 2**12)]
 
@@ -77,9 +78,15 @@ def _seconds(value: object) -> object:
     return sum(int(count or 0) * unit for count, unit in zip(found.groups(), _UNITS, strict=True))
 
 
-_Time = Annotated[
-    types.AboveZero, pydantic.BeforeValidator(_seconds), types.OrText({"minLength": 2})
-]
+def _limited(seconds: float) -> float:
+    """Takes a time that can pass."""
+    if seconds > _MAX_SECONDS:
+        raise types.expected(f"at most {_MAX_SECONDS} seconds")
+    return seconds
+
+
+_Seconds = Annotated[types.AboveZero, pydantic.AfterValidator(_limited)]
+_Time = Annotated[_Seconds, pydantic.BeforeValidator(_seconds), types.OrText({"minLength": 2})]
 
 
 class Train(types.Section):
@@ -98,7 +105,6 @@ class Train(types.Section):
     )
     steps: types.Positive | None = Field(
         None,
-        validate_default=True,
         description="The global step at which training is over; absolute, so a finished run "
         "stays so. This or epochs must be given; with both, training ends with the first.",
     )
@@ -130,17 +136,10 @@ class Train(types.Section):
         "the config.",
     )
 
-    @pydantic.field_validator("steps")
-    @classmethod
-    def _end_somewhere(cls, steps: int | None, info: pydantic.ValidationInfo) -> int | None:
-        if steps is None and info.data.get("epochs", 0) is None:
-            raise types.fault("must be given, or epochs: how long to train. Add one of them.")
-        return steps
-
     save_checkpoints_steps: types.Positive | None = Field(
         None, description="Saves a checkpoint at each multiple of so many steps."
     )
-    save_checkpoints_secs: types.Positive | None = Field(
+    save_checkpoints_secs: Annotated[int, types.whole(1, _MAX_SECONDS)] | None = Field(
         None,
         description="Seconds between checkpoints, in place of steps. With neither: every "
         "eval.every_steps, else every 600 seconds.",
@@ -159,6 +158,8 @@ class Train(types.Section):
         """See base class."""
         if self.save_checkpoints_steps and self.save_checkpoints_secs:
             yield "save_checkpoints_secs", "must be alone: save_checkpoints_steps is set. Keep one."
+        if self.steps is None and self.epochs is None:
+            yield "steps", "must be given, or epochs: how long to train. Add one of them."
 
 
 _Reduction = Annotated[str, types.word_or_function(*catalog.METRIC_REDUCTIONS)]
@@ -218,6 +219,13 @@ def _asset(name: str) -> str:
     if not is_plain or name.startswith(("/", "..", "~")):
         raise types.expected("named by a path within assets.extra, such as vocabulary.txt")
     return name
+
+
+WITH_INPUT: Mapping[str, type[Train | Eval | Predict]] = {
+    "train": Train,
+    "eval": Eval,
+    "predict": Predict,
+}
 
 
 class ServingInput(types.Section):
@@ -306,7 +314,8 @@ class Export(types.Section):
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
-        for name, count in Counter(one.folder for one in self.exporters).items():
+        folders = types.each(lambda one: one.folder, self.exporters)
+        for name, count in Counter(folders).items():
             if count > 1:
                 yield (
                     "exporters",
@@ -391,7 +400,7 @@ class Run(types.Section):
 class Cluster(types.Section):
     """What TF_CONFIG does not say of a cluster; without one nothing of it counts."""
 
-    timeout: types.AboveZero = Field(
+    timeout: _Seconds = Field(
         600.0,
         description="After how many seconds a worker fails that waits for another one: at the "
         "start, in a step, and while the chief evaluates or exports.",
@@ -410,7 +419,7 @@ class Cluster(types.Section):
         "the chief; the job evaluator in TF_CONFIG, or `replicate launch --evaluator`, says so as "
         "well.",
     )
-    grace: types.AboveZero = Field(
+    grace: _Seconds = Field(
         20.0,
         description="For how many seconds `replicate launch` waits for processes that it has "
         "asked to end, before it kills them.",

@@ -1,8 +1,8 @@
 """The types that values of a config have: what each takes, and the rule it tells otherwise.
 
 pydantic reads the values. What stands here is what it cannot say by itself: numbers as YAML
-writes them, paths relative to the config's folder, unions that go by a value's type, cells of
-tables, and rules between keys. `faults` shows the texts of `expected` and `fault` as they are.
+writes them, paths relative to the config's folder, unions that go by a value's type, and rules
+between keys. `faults` shows the texts of `expected` and `fault` as they are.
 """
 
 import contextlib
@@ -22,6 +22,7 @@ import pydantic_core
 from replicate.app.config import catalog
 
 T = TypeVar("T")
+U = TypeVar("U")
 S = TypeVar("S", bound="Section")
 Type: TypeAlias = Any
 """What pydantic reads a value by: a class, a union, an Annotated."""
@@ -33,9 +34,6 @@ FUNCTION_FORM = {"pattern": rf"{_FUNCTION}|\$\{{"}  # or a variable
 TAG = "\0"  # begins the parts of an error's place that are no keys, but members of a union
 _MAX_WHOLE = 2**63 - 1
 _TYPO, _ALIKE = 0.8, 0.6  # how much of two words is the same, of 1
-_TRUTH = {"true": True, "false": False, "1": True, "0": False}
-_INFINITE_FROM = {"float16": (2 - 2**-11) * 2**15, "float32": (2 - 2**-24) * 2**127}
-"""From where on a number is rounded to infinity."""
 
 
 @dataclasses.dataclass
@@ -58,9 +56,40 @@ class Reading:
         empty: Any = kind.model_construct()  # to pydantic's plugin it is one of the bound
         return found if isinstance(found, kind) else empty
 
+    def part_of(
+        self, value: Any, read: Callable[[Any], Any], error: pydantic.ValidationError
+    ) -> Any:
+        """Returns a list or a mapping with wrong items, as far as it can be read; else None."""
+        items = value if isinstance(value, dict) else {}
+        items = dict(enumerate(value)) if isinstance(value, list) else items
+        wrong: dict[object, object] = {}
+        for one in error.errors():
+            for key in [part for part in one["loc"] if part in items][:1]:
+                wrong[key] = self.sections.get(id(items[key]), (None, _Unread()))[1]
+        if not wrong:
+            return None
+        left = {key: one for key, one in items.items() if key not in wrong}
+        try:
+            good = left and read(left if isinstance(value, dict) else list(left.values()))
+        except pydantic.ValidationError:
+            return None
+        good = good if isinstance(good, dict) else dict(zip(left, good, strict=True))
+        made = {key: wrong[key] if key in wrong else good[key] for key in items}
+        return made if isinstance(value, dict) else tuple(made.values())
+
 
 class UnreadError(Exception):
     """What a config says of a key could not be read, and is asked for."""
+
+
+class _Unread:
+    """Stands in a list or a mapping for an item that could not be read."""
+
+    def _ask(self, *_: object) -> Any:
+        raise UnreadError
+
+    __getattr__ = __eq__ = __lt__ = __gt__ = _ask
+    __hash__ = object.__hash__
 
 
 class Section(pydantic.BaseModel):
@@ -106,22 +135,33 @@ class Section(pydantic.BaseModel):
         except pydantic.ValidationError as e:
             made = cls.model_construct(**reading.values[-1])
             made.model_post_init(reading)
-            for name in {str(one["loc"][0]) for one in e.errors()} & cls.model_fields.keys():
+            for name in {str(one["loc"][0]) for one in e.errors()} - reading.values[-1].keys():
                 made.__dict__.pop(name, None)
-                if id(data.get(name)) in reading.sections:
-                    made.__dict__[name] = reading.section_of(data[name], Section)
             raise
         finally:
             reading.values.pop()
             reading.sections[id(data)] = data, made
         return made
 
-    @pydantic.field_validator("*")
+    @pydantic.field_validator("*", mode="wrap")
     @classmethod
-    def _note_value(cls, value: object, info: pydantic.ValidationInfo) -> object:
-        if isinstance(info.context, Reading):
-            info.context.values[-1][str(info.field_name)] = value
-        return value
+    def _note_value(
+        cls, value: object, handler: Callable[[object], object], info: pydantic.ValidationInfo
+    ) -> object:
+        """Notes what is read of a key; where it is wrong, the part of it that can be read."""
+        if not isinstance(info.context, Reading):
+            return handler(value)
+        name, reading = str(info.field_name), info.context
+        try:
+            read = reading.values[-1][name] = handler(value)
+        except pydantic.ValidationError as e:
+            part = reading.sections.get(id(value), (None, None))[1]
+            if getattr(cls.model_fields[name].annotation, "__origin__", None) in (dict, tuple):
+                part = reading.part_of(value, handler, e)
+            if part is not None:
+                reading.values[-1][name] = part
+            raise
+        return read
 
     @classmethod
     def known_keys(cls) -> tuple[str, ...]:
@@ -155,6 +195,11 @@ def known(*parts: Iterable[T]) -> Iterator[T]:
     for part in parts:
         with contextlib.suppress(UnreadError):
             yield from part
+
+
+def each(ask: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
+    """Yields what is asked of items, but of those that it could not be read of."""
+    return known(*(map(ask, (one,)) for one in items))
 
 
 def expected(rule: str, then: str = "") -> pydantic_core.PydanticCustomError:
@@ -248,6 +293,10 @@ def with_colon(value: object) -> str:
     return f"Did you mean {meant}?" if is_function(meant) else ""
 
 
+class File(str):
+    """A path as it was read, so that it is told from other texts."""
+
+
 def path_of(value: str, folder: Path | str | None) -> str:
     """Returns a path; a relative one is put below the folder it is relative to, if any.
 
@@ -285,7 +334,12 @@ Function = Annotated[
     pydantic.BeforeValidator(_function),
     pydantic.WithJsonSchema({"type": "string", **FUNCTION_FORM}),
 ]
-PathText = Annotated[str, pydantic.Field(min_length=1), pydantic.BeforeValidator(path)]
+PathText = Annotated[
+    str,
+    pydantic.Field(min_length=1),
+    pydantic.BeforeValidator(path),
+    pydantic.AfterValidator(File),
+]
 
 
 def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> pydantic.BeforeValidator:
@@ -436,52 +490,3 @@ def word_or_function(*names: str) -> pydantic.BeforeValidator:
         return value
 
     return pydantic.BeforeValidator(read)
-
-
-def cell_value(text: str, dtype: str) -> str | bool | int | float:
-    """Returns what the text in a cell of a table stands for.
-
-    Raises:
-        ValueError: If it stands for nothing of this dtype.
-    """
-    if dtype == "string":
-        return text
-    if dtype == "bool" and text.lower() in _TRUTH:
-        return _TRUTH[text.lower()]
-    if dtype == "bool" or "_" in text:
-        raise ValueError(text)
-    if dtype.startswith("float"):
-        value = float(text)
-        is_beyond = abs(value) >= _INFINITE_FROM.get(dtype, math.inf) and "inf" not in text.lower()
-    else:
-        value = int(text)
-        least, most = limits(dtype)
-        is_beyond = not least <= value <= most
-    if is_beyond:
-        raise ValueError(text)
-    return value
-
-
-def limits(dtype: str) -> tuple[int, int]:
-    """Returns the least and the greatest number of a dtype such as int8."""
-    bits = int(dtype.lstrip("uint"))
-    return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-
-
-def cell_text(value: object, dtype: str) -> str:
-    """Returns the cell that a config's value stands for, such as a default.
-
-    Raises:
-        ValueError: If it stands for none of this dtype; says what it must be.
-    """
-    if dtype == "string" and not isinstance(value, str):
-        raise ValueError("a text (in quotes)")
-    if isinstance(value, float) and value.is_integer() and not dtype.startswith("float"):
-        value = int(value)  # 1e3
-    if not isinstance(value, int | float | str) or (isinstance(value, bool) and dtype != "bool"):
-        raise ValueError(dtype)
-    try:
-        cell_value(str(value), dtype)
-    except ValueError:
-        raise ValueError(dtype) from None
-    return str(value)

@@ -17,7 +17,7 @@ from typing import Any
 import filelock
 
 from replicate import errors, messages
-from replicate.app.config import input_config
+from replicate.app.config import files, input_config
 from replicate.compat.tensorflow import tf
 
 _NOT_OF_ROWS = {"batch_size", "cache", "file", "prefetch", "repeat", "shuffle"}
@@ -30,8 +30,8 @@ def through(
     paths: Sequence[str] = (),
     made_by: Sequence[Any] = (),
     worker: int = 0,
-) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
-    """Returns what keeps the rows of a dataset as the config wants, or leaves it as it is.
+) -> Callable[[tf.data.Dataset], tf.data.Dataset] | None:
+    """Returns what keeps the rows of a dataset as the config wants; None where nothing does.
 
     Args:
         source: The input as the config has it.
@@ -48,8 +48,8 @@ def through(
         return lambda dataset: dataset.cache()
     place = place_of(source, key, paths, made_by, worker) if folder else ""
     if place and ("://" in place or _take(place, key)):
-        return lambda dataset: dataset.cache(place)
-    return lambda dataset: dataset
+        return lambda dataset: dataset.cache(files.relative(place))
+    return None
 
 
 def place_of(

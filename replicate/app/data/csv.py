@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replicate import errors
-from replicate.app.config import files, input_config, types
+from replicate.app.config import cell_values, files, input_config, types
 from replicate.app.data import parquet
 
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]  # each of shape [rows, ...], text as bytes
@@ -176,25 +176,25 @@ def _column(cells: Sequence[str], name: str, source: input_config.Csv) -> npt.ND
     """
     dtype, absent = source.columns[name], {"", *source.na_values}
     if name in source.defaults:
-        default = types.cell_text(source.defaults[name], dtype)
+        default = cell_values.text_of(source.defaults[name], dtype)
         cells = [default if _given(cell, dtype) in absent else cell for cell in cells]
     elif source.na_values and dtype != "string" and not absent.isdisjoint(map(str.strip, cells)):
         raise ValueError(name)
     if dtype == "string":
         return np.array([cell.encode() for cell in cells], object)
     if dtype == "bool":
-        return np.array([types.cell_value(cell.strip(), dtype) for cell in cells], dtype)
+        return np.array([cell_values.value_of(cell.strip(), dtype) for cell in cells], dtype)
     if "_" in "".join(cells):  # Python takes 1_0 for a number
         raise ValueError(name)
     if not dtype.startswith("float"):
-        values, (least, most) = list(map(int, cells)), types.limits(dtype)
+        values, (least, most) = list(map(int, cells)), cell_values.limits(dtype)
         if min(values) < least or max(values) > most:
             raise ValueError(name)
         return np.array(values, dtype)
     with np.errstate(over="ignore"):
         made = np.fromiter(map(float, cells), np.float64, len(cells)).astype(dtype)
     for place in np.flatnonzero(np.isinf(made)).tolist():
-        types.cell_value(cells[place], dtype)
+        cell_values.value_of(cells[place], dtype)
     return made
 
 

@@ -6,15 +6,16 @@ steps of an epoch, and N epochs end at step N times that: absolute, like `train.
 
 How many batches a pass has is known beforehand for arrays (npz, csv), and for functions whose
 dataset knows it. Of a stream they are counted while it is first read to its end, and written
-down for runs that continue. A run that continues in the midst of a pass reads over the batches
-of it that it was trained on; in the first pass of a stream, over all of them.
+down for runs that continue. Where these begin in the data, `positions` tells.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 
 from replicate import errors, types
+from replicate.app.data import positions
 from replicate.app.runs import atomic_files
 from replicate.compat.tensorflow import tf, tf1
 
@@ -54,20 +55,29 @@ class Epochs:
 
     Args:
         number: N, at least 1.
-        make: Returns a dataset of one pass, in batches.
+        make: Returns batches of the training data, from a position on.
         start: The step that the run begins at.
+        is_seeded: Whether what is drawn at random is the same in each run.
         notes: Where the number of batches in a pass is written down.
 
     Raises:
         RunError: If the input never ends.
     """
 
-    def __init__(self, number: int, make: Callable[[], tf.data.Dataset], start: int, notes: Notes):
+    def __init__(
+        self,
+        number: int,
+        make: Callable[[positions.Position], tf.data.Dataset],
+        start: int,
+        is_seeded: bool,
+        notes: Notes,
+    ):
         self._number = number
         self._make = make
-        self._start = start
         self._notes = notes
-        self._steps_per_epoch = _length(make) or notes.read()
+        first = positions.Position(each=lambda batches: batches, times=1)
+        self._steps_per_epoch = _length(lambda: make(first)) or notes.read()
+        self._from = first._replace(start=start, is_seeded=is_seeded, length=self._steps_per_epoch)
         self._seen = 0
 
     @property
@@ -85,17 +95,15 @@ class Epochs:
             prefetch: Batches made ahead of time.
             counted: Called with the step at which training ends, as soon as that is known.
         """
-        passes = -1 if repeat is True else int(repeat or 1)
-        if self._steps_per_epoch is not None:
-            left_out = self._start % self._steps_per_epoch  # of a pass that was begun
-            batches = self._make().repeat(passes).skip(left_out)
-        else:
-            times = self._number if passes == -1 else min(self._number, passes)
-            batches = self._counting(self._make(), counted).repeat(times).skip(self._start)
+        times, each = -1 if repeat is True else int(repeat or 1), self._from.each
+        if self._steps_per_epoch is None:
+            times = self._number if times < 0 else min(self._number, times)
+            each = functools.partial(self._counting, counted)
+        batches = self._make(self._from._replace(each=each, times=times))
         return batches.prefetch(prefetch) if prefetch else batches
 
     def _counting(
-        self, batches: tf.data.Dataset, counted: Callable[[int], None]
+        self, counted: Callable[[int], None], batches: tf.data.Dataset
     ) -> tf.data.Dataset:
         """Returns a pass that is counted while it is read."""
 

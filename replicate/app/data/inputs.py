@@ -21,13 +21,13 @@ import numpy.typing as npt
 
 from replicate import errors, types
 from replicate.app.config import files, functions, input_config
-from replicate.app.data import caching, csv, npz, parquet
+from replicate.app.data import caching, csv, npz, parquet, positions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
 from replicate.strategy.cluster import cluster as clusters
 
 InputFn: TypeAlias = Callable[[], tf.data.Dataset]
-Change: TypeAlias = Callable[[tf.data.Dataset], tf.data.Dataset]
+Batches: TypeAlias = Callable[[positions.Position], tf.data.Dataset]  # from there on
 
 _PLACES = 2**30  # that hashes of rows have
 _STREAM_BUFFER = 10_000  # rows a stream is shuffled over where the config only says true
@@ -40,8 +40,30 @@ def input_fn(
     mode: str,
     params: Mapping[str, Any],
     task: clusters.Cluster = clusters.ALONE,
+    position: positions.Position = positions.FIRST,
 ) -> InputFn:
-    """Returns an Estimator input_fn; bad files are found now, before a graph is built.
+    """Returns an Estimator input_fn; see `batches`.
+
+    Args:
+        source: The input as the config has it.
+        key: Its key in the config, for error texts.
+        mode: One of `ModeKeys`, for functions that name it.
+        params: The model_fn's params, for functions that name them.
+        task: Which worker's part of each batch is wanted.
+        position: Where in the data to begin.
+    """
+    make = batches(source, key, mode, params, task)
+    return lambda: make(position)
+
+
+def batches(
+    source: input_config.AnyInput,
+    key: str,
+    mode: str,
+    params: Mapping[str, Any],
+    task: clusters.Cluster = clusters.ALONE,
+) -> Batches:
+    """Returns what makes batches of an input; bad files are found now, before a graph is built.
 
     Args:
         source: The input as the config has it.
@@ -63,12 +85,9 @@ def input_fn(
             features, label = npz.read(source, key, has_labels)
         else:
             features, label = csv.read(source, key, is_training)
-        return lambda: _finish(_of_arrays(features, label, source), source, task)
+        return lambda position: _of_arrays(features, label, source, task, position)
     if isinstance(source, input_config.Tfrecord):
-        paths = record_files(source, key)
-        cached = caching.through(source, key, paths, worker=_place(task))
-        own = _own_side(source, is_training)
-        return lambda: _of_records(source, paths, lambda found: cached(own(found)), task)
+        return _of_records(source, key, is_training, task)
     return _of_function(source, key, mode, params, task)
 
 
@@ -92,8 +111,10 @@ def columns_of(source: input_config.Input, key: str) -> dict[str, tf.TypeSpec]:
         specs = {name: tf.TensorSpec([None], dtype) for name, dtype in source.columns.items()}
         if isinstance(source, input_config.Parquet):
             paths = files.expanded(source.file, key)
-            there = set.intersection(*(parquet.names_in(path, key) for path in paths))
-            specs |= _specs(next(csv.pieces(source.for_predictions(there), key)))
+            there = specs.keys() & set.intersection(*(parquet.names_in(one, key) for one in paths))
+            known = (parquet.shapes_in(path, there, key) for path in paths)
+            shapes = next(filter(None, known), {})
+            specs |= {n: tf.TensorSpec([None, *shapes[n]], specs[n].dtype) for n in shapes}
         return specs
     if not isinstance(source, input_config.Tfrecord):
         return {}
@@ -136,16 +157,18 @@ def _batched_by(op: tf.Operation) -> bool | None:
 
 
 def _of_arrays(
-    features: npz.Features, label: npt.NDArray[Any] | None, source: input_config.Input
+    features: npz.Features,
+    label: npt.NDArray[Any] | None,
+    source: input_config.Input,
+    task: clusters.Cluster,
+    position: positions.Position,
 ) -> tf.data.Dataset:
     """Returns batches of rows; the arrays stay in Python, out of the graph."""
     nest = features if label is None else (features, label)
     arrays = tf.nest.flatten(nest)
     count = len(arrays[0])
     dtypes = [tf.as_dtype(a.dtype) if a.dtype.kind not in "OSU" else tf.string for a in arrays]
-    indices = tf.data.Dataset.range(count)
-    if source.shuffle:
-        indices = indices.shuffle(count if source.shuffle is True else min(count, source.shuffle))
+    buffer = count if source.shuffle is True else min(count, source.shuffle or 0)
 
     def gather(index: tf.Tensor) -> types.Nest:
         taken = tf.numpy_function(lambda i: [a[i] for a in arrays], [index], dtypes)
@@ -153,13 +176,17 @@ def _of_arrays(
             tensor.set_shape((None, *array.shape[1:]))
         return tf.nest.pack_sequence_as(nest, taken)
 
-    return _repeated(indices, source).batch(source.batch_size).map(gather)
+    def numbers(seed: tf.Tensor | None) -> tf.data.Dataset:
+        return tf.data.Dataset.range(count)
+
+    found = positions.of_rows(position, source, numbers, buffer, count)
+    return _ahead(own_part(found, task).map(gather), source)
 
 
 def _stream(
     source: input_config.AnyTable, key: str, is_training: bool, task: clusters.Cluster
-) -> InputFn:
-    """Returns an input_fn that holds some of the rows at a time."""
+) -> Batches:
+    """Returns what makes batches and holds some of the rows at a time."""
     pieces = functools.partial(csv.pieces, source, key, is_training)
     specs = _specs(next(pieces()))  # a bad header is found now
     paths = files.expanded(source.file, key)
@@ -169,10 +196,12 @@ def _stream(
         features, label = csv.label_of(columns, source)
         return features if label is None else (features, label)
 
-    def make() -> tf.data.Dataset:
-        found = tf.data.Dataset.from_generator(pieces, output_signature=specs)
-        found = _shuffled(cached(found.unbatch()), source)
-        return _finish(_repeated(found, source).map(part).batch(source.batch_size), source, task)
+    def rows(seed: tf.Tensor | None) -> tf.data.Dataset:
+        return tf.data.Dataset.from_generator(pieces, output_signature=specs).unbatch()
+
+    def make(position: positions.Position) -> tf.data.Dataset:
+        found = positions.of_rows(position, source, rows, _buffer(source), cached=cached)
+        return _ahead(own_part(found, task).map(part), source)
 
     return make
 
@@ -212,9 +241,14 @@ def _refuse_other_form(path: str, compression: str, key: str) -> None:
 
 
 def _of_records(
-    source: input_config.Tfrecord, paths: list[str], kept: Change, task: clusters.Cluster
-) -> tf.data.Dataset:
-    records = _shuffled(kept(_records(source, paths)), source)
+    source: input_config.Tfrecord, key: str, is_training: bool, task: clusters.Cluster
+) -> Batches:
+    paths = record_files(source, key)
+    cached = caching.through(source, key, paths, worker=_place(task))
+    own = _own_side(source, is_training)
+
+    def rows(seed: tf.Tensor | None) -> tf.data.Dataset:
+        return own(_records(source, paths, seed))
 
     def parse(batch: tf.Tensor) -> types.Nest:
         features = tf.io.parse_example(batch, _parsings(source))
@@ -222,15 +256,20 @@ def _of_records(
         features = {name: features[name] for name in source.features if name in features}
         return features if label is None else (features, label)
 
-    batches = own_part(_repeated(records, source).batch(source.batch_size), task)
-    return _finish(batches.map(parse), source, clusters.ALONE)
+    def make(position: positions.Position) -> tf.data.Dataset:
+        found = positions.of_rows(position, source, rows, _buffer(source), cached=cached)
+        return _ahead(own_part(found, task).map(parse), source)
+
+    return make
 
 
-def _records(source: input_config.Tfrecord, paths: list[str]) -> tf.data.Dataset:
+def _records(
+    source: input_config.Tfrecord, paths: list[str], seed: tf.Tensor | None
+) -> tf.data.Dataset:
     """Returns the records of all files, whose order is shuffled where that of rows is."""
-    names = tf.data.Dataset.from_tensor_slices(paths)
+    names = tf.data.Dataset.from_tensor_slices([files.relative(path) for path in paths])
     if source.shuffle and len(paths) > 1:
-        names = names.shuffle(len(paths))
+        names = names.shuffle(len(paths), seed)
     at_a_time = min(source.parallel_reads, len(paths))
     if at_a_time == 1:
         return tf.data.TFRecordDataset(names, source.compression_type)
@@ -266,13 +305,14 @@ def _of_function(
     mode: str,
     params: Mapping[str, Any],
     task: clusters.Cluster,
-) -> InputFn:
+) -> Batches:
     fn = functions.load(source.function, f"{key}.function")
+    turns = task.size if task.servers else 1  # each batch is a step of one worker
     source, task, context = left_to(fn, source, task)
     offered = {"mode": mode, "params": dict(params), "batch_size": source.batch_size}
     cached = caching.through(source, key, made_by=(fn, offered), worker=_place(task))
 
-    def make() -> tf.data.Dataset:
+    def make(position: positions.Position) -> tf.data.Dataset:
         named = f"{key}.function: {source.function}"
         found = functions.call_with_named(fn, {**offered, "input_context": context}, named)
         if not isinstance(found, tf.data.Dataset):
@@ -288,8 +328,13 @@ def _of_function(
                 _refuse_rows_unlike(found.element_spec, key, named)
                 found, batched = found.unbatch(), False
             found = _own_side(source, mode == types.TRAIN)(found)
-        found = _repeated(_shuffled(cached(found), source), source)
-        return _finish(found if batched else found.batch(source.batch_size), source, task)
+        found = found if cached is None else cached(found)
+        if source.shuffle:
+            found = found.shuffle(_buffer(source))
+        if task.size == 1:
+            position = position._replace(start=position.start // turns)
+        found = positions.of_function(position, source, found, batched)
+        return _ahead(own_part(found, task), source)
 
     return make
 
@@ -317,7 +362,7 @@ def _refuse_rows_unlike(batch: Any, key: str, named: str) -> None:
             )
 
 
-def _own_side(source: input_config.Divisible, is_training: bool) -> Change:
+def _own_side(source: input_config.Divisible, is_training: bool) -> positions.Change:
     """Returns what takes from a dataset the rows that are held out, or leaves them out."""
     share = source.holdout
     if share is None:
@@ -339,24 +384,13 @@ def _contents(value: types.Rows | None) -> list[tf.Tensor]:
     return [] if value is None else tf.nest.flatten(value, expand_composites=True)
 
 
-def _shuffled(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.Dataset:
-    """Returns a stream whose rows are shuffled where the config says so."""
-    if not source.shuffle:
-        return dataset
-    return dataset.shuffle(_STREAM_BUFFER if source.shuffle is True else source.shuffle)
+def _buffer(source: input_config.Input) -> int:
+    """Returns over how many rows a stream is shuffled; 0: it is not."""
+    return _STREAM_BUFFER if source.shuffle is True else int(source.shuffle or 0)
 
 
-def _repeated(dataset: tf.data.Dataset, source: input_config.Input) -> tf.data.Dataset:
-    if not source.repeat:
-        return dataset
-    return dataset.repeat(-1 if source.repeat is True else source.repeat)
-
-
-def _finish(
-    batches: tf.data.Dataset, source: input_config.Input, task: clusters.Cluster
-) -> tf.data.Dataset:
-    batches = own_part(batches, task)
-    return batches.prefetch(source.prefetch) if source.prefetch else batches
+def _ahead(found: tf.data.Dataset, source: input_config.Input) -> tf.data.Dataset:
+    return found.prefetch(source.prefetch) if source.prefetch else found
 
 
 def left_to(

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replicate import errors
-from replicate.app.config import files, input_config, types
+from replicate.app.config import cell_values, files, input_config, types
 
 Features: TypeAlias = npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
 
@@ -125,7 +125,7 @@ def _cut(
     dtype = next((source.dtypes[name] for name in names if name in source.dtypes), _OWN)
     try:
         return _converted(rows, dtype, start or 0)
-    except (ValueError, TypeError) as e:
+    except (ValueError, TypeError, SystemError) as e:  # the last of no character's number
         raise errors.RunError(
             f"{key}.dtypes: {source.file}: {names[0]} cannot be converted to {dtype}: "
             f"{e}. Correct dtypes, or the file."
@@ -174,7 +174,7 @@ def _numbers(rows: npt.NDArray[Any], dtype: str, start: int) -> npt.NDArray[Any]
         text = rows[index]
         try:
             text = (text.decode() if isinstance(text, bytes) else str(text)).strip()
-            made[index] = types.cell_value(text, dtype)
+            made[index] = cell_values.value_of(text, dtype)
         except ValueError:
             raise ValueError(_of_row(rows, index[0], start)) from None
     return made

@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from replicate import errors
-from replicate.app.config import input_config, types
+from replicate.app.config import cell_values, input_config, types
 
 _PIECE = 4096  # rows at a time
 
@@ -51,6 +51,31 @@ def names_in(path: str, key: str) -> set[str]:
         return set(file.schema_arrow.names)
 
 
+def shapes_in(path: str, names: Iterable[str], key: str) -> dict[str, list[int | None]]:
+    """Returns the shape of a row in columns of a file, as of its first rows; none without rows.
+
+    No value is converted. A size is None where lists differ in length.
+    """
+    with _opened(path, key) as file:
+        for batch in file.iter_batches(_PIECE, columns=list(names)):
+            if batch.num_rows:
+                known = {name: _flat(batch.column(name))[0] for name in names}
+                return {
+                    name: [one[0] if len(one) == 1 else None for one in levels]
+                    for name, levels in known.items()
+                }
+    return {}
+
+
+def _flat(column: Any) -> tuple[list[list[int | None]], Any]:
+    """Returns which lengths a column's lists have, level by level, and the values in them."""
+    levels = []
+    while hasattr(column, "value_lengths"):
+        levels.append(column.value_lengths().unique().to_pylist())
+        column = column.flatten()
+    return levels, column
+
+
 @contextlib.contextmanager
 def _opened(path: str, key: str) -> Iterator[Any]:
     """Opens a file; while entered, faults are named by it."""
@@ -72,16 +97,17 @@ def _opened(path: str, key: str) -> Iterator[Any]:
 
 def _array(column: Any, name: str, source: input_config.Parquet) -> npt.NDArray[Any]:
     """Returns a column as an array; lists of one length become its rows."""
-    shape, dtype = [len(column)], source.columns[name]
-    while hasattr(column, "value_lengths"):
-        lengths = column.value_lengths().unique().to_pylist()
+    shape: list[int | None] = [len(column)]
+    dtype = source.columns[name]
+    levels, column = _flat(column)
+    for lengths in levels:
         if len(lengths) != 1:
             raise ValueError(f"{name} must have lists of one length, got {lengths}")
-        shape, column = shape + lengths, column.flatten()
+        shape += lengths
     column = column.cast("binary" if dtype == "string" else dtype)
     if name in source.defaults:
-        default = types.cell_text(source.defaults[name], dtype)
-        column = column.fill_null(types.cell_value(default, dtype))
+        default = cell_values.text_of(source.defaults[name], dtype)
+        column = column.fill_null(cell_values.value_of(default, dtype))
     if column.null_count:
         raise ValueError(f"{name} has empty cells; give {name} a value in defaults")
     return column.to_numpy(False).reshape(shape)

@@ -18,6 +18,7 @@ _OURS = re.compile(r"\bRunError: (.*)")
 _FIELDS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _DTYPES = {field: dtype for dtype, field in _FIELDS.items()}
 _MAX_LOOKED_AT = 1_000_000  # records; a few seconds' worth
+_READERS = ("Iterator", "ReduceDataset")
 _READING = (
     *("with iterator: Iterator::", "[[IteratorGetNext]]", "{{node IteratorGetNext}}"),
     "Could not parse example input",  # a byte 0 in what follows ends TensorFlow's text
@@ -40,16 +41,12 @@ def naming(settings: config.Config, section: str, checkpoint: str | None = None)
         if not _is_reading(e):
             raise
         fault = _record_fault(settings, section) or _fault(settings, section, e)
-        raise errors.RunError(f"{_input(settings, section).called(section)}: {fault}") from e
+        raise errors.RunError(f"{settings.input_of(section).called(section)}: {fault}") from e
     except UnicodeDecodeError as e:  # TensorFlow's text holds a record that is no text
         fault = _record_fault(settings, section)
         if not fault:
             raise
-        raise errors.RunError(f"{_input(settings, section).called(section)}: {fault}") from e
-
-
-def _input(settings: config.Config, section: str) -> input_config.Input:
-    return getattr(settings, section).input
+        raise errors.RunError(f"{settings.input_of(section).called(section)}: {fault}") from e
 
 
 def _is_reading(error: tf.errors.OpError) -> bool:
@@ -58,14 +55,14 @@ def _is_reading(error: tf.errors.OpError) -> bool:
     Where several devices wait for a batch, several errors come as one that has no operation.
     """
     if error.op is not None:
-        return error.op.type.startswith("Iterator") or isinstance(error, tf.errors.DataLossError)
+        return error.op.type.startswith(_READERS) or isinstance(error, tf.errors.DataLossError)
     is_of_dataset = any(words in error.message for words in _READING)
     return is_of_dataset or isinstance(error, tf.errors.DataLossError)
 
 
 def _fault(settings: config.Config, section: str, error: tf.errors.OpError) -> str:
     ours = _OURS.search(failures.first_lines(error))
-    source = _input(settings, section)
+    source = settings.input_of(section)
     if ours is not None:  # of a stream of ours, through TensorFlow
         return ours[1].removeprefix(f"{source.called(section)}: ")
     named = getattr(source, "function", "") or ", ".join(input_config.files_of(source))
@@ -77,7 +74,7 @@ def _record_fault(settings: config.Config, section: str) -> str:
 
     Nothing where all records that are looked at fit, or the input has none.
     """
-    source = _input(settings, section)
+    source = settings.input_of(section)
     source = source.for_predictions() if section == "predict" else source
     if not isinstance(source, input_config.Tfrecord):
         return ""

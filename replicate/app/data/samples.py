@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from replicate import errors
-from replicate.app.config import catalog, files, types
+from replicate.app.config import catalog, cell_values, files
 from replicate.app.data import csv, npz
 
 _LABELS = ("label", "labels", "target", "targets", "y", "class", "classes", "output", "outcome")
@@ -32,6 +32,9 @@ _ARROW = {  # what Parquet's own types are read as, where they are called otherw
 _ABSENT = frozenset(  # in numbers' place
     {"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "?", "-"}
 )
+
+# The name of what tells rows apart, as id, user_id, PassengerId.
+_ID = re.compile(r"(^|[\W_])(?i:id|uuid|guid)$|[a-z]I[dD]$")
 
 _READABLE = "biufcSU"  # kinds of dtypes
 _SHARE = 0.8  # of the rows are for training
@@ -65,6 +68,7 @@ class Sample:
         other_keys: Those that an evaluation's input has in their place; empty where it is not
             known what to evaluate on.
         notes: Key -> what to say about it.
+        remarks: What is to be said of columns.
         is_guessed: Whether the label is taken for its name alone.
         goes_by_mode: Whether it is a function that returns other rows to evaluate.
     """
@@ -74,6 +78,7 @@ class Sample:
     label: str | None = None
     other_keys: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: dict[str, str] = dataclasses.field(default_factory=dict)
+    remarks: Sequence[str] = ()
     is_guessed: bool = False
     goes_by_mode: bool = False
 
@@ -145,18 +150,21 @@ def _divided(sample: Sample, path: str, rows: int) -> Sample:
 
 def _csv(path: str, label: str | None) -> Sample:
     delimiter = _delimiter(path)
-    rows = list(itertools.islice(_cells(path, delimiter), _ROWS))
-    if not rows:
+    lines = dict(itertools.islice(_rows(path, delimiter), _ROWS))
+    if not lines:
         raise errors.RunError(f"{_KEY}: {path}: must have rows, has none.")
-    names = [cell.strip() for cell in rows[0]]
+    head, *given = lines.values()
+    names = [cell.strip() for cell in head]
     has_header = all(names) and len(set(names)) == len(names) and not any(map(_is_number, names))
     if not has_header:
+        given.insert(0, head)
         names = [f"column_{number}" for number in range(1, len(names) + 1)]
-    columns = dict(zip(names, zip(*rows, strict=True), strict=True))
-    cells = {name: {cell.strip() for cell in one[has_header:]} for name, one in columns.items()}
+    label = label or _label_of(names)
+    columns = {n: [cell.strip() for cell in c] for n, *c in zip(names, *given, strict=True)}
+    ids = _ids(columns, label)
+    cells = {name: set(one) for name, one in columns.items() if name not in ids}
     absent = {name: _absent(given) for name, given in cells.items()}
     dtypes = {name: _dtype(given - absent[name]) for name, given in cells.items()}
-    label = label or _label_of(names)
     empty = {  # a row without a label is not to be trained on as if it had one
         name: _EMPTY.get(dtypes[name])
         for name, given in cells.items()
@@ -170,12 +178,47 @@ def _csv(path: str, label: str | None) -> Sample:
     keys |= {} if has_header else {"header": False}
     keys |= {} if delimiter == "," else {"delimiter": delimiter}
     notes = {
-        "columns": f"dtypes as of the first {len(rows) - has_header} rows",
+        "columns": f"dtypes as of the first {len(given)} rows{_without(ids)}",
         "defaults": "change: what stands for an empty cell",
         "header": "change: name the columns above" if not has_header else "",
     }
-    sample = Sample(keys, names, label, notes=notes)
-    return _divided(sample, path, len(rows))
+    numbers = list(lines)[has_header:]
+    strays = [_strays(n, columns[n], numbers) for n, one in dtypes.items() if one == "string"]
+    remarks = [*_told_of(ids), *filter(None, strays)]
+    sample = Sample(keys, names, label, notes=notes, remarks=remarks)
+    return _divided(sample, path, len(lines))
+
+
+def _ids(columns: Mapping[str, Sequence[object]], label: str | None) -> list[str]:
+    """Returns the columns that only tell rows apart, where other features are left."""
+    ids = [
+        name
+        for name, values in columns.items()
+        if name != label and _ID.search(name) and len(set(map(str, values))) == len(values) > 1
+    ]
+    return ids if columns.keys() - {*ids, label} else []
+
+
+def _told_of(ids: Sequence[str]) -> list[str]:
+    return [f"{name}: left out, as it is another one in each row" for name in ids]
+
+
+def _without(ids: Sequence[str]) -> str:
+    return f"; without {', '.join(ids)}" if ids else ""
+
+
+def _strays(name: str, cells: Sequence[str], lines: Sequence[int]) -> str:
+    """Returns what is said of the few cells that make a column of numbers text."""
+    is_stray = {cell: cell not in _ABSENT and not _is_number(cell) for cell in set(cells)}
+    found = [(line, cell) for line, cell in zip(lines, cells, strict=True) if is_stray[cell]]
+    if not 0 < 2 * len(found) < len(cells):
+        return ""
+    are = "is no number" if len(found) == 1 else "are no numbers"
+    line, cell = found[0]
+    return (
+        f"{name}: string, as {len(found)} of {len(cells)} cells {are}, the first in line {line}: "
+        f"{cell!r}; correct the cell, or name it in na_values"
+    )
 
 
 def _parquet(path: str, label: str | None) -> Sample:
@@ -196,6 +239,11 @@ def _parquet(path: str, label: str | None) -> Sample:
     columns = {name: one for name, one in dtypes.items() if one in catalog.DTYPES}
     left_out = [name for name in dtypes if name not in columns]
     label = label or _label_of(columns)
+    values = {
+        n: one.to_pylist() for n, one in zip(schema.names, head, strict=False) if n in columns
+    }
+    ids = _ids(values, label)
+    columns = {name: one for name, one in columns.items() if name not in ids}
     absent = {name for name, one in zip(schema.names, head, strict=False) if one.null_count}
     empty = {"string": "", **_EMPTY}
     defaults = {n: empty.get(columns[n], 0) for n in columns if n in absent and n != label}
@@ -203,14 +251,15 @@ def _parquet(path: str, label: str | None) -> Sample:
     keys |= {"defaults": defaults} if defaults else {}
     without = f"; no dtype is that of {', '.join(left_out)}" if left_out else ""
     notes = {
-        "columns": f"of lists, the dtype of their values{without}",
+        "columns": f"of lists, the dtype of their values{without}{_without(ids)}",
         "defaults": "change: what stands for an empty cell",
     }
-    return _divided(Sample(keys, list(columns), label, notes=notes), path, rows)
+    sample = Sample(keys, [*columns, *ids], label, notes=notes, remarks=_told_of(ids))
+    return _divided(sample, path, rows)
 
 
-def _cells(path: str, delimiter: str) -> Iterator[list[str]]:
-    """Yields the cells of each row, all of the same number."""
+def _rows(path: str, delimiter: str) -> Iterator[csv.Row]:
+    """Yields the line and the cells of each row, which have all as many."""
     count = 0
     for line, cells in csv.rows(path, delimiter, _KEY):
         count = count or len(cells)
@@ -219,7 +268,7 @@ def _cells(path: str, delimiter: str) -> Iterator[list[str]]:
                 f"{_KEY}: {path}:{line}: must have {count} cells like the first row, got "
                 f"{len(cells)}. Correct the row."
             )
-        yield cells
+        yield line, cells
 
 
 def _delimiter(path: str) -> str:
@@ -227,7 +276,7 @@ def _delimiter(path: str) -> str:
     counts, shown = {}, []
     for delimiter in _DELIMITERS:
         try:
-            rows = list(itertools.islice(_cells(path, delimiter), _DELIMITER_ROWS))
+            rows = [cells for _, cells in itertools.islice(_rows(path, delimiter), _DELIMITER_ROWS)]
         except errors.RunError:
             continue
         counts[delimiter] = len(rows[0]) if rows else 0
@@ -258,7 +307,7 @@ def _dtype(given: Collection[str]) -> str:
 
 def _is_number(cell: str, dtype: str = "float64") -> bool:
     try:
-        types.cell_value(cell, dtype)
+        cell_values.value_of(cell, dtype)
     except ValueError:
         return False
     return True

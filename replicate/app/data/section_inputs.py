@@ -7,7 +7,7 @@ from typing import Any
 
 from replicate import estimator
 from replicate.app.config import config, files, functions, input_config, sections
-from replicate.app.data import caching, epochs, inputs
+from replicate.app.data import caching, epochs, inputs, positions
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import cluster as clusters
 
@@ -24,6 +24,7 @@ def input_fn(
     cached: bool = True,
     task: clusters.Cluster = clusters.ALONE,
     only: Collection[str] | None = None,
+    start: int = 0,
 ) -> inputs.InputFn:
     """Returns the input_fn of a section: train, eval or predict.
 
@@ -33,13 +34,26 @@ def input_fn(
         cached: Whether rows may be kept, where the config says so.
         task: Which worker's part of the rows is wanted.
         only: The features that predictions need; None: all.
+        start: The step that a training begins at.
     """
-    source = getattr(settings, section).input
+    source = settings.input_of(section)
     source = source if only is None else source.for_predictions(only)
     if not cached and hasattr(source, "cache"):
         source = source.model_copy(update={"cache": False})
     called = source.called(section)
-    return inputs.input_fn(source, called, _MODES[section], settings.params, task)
+    position = positions.Position(passed_over(settings, start) if start else 0)
+    return inputs.input_fn(source, called, _MODES[section], settings.params, task, position)
+
+
+def passed_over(settings: config.Config, start: int) -> int:
+    """Returns how many batches of the training data were read before the run that begins at a step.
+
+    A function whose order may be another one in each run is read from its beginning.
+    """
+    train = settings.section(sections.Train)
+    is_function = isinstance(train.input, input_config.Function)
+    is_anew = is_function and settings.seed is None and train.epochs is None
+    return 0 if is_anew else start
 
 
 def alike(make: inputs.InputFn, settings: config.Config, task: clusters.Cluster) -> inputs.InputFn:
@@ -73,13 +87,13 @@ def in_epochs(
         task: Which worker's part of the rows is wanted; the chief alone writes anything down.
     """
     source = settings.section(sections.Train).input
-    source = source.model_copy(update={"repeat": False, "prefetch": 0})
+    source = source.model_copy(update={"prefetch": 0})
     # NOTE: with servers the steps of all workers count, and each one takes its turns in the end.
     shared = clusters.ALONE if task.servers else task
-    one_pass = inputs.input_fn(source, "train.input", _MODES["train"], settings.params, shared)
+    make = inputs.batches(source, "train.input", _MODES["train"], settings.params, shared)
     description = _description(source, settings.params)
     notes = epochs.Notes(settings.model_dir, description, is_written=task.position == 0)
-    return epochs.Epochs(number, one_pass, start, notes)
+    return epochs.Epochs(number, make, start, settings.seed is not None, notes)
 
 
 def _description(source: input_config.Input, params: Mapping[str, Any]) -> str:

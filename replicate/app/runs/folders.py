@@ -7,10 +7,13 @@ import json
 import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import filelock
 
 from replicate import errors, messages
+
+_TRAINING, _LAUNCH = "training.lock", "launch.lock"
 
 
 def make(path: str, key: str) -> None:
@@ -40,6 +43,30 @@ def make(path: str, key: str) -> None:
         ) from e
 
 
+@contextlib.contextmanager
+def made(path: str, key: str) -> Iterator[None]:
+    """Makes a directory as above; where what is entered fails, and left nothing there, none stays.
+
+    Args:
+        path: The directory.
+        key: The config's key that names it, for the error text.
+    """
+    is_local = "://" not in path
+    new = [one for one in (Path(path), *Path(path).parents) if is_local and not one.exists()]
+    make(path, key)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # of the first folder that is not empty
+            for one in [one for one in Path(path).iterdir() if new and one.is_dir()]:
+                one.rmdir()
+            if new and os.listdir(path) == [_TRAINING]:
+                os.remove(os.path.join(path, _TRAINING))
+            for one in new:
+                one.rmdir()
+        raise
+
+
 def training(model_dir: str) -> contextlib.AbstractContextManager[None]:
     """While entered, no other process trains in a directory.
 
@@ -49,12 +76,12 @@ def training(model_dir: str) -> contextlib.AbstractContextManager[None]:
     Raises:
         RunError: If another process trains there; names it.
     """
-    return _held(model_dir, "training", f"model_dir: {model_dir} must have one training at a time")
+    return _held(model_dir, _TRAINING, f"model_dir: {model_dir} must have one training at a time")
 
 
 def launching(logs: str) -> contextlib.AbstractContextManager[None]:
     """While entered, no other launcher writes logs into a directory; see `training`."""
-    return _held(logs, "launch", f"{logs} must have one `replicate launch` at a time")
+    return _held(logs, _LAUNCH, f"{logs} must have one `replicate launch` at a time")
 
 
 @contextlib.contextmanager
@@ -62,9 +89,9 @@ def _held(folder: str, name: str, rule: str) -> Iterator[None]:
     if "://" in folder:
         yield
         return
-    lock = filelock.FileLock(os.path.join(folder, f"{name}.lock"), timeout=0)
+    lock = filelock.FileLock(os.path.join(folder, name), timeout=0)
     # Beside it is who holds it: on some systems a locked file is not read.
-    holder = os.path.join(folder, f"{name}.lock.json")
+    holder = os.path.join(folder, f"{name}.json")
     try:
         lock.acquire()
     except filelock.Timeout:

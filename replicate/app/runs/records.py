@@ -57,7 +57,7 @@ class Records:
 
         Args:
             text: The whole config, as YAML.
-            folder: The folder of the file that it was read from.
+            folder: Where the file is that it was read from, from the directory.
         """
         head = f"{_MARK}: the config of this run, with all defaults. Its functions: {folder}\n"
         self._write(CONFIG, head + text)

@@ -66,11 +66,16 @@ class Steps:
             return running.INPUT
         return running.TIME if self._goal.is_out_of_time else running.HOOK
 
-    def make(self, listeners: Sequence[tf1.train.CheckpointSaverListener] = ()) -> int:
+    def make(
+        self,
+        listeners: Sequence[tf1.train.CheckpointSaverListener] = (),
+        begin: Callable[[], None] = lambda: None,
+    ) -> int:
         """Makes the steps; returns the step at which that ended.
 
         Args:
             listeners: What is told of checkpoints; they are saved by the chief alone.
+            begin: Called once input and hooks are found right; nothing is written before.
         """
         run, settings = self._run, self._run.settings
         offered = {
@@ -82,9 +87,11 @@ class Steps:
         ours = [self._progress, self._ending]
         ours += [self._summaries] if run.task.is_chief else []
         ours.append(hooks.MeetingHook(run.display, run.task, settings.cluster.timeout))
+        input_fn = self._input_fn()
+        begin()
         with reading.naming(settings, "train"), self._others_may_be_gone():
             self.estimator.train(
-                self._input_fn(),
+                input_fn,
                 hooks=[*ours, *self._own_hooks],
                 max_steps=self._goal.end,
                 saving_listeners=listeners,
@@ -106,7 +113,7 @@ class Steps:
         settings, passes, task = self._run.settings, self._goal.epochs, self._run.task
         source = self._wanted.input
         if passes is None:
-            made = section_inputs.input_fn(settings, "train", task=task)
+            made = section_inputs.input_fn(settings, "train", task=task, start=self._goal.start)
         else:
 
             def counted(end: int) -> None:

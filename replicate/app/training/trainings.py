@@ -11,8 +11,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from replicate import errors
-from replicate.app.config import config
+from replicate.app.config import config, files
 from replicate.app.console import interrupts, progress
+from replicate.app.data import section_inputs
 from replicate.app.runs import checkpoints, records
 from replicate.app.training import device_choice, estimators, outcomes, running, steps
 from replicate.compat.tensorflow import tf, tf1
@@ -52,44 +53,58 @@ def train(run: running.Run) -> Trained:
         early = goal.reason_at(start) == running.EARLY_STOPPING
         why = f", where it stopped early ({goal.early_reason()})" if early else ""
         say(f"{run.model_dir} is at step {start} already{why}; nothing left to do.")
-        for change in records.Records(run.model_dir, say).changes(config.to_yaml(run.settings)):
+        for change in _changes(run):
             say(f"config: {change}")
         say(f"Train on with {goal.more}, or begin again with --fresh.")
         return Trained(start, False)
-    _record(run, goal)
+    _announce(run, goal)
     began = time.monotonic()
     try:
         with run.stop, run.display:
             training = _Training(run, goal)
             done = training.to_its_end()
     except interrupts.Interrupted:
-        raise interrupts.Interrupted(_stopped_text(run.model_dir, goal)) from None
+        raise interrupts.Interrupted(_stopped_text(run, goal)) from None
     _tell_end(say, goal, done.step, training.ended_by)
     took = progress.clock(time.monotonic() - began)
     say(f"done at step {done.step} in {took}; checkpoints and summaries: {run.model_dir}")
     return done
 
 
-def _record(run: running.Run, goal: running.Goal) -> None:
-    """Says what begins, and what differs from the run before; writes both down."""
+def _announce(run: running.Run, goal: running.Goal) -> None:
+    """Says what begins, and what differs from the run before."""
     settings, say, start = run.settings, run.display.say, goal.start
     say(f"{settings.name}: {run.text}")
     if goal.is_reached:
-        say(f"{run.model_dir} is at step {start} already; evaluation and exports are left.")
+        left = " and ".join(_left(settings))
+        are = "is" if left == "evaluation" else "are"
+        say(f"{run.model_dir} is at step {start} already; {left} {are} left.")
     elif start:
         say(f"continuing from step {start} in {run.model_dir}, {goal.text('step ')}")
     else:
         say(f"training from step 0 {goal.text()}, in {run.model_dir}")
-    kept, text = records.Records(run.model_dir, say), config.to_yaml(settings)
-    for change in kept.changes(text) if start else ():
+    for change in _changes(run) if start else ():
         say(f"config: {change}")  # of a run that has begun
-    kept.write_config(text, settings.folder)
+
+
+def _changes(run: running.Run) -> list[str]:
+    """Returns in which keys the config differs from that of the run before."""
+    kept = records.Records(run.model_dir, run.display.say)
+    return kept.changes(config.to_yaml(run.settings, run.model_dir))
+
+
+def _write_down(run: running.Run, goal: running.Goal) -> None:
+    """Writes down what begins, once nothing is found wrong with it."""
+    settings = run.settings
+    kept = records.Records(run.model_dir, run.display.say)
+    folder = files.relative(settings.folder, run.model_dir)
+    kept.write_config(config.to_yaml(settings, run.model_dir), folder)
     by_default = "multi_worker" if run.task.is_together else "parameter_server"
     kept.write_run(
         towers=device_choice.devices_of(settings),
         strategy=settings.strategy or by_default,
         workers=run.task.size,
-        start=start,
+        start=goal.start,
         command=run.command,
     )
 
@@ -108,15 +123,22 @@ def _tell_end(say: Callable[[str], None], goal: running.Goal, step: int, ended_b
 
 def _is_over(settings: config.Config, step: int) -> bool:
     """Tells whether nothing follows the last step, or it has been done."""
-    is_wanted = settings.eval is not None or settings.export is not None
-    return not is_wanted or checkpoints.is_finished(settings.model_dir, step)
+    return not _left(settings) or checkpoints.is_finished(settings.model_dir, step)
 
 
-def _stopped_text(model_dir: str, goal: running.Goal) -> str:
+def _left(settings: config.Config) -> list[str]:
+    """Returns what follows the last step."""
+    wanted = {"evaluation": settings.eval, "exports": settings.export}
+    return [name for name, section in wanted.items() if section is not None]
+
+
+def _stopped_text(run: running.Run, goal: running.Goal) -> str:
+    model_dir = run.model_dir
     step = checkpoints.step_of(model_dir)
     if step is None:
         return f"stopped before the first step; no checkpoint is saved in {model_dir} yet."
-    then = "Training is over; the same command evaluates and exports."
+    left = " and ".join(_left(run.settings))
+    then = f"Training is over{left and f'; left to the same command: {left}'}."
     if goal.reason_at(step) is None:
         then = "The same command continues from there."
     return f"stopped at step {step}; a checkpoint is saved in {model_dir}. {then}"
@@ -145,12 +167,21 @@ class _Training:
             Interrupted: If a signal came, here or in another worker.
         """
         start = self._goal.start
-        step = start if self._goal.is_reached else self._train()
+        was_finished = checkpoints.is_finished(self._run.model_dir, start)
+        if self._goal.is_reached:
+            _write_down(self._run, self._goal)
+            step = start
+        else:
+            step = self._train()
         self.ended_by = self._goal.reason_at(step) or self._steps.ended_by
         if self._steps.were_stopped:
             raise interrupts.Interrupted
         if step == start and self.ended_by == running.INPUT:
-            raise errors.RunError("train.input: must have rows, has none. Check its files.")
+            if not section_inputs.passed_over(self._run.settings, start):
+                raise errors.RunError("train.input: must have rows, has none. Check its files.")
+            if was_finished and self._outcomes is not None:  # all rows were read before
+                checkpoints.note_finished(self._run.model_dir, step)
+                return Trained(step, False)
         if self._outcomes is not None:
             newest = self._steps.estimator.latest_checkpoint()
             return Trained(step, True, *self._outcomes.finish(step, self.ended_by, newest))
@@ -160,18 +191,22 @@ class _Training:
     def _train(self) -> int:
         """Makes the steps; returns the step at which that ended."""
         goal, every = self._goal, self._run.settings.evaluated_every
-        checkpoints.note_begun(self._run.model_dir)
         if self._outcomes is None:
-            return self._steps.make([_Judgements(goal)])
+            return self._steps.make([_Judgements(goal)], self._begin)
         if every is None:
-            return self._steps.make()
+            return self._steps.make(begin=self._begin)
         evaluate = functools.partial(self._evaluate, self._outcomes)
         # The run before may have been stopped in an evaluation, which early stopping misses.
         if goal.stopping is not None and goal.start // every > goal.stopping.last_step // every:
             evaluate()
             if goal.early_reason() is not None:
                 return goal.start
-        return self._steps.make([_Evaluations(every, goal, evaluate, self._run.task.size)])
+        listener = _Evaluations(every, goal, evaluate, self._run.task.size)
+        return self._steps.make([listener], self._begin)
+
+    def _begin(self) -> None:
+        checkpoints.note_begun(self._run.model_dir)
+        _write_down(self._run, self._goal)
 
     def _evaluate(self, following: outcomes.Outcomes) -> None:
         began = time.monotonic()

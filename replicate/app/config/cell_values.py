@@ -1,0 +1,59 @@
+"""Cells of tables: what their texts stand for, by dtype.
+
+A cell is read alike wherever it comes from: a CSV file, an array of text, a default of a config.
+"""
+
+import math
+
+_TRUTH = {"true": True, "false": False, "1": True, "0": False}
+_INFINITE_FROM = {"float16": (2 - 2**-11) * 2**15, "float32": (2 - 2**-24) * 2**127}
+"""From where on a number is rounded to infinity."""
+
+
+def value_of(text: str, dtype: str) -> str | bool | int | float:
+    """Returns what the text in a cell of a table stands for.
+
+    Raises:
+        ValueError: If it stands for nothing of this dtype.
+    """
+    if dtype == "string":
+        return text
+    if dtype == "bool" and text.lower() in _TRUTH:
+        return _TRUTH[text.lower()]
+    if dtype == "bool" or "_" in text:
+        raise ValueError(text)
+    if dtype.startswith("float"):
+        value = float(text)
+        is_beyond = abs(value) >= _INFINITE_FROM.get(dtype, math.inf) and "inf" not in text.lower()
+    else:
+        value = int(text)
+        least, most = limits(dtype)
+        is_beyond = not least <= value <= most
+    if is_beyond:
+        raise ValueError(text)
+    return value
+
+
+def limits(dtype: str) -> tuple[int, int]:
+    """Returns the least and the greatest number of a dtype such as int8."""
+    bits = int(dtype.lstrip("uint"))
+    return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def text_of(value: object, dtype: str) -> str:
+    """Returns the cell that a config's value stands for, such as a default.
+
+    Raises:
+        ValueError: If it stands for none of this dtype; says what it must be.
+    """
+    if dtype == "string" and not isinstance(value, str):
+        raise ValueError("a text (in quotes)")
+    if isinstance(value, float) and value.is_integer() and not dtype.startswith("float"):
+        value = int(value)  # 1e3
+    if not isinstance(value, int | float | str) or (isinstance(value, bool) and dtype != "bool"):
+        raise ValueError(dtype)
+    try:
+        value_of(str(value), dtype)
+    except ValueError:
+        raise ValueError(dtype) from None
+    return str(value)

@@ -1,0 +1,125 @@
+"""The order in which rows are read, and where in it a run begins.
+
+The rule: the order of a pass is made from the seed and the number of the pass, and each step reads
+a batch. So the global step of a checkpoint says where in the data it is: a run that continues reads
+what it would have read without a stop. Passes that are over are not read again, and of a pass
+that was begun rows are passed over before anything is parsed. What a user's function returns may
+draw its own order, pass after pass; it is read again from its beginning, if there is a seed.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+from replicate.app.config import input_config
+from replicate.compat.tensorflow import tf, tf1
+
+Change: TypeAlias = Callable[[tf.data.Dataset], tf.data.Dataset]
+Rows: TypeAlias = Callable[[tf.Tensor | None], tf.data.Dataset]  # of a pass, by its seed
+
+_ORDER = 1  # what tells the order of rows from the model's random numbers
+
+
+class Position(NamedTuple):
+    """Where in the data a run begins, and how passes become batches.
+
+    Attributes:
+        start: How many batches the runs before have read.
+        is_seeded: Whether what is drawn at random is the same in each run.
+        each: What is done with the batches of each pass, which is cut into batches by itself;
+            None: a batch may have rows of two passes.
+        length: How many batches such a pass has, where that is known.
+        times: How many passes there are, -1: no end; None: as the config says.
+    """
+
+    start: int = 0
+    is_seeded: bool = False
+    each: Change | None = None
+    length: int | None = None
+    times: int | None = None
+
+    def times_of(self, source: input_config.Input) -> int:
+        """Returns how often an input is read; -1: for ever."""
+        if self.times is not None:
+            return self.times
+        return -1 if source.repeat is True else int(source.repeat or 1)
+
+
+FIRST = Position()
+
+
+def of_rows(
+    position: Position,
+    source: input_config.Input,
+    rows: Rows,
+    buffer: int,
+    count: int | None = None,
+    cached: Change | None = None,
+) -> tf.data.Dataset:
+    """Returns batches of an input whose order is made here, from the position on.
+
+    Args:
+        position: Where to begin.
+        source: The input as the config has it.
+        rows: Returns the rows of a pass, not shuffled, from a seed for what it shuffles itself.
+        buffer: How many rows are shuffled at a time; 0: none.
+        count: How many rows a pass has; None: they are counted where that matters.
+        cached: Keeps the rows of the first pass for the others; None: each pass reads them.
+    """
+    times, size, each = position.times_of(source), source.batch_size, position.each
+    done, left = 0, position.start * (1 if each else size)
+    if left and times != 1:
+        length = position.length if each else count or _counted(lambda: rows(None), left)
+        done, left = divmod(left, length) if length else (0, left)
+        times = times if times < 0 else max(times - done, 0)
+    kept = None if cached is None else cached(rows(None))
+
+    def one_pass(seed: tf.Tensor | None) -> tf.data.Dataset:
+        if seed is not None:  # in a graph of its own
+            # NOTE: with a graph's seed of 0 TensorFlow would look at the value of this one.
+            tf1.get_default_graph().seed = None
+        found = rows(seed) if kept is None else kept
+        if seed is not None:
+            found = found.shuffle(buffer, seed=seed, reshuffle_each_iteration=False)
+        return each(found.batch(size)) if each else found
+
+    if buffer:
+        seed = None if tf1.get_default_graph().seed is None else _ORDER
+        found = tf.data.Dataset.random(seed).skip(done).take(times).flat_map(one_pass)
+        if count and times >= 0:  # which a flat map does not know
+            all_of_them = times * (-(-count // size) if each else count)
+            found = found.apply(tf.data.experimental.assert_cardinality(all_of_them))
+    else:
+        found = one_pass(None).repeat(times)
+    found = found.skip(left)
+    return found if each else found.batch(size)
+
+
+def of_function(
+    position: Position, source: input_config.Function, found: tf.data.Dataset, is_batched: bool
+) -> tf.data.Dataset:
+    """Returns batches of what a user's function returned, from the position on.
+
+    Args:
+        position: Where to begin.
+        source: The input as the config has it.
+        found: What the function returned.
+        is_batched: Whether that has batches, not rows.
+    """
+    times, each, left = position.times_of(source), position.each, position.start
+    if position.length and not position.is_seeded:
+        left %= position.length  # as another order is drawn anyhow, passes are not read again
+    if each:
+        found = each(found if is_batched else found.batch(source.batch_size)).repeat(times)
+    else:
+        found = found.repeat(times)
+        found = found if is_batched else found.batch(source.batch_size)
+    return found.skip(left)
+
+
+def _counted(make: Callable[[], tf.data.Dataset], most: int) -> int | None:
+    """Returns how many rows a pass has, by reading it; None where it has none, or so many."""
+    with tf.Graph().as_default():
+        count = make().take(most).reduce(tf.constant(0, tf.int64), lambda n, *_: n + 1)
+        with tf1.Session(config=tf1.ConfigProto(device_count={"GPU": 0})) as session:
+            found = int(session.run(count))
+    return found if 0 < found < most else None
