@@ -29,11 +29,11 @@ def warn(text: str, page: str) -> None:
 
     Args:
         text: One or two sentences.
-        page: Where there is more to know, in docs, e.g. `python.md#options`.
+        page: Where there is more to know, in the repository's docs, e.g. `python.md#options`.
     """
     if text not in _said:
         _said.add(text)
-        log.warning("%s See docs/%s.", text, page)
+        log.warning("%s See docs/%s in replicate's repository.", text, page)
 
 
 def for_stream(text: str, stream: TextIO) -> str:

@@ -44,8 +44,8 @@ def test_a_message_comes_once(caplog):
         messages.warn("One thing.", "python.md")
     messages.warn("Another thing.", "python.md#options")
     assert [record.getMessage() for record in caplog.records] == [
-        "One thing. See docs/python.md.",
-        "Another thing. See docs/python.md#options.",
+        "One thing. See docs/python.md in replicate's repository.",
+        "Another thing. See docs/python.md#options in replicate's repository.",
     ]
 
 
@@ -65,7 +65,9 @@ def test_nothing_is_said_twice_where_logging_is_set_up(is_set_up, monkeypatch):
     monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()] if is_set_up else [])
     monkeypatch.setattr("sys.stderr", shown := Terminal())
     messages.warn("One thing.", "python.md")
-    assert shown.getvalue() == ("" if is_set_up else "One thing. See docs/python.md.\n")
+    assert shown.getvalue() == (
+        "" if is_set_up else "One thing. See docs/python.md in replicate's repository.\n"
+    )
 
 
 NOISE = b"I0000 00:00:1 port.cc:153] a greeting\n"

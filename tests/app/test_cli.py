@@ -121,6 +121,56 @@ def test_check_tells_what_is_not_there_beside_faults(capsys, tmp_path):
     assert (found["ok"], len(found["faults"]), len(found["warnings"])) == (False, 3, 3)
 
 
+LATE = """
+model_fn: replicate.examples.digits:model_fn
+train: {steps: 1, input: {kind: csv, file: a.csv, columns: {x: float32, y: float32}}}
+eval: {input: {kind: npz, file: none.npz}}
+predict: {input: {kind: csv, file: b*.csv, columns: {x: float32}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["train"], "eval.input: none.npz: the file must exist, but does not"),
+        (["launch", "--workers=2"], "eval.input: none.npz: the file must exist, but does not"),
+        (["evaluate"], "eval.input: none.npz: the file must exist, but does not"),
+        (["predict"], "predict.input: b*.csv: a file must exist by this name or pattern"),
+        (["predict", "c.csv"], "FILE: c.csv: the file must exist, but does not"),
+        (["train", "--eval.input.file=a.csv", "--fast-dev-run"], "predict.input: b*.csv: a file"),
+        (["train", "--train.input.columns.y=int8"], "train.input: a.csv:2: y must be int8, got"),
+        (["verify", "--train.input.columns.z=int8"], "train.input: a.csv:1: the header must have"),
+    ],
+)
+def test_data_is_looked_at_before_tensorflow_is_loaded(
+    capsys, tmp_path, monkeypatch, arguments, fault
+):
+    (tmp_path / "a.csv").write_text("x,y\n1,0.5\n")
+    (tmp_path / "c.yaml").write_text(LATE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "_function", lambda command: pytest.fail("it is too late"))
+    command, *more = arguments
+    assert cli.main([command, "c.yaml", *more]) == 1
+    assert capsys.readouterr().err.replace(f"{tmp_path}{os.sep}", "").startswith(fault)
+    assert sorted(os.listdir()) == ["a.csv", "c.yaml"]
+
+
+def test_data_of_a_run_that_has_begun_or_of_a_cluster_is_not_looked_at(tmp_path, monkeypatch):
+    (tmp_path / "c.yaml").write_text(LATE)
+    place = tmp_path / "run"
+    place.mkdir()
+    began = []
+    monkeypatch.setattr(cli, "_function", lambda command: began.append)
+    line = ["train", str(tmp_path / "c.yaml"), "--model-dir", str(place)]
+    assert cli.main(line) == 1
+    (place / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1"\n')
+    assert cli.main([*line, "--fresh"]) == 1  # before it deletes anything
+    assert cli.main(line) == 0
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    assert cli.main([*line, "--model-dir", str(tmp_path / "other")]) == 0
+    assert len(began) == 2
+
+
 def test_a_config_with_all_defaults_may_be_json(capsys):
     assert cli.main(["train", DIGITS, "--print-config", "--json", "--train.steps=7"]) == 0
     as_json = json.loads(capsys.readouterr().out)
@@ -322,6 +372,12 @@ def test_other_errors_are_shown_with_their_place():
     assert text.startswith(f"{__file__}:")
     assert "KeyError: 'k'" in text
     assert "REPLICATE_DEBUG=1" in text
+
+
+@pytest.mark.parametrize("module", ["tensorflow", "tensorflow._api.v2.compat.v1"])
+def test_who_misses_tf_estimator_is_led_to_ours(module):
+    text = failures.explain(AttributeError(f"module '{module}' has no attribute 'estimator'"))
+    assert "call replicate.estimator.install() ahead of that line" in text
 
 
 def test_tensorflows_listings_are_left_out():

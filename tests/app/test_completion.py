@@ -1,5 +1,6 @@
 """Command lines are completed as shells ask for it, quickly and without TensorFlow."""
 
+import argparse
 import os
 import pathlib
 import shutil
@@ -15,7 +16,7 @@ from replicate.app.config import config
 TOP = pathlib.Path(__file__).parents[2]
 STEPS = ("runs/a/model.ckpt-100.index", "runs/a/model.ckpt-90.index")
 BEST = "elsewhere/best/model.ckpt-90.index"
-HEAVY = ("tensorflow", "numpy", "pydantic", "yaml")
+HEAVY = ("tensorflow", "numpy", "pydantic")
 
 # Tells on stderr, which the shell never shows, what was imported.
 ANSWER = f"""
@@ -28,8 +29,8 @@ cli.main([])
 """
 
 
-def completed(line, folder):
-    """Returns what a shell gets to show for a line, in bash's way."""
+def completed(line, folder, imported=()):
+    """Returns what a shell gets to show for a line, in bash's way; says what it may import."""
     answer = folder / "answer"
     done = subprocess.run(
         [sys.executable, "-c", ANSWER],
@@ -48,7 +49,7 @@ def completed(line, folder):
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "[]")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", repr([*imported]))
     found = [one.partition("\t")[0] for one in answer.read_text().split("\n")]
     answer.unlink()
     return [one.strip() for one in found if one]
@@ -124,6 +125,48 @@ def test_keys_are_shown_from_their_first_letter_without_their_sections(folder):
     assert {"--tower_building", "--train.steps", "--train.input.kind"} <= set(options)
     assert not {"--train", "--train.input", "--set", "--run"} & set(options)
     assert completed("replicate train a.yaml --optimizer", folder)[0] == "--optimizer"  # a name
+
+
+def test_keys_are_those_of_a_configs_own_kinds():
+    def own(said, section):
+        known = completion.keys(said)
+        return {key.removeprefix(f"{section}.") for key in known if key.startswith(f"{section}.")}
+
+    csv, npz = ({"train": {"input": {"kind": kind}}} for kind in ("csv", "npz"))
+    assert {"columns", "delimiter", "file", "kind"} <= own(csv, "train.input")
+    assert not {"features", "rows", "function", "compression"} & own(csv, "train.input")
+    assert {"rows", "file"} <= own(npz, "train.input")
+    assert not {"columns", "delimiter"} & own(npz, "train.input")
+    assert {"columns", "rows"} <= own(npz, "eval.input")  # of which nothing is said
+    assert completion.keys(csv)["train.input.kind"] == completion.keys()["train.input.kind"]
+    function = own({"train": {"input": "a:rows"}}, "train.input")
+    assert "function" in function
+    assert "file" not in function
+    assert "beta1" in own({"optimizer": "Adam"}, "optimizer")
+    assert "momentum" not in own({"optimizer": {"name": "Adam"}}, "optimizer")
+    assert own({"optimizer": "a:optimizer"}, "optimizer") == {"name"}
+
+
+def test_of_a_config_on_the_line_keys_of_its_kinds_are_shown(folder):
+    (folder / "base.yaml").write_text("model_dir: elsewhere\ntrain: {input: {kind: csv}}\n")
+    (folder / "kind.yaml").write_text("extends: base.yaml\ntrain: {steps: 1}\n")
+    try:
+        found = completed("replicate train kind.yaml --train.input.c", folder)
+        assert sorted(found) == ["--train.input.cache", "--train.input.columns"]
+        assert completed("replicate train kind.yaml --train.input.rows", folder) == []
+        assert completed("replicate train --train.input.rows", folder) != []
+        assert completed("replicate export kind.yaml --checkpoint b", folder) == ["best"]
+    finally:
+        for name in ("base.yaml", "kind.yaml"):
+            (folder / name).unlink()
+
+
+def test_a_label_is_a_column_of_the_data_on_the_line(folder, tmp_path):
+    (tmp_path / "d.csv").write_text("age;rent;rooms\n1;2;3\n")
+    line = f"replicate init mine:model {tmp_path / 'd.csv'} --label r"
+    assert completed(line, folder, ("numpy", "pydantic")) == ["rent", "rooms"]
+    found = argparse.Namespace(data=str(tmp_path / "none.csv"))
+    assert completion.labels("", found) == []
 
 
 def test_keys_are_those_of_a_config():

@@ -253,9 +253,8 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("export={exporters: [final]}", "must be a mapping with its kind"),
         ("export={exporters: {kind: final}}", "export.exporters: must be a list"),
         ("export={exporters: [{kind: final, exports_to_keep: 3}]}", "unknown key"),
-        ("export={exporters: [{kind: best, metrik: a}]}", "Did you mean metric?"),
-        ("export={exporters: [{kind: best, exports_to_keep: 0}]}", "at least 1"),
-        ("export={exporters: [{kind: best, higher_is_better: 1}]}", "must be true or false"),
+        ("export={exporters: [{kind: final, nme: a}]}", "Did you mean name?"),
+        ("eval={input: 'a.b:c', every_steps: 0}", "at least 1"),
         ("export={exporters: [{kind: final, name: '12'}]}", "a folder's name that is no number"),
         ("export={exporters: [{kind: final, name: ..}]}", "a folder's name that is no number"),
         ("export={exporters: [{kind: final}, {kind: final}]}", "must have different names"),
@@ -339,6 +338,15 @@ def test_all_faults_are_reported_at_once(tmp_path):
             "must be fixed to have shape",
         ),
         ("name=3", "must be a text"),
+        (
+            "cluster={timeout: 1e300}",
+            "cluster.timeout: must be at most 1000000000 seconds, got 1e+30",
+        ),
+        ("cluster={timeout: .inf}", "cluster.timeout: must be a finite number, got inf"),
+        ("cluster={timeout: .nan}", "cluster.timeout: must be a finite number, got nan"),
+        ("cluster={grace: 1e10}", "cluster.grace: must be at most 1000000000 seconds, got 1000"),
+        ("train.max_time=999999d", "train.max_time: must be at most 1000000000 seconds, got 86"),
+        ("train.save_checkpoints_secs=1e10", "at least 1 and at most 1000000000, got 1000"),
         ("params=[]", "must be a mapping"),
         ("run={threads: 1}", "run.threads: unknown key"),
         ("random_number=one_device", "random_number: unknown key. Did you mean"),
@@ -456,7 +464,10 @@ def test_rules_between_keys_are_told_beside_wrong_keys(tmp_path):
         "{early_stopping: {}, steps: 1, input: 'a:b'}\neval: {input: 'a:c', every_steps: x}",
         "{early_stopping: {}, steps: 1, input: 'a:b'}\neval: {input: 'a:c', every_steps: ${NOT}}",
         "{keep_best: {}, steps: 1, input: 'a:b'}\nevl: {input: 'a:c'}",
-        "{steps: 1, input: {kind: csv, file: x, columns: {a: flaot32}, label: b}}",
+        "{steps: 1, input: {kind: csv, file: x, columns: {a: flaot32}, label: a}}",
+        "{steps: 1, input: {kind: csv, file: x, columns: {}, label: a}}",
+        "{steps: 1, input: {kind: csv, file: x, columns: [a], label: b}}",
+        "{steps: 1, input: {kind: csv, file: x, columns: {a: flaot32}, defaults: {a: true}}}",
         "{steps: 1, input: {kind: '${NOT}', file: x}}",
         "{steps: 1, input: {kind: csv, fil: x, columns: {a: int8}}}\n"
         "eval: {input: {kind: csv, file: x, columns: {a: int8}, holdout: 0.1}}",
@@ -467,9 +478,48 @@ def test_rules_about_keys_that_are_wrong_are_not_told(tmp_path, text):
     assert "must have" not in fault
 
 
+def test_rules_are_told_beside_lists_and_mappings_with_a_wrong_item(tmp_path):
+    table = "columns: {a: flaot32, b: int8, c: int8}, label: y, defaults: {a: 1, b: x, c: z}"
+    text = (
+        "model_fn: a:b\n"
+        "optimizer: {name: Adam, learning_rate:\n"
+        "  {name: piecewise_constant, boundaries: [1, x, 3], values: [1, 2]}}\n"
+        f"train: {{steps: 1, input: {{kind: csv, file: [a.csv, 3], holdout: 0.1, {table}}}}}\n"
+        "eval:\n"
+        "  input: {kind: tfrecord, file: a.csv, features: {x: {dtype: foat32}}, label: z}\n"
+        "export:\n"
+        "  exporters: [{kind: best, name: q}, {kind: bst}, {kind: final, name: q}]\n"
+        "  inputs: {x: {dtype: foat32}}\n"
+    )
+    found = faults_of(tmp_path, text)
+    assert [fault.partition(", got")[0].removeprefix("c.yaml:") for fault in found] == [
+        "3: optimizer.learning_rate.boundaries[1]: must be a whole number of at least 0",
+        "3: optimizer.learning_rate.values: must be a list of 4 values, one more than boundaries",
+        "4: train.input.file[1]: must be a path",
+        "4: train.input.columns.a: must be one of " + ", ".join(catalog.DTYPES),
+        "4: train.input.label: must be one of columns",
+        "4: train.input.defaults: b must be int8 as its column is",
+        "4: train.input.defaults: c must be int8 as its column is",
+        "5: eval: must have the input.holdout that train has, or it has rows of training.",
+        "6: eval.input.features.x.dtype: must be one of float32, int64, string",
+        "6: eval.input.label: must be one of features",
+        "8: export.exporters: must have different names",
+        "8: export.exporters[1].kind: must be one of final, latest, best",
+        "9: export.inputs.x.dtype: must be one of " + ", ".join(catalog.DTYPES),
+    ]
+    without_eval = "export={exporters: [{kind: best, exports_to_keep: 0, metrik: a}]}"
+    found = faults_of(tmp_path, SMALL, without_eval)
+    assert [fault.rpartition("]}: ")[2][:40] for fault in found] == [
+        "export: must have no best exporter witho",
+        "export.exporters[0].metrik: unknown key.",
+        "export.exporters[0].exports_to_keep: mus",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "faults"),
     [
+        ("model_fn: a:b\ntrain: {epoch: 1, input: 'a:b'}", ["2: train.epoch: unknown key."]),
         ("modelfn: a:b", ["1: modelfn: unknown key. Did you mean model_fn?"]),
         ("model_fn: a:b\ntrain: {stesp: 1, input: 'a:b'}", ["2: train.stesp: unknown key."]),
         (

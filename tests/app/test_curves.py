@@ -152,6 +152,7 @@ def test_only_panels_with_data_are_drawn(tmp_path, capsys, texts):
     first, second = tmp_path / "a", tmp_path / "b"
     write(first, 1, (1, {"loss": 2.0, "global_step/sec": 5.0}), (900, {"loss": float("nan")}))
     write(second, 1, (5, {"loss": 1e-3, "learning_rate": 0.1, "examples_per_second": 64.0}))
+    write(first, 2, (901, {"learning_rate": 0.2}))
     write(second / "eval", 1, (9, {"loss": 1.5, "accuracy": 0.5, "auc": float("nan")}))
     path = tmp_path / "p.png"
     assert plot(first, second, "--png", path) == 0
@@ -160,6 +161,14 @@ def test_only_panels_with_data_are_drawn(tmp_path, capsys, texts):
     titles = ["loss", "accuracy", "learning rate", "examples per second"]
     assert [text for text in texts if text in (*titles, "steps per second", "auc")] == titles
     assert {str(first), str(second), "train", "eval"} <= set(texts)
+
+
+def test_a_rate_that_stays_is_not_drawn(tmp_path, texts, capsys):
+    write(tmp_path, 1, *((n, {"loss": 1.0 / n, "learning_rate": 0.1}) for n in (1, 2)))
+    assert plot(tmp_path) == 0
+    assert capsys.readouterr().err == f"picture: {tmp_path / 'curves.png'}\n"
+    assert (tmp_path / "curves.png").exists()
+    assert "learning rate" not in texts
 
 
 @pytest.fixture(name="panels")
@@ -249,7 +258,6 @@ def test_many_runs_and_panels_have_room(tmp_path, texts):
         (["a", "empty", "--png", "p.png"], 1, "empty: must hold event files with numbers"),
         (["a", "--png", "none/p.png"], 1, "--png none/p.png: must be a file that can be written"),
         (["a", "--png", "p.jpg"], 2, "must end in .png"),
-        (["a"], 2, "--png"),
         (["--png", "p.png"], 2, "MODEL_DIR"),
     ],
 )

@@ -307,6 +307,17 @@ def test_on_a_terminal_one_bar_shows_the_chiefs_steps(folder):
     assert any("a line of chief:0" in line for line in lines)
 
 
+def test_who_was_stopped_at_once_does_not_say_so_himself():
+    said = []
+    display = progress.Display(True)
+    display.say = said.append
+    one = Seen("chief:0", "ended", 130)
+    one.new_lines = lambda: ["a line", "interrupted"]
+    one.heard = lambda: []
+    view.View(display, [one]).look()
+    assert said == ["a line"]
+
+
 class Seen:
     """A process as a view sees it."""
 

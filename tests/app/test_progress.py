@@ -116,7 +116,7 @@ def test_a_pause_does_not_count(screen):
         task.pause()
         task.update(10)
         task.finish()
-    assert screen.getvalue() == "train 1/100  \ntrain 10/100  \n"
+    assert screen.getvalue() == "train 1/100\ntrain 10/100\n"
 
 
 def test_a_terminal_gets_a_bar(screen):
@@ -160,6 +160,27 @@ def test_no_bar_stays_whatever_ends_it(screen):
         raise KeyboardInterrupt
     after = screen.getvalue().rpartition("worker:1: waits")[2]
     assert after.count("\x1b[2K") == 2  # both lines are erased
+
+
+def test_nothing_is_drawn_where_there_is_nothing(screen):
+    with display_on(screen, terminal=True) as display:
+        display.task("train", 10).finish()
+        display.status("worker:1: waits")
+        display.status("")
+        before = screen.getvalue()
+        display._bars.live.refresh()
+        assert not display._bars.live.is_started
+        assert screen.getvalue().removeprefix(before).strip() == ""
+        display.task("evaluate", 10)
+        assert display._bars.live.is_started
+
+
+def test_a_line_without_notes_ends_at_its_numbers(screen):
+    with display_on(screen) as display:
+        task = display.task("evaluate", 2, every=1)
+        task.update(1)
+        task.finish()
+    assert screen.getvalue() == "evaluate 1/2\n"
 
 
 def test_a_remark_ends_its_lines_at_words_on_a_terminal_alone(screen):

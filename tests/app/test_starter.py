@@ -328,6 +328,45 @@ def test_the_label_is_told_where_it_is_guessed(tmp_path, capsys, names, given, t
     assert "docs/" not in written  # which no wheel has
 
 
+@pytest.mark.parametrize(
+    ("names", "cells", "label", "left_out"),
+    [
+        ("id,x,y", "{0},{1},1", None, ["id"]),
+        ("x,PassengerId,user_uuid", "{1},{0},k{0}", None, ["PassengerId", "user_uuid"]),
+        ("user_id,paid,x", "{1},{0},1", None, []),  # a few users, and what each one paid
+        ("id,y", "{0},1", None, []),  # nothing else is left
+        ("id,x", "{0},1", "id", []),
+    ],
+)
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_what_only_tells_rows_apart_is_no_feature(tmp_path, kind, names, cells, label, left_out):
+    path = tmp_path / f"d.{kind}"
+    path.write_text("\n".join([names, *(cells.format(i, i % 3) for i in range(9))]) + "\n")
+    if kind == "parquet":
+        arrow = pytest.importorskip("pyarrow.csv")
+        pytest.importorskip("pyarrow.parquet").write_table(arrow.read_csv(path), path)
+    found = samples.look(kind, str(path), label)
+    assert list(found.keys["columns"]) == [n for n in names.split(",") if n not in left_out]
+    assert sorted(found.names) == sorted(names.split(","))
+    assert found.remarks == [f"{n}: left out, as it is another one in each row" for n in left_out]
+    assert (f"without {', '.join(left_out)}" in found.notes["columns"]) == bool(left_out)
+
+
+def test_few_cells_that_make_numbers_text_are_told(tmp_path, capsys):
+    rows = "".join(f"{i},0{i},{'ab'[i % 2]}\n\n" for i in range(8))
+    (tmp_path / "d.csv").write_text(f"age,zip,y\n{rows}?,1,a\n1x,2,b\n")
+    written = init(tmp_path, "a.b:c", tmp_path / "d.csv")
+    # The rows begin in the lines 2, 4, ..., 16; 18 has an empty cell, and 19 no number.
+    assert capsys.readouterr().out.splitlines()[0] == (
+        "age: string, as 1 of 10 cells is no number, the first in line 19: '1x'; correct the cell, "
+        "or name it in na_values"
+    )
+    assert yaml.safe_load(written)["train"]["input"]["columns"]["age"] == "string"
+    (tmp_path / "d.csv").write_text("age\n1\nx\n2\n3\ny\n")
+    init(tmp_path, "a.b:c", tmp_path / "d.csv", "--force")
+    assert "2 of 5 cells are no numbers, the first in line 3: 'x'" in capsys.readouterr().out
+
+
 def test_what_is_written_shows_where_params_go(tmp_path):
     written = init(tmp_path, "a:b", DIGITS)
     given = written.replace("# params: {}", "params: {units: 3}")
@@ -354,6 +393,7 @@ def test_init_warns_of_functions_that_are_not_there(tmp_path, capsys):
         (["a:b", "d.csv", "--label", "z"], 2, "--label z: must be in d.csv. It has x, y."),
         (["a:b", "d.csv", "--label", "yy"], 2, "Did you mean y?"),
         (["a:b", "d.csv", "--optimizer", "Adm"], 2, "got 'Adm'. Did you mean Adam?"),
+        (["a:b", "d.csv", "--optimizer", "adam"], 2, "got 'adam'. Did you mean Adam?"),
         (["a:b", "d.csv", "--output", "none/c.yaml"], 2, "none/c.yaml: must be a file that can"),
         (["a:b", "d.csv", "--output", "d.bin"], 2, "d.bin: is there already. Name another file"),
         (["a:b"], 2, "DATA"),

@@ -24,7 +24,7 @@ _HOST = "127.0.0.1"
 SCRIPT = (sys.executable, "-m", lifeline.__name__)  # runs a command that knows of no launcher
 _PAUSE = 0.05  # seconds between two looks at the processes
 _LAST_LINES = 12
-_BAD_USAGE = 2  # the exit code of a process whose config was refused
+_FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0  # seconds before a restart; each is twice the last
 
 
 class Wanted(NamedTuple):
@@ -36,6 +36,7 @@ class Wanted(NamedTuple):
         evaluator: Whether an evaluator.
         grace: How many seconds processes have to end that are asked to.
         has_result: Whether the chief and the evaluator write a result to stdout, apart from logs.
+        restarts: How often all of them may be started again because one is lost.
     """
 
     workers: int
@@ -43,6 +44,7 @@ class Wanted(NamedTuple):
     evaluator: bool
     grace: float
     has_result: bool = True
+    restarts: int = 0
 
 
 def launch(
@@ -52,6 +54,9 @@ def launch(
     display: progress.Display,
 ) -> list[str]:
     """Runs a cluster to its end; none of its processes is there afterwards.
+
+    If a process is lost, the whole cluster is started again, on other ports: it goes on from its
+    last checkpoint.
 
     Args:
         wanted: What is to be launched.
@@ -64,7 +69,7 @@ def launch(
 
     Raises:
         Interrupted: If a signal came.
-        RunError: If a process failed.
+        RunError: If a process failed, and no restart is left, or none would help.
         ConfigError: If a process refused its config.
     """
     if "://" in model_dir:
@@ -75,14 +80,88 @@ def launch(
     logs = os.path.join(model_dir, "logs")
     folders.make(logs, "model_dir")
     processes: list[process.Process] = []
-    with folders.launching(logs), contextlib.ExitStack() as leave:
+    with contextlib.ExitStack() as leave:
+        leave.enter_context(folders.launching(logs))
         leave.enter_context(display)
-        ports = leave.enter_context(_held_ports(wanted.workers + wanted.servers))
         stop = leave.enter_context(interrupts.StopRequest(lambda: _kill(processes)))
+        restarts = _Restarts(wanted, model_dir, display)
+        while True:
+            try:
+                with _started(wanted, logs, command, processes):
+                    if restarts.made == 0:
+                        display.say(f"logs: {logs}")
+                    cluster = _Cluster(wanted, processes, model_dir, display)
+                    return cluster.to_its_end(stop, restarts.are_left)
+            except _LostProcess as e:
+                restarts.wait(str(e), stop)
+
+
+class _LostProcess(Exception):
+    """A process is lost, and a restart may help; the text says which one, and how it ended."""
+
+
+class _Restarts:
+    """Counts restarts, and waits before each of them: longer if the last one brought no progress.
+
+    Args:
+        wanted: What is launched.
+        model_dir: Where the training is.
+        display: Where it is told.
+
+    Attributes:
+        made: How many there were.
+    """
+
+    def __init__(self, wanted: Wanted, model_dir: str, display: progress.Display):
+        self.made = 0
+        self._wanted = wanted
+        self._model_dir = model_dir
+        self._display = display
+        self._delay = _FIRST_DELAY
+        self._step = saved_step(model_dir)
+
+    @property
+    def are_left(self) -> bool:
+        """Whether there may be another one."""
+        return self.made < self._wanted.restarts
+
+    def wait(self, lost: str, stop: interrupts.StopRequest) -> None:
+        """Tells why and where the cluster goes on, and waits until it is to be started.
+
+        Raises:
+            Interrupted: If a signal came.
+        """
+        before, self._step = self._step, saved_step(self._model_dir)
+        delay = _FIRST_DELAY if self._step != before else self._delay
+        self._delay = min(2 * delay, _LONGEST_DELAY)
+        self.made += 1
+        where = "" if self._step is None else f" from step {self._step}"
+        if self._step is None and self._wanted.has_result:
+            where = " from the start"
+        self._display.say(
+            f"{lost}; restart {self.made} of {self._wanted.restarts}{where} in {delay:g} s"
+        )
+        end = time.monotonic() + delay
+        while time.monotonic() < end and not stop.requested:
+            time.sleep(_PAUSE)
+        if stop.requested:
+            raise interrupts.Interrupted(f"stopped; {_saved(self._wanted, self._model_dir)}")
+
+
+@contextlib.contextmanager
+def _started(
+    wanted: Wanted,
+    logs: str,
+    command: Callable[[str], Sequence[str]],
+    processes: list[process.Process],
+) -> Iterator[None]:
+    """While entered, a list has the processes of a cluster; they are ended on the way out."""
+    with contextlib.ExitStack() as leave:
+        leave.callback(processes.clear)
+        ports = leave.enter_context(_held_ports(wanted.workers + wanted.servers))
         for start in _planned(wanted, [f"{_HOST}:{port}" for port in ports], logs, command):
             processes.append(leave.enter_context(contextlib.closing(process.Process(start))))
-        display.say(f"logs: {logs}")
-        return _Cluster(wanted, processes, model_dir, display).to_its_end(stop)
+        yield
 
 
 def _kill(processes: Sequence[process.Process]) -> None:
@@ -162,8 +241,12 @@ class _Cluster:
         self._done_at: float | None = None  # since when the training is over
         self._ends_at: float | None = None  # when those that were asked to end are killed
 
-    def to_its_end(self, stop: interrupts.StopRequest) -> list[str]:
-        """Waits for the end, and sees to it where one fails; see `launch`."""
+    def to_its_end(self, stop: interrupts.StopRequest, may_restart: bool) -> list[str]:
+        """Waits for the end, and sees to it where one fails; see `launch`.
+
+        Raises:
+            _LostProcess: If one failed that a restart may help, and there may be one.
+        """
         shown = view.View(self._display, self._processes)
         failed = None
         while self._running():
@@ -171,15 +254,19 @@ class _Cluster:
             shown.look()
             if failed is None and not stop.requested:
                 failed = self._failed()
-            if failed is not None or stop.requested:
+            if failed is not None and may_restart and self._is_vain_without(failed):
+                _kill(self._processes)
+            elif failed is not None or stop.requested:
                 self._end_all()
             elif self._is_done():
                 self._end_idle()
         shown.look()
         shown.close()
         if stop.requested:
-            raise interrupts.Interrupted(f"stopped; {self._saved()}")
+            raise interrupts.Interrupted(f"stopped; {_saved(self._wanted, self._model_dir)}")
         failed = failed or self._failed()
+        if failed is not None and may_restart and not failed.is_refused:
+            raise _LostProcess(f"{failed.name} {_end_of(failed)}")
         if failed is not None:
             raise self._fault(failed)
         return [one.result() for one in self._processes if one.name in view.SHOWN]
@@ -188,7 +275,7 @@ class _Cluster:
         return [one for one in self._processes if not one.has_ended()]
 
     def _failed(self) -> process.Process | None:
-        """Returns the process that has failed; of several, one that was killed.
+        """Returns the process that has failed; of several, one that was refused or killed.
 
         Where servers keep what is trained, nothing fails any more when the training is over: all is
         saved, and whoever still made a step made it for nobody.
@@ -201,7 +288,18 @@ class _Cluster:
             for one in self._processes
             if one.code and not (asked and one.code in process.AS_ASKED)
         ]
-        return min(wrong, key=lambda one: one.code or 0, default=None)
+        return min(wrong, key=lambda one: (not one.is_refused, one.code or 0), default=None)
+
+    def _is_vain_without(self, lost: process.Process) -> bool:
+        """Tells whether those that are left cannot save before they end, so need not be asked to.
+
+        Without a worker no other one ends its step, but for workers of servers; only the chief
+        saves, and not what a lost server kept. What a script can do is not known.
+        """
+        may_save = lost.name == view.EVALUATOR or (
+            lost.name.startswith("worker:") and self._wanted.servers > 0
+        )
+        return self._wanted.has_result and not lost.is_refused and not may_save
 
     def _is_done(self) -> bool:
         """Tells whether the training is over, and only those are left who wait for nothing."""
@@ -237,26 +335,31 @@ class _Cluster:
     def _fault(self, failed: process.Process) -> errors.ReplicateError:
         said = failed.last_lines(_LAST_LINES) or ["(it wrote nothing)"]
         lines = "\n".join(f"    {line}" for line in said)
-        saved = self._saved()
-        how = f"failed with exit code {failed.code}"
-        if failed.code == interrupts.INTERRUPTED:
-            how = "was interrupted"
-        elif failed.code is not None and failed.code < 0:
-            how = f"was ended by {_signal_name(-failed.code)}"
+        saved = _saved(self._wanted, self._model_dir)
         others = "" if len(self._processes) == 1 else "; the others were ended"
         text = (
-            f"{failed.name} {how}{others}. The end of {failed.log}:\n{lines}\n"
+            f"{failed.name} {_end_of(failed)}{others}. The end of {failed.log}:\n{lines}\n"
             f"{saved[:1].upper()}{saved[1:]}"
         )
-        return errors.ConfigError(text) if failed.code == _BAD_USAGE else errors.RunError(text)
+        is_usage = failed.code == process.BAD_USAGE
+        return errors.ConfigError(text) if is_usage else errors.RunError(text)
 
-    def _saved(self) -> str:
-        if not self._wanted.has_result:
-            return f"logs are in {os.path.dirname(self._processes[0].log)}."
-        step = saved_step(self._model_dir)
-        if step is None:
-            return f"no checkpoint is saved in {self._model_dir} yet."
-        return f"step {step} is saved in {self._model_dir}; the same command goes on from there."
+
+def _saved(wanted: Wanted, model_dir: str) -> str:
+    if not wanted.has_result:
+        return f"logs are in {os.path.join(model_dir, 'logs')}."
+    step = saved_step(model_dir)
+    if step is None:
+        return f"no checkpoint is saved in {model_dir} yet."
+    return f"step {step} is saved in {model_dir}; the same command goes on from there."
+
+
+def _end_of(failed: process.Process) -> str:
+    if failed.code == interrupts.INTERRUPTED:
+        return "was interrupted"
+    if failed.code is not None and failed.code < 0:
+        return f"was ended by {_signal_name(-failed.code)}"
+    return f"failed with exit code {failed.code}"
 
 
 def _is_server(one: process.Process) -> bool:

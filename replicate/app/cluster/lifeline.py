@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _NAME = "REPLICATE_LAUNCHER"  # the number of the descriptor, the delay and the grace
+REFUSED = {"refused": True}  # what a process tells that failed at what it was given
 _MOST = 1 << 16  # bytes that may wait to be sent; a launcher that is stopped hears no more
 _CHUNK = 1 << 16
 
@@ -134,6 +135,9 @@ def main(command: Sequence[str]) -> int:
         running = subprocess.Popen(command, env=variables)
     except OSError as e:
         print(f"{command[0]} must be a program: {e.strerror}. Check the command.", file=sys.stderr)
+        line = attached()
+        if line is not None:
+            line.tell(REFUSED)
         return 1
     signal.signal(signal.SIGTERM, lambda number, frame: running.terminate())
     attached()

@@ -16,6 +16,7 @@ from replicate.app.console import interrupts
 
 # Codes of processes that have ended as those do that are asked to.
 AS_ASKED = (interrupts.INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)
+BAD_USAGE = 2  # the exit code of a process whose options or config were refused
 _MARK = "==== "  # begins the launcher's own lines in a log
 _ENOUGH = 1 << 14  # bytes at the end of a log, for its last lines
 
@@ -56,6 +57,7 @@ class Process:
         log: The path of its log.
         code: Its exit code, negative: the number of the signal that ended it; None: it runs.
         state: What it does, in a word.
+        is_refused: Whether it has failed at what it was given: no restart would help.
 
     Raises:
         RunError: If its log cannot be written.
@@ -66,6 +68,7 @@ class Process:
         self.log = start.log
         self.code: int | None = None
         self.state = "starts"
+        self.is_refused = False
         self._result = tempfile.TemporaryFile() if start.has_result else None
         with _opened(start.log) as file:
             self._begin = file.tell()
@@ -90,6 +93,7 @@ class Process:
         for told in self._ear.heard():
             if "state" in told:
                 self.state = str(told["state"])
+            self.is_refused |= "refused" in told
             yield told
 
     def new_lines(self) -> list[str]:
@@ -145,6 +149,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self.code = self._process.wait()
+        self.is_refused |= self.code == BAD_USAGE
         self.state = "ended"
 
 

@@ -67,7 +67,7 @@ class View:
         for line in one.new_lines():
             if self._left_out[one.name, line] > 0:
                 self._left_out[one.name, line] -= 1
-            elif line != interrupts.STOPPING:  # there is but one to whom one says so
+            elif line not in (interrupts.STOPPING, interrupts.AT_ONCE):  # the launcher says so
                 self._display.say(f"{label}{line}")
 
     def _show_states(self) -> None:

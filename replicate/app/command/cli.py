@@ -55,12 +55,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if launcher is not None:
             launcher.tell({"stopped": text})
         with contextlib.suppress(OSError):  # the terminal may be gone
-            print(messages.for_stream(text or "interrupted", sys.stderr), file=sys.stderr)
+            print(messages.for_stream(text or interrupts.AT_ONCE, sys.stderr), file=sys.stderr)
         return interrupts.INTERRUPTED
     except BrokenPipeError:  # who reads stdout has seen enough, as `head` has
         streams.discard(1)
         return _RAN
     except (Exception, SystemExit) as e:  # noqa: BLE001 - a text, not a traceback, nor silence
+        is_lost = isinstance(e, errors.ClusterError) or not isinstance(e, errors.ReplicateError)
+        if launcher is not None and not is_lost:
+            launcher.tell(lifeline.REFUSED)
         return _fail(e, _FAILED)
 
 
@@ -87,6 +90,8 @@ def _run(
         return _RAN
     with requests.surroundings(options, configs.values()) as out:
         request = requests.Request(options, line, launcher, configs, faults, out)
+        with interrupts.at_once():
+            requests.require_data(request)
         return _function(options.command)(request) or _RAN
 
 

@@ -232,6 +232,8 @@ def _add_launch(commands: _Commands) -> None:
     servers = "parameter servers, which keep the variables"
     made.add_argument("--ps", metavar="M", type=_count_or_none, help=servers)
     _add_flag(made, "--evaluator", "one more process evaluates, in the chief's place")
+    restarts = "if a process is lost, start all again, from the last checkpoint, at most R times"
+    made.add_argument("--restarts", metavar="R", type=_count_or_none, default=0, help=restarts)
     _add_json(made, "what it came to")
 
 
@@ -296,7 +298,7 @@ def _add_plot(commands: _Commands) -> None:
     made = _add_bare(commands, "plot", "draw learning curves of one or several runs")
     runs = made.add_argument("model_dirs", metavar="MODEL_DIR", nargs="+", help="of a run")
     completion.complete(runs, completion.folders)
-    _add_png(made, "the picture", required=True)
+    _add_png(made, "the picture; curves.png in the first MODEL_DIR")
     _add_quiet(made)
 
 
@@ -323,7 +325,8 @@ def _add_init(commands: _Commands) -> None:
         "--output", metavar="FILE", default="config.yaml", help="the config; else config.yaml"
     )
     completion.complete(output, completion.paths(".yaml", ".yml"))
-    made.add_argument("--label", metavar="NAME", help="the column, array or feature to learn")
+    text = "the column, array or feature to learn"
+    completion.complete(made.add_argument("--label", metavar="NAME", help=text), completion.labels)
     made.add_argument("--optimizer", metavar="NAME", help="e.g. Adam; else model_fn has its own")
     _add_flag(made, "--force", "write over a config that is there")
 
@@ -352,8 +355,8 @@ def _add_json(made: _Adder, what: str) -> None:
     _add_flag(made, "--json", f"print {what} as JSON, and nothing else on stdout")
 
 
-def _add_png(made: _Adder, text: str, required: bool = False) -> None:
-    added = made.add_argument("--png", metavar="FILE", type=_picture, required=required, help=text)
+def _add_png(made: _Adder, text: str) -> None:
+    added = made.add_argument("--png", metavar="FILE", type=_picture, help=text)
     completion.complete(added, completion.paths(".png"))
 
 

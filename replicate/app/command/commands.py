@@ -1,5 +1,6 @@
 """The commands that run no model: a function each, by its name. They import no TensorFlow."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
@@ -52,7 +53,9 @@ def launch(request: requests.Request) -> None:
     display = progress.Display(options.quiet)
     if options.script:
         grace = sections.Cluster().grace
-        wanted = launcher.Wanted(options.workers, servers, options.evaluator, grace, False)
+        wanted = launcher.Wanted(
+            options.workers, servers, options.evaluator, grace, False, options.restarts
+        )
         line = [*launcher.SCRIPT, *options.script]
         launcher.launch(wanted, lambda name: line, options.model_dir or "", display)
         return
@@ -61,7 +64,9 @@ def launch(request: requests.Request) -> None:
     if options.evaluator and settings.eval is None:
         raise errors.ConfigError("--evaluator: must come with an eval section. Add one.")
     evaluator = options.evaluator or settings.cluster.evaluator
-    wanted = launcher.Wanted(options.workers, servers, evaluator, settings.cluster.grace)
+    wanted = launcher.Wanted(
+        options.workers, servers, evaluator, settings.cluster.grace, restarts=options.restarts
+    )
     found = launcher.launch(wanted, _launched(request, evaluator), settings.model_dir, display)
     # An evaluator, if there is one, has done what follows from the chief's checkpoints.
     print(found[-1], end="", file=request.out)
@@ -85,8 +90,9 @@ def plot(request: requests.Request) -> None:
         from replicate.app.inspect import curves
 
         runs = curves.read(options.model_dirs)
-    curves.plot(runs, options.png)
-    progress.Display(options.quiet).say(f"picture: {options.png}")
+    path = options.png or os.path.join(runs[0].name, "curves.png")
+    curves.plot(runs, path)
+    progress.Display(options.quiet).say(f"picture: {path}")
 
 
 def init(request: requests.Request) -> None:
@@ -101,6 +107,6 @@ def init(request: requests.Request) -> None:
     files = starter.write(output, text, is_new=not asked.force)
     _print_warnings(output, absences.warnings(config.load(output)))
     written = f"{' and '.join(files)} {'is' if len(files) == 1 else 'are'} written"
-    if label := starter.told(sample):
-        print(label)
+    for remark in starter.told(sample):
+        print(remark)
     print(f"{written}; look through {output}, then: replicate train {output}")

@@ -1,6 +1,7 @@
 """Completion of command lines in bash, zsh and fish; imports neither TensorFlow nor pydantic.
 
-The shell asks `replicate` itself, with the line in its environment; argcomplete knows how.
+The shell asks `replicate` itself, with the line in its environment; argcomplete knows how. Only
+`--label` takes pydantic along, for it looks at the data as `replicate init` does.
 """
 
 import argparse
@@ -8,10 +9,11 @@ import ast
 import contextlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from replicate import errors
 
 SHELLS = ("bash", "zsh", "fish")
 _SCHEMA = Path(__file__).parents[1] / "config" / "config.schema.json"
@@ -36,8 +38,9 @@ def answer(
     import argcomplete
 
     line, point = os.environ.get("COMP_LINE", ""), int(os.environ.get("COMP_POINT", 0))
-    is_begun = argcomplete.split_line(line, point)[1] not in ("", "-", "--")
-    known = keys()
+    _, begun, _, words, _ = argcomplete.split_line(line, point)
+    is_begun = begun not in ("", "-", "--")
+    known = keys(_said(words) if is_begun else None)
     sections = {key.rpartition(".")[0] for key in known}
     for command in commands.values():
         for key, values in known.items() if command.get_default("takes_keys") else ():
@@ -94,26 +97,32 @@ def data(prefix: str, **_: object) -> list[str]:
     return [*_paths(prefix, ("",)), *functions(prefix)]
 
 
+def labels(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+    """Completes what may be the label: a column, array or feature of the data on the line."""
+    from replicate.app.inspect import starter
+
+    with contextlib.suppress(errors.ReplicateError):
+        found = starter.look(getattr(parsed_args, "data", None) or "").names
+        return [name for name in found if name.startswith(prefix)]
+    return []
+
+
 def checkpoints(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
     """Completes which checkpoint: best, averaged, a step of the run, or a folder.
 
     Of several with commas between them it completes the last one.
     """
     configs = getattr(parsed_args, "configs", None) or [""]
-    place = Path(getattr(parsed_args, "model_dir", None) or _model_dir(Path(configs[0])))
+    said = _said(configs) or {}
+    by_name = Path("runs", str(said.get("name", Path(configs[0]).stem)))
+    place = getattr(parsed_args, "model_dir", None) or said.get("model_dir") or by_name
+    place = Path(str(place))
     steps = {file.stem.rpartition("-")[2] for file in place.glob("*ckpt-*.index")}
     words = [word for word in ("best", "averaged") if any(place.glob(f"{word}/*.index"))]
     words += sorted(filter(str.isdecimal, steps), key=int)
     others, comma, begun = prefix.rpartition(",")
     found = [word for word in words if word.startswith(begun)] + folders(begun)
     return [others + comma + one for one in found]
-
-
-def _model_dir(config: Path) -> str | Path:
-    """Returns where a config's run is, as far as its own lines say it."""
-    text = config.read_text(encoding="utf-8", errors="ignore") if config.is_file() else ""
-    said = dict(re.findall(r"^(model_dir|name): *([^\s#'\"]+)", text, re.MULTILINE))
-    return said.get("model_dir") or Path("runs", said.get("name", config.stem))
 
 
 def folders(prefix: str, **_: object) -> list[str]:
@@ -142,28 +151,52 @@ def _paths(prefix: str, endings: tuple[str, ...]) -> Iterator[str]:
                 yield f"{folder}{slash}{entry.name}"
 
 
-def keys() -> dict[str, tuple[str, ...]]:
-    """Returns the keys of a config, with dots, and for each the words that it may be."""
+def _said(words: Iterable[str]) -> Mapping[str, Any] | None:
+    """Returns what the first config on a line says, as far as it can be read."""
+    from replicate.app.config import documents
+
+    config = next((word for word in words if word.endswith((".yaml", ".yml"))), "")
+    with contextlib.suppress(errors.ConfigError):
+        return documents.read(config).data
+    return None
+
+
+def keys(said: Mapping[str, Any] | None = None) -> dict[str, tuple[str, ...]]:
+    """Returns the keys of a config, with dots, and for each the words that it may be.
+
+    Args:
+        said: What a config says: of an input, say, only keys of its kind are wanted.
+    """
     schema = json.loads(_SCHEMA.read_text(encoding="utf-8"))
     found: dict[str, dict[str, None]] = {}
-    for path, words in _walk(schema["$defs"]["Config"], (), schema["$defs"]):
+    for path, words in _walk(schema["$defs"]["Config"], (), schema["$defs"], said):
         found.setdefault(".".join(path), {}).update(dict.fromkeys(words))
     return {key: tuple(words) for key, words in found.items()}
 
 
+def _spelt_out(said: object) -> dict[str, object]:
+    """Returns what a bare name stands for: a function, or an optimizer."""
+    return {"kind": "function", "name": said} if isinstance(said, str) else {}
+
+
 def _walk(
-    node: Mapping[str, Any], path: tuple[str, ...], sections: Mapping[str, Any]
+    node: Mapping[str, Any], path: tuple[str, ...], sections: Mapping[str, Any], said: object
 ) -> Iterator[tuple[tuple[str, ...], Iterable[str]]]:
     """Yields the keys below a node of the schema, and words that they may be."""
     if len(path) > _MAX_DEPTH:
         return
     if "$ref" in node:
-        yield from _walk(sections[node["$ref"].rpartition("/")[2]], path, sections)
+        yield from _walk(sections[node["$ref"].rpartition("/")[2]], path, sections, said)
     for alternative in (*node.get("anyOf", ()), *node.get("oneOf", ())):
-        yield from _walk(alternative, path, sections)
-    for name, child in node.get("properties", {}).items():
-        yield (*path, name), ()
-        yield from _walk(child, (*path, name), sections)
+        yield from _walk(alternative, path, sections, said)
+    properties = node.get("properties", {})
+    known = {name: one["const"] for name, one in properties.items() if "const" in one}
+    within = said if isinstance(said, dict) else _spelt_out(said)
+    is_other = any(within.get(name, one) != one for name, one in known.items())
+    for name, child in properties.items():
+        if name in known or not is_other:
+            yield (*path, name), ()
+            yield from _walk(child, (*path, name), sections, within.get(name))
     words = node.get("enum", [node["const"]] if "const" in node else [])
     if node.get("type") == "boolean":
         words = ["true", "false"]

@@ -29,7 +29,9 @@ def train(request: requests.Request) -> None:
         told = {"name": settings.name, "model_dir": settings.model_dir}
         request.print_json({**told, **done._asdict()})
     elif done.is_new:
-        if done.metrics is not None:
+        # On a terminal the line of the last evaluation is still there.
+        is_seen = sys.stdout.isatty() and sys.stderr.isatty() and not request.options.quiet
+        if done.metrics is not None and not is_seen:
             report.print_metrics(done.metrics, f"{settings.name} at step {done.step}")
         if done.path is not None:
             report.print_signatures(done.path, exports.signatures(done.path))

@@ -20,19 +20,21 @@ _Cell = str | int | None  # None: a number that is not known
 
 
 def print_metrics(metrics: Mapping[str, object], title: str) -> None:
-    """Prints metrics as a table, by name."""
-    table = rich_table.Table(title=rich_text.Text(title), title_justify="left")
+    """Prints metrics as a table, by name, below a title that says the step."""
+    print(title)
+    table = rich_table.Table()
     table.add_column("metric")
     table.add_column("value", justify="right")
-    for name, value in sorted(metrics.items()):
-        table.add_row(rich_text.Text(name), json_output.number(value))
+    for name in sorted(metrics.keys() - {json_output.STEP}):
+        table.add_row(rich_text.Text(name), json_output.number(metrics[name]))
     rich.print(table)
 
 
 def print_all_metrics(found: Sequence[Mapping[str, object]], title: str) -> None:
     """Prints the metrics of several checkpoints as a table, a row for each."""
     names = sorted({name for metrics in found for name in metrics} - {json_output.STEP})
-    table = rich_table.Table(title=rich_text.Text(title), title_justify="left")
+    print(title)
+    table = rich_table.Table()
     for name in ("step", *names):
         table.add_column(rich_text.Text(name), justify="right")
     for metrics in found:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TextIO
 
 from replicate import errors
-from replicate.app.cluster import lifeline
+from replicate.app.cluster import launcher, lifeline
 from replicate.app.config import (
     config,
     documents,
@@ -20,6 +20,7 @@ from replicate.app.config import (
     sections,
 )
 from replicate.app.console import json_output
+from replicate.app.inspect import absences
 
 _SECTIONS = {
     **dict.fromkeys(("describe", "launch", "train", "verify"), "train"),
@@ -109,6 +110,27 @@ def _require_section(settings: config.Config, path: str, options: argparse.Names
         f"{place}: {section}: this section is required for `replicate {options.command}`. Add "
         f"it{then}."
     )
+
+
+def require_data(request: Request) -> None:
+    """Looks at the files that a command is to read, before TensorFlow is loaded.
+
+    A task of a cluster may need none of them, and a run that has begun may be over.
+
+    Raises:
+        RunError: If a file is not there, or a table does not fit.
+    """
+    options, section = request.options, _SECTIONS.get(request.options.command)
+    if section is None or not options.configs or "TF_CONFIG" in os.environ:
+        return
+    settings, wanted = request.settings, [section]
+    if options.command in ("train", "launch"):
+        is_trial, is_new = (getattr(options, name, False) for name in ("fast_dev_run", "fresh"))
+        if not (is_trial or is_new) and launcher.saved_step(settings.model_dir) is not None:
+            return
+        wanted += ["eval"] * (settings.eval is not None)
+        wanted += ["predict"] * (is_trial and settings.predict is not None)
+    absences.require_data(settings, wanted)
 
 
 def print_configs(found: Iterable[config.Config], as_json: bool) -> None:

@@ -9,6 +9,16 @@ from replicate import errors
 _LIBRARIES = ("site-packages", "<frozen")
 _LISTINGS = ("Traceback", "Original stack trace", "Detected at node", "Hint: ")
 _MAX_LINES = 3
+_HINTS = {  # what to do, where a message has some words
+    r"module 'tensorflow[\w.]*' has no attribute 'estimator'": (
+        "TensorFlow 2.16 and later have none. Take it from replicate.estimator, or call "
+        "replicate.estimator.install() ahead of that line."
+    ),
+    "OOM when allocating tensor": (
+        "This device's memory is full. Lower batch_size, and raise accumulate_steps for the same "
+        "updates, or use more devices."
+    ),
+}
 _PREFIXES = (  # what TensorFlow puts before a message, in this order
     re.compile(r"^Graph execution error:\s*"),
     re.compile(r"^\d+ root error\(s\) found\.\s*"),
@@ -23,7 +33,8 @@ def explain(error: BaseException) -> str:
     """Returns the text for an exception: ours as it is, others with where they arose."""
     if isinstance(error, errors.ReplicateError):
         return str(error)
-    return f"{located(error)}\nSet REPLICATE_DEBUG=1 to see the traceback."
+    hints = [hint for words, hint in _HINTS.items() if re.search(words, str(error))]
+    return "\n".join([located(error), *hints, "Set REPLICATE_DEBUG=1 to see the traceback."])
 
 
 def located(error: BaseException) -> str:

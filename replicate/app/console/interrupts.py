@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 INTERRUPTED = 130  # the exit code, as shells have it
+AT_ONCE = "interrupted"
 STOPPING = "stopping after this step; a second Ctrl-C stops at once, without saving"
 
 
@@ -29,7 +30,8 @@ def at_once() -> Iterator[None]:
 
         def end(number: int, frame: FrameType | None) -> None:
             with contextlib.suppress(OSError):
-                os.write(shown, b"\ninterrupted\n" if os.isatty(shown) else b"interrupted\n")
+                text = f"\n{AT_ONCE}\n" if os.isatty(shown) else f"{AT_ONCE}\n"
+                os.write(shown, text.encode())
             os._exit(INTERRUPTED)
 
         for number in _heeded():

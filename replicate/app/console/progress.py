@@ -96,7 +96,7 @@ class Display:
     def status(self, text: str) -> None:
         """Shows a line below the bars in place of the one before; an empty text: none."""
         if self._bars is not None:
-            self._bars.status = text
+            self._bars.tell(text)
 
     def say(self, text: str) -> None:
         """Shows a remark, above the bars; that nobody reads it any more ends no work."""
@@ -155,7 +155,7 @@ class _Bars(rich_progress.Progress):
     """Bars with a line below them."""
 
     def __init__(self, console: rich_console.Console):
-        self.status = ""
+        self._status = ""
         self._numbers: dict[Hashable, rich_progress.TaskID] = {}
         super().__init__(
             rich_progress.TextColumn("{task.description}"),
@@ -171,21 +171,35 @@ class _Bars(rich_progress.Progress):
     def get_renderables(self) -> Iterator[rich_console.RenderableType]:
         """See base class."""
         yield from super().get_renderables()
-        if self.status:
-            yield rich_text.Text(self.status, no_wrap=True, overflow="ellipsis")
+        if self._status:
+            yield rich_text.Text(self._status, no_wrap=True, overflow="ellipsis")
 
     def show(self, key: Hashable, bar: Bar | None) -> None:
         """Adds, changes or removes a bar; see `Display.show`."""
         if bar is None:
             if key in self._numbers:
                 self.remove_task(self._numbers.pop(key))
+            self._start_or_stop()
             return
         if key not in self._numbers:
             self._numbers[key] = self.add_task(bar.label, text="")
+            self._start_or_stop()
         room = self.console.width - _LEAST_BAR - len(f"{bar.label}  {bar.units}  ")
         note = next((note for note in bar.notes if len(note) <= room), "")
         text = f"{bar.units}  {note}"
         self.update(self._numbers[key], completed=bar.done, total=bar.total, text=text)
+
+    def tell(self, status: str) -> None:
+        """Changes the line below the bars; see `Display.status`."""
+        self._status = status
+        self._start_or_stop()
+
+    def _start_or_stop(self) -> None:
+        """Draws while there is something: of nothing a terminal's log gets ten lines a second."""
+        if self._numbers or self._status:
+            self.start()
+        else:
+            self.stop()
 
 
 class Task:
@@ -234,7 +248,7 @@ class Task:
     def _show_line(self) -> None:
         self._in_line = self._bar.done
         if not self._display.has_bars:
-            line = f"{self._bar.label} {self._bar.units}  {self._bar.notes[0]}"
+            line = f"{self._bar.label} {self._bar.units}  {self._bar.notes[0]}".rstrip()
             self._display.tell({"line": line})
             self._display.say(line)
 

@@ -13,15 +13,14 @@ import os
 import re
 import symtable
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from replicate import errors
-from replicate.app.config import config, files, input_config, types
+from replicate.app.config import config, files, input_config, sections, types
 
-_SECTIONS = ("train", "eval", "predict")
-_FUNCTIONS = ("model_fn", "optimizer", *(f"{name}.input.function" for name in _SECTIONS))
+_FUNCTIONS = ("model_fn", "optimizer", *(f"{name}.input.function" for name in sections.WITH_INPUT))
 _MAY_HAVE_MORE = re.compile(
     r"import \*|__getattr__|__path__|\b(exec|globals|locals|vars)\(|sys\.modules|import modules"
 )
@@ -37,9 +36,28 @@ def warnings(settings: config.Config) -> list[str]:
     return list(found.values())
 
 
+def require_data(settings: config.Config, names: Iterable[str]) -> None:
+    """Raises the first fault of the files that sections read.
+
+    Args:
+        settings: The config.
+        names: The sections. Of tables to predict for only the model knows the columns.
+
+    Raises:
+        RunError: If a file is not there, or the first rows of a table do not fit.
+    """
+    for name in names:
+        source = settings.input_of(name)
+        key = source.called(name)
+        files.expanded([one for one in input_config.files_of(source) if "://" not in one], key)
+        if isinstance(source, input_config.AnyTable) and name != "predict":
+            for fault in _unlike(source, source.file, key):
+                raise fault
+
+
 def _absent(settings: config.Config) -> Iterator[tuple[str, str]]:
     """Yields keys, and what is not there of what they name."""
-    yield from types.known(*(_absent_in(settings, f"{name}.input") for name in _SECTIONS))
+    yield from types.known(*(_absent_in(settings, name) for name in sections.WITH_INPUT))
     places = [settings.folder, os.getcwd(), *sys.path]
     for key, name in _functions(settings):
         text = _lacks(name, places)
@@ -47,12 +65,18 @@ def _absent(settings: config.Config) -> Iterator[tuple[str, str]]:
             yield key, text
 
 
-def _absent_in(settings: config.Config, key: str) -> Iterator[tuple[str, str]]:
+def _absent_in(settings: config.Config, section: str) -> Iterator[tuple[str, str]]:
+    key = f"{section}.input"
     source = _value(settings, key)
-    for name in files.absent(input_config.files_of(source)):
+    names = [name for name in input_config.files_of(source) if isinstance(name, str)]
+    for name in files.absent(names):
         yield f"{key}.file", f"there is no {name} yet"
-    if isinstance(source, input_config.AnyTable):
-        yield from _unlike(source, key)
+    # To predict no label is needed; where a default is wrong, that is told, and no cell is.
+    source = source.for_predictions() if section == "predict" and source else source
+    is_table = isinstance(source, input_config.AnyTable)
+    if is_table and "defaults" not in dict(types.known(source.faults())):
+        for fault in _unlike(source, names, key):
+            yield key, str(fault).removeprefix(f"{key}: ")
 
 
 def _value(settings: config.Config, key: str) -> Any:
@@ -65,9 +89,11 @@ def _value(settings: config.Config, key: str) -> Any:
     return None
 
 
-def _unlike(source: input_config.AnyTable, key: str) -> Iterator[tuple[str, str]]:
+def _unlike(
+    source: input_config.AnyTable, names: Iterable[str], key: str
+) -> Iterator[errors.RunError]:
     """Yields what is wrong with the first rows of a table, for each name or pattern."""
-    for name in source.file:
+    for name in names:
         if "://" in name or files.absent([name]):
             continue
         from replicate.app.data import csv  # which takes NumPy along
@@ -75,7 +101,9 @@ def _unlike(source: input_config.AnyTable, key: str) -> Iterator[tuple[str, str]
         try:
             next(csv.pieces(source.model_copy(update={"file": (name,), "holdout": None}), key))
         except errors.RunError as e:
-            yield key, str(e).removeprefix(f"{key}: ")
+            yield e
+        except types.UnreadError:  # of columns that are told to be wrong
+            continue
 
 
 def _functions(settings: config.Config) -> Iterator[tuple[str, str]]:
@@ -92,16 +120,12 @@ def _lacks(name: str, places: list[str]) -> str:
     """Returns what is not there of `package.module:function`; nothing where it may be."""
     module_name, _, function = name.partition(":")
     wanted = function.partition(".")[0]
-    parent, found = "", None
-    for part in module_name.split("."):
-        spec = _spec(parent + part, found, places)
-        if spec is None:
-            is_closed = _names(found) is not None
-            return f"there is no module {parent}{part} here" if is_closed else ""
-        parent, found = f"{parent}{part}.", spec
+    found, lacking = _module(module_name, places)
     known = _names(found)
-    if known is None or wanted in known:
+    if known is None or (wanted in known and not lacking):
         return ""
+    if lacking:
+        return f"there is no module {lacking} here"
     near = types.nearest(wanted, sorted(one for one in known if not one.startswith("_")))
     return f"{module_name} has no {wanted}" + (f". Did you mean {near}?" if near else "")
 
@@ -109,17 +133,27 @@ def _lacks(name: str, places: list[str]) -> str:
 def arguments(name: str, places: list[str]) -> set[str] | None:
     """Returns what the function `package.module:function` names; None where no text says it."""
     module_name, _, function = name.partition(":")
-    found, parts = None, module_name.split(".")
-    for end in range(1, len(parts) + 1):
-        found = _spec(".".join(parts[:end]), found, places)
-        if found is None:
-            return None
+    found, lacking = _module(module_name, places)
+    if lacking:
+        return None
     with contextlib.suppress(*_UNREADABLE):
         for one in ast.parse(Path(getattr(found, "origin", None) or "").read_bytes()).body:
             if isinstance(one, ast.FunctionDef) and one.name == function:
                 own = one.args
                 return {each.arg for each in (*own.posonlyargs, *own.args, *own.kwonlyargs)}
     return None
+
+
+def _module(name: str, places: list[str]) -> tuple[importlib.machinery.ModuleSpec | None, str]:
+    """Returns where a module is; or the innermost package that is there, and what it lacks."""
+    found, whole = None, ""
+    for part in name.split("."):
+        whole = f"{whole}.{part}" if whole else part
+        inside = _spec(whole, found, places)
+        if inside is None:
+            return found, whole
+        found = inside
+    return found, ""
 
 
 def _spec(

@@ -273,7 +273,7 @@ def plot(runs: Sequence[Run], path: str) -> None:
 
 
 def _panels(runs: Sequence[Run]) -> Iterator[_Panel]:
-    """Yields the panels that have data: loss, metrics, learning rate, speed."""
+    """Yields the panels that have data: loss, metrics, speed, a learning rate that changes."""
     metrics = {tag for run in runs for evaluated in run.evals.values() for tag in evaluated}
     shown = {"loss": "loss"}
     shown |= {tag: tag for tag in sorted(metrics) if tag not in _NO_METRICS}
@@ -288,7 +288,8 @@ def _panels(runs: Sequence[Run]) -> Iterator[_Panel]:
                     is_noisy = source == _TRAIN and tag != _RATE and len(curve) > _FEW
                     is_noisy = is_noisy and all(map(math.isfinite, curve.values()))
                     lines.append(_Line(number, source, curve, is_noisy))
-        if lines:
+        values = {value for line in lines for value in line.curve.values()}
+        if lines and (tag != _RATE or len(values) > 1):
             yield _Panel(title, lines)
 
 

@@ -110,13 +110,15 @@ def look(data: str, label: str | None = None) -> samples.Sample:
     return sample
 
 
-def told(sample: samples.Sample) -> str:
-    """Returns what is said of a label that is guessed, or cannot be; nothing of another one."""
+def told(sample: samples.Sample) -> list[str]:
+    """Returns what is said of columns, and of a label that is guessed, or cannot be."""
     if sample.is_guessed:
-        return f"label: {sample.label}, by its name; --label takes another one"
-    if sample.label is None and sample.names:
-        return f"label: none, as no name says it; --label takes one of {_short(sample.listed)}"
-    return ""
+        label = [f"label: {sample.label}, by its name; --label takes another one"]
+    elif sample.label is None and sample.names:
+        label = [f"label: none, as no name says it; --label takes one of {_short(sample.listed)}"]
+    else:
+        label = []
+    return [*sample.remarks, *label]
 
 
 def _kind(path: str) -> str:

@@ -132,7 +132,8 @@ def _naming_labels(labels: types.Nest, mode: str) -> Iterator[None]:
         section = "train" if mode == estimator.ModeKeys.TRAIN else "eval"
         raise errors.RunError(
             f"{section}.input: must give labels if model_fn needs them; it gives none, and "
-            f"model_fn failed: {failures.located(e)} Name the label there, e.g. label: y."
+            f"model_fn failed: {failures.located(e)} Name the label there, e.g. label: y; a "
+            "function must return (features, labels)."
         ) from e
 
 
