@@ -4,9 +4,10 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
-from replicate import errors
+from replicate import errors, messages
 from replicate.app.console import failures
 from replicate.app.runs import atomic_files
 from replicate.compat.tensorflow import tf, tf1
@@ -20,6 +21,21 @@ _MAX_DIFFERENCES = 3
 _FINISHED = "finished"  # the file with the step whose evaluation and export are done
 _TRAINED = "trained"  # that with the step at which an evaluator's chief has ended
 _UNREADABLE = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
+_DAMAGED = ".damaged"  # behind the names of files that are put aside
+_CHUNK = 2**24  # bytes
+_T = TypeVar("_T")
+
+
+class Unreadable(errors.RunError):
+    """A checkpoint cannot be read, or what names the newest one.
+
+    Attributes:
+        path: The checkpoint; None: the name of the newest one is missing.
+    """
+
+    def __init__(self, text: str, path: str | None):
+        super().__init__(text)
+        self.path = path
 
 
 def all_of(folder: str) -> dict[int, str]:
@@ -97,7 +113,7 @@ def step_in(path: str) -> int | None:
             return None
         return int(reader.get_tensor(tf1.GraphKeys.GLOBAL_STEP))
     except _UNREADABLE as e:
-        raise _unreadable(os.path.dirname(path), path, e) from e
+        raise _unreadable(path, e) from e
 
 
 def newest(model_dir: str) -> str:
@@ -116,12 +132,93 @@ def newest(model_dir: str) -> str:
     return path
 
 
+def of_newest(model_dir: str, work: Callable[[str], _T]) -> _T:
+    """Returns what is made of the newest checkpoint, or where it is damaged of the one before.
+
+    Args:
+        model_dir: Where they are.
+        work: Is given the path of one.
+
+    Raises:
+        RunError: If there is none that can be read.
+    """
+    left: list[str] = []
+    while True:
+        try:
+            return work(left.pop(0) if left else newest(model_dir))
+        except Unreadable as e:
+            left = left or _before(model_dir, e)
+            if not left:
+                raise
+            _warn(e, f"{left[0]} is taken.")
+
+
+def fall_back(model_dir: str, damaged: Unreadable) -> None:
+    """Lets a training go on from the checkpoint before a damaged one, whose files are renamed.
+
+    Args:
+        model_dir: Where they are; nobody else may train there.
+        damaged: What was found.
+
+    Raises:
+        Unreadable: If there is none before.
+    """
+    left = _before(model_dir, damaged)
+    if not left:
+        raise damaged
+    _write_state(model_dir, [os.path.basename(path) for path in reversed(left)])
+    files = tf.io.gfile.glob(f"{damaged.path}.*") if damaged.path else []
+    for file in files:
+        tf.io.gfile.rename(file, file + _DAMAGED, overwrite=True)
+    renamed = f"Its files are renamed to *{_DAMAGED}. " if files else ""
+    _warn(damaged, f"{renamed}Training continues from {left[0]}.")
+
+
+def _before(model_dir: str, damaged: Unreadable) -> list[str]:
+    """Returns the checkpoints before a damaged one, the newest first; none if it is whole."""
+    found = list(all_of(model_dir).values())[::-1]
+    if damaged.path is None:
+        return found
+    real = [os.path.realpath(path) for path in found]
+    path = os.path.realpath(damaged.path)
+    return found[real.index(path) + 1 :] if path in real and _is_damaged(damaged.path) else []
+
+
+def _is_damaged(path: str) -> bool:
+    """Tells whether a checkpoint's files can be read, but not what is in them."""
+    try:
+        for file in tf.io.gfile.glob(f"{path}.*"):
+            with tf.io.gfile.GFile(file, "rb") as opened:
+                while opened.read(_CHUNK):
+                    pass
+    except tf.errors.OpError:  # that may pass
+        return False
+    try:
+        reader = tf.train.load_checkpoint(path)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except _UNREADABLE:
+        return True
+    return False
+
+
+def _warn(damaged: Unreadable, then: str) -> None:
+    text = str(damaged).partition(" Remove what")[0].partition(" Put back")[0]
+    messages.warn(f"{text} {then}", "how-to.md#faults")
+
+
+def _write_state(folder: str, names: Sequence[str]) -> None:
+    """Lists checkpoints, the newest last; relative to the folder, so that a run may be moved."""
+    # NOTE: TensorFlow takes a name beside a relative folder to be relative to where we are.
+    shown = [name if os.path.isabs(folder) else os.path.join(folder, name) for name in names]
+    tf1.train.update_checkpoint_state(folder, shown[-1], shown)
+
+
 @contextlib.contextmanager
 def writing(folder: str, name: str) -> Iterator[str]:
     """Yields the path to write a checkpoint to, which then becomes the only one of its folder.
 
-    Its files appear when all of them are written. What the checkpoint state names is relative to
-    the folder, so that a run may be moved.
+    Its files appear when all of them are written.
     """
     unfinished = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
     tf.io.gfile.makedirs(unfinished)
@@ -133,9 +230,7 @@ def writing(folder: str, name: str) -> Iterator[str]:
             tf.io.gfile.rename(os.path.join(unfinished, file), target, overwrite=True)
     finally:
         tf.io.gfile.rmtree(unfinished)
-    # NOTE: TensorFlow takes a name beside a relative folder to be relative to where we are.
-    shown = name if os.path.isabs(folder) else os.path.join(folder, name)
-    tf1.train.update_checkpoint_state(folder, shown, [shown])
+    _write_state(folder, [name])
 
 
 def is_finished(model_dir: str, step: int) -> bool:
@@ -204,7 +299,7 @@ def naming(model_dir: str, chosen: str | None = None) -> Iterator[None]:
         known = _variables(error.op.graph) if stored else []
         missing = [f"it has no {name}" for name, _ in known if name not in stored]
         if not missing:
-            raise _unreadable(model_dir, path, error) from e
+            raise _unreadable(path, error) from e
         raise _of_another_model(path, missing) from e
 
 
@@ -265,24 +360,23 @@ def _of_another_model(path: str, differences: list[str]) -> errors.RunError:
 
 
 def _newest(model_dir: str) -> str | None:
-    try:
-        path = tf.train.latest_checkpoint(model_dir)
-    except (tf.errors.OpError, ValueError) as e:
-        raise _unreadable(model_dir, model_dir, e) from e
+    path = path_in(model_dir)
     state = os.path.join(model_dir, "checkpoint")
     if path is None and tf.io.gfile.exists(state):  # a training would begin over them
-        raise errors.RunError(
+        raise Unreadable(
             f"model_dir: {state} must name a checkpoint that is there, but does not. Put back "
-            "the files that are missing, or remove it to begin again."
+            "the files that are missing, or remove it to begin again.",
+            None,
         )
     return path
 
 
-def _unreadable(model_dir: str, path: str, reason: Exception) -> errors.RunError:
-    return errors.RunError(
-        f"model_dir: {path or model_dir} must be a readable checkpoint: "
-        f"{failures.first_lines(reason).rstrip('.')}. Remove what is broken from {model_dir}, "
-        "or choose another model_dir."
+def _unreadable(path: str, reason: Exception) -> Unreadable:
+    return Unreadable(
+        f"model_dir: {path} must be a readable checkpoint: "
+        f"{failures.first_lines(reason).rstrip('.')}. Remove what is broken from "
+        f"{os.path.dirname(path)}, or choose another model_dir.",
+        path,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from replicate import errors, estimator, types
 from replicate import progress as progress_line
 from replicate.app.config import functions
-from replicate.app.console import interrupts, progress
+from replicate.app.console import failures, interrupts, progress
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
 from replicate.strategy.cluster import cluster as clusters
@@ -22,6 +22,7 @@ _Fetches: TypeAlias = tf1.train.SessionRunArgs
 
 LEARNING_RATE, EXAMPLES_PER_SECOND = "learning_rate", "examples_per_second"
 _MAX_IDLE_RUNS = 1000  # a loss scale that is too high may take some to come down
+_REMEDY = "Lower the learning rate, set clip_global_norm, or look for bad values in train.input."
 _NO_NEWS = ("is deprecated and will be removed", "It seems that global step")
 
 
@@ -135,11 +136,10 @@ class TrainingHook(tf1.train.SessionRunHook):
         """See base class."""
         self.is_waiting = False
         before, loss, *rows = run_values.results
-        if math.isnan(loss):
+        if not math.isfinite(loss):
+            step, now = run_context.session.run(self._fetched[0]), f"{loss:g}".replace("nan", "NaN")
             raise errors.RunError(
-                "the loss must stay a number, but became NaN at step "
-                f"{run_context.session.run(self._fetched[0])}. Lower the learning rate, set "
-                "clip_global_norm, or look for bad values in train.input."
+                f"the loss must stay a finite number, but became {now} at step {step}. {_REMEDY}"
             )
         self._need_progress(int(before))
         self._shown.update(int(before) + 1, float(loss), int(rows[0] if rows else self._rows))
@@ -394,12 +394,21 @@ class _Timer(tf1.train.SecondOrStepTimer):
 class _Saver:
     """A scaffold's Saver, which leaves alone what is the newest checkpoint already.
 
+    Weights that are not finite are not saved: a run would not get on from there.
+
     Args:
         scaffold: The scaffold; it has a Saver when its session begins.
     """
 
     def __init__(self, scaffold: tf1.train.Scaffold):
         self._scaffold = scaffold
+        self._check = tf.group(
+            *(
+                tf.debugging.check_numerics(one, one.op.name)
+                for one in tf1.trainable_variables()
+                if one.dtype.is_floating
+            )
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scaffold.saver, name)
@@ -411,4 +420,11 @@ class _Saver:
         newest = tf.train.latest_checkpoint(os.path.dirname(path))
         if newest is not None and newest == f"{path}-{global_step}":
             return newest
+        try:
+            session.run(self._check)
+        except tf.errors.InvalidArgumentError as e:
+            raise errors.RunError(
+                f"the weights must stay finite numbers, but after step {global_step} this is not: "
+                f"{failures.first_lines(e)}. {_REMEDY}"
+            ) from e
         return self._scaffold.saver.save(session, path, global_step=global_step, **options)

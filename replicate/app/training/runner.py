@@ -1,8 +1,9 @@
 """The commands that run a model: one function each, from a checked config."""
 
+import itertools
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from replicate import errors, verification
 from replicate.app.cluster import tasks
@@ -20,6 +21,8 @@ from replicate.app.training import (
     trainings,
 )
 from replicate.strategy.cluster import membership
+
+_T = TypeVar("_T")
 
 
 def train(
@@ -61,11 +64,20 @@ def train(
         return trainings.evaluate_new(run)
     if not task.is_chief:
         return trainings.follow(run)
-    folders.make(settings.model_dir, "model_dir")
-    with checkpoints.naming_full_disk(settings.model_dir), folders.training(settings.model_dir):
+    with (
+        folders.made(run.model_dir, "model_dir"),
+        checkpoints.naming_full_disk(run.model_dir),
+        folders.training(run.model_dir),
+    ):
         if may_delete is not None:
             _begin_again(run, may_delete)
-        return trainings.train(run)
+        while True:
+            try:
+                return trainings.train(run)
+            except checkpoints.Unreadable as e:
+                checkpoints.fall_back(run.model_dir, e)
+                if task.size > 1 or task.servers:  # the other tasks have begun elsewhere
+                    raise errors.RunError(f"{e} The same command continues.") from e
 
 
 def _begin_again(run: running.Run, may_delete: Callable[[Sequence[str]], bool]) -> None:
@@ -95,15 +107,19 @@ def evaluate(
     Returns:
         Metrics by name, with `loss` and `global_step`.
     """
-    checkpoint = _chosen(settings, named)
     if named is None:
-        return _evaluated(settings, display, {settings.model_dir: checkpoint}, None)[0]
+        shown = settings.model_dir
+        return checkpoints.of_newest(
+            shown, lambda path: _evaluated(settings, display, {shown: path}, None)[0]
+        )
+    checkpoint = checkpoints.chosen(settings.model_dir, named)
     return _evaluated(settings, display, {checkpoint: checkpoint})[0]
 
 
 def evaluate_all(settings: config.Config, display: progress.Display) -> list[outcomes.Metrics]:
     """Evaluates each checkpoint in model_dir; returns the metrics of each, by rising steps."""
-    paths = checkpoints.all_of(settings.model_dir).values() or [_chosen(settings)]
+    paths = checkpoints.all_of(settings.model_dir).values()
+    paths = paths or [checkpoints.newest(settings.model_dir)]
     return _evaluated(settings, display, {path: path for path in paths})
 
 
@@ -141,21 +157,28 @@ def predict(
         saved_model: What predicts in place of a checkpoint.
         named: What `--checkpoint` says; else the newest one is taken.
     """
-    keys, checkpoint = settings.section(sections.Predict).keys or (), None
-    if saved_model is not None:
-        rows = saved_model.rows(
-            lambda names: section_inputs.input_fn(settings, "predict", only=names),
-            keys,
-            display.say,
-        )
-    else:
-        checkpoint = _chosen(settings, named)
+    keys = settings.section(sections.Predict).keys or ()
+
+    def restored(checkpoint: str) -> Iterator[Any]:
+        """Returns the rows, once the first one has shown that the checkpoint is whole."""
         made = estimators.build(estimators.describe(settings), keys=keys, checkpoint=checkpoint)
         input_fn = features_read.input_fn(settings, made)
-        rows = made.predict(input_fn, predict_keys=keys or None, checkpoint_path=checkpoint)
+        with reading.naming(settings, "predict", checkpoint):
+            rows = made.predict(input_fn, predict_keys=keys or None, checkpoint_path=checkpoint)
+            return itertools.chain(list(itertools.islice(rows, 1)), rows)
+
     with display:
         task = display.task("predict", None, unit="rows")
-        with reading.naming(settings, "predict", checkpoint):
+        rows = (
+            _of(settings, named, restored)
+            if saved_model is None
+            else saved_model.rows(
+                lambda names: section_inputs.input_fn(settings, "predict", only=names),
+                keys,
+                display.say,
+            )
+        )
+        with reading.naming(settings, "predict"):
             for count, row in enumerate(rows, start=1):
                 yield row if isinstance(row, dict) else {"prediction": row}
                 task.update(count)
@@ -169,10 +192,13 @@ def export(settings: config.Config, named: str | None = None) -> str:
         settings: The config.
         named: What `--checkpoint` says; else the newest one is taken.
     """
-    checkpoint = _chosen(settings, named)
-    made = estimators.build(estimators.describe(settings), checkpoint=checkpoint)
-    with checkpoints.naming(settings.model_dir, checkpoint):
-        return exports.Exports(settings, made).save(checkpoint)
+
+    def save(checkpoint: str) -> str:
+        made = estimators.build(estimators.describe(settings), checkpoint=checkpoint)
+        with checkpoints.naming(settings.model_dir, checkpoint):
+            return exports.Exports(settings, made).save(checkpoint)
+
+    return _of(settings, named, save)
 
 
 def average(
@@ -243,8 +269,8 @@ def verify(settings: config.Config, display: progress.Display) -> verification.V
             task.finish()
 
 
-def _chosen(settings: config.Config, named: str | None = None) -> str:
-    """Returns the path of the checkpoint that is named, or else of the newest."""
+def _of(settings: config.Config, named: str | None, work: Callable[[str], _T]) -> _T:
+    """Returns what is made of the checkpoint that is named, or else of the newest."""
     if named is None:
-        return checkpoints.newest(settings.model_dir)
-    return checkpoints.chosen(settings.model_dir, named)
+        return checkpoints.of_newest(settings.model_dir, work)
+    return work(checkpoints.chosen(settings.model_dir, named))

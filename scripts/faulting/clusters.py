@@ -1,8 +1,4 @@
-#!/usr/bin/env python3
 """Kills processes of launched trainings at random moments, and looks at what becomes of that.
-
-    scripts/kills.py --rounds 20 --seed 1
-    scripts/kills.py --rounds 20 --clusters servers
 
 Each round launches a training, kills one of its processes (or the launcher) at a moment that is
 drawn, and launches it again until it has come to its end. Each process is drawn as often as the
@@ -11,10 +7,9 @@ end. A launch must end in time and name who was killed, or have come to its end;
 that it leaves must be whole, and no step that was saved is lost; in the end the weights must be
 those of a training that nobody disturbed. With parameter servers, whose updates come in any
 order, that cannot be asked for: then the loss must have fallen to a thousandth, and the step must
-be the last one. Exit code 1 where one of these does not hold.
+be the last one.
 """
 
-import argparse
 import contextlib
 import os
 import pathlib
@@ -23,11 +18,10 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from typing import NamedTuple
 
-sys.path[0] += "/.."  # the checkout, so that it also runs without being installed
+from faulting import subjects
 
 MODEL = """
 from replicate import estimator
@@ -130,30 +124,16 @@ class Round(NamedTuple):
     faults: tuple
 
 
-def main() -> int:
-    """Runs the rounds and prints their table; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--clusters", choices=CLUSTERS, default="both")
-    options = parser.parse_args()
-    drawn = random.Random(options.seed)
-    print(f"seed {options.seed}", flush=True)
-    layouts = CLUSTERS[options.clusters]
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        calm = {layout: _undisturbed(folder / layout.name, layout) for layout in layouts}
-        plans = {layout: _plans(drawn, layout, calm[layout]) for layout in layouts}
-        found = []
-        for number in range(options.rounds):
-            layout = layouts[number % len(layouts)]
-            where = folder / layout.name
-            plan = next(plans[layout])
-            found.append(_round(where, layout, f"{number}", plan, calm[layout].weights))
-            _print(number, found[-1])
-    bad = sum(bool(one.faults) for one in found)
-    print(f"{len(found)} kills, {bad} of them with faults; seed {options.seed}")
-    return 1 if bad else 0
+def rounds(folder: pathlib.Path, layouts: list[Layout], number: int, drawn: random.Random):
+    """Yields so many rounds, as a layout's name and what is wrong; prints each."""
+    calm = {layout: _undisturbed(folder / layout.name, layout) for layout in layouts}
+    plans = {layout: _plans(drawn, layout, calm[layout]) for layout in layouts}
+    for index in range(number):
+        layout = layouts[index % len(layouts)]
+        plan = next(plans[layout])
+        found = _round(folder / layout.name, layout, f"{index}", plan, calm[layout].weights)
+        _print(index, found)
+        yield layout.name, found.faults
 
 
 def _plans(drawn: random.Random, layout: Layout, calm: Undisturbed):
@@ -211,7 +191,7 @@ def _inputs():
 def _launched(folder: pathlib.Path, layout: Layout, model_dir: str):
     """Starts a launch; ends it, whatever happens."""
     command = [sys.executable, "-m", "replicate", "launch", "kills.yaml", *layout.options]
-    place = str(pathlib.Path(__file__).resolve().parents[1])
+    place = str(pathlib.Path(__file__).resolve().parents[2])
     process = subprocess.Popen(
         [*command, "--model-dir", model_dir],
         cwd=folder,
@@ -247,14 +227,14 @@ def _round(folder, layout, name, plan, expected) -> Round:
         outcome += ", named"
     elif code not in (0, -signal.SIGKILL if plan.victim == LAUNCHER else 0):
         faults.append(f"exit {code} without naming {shown}: {error[-300:]!r}")
-    faults += [*_left(model_dir), *_broken(model_dir), *_lost(model_dir, step)]
+    faults += [*_left(model_dir), *subjects.broken(model_dir), *_lost(model_dir, step)]
     launches = 1
     while code and launches < 4:
         step = _step(model_dir)
         with _launched(folder, layout, name) as process:
             error = _end_of(process, LAUNCH, faults)
         code, launches = process.returncode, launches + 1
-        faults += [*_left(model_dir), *_broken(model_dir), *_lost(model_dir, step)]
+        faults += [*_left(model_dir), *subjects.broken(model_dir), *_lost(model_dir, step)]
         if code:
             faults.append(f"launch {launches}, which nobody disturbed: {error[-300:]!r}")
     if not code:
@@ -312,30 +292,7 @@ def _step(model_dir: pathlib.Path) -> int | None:
 
 def _weights(model_dir: pathlib.Path) -> dict:
     """Returns the variables of the newest checkpoint; none where there is none yet."""
-    if _step(model_dir) is None:
-        return {}
-    return _read(str(model_dir))
-
-
-def _read(path: str) -> dict:
-    from replicate.compat.tensorflow import tf
-
-    read = tf.train.load_checkpoint(path)
-    return {name: read.get_tensor(name) for name in read.get_variable_to_shape_map()}
-
-
-def _broken(model_dir: pathlib.Path) -> list[str]:
-    """Returns what is wrong with the checkpoints that are listed."""
-    from replicate.compat.tensorflow import tf
-
-    listed = tf.train.get_checkpoint_state(str(model_dir))
-    found = []
-    for path in listed.all_model_checkpoint_paths if listed else ():
-        try:
-            _read(path)
-        except Exception as e:  # noqa: BLE001 - whatever TensorFlow finds in a torn file
-            found.append(f"a broken checkpoint: {path}: {e}")
-    return found
+    return {} if _step(model_dir) is None else subjects.variables(model_dir)
 
 
 def _lost(model_dir: pathlib.Path, step: int | None) -> list[str]:
@@ -369,8 +326,3 @@ def _print(number: int, one: Round) -> None:
         f"{one.seconds:5.1f} s to {one.outcome:14} {one.launches} launches  {faults}",
         flush=True,
     )
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    sys.exit(main())

@@ -1,0 +1,170 @@
+"""What becomes of a run whose files are damaged, or whose numbers are none any more."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from replicate.app.command import cli
+from replicate.app.runs import checkpoints
+from replicate.compat.tensorflow import tf
+
+MODEL = """
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def line(features, labels, mode, params):
+    w = tf1.get_variable(params.get("variable", "w"), [], initializer=tf1.zeros_initializer())
+    y = w * features["x"]
+    if mode == estimator.ModeKeys.PREDICT:
+        return estimator.EstimatorSpec(mode, {"y": y})
+    loss = tf1.reduce_mean(tf1.square(y - labels)) / 2.0
+    if params:  # at the third step: the loss, or its gradient alone
+        third = tf.equal(tf1.train.get_global_step(), 2)
+        loss += tf.where(third, float(params.get("odd", 0)), 0.0) * w
+        if params.get("steep"):  # 0, of a gradient that is 0 as well, but 0 * infinity
+            change, is_other = w - tf.stop_gradient(w), tf.where(third, 0.0, 1.0)
+            loss += tf.sqrt((change + 1.0) * is_other) - is_other - change / 2.0
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, tf1.no_op())
+"""
+CONFIG = """
+model_fn: model_of_faults:line
+optimizer: {name: GradientDescent, learning_rate: 0.1}
+devices: [/cpu:0, /cpu:1]
+train:
+  steps: 4
+  save_checkpoints_steps: 2
+  input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 4, shuffle: false}
+eval: {input: {kind: npz, file: d.npz, features: [x], label: y, batch_size: 3}}
+predict: {input: {kind: npz, file: d.npz, features: [x], batch_size: 3}}
+export: {}
+"""
+
+# x = 1, 2, 3, 4 and y = 2 x: the gradient is mean(x^2) (w - 2) = 7.5 (w - 2), so at rate
+# 0.1 each step leaves a quarter of w - 2: w = 2 - 2 / 4^n after n steps.
+WEIGHTS = {2: 2 - 2 / 4**2, 4: 2 - 2 / 4**4}
+
+
+@pytest.fixture(name="trained", scope="module")
+def train_once(tmp_path_factory):
+    """Returns the folder of a config after a training: checkpoints of steps 0, 2 and 4."""
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "model_of_faults.py").write_text(MODEL)
+    (folder / "c.yaml").write_text(CONFIG)
+    x = np.float32([1, 2, 3, 4])
+    np.savez(folder / "d.npz", x=x, y=2 * x)
+    assert run(folder, "train") == 0
+    return folder
+
+
+@pytest.fixture(name="model_dir")
+def copy(trained, tmp_path):
+    """Returns a copy of the training's model_dir."""
+    return shutil.copytree(trained / "run", tmp_path / "run")
+
+
+def run(folder, command, *options, model_dir="run"):
+    """Runs a command on the config; returns the exit code."""
+    where = ["--quiet", "--model-dir", str(folder / model_dir)]
+    return cli.main([command, str(folder / "c.yaml"), *where, *options])
+
+
+def damage(model_dir, how, step=4):
+    """Damages a checkpoint, or the file that names the newest one."""
+    state, index = model_dir / "checkpoint", model_dir / f"model.ckpt-{step}.index"
+    data = max(model_dir.glob(f"model.ckpt-{step}.data-*"), key=lambda path: path.stat().st_size)
+    if how == "flipped":
+        data.write_bytes(bytes([*data.read_bytes()[:-1], data.read_bytes()[-1] ^ 1]))
+    elif how == "truncated":
+        data.write_bytes(data.read_bytes()[:-1])
+    elif how == "torn index":
+        index.write_bytes(index.read_bytes()[:20])
+    elif how == "no data":
+        data.unlink()
+    elif how == "no index":
+        index.unlink()
+    elif how == "torn state":
+        state.write_bytes(b"\xff torn")
+
+
+def weight(model_dir):
+    return tf.train.load_checkpoint(str(model_dir)).get_tensor("w")
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated", "torn index", "no data", "no index"])
+def test_a_training_falls_back_to_the_checkpoint_before(trained, model_dir, caplog, how):
+    damage(model_dir, how)
+    assert run(trained, "train", model_dir=model_dir) == 0
+    assert f"Training continues from {model_dir}/model.ckpt-2." in caplog.text
+    assert weight(model_dir) == pytest.approx(WEIGHTS[4], rel=1e-6)
+    assert list(model_dir.glob("*.damaged")) or how == "no index"
+    assert list(checkpoints.all_of(str(model_dir))) == [0, 2, 4]
+
+
+def test_a_training_of_which_nothing_names_the_newest_checkpoint_goes_on(trained, model_dir):
+    damage(model_dir, "torn state")
+    assert run(trained, "train", "--train.steps", "6", model_dir=model_dir) == 0
+    assert weight(model_dir) == pytest.approx(2 - 2 / 4**6, rel=1e-6)
+
+
+def test_a_training_falls_back_over_several(trained, model_dir, caplog):
+    damage(model_dir, "flipped", 2)
+    damage(model_dir, "torn index", 4)
+    assert run(trained, "train", model_dir=model_dir) == 0
+    assert f"Training continues from {model_dir}/model.ckpt-0." in caplog.text
+    assert weight(model_dir) == pytest.approx(WEIGHTS[4], rel=1e-6)
+
+
+def test_fresh_deletes_what_was_damaged(trained, model_dir):
+    damage(model_dir, "flipped")
+    assert run(trained, "train", model_dir=model_dir) == 0
+    assert run(trained, "train", "--fresh", "--yes", model_dir=model_dir) == 0
+    assert not list(model_dir.glob("*.damaged"))
+
+
+@pytest.mark.parametrize("how", ["flipped", "no index", "torn state"])
+@pytest.mark.parametrize("command", ["evaluate", "predict", "export"])
+def test_what_reads_a_checkpoint_takes_the_one_before(
+    trained, model_dir, caplog, capsys, command, how
+):
+    damage(model_dir, how)
+    before = sorted(path.name for path in model_dir.glob("*ckpt*"))
+    options = ["--output", str(model_dir / "p.csv")] if command == "predict" else ["--json"]
+    assert run(trained, command, *options, model_dir=model_dir) == 0
+    step = 4 if how == "torn state" else 2
+    assert f"{model_dir}/model.ckpt-{step} is taken." in caplog.text
+    assert sorted(path.name for path in model_dir.glob("*ckpt*")) == before
+    if command == "evaluate":
+        assert f'"global_step": {step}' in capsys.readouterr().out
+    if command == "predict":
+        assert len((model_dir / "p.csv").read_text().splitlines()) == 5
+
+
+def test_a_checkpoint_that_is_named_is_not_replaced(trained, model_dir, capsys):
+    damage(model_dir, "flipped")
+    assert run(trained, "evaluate", "--checkpoint", "4", model_dir=model_dir) == 1
+    assert "model.ckpt-4 must be a readable checkpoint" in capsys.readouterr().err
+
+
+def test_a_whole_checkpoint_of_another_model_stays(trained, model_dir):
+    given = ["--train.steps", "6", "--set", "params={variable: v}"]
+    assert run(trained, "train", *given, model_dir=model_dir) == 1
+    assert not list(model_dir.glob("*.damaged"))
+
+
+@pytest.mark.parametrize("odd", ["nan", "inf"])
+def test_a_loss_that_is_not_finite_ends_a_training_at_its_step(trained, tmp_path, capsys, odd):
+    given = ["--set", f"params={{odd: '{odd}'}}"]
+    assert run(trained, "train", *given, model_dir=tmp_path / "run") == 1
+    shown = "NaN" if odd == "nan" else "inf"
+    assert f"a finite number, but became {shown} at step 3." in capsys.readouterr().err
+    assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[2], rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "mirrored"])
+def test_weights_that_are_not_finite_are_not_saved(trained, tmp_path, capsys, strategy):
+    given = ["--set", "params={steep: true}", "--train.save_checkpoints_steps", "1"]
+    given += ["--strategy", strategy]
+    assert run(trained, "train", *given, model_dir=tmp_path / "run") == 1
+    assert "but after step 3 this is not: w : Tensor had NaN values" in capsys.readouterr().err
+    assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[2], rel=1e-6)
