@@ -1,12 +1,11 @@
 """`replicate_model_fn`: a model_fn of one device on many, by splitting its graph or by towers."""
 
-import contextlib
-import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from replicate import choices, progress, types
 from replicate import devices as device_names
+from replicate.compat import collector
 from replicate.compat.tensorflow import tf
 from replicate.exporting import saver
 from replicate.graph import batches
@@ -123,7 +122,7 @@ class ReplicatedModelFn:
         before = saver.operation_names()
         build = _split if options.tower_building == "split" else _call_towers
         build = _alone if strategy.is_single_tower else build
-        with _without_collector():
+        with collector.paused():
             spec, joined = build(_Call(options, strategy, model, features, labels, config))
         if mode == types.TRAIN:
             spec = synchronous.with_hook(spec, model.optimizer.made, config)
@@ -204,19 +203,3 @@ def _together(call: _Call, given: ends.Input, total: int | tf.Tensor | None) -> 
     if not given.workers.is_alone:
         compared["the batch"] = [str(total) if isinstance(total, int) else "of any size"]
     return sessions.Together(given.workers, compared, given.end)
-
-
-@contextlib.contextmanager
-def _without_collector() -> Iterator[None]:
-    """Lets Python look for no garbage in circles.
-
-    A graph only grows while it is built. Yet by its growth each object of it would be looked at
-    again and again: a tenth of the time that eight towers take.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

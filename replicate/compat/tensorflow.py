@@ -16,13 +16,13 @@ from types import MappingProxyType
 from typing import Any
 
 from replicate import messages
-from replicate.compat import advice, versions
+from replicate.compat import advice, collector, versions
 
 versions.choose_keras(os.environ)  # before TensorFlow, which looks at it while it is imported
 try:
     if "tensorflow" not in sys.modules:  # else its user says what it logs
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-        with messages.loading("TensorFlow"):
+        with messages.loading("TensorFlow"), collector.paused():
             importlib.import_module("tensorflow")
     import tensorflow as tf
 except ModuleNotFoundError as e:
