@@ -81,7 +81,7 @@ class Result:
     @property
     def whole(self) -> set[tf.Operation]:
         """The operations that run once."""
-        return self._writer.run_whole
+        return set(self._writer.run_whole)
 
 
 def split_graph(

@@ -213,6 +213,7 @@ def undisturbed(folder: pathlib.Path) -> Undisturbed:
             raise SystemExit(f"an undisturbed {command} failed: {done[command].error}")
     seconds = {command: one.seconds for command, one in done.items()}
     told = {command: one.out for command, one in done.items()}
+    told["predict"] = (folder / "predicted.csv").read_text()
     metrics = json.loads((model_dir / "metrics.json").read_text())
     return Undisturbed(folder, model_dir, variables(model_dir), metrics, seconds, told)
 

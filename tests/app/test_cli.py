@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shlex
+import signal
 import subprocess
 import sys
 import types
@@ -17,6 +18,7 @@ from replicate import errors
 from replicate.app.command import cli, command_line, commands, model_commands
 from replicate.app.config import config
 from replicate.app.console import failures, interrupts
+from replicate.compat.tensorflow import tf
 
 TOP = pathlib.Path(__file__).parents[2]
 DIGITS = str(TOP / "configs" / "digits.yaml")
@@ -380,6 +382,15 @@ def test_who_misses_tf_estimator_is_led_to_ours(module):
     assert "call replicate.estimator.install() ahead of that line" in text
 
 
+def test_who_has_no_memory_left_is_told_what_did_not_fit_and_what_to_do():
+    reason = "OOM when allocating tensor with shape[9,9] and type float on /device:GPU:0 by a"
+    with tf.Graph().as_default():
+        error = tf.errors.ResourceExhaustedError(None, tf.zeros([9, 9], name="large").op, reason)
+    text = failures.explain(error)
+    assert f"ResourceExhaustedError: {reason}\nThis device's memory is full. Lower" in text
+    assert "The operation is large." in text
+
+
 def test_tensorflows_listings_are_left_out():
     error = RuntimeError("Bad shape\n\t [[{{node x}}]]\n\nOriginal stack trace for 'x':\n File ...")
     assert failures.first_lines(error) == "Bad shape"
@@ -390,6 +401,21 @@ def test_tensorflows_listings_are_left_out():
     assert failures.first_lines(error) == "Bad shape"
     error = RuntimeError("No space left\n\t [[node]]\nHint: If you want to see a list of tensors")
     assert failures.first_lines(error) == "No space left"
+
+
+@pytest.mark.parametrize(("number", "text"), [("SIGTERM", "terminated"), ("SIGINT", "interrupted")])
+def test_a_signal_that_a_library_makes_an_error_of_is_an_interruption(
+    monkeypatch, capsys, number, text
+):
+    def look(request):
+        try:
+            signal.raise_signal(getattr(signal, number))
+        except KeyboardInterrupt:
+            raise ValueError("a schema cannot be built") from None
+
+    monkeypatch.setattr(commands, "check", look)
+    assert cli.main(["check", DIGITS]) == interrupts.INTERRUPTED
+    assert capsys.readouterr().err == f"{text}\n"
 
 
 def test_a_launcher_is_told_what_a_run_says_that_was_stopped(monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """What becomes of a run whose files are damaged, or whose numbers are none any more."""
 
+import re
 import shutil
 
 import numpy as np
@@ -168,3 +169,22 @@ def test_weights_that_are_not_finite_are_not_saved(trained, tmp_path, capsys, st
     assert run(trained, "train", *given, model_dir=tmp_path / "run") == 1
     assert "but after step 3 this is not: w : Tensor had NaN values" in capsys.readouterr().err
     assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[2], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"), [("odd: nan", "NaN"), ("odd: inf", "inf"), ("steep: true", "NaN")]
+)
+def test_the_operation_that_made_the_first_is_named(trained, tmp_path, capsys, params, kind):
+    given = ["--set", f"params={{{params}}}", "--set", "train.check_numerics=true"]
+    assert run(trained, "train", *given, model_dir=tmp_path / "run") == 1
+    # The gradient of the root is 0 / 0, or 0 times infinity, in whatever form it is computed.
+    made = r"gradients/\S+ \((Mul|RealDiv|SqrtGrad)\)" if "steep" in params else r"\S+ \(\w+\)"
+    shown = capsys.readouterr().err
+    assert re.search(f"but at step 3 the operation {made} was the first to make {kind}", shown)
+    assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[2], rel=1e-6)
+
+
+def test_what_is_finite_is_trained_with_checks_as_without(trained, tmp_path):
+    given = ["--set", "train.check_numerics=true"]
+    assert run(trained, "train", *given, model_dir=tmp_path / "run") == 0
+    assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[4], rel=1e-6)

@@ -129,6 +129,11 @@ class Train(types.Section):
         description="Functions that return a SessionRunHook, or a list of them, for training; "
         "they get what they name of params, model_dir and config, the RunConfig.",
     )
+    check_numerics: types.Boolean = Field(
+        False,
+        description="Whether to end training at the first NaN in any tensor, and to name the "
+        "operation that made it; steps take longer.",
+    )
     mixed_precision: types.Boolean = Field(
         False,
         description="Whether to compute in float16 on GPUs, with a loss scale, or bfloat16 on "

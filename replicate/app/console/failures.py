@@ -34,6 +34,8 @@ def explain(error: BaseException) -> str:
     if isinstance(error, errors.ReplicateError):
         return str(error)
     hints = [hint for words, hint in _HINTS.items() if re.search(words, str(error))]
+    operation = getattr(error, "op", None)  # of TensorFlow's errors
+    hints += [f"The operation is {operation.name}."] if operation is not None else []
     return "\n".join([located(error), *hints, "Set REPLICATE_DEBUG=1 to see the traceback."])
 
 

@@ -10,6 +10,7 @@ from types import FrameType
 
 INTERRUPTED = 130  # the exit code, as shells have it
 AT_ONCE = "interrupted"
+_MEANINGS: dict[int, str] = {signal.SIGINT: AT_ONCE, signal.SIGTERM: "terminated"}
 STOPPING = "stopping after this step; a second Ctrl-C stops at once, without saving"
 
 
@@ -41,16 +42,25 @@ def at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def terminable() -> Iterator[None]:
-    """While entered, other signals are Ctrl-C: what is half-written is removed on the way out."""
+    """While entered, signals raise Interrupted: what is half-written is removed on the way out.
+
+    So does what a library makes of that: native code may turn it into an error of its own.
+    """
+    raised: list[Interrupted] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raised.append(Interrupted(_MEANINGS.get(number, "the terminal was closed")))
+        raise raised[0]
+
     with contextlib.ExitStack() as leave:
         for number in _heeded():
-            if number != signal.SIGINT:
-                leave.callback(signal.signal, number, signal.signal(number, _interrupt))
-        yield
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise Interrupted("terminated" if number == signal.SIGTERM else "the terminal was closed")
+            leave.callback(signal.signal, number, signal.signal(number, interrupt))
+        try:
+            yield
+        except Exception as e:
+            if raised:
+                raise raised[0] from e
+            raise
 
 
 def _heeded() -> list[signal.Signals]:

@@ -22,7 +22,10 @@ _Fetches: TypeAlias = tf1.train.SessionRunArgs
 
 LEARNING_RATE, EXAMPLES_PER_SECOND = "learning_rate", "examples_per_second"
 _MAX_IDLE_RUNS = 1000  # a loss scale that is too high may take some to come down
-_REMEDY = "Lower the learning rate, set clip_global_norm, or look for bad values in train.input."
+_REMEDY = (
+    "Lower the learning rate, set clip_global_norm, or look for bad values in train.input; "
+    "train.check_numerics names the operation that made the first one."
+)
 _NO_NEWS = ("is deprecated and will be removed", "It seems that global step")
 
 

@@ -118,7 +118,7 @@ def evaluate(
 
 def evaluate_all(settings: config.Config, display: progress.Display) -> list[outcomes.Metrics]:
     """Evaluates each checkpoint in model_dir; returns the metrics of each, by rising steps."""
-    paths = checkpoints.all_of(settings.model_dir).values()
+    paths = list(checkpoints.all_of(settings.model_dir).values())
     paths = paths or [checkpoints.newest(settings.model_dir)]
     return _evaluated(settings, display, {path: path for path in paths})
 

@@ -8,7 +8,7 @@ from replicate.app.config import sections
 from replicate.app.console import interrupts
 from replicate.app.data import inputs, reading, section_inputs
 from replicate.app.runs import checkpoints
-from replicate.app.training import device_choice, estimators, hooks, optimizers, running
+from replicate.app.training import device_choice, estimators, hooks, numerics, optimizers, running
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
 from replicate.strategy.cluster import membership
@@ -128,14 +128,16 @@ class Steps:
     def _saved_once(
         self, spec: estimator.EstimatorSpec, features: types.Nest, config: estimator.RunConfig
     ) -> estimator.EstimatorSpec:
-        """Returns the spec of training with a hook that saves; takes note of the rows."""
+        """Returns the spec of training with hooks that check and save; takes note of the rows."""
         # NOTE: features are not what workers take their steps with: to read them takes a batch.
         workers = self._workers()
         self._rows = hooks.rows_of(features) if workers.is_alone else workers.rows
-        if any(isinstance(one, tf1.train.CheckpointSaverHook) for one in self._own_hooks):
-            return spec
-        savers = hooks.savers(spec, config, self._run.settings.evaluated_every)
-        return spec._replace(training_chief_hooks=(*spec.training_chief_hooks, *savers))
+        ours: list[tf1.train.SessionRunHook] = []
+        if self._wanted.check_numerics:  # ahead of what saves
+            ours.append(numerics.NumericsHook(spec.loss, spec.train_op))
+        if not any(isinstance(one, tf1.train.CheckpointSaverHook) for one in self._own_hooks):
+            ours += hooks.savers(spec, config, self._run.settings.evaluated_every)
+        return spec._replace(training_chief_hooks=(*spec.training_chief_hooks, *ours))
 
     def _workers(self) -> collectives.Workers:
         """Returns the workers that make the steps of the current graph."""

@@ -137,7 +137,7 @@ class _Mirroring:
         self._names = {name for names in self.handles.values() for name in names}
         found = [op for op in written.run_whole if self._has_copies_of(op)]
         found = [op for op in found if effects.changes_state(op)]
-        self._rewritten = {op for op in found if self._can_be_written_again(op)}
+        self._rewritten = {op: None for op in found if self._can_be_written_again(op)}
         self._once = [op for op in found if op not in self._rewritten]
         self._synced: dict[tf.Operation, list[str]] = {}
         self._outputs: dict[Hashable, list[str]] = {}
@@ -181,8 +181,8 @@ class _Mirroring:
             names.append(name)
         return names
 
-    def _handles_of(self, op: tf.Operation) -> set[tf.Operation]:
-        return {_made_by(tensor) for tensor in op.inputs if tensor.dtype == tf.resource}
+    def _handles_of(self, op: tf.Operation) -> dict[tf.Operation, None]:
+        return {_made_by(tensor): None for tensor in op.inputs if tensor.dtype == tf.resource}
 
     def _has_copies_of(self, op: tf.Operation) -> bool:
         """Whether an operation uses a variable that has copies."""
@@ -212,7 +212,7 @@ class _Mirroring:
         self._copyable: set[tf.Operation] = set()
         self._touching: set[tf.Operation] = set()
         given = {each.tensor.op for each in self._written.analysis.given.values()}
-        run = self._written.run_whole
+        run = self._written.run_whole.keys()
         for op in order.ordered(run, {op: op.control_inputs for op in run}):
             read = self._read_by(op)
             tensors = [each for each in read if isinstance(each, tf.Tensor)]
@@ -399,8 +399,8 @@ class _Mirroring:
             names = self._sync(ops, found)
             self._synced.update(dict.fromkeys(ops, names))
         for op, names in self._synced.items():
-            users = {user for tensor in op.outputs for user in tensor.consumers()}
-            self._let_wait(users | set(op._control_outputs), names)
+            users = [user for tensor in op.outputs for user in tensor.consumers()]
+            self._let_wait([*users, *op._control_outputs], names)
 
     def _let_wait(self, users: Iterable[tf.Operation], names: Sequence[str]) -> None:
         """Lets operations wait for new ones."""

@@ -21,7 +21,7 @@ class Written(Protocol):
 
     nodes: Nodes
     structure: loops.Structure
-    run_whole: set[tf.Operation]
+    run_whole: dict[tf.Operation, None]
     run_aside: set[Waited]
 
 

@@ -64,7 +64,7 @@ def is_way_back(op: tf.Operation, tensor: tf.Tensor) -> bool:
 
 
 def ordered(
-    ops: set[tf.Operation], more: Mapping[tf.Operation, Sequence[tf.Operation]]
+    ops: Set[tf.Operation], more: Mapping[tf.Operation, Sequence[tf.Operation]]
 ) -> list[tf.Operation]:
     """Returns operations, each after those that it reads from; loops' ways back do not count.
 

@@ -39,7 +39,7 @@ def joined(written: writers.Writer) -> list[Join]:
         written: The writer, of a graph whose transfers are packed.
     """
     number, found = len(written.nodes.by_name), []
-    for op in sorted(written.run_split - written.run_whole, key=lambda op: op._id):
+    for op in sorted(written.run_split - written.run_whole.keys(), key=lambda op: op._id):
         if not written.structure.is_outermost(op) or not _makes_its_own(op, written.analysis):
             continue
         for tensor in op.outputs:

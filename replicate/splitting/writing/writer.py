@@ -85,7 +85,7 @@ class Writer:
 
     Attributes:
         changes: What becomes of operations that are whole.
-        run_whole: The operations that run once.
+        run_whole: The operations that run once, in the order in which they were wanted.
         run_split: The operations whose copies run.
         run_aside: Operations, and names of new ones, that no step runs.
         joins: What joins devices' values.
@@ -106,7 +106,7 @@ class Writer:
         self.home = home
         self.nodes = nodes
         self.changes = definitions.Changes()
-        self.run_whole: set[tf.Operation] = set()
+        self.run_whole: dict[tf.Operation, None] = {}
         self.run_split: set[tf.Operation] = set()
         self.run_aside: set[Waited] = set()
         self.joins = place.make_joins(self, place.runs(nodes))
@@ -141,7 +141,7 @@ class Writer:
         for op in aside:
             self.want_whole(op)
         self._empty_queue()
-        self.run_aside |= self.run_whole - step
+        self.run_aside |= self.run_whole.keys() - step
         self.in_loops.finish()
 
     def _empty_queue(self) -> None:
@@ -152,7 +152,7 @@ class Writer:
     def want_whole(self, op: tf.Operation) -> None:
         """Has an operation run once, on whole values."""
         if op not in self.run_whole:
-            self.run_whole.add(op)
+            self.run_whole[op] = None
             self._queue.append((self._keep, op))
 
     def want_copies(self, op: tf.Operation) -> None:

@@ -1,0 +1,73 @@
+"""Names the first tensor of a step that is no finite number: `train.check_numerics`."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from replicate import errors
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
+
+
+class NumericsHook(tf1.train.SessionRunHook):
+    """Ends a training at the first step with a NaN in any tensor, or with an infinite loss.
+
+    Infinite values alone do not end it: a mask of -inf is nothing bad.
+
+    Args:
+        loss: The loss of a step.
+        train_op: What else a step runs.
+    """
+
+    def __init__(self, loss: tf.Tensor, train_op: tf.Operation | tf.Tensor):
+        self._loss = loss
+        self._train_op = train_op
+        self._tensors: list[tf.Tensor] = []
+        self._fetched: list[tf.Tensor] = []
+
+    def begin(self) -> None:
+        """See base class."""
+        ran = operations.executed_by([self._loss, self._train_op])
+        self._tensors = [
+            tensor
+            for op in self._loss.graph.get_operations()
+            if op in ran and op.type != "Const" and op._get_control_flow_context() is None
+            for tensor in op.outputs
+            if tensor.dtype.is_floating
+        ]
+        tests = (tf.math.is_nan, tf.math.is_inf)
+        found = [tf.stack([_any(test, one) for one in self._tensors]) for test in tests]
+        self._fetched = [*found, self._loss, tf1.train.get_global_step()]
+
+    def before_run(self, run_context: tf1.train.SessionRunContext) -> tf1.train.SessionRunArgs:
+        """See base class."""
+        return tf1.train.SessionRunArgs(self._fetched)
+
+    def after_run(
+        self, run_context: tf1.train.SessionRunContext, run_values: tf1.train.SessionRunValues
+    ) -> None:
+        """See base class."""
+        nan, inf, loss, _ = run_values.results
+        if not nan.any() and np.isfinite(loss):
+            return
+        first = self._first(nan) if nan.any() else self._first(inf)
+        raise errors.RunError(
+            "the numbers of a step must be finite, but at step "
+            f"{run_context.session.run(self._fetched[-1])} the operation {first.op.name} "
+            f"({first.op.type}) was the first to make {'NaN' if nan.any() else 'inf'}. Look for "
+            "it in model_fn."
+        )
+
+    def _first(self, flags: Sequence[bool]) -> tf.Tensor:
+        """Returns the first flagged tensor that is made from none of the others."""
+        flagged = [one for one, is_flagged in zip(self._tensors, flags, strict=True) if is_flagged]
+        references = {one.ref() for one in flagged}
+        return next(
+            (one for one in flagged if not references & {put.ref() for put in one.op.inputs}),
+            flagged[0],
+        )
+
+
+def _any(test: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:
+    with tf1.colocate_with(tensor.op, ignore_existing=True):
+        return tf.reduce_any(test(tensor))
