@@ -129,13 +129,16 @@ def _beginning(
 
 
 def bound_runs(graph: tf.Graph, seconds: float) -> None:
-    """Bounds each run of a graph's sessions; a run that is given a timeout of its own keeps it.
+    """Bounds each run of a graph's sessions; the shortest bound counts.
+
+    A run that is given a timeout of its own keeps it.
 
     NOTE: settings of sessions would bound all graphs, and a session in a server has the server's.
     """
     _watch_runs()
-    longest = max(1, int(min(seconds * 1000, _LONGEST_RUN)))
-    _bounds[graph] = tf1.RunOptions(timeout_in_ms=longest)
+    known = _bounds.get(graph)
+    most = _LONGEST_RUN if known is None else known.timeout_in_ms
+    _bounds[graph] = tf1.RunOptions(timeout_in_ms=max(1, int(min(seconds * 1000, most))))
 
 
 @functools.cache

@@ -167,7 +167,7 @@ def test_weights_that_are_not_finite_are_not_saved(trained, tmp_path, capsys, st
     given = ["--set", "params={steep: true}", "--train.save_checkpoints_steps", "1"]
     given += ["--strategy", strategy]
     assert run(trained, "train", *given, model_dir=tmp_path / "run") == 1
-    assert "but after step 3 this is not: w : Tensor had NaN values" in capsys.readouterr().err
+    assert "but after step 3 these do not: w." in capsys.readouterr().err
     assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[2], rel=1e-6)
 
 
@@ -188,3 +188,61 @@ def test_what_is_finite_is_trained_with_checks_as_without(trained, tmp_path):
     given = ["--set", "train.check_numerics=true"]
     assert run(trained, "train", *given, model_dir=tmp_path / "run") == 0
     assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[4], rel=1e-6)
+
+
+MASKED = """
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def masked(features, labels, mode):
+    w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
+    mask = tf1.get_variable("mask", initializer=tf.constant([0.0, float("-inf")]))
+    if labels is None:
+        return estimator.EstimatorSpec(mode, {"w": w * features["x"]})
+    loss = tf1.reduce_mean(tf1.square(w * features["x"] - labels)) + mask[0] * 0.0
+    return estimator.EstimatorSpec(mode, {"w": w}, loss, tf1.no_op())
+"""
+
+
+def test_weights_may_be_infinite_from_their_beginning(trained, tmp_path):
+    (trained / "masked_model.py").write_text(MASKED)
+    given = ["--model_fn", "masked_model:masked"]
+    assert run(trained, "train", *given, model_dir=tmp_path / "run") == 0
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [tf.errors.ResourceExhaustedError, tf.errors.UnavailableError, tf.errors.NotFoundError],
+)
+def test_what_may_pass_is_no_damage(model_dir, monkeypatch, reason):
+    class Reader:
+        def get_variable_to_shape_map(self):
+            raise reason(None, None, "not now")
+
+    monkeypatch.setattr(tf.train, "load_checkpoint", lambda path: Reader())
+    assert not checkpoints._is_damaged(str(model_dir / "model.ckpt-4"))
+
+
+TWICE = """
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def twice(features, labels, mode):
+    w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
+    if labels is None:
+        return estimator.EstimatorSpec(mode, {"w": w * features["x"]})
+    loss = tf1.reduce_mean(tf1.square(w * features["x"] - labels))
+    step = tf1.train.get_global_step()
+    first = tf1.train.GradientDescentOptimizer(0.01).minimize(loss, step)
+    with tf1.control_dependencies([first]):
+        second = tf1.train.GradientDescentOptimizer(0.01).minimize(loss, step)
+    return estimator.EstimatorSpec(mode, {"w": w}, loss, tf1.group(first, second))
+"""
+
+
+def test_steps_that_read_no_batch_are_told(trained, tmp_path, caplog):
+    (trained / "twice_model.py").write_text(TWICE)
+    given = ["--model_fn", "twice_model:twice", "--set", "optimizer=null"]
+    assert run(trained, "train", *given, model_dir=tmp_path / "run") == 0
+    found = re.search(r"a batch for each step, and here (\d+) steps read (\d+):", caplog.text)
+    assert int(found[1]) == 2 * int(found[2])

@@ -309,7 +309,7 @@ def test_an_input_that_ends_early_is_told(folder, capsys):
         (
             "train",
             ["optimizer.learning_rate=1e30"],
-            "the weights must stay finite numbers, but after step 2 this is not: w : ",
+            "the weights must stay finite numbers, but after step 2 these do not: w.",
         ),
         ("train", ["devices=[/cpu:99]"], "it has no /device:CPU:99, it has /device:CPU:0"),
         ("train", ["devices=99"], "must be at most as many as this machine has, got 99; it has"),

@@ -108,3 +108,12 @@ def test_a_bound_may_be_longer_than_any_run(seconds, has_server):
         timer.start()
         assert session.run(fetched) == 1.0
         timer.join()
+
+
+def test_of_several_bounds_the_shortest_counts():
+    graph = tf.Graph()
+    never = waiting(graph)
+    for seconds in (60.0, 0.2, 30.0):
+        sessions.bound_runs(graph, seconds)
+    with tf1.Session(graph=graph) as session, pytest.raises(tf.errors.DeadlineExceededError):
+        session.run(never)

@@ -107,7 +107,9 @@ def of_function(
     """
     times, each, left = position.times_of(source), position.each, position.start
     if position.length and not position.is_seeded:
-        left %= position.length  # as another order is drawn anyhow, passes are not read again
+        # As another order is drawn anyhow, passes are not read again.
+        done, left = divmod(left, position.length)
+        times = times if times < 0 else max(times - done, 0)
     if each:
         found = each(found if is_batched else found.batch(source.batch_size)).repeat(times)
     else:

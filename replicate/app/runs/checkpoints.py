@@ -21,6 +21,15 @@ _MAX_DIFFERENCES = 3
 _FINISHED = "finished"  # the file with the step whose evaluation and export are done
 _TRAINED = "trained"  # that with the step at which an evaluator's chief has ended
 _UNREADABLE = (tf.errors.OpError, IndexError, RuntimeError, ValueError)
+_MAY_PASS = (  # says nothing of what is in a file
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.NotFoundError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.ResourceExhaustedError,
+    tf.errors.UnavailableError,
+)
 _DAMAGED = ".damaged"  # behind the names of files that are put aside
 _CHUNK = 2**24  # bytes
 _T = TypeVar("_T")
@@ -191,12 +200,14 @@ def _is_damaged(path: str) -> bool:
             with tf.io.gfile.GFile(file, "rb") as opened:
                 while opened.read(_CHUNK):
                     pass
-    except tf.errors.OpError:  # that may pass
+    except tf.errors.OpError:
         return False
     try:
         reader = tf.train.load_checkpoint(path)
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
+    except _MAY_PASS:
+        return False
     except _UNREADABLE:
         return True
     return False

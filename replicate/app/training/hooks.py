@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from replicate import errors, estimator, types
 from replicate import progress as progress_line
 from replicate.app.config import functions
-from replicate.app.console import failures, interrupts, progress
+from replicate.app.console import interrupts, progress
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
 from replicate.strategy.cluster import cluster as clusters
@@ -124,6 +124,7 @@ class TrainingHook(tf1.train.SessionRunHook):
         self._fetched: list[tf.Tensor] = []
         self._last_step = -1
         self._idle_runs = 0
+        self.runs = 0
 
     def begin(self) -> None:
         """See base class."""
@@ -145,6 +146,7 @@ class TrainingHook(tf1.train.SessionRunHook):
                 f"the loss must stay a finite number, but became {now} at step {step}. {_REMEDY}"
             )
         self._need_progress(int(before))
+        self.runs += 1
         self._shown.update(int(before) + 1, float(loss), int(rows[0] if rows else self._rows))
 
     def _need_progress(self, step: int) -> None:
@@ -397,7 +399,7 @@ class _Timer(tf1.train.SecondOrStepTimer):
 class _Saver:
     """A scaffold's Saver, which leaves alone what is the newest checkpoint already.
 
-    Weights that are not finite are not saved: a run would not get on from there.
+    Weights that became infinite or NaN are not saved: a run would not get on from there.
 
     Args:
         scaffold: The scaffold; it has a Saver when its session begins.
@@ -405,13 +407,9 @@ class _Saver:
 
     def __init__(self, scaffold: tf1.train.Scaffold):
         self._scaffold = scaffold
-        self._check = tf.group(
-            *(
-                tf.debugging.check_numerics(one, one.op.name)
-                for one in tf1.trainable_variables()
-                if one.dtype.is_floating
-            )
-        )
+        self._weights = [one for one in tf1.trainable_variables() if one.dtype.is_floating]
+        self._others = [_not_finite(one) for one in self._weights]
+        self._first: Sequence[int] | None = None  # a mask may have -inf from its beginning
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scaffold.saver, name)
@@ -420,14 +418,21 @@ class _Saver:
         self, session: tf1.Session, path: str, global_step: int | None = None, **options: Any
     ) -> str:
         """See `tf.compat.v1.train.Saver.save`."""
+        found = session.run(self._others)
+        self._first = self._first or found
+        numbers = zip(self._weights, self._first, found, strict=True)
+        if bad := ", ".join(one.op.name for one, first, now in numbers if now > first):
+            raise errors.RunError(
+                f"the weights must stay finite numbers, but after step {global_step} these do not: "
+                f"{bad}. {_REMEDY}"
+            )
         newest = tf.train.latest_checkpoint(os.path.dirname(path))
         if newest is not None and newest == f"{path}-{global_step}":
             return newest
-        try:
-            session.run(self._check)
-        except tf.errors.InvalidArgumentError as e:
-            raise errors.RunError(
-                f"the weights must stay finite numbers, but after step {global_step} this is not: "
-                f"{failures.first_lines(e)}. {_REMEDY}"
-            ) from e
         return self._scaffold.saver.save(session, path, global_step=global_step, **options)
+
+
+def _not_finite(weight: tf.Variable) -> tf.Tensor:
+    """Returns how many numbers of a weight are infinite or NaN, found where it is."""
+    with tf1.colocate_with(weight.op, ignore_existing=True):
+        return tf.math.count_nonzero(~tf.math.is_finite(weight))

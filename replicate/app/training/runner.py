@@ -77,7 +77,7 @@ def train(
             except checkpoints.Unreadable as e:
                 checkpoints.fall_back(run.model_dir, e)
                 if task.size > 1 or task.servers:  # the other tasks have begun elsewhere
-                    raise errors.RunError(f"{e} The same command continues.") from e
+                    raise errors.ClusterError(f"{e} The same command continues.") from e
 
 
 def _begin_again(run: running.Run, may_delete: Callable[[Sequence[str]], bool]) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from replicate import errors, estimator, types
+from replicate import errors, estimator, messages, types
 from replicate.app.config import sections
 from replicate.app.console import interrupts
 from replicate.app.data import inputs, reading, section_inputs
@@ -97,6 +97,14 @@ class Steps:
                 saving_listeners=listeners,
             )
         self._shown.finish()
+        made = self._progress.ended_at - self._goal.start
+        if not run.task.servers and made > self._progress.runs:
+            messages.warn(
+                f"A run that continues passes over a batch for each step, and here {made} steps "
+                f"read {self._progress.runs}: it leaves rows out. Increase the global step once a "
+                "batch, or set epochs, and steps by what one epoch reads.",
+                "how-to.md",
+            )
         if run.task.is_chief:
             return checkpoints.step_of(run.model_dir) or 0
         return self._progress.ended_at

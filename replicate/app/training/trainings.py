@@ -168,6 +168,7 @@ class _Training:
         """
         start = self._goal.start
         was_finished = checkpoints.is_finished(self._run.model_dir, start)
+        has_new_rows = any(one.startswith("train.input") for one in _changes(self._run))
         if self._goal.is_reached:
             _write_down(self._run, self._goal)
             step = start
@@ -179,6 +180,12 @@ class _Training:
         if step == start and self.ended_by == running.INPUT:
             if not section_inputs.passed_over(self._run.settings, start):
                 raise errors.RunError("train.input: must have rows, has none. Check its files.")
+            if start and has_new_rows:
+                raise errors.RunError(
+                    "train.input: is another one than that of the run before, and has no rows "
+                    f"behind the {start} batches that are passed over. Set repeat: true, or choose "
+                    "another model_dir."
+                )
             if was_finished and self._outcomes is not None:  # all rows were read before
                 checkpoints.note_finished(self._run.model_dir, step)
                 return Trained(step, False)
