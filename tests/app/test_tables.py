@@ -227,6 +227,17 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, text, fault):
     assert fault in found
 
 
+def test_a_label_of_text_must_not_be_empty(tmp_path):
+    (tmp_path / "d.csv").write_text("x,n,s,y\n1,2,a,1\n1,2, ,1\n")
+    source = csv_input(tmp_path / "d.csv")
+    assert next(csv_files.pieces(source, "k"))["s"].tolist() == [b"a", b" "]
+    labelled = source.model_copy(update={"label": "s"})
+    with pytest.raises(errors.RunError, match=r"d.csv:3: s must be string, got an empty cell"):
+        next(csv_files.pieces(labelled, "k"))
+    filled = labelled.model_copy(update={"defaults": {"s": "none"}, "na_values": (" ",)})
+    assert next(csv_files.pieces(filled, "k"))["s"].tolist() == [b"a", b"none"]
+
+
 def test_a_file_must_exist_and_be_utf8(tmp_path):
     with pytest.raises(errors.RunError, match=r"none.csv: the file must exist"):
         csv_files.read(csv_input(tmp_path / "none.csv"), "k")

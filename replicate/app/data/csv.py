@@ -180,6 +180,8 @@ def _column(cells: Sequence[str], name: str, source: input_config.Csv) -> npt.ND
         cells = [default if _given(cell, dtype) in absent else cell for cell in cells]
     elif source.na_values and dtype != "string" and not absent.isdisjoint(map(str.strip, cells)):
         raise ValueError(name)
+    elif dtype == "string" and name == source.label and not all(map(str.strip, cells)):
+        raise ValueError(name)  # a row without a label is not to be trained on as if it had one
     if dtype == "string":
         return np.array([cell.encode() for cell in cells], object)
     if dtype == "bool":
@@ -217,9 +219,12 @@ def _refuse_first_bad_row(
         row = dict(zip(names, cells, strict=True))
         for name, dtype in source.columns.items():
             text = _given(row[name], dtype)
-            is_absent = not text or text in source.na_values
-            if is_absent and name not in source.defaults and dtype != "string":
-                shown = f"{text!r}, of na_values" if text else "an empty cell"
+            if dtype == "string":  # which may be empty, if it is not the label
+                is_absent = name == source.label and not text.strip()
+            else:
+                is_absent = not text or text in source.na_values
+            if is_absent and name not in source.defaults:
+                shown = f"{text!r}, of na_values" if text.strip() else "an empty cell"
                 raise errors.RunError(
                     f"{place}: {name} must be {dtype}, got {shown}. "
                     f"Fill it in, or give {name} a value in defaults."

@@ -200,7 +200,8 @@ def _ids(columns: Mapping[str, Sequence[object]], label: str | None) -> list[str
 
 
 def _told_of(ids: Sequence[str]) -> list[str]:
-    return [f"{name}: left out, as it is another one in each row" for name in ids]
+    then = "to tell predictions by it, add it to columns and return it from model_fn"
+    return [f"{name}: left out, as it is another one in each row; {then}" for name in ids]
 
 
 def _without(ids: Sequence[str]) -> str:
