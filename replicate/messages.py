@@ -15,6 +15,7 @@ from typing import TextIO
 log = logging.getLogger("replicate")
 _said: set[str] = set()
 _shows_progress = True
+_NO_ESTIMATOR = re.compile(r"module 'tensorflow[\w.]*' has no attribute 'estimator'")
 _CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")
 CLEAR_LINE = "\r\033[K"
 # What TensorFlow logs whatever its level is set to, for Python and grep.
@@ -22,6 +23,16 @@ _LOGGED = (
     "^(WARNING: All log messages before|[IWE][0-9]{4} |[0-9]{4}-[0-9]{2}-[0-9]{2} [^ ]+ [IWE] "
     "|To enable the foll)"
 )
+
+
+def without_estimators(error: BaseException) -> str:
+    """Returns what to do where an error says that TensorFlow has no Estimators, else nothing."""
+    if not _NO_ESTIMATOR.search(str(error)):
+        return ""
+    return (
+        "TensorFlow 2.16 and later have none. Take it from replicate.estimator, or call "
+        "replicate.estimator.install() ahead of that line."
+    )
 
 
 def warn(text: str, page: str) -> None:

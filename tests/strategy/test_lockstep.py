@@ -65,6 +65,13 @@ def test_a_towers_own_exception_wins_over_the_mismatch_that_its_finally_causes()
     assert raised.value.__notes__ == ["raised in tower 1 of 2"]
 
 
+def test_an_error_of_missing_estimators_says_what_to_do():
+    text = "module 'tensorflow' has no attribute 'estimator'"
+    with pytest.raises(AttributeError) as raised, lockstep.noted(0, 1):
+        raise AttributeError(text)
+    assert "replicate.estimator.install()" in raised.value.__notes__[1]
+
+
 def test_towers_that_do_not_run_at_the_same_time_keep_their_order():
     order = []
 

@@ -4,16 +4,12 @@ import re
 import traceback
 from pathlib import Path
 
-from replicate import errors
+from replicate import errors, messages
 
 _LIBRARIES = ("site-packages", "<frozen")
 _LISTINGS = ("Traceback", "Original stack trace", "Detected at node", "Hint: ")
 _MAX_LINES = 3
 _HINTS = {  # what to do, where a message has some words
-    r"module 'tensorflow[\w.]*' has no attribute 'estimator'": (
-        "TensorFlow 2.16 and later have none. Take it from replicate.estimator, or call "
-        "replicate.estimator.install() ahead of that line."
-    ),
     "OOM when allocating tensor": (
         "This device's memory is full. Lower batch_size, and raise accumulate_steps for the same "
         "updates, or use more devices."
@@ -33,7 +29,8 @@ def explain(error: BaseException) -> str:
     """Returns the text for an exception: ours as it is, others with where they arose."""
     if isinstance(error, errors.ReplicateError):
         return str(error)
-    hints = [hint for words, hint in _HINTS.items() if re.search(words, str(error))]
+    hints = list(filter(None, [messages.without_estimators(error)]))
+    hints += [hint for words, hint in _HINTS.items() if re.search(words, str(error))]
     operation = getattr(error, "op", None)  # of TensorFlow's errors
     hints += [f"The operation is {operation.name}."] if operation is not None else []
     return "\n".join([located(error), *hints, "Set REPLICATE_DEBUG=1 to see the traceback."])

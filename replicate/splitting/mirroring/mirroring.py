@@ -65,7 +65,8 @@ def writes(
     roots = {structure.root(op) for op in found} - {None}
     exits = [op for op in graph.get_operations() if roots and op.type in kinds.EXITS]
     exits = [op for op in exits if structure.root(op) in roots and structure.loop(op) is None]
-    return list(dict.fromkeys([*found, *exits]))
+    # NOTE: TensorFlow lists what uses a tensor in an order of addresses.
+    return sorted({*found, *exits}, key=lambda op: op._id)
 
 
 def mirror(written: Written, variables: Sequence[tf.Variable], fetch: list[list[Waited]]) -> Copies:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-from replicate import errors, types
+from replicate import errors, messages, types
 from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
@@ -417,6 +417,8 @@ def noted(tower_id: int, num_towers: int) -> Iterator[None]:
         yield
     except BaseException as failure:
         add_note(failure, f"raised in tower {tower_id} of {num_towers}")
+        if then := messages.without_estimators(failure):
+            add_note(failure, then)
         raise
 
 
