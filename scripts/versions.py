@@ -11,7 +11,7 @@ HEAD = """# Versions
 
 The conformance suite (the contract's behaviour, through public names alone) on every TensorFlow
 that is supported, with every Python that has wheels of it: tests that passed, and those that
-failed, if any. `–`: TensorFlow has no wheels for this Python. Made by `nox` and
+failed, if any. `–`: not run, or TensorFlow has no wheels for this Python. Made by `nox` and
 `scripts/versions.py`.
 """
 
