@@ -18,6 +18,12 @@ from replicate.compat.tensorflow import tf, tf1
 PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)  # a graph that waits for itself is a failure
 
 
+def arrays(path) -> dict[str, np.ndarray]:
+    """Returns the arrays in an npz file, which is closed again."""
+    with np.load(path) as found:
+        return dict(found)
+
+
 def session_config() -> tf1.ConfigProto:
     """A session that runs the graph as it was built, without optimizing it first."""
     config = tf1.ConfigProto(device_count={"CPU": len(tf.config.list_logical_devices("CPU"))})

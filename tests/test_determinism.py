@@ -1,7 +1,6 @@
 """The same seed gives the same bits on the same devices, run after run, process after process."""
 
 import hashlib
-import random
 
 import numpy as np
 import pytest
@@ -51,7 +50,7 @@ def model_of(networks):
 def built(graph, networks, **options):
     """Builds a training on several devices in a graph; returns the loss and the train_op."""
     tf1.set_random_seed(3)
-    random.seed(3)  # Keras 2 draws seeds of its layers there
+    tf.keras.utils.set_random_seed(3)  # Keras 2 draws seeds of its layers from a generator
     tf1.train.create_global_step()
     features = {
         key: tf1.placeholder_with_default(x, [None, *x.shape[1:]]) for key, x in FEATURES.items()

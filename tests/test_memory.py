@@ -3,6 +3,7 @@
 `scripts/soak.py` does the same 200 times, and counts memory.
 """
 
+import functools
 import gc
 import sys
 import threading
@@ -44,7 +45,7 @@ def tables():
     found = {}
     for name, module in list(sys.modules.items()):
         for key, value in vars(module).items() if name.split(".")[0] == "replicate" else ():
-            if hasattr(value, "cache_info"):
+            if isinstance(value, functools._lru_cache_wrapper):
                 found[name, key] = value.cache_info().currsize
             elif (
                 isinstance(value, (dict, list, set, weakref.WeakKeyDictionary)) and key[:2] != "__"

@@ -76,7 +76,7 @@ def require_alike(folder, name, case, expected, workers):
     """Requires of each worker the variables that are expected."""
     far, near = (1e-9, 1e-11) if case.dtype == tf.float64 else (1e-5, 1e-5)
     for worker in range(workers):
-        found = np.load(folder / f"{name}-{worker}.npz")
+        found = exactness.arrays(folder / f"{name}-{worker}.npz")
         for variable, value in expected.items():
             for copy in copies(found, variable):
                 np.testing.assert_allclose(copy, value, far, near, err_msg=variable)
@@ -93,13 +93,13 @@ def test_an_evaluation_of_all_workers_counts_every_row_once(trained, name):
     case = cases.CASES[name]
     expected = one_device(case, "eval", one_device(case, "train"))
     for worker in range(2):
-        found = np.load(trained / f"{name}-{worker}.npz")
+        found = exactness.arrays(trained / f"{name}-{worker}.npz")
         for metric, value in expected.items():
             np.testing.assert_allclose(found[f"metric {metric}"], value, 1e-5, err_msg=metric)
 
 
 def test_what_is_random_is_the_same_in_all_workers(trained):
-    first, second = (np.load(trained / f"noisy-{worker}.npz") for worker in range(2))
+    first, second = (exactness.arrays(trained / f"noisy-{worker}.npz") for worker in range(2))
     assert set(second) == set(first)
     for key in first:
         variable = key.rpartition(" of tower ")[0]
@@ -109,7 +109,8 @@ def test_what_is_random_is_the_same_in_all_workers(trained):
 
 def test_all_end_where_one_of_them_stops(trained):
     steps = [
-        np.load(trained / f"leaving-{worker}.npz")["global_step of tower 0"] for worker in (0, 1)
+        exactness.arrays(trained / f"leaving-{worker}.npz")["global_step of tower 0"]
+        for worker in (0, 1)
     ]
     assert steps == [2, 2]
 
@@ -127,7 +128,9 @@ def test_steps_leave_no_threads_behind(trained, work):
 
 
 def test_no_worker_goes_on_before_the_chief_has_saved(trained):
-    saved = [np.load(trained / f"{cases.SAVED}-{worker}.npz")["saved"] for worker in range(2)]
+    saved = [
+        exactness.arrays(trained / f"{cases.SAVED}-{worker}.npz")["saved"] for worker in range(2)
+    ]
     assert saved == [cases.STEPS, cases.STEPS]
 
 
@@ -136,7 +139,7 @@ def test_the_chief_alone_exports_what_all_have_trained(trained):
     for text in refused:
         assert "The chief of a cluster writes exports" in text
         assert "worker:1 was asked for one" in text
-    found = np.load(trained / f"{cases.SAVED}-1.npz")
+    found = exactness.arrays(trained / f"{cases.SAVED}-1.npz")
     x = np.eye(cases.WIDTH)  # of which w's own rows come out
     expected = np.tanh(found["w of tower 0"] + found["b of tower 0"])
     for path in made:
@@ -150,7 +153,9 @@ def test_the_chief_alone_exports_what_all_have_trained(trained):
 def test_models_of_one_process_share_names_and_no_variables(trained):
     # Their workers trained one after the other, with one server.
     masked = ("momentum_masked", "momentum_masked_single")
-    found = {name: np.load(trained / f"{name}-1.npz") for name in ("wide", "steep", *masked)}
+    found = {
+        name: exactness.arrays(trained / f"{name}-1.npz") for name in ("wide", "steep", *masked)
+    }
     shapes = [found[name]["scale of tower 0"].shape for name in ("wide", "steep")]
     assert shapes == [(), (cases.WIDTH,)]
     dtypes = [found[name]["w of tower 0"].dtype for name in masked]
@@ -167,7 +172,7 @@ def test_the_core_joins_over_workers(trained):
     # The towers' numbers are 1, 2, 3, 4: their sum is 10, their mean 2.5. On the core a loss is
     # a mean over towers: w = 10 - (1 + 2 + 3 + 4) / 4. v is the first worker's 10, and 10 more.
     for worker in range(2):
-        found = np.load(trained / f"core-{worker}.npz")
+        found = exactness.arrays(trained / f"core-{worker}.npz")
         numbers = {key: found[key].tolist() for key in found}
         assert numbers == {
             "sum": 10.0,

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from tests import exactness
 from tests.cluster import forks, once, servers
 from tests.splitting import estimators, servers_acts
 
@@ -58,7 +59,7 @@ def told(ran, name, job="chief"):
 
 
 def values(ran, name, job="chief"):
-    found = np.load(ran / f"{name}-{job}.npz")
+    found = exactness.arrays(ran / f"{name}-{job}.npz")
     return {key.replace("|", "/"): found[key] for key in found}
 
 

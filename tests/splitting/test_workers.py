@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 
+from tests import exactness
 from tests.cluster import cases, once, processes, test_training
 from tests.splitting import workers_models
 from tests.splitting.corpus import running
@@ -116,7 +117,7 @@ def require_trained(folder: pathlib.Path, case: cases.Case, name: str, workers: 
     expected = test_training.one_device(case, "train")
     metrics = test_training.one_device(case, "eval", expected) if case.is_evaluated else {}
     for worker in range(workers):
-        found = np.load(folder / f"{name}-{worker}.npz")
+        found = exactness.arrays(folder / f"{name}-{worker}.npz")
         for variable, value in expected.items():
             key = f"{variable} of tower 0"
             np.testing.assert_allclose(found[key], value, 1e-9, 1e-11, err_msg=key)

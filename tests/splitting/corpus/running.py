@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 from replicate.splitting import splitter
 from tests import exactness
 from tests.splitting.corpus import table
@@ -109,12 +110,15 @@ class Built:
         # Nothing is added to the graph: it is not split yet.
         variables = {v.name: v for v in [*tf1.global_variables(), *tf1.local_variables()]}
         tables = tf1.get_collection(tf1.GraphKeys.TABLE_INITIALIZERS)
+        # What begins as another variable is, such as an average, begins behind that one.
+        behind = [v for v in variables.values() if _begins_as_another(v)]
         session.run([[v.initializer for v in variables.values()], tables])
         for calls in tf1.get_collection("counted by Python"):
             calls.clear()
         trained = tf1.trainable_variables()
         starts = {v.initializer.inputs[1]: first_value(v.shape.as_list()) for v in trained}
         session.run([v.initializer for v in trained], starts)
+        session.run([v.initializer for v in behind if v not in trained])
         now = {key: value for key, value in self.values.items() if not key.startswith("after ")}
         after = {key: value for key, value in self.values.items() if key not in now}
         found = []
@@ -134,6 +138,11 @@ class Built:
             for holders, part in zip((self.features, self.labels), parts, strict=True)
             for key, holder in holders.items()
         }
+
+
+def _begins_as_another(variable: tf.Variable) -> bool:
+    ran = operations.executed_by([variable.initializer])
+    return any(op.type in ("VarIsInitializedOp", "IsVariableInitialized") for op in ran)
 
 
 def faults(setting: Setting) -> list[str]:
