@@ -70,7 +70,7 @@ def of_rows(
     if left and times != 1:
         length = position.length if each else count or _counted(lambda: rows(None), left)
         done, left = divmod(left, length) if length else (0, left)
-        times = times if times < 0 else max(times - done, 0)
+        times = _left_of(times, done)
     kept = None if cached is None else cached(rows(None))
 
     def one_pass(seed: tf.Tensor | None) -> tf.data.Dataset:
@@ -109,13 +109,18 @@ def of_function(
     if position.length and not position.is_seeded:
         # As another order is drawn anyhow, passes are not read again.
         done, left = divmod(left, position.length)
-        times = times if times < 0 else max(times - done, 0)
+        times = _left_of(times, done)
     if each:
         found = each(found if is_batched else found.batch(source.batch_size)).repeat(times)
     else:
         found = found.repeat(times)
         found = found if is_batched else found.batch(source.batch_size)
     return found.skip(left)
+
+
+def _left_of(times: int, done: int) -> int:
+    """Returns how many passes are left; -1: no end."""
+    return times if times < 0 else max(times - done, 0)
 
 
 def _counted(make: Callable[[], tf.data.Dataset], most: int) -> int | None:
