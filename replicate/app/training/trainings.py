@@ -7,7 +7,7 @@ model_dir. Another worker makes the steps. An evaluator, where there is one, doe
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from replicate import errors
@@ -49,19 +49,20 @@ def train(run: running.Run) -> Trained:
     """
     start = checkpoints.step_of(run.model_dir) or 0
     goal, say = running.Goal(run, start), run.display.say
+    changes = _changes(run)
     if goal.is_reached and _is_over(run.settings, start):
         early = goal.reason_at(start) == running.EARLY_STOPPING
         why = f", where it stopped early ({goal.early_reason()})" if early else ""
         say(f"{run.model_dir} is at step {start} already{why}; nothing left to do.")
-        for change in _changes(run):
+        for change in changes:
             say(f"config: {change}")
         say(f"Train on with {goal.more}, or begin again with --fresh.")
         return Trained(start, False)
-    _announce(run, goal)
+    _announce(run, goal, changes)
     began = time.monotonic()
     try:
         with run.stop, run.display:
-            training = _Training(run, goal)
+            training = _Training(run, goal, changes)
             done = training.to_its_end()
     except interrupts.Interrupted:
         raise interrupts.Interrupted(_stopped_text(run, goal)) from None
@@ -71,7 +72,7 @@ def train(run: running.Run) -> Trained:
     return done
 
 
-def _announce(run: running.Run, goal: running.Goal) -> None:
+def _announce(run: running.Run, goal: running.Goal, changes: Sequence[str]) -> None:
     """Says what begins, and what differs from the run before."""
     settings, say, start = run.settings, run.display.say, goal.start
     say(f"{settings.name}: {run.text}")
@@ -83,7 +84,7 @@ def _announce(run: running.Run, goal: running.Goal) -> None:
         say(f"continuing from step {start} in {run.model_dir}, {goal.text('step ')}")
     else:
         say(f"training from step 0 {goal.text()}, in {run.model_dir}")
-    for change in _changes(run) if start else ():
+    for change in changes if start else ():
         say(f"config: {change}")  # of a run that has begun
 
 
@@ -151,8 +152,9 @@ class _Training:
         ended_by: What has ended it, in a word.
     """
 
-    def __init__(self, run: running.Run, goal: running.Goal):
+    def __init__(self, run: running.Run, goal: running.Goal, changes: Sequence[str]):
         self.ended_by = ""
+        self._has_new_rows = any(one.startswith("train.input") for one in changes)
         self._run = run
         self._goal = goal
         self._steps = steps.Steps(run, goal)
@@ -168,7 +170,6 @@ class _Training:
         """
         start = self._goal.start
         was_finished = checkpoints.is_finished(self._run.model_dir, start)
-        has_new_rows = any(one.startswith("train.input") for one in _changes(self._run))
         if self._goal.is_reached:
             _write_down(self._run, self._goal)
             step = start
@@ -180,7 +181,7 @@ class _Training:
         if step == start and self.ended_by == running.INPUT:
             if not section_inputs.passed_over(self._run.settings, start):
                 raise errors.RunError("train.input: must have rows, has none. Check its files.")
-            if start and has_new_rows:
+            if start and self._has_new_rows:
                 raise errors.RunError(
                     "train.input: is another one than that of the run before, and has no rows "
                     f"behind the {start} batches that are passed over. Set repeat: true, or choose "
