@@ -1,0 +1,49 @@
+"""A plugin of pytest: tells coverage which test runs, and keeps how long each takes.
+
+So it is known which tests reach a line, and which of them are the quickest.
+"""
+
+import json
+import os
+import pathlib
+
+import coverage
+import pytest
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "build" / "mutants"
+_durations: dict[str, float] = {}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Gives the lines that are run from here on to a test."""
+    current = coverage.Coverage.current()
+    if current is not None:
+        current.switch_context(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        if current is not None:
+            current.switch_context("")
+
+
+def pytest_runtest_logreport(report):
+    """Adds up what a test takes; one that fails reaches nothing."""
+    before = _durations.get(report.nodeid, 0.0)
+    failed = float("inf") if report.outcome != "passed" else 0.0
+    _durations[report.nodeid] = before + report.duration + failed
+
+
+def pytest_sessionfinish(session):
+    """Writes the durations of this process."""
+    if not hasattr(session.config, "workerinput") and _durations:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        (FOLDER / f"durations-{os.getpid()}.json").write_text(json.dumps(_durations))
+
+
+def seconds_of() -> dict[str, float]:
+    """Returns how long each test took that passed."""
+    durations: dict[str, float] = {}
+    for kept in FOLDER.glob("durations-*.json"):
+        durations |= json.loads(kept.read_text())
+    return {test: took for test, took in durations.items() if took < float("inf")}
