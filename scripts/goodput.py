@@ -3,18 +3,21 @@
 
     scripts/goodput.py
     scripts/goodput.py --kills 10 --every 30 --save-steps 50
+    scripts/goodput.py --workers 1:2
 
 Trains configs/digits.yaml by `replicate launch --restarts` and kills a worker that is drawn
-(the chief is one of them) at regular intervals.
+(the chief is one of them) at regular intervals. With `--workers MIN:MAX` it goes on with those that
+are left, and takes lost ones in again.
 
-    goodput = steps that are saved in the end * seconds of a step / seconds from the start to then
+    goodput = sum of (steps that a start saved * its seconds of a step) / all seconds
 
-The seconds of a step are those of the same launch, from the first new checkpoint after a start to
-the last one before a kill. So all else counts as lost: the first start, what is found to be dead,
+A start is one of all processes together; its seconds of a step are those from its first new
+checkpoint to its last one. So all else counts as lost: the first start, what is found to be dead,
 the delays, the restarts, the steps that are repeated.
 """
 
 import argparse
+import itertools
 import os
 import pathlib
 import random
@@ -34,20 +37,18 @@ from replicate.app.cluster import launcher  # noqa: E402
 LONGEST = 300.0  # seconds until the next checkpoint
 
 
-class Stretch(NamedTuple):
-    """What was saved between two kills.
+class Saved(NamedTuple):
+    """A new checkpoint.
 
     Attributes:
-        first: When the first new checkpoint was there, in seconds from the start of the launch.
-        steps: How many steps were made between the first new checkpoint and the last one.
-        seconds: How long these took.
-        saved: The step of the last one.
+        step: Its step.
+        seconds: When it was there, in seconds from the start of the launch.
+        start: After how many starts of the processes.
     """
 
-    first: float
-    steps: int
+    step: int
     seconds: float
-    saved: int
+    start: int
 
 
 class Launch:
@@ -61,7 +62,7 @@ class Launch:
     def __init__(self, model_dir: pathlib.Path, options: argparse.Namespace):
         self._model_dir = model_dir
         command = [sys.executable, "-m", "replicate", "launch", str(TOP / "configs/digits.yaml")]
-        command += ["--workers", str(options.workers), "--restarts", "1000"]
+        command += ["--workers", options.workers, "--restarts", "1000"]
         command += ["--model-dir", str(model_dir), "--train.steps", "1000000000"]
         command += ["--train.save_checkpoints_steps", str(options.save_steps)]
         command += ["--devices", "{cpu: 1}", "--eval", "null", "--export", "null"]
@@ -83,9 +84,9 @@ class Launch:
         """The time since it was started."""
         return time.monotonic() - self._began
 
-    def watch(self, end: float) -> Stretch:
+    def watch(self, end: float) -> list[Saved]:
         """Looks at it until so many seconds after its start, and for two new checkpoints."""
-        seen: list[tuple[int, float]] = []
+        seen: list[Saved] = []
         known = launcher.saved_step(str(self._model_dir)) or 0
         while self.seconds < end or len(seen) < 2:
             if self._process.poll() is not None or self.seconds > end + LONGEST:
@@ -93,17 +94,33 @@ class Launch:
             step = launcher.saved_step(str(self._model_dir)) or 0
             if step > known:
                 known = step
-                seen.append((step, self.seconds))
+                seen.append(Saved(step, self.seconds, len(self._numbers("chief-0"))))
             time.sleep(0.02)
-        (begun, first), (saved, last) = seen[0], seen[-1]
-        return Stretch(first, saved - begun, last - first, saved)
+        return seen
 
     def kill(self, drawn: random.Random) -> str:
         """Kills a worker; returns its name."""
-        log = drawn.choice(sorted(self._model_dir.glob("logs/*.log")))
-        numbers = re.findall(r"^==== process (\d+)$", log.read_text(errors="replace"), re.MULTILINE)
-        os.kill(int(numbers[-1]), signal.SIGKILL)
-        return log.stem
+        names = sorted(one.stem for one in self._model_dir.glob("logs/*.log"))
+        running: dict[str, int] = {}
+        while not running:  # they may just be started again
+            last = {name: number for name in names for number in self._numbers(name)[-1:]}
+            running = {name: number for name, number in last.items() if self._runs(number)}
+        name = drawn.choice(list(running))
+        os.kill(running[name], signal.SIGKILL)
+        return name
+
+    def _numbers(self, name: str) -> list[int]:
+        """Returns the number of each process that a task had."""
+        text = (self._model_dir / "logs" / f"{name}.log").read_text(errors="replace")
+        return list(map(int, re.findall(r"^==== process (\d+)$", text, re.MULTILINE)))
+
+    def _runs(self, number: int) -> bool:
+        """Tells whether a process is one of the launcher's; another may have the number later."""
+        try:
+            status = pathlib.Path(f"/proc/{number}/status").read_text(encoding="utf-8")
+        except OSError:
+            return False
+        return f"\nPPid:\t{self._process.pid}\n" in status
 
 
 def main() -> int:
@@ -111,30 +128,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two kills")
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", default="2", help="also MIN:MAX")
     parser.add_argument("--save-steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    drawn, seen, killed = random.Random(options.seed), [], 0.0
+    drawn, seen, killed = random.Random(options.seed), list[Saved](), 0.0
     with tempfile.TemporaryDirectory() as name, Launch(pathlib.Path(name, "run"), options) as run:
         for number in range(1, options.kills + 2):
-            seen.append(run.watch(number * options.every))
+            new = run.watch(number * options.every)
             if number > 1:
-                print(f"{seen[-1].first - killed:.1f} s to the next checkpoint", flush=True)
+                print(f"{new[0].seconds - killed:.1f} s to the next checkpoint", flush=True)
+            seen += new
             if number <= options.kills:
                 killed, who = run.seconds, run.kill(drawn)
-                print(f"{who} killed, step {seen[-1].saved} saved; ", end="", flush=True)
-        _tell(seen, run.seconds)
+                print(f"{who} killed, step {seen[-1].step} saved; ", end="", flush=True)
+        _tell(seen, run.seconds, options.kills)
     return 0
 
 
-def _tell(seen: list[Stretch], seconds: float) -> None:
-    per_step = sum(one.seconds for one in seen) / sum(one.steps for one in seen)
-    saved, start, kills = seen[-1].saved, seen[0].first, len(seen) - 1
-    useful = saved * per_step
-    each = (seconds - start - useful) / kills
-    print(f"{1 / per_step:.1f} steps/s; {start:.1f} s from the start to the first checkpoint")
-    print(f"{saved} steps saved after {seconds:.0f} s; {each:.1f} s lost by each of {kills} kills")
+def _tell(seen: list[Saved], seconds: float, kills: int) -> None:
+    useful, before = 0.0, Saved(0, 0.0, 0)
+    for start, listed in itertools.groupby(seen, lambda one: one.start):
+        saved = list(listed)
+        first, last = saved[0], saved[-1]
+        made, took = last.step - first.step, last.seconds - first.seconds
+        gap, new = first.seconds - before.seconds, last.step - before.step
+        print(f"start {start}: {gap:.1f} s without a checkpoint, then {new} steps saved", end="")
+        print(f", {made / took:.1f} a second" if made else "")
+        useful += new * took / made if made else 0.0
+        before = last
+    first_start = seen[0].seconds
+    print(f"{first_start:.1f} s from the start to the first checkpoint")
+    lost = f"{(seconds - first_start - useful) / kills:.1f} s lost by each of {kills} kills"
+    print(f"{before.step} steps saved after {seconds:.0f} s; {lost}")
     print(f"goodput: {useful / seconds:.0%}")
 
 

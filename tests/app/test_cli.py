@@ -387,7 +387,10 @@ def test_who_has_no_memory_left_is_told_what_did_not_fit_and_what_to_do():
     with tf.Graph().as_default():
         error = tf.errors.ResourceExhaustedError(None, tf.zeros([9, 9], name="large").op, reason)
     text = failures.explain(error)
-    assert f"ResourceExhaustedError: {reason}\nThis device's memory is full. Lower" in text
+    assert f"ResourceExhaustedError: {reason}\n" in text
+    assert (
+        "This device's memory is full: 324 bytes do not fit. Lower batch_size" in text
+    )  # 9 * 9 * 4
     assert "The operation is large." in text
 
 

@@ -16,7 +16,7 @@ import pytest
 from rich import console
 
 from replicate import errors
-from replicate.app.cluster import launcher, view
+from replicate.app.cluster import launcher, places, view
 from replicate.app.command import cli
 from replicate.app.console import progress
 from tests.cluster import processes
@@ -71,10 +71,10 @@ print("result of", name)
 # A launcher of its own process: `python -c LAUNCHER FOLDER`.
 LAUNCHER = """
 import pathlib, sys
-from replicate.app.cluster import launcher
+from replicate.app.cluster import launcher, places
 from replicate.app.console import interrupts, progress
 folder = sys.argv[1]
-wanted = launcher.Wanted(2, 0, False, 2)
+wanted = launcher.Wanted(places.Size(2, 2), 0, False, 2)
 command = lambda name: [sys.executable, folder + "/child.py", name, folder]
 try:
     with interrupts.terminable():
@@ -97,7 +97,7 @@ def launch(folder, workers=2, ps=0, evaluator=False, grace=2.0, display=None, **
     """Launches children that do what is said; returns what they gave to stdout."""
     names = {name.replace("_", ":"): one for name, one in what.items()}
     (folder / "what.json").write_text(json.dumps(names))
-    wanted = launcher.Wanted(workers, ps, evaluator, grace)
+    wanted = launcher.Wanted(places.Size(workers, workers), ps, evaluator, grace)
 
     def command(name):
         return [sys.executable, str(folder / "child.py"), name, str(folder)]
@@ -348,7 +348,7 @@ def test_who_has_ended_as_asked_is_not_named(code, expected):
 def test_logs_need_a_folder_of_this_machine():
     with pytest.raises(errors.ConfigError, match="must be a folder of this machine"):
         launcher.launch(
-            launcher.Wanted(1, 0, False, 1), lambda name: [], "gs://b/run",
+            launcher.Wanted(places.Size(1, 1), 0, False, 1), lambda name: [], "gs://b/run",
             progress.Display(True),
         )  # fmt: skip
 

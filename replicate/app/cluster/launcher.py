@@ -11,12 +11,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from replicate import errors
-from replicate.app.cluster import lifeline, process, view
+from replicate.app.cluster import lifeline, places, process, view
 from replicate.app.console import interrupts, progress
 from replicate.app.runs import folders
 
@@ -24,22 +24,21 @@ _HOST = "127.0.0.1"
 SCRIPT = (sys.executable, "-m", lifeline.__name__)  # runs a command that knows of no launcher
 _PAUSE = 0.05  # seconds between two looks at the processes
 _LAST_LINES = 12
-_FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0  # seconds before a restart; each is twice the last
 
 
 class Wanted(NamedTuple):
     """What is to be launched.
 
     Attributes:
-        workers: How many workers, the chief among them.
+        workers: How many workers, the chief among them; a fixed number beside servers.
         servers: How many parameter servers.
         evaluator: Whether an evaluator.
         grace: How many seconds processes have to end that are asked to.
         has_result: Whether the chief and the evaluator write a result to stdout, apart from logs.
-        restarts: How often all of them may be started again because one is lost.
+        restarts: How often they may be started again because one is lost.
     """
 
-    workers: int
+    workers: places.Size
     servers: int
     evaluator: bool
     grace: float
@@ -55,8 +54,8 @@ def launch(
 ) -> list[str]:
     """Runs a cluster to its end; none of its processes is there afterwards.
 
-    If a process is lost, the whole cluster is started again, on other ports: it goes on from its
-    last checkpoint.
+    If a process is lost, or a lost worker may return, the cluster is ended and started again, on
+    other ports: it goes on from its last checkpoint, with the workers that there are then.
 
     Args:
         wanted: What is to be launched.
@@ -84,73 +83,61 @@ def launch(
         leave.enter_context(folders.launching(logs))
         leave.enter_context(display)
         stop = leave.enter_context(interrupts.StopRequest(lambda: _kill(processes)))
-        restarts = _Restarts(wanted, model_dir, display)
+        display.say(f"logs: {logs}")
+        members = places.Places(wanted.workers, wanted.restarts, saved_step(model_dir))
         while True:
             try:
-                with _started(wanted, logs, command, processes):
-                    if restarts.made == 0:
-                        display.say(f"logs: {logs}")
-                    cluster = _Cluster(wanted, processes, model_dir, display)
-                    return cluster.to_its_end(stop, restarts.are_left)
-            except _LostProcess as e:
-                restarts.wait(str(e), stop)
+                with _started(wanted, len(members), logs, command, processes):
+                    return _Cluster(wanted, processes, model_dir, display).to_its_end(stop, members)
+            except _EndedEarly as e:
+                delay, text = _arranged(members, e, wanted, saved_step(model_dir))
+                display.say(text)
+            end = time.monotonic() + delay
+            while time.monotonic() < end and not stop.requested:
+                time.sleep(_PAUSE)
+            if stop.requested:
+                raise interrupts.Interrupted(f"stopped; {_saved(wanted, model_dir)}")
 
 
-class _LostProcess(Exception):
-    """A process is lost, and a restart may help; the text says which one, and how it ended."""
-
-
-class _Restarts:
-    """Counts restarts, and waits before each of them: longer if the last one brought no progress.
+class _EndedEarly(Exception):
+    """A cluster has ended, and is to be started again.
 
     Args:
-        wanted: What is launched.
-        model_dir: Where the training is.
-        display: Where it is told.
-
-    Attributes:
-        made: How many there were.
+        lost: Which processes are lost, by number, and how each one ended; none: all were asked to
+            end, for lost workers may return.
     """
 
-    def __init__(self, wanted: Wanted, model_dir: str, display: progress.Display):
-        self.made = 0
-        self._wanted = wanted
-        self._model_dir = model_dir
-        self._display = display
-        self._delay = _FIRST_DELAY
-        self._step = saved_step(model_dir)
+    def __init__(self, lost: Mapping[int, str]):
+        super().__init__()
+        self.lost = lost
 
-    @property
-    def are_left(self) -> bool:
-        """Whether there may be another one."""
-        return self.made < self._wanted.restarts
 
-    def wait(self, lost: str, stop: interrupts.StopRequest) -> None:
-        """Tells why and where the cluster goes on, and waits until it is to be started.
-
-        Raises:
-            Interrupted: If a signal came.
-        """
-        before, self._step = self._step, saved_step(self._model_dir)
-        delay = _FIRST_DELAY if self._step != before else self._delay
-        self._delay = min(2 * delay, _LONGEST_DELAY)
-        self.made += 1
-        where = "" if self._step is None else f" from step {self._step}"
-        if self._step is None and self._wanted.has_result:
-            where = " from the start"
-        self._display.say(
-            f"{lost}; restart {self.made} of {self._wanted.restarts}{where} in {delay:g} s"
-        )
-        end = time.monotonic() + delay
-        while time.monotonic() < end and not stop.requested:
-            time.sleep(_PAUSE)
-        if stop.requested:
-            raise interrupts.Interrupted(f"stopped; {_saved(self._wanted, self._model_dir)}")
+def _arranged(
+    members: places.Places, ended: _EndedEarly, wanted: Wanted, step: int | None
+) -> tuple[float, str]:
+    """Arranges with whom a cluster goes on; returns in how many seconds, and tells it."""
+    before = len(members)
+    if ended.lost:
+        delay = members.lose([number for number in ended.lost if number < before], step)
+        text = f"{', '.join(ended.lost.values())}; restart {members.restarts} of {wanted.restarts}"
+        when = f" in {delay:g} s" if delay else " at once"
+    else:
+        members.take_in()
+        names = [f"worker:{number - 1}" for number in range(before, len(members))]
+        delay, text, when = 0.0, f"taken in: {', '.join(names)}; goes on", ""
+    if step is not None:
+        text += f" from step {step}"
+    elif wanted.has_result:
+        text += " from the start"
+    if not wanted.workers.is_fixed:
+        text += f" with {len(members)} of {wanted.workers.most} workers"
+    return delay, f"{text}{when}"
 
 
 @contextlib.contextmanager
 def _started(
     wanted: Wanted,
+    workers: int,
     logs: str,
     command: Callable[[str], Sequence[str]],
     processes: list[process.Process],
@@ -158,8 +145,9 @@ def _started(
     """While entered, a list has the processes of a cluster; they are ended on the way out."""
     with contextlib.ExitStack() as leave:
         leave.callback(processes.clear)
-        ports = leave.enter_context(_held_ports(wanted.workers + wanted.servers))
-        for start in _planned(wanted, [f"{_HOST}:{port}" for port in ports], logs, command):
+        ports = leave.enter_context(_held_ports(workers + wanted.servers))
+        addresses = [f"{_HOST}:{port}" for port in ports]
+        for start in _planned(wanted, workers, addresses, logs, command):
             processes.append(leave.enter_context(contextlib.closing(process.Process(start))))
         yield
 
@@ -171,6 +159,7 @@ def _kill(processes: Sequence[process.Process]) -> None:
 
 def _planned(
     wanted: Wanted,
+    workers: int,
     addresses: Sequence[str],
     logs: str,
     command: Callable[[str], Sequence[str]],
@@ -179,18 +168,19 @@ def _planned(
 
     Args:
         wanted: What is to be launched.
+        workers: How many of them are workers.
         addresses: Those of the workers, then of the parameter servers.
         logs: The folder of their logs.
         command: Returns the command line of the process of a name.
     """
-    jobs = {"chief": [addresses[0]], "worker": list(addresses[1 : wanted.workers])}
-    jobs["ps"] = list(addresses[wanted.workers :])
+    jobs = {"chief": [addresses[0]], "worker": list(addresses[1:workers])}
+    jobs["ps"] = list(addresses[workers:])
     jobs = {job: listed for job, listed in jobs.items() if listed}
     tasks = [(job, index) for job, listed in jobs.items() for index in range(len(listed))]
     tasks += [("evaluator", 0)] if wanted.evaluator else []
     # Others are to find this package, too, wherever it was found.
-    places = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
-    path = os.pathsep.join(filter(None, places))
+    found = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")]
+    path = os.pathsep.join(filter(None, found))
     for job, index in tasks:
         name = f"{job}:{index}"
         told = {"cluster": jobs, "task": {"type": job, "index": index}}
@@ -241,54 +231,68 @@ class _Cluster:
         self._done_at: float | None = None  # since when the training is over
         self._ends_at: float | None = None  # when those that were asked to end are killed
 
-    def to_its_end(self, stop: interrupts.StopRequest, may_restart: bool) -> list[str]:
-        """Waits for the end, and sees to it where one fails; see `launch`.
+    def to_its_end(self, stop: interrupts.StopRequest, members: places.Places) -> list[str]:
+        """Waits for the end, and sees to it where one fails or may return; see `launch`.
 
         Raises:
-            _LostProcess: If one failed that a restart may help, and there may be one.
+            _EndedEarly: If the cluster is to be started again.
         """
         shown = view.View(self._display, self._processes)
-        failed = None
-        while self._running():
+        failed: list[process.Process] = []
+        while running := self._running():
             time.sleep(_PAUSE)
             shown.look()
-            if failed is None and not stop.requested:
+            if not failed and not stop.requested:
                 failed = self._failed()
-            if failed is not None and may_restart and self._is_vain_without(failed):
+            if failed and members.may_restart and self._is_vain_without(failed[0]):
                 _kill(self._processes)
-            elif failed is not None or stop.requested:
+            elif failed or stop.requested:
                 self._end_all()
             elif self._is_done():
                 self._end_idle()
+            elif members.is_one_due and (self._ends_at or len(running) == len(self._processes)):
+                self._end_all()
         shown.look()
         shown.close()
         if stop.requested:
             raise interrupts.Interrupted(f"stopped; {_saved(self._wanted, self._model_dir)}")
         failed = failed or self._failed()
-        if failed is not None and may_restart and not failed.is_refused:
-            raise _LostProcess(f"{failed.name} {_end_of(failed)}")
-        if failed is not None:
-            raise self._fault(failed)
+        if failed and members.may_restart and not failed[0].is_refused:
+            raise _EndedEarly(self._lost(failed))
+        if failed:
+            raise self._fault(failed[0])
+        if not self._is_done():
+            raise _EndedEarly({})
         return [one.result() for one in self._processes if one.name in view.SHOWN]
 
     def _running(self) -> list[process.Process]:
         return [one for one in self._processes if not one.has_ended()]
 
-    def _failed(self) -> process.Process | None:
-        """Returns the process that has failed; of several, one that was refused or killed.
+    def _failed(self) -> list[process.Process]:
+        """Returns the processes that have failed, first one that was refused or killed.
 
         Where servers keep what is trained, nothing fails any more when the training is over: all is
         saved, and whoever still made a step made it for nobody.
         """
         if self._wanted.servers and self._is_done():
-            return None
+            return []
         asked = self._ends_at is not None
         wrong = [
             one
             for one in self._processes
             if one.code and not (asked and one.code in process.AS_ASKED)
         ]
-        return min(wrong, key=lambda one: (not one.is_refused, one.code or 0), default=None)
+        return sorted(wrong, key=lambda one: (not one.is_refused, one.code or 0))
+
+    def _lost(self, failed: Sequence[process.Process]) -> dict[int, str]:
+        """Tells of each process that is lost how it ended, by its number.
+
+        Those are lost that were killed. An exit code may follow from another one's end, so without
+        a killed one the first is.
+        """
+        lost = [one for one in failed if (one.code or 0) < 0] or failed[:1]
+        numbered = enumerate(self._processes)
+        return {number: f"{one.name} {_end_of(one)}" for number, one in numbered if one in lost}
 
     def _is_vain_without(self, lost: process.Process) -> bool:
         """Tells whether those that are left cannot save before they end, so need not be asked to.

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol
 
 import replicate
 from replicate import errors
+from replicate.app.cluster import places
 from replicate.app.command import completion
 from replicate.app.config import catalog
 
@@ -227,13 +228,15 @@ def _add_train(commands: _Commands) -> None:
 def _add_launch(commands: _Commands) -> None:
     text = "train a config, or run a command, in several processes of this machine: a local cluster"
     made = _add(commands, "launch", text, "*")
-    workers = "how many workers, the chief among them"
-    made.add_argument("--workers", metavar="N", type=_count, required=True, help=workers)
+    workers = "how many workers, the chief among them; with MIN:MAX it begins with MAX, goes on at "
+    workers += "once with those that are left, at least MIN, and takes lost ones in again later"
+    made.add_argument("--workers", metavar="N|MIN:MAX", type=_size, required=True, help=workers)
     servers = "parameter servers, which keep the variables"
     made.add_argument("--ps", metavar="M", type=_count_or_none, help=servers)
     _add_flag(made, "--evaluator", "one more process evaluates, in the chief's place")
-    restarts = "if a process is lost, start all again, from the last checkpoint, at most R times"
-    made.add_argument("--restarts", metavar="R", type=_count_or_none, default=0, help=restarts)
+    restarts = "if a process is lost, start all again, from the last checkpoint, at most R times; "
+    restarts += f"else 0, or {places.Size(1, 2).restarts} with MIN:MAX"
+    made.add_argument("--restarts", metavar="R", type=_count_or_none, help=restarts)
     _add_json(made, "what it came to")
 
 
@@ -412,6 +415,14 @@ def _count(text: str, least: int = 1) -> int:
 
 def _count_or_none(text: str) -> int:
     return _count(text, 0)
+
+
+def _size(text: str) -> places.Size:
+    least, colon, most = text.partition(":")
+    size = places.Size(_count(least), _count(most if colon else least))
+    if size.least > size.most:
+        raise argparse.ArgumentTypeError(f"must be N or MIN:MAX, MIN at most MAX, got {text!r}")
+    return size
 
 
 def _positive(text: str) -> float:

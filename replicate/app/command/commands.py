@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 
 from replicate import errors, messages
-from replicate.app.cluster import launcher, view
+from replicate.app.cluster import launcher, places, view
 from replicate.app.command import requests
 from replicate.app.config import config, sections
 from replicate.app.console import interrupts, progress
@@ -51,22 +51,26 @@ def launch(request: requests.Request) -> None:
     """Trains in several processes."""
     options, servers = request.options, request.options.ps or 0
     display = progress.Display(options.quiet)
+    size: places.Size = options.workers
+    restarts = size.restarts if options.restarts is None else options.restarts
+    if servers and not size.is_fixed:
+        raise errors.ConfigError(
+            f"--workers: must be a number beside --ps, got {size.least}:{size.most}: with "
+            "parameter servers each worker makes steps of its own, so what comes out depends on "
+            f"how many there are. Write --workers {size.most}."
+        )
     if options.script:
         grace = sections.Cluster().grace
-        wanted = launcher.Wanted(
-            options.workers, servers, options.evaluator, grace, False, options.restarts
-        )
+        wanted = launcher.Wanted(size, servers, options.evaluator, grace, False, restarts)
         line = [*launcher.SCRIPT, *options.script]
         launcher.launch(wanted, lambda name: line, options.model_dir or "", display)
         return
     settings = request.settings
-    settings.require_cluster(options.workers, servers)
+    settings.require_cluster(size.most, servers)
     if options.evaluator and settings.eval is None:
         raise errors.ConfigError("--evaluator: must come with an eval section. Add one.")
     evaluator = options.evaluator or settings.cluster.evaluator
-    wanted = launcher.Wanted(
-        options.workers, servers, evaluator, settings.cluster.grace, restarts=options.restarts
-    )
+    wanted = launcher.Wanted(size, servers, evaluator, settings.cluster.grace, restarts=restarts)
     found = launcher.launch(wanted, _launched(request, evaluator), settings.model_dir, display)
     # An evaluator, if there is one, has done what follows from the chief's checkpoints.
     print(found[-1], end="", file=request.out)
