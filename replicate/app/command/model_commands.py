@@ -20,7 +20,8 @@ def train(request: requests.Request) -> None:
     may_delete = _asks_before(request)
     # A launcher shows what is in the log at once, and stdout, the result, in the end.
     is_apart = request.launcher is not None and not is_told
-    with json_output.alone() if is_apart else contextlib.nullcontext():
+    apart = json_output.alone() if is_apart else contextlib.nullcontext()
+    with apart, description.foretold(settings):
         if request.options.fast_dev_run:
             done = trials.run(settings, _display(request), request.line)
         else:

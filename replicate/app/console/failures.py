@@ -1,5 +1,6 @@
 """What went wrong, as text for the person who ran the command."""
 
+import math
 import re
 import traceback
 from pathlib import Path
@@ -9,12 +10,8 @@ from replicate import errors, messages
 _LIBRARIES = ("site-packages", "<frozen")
 _LISTINGS = ("Traceback", "Original stack trace", "Detected at node", "Hint: ")
 _MAX_LINES = 3
-_HINTS = {  # what to do, where a message has some words
-    "OOM when allocating tensor": (
-        "This device's memory is full. Lower batch_size, and raise accumulate_steps for the same "
-        "updates, or use more devices."
-    ),
-}
+_NO_MEMORY = re.compile(r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)")
+_BITS = {"float": 32, "double": 64, "half": 16, "bool": 8}  # others have the number in their names
 _PREFIXES = (  # what TensorFlow puts before a message, in this order
     re.compile(r"^Graph execution error:\s*"),
     re.compile(r"^\d+ root error\(s\) found\.\s*"),
@@ -30,10 +27,26 @@ def explain(error: BaseException) -> str:
     if isinstance(error, errors.ReplicateError):
         return str(error)
     hints = list(filter(None, [messages.without_estimators(error)]))
-    hints += [hint for words, hint in _HINTS.items() if re.search(words, str(error))]
+    hints += _without_memory(str(error))
     operation = getattr(error, "op", None)  # of TensorFlow's errors
     hints += [f"The operation is {operation.name}."] if operation is not None else []
+    hints += getattr(error, "__notes__", [])
     return "\n".join([located(error), *hints, "Set REPLICATE_DEBUG=1 to see the traceback."])
+
+
+def _without_memory(message: str) -> list[str]:
+    """Returns what did not fit and what to do, where a device has no memory left."""
+    found = _NO_MEMORY.search(message)
+    if found is None:
+        return []
+    digits = re.search(r"\d+", found[2])
+    bits = _BITS.get(found[2]) or int(digits[0] if digits else 0)
+    count = math.prod(int(length) for length in found[1].split(",") if length)
+    size = f": {count * bits // 8:,} bytes do not fit" if bits else ""
+    return [
+        f"This device's memory is full{size}. Lower batch_size, and raise accumulate_steps for the "
+        "same updates; use more devices; or keep variables on several, with strategy: balanced."
+    ]
 
 
 def located(error: BaseException) -> str:

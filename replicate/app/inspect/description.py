@@ -4,16 +4,18 @@ The training graph is built as a training builds it, over a batch of the config'
 measured. Nothing runs, and no checkpoint is looked at.
 """
 
+import contextlib
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from replicate import estimator, model_fn
+from replicate import errors, estimator, model_fn
+from replicate.app.cluster import tasks
 from replicate.app.config import config, sections
 from replicate.app.data import section_inputs
-from replicate.app.inspect import scaling, traffic
+from replicate.app.inspect import memory, scaling, traffic
 from replicate.app.training import estimators
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
@@ -59,6 +61,8 @@ class Device(NamedTuple):
         bytes: Of these copies, as far as they are known.
         operations: How many operations of a training step run there.
         of_tower: How many of a step are the tower's part of a graph that is split by rows.
+        peak: How many bytes a step needs there at least: those of variables, and of what else is
+            there at one moment. See `memory`.
     """
 
     name: str
@@ -67,6 +71,7 @@ class Device(NamedTuple):
     bytes: int
     operations: int
     of_tower: int = 0
+    peak: int = 0
 
 
 class Description(NamedTuple):
@@ -144,16 +149,43 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         cluster = None
         if wanted is not None:
             cluster = scaling.measured(step, wanted, len(workers), rows)
+        counts, places = traffic.row_counts(graph, rows), traffic.Places()
+        held = memory.held(step, places, traffic.Sizes(counts, shape_of))
     return Description(
         settings.name,
         _name(settings.strategy, len(workers), wanted),
         rows,
         variables,
-        tuple(_devices(step, variables, workers, split is not None)),
-        tuple(traffic.transfers(step, traffic.row_counts(graph, rows), shape_of)),
+        tuple(_devices(step, variables, workers, held, split is not None)),
+        tuple(traffic.transfers(step, counts, shape_of)),
         cluster,
         split,
     )
+
+
+@contextlib.contextmanager
+def foretold(settings: config.Config) -> Iterator[None]:
+    """Adds to an error of a training that has no memory left how much it needs, for each device."""
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as e:
+        with contextlib.suppress(errors.ReplicateError, tf.errors.OpError):
+            task = tasks.of(settings)
+            is_alone = task.size == 1 and not task.servers
+            wanted = None if is_alone else scaling.Wanted(task.size, len(task.servers))
+            vars(e).setdefault("__notes__", []).append(_needs(describe(settings, wanted)))
+        raise
+
+
+def _needs(found: Description) -> str:
+    """Returns how much memory each device needs at least, as a sentence."""
+    each = (
+        f"{short(one.name)} {one.peak:,} bytes ({one.bytes:,} of them variables)"
+        for one in found.devices
+        if one.peak
+    )
+    rows = f"{found.batch_size} row{'s' if found.batch_size > 1 else ''}"
+    return f"A step of {rows} needs at least, by the shapes of its graph: {', '.join(each)}."
 
 
 def _workers(described: estimators.Described) -> Sequence[str]:
@@ -211,7 +243,11 @@ def _measured(variable: tf.Variable, kind: str) -> Variable:
 
 
 def _devices(
-    step: traffic.Step, variables: Sequence[Variable], workers: Sequence[str], is_split: bool
+    step: traffic.Step,
+    variables: Sequence[Variable],
+    workers: Sequence[str],
+    tensors: Mapping[str, int],
+    is_split: bool,
 ) -> Iterator[Device]:
     """Yields the towers' devices, then all others that hold or do something."""
     executed, places = operations.executed_by(step), traffic.Places()
@@ -222,4 +258,5 @@ def _devices(
     for name in (*workers, *sorted({*counts, *held} - set(workers))):
         own = [variable.bytes or 0 for variable in variables if name in variable.devices]
         tower = workers.index(name) if name in workers else None
-        yield Device(name, tower, len(own), sum(own), counts[name], parts[str(tower)])
+        peak = sum(own) + tensors.get(name, 0)
+        yield Device(name, tower, len(own), sum(own), counts[name], parts[str(tower)], peak)
