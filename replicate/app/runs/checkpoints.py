@@ -222,7 +222,8 @@ def _write_state(folder: str, names: Sequence[str]) -> None:
     """Lists checkpoints, the newest last; relative to the folder, so that a run may be moved."""
     # NOTE: TensorFlow takes a name beside a relative folder to be relative to where we are.
     shown = [name if os.path.isabs(folder) else os.path.join(folder, name) for name in names]
-    tf1.train.update_checkpoint_state(folder, shown[-1], shown)
+    state = tf1.train.generate_checkpoint_state_proto(folder, shown[-1], shown)
+    atomic_files.write_text(os.path.join(folder, "checkpoint"), str(state))
 
 
 @contextlib.contextmanager

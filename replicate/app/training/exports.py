@@ -14,7 +14,7 @@ from replicate.app.console import json_output
 from replicate.app.data import inputs, section_inputs
 from replicate.app.runs import atomic_files, folders
 from replicate.app.training import features_read, improvement
-from replicate.compat.tensorflow import tf, tf1
+from replicate.compat.tensorflow import tf
 from replicate.exporting import export
 
 _RECORD = "evaluation.json"  # below assets.extra: the metrics of the model beside it
@@ -195,13 +195,14 @@ def receiver_fn(
 
 
 def signatures(path: str) -> dict[str, dict[str, dict[str, str]]]:
-    """Loads a SavedModel and returns its signatures.
+    """Returns the signatures of a SavedModel.
 
     Returns:
         Signature -> `inputs` and `outputs` -> tensor's name -> e.g. `float32 [None, 10]`.
     """
-    with tf.Graph().as_default(), tf1.Session() as session:
-        loaded = tf1.saved_model.load(session, [tf1.saved_model.tag_constants.SERVING], path)
+    served = {tf.saved_model.SERVING}
+    found = (one for one in export.read(path).meta_graphs if {*one.meta_info_def.tags} == served)
+    loaded = next(found)
 
     def described(tensors: Mapping[str, Any]) -> dict[str, str]:
         found = {}

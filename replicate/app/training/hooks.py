@@ -434,5 +434,5 @@ class _Saver:
 
 def _not_finite(weight: tf.Variable) -> tf.Tensor:
     """Returns how many numbers of a weight are infinite or NaN, found where it is."""
-    with tf1.colocate_with(weight.op, ignore_existing=True):
+    with weight.op.graph.colocate_with(weight.op, ignore_existing=True):
         return tf.math.count_nonzero(~tf.math.is_finite(weight))

@@ -69,5 +69,5 @@ class NumericsHook(tf1.train.SessionRunHook):
 
 
 def _any(test: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:
-    with tf1.colocate_with(tensor.op, ignore_existing=True):
+    with tensor.graph.colocate_with(tensor.op, ignore_existing=True):
         return tf.reduce_any(test(tensor))
