@@ -101,6 +101,8 @@ def _mutants(options: argparse.Namespace) -> Iterator[Mutant]:
             tests = data.contexts_by_lineno(str(path))
             for change in mutations.of(path.read_text(encoding="utf-8")):
                 reaching = {*tests.get(change.line, ()), *tests.get(change.statement, ())}
+                if "" in reaching and not change.function.count("."):  # run by an import
+                    reaching = set().union(*tests.values())
                 chosen, budget = [], options.seconds
                 for test in sorted(reaching & seconds.keys(), key=seconds.__getitem__):
                     budget -= seconds[test]

@@ -7,7 +7,8 @@
 A cycle makes an Estimator, trains a small model for three steps, and forgets it. Subjects are `one`
 (the model_fn itself, on one device: TensorFlow alone), `split` and `call` (replicated over two
 devices); each has a process of its own. After every cycle, and after every hundredth of the steps,
-garbage is collected, and memory and threads are counted. A line is fitted through the last half.
+garbage is collected, free memory goes back to the system, and memory and threads are counted. A
+line is fitted through the last half.
 
 Exits with 1 if a graph outlives its training, if there are more threads at the end than in the
 middle, or if memory grows: over cycles by more than TensorFlow alone and `--per-cycle` KiB, over
@@ -15,6 +16,7 @@ steps by more than `--per-thousand` KiB for a thousand.
 """
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -31,6 +33,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 SUBJECTS = ("one", "split", "call")
 STEPS_OF_A_CYCLE = 3
 LOOKS = 100  # at a long training
+_LIBC = ctypes.CDLL(None)
 
 
 class Found(NamedTuple):
@@ -121,6 +124,8 @@ class _Looks:
     def look(self) -> None:
         """Counts."""
         gc.collect()
+        if hasattr(_LIBC, "malloc_trim"):  # else free pieces between others count as memory
+            _LIBC.malloc_trim(0)
         pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
         self._memory.append(pages * os.sysconf("SC_PAGE_SIZE") / 1024)
         self._threads.append(len(os.listdir("/proc/self/task")))

@@ -1,5 +1,10 @@
 """The same seed gives the same bits on the same devices, run after run."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -60,18 +65,21 @@ def serialized(graph):
     return graph.as_graph_def().SerializeToString(deterministic=True)
 
 
-def trained(**options):
-    """Trains; returns the bits of all variables, and of the graph."""
-    # Several threads in each kernel, and several kernels at a time.
-    config = tf1.ConfigProto(
+def session_config():
+    """Several threads in each kernel, and several kernels at a time."""
+    return tf1.ConfigProto(
         device_count={"CPU": 8}, intra_op_parallelism_threads=4, inter_op_parallelism_threads=4
     )
+
+
+def trained(**options):
+    """Trains; returns the bits of all variables, and of the graph."""
     with tf.Graph().as_default() as graph:
         train_op = built(**options)
         found = {one.name: one.read_value() for one in tf1.global_variables()}
         initialize = tf1.global_variables_initializer()
         definition = serialized(graph)
-        with tf1.Session(config=config) as session:
+        with tf1.Session(config=session_config()) as session:
             session.run(initialize)
             for _ in range(STEPS):
                 session.run(train_op)
@@ -98,3 +106,98 @@ def test_two_trainings_in_a_process_give_the_same_bits(kind, devices):
     assert graph == same_graph
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == []
+
+
+PATIENCE = 300  # runs, until threads have taken turns in another order than before
+needs_cores = pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="threads take turns")
+
+
+@needs_cores
+def test_tensorflow_adds_to_a_row_of_a_variable_in_any_order():
+    drawn = np.random.RandomState(0)
+    values, rows = drawn.standard_normal((20_000, 16)).astype("f"), drawn.randint(0, 50, 20_000)
+    found: dict[bytes, np.ndarray] = {}
+    with tf.Graph().as_default():
+        variable = tf1.get_variable("v", [50, 16], initializer=tf1.zeros_initializer())
+        add, sums = tf1.scatter_add(variable, rows, values).op, variable.read_value()
+        with tf1.Session(config=session_config()) as session:
+            for _ in range(PATIENCE):
+                session.run(variable.initializer)
+                session.run(add)
+                result = session.run(sums)
+                found[result.tobytes()] = result
+                if len(found) > 1:
+                    break
+    exact = np.zeros([50, 16])
+    np.add.at(exact, rows, values.astype(np.float64))
+    # Some 400 numbers of about 1 are added in each row: none is lost, but each sum is rounded.
+    assert max(np.abs(each - exact).max() for each in found.values()) < 1e-3
+    assert len(found) > 1
+
+
+def descended(optimizer, most, **options):
+    """Trains a table whose rows are each looked up 3,200 times in a step, from the same start.
+
+    Returns:
+        The bits that it came to, in `most` trainings, or until they were not always the same.
+    """
+
+    def model(features, labels, mode):
+        table = tf1.get_variable("table", [50, 16], initializer=tf1.ones_initializer())
+        x = tf.tanh(tf.reduce_mean(tf.nn.embedding_lookup(table, features), 1))
+        loss = tf1.losses.mean_squared_error(labels[:, None] * tf.range(16.0), x)
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=tf1.no_op())
+
+    ids = np.random.RandomState(2).randint(0, 50, (400, 400))
+    with tf.Graph().as_default():
+        tf1.train.create_global_step()
+        replicated = model_fn.replicate_model_fn(model, optimizer, devices=2, **options)
+        spec = replicated(tf.constant(ids), tf.linspace(0.0, 1.0, 400), "train")
+        initialize = tf1.global_variables_initializer()
+        (table,) = (one.read_value() for one in tf1.trainable_variables())
+        with tf1.Session(config=session_config()) as session:
+            found = set()
+            for _ in range(most):
+                session.run(initialize)
+                for _ in range(STEPS):
+                    session.run(spec.train_op)
+                found.add(session.run(table).tobytes())
+                if len(found) > 1:
+                    break
+            return found
+
+
+def descent():
+    """Adds gradients of one row to it one by one; all other optimizers add them up first."""
+    return tf1.train.GradientDescentOptimizer(0.5)
+
+
+@needs_cores
+def test_of_optimizers_gradient_descent_alone_adds_to_a_row_in_any_order():
+    assert len(descended(descent, 200)) > 1
+    assert len(descended(lambda: tf1.train.AdamOptimizer(0.5), 20)) == 1
+
+
+PROGRAM = """
+import test_determinism as ours
+from replicate.compat.tensorflow import tf
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+tf.keras.utils.set_random_seed(3)
+tf.config.experimental.enable_op_determinism()
+for kind, options in ours.KINDS.items():
+    first, second = (ours.trained(devices=2, **options) for _ in range(2))
+    print(kind, len(ours.descended(ours.descent, 20, **options)), first == second)
+"""
+
+
+@pytest.mark.thorough
+def test_deterministic_operations_train_to_the_same_bits():
+    # In a process of its own: what is enabled cannot be taken back.
+    here = pathlib.Path(__file__)
+    paths = os.pathsep.join(map(str, (here.parent, here.parents[1])))
+    line, env = [sys.executable, "-c", PROGRAM], {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{kind} 1 True" for kind in KINDS]
