@@ -6,7 +6,8 @@
 
 The first line finds out which tests reach which line; the second mutates lines of these folders,
 drawn by `--seed`, each in a copy of the checkout, and runs the quickest of the tests that reach
-it. A mutant is killed if one of them fails or does not end. Those that survive are listed;
+it. A mutant is killed if one of them fails or does not end. Those that survive are listed, and
+can be tried again with more tests (`--again OUTPUT --seconds 300`);
 scripts/mutating/judged.txt says of some why no test can tell them from the package.
 
 Exits with 1 if one survives that is not judged. Linux and macOS only.
@@ -69,9 +70,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="draws them (1)")
     parser.add_argument("--workers", type=int, default=2, help="how many at a time (2)")
     parser.add_argument("--seconds", type=float, default=30.0, help="of tests for each (30)")
+    parser.add_argument("--again", type=pathlib.Path, help="only those that this output lists")
     parser.add_argument("--data", default=str(ROOT / "build/coverage"), help="of coverage")
     options = parser.parse_args()
     wanted = list(_mutants(options))
+    if options.again:
+        listed = options.again.read_text(encoding="utf-8")
+        wanted = [one for one in wanted if f": {one} (line {one.change.line})" in listed]
     random.Random(options.seed).shuffle(wanted)
     wanted = wanted[: options.sample]
     judged = {
