@@ -157,6 +157,21 @@ def test_data_is_looked_at_before_tensorflow_is_loaded(
     assert sorted(os.listdir()) == ["a.csv", "c.yaml"]
 
 
+def test_data_that_a_module_may_make_is_not_asked_for_before_it_is_imported(
+    capsys, tmp_path, monkeypatch
+):
+    (tmp_path / "c.yaml").write_text(LATE.replace("replicate.examples.digits", "mine"))
+    (tmp_path / "a.csv").write_text("x,y\n1,0.5\n")
+    began = []
+    monkeypatch.setattr(cli, "_function", lambda command: began.append)
+    assert cli.main(["train", str(tmp_path / "c.yaml")]) == 0  # without none.npz
+    assert len(began) == 1
+    assert cli.main(["predict", str(tmp_path / "c.yaml"), "c.csv"]) == 1  # who named it has it
+    (tmp_path / "a.csv").write_text("x,y\n1,half\n")
+    assert cli.main(["train", str(tmp_path / "c.yaml")]) == 1
+    assert "a.csv:2: y must be float32" in capsys.readouterr().err
+
+
 def test_data_of_a_run_that_has_begun_or_of_a_cluster_is_not_looked_at(tmp_path, monkeypatch):
     (tmp_path / "c.yaml").write_text(LATE)
     place = tmp_path / "run"

@@ -1,7 +1,11 @@
 """What becomes of a run whose files are damaged, or whose numbers are none any more."""
 
+import os
+import pathlib
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from replicate.app.command import cli
 from replicate.app.runs import checkpoints
 from replicate.compat.tensorflow import tf
 
+TOP = pathlib.Path(__file__).parents[2]
 MODEL = """
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
@@ -121,6 +126,21 @@ def test_fresh_deletes_what_was_damaged(trained, model_dir):
     assert run(trained, "train", model_dir=model_dir) == 0
     assert run(trained, "train", "--fresh", "--yes", model_dir=model_dir) == 0
     assert not list(model_dir.glob("*.damaged"))
+
+
+@pytest.mark.thorough
+def test_a_cluster_falls_back_and_starts_again(trained, model_dir):
+    damage(model_dir, "flipped")
+    line = [sys.executable, "-m", "replicate", "launch", str(trained / "c.yaml"), "--workers=2"]
+    line += ["--restarts=1", "--train.steps=6", "--devices={cpu: 2}"]
+    line += ["--model-dir", str(model_dir)]
+    ours = {**os.environ, "PYTHONPATH": str(TOP)}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=300, env=ours)
+    assert done.returncode == 0, done.stderr
+    assert f"The same command continues from {model_dir}/model.ckpt-2." in done.stderr
+    assert "restart 1 of 1 from step 2" in done.stderr
+    assert weight(model_dir) == pytest.approx(2 - 2 / 4**6, rel=1e-6)
+    assert list(model_dir.glob("*.damaged"))
 
 
 @pytest.mark.parametrize("how", ["flipped", "no index", "torn state"])

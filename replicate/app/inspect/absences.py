@@ -24,6 +24,7 @@ _FUNCTIONS = ("model_fn", "optimizer", *(f"{name}.input.function" for name in se
 _MAY_HAVE_MORE = re.compile(
     r"import \*|__getattr__|__path__|\b(exec|globals|locals|vars)\(|sys\.modules|import modules"
 )
+_OURS = ("replicate.", "replicate:")
 # What reading a module's text may raise; the last two where it nests too deeply.
 _UNREADABLE = (OSError, SyntaxError, ValueError, MemoryError, RecursionError)
 
@@ -39,6 +40,8 @@ def warnings(settings: config.Config) -> list[str]:
 def require_data(settings: config.Config, names: Iterable[str]) -> None:
     """Raises the first fault of the files that sections read.
 
+    A module of the user's may make a file when it is imported; then one that is absent is no fault.
+
     Args:
         settings: The config.
         names: The sections. Of tables to predict for only the model knows the columns.
@@ -46,10 +49,14 @@ def require_data(settings: config.Config, names: Iterable[str]) -> None:
     Raises:
         RunError: If a file is not there, or the first rows of a table do not fit.
     """
+    may_be_made = any(not one.startswith(_OURS) for _, one in _functions(settings))
     for name in names:
         source = settings.input_of(name)
         key = source.called(name)
-        files.expanded([one for one in input_config.files_of(source) if "://" not in one], key)
+        local = [one for one in input_config.files_of(source) if "://" not in one]
+        if may_be_made and key != files.GIVEN and files.absent(local):
+            continue
+        files.expanded(local, key)
         if isinstance(source, input_config.AnyTable) and name != "predict":
             for fault in _unlike(source, source.file, key):
                 raise fault

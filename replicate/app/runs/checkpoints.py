@@ -162,12 +162,15 @@ def of_newest(model_dir: str, work: Callable[[str], _T]) -> _T:
             _warn(e, f"{left[0]} is taken.")
 
 
-def fall_back(model_dir: str, damaged: Unreadable) -> None:
+def fall_back(model_dir: str, damaged: Unreadable) -> str:
     """Lets a training go on from the checkpoint before a damaged one, whose files are renamed.
 
     Args:
         model_dir: Where they are; nobody else may train there.
         damaged: What was found.
+
+    Returns:
+        The path of the one before.
 
     Raises:
         Unreadable: If there is none before.
@@ -181,6 +184,7 @@ def fall_back(model_dir: str, damaged: Unreadable) -> None:
         tf.io.gfile.rename(file, file + _DAMAGED, overwrite=True)
     renamed = f"Its files are renamed to *{_DAMAGED}. " if files else ""
     _warn(damaged, f"{renamed}Training continues from {left[0]}.")
+    return left[0]
 
 
 def _before(model_dir: str, damaged: Unreadable) -> list[str]:

@@ -75,9 +75,12 @@ def train(
             try:
                 return trainings.train(run)
             except checkpoints.Unreadable as e:
-                checkpoints.fall_back(run.model_dir, e)
-                if task.size > 1 or task.servers:  # the other tasks have begun elsewhere
-                    raise errors.ClusterError(f"{e} The same command continues.") from e
+                left = checkpoints.fall_back(run.model_dir, e)
+                if task.size > 1 or task.servers:
+                    raise errors.ClusterError(
+                        "model_dir: all tasks must begin at the same checkpoint, but others may "
+                        f"have begun at a damaged one. The same command continues from {left}."
+                    ) from e
 
 
 def _begin_again(run: running.Run, may_delete: Callable[[Sequence[str]], bool]) -> None:
