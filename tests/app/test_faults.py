@@ -1,5 +1,6 @@
 """What becomes of a run whose files are damaged, or whose numbers are none any more."""
 
+import json
 import os
 import pathlib
 import re
@@ -125,6 +126,19 @@ def test_fresh_deletes_what_was_damaged(trained, model_dir):
     damage(model_dir, "flipped")
     assert run(trained, "train", model_dir=model_dir) == 0
     assert run(trained, "train", "--fresh", "--yes", model_dir=model_dir) == 0
+    assert not list(model_dir.glob("*.damaged"))
+
+
+def test_an_evaluator_leaves_a_damaged_checkpoint_to_the_chief(
+    trained, model_dir, capsys, monkeypatch
+):
+    damage(model_dir, "torn index")
+    cluster = {"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:10"]}
+    task = {"cluster": cluster, "task": {"type": "evaluator", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    assert run(trained, "train", "--cluster.evaluator=true", model_dir=model_dir) == 1
+    said = capsys.readouterr().err
+    assert f"{model_dir}/model.ckpt-4, but evaluator:0 cannot. Look at what the chief says" in said
     assert not list(model_dir.glob("*.damaged"))
 
 

@@ -60,10 +60,15 @@ def train(
         # A server has nothing to save; to take it down in order may fail while others are there.
         with interrupts.at_once():
             membership.serve(task)
-    if task.own.job == "evaluator":
-        return trainings.evaluate_new(run)
-    if not task.is_chief:
-        return trainings.follow(run)
+    is_evaluator = task.own.job == "evaluator"
+    if is_evaluator or not task.is_chief:
+        try:
+            return trainings.evaluate_new(run) if is_evaluator else trainings.follow(run)
+        except checkpoints.Unreadable as e:  # the chief, which may be about to mend it, says more
+            raise errors.ClusterError(
+                f"model_dir: all tasks must be able to read {e.path or run.model_dir}, but "
+                f"{task.name} cannot. Look at what the chief says, then give the same command."
+            ) from e
     with (
         folders.made(run.model_dir, "model_dir"),
         checkpoints.naming_full_disk(run.model_dir),
