@@ -60,15 +60,10 @@ def train(
         # A server has nothing to save; to take it down in order may fail while others are there.
         with interrupts.at_once():
             membership.serve(task)
-    is_evaluator = task.own.job == "evaluator"
-    if is_evaluator or not task.is_chief:
-        try:
-            return trainings.evaluate_new(run) if is_evaluator else trainings.follow(run)
-        except checkpoints.Unreadable as e:  # the chief, which may be about to mend it, says more
-            raise errors.ClusterError(
-                f"model_dir: all tasks must be able to read {e.path or run.model_dir}, but "
-                f"{task.name} cannot. Look at what the chief says, then give the same command."
-            ) from e
+    if task.own.job == "evaluator":
+        return _reading(run, trainings.evaluate_new)
+    if not task.is_chief:
+        return _reading(run, trainings.follow)
     with (
         folders.made(run.model_dir, "model_dir"),
         checkpoints.naming_full_disk(run.model_dir),
@@ -86,6 +81,23 @@ def train(
                         "model_dir: all tasks must begin at the same checkpoint, but others may "
                         f"have begun at a damaged one. The same command continues from {left}."
                     ) from e
+
+
+def _reading(
+    run: running.Run, part: Callable[[running.Run], trainings.Trained]
+) -> trainings.Trained:
+    """Does the part of a task that only reads checkpoints; the chief goes back from a damaged one.
+
+    Raises:
+        ClusterError: If one cannot be read.
+    """
+    try:
+        return part(run)
+    except checkpoints.Unreadable as e:
+        raise errors.ClusterError(
+            f"model_dir: all tasks must be able to read {e.path or run.model_dir}, but "
+            f"{run.task.name} cannot. Look at what the chief says, then give the same command."
+        ) from e
 
 
 def _begin_again(run: running.Run, may_delete: Callable[[Sequence[str]], bool]) -> None:
