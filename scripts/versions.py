@@ -1,4 +1,7 @@
-"""Writes docs/versions.md from the results that `nox` leaves in build/versions (see noxfile.py)."""
+"""Writes docs/versions.md from the results that `nox` leaves in build/versions (see noxfile.py).
+
+A pair that was not run keeps what the page has.
+"""
 
 import argparse
 import sys
@@ -11,9 +14,10 @@ HEAD = """# Versions
 
 The conformance suite (the contract's behaviour, through public names alone) on every TensorFlow
 that is supported, with every Python that has wheels of it: tests that passed, and those that
-failed, if any. `–`: not run, or TensorFlow has no wheels for this Python. Made by `nox` and
+failed, if any. `–`: TensorFlow has no wheels for this Python. Made by `nox` and
 `scripts/versions.py`.
 """
+_NONE = "–"
 
 
 class Result(NamedTuple):
@@ -38,18 +42,31 @@ def read(path: Path) -> Result:
     return Result(tests - failures - errors - skipped, failures + errors, skipped)
 
 
-def table(results: dict[tuple[str, str], Result]) -> str:
+def table(results: dict[tuple[str, str], str]) -> str:
     """Returns a table of results by TensorFlow and Python, oldest first."""
     tensorflows, pythons = (sorted({pair[at] for pair in results}, key=_numbers) for at in (0, 1))
     lines = [
         ["TensorFlow", *(f"Python {python}" for python in pythons)],
         ["---"] * (len(pythons) + 1),
         *(
-            [tensorflow, *(str(results.get((tensorflow, python), "–")) for python in pythons)]
+            [tensorflow, *(results.get((tensorflow, python), _NONE) for python in pythons)]
             for tensorflow in tensorflows
         ),
     ]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def told(page: Path) -> dict[tuple[str, str], str]:
+    """Returns the results that a page has."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    pythons = [cell.removeprefix("Python ") for cell in rows[0][1:]] if rows else []
+    return {
+        (row[0], python): cell
+        for row in rows[2:]
+        for python, cell in zip(pythons, row[1:], strict=True)
+        if cell != _NONE
+    }
 
 
 def _numbers(version: str) -> list[int]:
@@ -68,7 +85,8 @@ def main() -> None:
         results[tensorflow, python] = read(path)
     if not results:
         parser.error(f"{arguments.results} has no results. Run nox first.")
-    arguments.page.write_text(f"{HEAD}\n{table(results)}", encoding="utf-8")
+    cells = told(arguments.page) | {pair: str(result) for pair, result in results.items()}
+    arguments.page.write_text(f"{HEAD}\n{table(cells)}", encoding="utf-8")
     sys.exit(any(result.failed for result in results.values()))
 
 
