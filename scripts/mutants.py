@@ -5,10 +5,10 @@
     scripts/mutants.py --sample 200 replicate/splitting replicate/strategy replicate/graph
 
 The first line finds out which tests reach which line; the second mutates lines of these folders,
-drawn by `--seed`, each in a copy of the checkout, and runs the quickest of the tests that reach
-it. A mutant is killed if one of them fails or does not end. Those that survive are listed, and
-can be tried again with more tests (`--again OUTPUT --seconds 300`);
-scripts/mutating/judged.txt says of some why no test can tell them from the package.
+drawn by `--seed`, each in a copy of the checkout, and runs tests that reach it: of each test
+function one in turn, the quickest first. A mutant is killed if one of them fails or does not end.
+Those that survive are listed, and can be tried again with more tests (`--again OUTPUT --seconds
+300`); scripts/mutating/judged.txt says of some why no test can tell them from the package.
 
 Exits with 1 if one survives that is not judged. Linux and macOS only.
 """
@@ -108,13 +108,10 @@ def _mutants(options: argparse.Namespace) -> Iterator[Mutant]:
                 reaching = {*tests.get(change.line, ()), *tests.get(change.statement, ())}
                 if "" in reaching and not change.function.count("."):  # run by an import
                     reaching = set().union(*tests.values())
-                chosen, budget = [], options.seconds
-                for test in sorted(reaching & seconds.keys(), key=seconds.__getitem__):
-                    budget -= seconds[test]
-                    if budget < 0 and chosen:
-                        break
-                    chosen.append(test)
-                yield Mutant(str(path.relative_to(ROOT)), change, chosen, options.seconds - budget)
+                took = {test: seconds[test] for test in reaching & seconds.keys()}
+                chosen = reach.in_turns(took, options.seconds)
+                spent = sum(map(took.__getitem__, chosen))
+                yield Mutant(str(path.relative_to(ROOT)), change, chosen, spent)
 
 
 def _results(mutants: list[Mutant], workers: int) -> Iterator[tuple[Mutant, str]]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scripts.mutating import mutations
+from scripts.mutating import mutations, reach
 
 
 def mutants(source: str) -> list[str]:
@@ -53,3 +53,10 @@ def test_says_where_a_change_is():
     (change,) = mutations.of(source)
     assert (change.function, change.line, change.statement) == ("A.f", 4, 3)
     assert (change.before, change.after) == ("b + 1.5", "(b - 1.5)")
+
+
+def test_tests_of_a_mutant_are_of_many_functions_and_end_in_time():
+    seconds = {"a[1]": 1.0, "a[2]": 2.0, "a[3]": 3.0, "b": 5.0, "c": 90.0}
+    assert reach.in_turns(seconds, 9.0) == ["a[1]", "b", "a[2]"]  # 1 + 5 + 2, and 3 are too many
+    assert reach.in_turns(seconds, 0.5) == ["a[1]"]  # one at least
+    assert reach.in_turns({}, 9.0) == []
