@@ -98,6 +98,96 @@ def test_branches_count_as_nothing():
     assert held(step) == {FIRST: 48 + 1}  # x, and which branch
 
 
+def of_a_list(x):
+    listed = tf.raw_ops.TensorListFromTensor(tensor=x[None], element_shape=[8, 9])
+    return tf.raw_ops.TensorListGetItem(
+        input_handle=listed, index=0, element_shape=[8, 9], element_dtype=tf.float32
+    )
+
+
+def of_an_optional(x):
+    held = tf.raw_ops.OptionalFromValue(components=[x])
+    return tf.raw_ops.OptionalGetValue(
+        optional=held, output_types=[tf.float32], output_shapes=[[8, 9]]
+    )[0]
+
+
+def of_a_reference(x):
+    # That of the variable is counted with the variables.
+    return tf1.assign(tf1.get_variable("kept", [8, 9], use_resource=False), x)
+
+
+def of_a_branch(x):
+    return tf1.cond(fed(dtype=tf.bool), lambda: x, lambda: x + 1.0)
+
+
+def of_a_branch_of_version_1(x):
+    tf1.disable_control_flow_v2()
+    try:
+        return of_a_branch(x)
+    finally:
+        tf1.enable_control_flow_v2()
+
+
+def of_a_loop(x):
+    return tf.while_loop(lambda n, _: n < 3, lambda n, y: (n + 1, y), [0, x])[1]
+
+
+def of_a_loop_of_version_1(x):
+    tf1.disable_control_flow_v2()
+    try:
+        return of_a_loop(x)
+    finally:
+        tf1.enable_control_flow_v2()
+
+
+def held_with(again):
+    """Returns what is held while two tensors of 288 bytes wait, and what is made of one of them."""
+    x, other = tf.exp(fed(8, 9)), tf.exp(fed(8, 9))
+    y = again(x)
+    with tf.control_dependencies([x, y]):
+        moment = tf.exp(other)
+    with tf.control_dependencies([moment]):
+        return held(end(*(tf.raw_ops.Size(input=each) for each in (x, y))))[FIRST]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        *(of_a_list, of_an_optional, of_a_reference, of_a_branch, of_a_branch_of_version_1),
+        *(of_a_loop, of_a_loop_of_version_1, tf.function(tf.identity)),
+        lambda x: tf.raw_ops.IdentityN(input=[fed(3), x])[1],
+        lambda x: tf.ensure_shape(x, [8, None]),
+        lambda x: tf1.placeholder_with_default(x, [8, 9]),
+        lambda x: tf.bitcast(x, tf.uint32),
+        lambda x: tf.broadcast_to(x, [8, 9]),
+        lambda x: tf.transpose(x, [0, 1]),
+        lambda x: tf.tile(x, [1, 1]),
+        lambda x: tf.stack([x]),
+        lambda x: tf.reduce_sum(x[None], 0),
+    ],
+)
+def test_what_may_be_given_back_is_held_once(again):
+    assert 2 * 288 <= held_with(again) < 3 * 288
+
+
+@pytest.mark.parametrize(
+    "again", [tf.exp, lambda x: tf.tile(x, [2, 1]), lambda x: tf.stack([x, x])]
+)
+def test_what_is_larger_has_memory_of_its_own(again):
+    assert held_with(again) >= 3 * 288
+
+
+def test_whole_numbers_of_32_bits_are_not_in_the_memory_of_a_gpu():
+    with tf.device("/device:GPU:0"):
+        ids, x = fed(800, dtype=tf.int32) + 1, tf.exp(fed(8, 9))
+        with tf.control_dependencies([ids]):
+            moment = tf.exp(x)
+        with tf.control_dependencies([moment]):
+            step = end(ids + 2)
+    assert held(step)["/device:GPU:0"] == 288
+
+
 MODEL = """
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
@@ -144,6 +234,34 @@ def test_a_training_keeps_what_its_gradients_read(path, building):
         assert second.peak <= rows // 2 * 400 * 4 * 4 + VARIABLES
         peaks.append(second.peak)
     assert peaks[1] > 5 * peaks[0]
+
+
+def ended_for(path, monkeypatch, capsys, reason):
+    """Returns what is said where a training ends with an error of TensorFlow's."""
+
+    def train(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, reason)
+
+    monkeypatch.setattr("replicate.app.training.runner.train", train)
+    assert cli.main(["train", path]) == 1
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reason", ["a; No space left on device", "message larger than max (5)"])
+def test_who_lacks_something_else_is_not_told_of_memory(path, monkeypatch, capsys, reason):
+    told = ended_for(path, monkeypatch, capsys, reason)
+    assert reason in told
+    assert "A step of" not in told
+
+
+def test_a_model_that_cannot_be_built_again_hides_no_error(path, monkeypatch, capsys):
+    def describe(*_):
+        raise ValueError("only once")
+
+    monkeypatch.setattr(description, "describe", describe)
+    told = ended_for(path, monkeypatch, capsys, "OOM when allocating tensor with shape[7] and")
+    assert "ResourceExhaustedError: OOM when" in told
+    assert "only once" not in told
 
 
 def test_a_training_without_memory_tells_what_it_needs(path, monkeypatch, capsys):

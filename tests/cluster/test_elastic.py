@@ -22,7 +22,8 @@ PATIENCE = 30  # seconds; what is waited for takes less than two
 
 # A task without TensorFlow: `python child.py FOLDER`. It does what plan.json has for the cluster's
 # number and its own name, in words; without one it ends well. The chief saves ten steps in each
-# cluster, and ten more when it is asked to end. A place that is lost may return once one is `late`.
+# cluster, and ten more when it is asked to end. A place that is lost may return once one is `late`;
+# who does a number is, too, and ends with it when asked to.
 CHILD = """
 import json, os, pathlib, signal, sys, time
 from replicate.app.cluster import lifeline
@@ -43,7 +44,7 @@ def end(asked, frame):
     save(20 * number + 20)
     if what == "finish":
         print("finished by", name, flush=True)
-    os._exit(0 if what == "finish" else 130)
+    os._exit(int(what) if what.isdigit() else 0 if what == "finish" else 130)
 
 if name == "chief:0":
     number = len(clusters())
@@ -59,9 +60,9 @@ if name == "chief:0":
         file.write(json.dumps([address, 1 + len(jobs.get("worker", []))]) + "\\n")
 if what == "die":
     os.kill(os.getpid(), signal.SIGKILL)
-if what in ("late", "finish"):
+if what in ("late", "finish") or what.isdigit():
     (folder / f"late.{number}").touch()
-while what in ("stay", "late", "finish"):
+while what in ("stay", "late", "finish") or what.isdigit():
     time.sleep(0.01)
 print("result of", name, "in cluster", number + 1)
 """
@@ -141,6 +142,16 @@ def test_each_loss_counts_as_a_restart_and_nobody_who_returns(folder):
     assert result.startswith("worker:0 was ended by SIGKILL; the others were ended. The end of")
     assert sizes == [2, 1, 2]
     assert ["taken in" in line for line in said] == [False, True]
+
+
+@pytest.mark.parametrize("code", ["1", "143"])  # the latter is a shell's, of who got SIGTERM
+def test_nobody_is_lost_who_is_asked_to_end_whatever_the_exit_code(folder, code):
+    lost = {"chief:0": "stay", "worker:0": "stay", "worker:1": "die"}
+    late = {"chief:0": "stay", "worker:0": code}
+    result, said, sizes = launch(folder, 1, 3, lost, late, {}, restarts=1)
+    assert result == ["result of chief:0 in cluster 3\n"]
+    assert sizes == [3, 2, 3]
+    assert said[1:] == ["taken in: worker:1; goes on from step 40 with 3 of 3 workers"]
 
 
 def test_ctrl_c_ends_a_launch_with_those_that_are_left(folder, monkeypatch):

@@ -114,6 +114,19 @@ def test_what_has_just_begun_is_left_alone():
     assert len(found) == 4  # both are due then
 
 
+def test_what_has_just_taken_one_in_is_left_alone_too():
+    found, clock = of(1, 3)
+    found.lose([2], None)
+    absence(found, clock)
+    found.take_in()
+    found.lose([2], None)  # for 60 s
+    clock.now += 25
+    found.lose([1], None)  # for 30 s, which are over 5 s before the others
+    assert absence(found, clock) == 30
+    found.take_in()
+    assert (len(found), absence(found, clock)) == (2, 30)
+
+
 def test_those_return_whose_time_has_come():
     found, clock = of(1, 3)
     found.lose([2], None)

@@ -230,6 +230,7 @@ class _Cluster:
         self._display = display
         self._done_at: float | None = None  # since when the training is over
         self._ends_at: float | None = None  # when those that were asked to end are killed
+        self._resizes = False  # whether all were asked to end so that lost workers may return
 
     def to_its_end(self, stop: interrupts.StopRequest, members: places.Places) -> list[str]:
         """Waits for the end, and sees to it where one fails or may return; see `launch`.
@@ -250,7 +251,8 @@ class _Cluster:
                 self._end_all()
             elif self._is_done():
                 self._end_idle()
-            elif members.is_one_due and (self._ends_at or len(running) == len(self._processes)):
+            elif members.is_one_due and (self._resizes or len(running) == len(self._processes)):
+                self._resizes = True
                 self._end_all()
         shown.look()
         shown.close()
@@ -271,10 +273,12 @@ class _Cluster:
     def _failed(self) -> list[process.Process]:
         """Returns the processes that have failed, first one that was refused or killed.
 
-        Where servers keep what is trained, nothing fails any more when the training is over: all is
-        saved, and whoever still made a step made it for nobody.
+        Nobody fails who is asked to end so that more may begin: an exit code may be that of a
+        signal, or of who has lost the others. And where servers keep what is trained, nothing fails
+        any more when the training is over: all is saved, and whoever still made a step made it for
+        nobody.
         """
-        if self._wanted.servers and self._is_done():
+        if self._resizes or (self._wanted.servers and self._is_done()):
             return []
         asked = self._ends_at is not None
         wrong = [

@@ -123,8 +123,6 @@ class Places:
             delay, self._delay = self._delay, min(2 * self._delay, LONGEST_DELAY)
         begin = now + delay
         self._put_up(sorted(self._out, key=lambda place: place.back)[: self._missing], begin)
-        for place in self._out:  # what has just begun is not ended for a newcomer
-            place.back = max(place.back, begin + FIRST_ABSENCE)
         return delay
 
     @property
@@ -141,8 +139,11 @@ class Places:
     def _missing(self) -> int:
         return max(self._least - len(self._up), 0)
 
-    def _put_up(self, places: Collection[_Place], now: float) -> None:
+    def _put_up(self, places: Collection[_Place], begin: float) -> None:
+        """Puts workers in places; all begin at some time."""
         for place in places:
-            place.since = now
+            place.since = begin
         self._up += places
         self._out = [place for place in self._out if place not in places]
+        for place in self._out:  # what has just begun is not ended for a newcomer
+            place.back = max(place.back, begin + FIRST_ABSENCE)

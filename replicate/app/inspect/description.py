@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from replicate import errors, estimator, model_fn
+from replicate import estimator, model_fn
 from replicate.app.cluster import tasks
 from replicate.app.config import config, sections
 from replicate.app.data import section_inputs
@@ -28,6 +28,7 @@ from replicate.verification import subjects
 _KINDS = {verified.WEIGHTS: "weight", verified.SLOTS: "slot", verified.OTHERS: "other"}
 _LISTED = (*_KINDS.values(), "local")
 _TOWER = re.compile(r"tower_(\d+)/")  # begins the names of a tower's operations
+_OF_MEMORY = re.compile(r"OOM|[Mm]emory|allocat")
 
 
 class Variable(NamedTuple):
@@ -169,7 +170,9 @@ def foretold(settings: config.Config) -> Iterator[None]:
     try:
         yield
     except tf.errors.ResourceExhaustedError as e:
-        with contextlib.suppress(errors.ReplicateError, tf.errors.OpError):
+        if not _OF_MEMORY.search(e.message or ""):  # a disk is full, or a message too long
+            raise
+        with contextlib.suppress(Exception):  # what a model does that is built again
             task = tasks.of(settings)
             is_alone = task.size == 1 and not task.servers
             wanted = None if is_alone else scaling.Wanted(task.size, len(task.servers))

@@ -6,8 +6,9 @@ must come after it, whatever order TensorFlow takes; and a device needs as much 
 where they are most. They are what a forward pass keeps for the gradients, gradients that wait for
 one another, weights that came from another device.
 
-What may be no memory of its own counts as nothing: variables that are read where they are, slices
-and other views, loops and branches, tensors whose size only a run can tell.
+What may be no memory of its own on a device counts as nothing: variables that are read where they
+are, slices and other views, loops and branches, what functions give back, lists, `int32` of a GPU,
+tensors whose size only a run can tell. What TensorFlow itself improves of a graph comes after this.
 """
 
 import collections
@@ -19,12 +20,17 @@ from replicate.app.inspect import traffic
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
 
-# What gives back the memory that it reads, and what may give back a part of it.
+# What gives back the memory that it reads.
 _SAME = frozenset(
-    "CheckNumerics Enter Exit ExpandDims Identity PreventGradient Reshape Snapshot Squeeze "
-    "StopGradient".split()
+    "Bitcast CheckNumerics EnsureShape Enter Exit ExpandDims Identity IdentityN "
+    "PlaceholderWithDefault PreventGradient Print Reshape Snapshot Squeeze StopGradient".split()
 )
-_PARTS = frozenset("Slice Split SplitV StridedSlice Unpack".split())
+# What may give back that or a part of it, where there is as much of it.
+_PARTS = frozenset(
+    "All Any BatchToSpaceND BroadcastTo Cast ConcatV2 Conj Max Mean Merge Min MirrorPad Pack Pad "
+    "PadV2 Prod Real ReverseV2 Slice SpaceToBatchND Split SplitV StridedSlice Sum "
+    "TensorArrayReadV3 Tile Transpose Unpack".split()
+)
 _VARIABLES = frozenset(("ReadVariableOp", "VariableV2"))
 _INTO, _OUT = frozenset(("Enter", "Switch")), frozenset(("Exit", "Merge"))  # loops and branches
 _BACK = "NextIteration"
@@ -55,7 +61,8 @@ def held(step: traffic.Step, places: traffic.Places, sizes: traffic.Sizes) -> di
         places: Where its operations run.
         sizes: How many bytes its tensors have.
     """
-    ordered = _ordered(operations.executed_by(step))
+    executed = operations.executed_by(step)
+    ordered = _ordered(executed)
     numbers = {op: number for number, op in enumerate(ordered)}
     found = {}
     for device, tensors in _held(ordered, places, sizes).items():
@@ -67,7 +74,7 @@ def held(step: traffic.Step, places: traffic.Places, sizes: traffic.Sizes) -> di
         least = max(one.size for one in tensors) / _LARGE
         large = {op for one in tensors if one.size >= least for op in one.readers}
         highest = sorted(large, key=lambda op: -there[numbers[op]])[:_MOMENTS]
-        found[device] = max(_held_at(op, tensors, set(ordered)) for op in highest)
+        found[device] = max(_held_at(op, tensors, executed) for op in highest)
     return found
 
 
@@ -107,8 +114,10 @@ def _held(
     for (device, ref), users in readers.items():
         tensor = ref.deref()
         is_here = places.of(tensor.op) == device
-        is_view = is_here and tensor.op.type in _VARIABLES | _PARTS
-        size = 0 if is_view or tensor.op in unsure else sizes.of(tensor)
+        is_view = is_here and _may_be_shared(tensor, places, sizes)
+        is_elsewhere = tensor.dtype == tf.int32 and "GPU" in device  # such are the CPU's
+        is_other = tensor.op in unsure or tensor.dtype == tf.variant or is_elsewhere or is_view
+        size = 0 if is_other else sizes.of(tensor)
         if size:
             found[device].append(_Held(size, [tensor.op] if is_here else users, users))
     return found
@@ -117,8 +126,30 @@ def _held(
 def _memory_of(tensor: tf.Tensor, device: str, places: traffic.Places) -> tf.Tensor:
     """Returns the tensor whose memory another one has on a device."""
     while tensor.op.type in _SAME and places.of(tensor.op) == device:
-        tensor = tensor.op.inputs[0]
+        tensor = tensor.op.inputs[tensor.value_index]
     return tensor
+
+
+def _may_be_shared(tensor: tf.Tensor, places: traffic.Places, sizes: traffic.Sizes) -> bool:
+    """Tells whether a tensor's memory may be that of something else that is counted."""
+    op, dtype = tensor.op, tensor.dtype.base_dtype
+    if op.type in _VARIABLES or tensor.dtype != dtype:  # a reference to a variable
+        return True
+    may_be_given = op.type in _PARTS or operations.is_call(op)
+    for given in op.inputs:
+        if given.dtype == tf.variant:
+            # A batch is nowhere else, nor is what has come from another device.
+            holder = _memory_of(given, places.of(op), places).op
+            is_shared = holder.type != traffic.OPTIONAL and places.of(holder) == places.of(op)
+        elif given.dtype == tf.resource:
+            is_shared = may_be_given
+        else:
+            size, most = sizes.of(tensor), sizes.of(given)
+            is_as_large = size is None or most is None or size <= most
+            is_shared = may_be_given and given.dtype.base_dtype == dtype and is_as_large
+        if is_shared:
+            return True
+    return False
 
 
 def _held_at(op: tf.Operation, tensors: Sequence[_Held], executed: set[tf.Operation]) -> int:

@@ -18,8 +18,8 @@ _HOLDER = "OptionalFromValue"  # several tensors that travel as one
 _HELD = "OptionalGetValue"  # the same, where they arrive
 _AS_LARGE = {"Identity": 0, "Reshape": 0, "SelectV2": 1}  # as which of their inputs
 _JOINED = "ConcatV2"  # what is of one kind, end to end
-_NEXT = ("IteratorGetNext", "IteratorGetNextAsOptional")
-_OPTIONAL = "IteratorGetNextAsOptional"
+OPTIONAL = "IteratorGetNextAsOptional"  # a batch, or that there is none
+_NEXT = ("IteratorGetNext", OPTIONAL)
 _BRANCHES = ("If", "StatelessIf")
 
 Step = Sequence[tf.Operation | tf.Tensor]
@@ -85,7 +85,7 @@ def row_counts(graph: tf.Graph, batch_size: int) -> dict[str, int]:
     for op in graph.get_operations():
         if op.type in _NEXT:
             makers = [op]
-            if op.type == _OPTIONAL:  # a batch, or a borrowed row where the input has ended
+            if op.type == OPTIONAL:  # a batch, or a borrowed row where the input has ended
                 makers = [user for user in op.outputs[0].consumers() if user.type in _BRANCHES]
             found.update((maker.name, batch_size) for maker in makers)
     return found
