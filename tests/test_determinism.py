@@ -146,12 +146,13 @@ def descended(optimizer, most, **options):
         table = tf1.get_variable("table", [50, 16], initializer=tf1.ones_initializer())
         x = tf.tanh(tf.reduce_mean(tf.nn.embedding_lookup(table, features), 1))
         loss = tf1.losses.mean_squared_error(labels[:, None] * tf.range(16.0), x)
-        return estimator.EstimatorSpec(mode, loss=loss, train_op=tf1.no_op())
+        applied = optimizer().apply_gradients([(tf1.gradients(loss, table)[0], table)])
+        return estimator.EstimatorSpec(mode, loss=loss, train_op=applied)
 
     ids = np.random.RandomState(2).randint(0, 50, (400, 400))
     with tf.Graph().as_default():
         tf1.train.create_global_step()
-        replicated = model_fn.replicate_model_fn(model, optimizer, devices=2, **options)
+        replicated = model_fn.replicate_model_fn(model, devices=2, **options)
         spec = replicated(tf.constant(ids), tf.linspace(0.0, 1.0, 400), "train")
         initialize = tf1.global_variables_initializer()
         (table,) = (one.read_value() for one in tf1.trainable_variables())
@@ -168,14 +169,26 @@ def descended(optimizer, most, **options):
 
 
 def descent():
-    """Adds gradients of one row to it one by one; all other optimizers add them up first."""
+    """Adds gradients of one row to it one by one."""
     return tf1.train.GradientDescentOptimizer(0.5)
 
 
 @needs_cores
-def test_of_optimizers_gradient_descent_alone_adds_to_a_row_in_any_order():
-    assert len(descended(descent, 200)) > 1
-    assert len(descended(lambda: tf1.train.AdamOptimizer(0.5), 20)) == 1
+@pytest.mark.parametrize("optimizer", [descent, lambda: tf.keras.optimizers.legacy.SGD(0.5)])
+def test_plain_gradient_descent_adds_to_a_row_in_any_order(optimizer):
+    assert len(descended(optimizer, 200)) > 1
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: tf1.train.AdamOptimizer(0.5),
+        lambda: tf1.train.AdagradOptimizer(0.5),
+        lambda: tf.keras.optimizers.legacy.SGD(0.5, momentum=0.9),
+    ],
+)
+def test_other_optimizers_add_to_a_row_in_one_order(optimizer):
+    assert len(descended(optimizer, 20)) == 1
 
 
 PROGRAM = """
