@@ -115,7 +115,11 @@ def _mutants(options: argparse.Namespace) -> Iterator[Mutant]:
 
 
 def _results(mutants: list[Mutant], workers: int) -> Iterator[tuple[Mutant, str]]:
-    """Yields what comes of each mutant, in the order in which they end."""
+    """Yields what comes of each mutant; those that a test has killed come last.
+
+    A test that fails in an unchanged copy, too, has killed nothing.
+    """
+    killed: list[tuple[Mutant, list[str]]] = []
     with tempfile.TemporaryDirectory() as folder:
         free = []
         for number in range(workers):
@@ -131,7 +135,9 @@ def _results(mutants: list[Mutant], workers: int) -> Iterator[tuple[Mutant, str]
                     yield mutant, UNREACHED
                     continue
                 copy = free.pop()
-                child = _forked(mutant, copy)
+                path = copy / mutant.path
+                path.write_text(mutant.change.applied(path.read_text("utf-8")), "utf-8")
+                child = _forked(["-x", *mutant.tests], copy)
                 running[child] = mutant, copy, time.monotonic() + 30 + 4 * mutant.seconds
                 continue
             time.sleep(0.05)
@@ -145,14 +151,22 @@ def _results(mutants: list[Mutant], workers: int) -> Iterator[tuple[Mutant, str]
                 del running[child]
                 shutil.copyfile(ROOT / mutant.path, copy / mutant.path)
                 free.append(copy)
-                killed = SURVIVED if status == 0 else KILLED
-                yield mutant, killed if ended else TIMED_OUT
+                if not ended:
+                    yield mutant, TIMED_OUT
+                elif status == 0:
+                    yield mutant, SURVIVED
+                else:
+                    killed.append((mutant, reach.failed(copy)))
+        failing = {test for _, tests in killed for test in tests}
+        if failing:
+            os.waitpid(_forked(sorted(failing), free[0]), 0)
+            failing = set(reach.failed(free[0]))
+    for mutant, tests in killed:
+        yield mutant, SURVIVED if failing.intersection(tests) else KILLED
 
 
-def _forked(mutant: Mutant, copy: pathlib.Path) -> int:
-    """Starts a process that tests a mutant in a copy of the checkout; returns its number."""
-    path = copy / mutant.path
-    path.write_text(mutant.change.applied(path.read_text(encoding="utf-8")), encoding="utf-8")
+def _forked(arguments: list[str], copy: pathlib.Path) -> int:
+    """Starts a process that runs tests in a copy of the checkout; returns its number."""
     child = os.fork()
     if child:
         return child
@@ -167,7 +181,7 @@ def _forked(mutant: Mutant, copy: pathlib.Path) -> int:
         os.dup2(nowhere, stream)
     code = 70
     try:
-        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *mutant.tests])
+        code = pytest.main(["-q", "-p", "no:cacheprovider", *arguments], [reach.Failures(copy)])
     finally:
         os._exit(code)
 

@@ -1,5 +1,7 @@
 """What scripts/mutants.py changes in a module."""
 
+import types
+
 import pytest
 
 from scripts.mutating import mutations, reach
@@ -53,6 +55,15 @@ def test_says_where_a_change_is():
     (change,) = mutations.of(source)
     assert (change.function, change.line, change.statement) == ("A.f", 4, 3)
     assert (change.before, change.after) == ("b + 1.5", "(b - 1.5)")
+
+
+def test_tests_that_fail_are_written_down(tmp_path):
+    kept = reach.Failures(tmp_path)
+    for test, failed in {"a[1]": True, "b": False, "c": True}.items():
+        kept.pytest_runtest_logreport(types.SimpleNamespace(nodeid=test, failed=failed))
+    assert reach.failed(tmp_path) == ["a[1]", "c"]
+    reach.Failures(tmp_path)  # of the next run
+    assert reach.failed(tmp_path) == []
 
 
 def test_tests_of_a_mutant_are_of_many_functions_and_end_in_time():

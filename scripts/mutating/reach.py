@@ -12,6 +12,7 @@ import coverage
 import pytest
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "build" / "mutants"
+_FAILED = "failed.txt"
 _durations: dict[str, float] = {}
 
 
@@ -40,6 +41,29 @@ def pytest_sessionfinish(session):
     if not hasattr(session.config, "workerinput") and _durations:
         FOLDER.mkdir(parents=True, exist_ok=True)
         (FOLDER / f"durations-{os.getpid()}.json").write_text(json.dumps(_durations))
+
+
+class Failures:
+    """A plugin of pytest: writes down which tests fail.
+
+    Args:
+        folder: Where.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        self._path = folder / _FAILED
+        self._path.write_text("")
+
+    def pytest_runtest_logreport(self, report):
+        """Adds a test."""
+        if report.failed:
+            with self._path.open("a") as file:
+                file.write(report.nodeid + "\n")
+
+
+def failed(folder: pathlib.Path) -> list[str]:
+    """Returns the tests that `Failures` wrote down; none: pytest itself has failed."""
+    return (folder / _FAILED).read_text().splitlines()
 
 
 def seconds_of() -> dict[str, float]:
