@@ -1,4 +1,4 @@
-"""Each config in `configs` checks, trains, evaluates and predicts; made-up data are as made."""
+"""Each config in `configs` checks and trains; models and made-up data are what they say."""
 
 import csv
 import gzip
@@ -6,11 +6,13 @@ import importlib.util
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from replicate.app.command import cli
 from replicate.app.config import config
 from replicate.compat.tensorflow import tf, tf1
+from replicate.examples import tagger, wide_and_deep
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = sorted(path.name for path in ROOT.glob("configs/*.yaml"))
@@ -107,3 +109,108 @@ def test_the_package_brings_the_data_and_all_are_small():
         if path.suffix not in (".py", "") and path.name != "__pycache__":
             assert path.stat().st_size < 300_000
             assert f"*{path.suffix}" in brought.partition("package_data")[2].partition("\n[")[0]
+
+
+def at_work(model_fn, mode, params, *batches):
+    """Returns what a spec has for each batch: predictions, loss, metrics.
+
+    A batch is features, labels, and values of variables by the ends of their names; the others
+    have some values.
+    """
+    found = []
+    with tf.Graph().as_default(), tf1.Session() as session:
+        holders = [
+            {key: tf1.placeholder(value.dtype, value.shape) for key, value in part.items()}
+            for part in batches[0][:2]
+        ]
+        spec = model_fn(holders[0], holders[1].get("label"), mode, params)
+        session.run(tf1.global_variables_initializer())
+        updates = {key: update for key, (_, update) in (spec.eval_metric_ops or {}).items()}
+        fetched = [spec.predictions, [] if spec.loss is None else spec.loss, updates]
+        for *parts, values in batches:
+            session.run(tf1.local_variables_initializer())
+            for variable in tf1.trainable_variables():
+                some = np.sin(1 + np.arange(variable.shape.num_elements()))
+                named = [one for key, one in values.items() if variable.op.name.endswith(key)]
+                value = np.float32(named[0] if named else some)
+                variable.load(value.reshape(variable.shape), session)
+            pairs = zip(holders, parts, strict=True)
+            feeds = {held[key]: part[key] for held, part in pairs for key in held}
+            found.append(session.run(fetched, feeds))
+    return found
+
+
+ORDERS = {
+    # The second word of two, and one that is not known.
+    "channel": np.array([b"shop", b"fax"], object),
+    "day": np.array([b"monday", b"sunday"], object),  # the only word, and one that is not known
+    "product": np.int32([2, 99]),  # the last but one of four numbers, and one beyond them
+    "price": np.float32([np.exp(4), 0]),  # the second is not known
+    "items": np.int32([4, 2]),
+}
+OF_ORDERS = {
+    "vocabularies": {"channel": ["web", "shop"], "day": ["monday"]},
+    "products": 3,
+    "crosses": [["channel", "day"]],
+    "embedding": 1,
+    "hidden_units": [],
+}
+WEIGHTS_OF_ORDERS = {
+    "wide/bias": -4,
+    "wide/channel": [0, 0.25, 0.5],
+    "wide/day": [0.125, 1],
+    "wide/product": [0, 0, 2, -1],
+    "wide/channel_day": [0, 0, 0.5, 0, 0, -0.5],  # of the pairs (0, 0), (0, 1), (1, 0), ...
+    "channel_embedding": [0, 1, 2],
+    "day_embedding": [0, 0],
+    "product_embedding": [0, 0, 0, 0],
+    # Of: the price is known, log price - 3, items / 4, and the three embeddings.
+    "logit/kernel": [1, 1, 1, 0.5, 0, 0],
+    "logit/bias": 0,
+}
+# -4 + 0.25 + 0.125 + 2 + 0.5, and 1 + 1 + 1 + 0.5; -4 + 0.5 + 1 - 1 - 0.5, and 0.5 + 1.
+LOGITS = np.array([-1.125 + 3.5, -4 + 1.5])
+
+
+def test_an_order_has_the_weights_of_its_values_and_their_pairs():
+    batch = ORDERS, {"label": np.int32([1, 1])}, WEIGHTS_OF_ORDERS
+    ((found, loss, metrics),) = at_work(wide_and_deep.model_fn, "eval", OF_ORDERS, batch)
+    np.testing.assert_allclose(found["probability"], 1 / (1 + np.exp(-LOGITS)), rtol=1e-5)
+    assert found["returned"].tolist() == [1, 0]
+    assert loss == pytest.approx(np.mean(np.log1p(np.exp(-LOGITS))), rel=1e-5)
+    assert metrics["accuracy"] == 0.5
+    batch = ORDERS, {}, WEIGHTS_OF_ORDERS
+    ((predicted, _, _),) = at_work(wide_and_deep.model_fn, "infer", OF_ORDERS, batch)
+    np.testing.assert_array_equal(predicted["probability"], found["probability"])
+
+
+TAGS = {"words": 5, "tags": 3, "embedding": 2, "units": 2}
+LENGTHS = np.int64([3, 1])
+ALIKE = {"dense/kernel": np.zeros([4, 3]), "dense/bias": [0, 1, 0]}  # the logits of each word
+
+
+def sentences(words, tags, values):
+    """Returns a batch of two sentences: all of the first row, one word of the second."""
+    tags = {} if tags is None else {"label": np.int64(tags)}
+    return {"words": np.int64(words), "length": LENGTHS}, tags, values
+
+
+def test_what_stands_behind_the_end_of_a_sentence_counts_nowhere():
+    words, tags = [[1, 2, 3], [4, 0, 0]], [[1, 1, 2], [1, 0, 0]]
+    (found, loss, metrics), first, behind, within = at_work(
+        tagger.model_fn,
+        "eval",
+        TAGS,
+        sentences(words, [[1, 1, 2], [1, 2, 2]], ALIKE),
+        sentences(words, tags, {}),
+        sentences([[1, 2, 3], [4, 1, 2]], tags, {}),
+        sentences([[1, 2, 4], [4, 0, 0]], tags, {}),
+    )
+    # -log softmax is ln(2 + e) - 1 for tag 1, which three of four words have, else ln(2 + e).
+    assert loss == pytest.approx(np.log(2 + np.e) - 3 / 4, rel=1e-5)
+    assert found["tags"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert metrics["word_accuracy"] == 3 / 4
+    assert behind[1] == pytest.approx(first[1], rel=1e-6)
+    assert within[1] != pytest.approx(first[1], rel=1e-3)
+    ((predicted, _, _),) = at_work(tagger.model_fn, "infer", TAGS, sentences(words, None, ALIKE))
+    np.testing.assert_array_equal(predicted["tags"], found["tags"])

@@ -2,7 +2,31 @@
 
 import numpy as np
 
+from replicate.app.command import report
 from replicate.app.console import json_output
+from replicate.app.inspect import description, scaling, traffic
+from replicate.splitting import report as splitting
+
+TWO = tuple(f"/device:CPU:{number}" for number in range(2))
+SIX = tuple(f"/device:CPU:{number}" for number in range(6))
+
+
+def printed(capsys):
+    """Returns the lines outside of tables, and the cells of each row of tables."""
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line[0] in "│┃"]
+    cells = [[cell.strip() for cell in line.replace("┃", "│").split("│")[1:-1]] for line in rows]
+    return [line for line in lines if line[0] not in "│┃┏┡└├"], cells
+
+
+def described(**fields):
+    """Returns a description of a training of two towers that has these fields."""
+    devices = (
+        description.Device(TWO[0], 0, 1, 24, 1234),
+        description.Device(TWO[1], 1, 0, 0, 10),
+    )
+    empty = description.Description("dense", "mirrored", 6, (), devices, ())
+    return empty._replace(**fields)
 
 
 def test_what_is_no_number_is_called_so():
@@ -15,3 +39,114 @@ def test_what_is_no_number_is_called_so():
     assert json_output.summary_line(metrics) == "loss nan  rate 0.125  worst -inf"
     several = {"each": np.float32([0.5, np.nan]), "word": b"a", "count": np.int64(12345678)}
     assert json_output.summary_line(several) == "count 12345678  each [0.5, None]  word a"
+
+
+def test_each_checkpoint_has_a_row_and_each_metric_a_column(capsys):
+    found = [
+        {"loss": 0.5, "global_step": 1},
+        {"loss": 0.25, "accuracy": 0.75, "global_step": 2},
+        {"loss": 0.125},
+    ]
+    report.print_all_metrics(found, "line")
+    title, cells = printed(capsys)
+    assert title == ["line"]
+    assert cells == [
+        ["step", "accuracy", "loss"],
+        ["1", "", "0.5"],
+        ["2", "0.75", "0.25"],
+        ["", "", "0.125"],
+    ]
+
+
+def test_a_variable_is_told_with_what_is_known_of_it(capsys):
+    several = (
+        ("one", (3, 2), 24, TWO[:1]),
+        ("both", (), 4, TWO),
+        ("all", (None, 2), None, SIX),
+        ("any", None, None, TWO[1:]),
+    )
+    variables = tuple(
+        description.Variable(name, "weight", shape, "float32", size, devices)
+        for name, shape, size, devices in several
+    )
+    report.print_description(described(variables=variables))
+    lines, cells = printed(capsys)
+    assert lines == ["dense: 2 towers (mirrored), batches of 6 rows"]
+    assert cells[:5] == [
+        ["variable", "kind", "shape", "dtype", "bytes", "device"],
+        ["one", "weight", "3x2", "float32", "24", "CPU:0"],
+        ["both", "weight", "scalar", "float32", "4", "2 copies: CPU:0, CPU:1"],
+        ["all", "weight", "?x2", "float32", "?", "6 copies: CPU:0, CPU:1, ..., CPU:5"],
+        ["any", "weight", "?", "float32", "?", "CPU:1"],
+    ]
+    assert cells[5:] == [
+        ["device", "tower", "variables", "bytes", "peak, at least", "operations of a step"],
+        ["CPU:0", "0", "1", "24", "0", "1,234"],
+        ["CPU:1", "1", "0", "0", "0", "10"],
+    ]
+
+
+def test_operations_that_run_once_are_told_the_largest_first(capsys):
+    whole = tuple(splitting.Whole(f"sort{n}", "Sort", "orders rows", 99 - n) for n in range(12))
+    for count, said in ((0, "0 with rows run once"), (1, "1 with rows run once:")):
+        split = splitting.Report(2, 1500, whole[:count])
+        report.print_description(described(split=split))
+        lines, cells = printed(capsys)
+        assert lines[1:] == [
+            f"one device's graph, split by rows: 1,500 operations on each of 2 devices; {said}"
+        ]
+        assert cells[1][-1] == "of its tower"
+        assert [row[0] for row in cells[4:]] == ["operation", "sort0"][: 2 * count]
+    report.print_description(described(split=splitting.Report(2, 1500, whole)))
+    lines, cells = printed(capsys)
+    assert lines[1].endswith("; 12 with rows run once, the largest:")
+    assert cells[5] == ["sort0", "Sort", "99", "orders rows"]
+    assert [row[0] for row in cells[5:]] == [f"sort{n}" for n in range(10)]
+
+
+def test_what_travels_between_devices_is_told(capsys):
+    moved = traffic.Transfer(*TWO, 2, 3600, 1)
+    report.print_description(described(transfers=(moved,)))
+    lines, cells = printed(capsys)
+    assert lines[1:] == ["moved between devices in a step:"]
+    assert cells[-2:] == [
+        ["from", "to", "tensors", "bytes", "of unknown size"],
+        ["CPU:0", "CPU:1", "2", "3,600", "1"],
+    ]
+
+
+def test_workers_that_meet_are_told_with_their_collectives(capsys):
+    # 1e9 bytes of a worker at 8 Gbit/s take a second, 100 messages of 1 ms a tenth of one: half
+    # of a step that computes for 1.1 seconds.
+    wanted = scaling.Wanted(3, 0, scaling.Assumed(8.0, 1.0, 1100.0))
+    met = (scaling.Collective(scaling.ALL_REDUCE, 600), scaling.Collective(scaling.ALL_REDUCE, 400))
+    figures = scaling.Figures(10**9, 10**9, 100)
+    found = scaling.Cluster(wanted, 1, 2, met, figures, 2)
+    report.print_description(described(cluster=found))
+    lines, cells = printed(capsys)
+    assert lines[1:] == [
+        "moved in a step between 3 workers (1 tower and 2 rows each):",
+        "without 2 tensors whose size only a run can tell",
+        "messages that wait for one another: 100",
+        "at 8 Gbit/s and 1 ms a message: 1.1e+03 ms, 50.0% of a step with 1100 ms of computing",
+    ]
+    assert cells[-4:] == [
+        ["collective", "number", "bytes of a worker"],
+        ["all-reduce", "2", "1,000"],
+        ["task", "bytes sent", "bytes received"],
+        ["a worker", "1,000,000,000", "1,000,000,000"],
+    ]
+
+
+def test_servers_are_told_with_the_busiest(capsys):
+    figures = scaling.Figures(48, 32, 2, server_sent=72, server_received=96)
+    found = scaling.Cluster(scaling.Wanted(3, 2), 2, 6, (), figures, 0)
+    report.print_description(described(cluster=found))
+    lines, cells = printed(capsys)
+    assert lines[1] == "moved in a step between 3 workers and 2 ps (2 towers and 6 rows each):"
+    assert lines[2] == "messages that wait for one another: 2"
+    assert cells[-3:] == [
+        ["task", "bytes sent", "bytes received"],
+        ["a worker", "48", "32"],
+        ["the busiest ps", "72", "96"],
+    ]
