@@ -107,10 +107,12 @@ class Epochs:
     ) -> tf.data.Dataset:
         """Returns a pass that is counted while it is read."""
 
+        @tf.autograph.experimental.do_not_convert
         def see(index: tf.Tensor, batch: types.Nest) -> types.Nest:
             tf.numpy_function(self._see, [index], [])
             return batch
 
+        @tf.autograph.experimental.do_not_convert
         def note(_: tf.Tensor) -> tf.Tensor:
             return tf.ensure_shape(tf.numpy_function(lambda: self._note(counted), [], tf.bool), [])
 

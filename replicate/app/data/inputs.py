@@ -170,6 +170,7 @@ def _of_arrays(
     dtypes = [tf.as_dtype(a.dtype) if a.dtype.kind not in "OSU" else tf.string for a in arrays]
     buffer = count if source.shuffle is True else min(count, source.shuffle or 0)
 
+    @tf.autograph.experimental.do_not_convert
     def gather(index: tf.Tensor) -> types.Nest:
         taken = tf.numpy_function(lambda i: [a[i] for a in arrays], [index], dtypes)
         for tensor, array in zip(taken, arrays, strict=True):
@@ -192,6 +193,7 @@ def _stream(
     paths = files.expanded(source.file, key)
     cached = caching.through(source, key, paths, worker=_place(task))
 
+    @tf.autograph.experimental.do_not_convert
     def part(columns: dict[str, tf.Tensor]) -> types.Nest:
         features, label = csv.label_of(columns, source)
         return features if label is None else (features, label)
@@ -250,6 +252,7 @@ def _of_records(
     def rows(seed: tf.Tensor | None) -> tf.data.Dataset:
         return own(_records(source, paths, seed))
 
+    @tf.autograph.experimental.do_not_convert
     def parse(batch: tf.Tensor) -> types.Nest:
         features = tf.io.parse_example(batch, _parsings(source))
         label = features.pop(source.label, None)
@@ -368,6 +371,7 @@ def _own_side(source: input_config.Divisible, is_training: bool) -> positions.Ch
     if share is None:
         return lambda found: found
 
+    @tf.autograph.experimental.do_not_convert
     def is_wanted(*row: types.Nest) -> tf.Tensor:
         parts = [part for one in tf.nest.flatten(row) for part in _contents(one)]
         text = tf.strings.join([tf.io.serialize_tensor(part) for part in parts])
@@ -421,6 +425,7 @@ def own_part(dataset: tf.data.Dataset, task: clusters.Cluster) -> tf.data.Datase
         return dataset.shard(task.size, _place(task))
     is_tuple = isinstance(dataset.element_spec, tuple)
 
+    @tf.autograph.experimental.do_not_convert
     def cut(*element: types.Nest) -> types.Nest:
         nest = element if is_tuple else element[0]
         batched = [leaf for leaf in tf.nest.flatten(nest) if rows.is_batched(leaf)]
