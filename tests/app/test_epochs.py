@@ -109,6 +109,23 @@ def test_an_input_that_repeats_a_few_times_ends_by_itself(tmp_path):
     assert len(run(lambda: make(tmp_path, known, 9).dataset(False, 1))) == 3
 
 
+def test_a_length_is_written_down_by_the_chief_alone(tmp_path):
+    for is_written, expected in ((False, None), (True, 5)):
+        epochs.Notes(str(tmp_path), "d", is_written).write(5)
+        assert epochs.Notes(str(tmp_path), "d").read() == expected
+    assert epochs.Notes(str(tmp_path), "another input").read() is None
+
+
+def test_an_input_that_waits_for_a_table_is_counted_while_it_is_read(tmp_path):
+    def rows():
+        table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(["rows"], np.int64([ROWS])), -1
+        )
+        return tf.data.Dataset.range(table.lookup(tf.constant("rows"))).batch(BATCH)
+
+    assert make(tmp_path, rows, 2).end is None
+
+
 def test_an_input_without_an_end_has_no_epochs(tmp_path):
     with pytest.raises(errors.RunError, match=r"train.input: must come to an end for train.epochs"):
         make(tmp_path, lambda: known().repeat(), 1)

@@ -12,6 +12,9 @@ from replicate import errors
 from replicate.app.config import input_config
 from replicate.app.data import csv, inputs
 from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy.cluster import cluster
+
+TASK = {"type": "worker", "index": 0}
 
 
 def batches_of(source, mode="eval", params=None):
@@ -289,6 +292,22 @@ def test_features_have_the_order_of_the_config(tmp_path, monkeypatch, kind, limi
         element = inputs.element_of(inputs.input_fn(source, "k", mode, {}))
         assert list(element if mode == "infer" else element[0]) == ["c", "a", "b"]
     assert list(inputs.columns_of(source, "k")) == ["c", "a", "b"]
+
+
+def test_our_own_functions_are_called_as_they_are(tmp_path, archive, user_code):
+    # To convert one costs half a second where it leads through many others.
+    user_code.rows = lambda: of_range(9).batch(2)
+    sources = (
+        input_config.Npz(file=archive, label="label", batch_size=2),
+        input_config.Function(function="user_inputs:rows", batch_size=2, holdout=0.5),
+    )
+    user_code.rows()  # which converts those of the user
+    before = {name for name in sys.modules if name.startswith("__autograph_generated")}
+    task = cluster.of({"cluster": {"chief": ["a:1"], "worker": ["a:2"]}, "task": TASK})
+    for source in sources:
+        with tf.Graph().as_default():
+            inputs.input_fn(source, "k", "train", {}, task)()
+    assert {name for name in sys.modules if name.startswith("__autograph_generated")} == before
 
 
 def test_a_function_must_return_a_dataset(user_code):

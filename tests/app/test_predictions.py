@@ -9,6 +9,7 @@ import pytest
 from replicate import errors
 from replicate.app.console import json_output
 from replicate.app.training import predictions
+from replicate.compat.tensorflow import tf
 
 ROWS = [
     {"p": np.float32([0.25, 0.75]), "digit": np.int64(1), "name": b"one"},
@@ -69,6 +70,47 @@ def test_rows_of_different_shapes_need_json_lines(tmp_path, ending, need):
     with pytest.raises(errors.RunError, match=need):
         predictions.write(rows, str(tmp_path / f"p.{ending}"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nested_predictions_have_the_names_of_their_parts(tmp_path):
+    path = tmp_path / "p.csv"
+    rows = [{"a": {"b": np.float32([0.5, 1]), "c": {"d": b"\xff"}}, "e": "f"}]
+    assert predictions.write(rows, str(path)) == 1
+    assert path.read_text() == "a_b_0,a_b_1,a_c_d,e\n0.5,1.0,/w==,f\n"
+
+
+def test_what_the_system_refuses_to_the_input_is_not_the_fault_of_the_output(tmp_path):
+    def rows():
+        yield ROWS[0]
+        raise OSError("no such device")
+
+    with pytest.raises(errors.RunError, match=r"^making predictions failed: no such dev"):
+        predictions.write(rows(), str(tmp_path / "p.csv"))
+
+
+class Doubler:
+    """Takes the place of a SavedModel that doubles what it is given."""
+
+    def __init__(self, *inputs):
+        self.signatures = {"serving_default": (inputs, ["y"])}
+
+    def __call__(self, feeds, signature):
+        return {"y": 2 * sum(feeds.values())}
+
+    def close(self):
+        pass
+
+
+def test_a_tensor_without_a_name_goes_to_the_only_input(monkeypatch):
+    def make_input(names):
+        return lambda: tf.data.Dataset.from_tensor_slices([1.0, 2.0, 3.0]).batch(2)
+
+    source = predictions.Source("m", "serving_default")
+    monkeypatch.setattr(predictions, "_loaded", lambda path: Doubler("x"))
+    assert [row["y"] for row in source.rows(make_input, (), print)] == [2, 4, 6]
+    monkeypatch.setattr(predictions, "_loaded", lambda path: Doubler("x", "z"))
+    with pytest.raises(errors.RunError, match=r"takes the inputs x, z, but .* gives a single ten"):
+        list(source.rows(make_input, (), print))
 
 
 def test_a_bad_place_is_named(tmp_path):
