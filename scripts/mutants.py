@@ -114,49 +114,56 @@ def _mutants(options: argparse.Namespace) -> Iterator[Mutant]:
                 yield Mutant(str(path.relative_to(ROOT)), change, chosen, spent)
 
 
+class _Run:
+    """Tests of one mutant, in a process and in a copy of the checkout of their own."""
+
+    def __init__(self, mutant: Mutant, copy: pathlib.Path) -> None:
+        self.mutant, self.copy = mutant, copy
+        path = copy / mutant.path
+        path.write_text(mutant.change.applied(path.read_text("utf-8")), "utf-8")
+        self._child = _forked(["-x", *mutant.tests], copy)
+        self._end = time.monotonic() + 30 + 4 * mutant.seconds
+
+    def result(self) -> str | None:
+        """Returns what came of it, and takes back the change; None while it runs."""
+        ended, status = os.waitpid(self._child, os.WNOHANG)
+        if not ended and time.monotonic() < self._end:
+            return None
+        if not ended:
+            os.killpg(self._child, signal.SIGKILL)
+            os.waitpid(self._child, 0)
+        shutil.copyfile(ROOT / self.mutant.path, self.copy / self.mutant.path)
+        if not ended:
+            return TIMED_OUT
+        return KILLED if status else SURVIVED
+
+
 def _results(mutants: list[Mutant], workers: int) -> Iterator[tuple[Mutant, str]]:
     """Yields what comes of each mutant; those that a test has killed come last.
 
     A test that fails in an unchanged copy, too, has killed nothing.
     """
+    yield from ((mutant, UNREACHED) for mutant in mutants if not mutant.tests)
+    waiting = [mutant for mutant in reversed(mutants) if mutant.tests]
     killed: list[tuple[Mutant, list[str]]] = []
     with tempfile.TemporaryDirectory() as folder:
-        free = []
-        for number in range(workers):
-            copy = pathlib.Path(folder, str(number))
+        free = [pathlib.Path(folder, str(number)) for number in range(workers)]
+        for copy in free:
             shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
-            free.append(copy)
-        running: dict[int, tuple[Mutant, pathlib.Path, float]] = {}
-        waiting = list(reversed(mutants))
+        running: list[_Run] = []
         while waiting or running:
-            if waiting and free:
-                mutant = waiting.pop()
-                if not mutant.tests:
-                    yield mutant, UNREACHED
-                    continue
-                copy = free.pop()
-                path = copy / mutant.path
-                path.write_text(mutant.change.applied(path.read_text("utf-8")), "utf-8")
-                child = _forked(["-x", *mutant.tests], copy)
-                running[child] = mutant, copy, time.monotonic() + 30 + 4 * mutant.seconds
-                continue
+            while waiting and free:
+                running.append(_Run(waiting.pop(), free.pop()))
             time.sleep(0.05)
-            for child, (mutant, copy, end) in list(running.items()):
-                ended, status = os.waitpid(child, os.WNOHANG)
-                if not ended and time.monotonic() < end:
+            for run in list(running):
+                if (result := run.result()) is None:
                     continue
-                if not ended:
-                    os.killpg(child, signal.SIGKILL)
-                    os.waitpid(child, 0)
-                del running[child]
-                shutil.copyfile(ROOT / mutant.path, copy / mutant.path)
-                free.append(copy)
-                if not ended:
-                    yield mutant, TIMED_OUT
-                elif status == 0:
-                    yield mutant, SURVIVED
+                running.remove(run)
+                free.append(run.copy)
+                if result == KILLED:
+                    killed.append((run.mutant, reach.failed(run.copy)))
                 else:
-                    killed.append((mutant, reach.failed(copy)))
+                    yield run.mutant, result
         failing = {test for _, tests in killed for test in tests}
         if failing:
             os.waitpid(_forked(sorted(failing), free[0]), 0)
