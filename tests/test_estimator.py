@@ -1,11 +1,15 @@
 """`replicate.estimator` is `tf.estimator` of TensorFlow 2.15, on every TensorFlow."""
 
+import json
+import types
+
 import pytest
 
 from replicate import estimator
 from replicate.compat import estimator as estimators
 from replicate.compat import versions
 from replicate.compat.tensorflow import tf
+from replicate.strategy.cluster import membership
 
 PARTS = {
     "export": [
@@ -156,3 +160,62 @@ def test_old_code_runs_as_it_is_after_install(run_python, tmp_path):
         "print(estimator.train(input_fn, steps=1).get_variable_value('w'))\n"
     )
     assert float(said) == 1.0
+
+
+class Worker:
+    """Takes the place of the Estimator of a task in a cluster."""
+
+    def __init__(self, job, is_in_cluster=True, is_chief=False):
+        strategy = types.SimpleNamespace(is_in_cluster=is_in_cluster, is_chief=is_chief)
+        self.config = types.SimpleNamespace(task_type=job)
+        self._model_fn = types.SimpleNamespace(strategy=lambda mode, config: strategy)
+        self.given = None
+
+    def train(self, **given):
+        self.given = given
+
+
+TRAIN = types.SimpleNamespace(
+    input_fn="rows", max_steps=5, hooks=("hook",), saving_listeners=("l",)
+)
+
+
+@pytest.mark.parametrize(("is_chief", "listeners"), [(True, ("l",)), (False, None)])
+def test_a_worker_trains_with_the_server_of_its_strategy(is_chief, listeners):
+    made = Worker("worker", is_chief=is_chief)
+    assert estimator.train_and_evaluate(made, TRAIN, None) is None
+    assert made.given == {
+        "input_fn": "rows",
+        "max_steps": 5,
+        "hooks": ["hook"],
+        "saving_listeners": listeners,
+    }
+
+
+@pytest.mark.parametrize(("job", "is_in_cluster"), [("worker", False), ("master", True)])
+def test_others_train_as_tensorflow_has_it(monkeypatch, job, is_in_cluster):
+    told = []
+    own = types.SimpleNamespace(train_and_evaluate=lambda *given: told.append(given))
+    monkeypatch.setattr(estimators, "load_v2", lambda: own)
+    made = Worker(job, is_in_cluster)
+    estimator.train_and_evaluate(made, TRAIN, "eval")
+    assert (made.given, told) == (None, [(made, TRAIN, "eval")])
+
+
+def test_a_server_keeps_variables_until_it_is_ended(monkeypatch):
+    class EndedError(Exception):
+        pass
+
+    def serve(task):
+        raise EndedError(task.name)
+
+    jobs = {"chief": ["127.0.0.1:9"], "ps": ["127.0.0.1:10"]}
+    named = {"cluster": jobs, "task": {"type": "ps", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(named))
+    monkeypatch.setattr(membership, "serve", serve)
+    with pytest.raises(EndedError, match="ps:0"):
+        estimator.train_and_evaluate(Worker("ps"), TRAIN, None)
+
+
+def test_all_names_are_listed():
+    assert set(estimator.__all__) < set(dir(estimator))

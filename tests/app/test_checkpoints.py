@@ -1,6 +1,8 @@
 """Checkpoints by name, the best one, and the mean of several."""
 
+import errno
 import json
+import os
 
 import ml_dtypes
 import numpy as np
@@ -108,6 +110,48 @@ def test_the_mean_is_added_up_in_double_precision(tmp_path):
     values = (1e8, 1.0, -1e8, 1.0)
     paths = [save(tmp_path, step, w=np.float32(w)) for step, w in enumerate(values)]
     assert tensors(averaging.average(paths, str(tmp_path / "out")))["w"] == 0.5
+
+
+def test_a_checkpoint_of_something_else_has_no_step(tmp_path):
+    with tf.Graph().as_default(), tf1.Session() as session:
+        w = tf1.get_variable("w", [])
+        session.run(w.initializer)
+        path = tf1.train.Saver().save(session, str(tmp_path / "model.ckpt"))
+    assert checkpoints.step_in(path) is None
+
+
+def test_what_is_whole_or_cannot_be_looked_at_is_not_damaged(run, tmp_path, monkeypatch):
+    assert not checkpoints._is_damaged(str(run / "model.ckpt-4"))
+
+    class Lost:
+        def __init__(self, path, mode):
+            raise tf.errors.UnavailableError(None, None, "not now")
+
+    (tmp_path / "model.ckpt-1.index").write_bytes(b"torn")
+    assert checkpoints._is_damaged(str(tmp_path / "model.ckpt-1"))
+    monkeypatch.setattr(tf.io.gfile, "GFile", Lost)
+    assert not checkpoints._is_damaged(str(tmp_path / "model.ckpt-1"))
+
+
+@pytest.mark.parametrize(
+    ("index", "saved"), [(None, "Nothing is saved yet."), (b"torn", "Nothing is saved yet.")]
+)
+def test_on_a_full_disk_what_cannot_be_read_is_not_saved(tmp_path, index, saved):
+    if index is not None:
+        (tmp_path / "model.ckpt-1.index").write_bytes(index)
+        (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-1"')
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with (
+        pytest.raises(errors.RunError, match=f"disk is full: .*{saved}") as raised,
+        checkpoints.naming_full_disk(str(tmp_path)),
+    ):
+        raise full
+    assert raised.value.__cause__ is full
+
+
+def test_another_fault_of_the_system_is_raised_as_it_is(tmp_path):
+    with pytest.raises(PermissionError), checkpoints.naming_full_disk(str(tmp_path)):
+        raise PermissionError(errno.EACCES, "no")
 
 
 def test_checkpoints_of_two_models_have_no_mean(run, tmp_path):

@@ -58,6 +58,18 @@ MODEL = "replicate.examples.digits:model_fn"
         (["train", DIGITS, "--train..steps=3"], "--train..steps=3: must be key=value"),
         (["--train.steps=3", "train", DIGITS], "unrecognized arguments: --train.steps=3"),
         (["train", DIGITS, "--train=null"], "--train=null: train: this section is required"),
+        (
+            ["launch", DIGITS, "--workers", "2", "--ps", "1", "--strategy", "mirrored"],
+            "strategy: must leave the variables to the parameter servers of the cluster, got mirr",
+        ),
+        (
+            ["launch", DIGITS, "--workers", "2", "--evaluator", "--eval=null", "--export=null"],
+            "--evaluator: must come with an eval section. Add one.",
+        ),
+        (
+            ["describe", DIGITS, "--workers", "2", "--latency", "fast"],
+            "must be a number above 0, got 'fast'",
+        ),
         (["check", "none.yaml", "none_either.yaml"], "none_either.yaml: a config file must exist"),
     ],
 )
@@ -67,6 +79,13 @@ def test_bad_usage_is_exit_code_2(capsys, arguments, text):
     assert text in shown.err
     assert "Traceback" not in shown.err
     assert shown.out == ""
+
+
+def test_behind_two_dashes_nothing_is_an_option(capsys):
+    assert cli.main(["check", "--", DIGITS]) == 0
+    assert capsys.readouterr().out == f"{DIGITS}: ok\n"
+    assert cli.main(["check", "--", "--train.steps=3"]) == 2
+    assert "--train.steps=3: a config file must exist" in capsys.readouterr().err
 
 
 def test_check_says_which_configs_are_right(capsys, tmp_path):

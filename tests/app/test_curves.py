@@ -101,6 +101,8 @@ def test_scalars_of_tensorflow_2_are_read_and_others_left_out(tmp_path):
             summary_pb2.Summary.Value(tag=tag, tensor=tensor_util.make_tensor_proto(value))
             for tag, value in (("loss", 0.5), ("text", "words"), ("vector", [1.0, 2.0]))
         ]
+        values[1].tensor.dtype = 99  # of which nothing is known
+        values.append(summary_pb2.Summary.Value(tag="image", image=summary_pb2.Summary.Image()))
         event = event_pb2.Event(step=7, summary=summary_pb2.Summary(value=values))
         record_writer.RecordWriter(file).write(event.SerializeToString())
     (run,) = curves.read([str(tmp_path)])
@@ -115,6 +117,18 @@ def test_what_tensorboards_own_writer_leaves_is_read(tmp_path):
     writer.close()
     (run,) = curves.read([str(tmp_path)])
     assert run.train == {"loss": {1: 0.25}}
+
+
+def test_a_record_that_is_no_event_ends_a_file(tmp_path):
+    path = write(tmp_path, 1, *losses((1, 1.0)))
+    with open(path, "ab") as file:
+        record_writer.RecordWriter(file).write(b"no event")
+    with open(path, "ab") as file:
+        event = event_pb2.Event(step=2, summary=summary_pb2.Summary())
+        event.summary.value.add(tag="loss", simple_value=2.0)
+        record_writer.RecordWriter(file).write(event.SerializeToString())
+    (run,) = curves.read([str(tmp_path)])
+    assert run.train == {"loss": {1: 1.0}}
 
 
 def test_files_of_other_things_are_no_curves(tmp_path):
@@ -238,6 +252,11 @@ def test_one_run_has_its_name_and_no_color(tmp_path, texts, monkeypatch):
     write(tmp_path / "run" / "eval", 1, *losses((1, 1.0)))
     assert plot("run", "--png", "p.png", "--quiet") == 0
     assert {"train", "eval", "best"} <= set(texts)
+
+
+def test_each_of_many_runs_has_its_color():
+    for count in (1, 5, 40):
+        assert len(set(curves._colors(count)[:count])) == count
 
 
 @pytest.mark.thorough

@@ -142,6 +142,18 @@ def test_an_evaluator_leaves_a_damaged_checkpoint_to_the_chief(
     assert not list(model_dir.glob("*.damaged"))
 
 
+def test_a_chief_falls_back_and_has_all_tasks_begin_again(trained, model_dir, capsys, monkeypatch):
+    damage(model_dir, "torn index")
+    cluster = {"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:10"]}
+    task = {"cluster": cluster, "task": {"type": "chief", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    assert run(trained, "train", model_dir=model_dir) == 1
+    said = capsys.readouterr().err
+    assert "model_dir: all tasks must begin at the same checkpoint, but others may have" in said
+    assert f"The same command continues from {model_dir}/model.ckpt-2." in said
+    assert checkpoints.step_of(str(model_dir)) == 2
+
+
 @pytest.mark.thorough
 def test_a_cluster_falls_back_and_starts_again(trained, model_dir):
     damage(model_dir, "flipped")

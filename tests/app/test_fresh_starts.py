@@ -1,6 +1,9 @@
 """What `replicate train --fresh` deletes, and what it leaves alone."""
 
-from replicate.app.runs import fresh_starts, records
+import pytest
+
+from replicate.app.runs import atomic_files, fresh_starts, records
+from replicate.compat.tensorflow import tf
 
 WRITTEN = [
     "checkpoint",
@@ -81,6 +84,36 @@ def test_what_a_run_writes_is_deleted_and_nothing_else(tmp_path):
     assert not (out / "export" / "best").exists()
     assert (out / "eval").exists()
     assert found_in(out) == []
+
+
+def test_a_checkpoint_that_was_being_written_is_deleted(tmp_path):
+    fill(tmp_path, ["best/.model.ckpt-2.123.tmp/model.ckpt-2.index"])
+    assert found_in(tmp_path) == [str(tmp_path / "best" / ".model.ckpt-2.123.tmp")]
+    fresh_starts.delete(str(tmp_path), found_in(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("count", "shown", "last"), [(20, 20, "  f19"), (21, 20, "  and 2 more")])
+def test_of_many_files_the_first_are_listed(tmp_path, count, shown, last):
+    lines = fresh_starts.listed(str(tmp_path), [str(tmp_path / f"f{n:02}") for n in range(count)])
+    assert (len(lines), lines[0], lines[-1]) == (shown, "  f00", last)
+
+
+def test_what_is_gone_meanwhile_is_passed_over(tmp_path):
+    fill(tmp_path, ["finished"])
+    fresh_starts.delete(str(tmp_path), [str(tmp_path / one) for one in ("checkpoint", "finished")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_only_tensorflow_can_read_begin_again():
+    folder = "ram://fresh"
+    tf.io.gfile.makedirs(f"{folder}/best")
+    for name in ("checkpoint", "best/checkpoint", "notes.txt"):
+        atomic_files.write_text(f"{folder}/{name}", "x")
+    found = fresh_starts.written_in(folder, f"{folder}/export", [])
+    assert sorted(found) == [f"{folder}/best/checkpoint", f"{folder}/checkpoint"]
+    fresh_starts.delete(folder, found)
+    assert [name.rstrip("/") for name in tf.io.gfile.listdir(folder)] == ["notes.txt"]
 
 
 def test_records_of_somebody_else_stay(tmp_path):

@@ -11,8 +11,9 @@ import pytest
 from replicate.app.command import cli, model_commands
 from replicate.app.config import config, functions
 from replicate.app.console import progress
-from replicate.app.training import predictions, runner
+from replicate.app.training import device_choice, predictions, runner
 from replicate.compat.tensorflow import tf
+from replicate.strategy.cluster import cluster as clusters
 
 MODEL = '''
 from replicate import estimator
@@ -289,6 +290,85 @@ def test_export_prints_its_path_and_signatures(trained, capsys):
 def test_an_input_that_ends_early_is_told(folder, capsys):
     assert run(folder, "train", "--set", "train.input.repeat=3", model_dir="early") == 0
     assert "train.input came to its end at step 3 of 4" in capsys.readouterr().err
+
+
+def test_an_input_that_is_over_is_not_read_again_but_what_follows_is_made_up_for(folder, capsys):
+    given = ["--set", "train.input.repeat=3"]
+    assert run(folder, "train", *given, model_dir="over") == 0
+    (folder / "over" / "finished").unlink()  # as of a process that was killed
+    capsys.readouterr()
+    assert run(folder, "train", *given, model_dir="over") == 0
+    assert "evaluated at step 3" in capsys.readouterr().err
+    assert run(folder, "train", *given, model_dir="over") == 0
+    assert "evaluated" not in capsys.readouterr().err
+    np.savez(folder / "other.npz", x=np.float32([1]), y=np.float32([2]))
+    other = ["--set", "train.input.file=other.npz"]
+    assert run(folder, "train", *given, *other, model_dir="over") == 1
+    said = capsys.readouterr().err
+    assert "train.input: is another one than that of the run before, and has no rows" in said
+    assert "behind the 3 batches that are passed over. Set repeat: true, or choose" in said
+
+
+def test_every_checkpoint_is_evaluated_by_rising_steps(trained, capsys):
+    assert run(trained, "evaluate", "--all", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    # The mean of w x over x = 1, 2, 3, 4 at w = 2 - 2 / 4^n.
+    expected = [(n, pytest.approx(2.5 * (2 - 2 / 4**n), abs=1e-5)) for n in (0, 2, 4)]
+    assert [(one["global_step"], one["average"]) for one in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "strategy", "cluster", "text"),
+    [
+        ("2", None, {}, "2 towers on CPU:0, CPU:1 (parameter_server)"),
+        ("[/cpu:3]", "mirrored", {}, "1 tower on CPU:3"),
+        ("4", "one_device", {}, "1 tower on CPU:0"),
+        ("6", None, {}, "6 towers on CPU:0, CPU:1, ..., CPU:5 (parameter_server)"),
+        ("1", None, {"worker": ["a:2"]}, "2 workers of 1 tower on CPU:0 (multi_worker)"),
+        (
+            "2",
+            None,
+            {"ps": ["a:3"]},
+            "1 worker of 2 towers on CPU:0, CPU:1 (1 parameter server)",
+        ),
+        (
+            "1",
+            None,
+            {"worker": ["a:2"], "ps": ["a:3", "a:4"]},
+            "2 workers of 1 tower on CPU:0 (2 parameter servers)",
+        ),
+    ],
+)
+def test_people_are_told_where_a_run_is(folder, devices, strategy, cluster, text):
+    assignments = [f"devices={devices}"] + ([f"strategy={strategy}"] if strategy else [])
+    settings = config.load(str(folder / "line.yaml"), assignments)
+    jobs = {"chief": ["a:1"], **cluster}
+    task = clusters.of({"cluster": jobs, "task": {"type": "chief", "index": 0}})
+    assert device_choice.text_of(settings, task) == text
+
+
+def test_one_of_several_workers_does_not_begin_again(trained, capsys, monkeypatch):
+    jobs = {"chief": ["127.0.0.1:9"], "worker": ["127.0.0.1:10"]}
+    task = {"cluster": jobs, "task": {"type": "chief", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    assert run(trained, "train", "--fresh", "--yes") == 2
+    assert "--fresh: must not be given to one of several workers" in capsys.readouterr().err
+    assert (trained / "trained" / "checkpoint").exists()
+
+
+def test_a_server_keeps_variables_until_it_is_ended(trained, capsys, monkeypatch):
+    def serve(task):
+        print("serves", task.name)
+        raise SystemExit(3)
+
+    jobs = {"chief": ["127.0.0.1:9"], "ps": ["127.0.0.1:10"]}
+    task = {"cluster": jobs, "task": {"type": "ps", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    monkeypatch.setattr(runner.membership, "serve", serve)
+    assert run(trained, "train") == 1
+    shown = capsys.readouterr()
+    assert shown.out == "serves ps:0\n"
+    assert "ps:0, keeps variables until it is ended" in shown.err
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,20 @@ def test_arrays_for_evaluation_are_found_by_name(tmp_path):
     assert found.other_keys == {"features": {"x": "x_test"}, "label": "y_test"}
 
 
+@pytest.mark.parametrize("label", ["y_train", None])
+def test_arrays_for_evaluation_go_with_those_for_training(tmp_path, label):
+    path = str(tmp_path / "d.npz")
+    names = ("a_train", "a_test", "b_train", "b_test", *(["y_train", "y_test"] if label else []))
+    np.savez(path, **{name: np.zeros(3) for name in names})
+    found = samples.look("npz", path, label)
+    assert found.keys["features"] == {"a": "a_train", "b": "b_train"}
+    others = {"features": {"a": "a_test", "b": "b_test"}}
+    assert (found.label, found.other_keys) == (
+        label,
+        others | ({"label": "y_test"} if label else {}),
+    )
+
+
 def test_damaged_archives_are_named(tmp_path):
     path = tmp_path / "d.npz"
     np.savez(path, a=np.array([{}], dtype=object))
@@ -179,6 +193,24 @@ def test_records_are_read_without_tensorflow(tmp_path, compression):
     }
     assert found.keys.get("compression", "") == compression
     assert (found.label, found.other_keys) == ("y", {"file": str(tmp_path / "test.tfrecord")})
+
+
+def test_a_feature_of_two_types_is_named(tmp_path):
+    path = str(tmp_path / "d.tfrecord")
+    with tf.io.TFRecordWriter(path) as file:
+        file.write(example(x=[1.0]))
+        file.write(example(x=[1]))
+    with pytest.raises(errors.RunError, match="x must be of one type, got float32 and int64"):
+        samples.look("tfrecord", path)
+
+
+def test_a_record_that_goes_on_behind_what_is_looked_at_is_left_out(tmp_path, monkeypatch):
+    path = tmp_path / "d.tfrecord"
+    first = record(example(x=[1.0]))
+    path.write_bytes(first + record(example(z=[1])))
+    monkeypatch.setattr(samples, "_HEAD", len(first) + 5)
+    found = samples.look("tfrecord", str(path))
+    assert found.keys["features"] == {"x": {"dtype": "float32", "shape": []}}
 
 
 def record(data):

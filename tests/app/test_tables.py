@@ -290,6 +290,19 @@ def test_npz_rows_are_cut_and_converted(archive):
     assert (label.tolist(), label.dtype) == ([4, 5], np.int32)
 
 
+def test_npz_numbers_may_be_read_as_text_or_as_truths(archive):
+    features, label = npz(
+        archive,
+        features=("image", "name"),
+        label="label",
+        rows=(0, 2),
+        dtypes={"image": "bool", "label": "string"},
+    )
+    assert features["image"].tolist() == [[False, True], [True, True]]
+    assert features["name"].tolist() == [b"a", b"b"]
+    assert label.tolist() == [b"0", b"1"]
+
+
 def test_npz_text_of_any_language_is_utf8(tmp_path):
     path = tmp_path / "t.npz"
     np.savez(path, word=np.array(["größe", "λ", ""]), raw=np.array(["λ".encode(), b"\xff", b"c"]))

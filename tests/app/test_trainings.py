@@ -5,6 +5,7 @@ import io
 import json
 import re
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -12,8 +13,15 @@ import pytest
 import replicate
 from replicate.app.command import cli
 from replicate.app.config import config
+from replicate.app.console import interrupts
 from replicate.app.runs import folders
-from replicate.app.training import estimators, optimizers
+from replicate.app.training import (
+    estimators,
+    hooks,
+    optimizers,
+    outcomes,
+    trainings,
+)
 from replicate.compat.tensorflow import tf, tf1
 
 MODEL = '''
@@ -149,6 +157,16 @@ def train_once(folder):
 def stop_early(folder):
     """Returns the folder after a training into `stopped`, and what that showed."""
     return folder, run(folder, "train", "stopped", *EARLY)[1]
+
+
+def stopping(work, stop):
+    """Returns what asks to stop, and then does some work."""
+
+    def stopped(*args):
+        stop()
+        return work(*args)
+
+    return stopped
 
 
 def tensor(path, name="w"):
@@ -287,6 +305,12 @@ def test_a_fresh_start_respects_who_trains_there(folder, trained):
     assert step_of(folder / "trained") == 4
 
 
+def test_a_fresh_start_needs_a_terminal_or_a_yes(trained):
+    shown = run(trained, "train", "trained", options=["--fresh"], code=2)[1]
+    assert "--fresh: must be confirmed, and there is no terminal to ask on. Add --yes" in shown
+    assert step_of(trained / "trained") == 4
+
+
 def test_yes_without_fresh_is_refused(folder):
     assert (
         "--yes: must come with --fresh" in run(folder, "train", "x", options=["--yes"], code=2)[1]
@@ -380,6 +404,63 @@ def test_evaluations_are_at_multiples_of_steps_wherever_a_run_goes_on(folder, sa
     assert [step for step, _ in record["evaluations"]] == [2, 3, 6, 8]
 
 
+@pytest.fixture(name="stop")
+def ask_to_stop(monkeypatch):
+    """Returns what asks the training that is at work to stop, as a signal does."""
+    entered = []
+    enter = interrupts.StopRequest.__enter__
+
+    def entering(stop):
+        entered.append(stop)
+        return enter(stop)
+
+    monkeypatch.setattr(interrupts.StopRequest, "__enter__", entering)
+    return lambda: setattr(entered[-1], "requested", True)
+
+
+@pytest.mark.parametrize("at", ["1", "2"])
+def test_a_training_that_is_stopped_has_saved_its_step_and_goes_on(folder, stop, monkeypatch, at):
+    out = f"asked{at}"
+    if at == "1":  # as the training begins
+        monkeypatch.setattr(hooks.TrainingHook, "begin", stopping(hooks.TrainingHook.begin, stop))
+    else:  # in the evaluation of a step
+        monkeypatch.setattr(outcomes, "evaluate", stopping(outcomes.evaluate, stop))
+    shown = run(folder, "train", out, "eval.every_steps=2", code=130)[1]
+    assert f"stopped at step {at}; a checkpoint is saved in" in shown
+    assert "The same command continues from there." in shown
+    np.testing.assert_allclose(tensor(folder / out), WEIGHTS[int(at)], rtol=1e-6)
+
+
+def test_a_training_that_is_stopped_at_its_end_says_what_is_left(folder, stop, monkeypatch):
+    monkeypatch.setattr(outcomes, "evaluate", stopping(outcomes.evaluate, stop))
+    shown = run(folder, "train", "asked_at_end", code=130)[1]
+    assert "stopped at step 4; a checkpoint is saved in" in shown
+    assert "Training is over; left to the same command: evaluation and exports." in shown
+
+
+def test_a_training_that_is_stopped_before_its_first_step_says_so(folder, monkeypatch):
+    def make(*_, **__):
+        raise interrupts.Interrupted
+
+    monkeypatch.setattr(trainings.steps.Steps, "make", make)
+    shown = run(folder, "train", "asked_before", code=130)[1]
+    assert "stopped before the first step; no checkpoint is saved in" in shown
+
+
+def test_a_chief_that_is_stopped_in_an_evaluation_ends_the_session_of_all(fresh_graph):
+    def evaluate():
+        raise interrupts.Interrupted
+
+    def listener(num_workers):
+        return trainings._Evaluations(2, types.SimpleNamespace(end=9), evaluate, num_workers)
+
+    several, alone = listener(3), listener(1)
+    assert several.after_save(None, 0) is alone.after_save(None, 0) is False
+    assert several.after_save(None, 2) is True
+    with pytest.raises(interrupts.Interrupted):
+        alone.after_save(None, 2)
+
+
 def test_the_best_checkpoint_outlives_the_others(stopped):
     folder, shown = stopped
     assert shown.count("best so far by loss") == 1
@@ -442,8 +523,10 @@ def test_the_mean_of_checkpoints_can_be_evaluated(trained):
     chosen = ["--json", "--checkpoint", "averaged"]
     found = json.loads(run(trained, "evaluate", "trained", options=chosen)[0])
     assert (found["global_step"], found["w"]) == (4, pytest.approx(mean, rel=1e-6))
-    options = ["--checkpoints", "1,2", "--output", str(trained / "mean")]
-    run(trained, "average", "trained", options=options)
+    options = ["--checkpoints", "1,2", "--output", str(trained / "mean"), "--json"]
+    told = json.loads(run(trained, "average", "trained", options=options)[0])
+    names = [str(trained / "trained" / f"model.ckpt-{step}") for step in (1, 2)]
+    assert told == {"path": str(trained / "mean" / "model.ckpt-2"), "of": names}
     assert tensor(trained / "mean") == pytest.approx((1.5 + 1.875) / 2)
 
 
