@@ -1,0 +1,52 @@
+"""Operations that are split in a state in which running whole would give the same values."""
+
+import pytest
+
+from replicate.compat.tensorflow import tf
+from tests.splitting.rules import harness
+from tests.splitting.rules.harness import indices, raw, tensor
+
+F64 = tf.float64
+TWO = harness.Setting("batch", 2, (3,))
+
+
+def rows(*dims, dtype=None):
+    return tensor(*dims, dtype=dtype, states=["rows0"])
+
+
+def summed(*dims):
+    return tensor(*dims, states=["sum"])
+
+
+def _einsum(*operands):
+    return tf.raw_ops.Einsum(inputs=operands, equation="...i,ij->...j")
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "operands", "dtype"),
+    [
+        ("Split", lambda x: tf.raw_ops.Split(axis=0, value=x, num_split=2), [summed(4, 3)], F64),
+        ("SplitV", lambda x: raw("SplitV", num_split=2)(x, [1, 3], 0), [summed(4, 3)], F64),
+        (
+            "GatherNd",
+            raw("GatherNd"),
+            [summed(3, 2), indices(4, 1, states=["whole"])],
+            F64,
+        ),
+        ("Einsum", _einsum, [rows("B", 3), tensor(3, 4, states=["whole"])], F64),
+        *(
+            (kind, raw(kind), [rows("B", 4, dtype=tf.complex64)], tf.complex64)
+            for kind in ("FFT", "IFFT")
+        ),
+        ("RFFT", lambda x: raw("RFFT")(x, [4]), [rows("B", 4, dtype=tf.float32)], tf.float32),
+        ("IRFFT", lambda x: raw("IRFFT")(x, [4]), [rows("B", 3, dtype=tf.complex64)], tf.complex64),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_it_is_split(kind, function, operands, dtype):
+    family = harness.Family(kind)
+    family.case(kind, function, *operands, dtypes=(dtype,))
+    outcome = harness.tried(family, TWO)
+    assert not outcome.failures
+    assert not outcome.missing
+    assert (kind in outcome.split, outcome.whole.get(kind)) == (True, None)
