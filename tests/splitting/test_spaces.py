@@ -663,6 +663,34 @@ def ragged_edits(f):
     return squares(hidden(f["x"]) * found["largest"][:, None], f), found
 
 
+@model("UnsortedSegmentSum")
+def ragged_otherwise(f):
+    """Values of others, inner dimensions, places that are no begins and ends: all whole."""
+    ragged, ids = f["ragged"], f["ragged_ids"]
+    others = tf.cast(tf.identity(ids.flat_values), F64)
+    splits = ragged.row_splits
+    inner = ragged.with_values(tf.stack([others, others], 1))
+    one_more = tf.RaggedTensor.from_value_rowids(
+        ragged.flat_values, ragged.value_rowids(), nrows=ragged.nrows() + 1, validate=False
+    )
+    found = {
+        "others": ragged.with_values(others).to_sparse().indices,
+        "others, dense": ragged.with_values(others).to_tensor(shape=[None, 3]),
+        "inner": inner.to_sparse().indices,
+        "inner, dense": inner.to_tensor(shape=[None, 3, 2]),
+        "nested": tf.expand_dims(ragged, 1).to_tensor(shape=[None, 1, 3]),
+        "one more": one_more.to_tensor(shape=[None, 3]),
+        "each other": splits[::2],
+        "but the last two": splits[:-2],
+        "from the third": splits[2:],
+        "begins of begins": splits[:-1][1:],
+        "nothing": splits[1:] - splits[1:],
+        "negative": splits[:-1] - splits[1:],
+    }
+    sums = tf.reduce_sum(ragged, 1)
+    return squares(hidden(f["x"]) * sums[:, None], f), found
+
+
 # Texts.
 
 
