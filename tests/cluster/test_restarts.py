@@ -20,7 +20,8 @@ FIRST, LONGEST = 0.01, 0.04  # seconds before a restart, in place of 1 and 30
 PATIENCE = 30  # seconds; what is waited for takes less than two
 
 # A task without TensorFlow: `python child.py FOLDER`. It does what what.json has for its name: one
-# word for each life. Each life of the chief saves ten steps, unless it is `idle`.
+# word for each life. Each life of the chief saves ten steps, unless it is `idle`; none does what it
+# is to do before all are there, or one that ends before it counts its life would live it twice.
 CHILD = """
 import json, os, pathlib, signal, sys, time
 from replicate.app.cluster import lifeline
@@ -38,6 +39,9 @@ def end(asked, frame):
     os._exit(130)
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN if what == "stuck" else end)
+for other in (task["cluster"] if name == "chief:0" else ()):
+    while other != "chief" and not (folder / f"{other}:0.{number}").exists():
+        time.sleep(0.01)
 if name == "chief:0" and what != "idle":
     text = f'model_checkpoint_path: "model.ckpt-{10 * (number + 1)}"\\n'
     (folder / "checkpoint").write_text(text)
@@ -137,7 +141,7 @@ def test_the_chief_and_a_server_may_be_lost_as_well(folder):
 def test_a_chief_with_servers_saves_before_a_restart(folder):
     launch(folder, Said(), 1, ps=1, chief_0=["stay"], worker_0=["die"])
     assert (folder / "chief:0.saved").exists()
-    assert len(lives(folder, "worker:0")) == 2  # the server may be ended before it writes
+    assert [len(lives(folder, name)) for name in ("worker:0", "ps:0")] == [2, 2]
 
 
 def test_restarts_are_counted_and_the_last_failure_is_the_launchs(folder):

@@ -15,6 +15,7 @@ from replicate.splitting.structure import loops
 
 BATCH_SPACE = Space("the batch")
 ROW = Extent(None, 1)  # one entry for each row
+INNER = extents.Amount({(extents.Inner(),): 1})  # an unknown inner length
 OPEN = Extent(None)  # of which nothing is known
 
 
@@ -66,6 +67,8 @@ def batch(*inner):
         (7 - rows(BATCH) + rows(BATCH), 7),
         (extents.larger(rows(BATCH), 1), rows(BATCH)),
         (extents.smaller(rows(BATCH), 1), 1),
+        (extents.larger(INNER, 1), INNER),
+        (extents.larger(0, INNER), INNER),
         (extents.larger(rows(BATCH, 3), rows(BATCH, 2)), rows(BATCH, 3)),
     ],
 )
@@ -370,6 +373,50 @@ def test_what_is_left_over_is_each_devices_own(graph):
     assert facts.shape_view(mixed, 0, BATCH_SPACE) is WHOLE
 
 
+def test_a_number_of_rows_is_each_devices_own(graph):
+    x = batch(6)
+    shape = tf.stack([tf.shape(x)[0], 6])
+    number = shape[0]
+    facts = begun(facts_of(graph, [(x, 0)]), [(x, 0)], [*behind(shape), *behind(number)])
+    assert facts.number_view(number, BATCH_SPACE) is OWN
+    assert facts.is_own(shape, BATCH_SPACE)
+    assert not facts.is_own(tf.constant([3, 6]), BATCH_SPACE)
+    assert facts.is_own_shape(shape, 0, BATCH_SPACE)
+    assert facts.is_own_shape(tf.constant([3, 6]), 0, BATCH_SPACE)
+    assert not facts.is_own_shape(number, 0, BATCH_SPACE)
+    assert not facts.is_own_shape(tf1.placeholder(tf.int32, [2]), 0, BATCH_SPACE)
+
+
+def test_values_that_no_run_decides_are_unknown(graph):
+    x = batch(6)
+    n = tf.shape(x)[0]
+    facts = begun(facts_of(graph, [(x, 0)]), [])
+    for unknown in (
+        tf.dynamic_stitch([[0], [2]], [[3], [4]]),  # nothing sets the entry between
+        tf.broadcast_dynamic_shape([n, 6], [5, 6]),
+        tf.raw_ops.BroadcastGradientArgs(s0=[n, 6], s1=[5, 6])[0],
+    ):
+        assert facts.value(unknown) is None
+        assert facts.shape_entries(unknown) is None
+
+
+def test_an_elements_shape_is_that_of_its_list(graph):
+    x = batch(6)
+    facts = begun(facts_of(graph, [(x, 0)]), [])
+    made = [
+        tf.raw_ops.EmptyTensorList(
+            element_shape=[3, 4], max_num_elements=7, element_dtype=tf.float32
+        ),
+        tf.raw_ops.TensorListReserve(
+            element_shape=[3, 4], num_elements=7, element_dtype=tf.float32
+        ),
+        tf.raw_ops.TensorListFromTensor(tensor=tf.zeros([7, 3, 4]), element_shape=[3, 4]),
+    ]
+    for each in made:
+        shape = tf.raw_ops.TensorListElementShape(input_handle=each, shape_type=tf.int32)
+        np.testing.assert_array_equal(facts.value(shape), [3, 4])
+
+
 def test_an_unknown_shape_is_refused(graph):
     x = batch(6)
     shape = tf1.placeholder(tf.int32, [2])
@@ -482,6 +529,25 @@ def test_shapes_go_around_loops(graph):
 
 
 @pytest.mark.usefixtures("old_loops")
+@pytest.mark.parametrize("number", [4, -1])
+@pytest.mark.parametrize("width", [2, 0])
+def test_lists_of_a_loop_have_as_many_elements_as_are_reserved(graph, number, width):
+    x = batch(2)
+    made = tf.raw_ops.TensorListReserve(element_shape=-1, num_elements=4, element_dtype=tf.float32)
+
+    def body(n, held):
+        item = tf.exp(x[:, :width])
+        return n + 1, tf.raw_ops.TensorListSetItem(input_handle=held, index=n, item=item)
+
+    _, held = tf.while_loop(lambda n, _: n < 4, body, (0, made))
+    stacked = tf.raw_ops.TensorListStack(
+        input_handle=held, element_shape=-1, element_dtype=tf.float32, num_elements=number
+    )
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(stacked) == (Extent(4), ROW, Extent(width))
+
+
+@pytest.mark.usefixtures("old_loops")
 def test_a_variable_that_grows_in_a_loop_is_unknown(graph):
     x = batch(3)
     start = (0, x[:, :1])
@@ -550,7 +616,29 @@ def sequences():
     return [(x, 0)]
 
 
-@pytest.mark.parametrize("build", [dense_net, shape_games, all_pairs, sequences])
+def size_games():
+    x = batch(6)
+    n = tf.shape(x)[0]
+    table = tf.stack([[n, 2], [3, n * 2]])
+    outer = tf.stack([[True, False], [False, True]])
+    tf.reduce_prod(table, 1)
+    tf.reduce_max(table, [0, 1], keepdims=True)
+    tf.reduce_max(table[:, :1], 1)
+    table[..., 1]
+    table[1, tf.newaxis, 1]
+    table[:, tf.newaxis, 1]
+    tf.gather(table, [[1], [0]], batch_dims=1)
+    tf.range(5000)[:1] * n
+    tf.fill([3, 5000], n)[0, :1]
+    tf.raw_ops.Select(condition=[False, True], x=table, y=table * 2)[0]
+    tf.raw_ops.Select(condition=outer, x=table, y=table * 2)[0]
+    tf.cast(tf.shape(x), tf.bool)
+    tf.cast(tf.cast([[300, 5]], tf.int8), tf.int32)[0] * n
+    tf.cast(tf.equal([n, 6], [7, 6]), tf.int32)
+    return [(x, 0)]
+
+
+@pytest.mark.parametrize("build", [dense_net, shape_games, size_games, all_pairs, sequences])
 def test_what_is_known_holds_for_every_batch(graph, build):
     given = build()
     facts = begun(facts_of(graph, given), [])

@@ -408,6 +408,30 @@ def sparse_edits(f):
     return loss, found
 
 
+@model("SparseConcat SparseCrossV2 SparseCrossHashed")
+def sparse_joined(f):
+    """Entries side by side, and crossed with one another and with dense columns."""
+    words, dense, bags = f["words"], f["dense_words"], f["bags"]
+    joined = tf.sparse.concat(1, [bags, bags])
+    found = {
+        "joined": joined.values,
+        "crossed": tf.sparse.cross([words, dense]).values,
+        "dense crossed": tf.sparse.cross([dense, dense]).values,
+        "hashed": tf.sparse.cross_hashed([words, dense], num_buckets=50).values,
+    }
+    table = tf.nn.safe_embedding_lookup_sparse(weight("table", 6, 3), joined)
+    return squares(hidden(f["x"]) * table, f), found
+
+
+@model("SparseReduceSum")
+def sparse_of_kept(f):
+    """Entries of rows that a mask picks."""
+    kept = tf.boolean_mask(hidden(f["x"]), f["mask"])
+    sparse = tf.sparse.from_dense(tf.nn.relu(kept))
+    found = tf.sparse.reduce_sum(sparse, 1)
+    return squares(hidden(f["x"]), f) + tf.reduce_sum(found), {"found": found}
+
+
 @model("SparseToDense Where GatherV2")
 def retained(f):
     kept = tf.sparse.retain(f["weights"], f["weights"].values > 0.9)
@@ -661,6 +685,15 @@ def ragged_edits(f):
         "longest": ragged.bounding_shape(),
     }
     return squares(hidden(f["x"]) * found["largest"][:, None], f), found
+
+
+@model("StridedSlice Sub")
+def ragged_lengths(f):
+    """Ends less begins, of which either may name the first place."""
+    splits = f["ragged"].row_splits
+    found = {"lengths": splits[1:] - splits[0:-1], "again": splits[1:] - splits[:-1]}
+    lengths = tf.cast(found["lengths"], F64)
+    return tf.reduce_mean(tf.square(weight("w", 1) * lengths - f["y"][:, 0])), found
 
 
 @model("UnsortedSegmentSum")

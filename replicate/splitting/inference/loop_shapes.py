@@ -192,7 +192,7 @@ class _Rounds:
         if dims is None:
             return None
         if op.type == "TensorListStack":
-            dims = [self._number_in(op, tensor), *dims]
+            dims = [self._number_in(op), *dims]
         elif op.type == "TensorArrayGatherV3":
             dims = [*(self._whole(op.inputs[1]) or [None]), *dims]
         self.reasons[tensor.ref()] = reason
@@ -205,10 +205,7 @@ class _Rounds:
     def _of_element(self, tensor: tf.Tensor, is_many: bool) -> Dims | None:
         return self._whole(tensor, int(is_many))
 
-    def _number_in(self, op: tf.Operation, tensor: tf.Tensor) -> int | None:
-        dims = self._probe.dims(tensor)
-        if dims and dims[0] is not None:
-            return dims[0]
+    def _number_in(self, op: tf.Operation) -> int | None:
         if op.get_attr("num_elements") >= 0:
             return op.get_attr("num_elements")
         sources = self._structure.list_sources(op.inputs[0])

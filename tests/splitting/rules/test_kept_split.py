@@ -33,6 +33,18 @@ def _einsum(*operands):
             [summed(3, 2), indices(4, 1, states=["whole"])],
             F64,
         ),
+        (
+            "GatherV2",
+            lambda x, places: tf.gather(x, places, batch_dims=1),
+            [rows("B", 3), indices("B", 2, states=["rows0"])],
+            F64,
+        ),
+        (
+            "DenseBincount",
+            lambda x: raw("DenseBincount")(x, 4, tf.zeros([0])),
+            [indices("B", states=["rows0"])],
+            F64,
+        ),
         ("Einsum", _einsum, [rows("B", 3), tensor(3, 4, states=["whole"])], F64),
         *(
             (kind, raw(kind), [rows("B", 4, dtype=tf.complex64)], tf.complex64)

@@ -157,6 +157,10 @@ def _sparse(x):
     return tf.sparse.from_dense(tf.nn.relu(x))
 
 
+def _of_shape(x, dense_shape):
+    return tf.sparse.SparseTensor(_sparse(x).indices, _sparse(x).values, dense_shape)
+
+
 def _columns64(x):
     return tf.cast(_columns(x), I64)
 
@@ -319,6 +323,16 @@ OTHERS = [
 ]
 
 SPARSE = [
+    (
+        "SparseReduceSum",
+        "it makes another number of rows",
+        lambda x: tf.sparse.reduce_sum(_of_shape(x, tf.shape(x, I64) * [2, 1]), 1),
+    ),
+    (
+        "SparseReduceSum",
+        "it makes another number of rows",
+        lambda x: tf.sparse.reduce_sum(_of_shape(x, tf.shape(x, I64) + [1, 0]), 1),
+    ),
     ("SparseReshape", None, lambda x: tf.sparse.reshape(_sparse(_kept(x)), [-1, 2])),
     ("SparseReshape", None, lambda x: tf.sparse.reshape(_sparse(x), [2, 8])),
     ("SparseReshape", None, lambda x: tf.sparse.reshape(_sparse(x), tf.stack([8, 2]))),
