@@ -429,7 +429,7 @@ def sparse_of_kept(f):
     kept = tf.boolean_mask(hidden(f["x"]), f["mask"])
     sparse = tf.sparse.from_dense(tf.nn.relu(kept))
     found = tf.sparse.reduce_sum(sparse, 1)
-    return squares(hidden(f["x"]), f) + tf.reduce_sum(found), {"found": found}
+    return squares(hidden(f["x"], "other"), f), {"found": found}
 
 
 @model("SparseToDense Where GatherV2")
@@ -687,12 +687,12 @@ def ragged_edits(f):
     return squares(hidden(f["x"]) * found["largest"][:, None], f), found
 
 
-@model("StridedSlice Sub")
+@model("Erf")
 def ragged_lengths(f):
     """Ends less begins, of which either may name the first place."""
     splits = f["ragged"].row_splits
     found = {"lengths": splits[1:] - splits[0:-1], "again": splits[1:] - splits[:-1]}
-    lengths = tf.cast(found["lengths"], F64)
+    lengths = tf.math.erf(0.3 * tf.cast(found["lengths"], F64))
     return tf.reduce_mean(tf.square(weight("w", 1) * lengths - f["y"][:, 0])), found
 
 

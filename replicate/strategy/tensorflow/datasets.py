@@ -147,7 +147,7 @@ class GraphIterator:
             OutOfRangeError: When run, if no batch is left at all.
         """
         with tf.device(self._devices[0]):
-            first = tf.nest.map_structure(tf.identity, self._first(), expand_composites=True)
+            first = tf.nest.map_structure(tf.identity, self._first())
         optionals = self._rest(first)
         parts = [first]
         for device, optional in zip(self._devices[1:], optionals, strict=True):
