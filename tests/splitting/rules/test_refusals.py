@@ -331,7 +331,7 @@ SPARSE = [
     (
         "SparseReduceSum",
         "it makes another number of rows",
-        lambda x: tf.sparse.reduce_sum(_of_shape(x, tf.shape(x, I64) + [1, 0]), 1),
+        lambda x: tf.sparse.reduce_sum(_of_shape(x, tf.add(tf.shape(x, I64), [1, 0])), 1),
     ),
     ("SparseReshape", None, lambda x: tf.sparse.reshape(_sparse(_kept(x)), [-1, 2])),
     ("SparseReshape", None, lambda x: tf.sparse.reshape(_sparse(x), [2, 8])),
