@@ -84,3 +84,15 @@ def test_the_graph_is_as_it_was_afterwards(graph):
     made.hide()
     assert graph.get_tensor_by_name("G/act:0").name == "G/act:0"
     assert len(tf1.get_collection(tf1.GraphKeys.LOSSES, "G")) == 1
+
+
+def test_a_variable_of_another_tower_does_not_exist_before_it_is_asked_for(graph):
+    shown(graph)
+    constant = tf.constant(3.0, name="later")
+    keys = [tf1.GraphKeys.GLOBAL_VARIABLES]
+    listed = tf1.get_variable("w", initializer=1.0, use_resource=True, collections=keys)
+    tf1.get_variable("of_another", initializer=1.0, use_resource=True, collections=["no"])
+    assert graph.get_tensor_by_name("later:0") is constant
+    assert graph.get_operation_by_name("w") is listed.handle.op
+    with pytest.raises(KeyError, match="'of_another' is that of a variable that does not exist"):
+        graph.get_operation_by_name("of_another")

@@ -376,7 +376,101 @@ SPARSE = [
         ),
     ),
 ]
-CASES = SPACES + SHAPES + GATHERS + OTHERS + SPARSE
+
+
+def _array(x, number=2):
+    return tf.TensorArray(tf.float64, number, infer_shape=False, clear_after_read=False)
+
+
+def _read(array, flow):
+    return _RAW.TensorArrayReadV3(handle=array.handle, index=0, flow_in=flow, dtype=tf.float64)
+
+
+def _read_first(x):
+    """Reads an element by a flow from before it is written."""
+    array = _array(x)
+    written = array.write(0, x)
+    with tf.control_dependencies([written.flow]):
+        return _read(array, tf.identity(array.flow))
+
+
+def _without_order(x):
+    array = _array(x)
+    flow = _RAW.TensorArrayWriteV3(
+        handle=array.handle, index=0, value=x, flow_in=tf.exp(array.flow)
+    )
+    return _read(array, flow)
+
+
+def _graded_first(x):
+    """Makes the array of gradients before the array is written."""
+    array = _array(x)
+    _, flow = _RAW.TensorArrayGradV3(handle=array.handle, flow_in=array.flow, source="g")
+    with tf.control_dependencies([flow]):
+        return array.write(0, x).read(0)
+
+
+def _list(number=2):
+    return _RAW.TensorListReserve(element_shape=-1, num_elements=number, element_dtype=tf.float64)
+
+
+def _set(held, index, item):
+    return _RAW.TensorListSetItem(input_handle=held, index=index, item=item)
+
+
+def _get(held, index, shape=-1):
+    return _RAW.TensorListGetItem(
+        input_handle=held, index=index, element_shape=shape, element_dtype=tf.float64
+    )
+
+
+def _listed(tensor, shape=-1):
+    return _RAW.TensorListFromTensor(tensor=tensor, element_shape=shape)
+
+
+def _element_shape(held):
+    return _RAW.TensorListElementShape(input_handle=held, shape_type=tf.int32)
+
+
+def _whole_sum(x):
+    return tf.reduce_sum(tf.cast(_whole_numbers(x), tf.float64), 0)
+
+
+LISTS = [
+    ("TensorArrayWriteV3", None, lambda x: _array(x).write(0, x).write(1, tf.transpose(x)).read(1)),
+    ("TensorArrayReadV3", None, _read_first),
+    ("TensorArrayWriteV3", None, _without_order),
+    ("TensorArrayGradV3", None, _graded_first),
+    ("TensorArrayConcatV3", None, lambda x: _array(x).write(0, x).write(1, 2.0 * x).concat()),
+    ("TensorArraySplitV3", None, lambda x: _array(x).split(tf.transpose(x), [1, 3]).read(1)),
+    ("TensorListFromTensor", None, lambda x: _get(_listed(_whole_sum(x)), 1)),
+    ("TensorListSetItem", None, lambda x: _get(_set(_listed(_whole(2, 4)), 0, x[:, 0]), 0)),
+    ("TensorListSetItem", None, lambda x: _get(_set(_set(_list(), 0, x), 1, _whole(4, 4)), 0)),
+    ("TensorListSetItem", None, lambda x: _get(_set(_set(_list(), 0, x), 1, tf.transpose(x)), 1)),
+    ("TensorListGetItem", None, lambda x: _get(_listed(_whole(2, 4)), _rows(x) - 4)),
+    ("TensorListElementShape", None, lambda x: _element_shape(_set(_list(), 0, x))),
+    ("TensorListElementShape", None, lambda x: _element_shape(_listed(x, [4]))),
+    ("TensorListElementShape", None, lambda x: _element_shape(_listed(tf.transpose(x), [4]))),
+    ("Enter", None, lambda x: _in_loop(x, lambda: tf.reduce_sum(_unique(x).y))),
+    (
+        "NextIteration",
+        None,
+        lambda x: tf1.while_loop(
+            lambda i, total: i < 2,
+            lambda i, total: (i + 1, tf.sqrt(total)),
+            (0, tf.reduce_sum(_whole_numbers(x, tf.float64))),
+        ),
+    ),
+    (
+        "IdentityN",
+        "an operand is a handle",
+        lambda x: _RAW.ReadVariableOp(
+            resource=_RAW.IdentityN(input=[x, _variable(4, 4).handle])[1], dtype=tf.float64
+        ),
+    ),
+]
+
+CASES = LISTS + SPACES + SHAPES + GATHERS + OTHERS + SPARSE
 
 
 @pytest.fixture
