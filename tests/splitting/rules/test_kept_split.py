@@ -22,11 +22,21 @@ def _einsum(*operands):
     return tf.raw_ops.Einsum(inputs=operands, equation="...i,ij->...j")
 
 
+def _element_of(x):
+    held = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=-1)
+    return tf.raw_ops.TensorListGetItem(
+        input_handle=held, index=1, element_shape=-1, element_dtype=F64
+    )
+
+
 @pytest.mark.parametrize(
     ("kind", "function", "operands", "dtype"),
     [
         ("Split", lambda x: tf.raw_ops.Split(axis=0, value=x, num_split=2), [summed(4, 3)], F64),
         ("SplitV", lambda x: raw("SplitV", num_split=2)(x, [1, 3], 0), [summed(4, 3)], F64),
+        ("TensorListFromTensor", _element_of, [summed(4, 3)], F64),
+        ("TensorListGetItem", _element_of, [summed(4, 3)], F64),
+        ("TensorListFromTensor", _element_of, [tensor(4, "B", states=["rows1"])], F64),
         (
             "GatherNd",
             raw("GatherNd"),
