@@ -105,3 +105,41 @@ def test_what_is_no_resource_has_no_known_writes(fresh_graph):
     variable = tf1.get_variable("variable", [3], use_resource=False)
     assert operations.writes(variable) == []
     assert operations.writes(tf.constant(1.0)) == []
+
+
+def test_a_function_that_writes_is_a_write(fresh_graph):
+    variable, other = (
+        tf1.get_variable(name, initializer=1.0, use_resource=True) for name in ("v", "other")
+    )
+
+    @tf.function
+    def write():
+        variable.assign_add(1.0)
+        return other.read_value() + variable.read_value()
+
+    write()
+    calls = [op for op in fresh_graph.get_operations() if "PartitionedCall" in op.type]
+    assert len(calls) == 1
+    assert operations.writes(variable)[1:] == calls
+    assert operations.writes(other)[1:] == []
+
+
+def test_functions_of_an_imported_graph_cannot_be_looked_into(fresh_graph):
+    @tf.function
+    def doubled(x):
+        return x * 2.0
+
+    doubled(tf.constant(1.0))
+    (call,) = [op for op in fresh_graph.get_operations() if operations.is_call(op)]
+    (body,) = operations.bodies(call)
+    assert body.arguments == tuple(call.inputs)
+    with tf.Graph().as_default() as other:
+        tf.import_graph_def(fresh_graph.as_graph_def(), name="")
+        assert operations.bodies(other.get_operation_by_name(call.name)) == []
+
+
+def test_colocations_with_the_same_operation_are_named_once(fresh_graph):
+    node = tf1.NodeDef(name="n", op="NoOp")
+    node.attr["_class"].list.s.extend([b"loc:@a", b"loc:@b", b"other"])
+    operations.rename_colocated(node, lambda name: "first")
+    assert list(node.attr["_class"].list.s) == [b"loc:@first", b"other"]

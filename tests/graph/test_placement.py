@@ -133,3 +133,19 @@ def test_merging_fills_in_and_never_overrules():
     assert placement.merged(GPU_0, None) == GPU_0
     assert placement.merged(GPU_0, "/device:CPU:3") == "/device:CPU:3"
     assert placement.merged(GPU_0, "/job:worker") == "/job:worker/device:GPU:0"
+
+
+def test_what_is_kept_of_a_variable_is_where_the_variable_is(fresh_graph):
+    with tf.device(GPU_0):
+        variable = tf1.get_variable("v", initializer=1.0, use_resource=True)
+    with tf.device(GPU_1):
+        with tf1.colocate_with(variable.value().op, ignore_existing=True):
+            beside = tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float32).op
+        apart = tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float32).op
+        constant = tf.constant(1.0)
+        with tf1.colocate_with(constant.op, ignore_existing=True):
+            other = tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float32).op
+    for op in (beside, apart, other):
+        op._set_device(CPU)
+    placement.keep_beside_variables(fresh_graph)
+    assert [op.device for op in (beside, apart, other)] == [GPU_0, CPU, CPU]

@@ -160,3 +160,22 @@ def test_devices_are_the_same_in_every_spelling(kind, spelling):
 def test_two_spellings_of_one_device_are_refused():
     with pytest.raises(ValueError, match=r"one value for each device.*Name each device once"):
         values.Mirrored({"/cpu:0": 1, "/device:CPU:0": 2})
+
+
+def test_a_value_for_all_is_every_devices():
+    assert values.PerDevice([3], DEVICES[:1]).get("/device:CPU:7") == 3
+
+
+def test_sequences_of_other_classes_become_plain_ones():
+    class Row(list):
+        """Some list."""
+
+    class Pairs(tuple):
+        """Some tuple, whose constructor may want something else."""
+
+    joined = values.regroup([Row([1]), Row([2])])
+    assert type(joined) is list
+    assert joined[0].values == (1, 2)
+    joined = values.regroup([Pairs([1]), Pairs([2])])
+    assert type(joined) is tuple
+    assert joined[0].values == (1, 2)
