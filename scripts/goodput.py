@@ -132,6 +132,8 @@ def main() -> int:
     parser.add_argument("--save-steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.kills < 1:
+        parser.error(f"--kills counts kills, 1 or more; got {options.kills}")
     drawn, seen, killed = random.Random(options.seed), list[Saved](), 0.0
     with tempfile.TemporaryDirectory() as name, Launch(pathlib.Path(name, "run"), options) as run:
         for number in range(1, options.kills + 2):

@@ -503,3 +503,21 @@ def test_values_are_those_of_one_device(fresh_graph, kind, reason, function):
         expected, found = session.run([made, result.fetch], {x: values})
     for one, split in zip(expected, found, strict=True):
         np.testing.assert_array_equal(split, one)
+
+
+@pytest.mark.parametrize("width", [4, None])
+def test_a_sparse_batch_of_an_unknown_rank_is_split(fresh_graph, width):
+    given = tf1.sparse_placeholder(tf.float64, None if width is None else [None, width])
+    sums, dense = tf.sparse.reduce_sum(given, 1), tf.sparse.to_dense(given)
+    made = [
+        op for op in fresh_graph.get_operations() if op.type in ("SparseReduceSum", "SparseToDense")
+    ]
+    result = splitter.split_graph([given], DEVICES, [sums, dense], home=DEVICES[0])
+    assert [result.how(op) for op in made] == ["split", "split"]
+    places = [[0, 1], [0, 3], [2, 0], [3, 2]]
+    value = tf1.SparseTensorValue(places, [1.0, 2.0, 3.0, 4.0], [4, 4])
+    with tf1.Session(graph=fresh_graph, config=exactness.session_config()) as session:
+        found = session.run(result.fetch, {given: value})
+    np.testing.assert_array_equal(found[0], [3.0, 0.0, 3.0, 4.0])
+    assert found[1].shape == (4, 4)
+    assert [found[1][place] for place in map(tuple, places)] == [1.0, 2.0, 3.0, 4.0]
