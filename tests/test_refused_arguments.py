@@ -190,6 +190,11 @@ def test_gpus_that_exist_sum_by_nccl(monkeypatch, devices, gpus, kind):
     assert type(cross_device.best_for(devices)) is kind
 
 
+def test_nothing_is_packed_unless_it_is_asked_for():
+    for kind in (core.ReductionToOneDevice, core.RingAllReduce, core.HierarchicalCopyAllReduce):
+        assert repr(kind()) == f"{kind.__name__}(pack_bytes=0, transfer_dtype=None)"
+
+
 def test_a_mirrored_value_is_the_first_one_out_of_towers(fresh_graph, session):
     value = values.Mirrored([tf.constant(1.0), tf.constant(2.0)], TWO)
     assert context.current() is None or context.current().tower is None

@@ -417,6 +417,26 @@ def test_an_elements_shape_is_that_of_its_list(graph):
         np.testing.assert_array_equal(facts.value(shape), [3, 4])
 
 
+def test_what_is_popped_is_what_all_have_pushed(graph):
+    x = batch(6)
+
+    def popped(*pushed):
+        held = tf.raw_ops.EmptyTensorList(
+            element_shape=[2], max_num_elements=-1, element_dtype=tf.int32
+        )
+        for each in pushed:
+            held = tf.raw_ops.TensorListPushBack(input_handle=held, tensor=tf.constant(each))
+        return tf.raw_ops.TensorListPopBack(
+            input_handle=held, element_shape=[2], element_dtype=tf.int32
+        )[1]
+
+    same, different, nothing = popped([3, 4], [3, 4]), popped([3, 4], [3, 5]), popped()
+    facts = begun(facts_of(graph, [(x, 0)]), [])
+    np.testing.assert_array_equal(facts.value(same), [3, 4])
+    assert facts.value(different) is None
+    assert facts.value(nothing) is None
+
+
 def test_an_unknown_shape_is_refused(graph):
     x = batch(6)
     shape = tf1.placeholder(tf.int32, [2])

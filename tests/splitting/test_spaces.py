@@ -71,6 +71,7 @@ def batch(rows: int, step: int) -> dict:
         "words": sparse(counts, numbers.choice(["a", "b", "c", "d"], counts.sum()).astype(object)),
         "ragged": ragged(counts, numbers.uniform(-1, 1, counts.sum())),
         "ragged_ids": ragged(counts, numbers.randint(0, 6, counts.sum())),
+        "ragged2": ragged(counts[::-1], numbers.uniform(-1, 1, counts.sum())),
     }
 
 
@@ -699,8 +700,7 @@ def ragged_lengths(f):
 @model("UnsortedSegmentSum")
 def ragged_otherwise(f):
     """Values of others, inner dimensions, places that are no begins and ends: all whole."""
-    ragged, ids = f["ragged"], f["ragged_ids"]
-    others = tf.cast(tf.identity(ids.flat_values), F64)
+    ragged, others = f["ragged"], tf.identity(f["ragged2"].flat_values)
     splits = ragged.row_splits
     inner = ragged.with_values(tf.stack([others, others], 1))
     one_more = tf.RaggedTensor.from_value_rowids(
@@ -708,6 +708,7 @@ def ragged_otherwise(f):
     )
     found = {
         "others": ragged.with_values(others).to_sparse().indices,
+        "others' values": ragged.with_values(others).to_sparse().values,
         "others, dense": ragged.with_values(others).to_tensor(shape=[None, 3]),
         "inner": inner.to_sparse().indices,
         "inner, dense": inner.to_tensor(shape=[None, 3, 2]),

@@ -2,10 +2,13 @@
 
 import pathlib
 import pickle
+import types
 
 import numpy as np
 import pytest
 
+from replicate.compat.tensorflow import tf
+from replicate.splitting.writing import levels, workers
 from tests import exactness
 from tests.cluster import cases, once, processes, test_training
 from tests.splitting import workers_models
@@ -123,3 +126,28 @@ def require_trained(folder: pathlib.Path, case: cases.Case, name: str, workers: 
             np.testing.assert_allclose(found[key], value, 1e-9, 1e-11, err_msg=key)
         for metric, value in metrics.items():
             np.testing.assert_allclose(found[f"metric {metric}"], value, 1e-5, err_msg=metric)
+
+
+# Parts of it, in one process.
+
+
+def test_a_pop_waits_for_what_is_pushed_to_its_stack(fresh_graph):
+    stack, other = (tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float32) for _ in range(2))
+    pushed = tf.raw_ops.StackPushV2(handle=stack, elem=tf.constant(1.0))
+    apart = tf.raw_ops.StackPushV2(handle=other, elem=tf.constant(2.0))
+    popped = tf.raw_ops.StackPopV2(handle=stack, elem_type=tf.float32)
+    found = levels._before([popped.op])
+    assert found[popped.op] == {stack.op, pushed.op}
+    assert apart.op not in found
+
+
+@pytest.mark.parametrize("known", [None, [4, 4]])
+def test_workers_tell_their_rows_unless_these_are_known(fresh_graph, session, known):
+    def table(brought):
+        return tf.stack([brought, brought + 1])  # this worker's, and another's
+
+    counts = None if known is None else tf.constant(known)
+    of_all = types.SimpleNamespace(counts=counts, table=table)
+    own = {"x": tf.zeros([3, 2]), "y": tf.zeros([3])}
+    found = workers._counts(workers.WorkerBatch(of_all, tf.constant(3), own))
+    assert session.run(found).tolist() == (known or [3, 4])

@@ -143,3 +143,12 @@ def test_a_strategy_with_a_server_is_made_once(monkeypatch):
     assert isinstance(chosen, replicate.MultiWorkerStrategy)
     assert chosen.cluster.name == "worker:1"
     assert replicated.strategy("eval", None) is chosen
+
+
+def test_workers_are_as_many_as_the_cluster_has():
+    told = {"cluster": {"worker": ["a:1", "b:2", "c:3"]}, "task": {"type": "worker", "index": 1}}
+    strategy = replicate.MultiWorkerStrategy(["/cpu:0", "/cpu:1"], told)
+    assert strategy.num_workers == 3
+    assert strategy.input_context.num_input_pipelines == 3
+    assert strategy.input_context.input_pipeline_id == 1
+    assert strategy.input_context.num_replicas_in_sync == 6

@@ -3,12 +3,14 @@
 import copy
 import operator
 import pickle
+import types
 
 import numpy as np
 import pytest
 
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
+from replicate.strategy.variables import creation
 
 ON_READ = tf.VariableSynchronization.ON_READ
 SUM = tf.VariableAggregation.SUM
@@ -185,3 +187,14 @@ def test_a_variable_is_not_changed_in_place(fresh_graph, mirrored, change, synch
             with pytest.raises(RuntimeError, match=r"v:0.*assign_add"):
                 call(lambda: getattr(operator, change)(v, 2.0))
     assert tf.is_tensor(plain.values[0])
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts", "is_left"),
+    [([2, 3], 1, True), ([2, 3], 2, False), ([None, 3], 1, False), ([], 2, True)],
+)
+def test_a_partitioner_of_one_part_leaves_a_variable_whole(monkeypatch, shape, parts, is_left):
+    tower = types.SimpleNamespace(is_of_one_batch=True)
+    monkeypatch.setattr(creation.context, "current", lambda: types.SimpleNamespace(tower=tower))
+    found = creation._leaves_whole(lambda shape, dtype: [parts, 1], {"shape": shape})
+    assert found is is_left

@@ -7,7 +7,7 @@ import pytest
 from replicate import errors, estimator
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
-from replicate.strategy.cluster import cluster, membership, sessions
+from replicate.strategy.cluster import cluster, ends, membership, sessions
 
 
 def test_a_worker_that_has_no_checkpoint_is_warned(tmp_path, caplog):
@@ -48,3 +48,26 @@ def test_who_is_awaited_in_vain_at_the_start_is_named():
         creator = tf1.train.ChiefSessionCreator(scaffold)
         with pytest.raises(errors.ClusterError, match=r"has lost worker:1 \(127.0.0.1:2\)"):
             tf1.train.MonitoredSession(creator)
+
+
+def test_a_worker_that_cannot_tell_that_it_ends_runs_nothing_more(fresh_graph):
+    def run(*_):
+        raise AssertionError("nothing is to be run")
+
+    sessions._Watch(None, None, None).end(types.SimpleNamespace(run=run))
+
+
+@pytest.mark.parametrize("is_meeting", [False, True])
+def test_a_worker_that_ends_tells_the_others_first(fresh_graph, is_meeting):
+    runs = []
+    signal = types.SimpleNamespace(ended="ended", brought="brought")
+    meeting = "meeting" if is_meeting else None
+    session = types.SimpleNamespace(run=lambda *given: runs.append(given))
+    watch = sessions._Watch(None, signal, meeting)
+    watch.end(session)
+    told = ("ended", {"brought": ends.LEAVING})
+    assert runs == [told, *([("meeting",)] if is_meeting else [])]
+    runs.clear()
+    watch.before_run(None)  # the step has failed: who is in it tells nobody
+    watch.end(session)
+    assert runs == ([("meeting",)] if is_meeting else [])
