@@ -106,7 +106,8 @@ def _mutants(options: argparse.Namespace) -> Iterator[Mutant]:
             tests = data.contexts_by_lineno(str(path))
             for change in mutations.of(path.read_text(encoding="utf-8")):
                 reaching = {*tests.get(change.line, ()), *tests.get(change.statement, ())}
-                if "" in reaching and not change.function.count("."):  # run by an import
+                if "" in reaching and (reaching == {""} or not change.function.count(".")):
+                    # It is run by an import, or in processes of which no test is known.
                     reaching = set().union(*tests.values())
                 took = {test: seconds[test] for test in reaching & seconds.keys()}
                 chosen = reach.in_turns(took, options.seconds)
