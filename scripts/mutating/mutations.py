@@ -140,7 +140,7 @@ def _instead(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.IfExp(ast.UnaryOp(ast.Not(), test), body, other)
         case ast.comprehension():
             return  # has no place of its own: what it asks for is looked at by itself
-        case ast.Return(value=ast.expr(), lineno=_) if not _is_none(node.value):
+        case ast.Return(value=ast.expr(), lineno=_) if not _is_nothing(node.value):
             yield ast.Return(None)
         case ast.Expr(value=ast.Call()):
             yield ast.Pass()
@@ -150,5 +150,6 @@ def _instead(node: ast.AST) -> Iterator[ast.AST]:
             yield ast.Continue()
 
 
-def _is_none(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _is_nothing(node: ast.AST | None) -> bool:
+    """Whether it is None, or False, which is taken for the same; that it is True is another one."""
+    return isinstance(node, ast.Constant) and (node.value is None or node.value is False)

@@ -568,6 +568,39 @@ def test_lists_of_a_loop_have_as_many_elements_as_are_reserved(graph, number, wi
 
 
 @pytest.mark.usefixtures("old_loops")
+@pytest.mark.parametrize("width", [2, 3])
+def test_elements_of_a_list_of_a_loop_may_be_of_several_widths(graph, width):
+    x = batch(3)
+    made = tf.raw_ops.TensorListReserve(element_shape=-1, num_elements=5, element_dtype=tf.float32)
+    made = tf.raw_ops.TensorListSetItem(input_handle=made, index=4, item=tf.exp(x[:, :width]))
+
+    def body(n, held):
+        item = tf.exp(x[:, :2])
+        return n + 1, tf.raw_ops.TensorListSetItem(input_handle=held, index=n, item=item)
+
+    _, held = tf.while_loop(lambda n, _: n < 4, body, (0, made))
+    item = tf.raw_ops.TensorListGetItem(
+        input_handle=held, index=3, element_shape=-1, element_dtype=tf.float32
+    )
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(item) == ((ROW, Extent(2)) if width == 2 else None)
+
+
+@pytest.mark.usefixtures("old_loops")
+def test_an_array_gives_as_many_elements_as_are_asked_for(graph):
+    x = batch(2)
+
+    def body(n, array):
+        return n + 1, array.write(n, tf.exp(x))
+
+    start = (0, tf.TensorArray(tf.float32, 4, infer_shape=False))
+    _, array = tf.while_loop(lambda n, _: n < 4, body, start)
+    found = array.gather([0, 2, 3])
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(found) == (Extent(3), ROW, Extent(2))
+
+
+@pytest.mark.usefixtures("old_loops")
 def test_a_variable_that_grows_in_a_loop_is_unknown(graph):
     x = batch(3)
     start = (0, x[:, :1])

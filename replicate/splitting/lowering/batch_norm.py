@@ -190,7 +190,7 @@ def _written_for(op: tf.Operation) -> Iterator[None]:
         graph.name_scope(f"{op.name}/split/"),
     ):
         yield
-    context, controls = op._get_control_flow_context(), op.control_inputs
+    context, controls = op._get_control_flow_context(), _awaited(op)
     if context is None and not controls:
         return
     for made in graph.get_operations():
@@ -198,6 +198,16 @@ def _written_for(op: tf.Operation) -> Iterator[None]:
         if made._id > before and made.inputs:
             made._set_control_flow_context(context)
             made._add_control_inputs(controls)
+
+
+def _awaited(op: tf.Operation) -> list[tf.Operation]:
+    """Returns what an operation waits for, besides what it is certain to compute with.
+
+    NOTE: TensorFlow lets an operation wait through its inputs where these wait already; of old
+    statistics, which may be constants made for it alone, nothing may be left that is read.
+    """
+    old = [tensor.op for tensor in op.inputs[3:]] if op.type in _FORWARD else []
+    return [*op.control_inputs, *(each for each in old if each.inputs or each.control_inputs)]
 
 
 def _move(op: tf.Operation, outputs: list[tf.Tensor], moved: Moved) -> None:

@@ -1,0 +1,137 @@
+"""Fused batch normalisation wherever it is: in branches and loops, behind others, and its gradient.
+
+Each model is built on one device and split over three, on 7 rows; all values and gradients must be
+one device's, whose statistics are of all rows.
+"""
+
+import numpy as np
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import splitter
+from tests import exactness
+
+DEVICES = [f"/device:CPU:{k}" for k in range(3)]
+CHANNELS = 4
+IMAGES = np.random.RandomState(5).uniform(-1, 3, [7, 2, 3, CHANNELS]).astype(np.float32)
+
+
+@pytest.fixture(params=[False, True], ids=["old", "new"])
+def control_flow(request):
+    before = tf1.control_flow_v2_enabled()
+    (tf1.enable_control_flow_v2 if request.param else tf1.disable_control_flow_v2)()
+    yield
+    (tf1.enable_control_flow_v2 if before else tf1.disable_control_flow_v2)()
+
+
+def parameters():
+    start = np.linspace(0.5, 1.5, CHANNELS, dtype=np.float32)
+    return [
+        tf1.get_variable(name, initializer=start + n, use_resource=True).read_value()
+        for n, name in enumerate(("scale", "offset"))
+    ]
+
+
+def fused(x, scale, offset, layout="NHWC"):
+    """Returns what the operation gives: y, and what its gradient needs."""
+    return tf.raw_ops.FusedBatchNormV3(
+        x=x, scale=scale, offset=offset, mean=[], variance=[], data_format=layout
+    )
+
+
+def in_a_branch(x, takes):
+    scale, offset = parameters()
+    y = tf1.cond(takes, lambda: fused(x, scale, offset)[0], lambda: x * 2.0)
+    return y, [x, scale, offset]
+
+
+def in_a_branch_of_a_branch(x, takes):
+    scale, offset = parameters()
+
+    def inner():
+        return tf1.cond(tf.reduce_max(x) > 0.0, lambda: fused(x, scale, offset)[0], lambda: x)
+
+    return tf1.cond(takes, inner, lambda: x * 2.0), [x, scale, offset]
+
+
+def in_a_loop(x, takes):
+    scale, offset = parameters()
+    times = tf.where(takes, 2, 1)
+    _, y = tf.while_loop(
+        lambda n, y: n < times, lambda n, y: (n + 1, fused(y, scale, offset)[0] ** 2), [0, x]
+    )
+    return y, [x]
+
+
+def behind_another_operation(x, takes):
+    scale, offset = parameters()
+    seen = tf1.get_variable("seen", initializer=0.0, use_resource=True)
+    with tf.control_dependencies([seen.assign_add(tf.cast(takes, tf.float32))]):
+        y = fused(x, scale, offset)[0]
+    with tf.control_dependencies([y]):
+        return y + seen.read_value(), [x, scale, offset]
+
+
+def of_whichever_was_taken(x, takes):
+    """The gradient reads statistics that come from one of two branches, or from nowhere."""
+    scale, offset = parameters()
+    one, two = fused(x, scale, offset), fused(x, scale, offset * 2.0)
+    y, weights = one[0] + two[0], tf.cos(x)
+
+    def gradients(*reserved):
+        names = ("reserve_space_1", "reserve_space_2", "reserve_space_3")
+        made = tf.raw_ops.FusedBatchNormGradV3(
+            y_backprop=weights, x=x, scale=scale, **dict(zip(names, reserved, strict=True))
+        )
+        return made.x_backprop
+
+    taken = tf1.cond(takes, lambda: list(one[3:]), lambda: list(two[3:]))
+    mean, variance = tf.nn.moments(x, [0, 1, 2])
+    given = gradients(mean, variance, tf.zeros([0]))
+    return y + gradients(*taken) + given, [offset]
+
+
+MODELS = [
+    in_a_branch,
+    in_a_branch_of_a_branch,
+    in_a_loop,
+    behind_another_operation,
+    of_whichever_was_taken,
+]
+
+
+@pytest.mark.usefixtures("control_flow")
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_statistics_are_those_of_all_rows(fresh_graph, model, takes):
+    x = tf1.placeholder(tf.float32, [None, *IMAGES.shape[1:]])
+    taken = tf1.placeholder(tf.bool, [])
+    y, sources = model(x, taken)
+    made = [y, *tf.gradients(tf.reduce_sum(y * tf.sin(x)), sources)]
+    config, feed = exactness.session_config(), {x: IMAGES, taken: takes}
+    with tf1.Session(graph=fresh_graph, config=config) as session:
+        session.run(tf1.global_variables_initializer())
+        expected = session.run(made, feed)
+    result = splitter.split_graph([x], DEVICES, made, home=DEVICES[0])
+    with tf1.Session(graph=fresh_graph, config=config) as session:
+        session.run(tf1.global_variables_initializer())
+        found = session.run(result.fetch, feed)
+    for one, split in zip(expected, found, strict=True):
+        np.testing.assert_allclose(split, one, rtol=2e-5, atol=2e-5)
+
+
+def test_channels_may_come_first(fresh_graph):
+    x = tf1.placeholder(tf.float32, [None, *IMAGES.shape[1:]])
+    scale, offset = parameters()
+    last = fused(x, scale, offset)[0]
+    first = fused(tf.transpose(x, [0, 3, 1, 2]), scale, offset, "NCHW")[0]
+    made = [*tf.gradients(tf.reduce_sum(last * tf.sin(x)), [x, scale]), last]
+    first = tf.transpose(first, [0, 2, 3, 1])
+    moved = [*tf.gradients(tf.reduce_sum(first * tf.sin(x)), [x, scale]), first]
+    # Processors alone may have no kernel for it; what it is split into has one.
+    result = splitter.split_graph([x], DEVICES, moved, home=DEVICES[0])
+    with tf1.Session(graph=fresh_graph, config=exactness.session_config()) as session:
+        session.run(tf1.global_variables_initializer())
+        expected, found = session.run([made, result.fetch], {x: IMAGES})
+    for one, split in zip(expected, found, strict=True):
+        np.testing.assert_allclose(split, one, rtol=2e-5, atol=2e-5)
