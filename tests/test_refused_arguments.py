@@ -190,6 +190,17 @@ def test_gpus_that_exist_sum_by_nccl(monkeypatch, devices, gpus, kind):
     assert type(cross_device.best_for(devices)) is kind
 
 
+@pytest.mark.parametrize("name", ["SUM", "MEAN"])
+def test_without_a_strategy_a_value_is_its_own_sum_and_mean(session, name):
+    default = core.get_distribution_strategy()
+    aggregation = getattr(tf.VariableAggregation, name)
+    found = core.get_tower_context().merge_call(
+        lambda strategy, value: strategy.reduce(aggregation, value), tf.constant(2.0)
+    )
+    assert default.num_towers == 1
+    assert session.run(found) == 2.0
+
+
 def test_nothing_is_packed_unless_it_is_asked_for():
     for kind in (core.ReductionToOneDevice, core.RingAllReduce, core.HierarchicalCopyAllReduce):
         assert repr(kind()) == f"{kind.__name__}(pack_bytes=0, transfer_dtype=None)"
@@ -230,3 +241,14 @@ def test_a_scaffold_that_saves_objects_is_left_alone(fresh_graph):
         "eval", loss=tf.constant(1.0), scaffold=scaffold, eval_metric_ops={}
     )
     assert saver.make_exportable(spec, frozenset(), (), TWO, None) is spec
+
+
+def test_a_batch_that_cannot_be_split_is_on_the_first_device(fresh_graph, caplog):
+    def model_fn(features, mode):
+        return replicate.estimator.EstimatorSpec(mode, predictions=features["x"] * 2.0)
+
+    caplog.set_level("INFO")
+    replicated = replicate.replicate_model_fn(model_fn, devices=TWO)
+    replicated({"x": tf.ones([1, 2])}, None, "infer")
+    said = "The model's graph runs on one device, /device:CPU:0: the batch has one row."
+    assert said in caplog.text

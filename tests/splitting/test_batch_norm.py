@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 from replicate.splitting import splitter
 from tests import exactness
 
@@ -91,13 +92,14 @@ def of_whichever_was_taken(x, takes):
     return y + gradients(*taken) + given, [offset]
 
 
-MODELS = [
-    in_a_branch,
-    in_a_branch_of_a_branch,
-    in_a_loop,
-    behind_another_operation,
-    of_whichever_was_taken,
-]
+# The operations that are left of it: none; those of a loop; a gradient of statistics given to it.
+MODELS = {
+    in_a_branch: [],
+    in_a_branch_of_a_branch: [],
+    behind_another_operation: [],
+    in_a_loop: ["FusedBatchNormGradV3", "FusedBatchNormV3"],
+    of_whichever_was_taken: ["FusedBatchNormGradV3"],
+}
 
 
 @pytest.mark.usefixtures("control_flow")
@@ -118,6 +120,12 @@ def test_statistics_are_those_of_all_rows(fresh_graph, model, takes):
         found = session.run(result.fetch, feed)
     for one, split in zip(expected, found, strict=True):
         np.testing.assert_allclose(split, one, rtol=2e-5, atol=2e-5)
+    left = [
+        op.type
+        for op in operations.executed_by(result.fetch)
+        if op.type.startswith("FusedBatchNorm")
+    ]
+    assert sorted(left) == MODELS[model]
 
 
 def test_channels_may_come_first(fresh_graph):

@@ -437,6 +437,29 @@ def test_what_is_popped_is_what_all_have_pushed(graph):
     assert facts.value(nothing) is None
 
 
+def test_expressions_of_sizes_are_known(graph):
+    x = batch(6)
+    n = tf.shape(x)[0]
+    table = tf.stack([tf.stack([n, 2]), tf.stack([3, n * 2])])
+    facts = begun(facts_of(graph, [(x, 0)]), [])
+    twice, both = Extent(None, 2), tf.constant([[True, False], [False, True]])
+    for found, wanted in (
+        (table[0], (ROW, Extent(2))),
+        (table[..., 0], (ROW, Extent(3))),
+        (table[:, tf.newaxis, 1][:, 0], (Extent(2), twice)),
+        (tf.reduce_prod(table, 1), (twice, Extent(None, 6))),
+        (tf.reduce_sum(table, -1)[1:], (OPEN,)),
+        (tf.reduce_max([[1, 5], [7, 2]], 0) * n, (Extent(None, 7), Extent(None, 5))),
+        (tf.raw_ops.Select(condition=[False, True], x=table, y=table * 2)[0], (twice, Extent(4))),
+        (tf.raw_ops.Select(condition=[False, True], x=table, y=table * 2)[1], (Extent(3), twice)),
+        (tf.raw_ops.Select(condition=both, x=table, y=table * 2)[0], (ROW, Extent(4))),
+        (tf.gather(table, [1], axis=1)[:, 0], (Extent(2), twice)),
+        (tf.cast(tf.cast(tf.stack([n, 6]), tf.bool), tf.int32), (Extent(1), Extent(1))),
+    ):
+        facts = begun(facts_of(graph, [(x, 0)]), [])
+        assert facts.shape_entries(found) == wanted, found
+
+
 def test_an_unknown_shape_is_refused(graph):
     x = batch(6)
     shape = tf1.placeholder(tf.int32, [2])

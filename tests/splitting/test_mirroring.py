@@ -9,7 +9,7 @@ import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter
-from replicate.splitting.mirroring import mirrored_variables
+from replicate.splitting.mirroring import mirrored_functions, mirrored_variables
 from replicate.strategy.variables import variables
 from tests import exactness
 
@@ -622,3 +622,30 @@ def test_an_export_has_one_copy(tmp_path):
     assert not any(name.startswith("tower_") for name in held)
     wanted = [each["y"] for each in made.predict(input_fn)][:ROWS]
     np.testing.assert_allclose(found, wanted, 1e-6)
+
+
+def test_a_later_devices_functions_call_its_own(fresh_graph):
+    @tf.function
+    def inner(x):
+        with tf.device(DEVICES[0]):
+            return tf.exp(x)
+
+    @tf.function
+    def outer(x):
+        return inner(x) + 1.0
+
+    outer(tf.constant(1.0))
+    (call,) = [op for op in fresh_graph.get_operations() if "PartitionedCall" in op.type]
+    attribute = call.node_def.attr["f"]
+    own = mirrored_functions.OwnFunctions(fresh_graph, DEVICES)
+    own.change(attribute, 1)
+    own.add()
+    made = {each.signature.name: each for each in fresh_graph.as_graph_def().library.function}
+    (nested,) = [
+        node.attr["f"].func.name
+        for node in made[attribute.func.name].node_def
+        if "PartitionedCall" in node.op
+    ]
+    assert attribute.func.name.endswith("_tower_1")
+    assert nested.endswith("_tower_1")
+    assert [node.device for node in made[nested].node_def if node.op == "Exp"] == [DEVICES[1]]

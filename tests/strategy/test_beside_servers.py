@@ -4,6 +4,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy.cluster import synchronous
+from replicate.strategy.cluster import sessions, synchronous
 
 pytestmark = pytest.mark.filterwarnings("ignore:To construct input pipelines")
 
@@ -201,3 +202,25 @@ def test_sessions_that_are_thrown_away_let_a_process_end():
     command = [sys.executable, "-c", ENDING]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90)
     assert ended.returncode == 3, ended.stderr[-2000:]
+
+
+def test_a_session_that_waits_for_other_workers_is_told(fresh_graph, monkeypatch):
+    member = types.SimpleNamespace(
+        start=lambda: None,
+        cluster=types.SimpleNamespace(
+            own=types.SimpleNamespace(device="/job:worker/task:1"), is_chief=False, is_stopping=None
+        ),
+    )
+    monkeypatch.setattr(sessions, "_Notes", lambda *_: tf1.train.Scaffold())
+    told = []
+    monkeypatch.setattr(sessions.messages, "warn", lambda text, place: told.append(text))
+    spec = estimator.EstimatorSpec(
+        "train", loss=tf.constant(0.0), train_op=tf.no_op(), scaffold=tf1.train.Scaffold()
+    )
+    filtered = tf1.ConfigProto(device_filters=["/job:ps"])
+    for session_config in (filtered, None):
+        config = types.SimpleNamespace(session_config=session_config)
+        sessions.beside_servers(spec, member, "/cpu:0", config, None)
+    (text,) = told
+    assert "session of /job:worker/task:1 waits for all other workers" in text
+    assert "has no device_filters. Leave session_config out of RunConfig" in text

@@ -58,3 +58,8 @@ def test_batches_end_in_zero_rows(session):
     element = strategy.unwrap(tf1.data.make_one_shot_iterator(dataset).get_next())
     session.run(element)
     assert [part.tolist() for part in session.run(element)] == [[2], []]
+
+
+def test_a_distributed_dataset_tells_what_its_elements_are():
+    dataset = core.MirroredStrategy(TWO).distribute_dataset(scalars(4))
+    assert dataset.element_spec == tf.TensorSpec([], tf.int64)

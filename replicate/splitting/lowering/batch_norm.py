@@ -26,7 +26,7 @@ from replicate.splitting.structure.nodes import Moved
 
 _FORWARD = ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3")
 _BACKWARD = ("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
-_PASSED = ("Identity", "Switch", "Merge")
+_PASSED = ("Identity", "Switch", "Merge", "OptionalFromValue", "OptionalGetValue")
 
 
 def lower(graph: tf.Graph, ops: Collection[tf.Operation]) -> Moved:

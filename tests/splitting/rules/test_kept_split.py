@@ -22,6 +22,24 @@ def _einsum(*operands):
     return tf.raw_ops.Einsum(inputs=operands, equation="...i,ij->...j")
 
 
+def _stacked(x):
+    held = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=-1)
+    return tf.raw_ops.TensorListStack(input_handle=held, element_shape=-1, element_dtype=F64)
+
+
+def _shape_of_elements(x):
+    held = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=[-1, 2])
+    return tf.raw_ops.TensorListElementShape(input_handle=held, shape_type=tf.int32)
+
+
+def _reordered(x):
+    sparse = tf.sparse.from_dense(x)
+    parts = tf.raw_ops.SparseReorder(
+        input_indices=sparse.indices, input_values=sparse.values, input_shape=sparse.dense_shape
+    )
+    return [parts.output_indices, parts.output_values]
+
+
 def _element_of(x):
     held = tf.raw_ops.TensorListFromTensor(tensor=x, element_shape=-1)
     return tf.raw_ops.TensorListGetItem(
@@ -34,6 +52,10 @@ def _element_of(x):
     [
         ("Split", lambda x: tf.raw_ops.Split(axis=0, value=x, num_split=2), [summed(4, 3)], F64),
         ("SplitV", lambda x: raw("SplitV", num_split=2)(x, [1, 3], 0), [summed(4, 3)], F64),
+        ("TensorListStack", _stacked, [tensor(4, "B", states=["rows1"])], F64),
+        ("TensorListElementShape", _shape_of_elements, [tensor(4, "B", 2, states=["rows1"])], F64),
+        ("SparseReorder", _reordered, [rows("B", 3)], F64),
+        ("MatMul", lambda x: tf.matmul(x, tf.ones([4, 2], F64)), [summed(3, 4)], F64),
         ("TensorListFromTensor", _element_of, [summed(4, 3)], F64),
         ("TensorListGetItem", _element_of, [summed(4, 3)], F64),
         ("TensorListFromTensor", _element_of, [tensor(4, "B", states=["rows1"])], F64),

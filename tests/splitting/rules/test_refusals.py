@@ -46,6 +46,9 @@ SHAPES = [
 ]
 
 GATHERS = [
+    ("GatherV2", None, lambda x: tf.gather(tf.transpose(x), _ids(x))),
+    ("GatherV2", None, lambda x: tf.gather(x, _ids(_kept(x)))),
+    ("GatherV2", None, lambda x: tf.gather(tf.reshape(x, [-1, 2]), _ids(x))),
     ("GatherNd", None, lambda x: tf.gather_nd(_whole(9), _whole_numbers(x)[:, :1] * _open([[1]]))),
     (
         "ScatterNd",
@@ -155,6 +158,10 @@ def _flows(x, function):
 def _sparse(x):
     """Returns the numbers of rows that are above 0, as a sparse tensor of shape [B, 4]."""
     return tf.sparse.from_dense(tf.nn.relu(x))
+
+
+def _words(x):
+    return _RAW.StringSplitV2(input=tf.as_string(x[:, 0]), sep=".").values
 
 
 def _of_shape(x, dense_shape):
@@ -323,6 +330,17 @@ OTHERS = [
 ]
 
 SPARSE = [
+    ("StringSplitV2", None, lambda x: _in_loop(x, lambda: tf.size(_words(x), I64))),
+    (
+        "SparseSegmentSum",
+        None,
+        lambda x: tf.sparse.segment_sum(_whole(4, 2), tf.constant([3, 1, 1, 0]), _ids(x)),
+    ),
+    (
+        "SparseSegmentSum",
+        None,
+        lambda x: tf.sparse.segment_sum(tf.exp(x), _whole_numbers(x)[:, 0], _ids(x)),
+    ),
     (
         "SparseReduceSum",
         "it makes another number of rows",
@@ -437,6 +455,16 @@ def _whole_sum(x):
 
 
 LISTS = [
+    (
+        "Merge",
+        "branches or loops give different rows",
+        lambda x: tf1.cond(x[0, 0] > 0.0, lambda: tf.exp(x), lambda: tf.transpose(x)),
+    ),
+    (
+        "Merge",
+        "branches or loops give different rows",
+        lambda x: tf1.cond(x[0, 0] < 0.0, lambda: tf.exp(x), lambda: tf.transpose(x)),
+    ),
     ("TensorArrayWriteV3", None, lambda x: _array(x).write(0, x).write(1, tf.transpose(x)).read(1)),
     ("TensorArrayReadV3", None, _read_first),
     ("TensorArrayWriteV3", None, _without_order),
@@ -503,6 +531,45 @@ def test_values_are_those_of_one_device(fresh_graph, kind, reason, function):
         expected, found = session.run([made, result.fetch], {x: values})
     for one, split in zip(expected, found, strict=True):
         np.testing.assert_array_equal(split, one)
+
+
+def _of_branches(x, takes):
+    total = tf.reduce_sum(x, 0)
+    return tf1.cond(takes, lambda: total * 2.0, lambda: total * 3.0)
+
+
+def _of_a_list_of_branches(x, takes):
+    held, new = _set(_list(), 0, tf.exp(x)), _list()
+    return _get(tf1.cond(takes, lambda: _set(held, 1, x), lambda: _set(new, 1, -x)), 1)
+
+
+def _of_a_list_that_a_branch_makes(x, takes):
+    held, empty = _set(_list(), 1, tf.exp(x)), _list()
+    taken = tf.logical_or(takes, tf.reduce_any(x > -9.0))  # nothing can be read from an empty one
+    return _get(tf1.cond(taken, lambda: tf.identity(held), lambda: tf.identity(empty)), 1)
+
+
+@pytest.mark.usefixtures("old_control_flow")
+@pytest.mark.parametrize("takes", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [
+        ("Merge", _of_branches),
+        ("Merge", _of_a_list_of_branches),
+        ("TensorListGetItem", _of_a_list_of_branches),
+        ("TensorListGetItem", _of_a_list_that_a_branch_makes),
+    ],
+)
+def test_what_branches_give_is_each_devices_own(fresh_graph, kind, function, takes):
+    x, taken = tf1.placeholder(tf.float64, [None, 4]), tf1.placeholder(tf.bool, [])
+    made = function(x, taken)
+    ops = [op for op in fresh_graph.get_operations() if op.type == kind]
+    result = splitter.split_graph([x], DEVICES, [made], home=DEVICES[0])
+    assert [result.how(op) for op in ops] == ["split"] * len(ops) != []
+    values = np.random.RandomState(3).uniform(-1, 1, [4, 4])
+    with tf1.Session(graph=fresh_graph, config=exactness.session_config()) as session:
+        one, split = session.run([made, result.fetch[0]], {x: values, taken: takes})
+    np.testing.assert_allclose(split, one, 1e-12)
 
 
 @pytest.mark.parametrize("width", [4, None])
