@@ -516,6 +516,22 @@ def test_a_branch_that_writes_run_by_name_writes_all_copies():
         built.values(session)
 
 
+def test_a_write_aside_of_steps_is_run_by_name_and_needs_no_batch():
+    def build(x, ids, y):
+        loss, step = trained_by(lambda: tf1.train.MomentumOptimizer(0.01, 0.9))(x, ids, y)
+        (bias,) = [each for each in tf1.global_variables() if each.op.name == "c_bias"]
+        bias.assign([3.0], name="reset", read_value=False)
+        return loss, step
+
+    built = Built(build, 2)
+    with built.session() as session:
+        session.run(built.initializer)
+        session.run(built.run, built.feed(0))
+        session.run("reset")
+        copies = session.run(built.reads["c_bias:0"])
+    assert [copy.tolist() for copy in copies] == [[3.0], [3.0]]
+
+
 # Through an Estimator.
 
 

@@ -7,7 +7,8 @@ import types
 import numpy as np
 import pytest
 
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting.structure import loops
 from replicate.splitting.writing import levels, workers
 from tests import exactness
 from tests.cluster import cases, once, processes, test_training
@@ -151,3 +152,45 @@ def test_workers_tell_their_rows_unless_these_are_known(fresh_graph, session, kn
     own = {"x": tf.zeros([3, 2]), "y": tf.zeros([3])}
     found = workers._counts(workers.WorkerBatch(of_all, tf.constant(3), own))
     assert session.run(found).tolist() == (known or [3, 4])
+
+
+@pytest.mark.parametrize("kind", ["array", "list", "exit"])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_what_comes_from_a_loop_of_a_workers_own_values_is_its_own(fresh_graph, kind, is_own):
+    was_new = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    start = {
+        "array": lambda: tf.TensorArray(tf.float32, 2),
+        "list": lambda: tf.raw_ops.TensorListReserve(
+            element_shape=-1, num_elements=2, element_dtype=tf.float32
+        ),
+        "exit": lambda: tf.constant(0.0),
+    }
+    write = {
+        "array": lambda n, held: held.write(n, 1.0),
+        "list": lambda n, held: tf.raw_ops.TensorListSetItem(input_handle=held, index=n, item=1.0),
+        "exit": lambda n, held: held + 1.0,
+    }
+    read = {
+        "array": lambda held: held.read(0),
+        "list": lambda held: tf.raw_ops.TensorListGetItem(
+            input_handle=held, index=0, element_shape=-1, element_dtype=tf.float32
+        ),
+        "exit": lambda held: held,
+    }
+    try:
+        _, held = tf.while_loop(
+            lambda n, _: n < 2, lambda n, held: (n + 1, write[kind](n, held)), [0, start[kind]()]
+        )
+        found = read[kind](held)
+    finally:
+        if was_new:
+            tf1.enable_control_flow_v2()
+    structure = loops.Structure(fresh_graph)
+    roots = {structure.root(op) for op in fresh_graph.get_operations()} - {None}
+    assert len(roots) == 1
+    joins = object.__new__(workers.WorkerJoins)
+    joins._writer = types.SimpleNamespace(structure=structure)
+    joins._own_loops = roots if is_own else set()
+    assert joins._is_own(found) is is_own
+    assert not joins._is_own(tf.constant(1.0))
