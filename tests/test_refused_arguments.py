@@ -190,12 +190,13 @@ def test_gpus_that_exist_sum_by_nccl(monkeypatch, devices, gpus, kind):
     assert type(cross_device.best_for(devices)) is kind
 
 
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: values.PerDevice([value])])
 @pytest.mark.parametrize("name", ["SUM", "MEAN"])
-def test_without_a_strategy_a_value_is_its_own_sum_and_mean(session, name):
+def test_without_a_strategy_a_value_is_its_own_sum_and_mean(session, name, wrap):
     default = core.get_distribution_strategy()
     aggregation = getattr(tf.VariableAggregation, name)
     found = core.get_tower_context().merge_call(
-        lambda strategy, value: strategy.reduce(aggregation, value), tf.constant(2.0)
+        lambda strategy, value: strategy.reduce(aggregation, wrap(value)), tf.constant(2.0)
     )
     assert default.num_towers == 1
     assert session.run(found) == 2.0

@@ -607,6 +607,20 @@ def numbered_in_a_loop(f):
 
 
 @model()
+def words_in_a_loop(f):
+    texts = f["texts"]
+
+    def step(n, h):
+        words = tf1.string_split(texts, " ")
+        rows, number = words.indices[:, 0], tf.shape(h, tf.int64)[0]
+        counts = tf.math.unsorted_segment_sum(tf.ones_like(rows), rows, number)
+        return tf.tanh(h) + 0.1 * tf.cast(counts, F64)[:, tf.newaxis]
+
+    found = iterated(step, hidden(f["x"]))
+    return squares(found, f), {"found": found}
+
+
+@model()
 def masked_in_a_branch_of_a_loop(f):
     mask, steps, t = f["mask"], f["mask2"], f["t"]
 

@@ -1,0 +1,36 @@
+"""What a loop of version 1 keeps on stacks, for its gradient."""
+
+import numpy as np
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import splitter
+from tests import exactness
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_a_sum_that_needs_another_one_through_a_stack_does_not_wait_for_itself(fresh_graph, width):
+    was_new = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    try:
+        x = tf1.placeholder(tf.float64, [None, width])
+        w = tf.constant(np.linspace(0.5, 1.0, width))
+        mean = tf.reduce_sum(x, 0) / 4.0  # goes into the loop, whose gradient pops what it made
+
+        def body(n, h):
+            return n + 1, tf.tanh(h * w + mean)
+
+        _, h = tf.while_loop(lambda n, _: n < 3, body, [0, x])
+        # The gradient begins with ones: only what is popped depends on the forward pass.
+        made = [tf.reduce_sum(h), *tf.gradients(tf.reduce_sum(h), [w]), mean]
+    finally:
+        if was_new:
+            tf1.enable_control_flow_v2()
+    config, values = exactness.session_config(), np.random.RandomState(1).randn(7, width)
+    devices = [f"/device:CPU:{k}" for k in range(3)]
+    result = splitter.split_graph([x], devices, made, home=devices[0])
+    with tf1.Session(graph=fresh_graph, config=config) as session:
+        patience = tf1.RunOptions(timeout_in_ms=20_000)
+        one, split = session.run([made, result.fetch], {x: values}, patience)
+    for found, wanted in zip(split, one, strict=True):
+        np.testing.assert_allclose(found, wanted, 1e-12)
