@@ -9,11 +9,12 @@ from typing import Any
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 from replicate.splitting import analysis as analyses
 from replicate.splitting import states
 from replicate.splitting.inference import facts as graph_facts
 from replicate.splitting.lowering import batch_norm, functions, reads
-from replicate.splitting.mirroring import mirroring
+from replicate.splitting.mirroring import mirroring, repeating
 from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import Space
 from replicate.splitting.structure import effects, loops, order
@@ -106,12 +107,14 @@ def split_graph(
             each device draws its own.
         static_rows: B, if the size of the batch is static.
         cluster: The workers, if there are several: the batch is all workers'.
-        mirrored: The variables, on the first device, of which each device gets a copy.
+        mirrored: The variables, on the first device, of which each device gets a copy; not of one
+            that is written aside of what is run, by what cannot be repeated.
     """
     leaves = given if static_rows != 1 else ()  # one row is whole
     plan = _Plan(leaves, tuple(devices), home, static_rows, cluster, random_numbers)
     groups = [each if isinstance(each, list) else [each] for each in keep]
     groups = [[_moved_to(plan.moved, each) for each in group] for group in groups]
+    mirrored = plan.followed(groups, mirrored)
     written, fetch = plan.write(groups, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
     transport.pack(written, fetch)
@@ -178,6 +181,13 @@ class _Plan:
             found.given, batch, facts, self._structure, self._assumptions, random_numbers
         )
 
+    def followed(
+        self, groups: Sequence[Sequence[types.Fetch]], mirrored: Sequence[tf.Variable]
+    ) -> list[tf.Variable]:
+        """Returns the variables of which each device can have a copy."""
+        step = operations.executed_by([each for group in groups for each in group])
+        return repeating.followed(self._graph, self._structure, mirrored, step)
+
     def write(
         self, groups: Sequence[Sequence[types.Fetch]], mirrored: Sequence[tf.Variable]
     ) -> tuple[writer.Writer, list[list[Waited]]]:
@@ -194,7 +204,7 @@ class _Plan:
             written = writer.Writer(self._analysis, self._devices, self._home, self.place, nodes)
             try:
                 fetch = [[written.fetch(each) for each in group] for group in groups]
-                written.finish(aside=mirroring.writes(self._graph, self._structure, mirrored))
+                written.finish(aside=repeating.writes(self._graph, self._structure, mirrored))
                 return written, fetch
             except loops.LoopWholeError as reason:
                 self._assumptions.make_loop_whole(reason.op, str(reason))

@@ -532,6 +532,53 @@ def test_a_write_aside_of_steps_is_run_by_name_and_needs_no_batch():
     assert [copy.tolist() for copy in copies] == [[3.0], [3.0]]
 
 
+def written_by_a_function(x, ids, y):
+    """A function draws a bias anew, between 3.0 and 3.0, which no step does."""
+    loss, step = trained_by(lambda: tf1.train.MomentumOptimizer(0.01, 0.9))(x, ids, y)
+    (bias,) = [each for each in tf1.global_variables() if each.op.name == "b_bias"]
+
+    @tf.function
+    def draw():
+        bias.assign(tf.random.uniform([8], 3.0, 3.0, F64))
+
+    with tf1.name_scope("aside"):
+        draw()
+    return loss, step
+
+
+def written_in_a_loop_aside(x, ids, y):
+    loss, step = trained_by(lambda: tf1.train.MomentumOptimizer(0.01, 0.9))(x, ids, y)
+    (bias,) = [each for each in tf1.global_variables() if each.op.name == "b_bias"]
+
+    def body(n):
+        with tf1.control_dependencies([bias.assign_add(tf.ones([8], F64))]):
+            return n + 1
+
+    tf1.identity(tf1.while_loop(lambda n: n < 3, body, [0]), name="aside")
+    return loss, step
+
+
+@pytest.mark.parametrize("build", [written_by_a_function, written_in_a_loop_aside])
+def test_what_is_written_aside_of_steps_and_not_repeated_has_no_copies(build):
+    found = []
+    with control_flow(1):
+        for num_devices in (0, 3):
+            built = Built(build, num_devices)
+            ops = [op for op in built.graph.get_operations() if op.name.startswith("aside")]
+            aside = next(op for op in ops if op.type.endswith("PartitionedCall") or len(ops) == 1)
+            with built.session() as session:
+                session.run(built.initializer)
+                session.run(aside)
+                losses = [session.run(built.run, built.feed(step))[0] for step in range(3)]
+                found.append((losses, session.run(built.reads)))
+    (expected, of_one), (losses, of_three) = found
+    np.testing.assert_allclose(losses, expected, 1e-12)
+    for name, copies in of_three.items():
+        assert len(copies) == (1 if name == "b_bias:0" else 3)
+        for copy in copies:
+            np.testing.assert_allclose(copy, of_one[name][0], 1e-12)
+
+
 # Through an Estimator.
 
 

@@ -20,12 +20,14 @@ def list_copies(
 
     Args:
         strategy: Whose variables they are.
-        variables: The primaries.
+        variables: The primaries; those without copies stay as they are.
         copies: What `mirroring.mirror` returned.
         made: The new operations by their names.
     """
     found, devices = {}, strategy.worker_devices
     for variable in variables:
+        if variable.handle.op not in copies:
+            continue
         members = [_member(variable, name, made) for name in copies[variable.handle.op]]
         mirrored = distributed.MirroredVariable(
             strategy, [variable, *members], devices, distributed.NONE

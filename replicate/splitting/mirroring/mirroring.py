@@ -15,12 +15,12 @@ mirrored variables: there copies may differ by rounding.
 """
 
 import collections
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
-from replicate.splitting.mirroring import mirrored_functions
+from replicate.splitting.mirroring import mirrored_functions, repeating
 from replicate.splitting.structure import definitions, effects, kinds, loops, order
 from replicate.splitting.structure.nodes import (
     Changes,
@@ -30,8 +30,6 @@ from replicate.splitting.structure.nodes import (
     attributes_of,
     output,
 )
-
-_PASSING = ("Enter", "Identity", "RefEnter", "Switch")
 
 Copies: TypeAlias = dict[tf.Operation, list[str]]
 """The operations that hold variables, and the names of those that hold copies, by devices."""
@@ -47,26 +45,6 @@ class Written(effects.Written, Protocol):
 
     def copy_name(self, op: tf.Operation, k: int) -> str:
         """Returns the name of an operation's copy on device k."""
-
-
-def writes(
-    graph: tf.Graph, structure: loops.Structure, variables: Iterable[tf.Variable]
-) -> list[tf.Operation]:
-    """Returns what writes variables, and what leaves loops that do.
-
-    Args:
-        graph: The graph.
-        structure: Its loops.
-        variables: The variables.
-    """
-    found = [
-        op for variable in variables for op in _users(variable.handle) if effects.changes_state(op)
-    ]
-    roots = {structure.root(op) for op in found} - {None}
-    exits = [op for op in graph.get_operations() if roots and op.type in kinds.EXITS]
-    exits = [op for op in exits if structure.root(op) in roots and structure.loop(op) is None]
-    # NOTE: TensorFlow lists what uses a tensor in an order of addresses.
-    return sorted({*found, *exits}, key=lambda op: op._id)
 
 
 def mirror(written: Written, variables: Sequence[tf.Variable], fetch: list[list[Waited]]) -> Copies:
@@ -97,24 +75,6 @@ def check_name(handle: str) -> str:
     return f"{handle}/IsInitialized/VarIsInitializedOp"
 
 
-def _made_by(tensor: tf.Tensor) -> tf.Operation:
-    """Returns what made a handle that may be in a branch or a loop."""
-    while tensor.op.type in _PASSING:
-        tensor = tensor.op.inputs[0]
-    return tensor.op
-
-
-def _users(handle: tf.Tensor) -> Iterator[tf.Operation]:
-    """Yields the operations that use a handle, in branches and loops too."""
-    waiting = [handle]
-    while waiting:
-        for op in waiting.pop().consumers():
-            if op.type in _PASSING:
-                waiting.extend(op.outputs)
-            else:
-                yield op
-
-
 class _Mirroring:
     """Does what `mirror` says.
 
@@ -138,7 +98,8 @@ class _Mirroring:
         self._names = {name for names in self.handles.values() for name in names}
         found = [op for op in written.run_whole if self._has_copies_of(op)]
         found = [op for op in found if effects.changes_state(op)]
-        self._rewritten = {op: None for op in found if self._can_be_written_again(op)}
+        can = (written.structure, self.handles, self._functions)
+        self._rewritten = {op: None for op in found if repeating.can_be_repeated(op, *can)}
         self._once = [op for op in found if op not in self._rewritten]
         self._synced: dict[tf.Operation, list[str]] = {}
         self._outputs: dict[Hashable, list[str]] = {}
@@ -182,19 +143,9 @@ class _Mirroring:
             names.append(name)
         return names
 
-    def _handles_of(self, op: tf.Operation) -> dict[tf.Operation, None]:
-        return {_made_by(tensor): None for tensor in op.inputs if tensor.dtype == tf.resource}
-
     def _has_copies_of(self, op: tf.Operation) -> bool:
         """Whether an operation uses a variable that has copies."""
-        return any(handle in self.handles for handle in self._handles_of(op))
-
-    def _can_be_written_again(self, op: tf.Operation) -> bool:
-        if self._written.structure.own_loop(op) is not None:
-            return False
-        if any(handle not in self.handles for handle in self._handles_of(op)):
-            return False
-        return self._functions.can_be_copied(op.node_def)
+        return any(handle in self.handles for handle in repeating.handles_of(op))
 
     # What is known of operations that run once.
 
@@ -372,7 +323,9 @@ class _Mirroring:
 
     def _moved(self, written: str, tensor: tf.Tensor | None, k: int) -> str:
         """Returns what a node of device k reads in place of an input."""
-        if tensor is None or (tensor.dtype == tf.resource and _made_by(tensor) not in self.handles):
+        if tensor is None or (
+            tensor.dtype == tf.resource and repeating.made_by(tensor) not in self.handles
+        ):
             return written
         return self._nodes.name(self._view(tensor, k))
 
@@ -380,7 +333,7 @@ class _Mirroring:
         """Whether an input, as it is written, is the handle of a copy."""
         while written not in self._names:
             node = self._nodes.by_name.get(written.split(":")[0])
-            if node is None or node.op not in _PASSING:
+            if node is None or node.op not in repeating.PASSING:
                 return False
             written = node.input[0]
         return True
@@ -393,7 +346,7 @@ class _Mirroring:
         written: dict[loops.Context | tf.Operation, dict[tf.Operation, None]]
         written = collections.defaultdict(dict)
         for op in self._once:
-            handles = [handle for handle in self._handles_of(op) if handle in self.handles]
+            handles = [handle for handle in repeating.handles_of(op) if handle in self.handles]
             written[self._written.structure.root(op) or op].update(dict.fromkeys(handles))
         for where, found in written.items():
             ops = [where] if isinstance(where, tf.Operation) else self._exits(where)
