@@ -92,6 +92,22 @@ def of_whichever_was_taken(x, takes):
     return y + gradients(*taken) + given, [offset]
 
 
+def of_changed_statistics(x, takes):
+    """A gradient of statistics that are made from those of the operation, and are others."""
+    scale, offset = parameters()
+    made = fused(x, scale, offset)
+    factor = tf.where(takes, 1.5, 0.5)
+    gradient = tf.raw_ops.FusedBatchNormGradV3(
+        y_backprop=tf.cos(x),
+        x=x,
+        scale=scale,
+        reserve_space_1=made[3] * factor,
+        reserve_space_2=made[4],
+        reserve_space_3=made[5],
+    )
+    return made[0] + gradient.x_backprop, [offset]
+
+
 # The operations that are left of it: none; those of a loop; a gradient of statistics given to it.
 MODELS = {
     in_a_branch: [],
@@ -99,6 +115,7 @@ MODELS = {
     behind_another_operation: [],
     in_a_loop: ["FusedBatchNormGradV3", "FusedBatchNormV3"],
     of_whichever_was_taken: ["FusedBatchNormGradV3"],
+    of_changed_statistics: ["FusedBatchNormGradV3", "FusedBatchNormV3"],
 }
 
 

@@ -81,3 +81,14 @@ def test_a_saver_of_a_dict_takes_a_variable_of_one_copy(tmp_path, session):
     session.run(variable.assign(5.0))
     saver.restore(session, path)
     assert session.run(variable.read_value()) == 3.0
+
+
+def test_what_keras_feeds_reaches_every_copy(session):
+    strategy = STRATEGIES["mirrored"]()
+    with strategy.scope():
+        variable = tf1.get_variable("v", initializer=[1.0, 2.0], use_resource=True)
+    session.run(tf1.global_variables_initializer())
+    session.run(variable._assign_op, {variable._assign_placeholder: [5.0, 6.0]})
+    copies = session.run([member.read_value() for member in variable.members])
+    assert [copy.tolist() for copy in copies] == [[5.0, 6.0], [5.0, 6.0]]
+    assert variable._assign_op is variable._assign_op

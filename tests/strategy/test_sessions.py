@@ -71,3 +71,14 @@ def test_a_worker_that_ends_tells_the_others_first(fresh_graph, is_meeting):
     watch.before_run(None)  # the step has failed: who is in it tells nobody
     watch.end(session)
     assert runs == ([("meeting",)] if is_meeting else [])
+
+
+@pytest.mark.parametrize(("is_chief", "is_stopping"), [(True, True), (False, True), (False, False)])
+def test_a_worker_asks_in_each_step_whether_the_chief_has_ended(is_chief, is_stopping):
+    own = types.SimpleNamespace(
+        is_chief=is_chief, is_stopping=(lambda: False) if is_stopping else None
+    )
+    member = types.SimpleNamespace(cluster=own)
+    notes = types.SimpleNamespace(is_over="is over")
+    asked = sessions._End(member, notes, []).before_run(None)
+    assert asked.fetches == ("is over" if is_stopping and not is_chief else None)

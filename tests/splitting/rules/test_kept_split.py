@@ -55,6 +55,12 @@ def _element_of(x):
         ("TensorListStack", _stacked, [tensor(4, "B", states=["rows1"])], F64),
         ("TensorListElementShape", _shape_of_elements, [tensor(4, "B", 2, states=["rows1"])], F64),
         ("SparseReorder", _reordered, [rows("B", 3)], F64),
+        (
+            "SparseSegmentSum",
+            lambda x: tf.sparse.segment_sum(x, [0, 2, 3], [0, 0, 1]),
+            [summed(4, 3)],
+            F64,
+        ),
         ("MatMul", lambda x: tf.matmul(x, tf.ones([4, 2], F64)), [summed(3, 4)], F64),
         ("TensorListFromTensor", _element_of, [summed(4, 3)], F64),
         ("TensorListGetItem", _element_of, [summed(4, 3)], F64),
