@@ -202,6 +202,14 @@ def test_without_a_strategy_a_value_is_its_own_sum_and_mean(session, name, wrap)
     assert session.run(found) == 2.0
 
 
+def test_the_mean_of_what_all_have_is_that(session):
+    strategy = core.MirroredStrategy(TWO[:1])
+    value = values.Mirrored([tf.constant(2.0)], TWO[:1])
+    with strategy.scope():
+        found = strategy.reduce(tf.VariableAggregation.MEAN, value, TWO[0])
+    assert session.run(tf.convert_to_tensor(found)) == 2.0
+
+
 def test_nothing_is_packed_unless_it_is_asked_for():
     for kind in (core.ReductionToOneDevice, core.RingAllReduce, core.HierarchicalCopyAllReduce):
         assert repr(kind()) == f"{kind.__name__}(pack_bytes=0, transfer_dtype=None)"

@@ -1,5 +1,7 @@
 """How many transfers a step takes; what workers do together is in `tests/cluster`."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -204,3 +206,16 @@ def test_generators_run_until_none_asks_any_more():
     found = collectives.together([once(1), twice(2), never()], totals)
     assert found == [10, 210, "done"]  # 20 * 10 + 1 * 10
     assert asked == [[1, 2], [20, 1]]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_all_workers_have_counts_once(session, is_first):
+    worker = types.SimpleNamespace(is_first=is_first)
+    slices = tf.IndexedSlices(tf.ones([3, 2]), tf.constant([4, 1, 4]), tf.constant([5, 2]))
+    for value in (tf.ones([2, 2]), slices):
+        found = collectives.CollectiveWorkers.first_alone(worker, value)
+        dense = session.run(tf.convert_to_tensor(found))
+        expected = session.run(tf.convert_to_tensor(value)) * is_first
+        assert dense.tolist() == expected.tolist()
+    if not is_first:
+        assert session.run(tf.shape(found.values)).tolist() == [0, 2]

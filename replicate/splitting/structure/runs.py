@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from replicate.compat.tensorflow import tf, tf1
+from replicate.compat.tensorflow import tf
 from replicate.splitting.structure.nodes import Nodes, Reference
 
 
@@ -93,8 +93,3 @@ def of_dynamic(total: tf.Tensor, num_devices: int) -> Runs:
         [None, *tf.unstack(has_rows, num_devices)[1:]],
         tf.reduce_sum(lengths),
     )
-
-
-def count(tensor: tf.Tensor, axis: int) -> tf.Tensor:
-    """Returns the length of a dimension, int32 and of shape []."""
-    return tf1.shape(tensor)[axis]

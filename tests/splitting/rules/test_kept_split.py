@@ -61,6 +61,10 @@ def _element_of(x):
             [summed(4, 3)],
             F64,
         ),
+        *(
+            ("Equal", raw("Equal", incompatible_shape_error=False), [rows("B", 3), other], F64)
+            for other in (rows("B", 3), tensor(1, states=["whole"]), tensor(3, states=["whole"]))
+        ),
         ("MatMul", lambda x: tf.matmul(x, tf.ones([4, 2], F64)), [summed(3, 4)], F64),
         ("TensorListFromTensor", _element_of, [summed(4, 3)], F64),
         ("TensorListGetItem", _element_of, [summed(4, 3)], F64),

@@ -538,6 +538,10 @@ def _of_branches(x, takes):
     return tf1.cond(takes, lambda: total * 2.0, lambda: total * 3.0)
 
 
+def _of_branches_of_which_one_is_whole(x, takes):
+    return tf1.cond(takes, lambda: tf.exp(x), lambda: tf.cumsum(x, 0))
+
+
 def _of_a_list_of_branches(x, takes):
     held, new = _set(_list(), 0, tf.exp(x)), _list()
     return _get(tf1.cond(takes, lambda: _set(held, 1, x), lambda: _set(new, 1, -x)), 1)
@@ -555,6 +559,7 @@ def _of_a_list_that_a_branch_makes(x, takes):
     ("kind", "function"),
     [
         ("Merge", _of_branches),
+        ("Merge", _of_branches_of_which_one_is_whole),
         ("Merge", _of_a_list_of_branches),
         ("TensorListGetItem", _of_a_list_of_branches),
         ("TensorListGetItem", _of_a_list_that_a_branch_makes),
