@@ -107,7 +107,7 @@ def test_no_command_calls_what_is_deprecated(tmp_path, building):
     line = [sys.executable, "-c", PROGRAM, str(TOP / "configs" / "digits.yaml"), str(tmp_path)]
     line += ["--devices", "{cpu: 2}", "--tower_building", building]
     done = subprocess.run(line, cwd=TOP, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     ours = [text for text in told if f"From {TOP / 'replicate'}" in text]
     assert ours  # Estimators are

@@ -64,6 +64,26 @@ def test_a_merge_may_be_overridden():
 
 
 @pytest.mark.parametrize(
+    ("merges", "expected"),
+    [
+        ("<<: [*x, *y]", {"rate": 1, "size": 2, "depth": 4}),
+        ("<<: [*y, *x]", {"rate": 3, "depth": 4, "size": 2}),
+        ("<<: *x, <<: *y", {"rate": 1, "size": 2, "depth": 4}),
+        ("<<: [*x, *y], rate: 5", {"rate": 5, "size": 2, "depth": 4}),
+        ("rate: 5, <<: [*x, *y]", {"rate": 5, "size": 2, "depth": 4}),
+        ("<<: {<<: *y, rate: 6}", {"rate": 6, "depth": 4}),
+    ],
+)
+def test_of_merged_mappings_the_first_that_has_a_key_wins(merges, expected):
+    # The rule of YAML 1.1's merge key, whichever PyYAML is installed.
+    text = f"x: &x {{rate: 1, size: 2}}\ny: &y {{rate: 3, depth: 4}}\nz: &z {{{merges}}}\nw: *z\n"
+    document = documents.parse(text, "c.yaml")
+    assert document.faults == []
+    assert document.data["z"] == expected
+    assert document.data["w"] == expected
+
+
+@pytest.mark.parametrize(
     ("text", "fault"),
     [
         ("a: [1\n", "c.yaml:2: must be valid YAML"),
@@ -74,6 +94,9 @@ def test_a_merge_may_be_overridden():
         ("text", "got a text"),
         ("a: 1\n---\nb: 2\n", "must be valid YAML"),
         ("? [1]\n: 2\n", "keys are plain words"),
+        ("a: {<<: {? [1] : 2}}\n", "keys are plain words"),
+        ("a: {<<: 3}\n", "merges (<<) take a mapping, or a list of mappings"),
+        ("a: {<<: [1]}\n", "merges (<<) take a mapping, or a list of mappings"),
     ],
 )
 def test_what_is_no_plain_mapping_is_a_fault(text, fault):

@@ -128,9 +128,19 @@ def merges(depth, width=6):
 
 
 def test_merges_of_merges_come_to_an_end():
-    assert documents.parse(f"params: {merges(3)}", "c").data == {"params": {"x": 1, "y": 2}}
+    for depth in (3, 20):
+        assert documents.parse(f"params: {merges(depth)}", "c").data == {"params": {"x": 1, "y": 2}}
+
+
+@pytest.mark.parametrize(("times", "is_taken"), [(99, True), (101, False)])
+def test_merges_bring_in_100_000_keys_at_most(times, is_taken):
+    keys = ", ".join(f"k{i}: 0" for i in range(1000))
+    text = f"params: {{a: &a {{{keys}}}, b: {{<<: [{', '.join(['*a'] * times)}]}}}}"
+    if is_taken:
+        assert len(documents.parse(text, "c").data["params"]["b"]) == 1000
+        return
     with pytest.raises(errors.ConfigError, match=r"^c:1: .*merges \(<<\) bring in too many keys"):
-        documents.parse(f"params: {merges(20)}", "c")
+        documents.parse(text, "c")
 
 
 @pytest.mark.parametrize(

@@ -38,18 +38,48 @@ _VARIABLE = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader with numbers of our own, without dates, and with an end to merges (<<)."""
+    """The safe loader with numbers and merges (<<) of our own, and without dates.
+
+    PyYAML's versions disagree on which of several merged mappings wins; YAML says, the first.
+    """
 
     _merged = 0
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """See base class, which calls this for each mapping that is merged."""
-        super().flatten_mapping(node)
-        self._merged += len(node.value)
-        if self._merged > _MAX_VALUES:
-            raise yaml.MarkedYAMLError(
-                problem="merges (<<) bring in too many keys", problem_mark=node.start_mark
-            )
+        """Replaces merges by their pairs: a mapping's own win, then those of earlier mappings."""
+        pairs = node.value
+        node.value = own = [pair for pair in pairs if not _is_merge(pair[0])]
+        merged: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
+        for key, value in pairs:
+            for other in _mappings_of(value) if _is_merge(key) else ():
+                self.flatten_mapping(other)
+                self._merged += len(other.value)
+                if self._merged > _MAX_VALUES:
+                    raise _merge_error(node, "bring in too many keys")
+                for pair in other.value:
+                    merged.setdefault(_name_of(pair[0]), pair)
+        node.value = list({**merged, **{_name_of(pair[0]): pair for pair in own}}.values())
+
+
+def _is_merge(key: yaml.Node) -> bool:
+    return bool(key.tag == "tag:yaml.org,2002:merge")
+
+
+def _mappings_of(value: yaml.Node) -> list[yaml.MappingNode]:
+    """Returns the mappings that a merge names."""
+    found = value.value if isinstance(value, yaml.SequenceNode) else [value]
+    if not all(isinstance(one, yaml.MappingNode) for one in found):
+        raise _merge_error(value, "take a mapping, or a list of mappings")
+    return list(found)
+
+
+def _merge_error(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=f"merges (<<) {problem}", problem_mark=node.start_mark)
+
+
+def _name_of(key: yaml.Node) -> Any:
+    """Returns what is the same for equal keys; keys that are no plain words equal no other."""
+    return key.value if isinstance(key, yaml.ScalarNode) else id(key)
 
 
 _OWN_TYPES = {"timestamp", "float", "int"}
