@@ -138,7 +138,7 @@ def test_a_pop_waits_for_what_is_pushed_to_its_stack(fresh_graph):
     apart = tf.raw_ops.StackPushV2(handle=other, elem=tf.constant(2.0))
     popped = tf.raw_ops.StackPopV2(handle=stack, elem_type=tf.float32)
     found = levels._before([popped.op])
-    assert found[popped.op] == {stack.op, pushed.op}
+    assert found[popped.op] == [stack.op, pushed.op]
     assert apart.op not in found
 
 

@@ -6,13 +6,13 @@ lists that it has not seen whole.
 """
 
 import collections
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.states import FLOW, WHOLE, ListOf
-from replicate.splitting.structure import kinds, order
+from replicate.splitting.structure import frames, kinds, order
 
 # What makes a list. Optional values, which branches keep for their gradients, count as lists.
 NEW_LISTS = (
@@ -388,37 +388,7 @@ def _of_branches(ops: Iterable[tf.Operation]) -> set[tf.Operation]:
     if not any(op.type in kinds.SWITCHES for op in ops):
         return set()
     before = {op: [*(tensor.op for tensor in op.inputs), *op.control_inputs] for op in ops}
-    return in_branches(before, lambda op: op.type)
-
-
-def in_branches(before: Mapping[Each, Sequence[Each]], kind: Callable[[Each], str]) -> set[Each]:
-    """Returns what is in a branch, and so may have no value.
-
-    A `Switch`, unless it is a loop's, leads one branch deeper, and a `Merge` leads back.
-
-    Args:
-        before: For each operation those that it reads, in order, and those that it waits for.
-        kind: Returns an operation's kind.
-    """
-    depths: dict[Each, int] = {}
-    waiting = [(each, False) for each in before]
-    while waiting:
-        each, is_ready = waiting.pop()
-        if each in depths and not is_ready:
-            continue
-        others = before.get(each, ())
-        if not is_ready:
-            depths.setdefault(each, 0)  # of a loop's way back nothing is known yet
-            waiting.append((each, True))
-            waiting.extend((other, False) for other in others if other not in depths)
-            continue
-        depth, name = max((depths.get(other, 0) for other in others), default=0), kind(each)
-        if name in kinds.SWITCHES and (len(others) < 2 or kind(others[1]) != "LoopCond"):
-            depth += 1
-        if name in kinds.MERGES and all(kind(other) not in kinds.WAYS_BACK for other in others):
-            depth -= 1
-        depths[each] = max(depth, 0)
-    return {each for each, depth in depths.items() if depth}
+    return frames.in_branches(before, lambda op: op.type)
 
 
 def handle_of(tensor: tf.Tensor) -> tf.Operation:

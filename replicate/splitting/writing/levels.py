@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from replicate import types
 from replicate.compat.tensorflow import tf
 from replicate.graph import collectives, packing, reductions
-from replicate.splitting.structure import kinds, loops
+from replicate.splitting.structure import frames, kinds, loops
 from replicate.splitting.structure.nodes import Made, Reference, resolved
 
 _Conditions: TypeAlias = frozenset[tuple[Hashable, bool]]
@@ -278,23 +278,26 @@ def _levels(joins: Sequence[_Join], roots: Sequence[tf.Operation]) -> list[list[
     return [members[level] for level in sorted(members)]
 
 
-def _before(roots: Sequence[tf.Operation]) -> dict[tf.Operation, set[tf.Operation]]:
-    """Returns what each operation that is run waits for, pushes to stacks included."""
-    pushes: dict[tf.Operation, set[tf.Operation]] = collections.defaultdict(set)
+def _before(roots: Sequence[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:
+    """Returns what each operation that is run waits for, also in loops and by stacks."""
+    pushes: dict[tf.Operation, list[tf.Operation]] = collections.defaultdict(list)
     for op in roots[0].graph.get_operations() if roots else ():
         if op.type == "StackPushV2":
-            pushes[loops.handle_of(op.inputs[0])].add(op)
-    found: dict[tf.Operation, set[tf.Operation]] = {}
+            pushes[loops.handle_of(op.inputs[0])].append(op)
+    found: dict[tf.Operation, list[tf.Operation]] = {}
     waiting = list(roots)
     while waiting:
         op = waiting.pop()
         if op in found:
             continue
-        found[op] = {tensor.op for tensor in op.inputs} | set(op.control_inputs)
+        found[op] = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
         if op.type == "StackPopV2":
-            found[op] |= pushes[loops.handle_of(op.inputs[0])]
+            found[op] += pushes[loops.handle_of(op.inputs[0])]
         waiting.extend(found[op])
-    return found
+    exits = frames.waits_of_exits(
+        found, lambda op: op.type, lambda enter: enter.get_attr("frame_name")
+    )
+    return {op: [*others, *exits.get(op, ())] for op, others in found.items()}
 
 
 # Joining.

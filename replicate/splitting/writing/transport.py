@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting.structure import effects, kinds, loops, order
+from replicate.splitting.structure import effects, frames, kinds, order
 from replicate.splitting.structure.nodes import Maker, Node, Reference, Waited, maker, output
 from replicate.splitting.writing import writer as writers
 
@@ -182,10 +182,13 @@ class Transport:
 
         To leave home does not count: coming back leaves another device. To go over workers counts,
         since it takes time. To be summed counts though a single device has all parts: a sum that
-        waits for another one is not made end to end with it.
+        waits for another one is not made end to end with it. What leaves a loop waits for all that
+        enters.
         """
-        before, places, sums = self._before, self._places, self._changes.sums
+        places, sums = self._places, self._changes.sums
         crossings = self._writer.joins.crossings
+        exits = frames.waits_of_exits(self._before, self._type, self._frame)
+        before = {**self._before, **{e: [*self._before[e], *exits[e]] for e in exits}}
         stages: _Bits = dict.fromkeys(self._order, 0)
 
         def look() -> bool:
@@ -250,13 +253,19 @@ class Transport:
         """Returns what may have no value, since it is in a branch."""
         if {self._type(each) for each in self._order}.isdisjoint(kinds.SWITCHES):
             return set()
-        dead = loops.in_branches(self._before, self._type)
+        dead = frames.in_branches(self._before, self._type)
         for each in self._order:
             op = self._nodes.original(each) if isinstance(each, str) else each
             if op is not None and op._get_control_flow_context() is not None:
                 if op.type not in ("Exit", "Merge"):
                     dead.add(each)
         return dead
+
+    def _frame(self, enter: Maker) -> bytes:
+        """Returns the name of the loop that an `Enter` enters."""
+        if isinstance(enter, str):
+            return self._nodes.by_name[enter].attr["frame_name"].s
+        return enter.get_attr("frame_name")
 
     def _type(self, each: Maker) -> str:
         return self._nodes.by_name[each].op if isinstance(each, str) else each.type

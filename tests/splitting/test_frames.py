@@ -1,0 +1,77 @@
+"""What leaves a loop waits for all that enters it, though it may not be made from that."""
+
+import numpy as np
+import pytest
+
+from replicate import estimator, model_fn
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting.structure import frames
+
+PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)  # a graph that waits for itself is a failure
+X = np.random.RandomState(0).standard_normal((5, 4))
+
+
+def model(features, labels, mode, params):
+    """A loop that draws, so that it is whole; its gradient is split, and needs its counter."""
+    x = features @ tf1.get_variable("w", [4, 4], tf.float64, tf1.ones_initializer())
+
+    def turn(n, x):
+        return n + 1, tf.nn.dropout(x, 0.1)
+
+    x = tf.while_loop(lambda n, _: n < params["turns"], turn, [0, x], **params["options"])[1]
+    loss = tf.reduce_mean(tf.square(x))
+    train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(loss)
+    return estimator.EstimatorSpec(mode, loss=loss, train_op=train_op)
+
+
+# By default at most 10 turns are made at a time.
+@pytest.mark.parametrize(("turns", "options"), [(2, {"parallel_iterations": 1}), (15, {})])
+def test_a_loop_of_more_turns_than_run_at_a_time_does_not_wait_for_itself(turns, options):
+    losses = []
+    for devices in (1, 2):
+        with tf.Graph().as_default():
+            tf1.set_random_seed(3)
+            rows = tf.data.Dataset.from_tensors(X).repeat()
+            replicated = model_fn.replicate_model_fn(
+                model, devices=devices, random_numbers="one_device"
+            )
+            features = tf1.data.make_one_shot_iterator(rows).get_next()
+            # One turn at a time, since turns that overlap draw in any order.
+            given = {"turns": turns, "options": {"parallel_iterations": 1, **options}}
+            if devices == 2:
+                given["options"] = options
+            spec = replicated(features, None, "train", given)
+            initialize = tf1.global_variables_initializer()
+            with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as session:
+                session.run(initialize)
+                loss, _ = session.run([spec.loss, spec.train_op], options=PATIENCE)
+                losses.append(loss)
+    if options:
+        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
+
+
+def test_an_exit_waits_for_what_enters_its_loop_alone():
+    # Two loops, one in the other; the counter of each leaves it.
+    before = {
+        "enter": ["zero"],
+        "enter_x": ["x"],
+        "merge": ["enter", "next"],
+        "condition": ["merge"],
+        "switch": ["merge", "condition"],
+        "inner_enter": ["switch"],
+        "inner_merge": ["inner_enter", "inner_next"],
+        "inner_condition": ["inner_merge"],
+        "inner_switch": ["inner_merge", "inner_condition"],
+        "inner_next": ["inner_switch"],
+        "inner_exit": ["inner_switch"],
+        "next": ["inner_exit"],
+        "exit": ["switch"],
+    }
+    types = {"condition": "LoopCond", "next": "NextIteration"}
+
+    def kind(name):
+        name = name.removeprefix("inner_").removesuffix("_x")
+        return types.get(name, name.capitalize())
+
+    found = frames.waits_of_exits(before, kind, lambda enter: enter.startswith("inner"))
+    assert found == {"exit": ["enter", "enter_x"], "inner_exit": ["inner_enter"]}
