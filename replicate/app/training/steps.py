@@ -8,7 +8,15 @@ from replicate.app.config import sections
 from replicate.app.console import interrupts
 from replicate.app.data import inputs, reading, section_inputs
 from replicate.app.runs import checkpoints
-from replicate.app.training import device_choice, estimators, hooks, numerics, optimizers, running
+from replicate.app.training import (
+    device_choice,
+    estimators,
+    hooks,
+    numerics,
+    optimizers,
+    random_numbers,
+    running,
+)
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
 from replicate.strategy.cluster import membership
@@ -140,12 +148,22 @@ class Steps:
         # NOTE: features are not what workers take their steps with: to read them takes a batch.
         workers = self._workers()
         self._rows = hooks.rows_of(features) if workers.is_alone else workers.rows
-        ours: list[tf1.train.SessionRunHook] = []
+        first: list[tf1.train.SessionRunHook] = []
+        last: list[tf1.train.SessionRunHook] = []
+        listeners: list[tf1.train.CheckpointSaverListener] = []
+        settings, task, folder = self._run.settings, self._run.task, self._run.model_dir
+        if settings.seed is not None and not task.servers:
+            states = random_numbers.states_of(spec)
+            first.append(random_numbers.RestoringHook(states, folder, self._run.display.say))
+            listeners.append(random_numbers.SavingListener(states, folder))
+        if not task.is_chief:
+            return spec._replace(training_hooks=(*first, *spec.training_hooks))
         if self._wanted.check_numerics:  # ahead of what saves
-            ours.append(numerics.NumericsHook(spec.loss, spec.train_op))
+            last.append(numerics.NumericsHook(spec.loss, spec.train_op))
         if not any(isinstance(one, tf1.train.CheckpointSaverHook) for one in self._own_hooks):
-            ours += hooks.savers(spec, config, self._run.settings.evaluated_every)
-        return spec._replace(training_chief_hooks=(*spec.training_chief_hooks, *ours))
+            last += hooks.savers(spec, config, settings.evaluated_every, listeners)
+        # What saves asks the states, which must be there: so it comes after what restores them.
+        return spec._replace(training_chief_hooks=(*first, *spec.training_chief_hooks, *last))
 
     def _workers(self) -> collectives.Workers:
         """Returns the workers that make the steps of the current graph."""

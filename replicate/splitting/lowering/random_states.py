@@ -1,0 +1,212 @@
+"""Random operations with states in variables, so that a training can continue from them.
+
+How many numbers a random operation has drawn is known to its kernel alone: nothing can read or set
+it, and a training that continues draws the first numbers again. So the operation is replaced:
+
+    RandomUniform(shape)  ->  StatelessRandomUniformV2(shape, key, counter)
+                              counter, key = RngReadAndSkip(state, number of elements)
+
+Both draw the same numbers, bit for bit. They are the same generator, Philox, with the attribute
+`seed` as its key, and a counter that begins with `seed2` as its upper half and advances by 256 for
+each number. (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.)
+
+A loop whose turns overlap draws for any of them first, so that no two runs are alike. Such loops
+make one turn at a time here.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
+from replicate.splitting.lowering import functions
+from replicate.splitting.structure import definitions, kinds, loops, nodes
+
+_STATELESS = {
+    "RandomStandardNormal": "StatelessRandomNormalV2",
+    "RandomUniform": "StatelessRandomUniformV2",
+    "RandomUniformInt": "StatelessRandomUniformIntV2",
+    "TruncatedNormal": "StatelessTruncatedNormalV2",
+}
+_PHILOX = 1  # as the number of an algorithm
+_NUMBERS = 3  # of a state: the two halves of the counter, and the key
+_SKIPPED = 256  # by how much the counter advances for each number
+
+
+class RandomStates:
+    """The states of random operations that have seeds.
+
+    The operations are replaced in whatever reads them; they stay in the graph under their names.
+    Those of functions are replaced where the function can be lowered. The variables are in no
+    collection, so no Saver sees them, and have no values before `write`.
+
+    Args:
+        graph: The graph; gradients have been taken.
+        fetches: The operations are those that run with these tensors and operations.
+
+    Attributes:
+        names: Those of the operations.
+        left: The names of operations that draw numbers, or call functions that do, whose states
+            stay in their kernels.
+    """
+
+    def __init__(self, graph: tf.Graph, fetches: Iterable[tf.Tensor | tf.Operation]):
+        self._first: dict[str, list[int]] = {}
+        with graph.as_default(), tf1.name_scope(None), tf1.control_dependencies(None):
+            fetched = list(fetches)
+            functions.lower(graph, _drawing_calls(graph, fetched))
+            found = sorted(operations.executed_by(fetched), key=lambda op: op.name)
+            drawing = [op for op in found if op.type in _STATELESS and _seeds(op) != (0, 0)]
+            self._replace(graph, drawing)
+            _turn_by_turn(found, drawing)
+            self.names = frozenset(self._first)
+            still = [op for op in found if op.type in kinds.DRAWS - {"Empty"}]
+            still += _drawing_calls(graph, fetched)
+            self.left = {op.name for op in still} - self.names
+
+    def read(self, session: tf1.Session) -> dict[str, int]:
+        """Returns how many numbers each operation has drawn, by the operations' names."""
+        if not self._first:
+            return {}
+        counters = [int(state[0]) % 2**64 for state in session.run(self._read)]
+        return dict(zip(self._first, (one // _SKIPPED for one in counters), strict=True))
+
+    def write(self, session: tf1.Session, drawn: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Sets the states.
+
+        Args:
+            session: Where the operations run.
+            drawn: How many numbers operations have drawn, as `read` returns it; the others have
+                drawn none.
+        """
+        if not self._first:
+            return
+        states = np.array(list(self._first.values()), np.int64)
+        counters = [drawn.get(name, 0) * _SKIPPED for name in self._first]
+        states[:, 0] = np.array(counters, np.uint64).view(np.int64)
+        session.run(self._written, {self._given: states})
+
+    def _replace(self, graph: tf.Graph, drawing: Sequence[tf.Operation]) -> None:
+        if not drawing:
+            return
+        new = nodes.Nodes(graph, graph.unique_name("random_states"))
+        variables, drawn, contexts = [], [], {}
+        for number, op in enumerate(drawing):
+            seed, seed2 = _seeds(op)
+            self._first[op.name] = [0, seed2, seed]
+            variable = _variable(f"random_state_{number}", op.device)
+            before = set(new.by_name)
+            drawn.append(_draw(new, op, variable))
+            context = op._get_control_flow_context()
+            contexts.update(dict.fromkeys(new.by_name.keys() - before, context))
+            variables.append(variable)
+        made = new.write(contexts)
+        for op, name in zip(drawing, drawn, strict=True):
+            old, replacement = op.outputs[0], made[name].outputs[0]
+            replacement.set_shape(old.shape)
+            nodes.read_instead(old.consumers(), old, replacement)
+            nodes.wait_instead(op._control_outputs, op, [replacement.op])
+        self._read = [variable.read_value() for variable in variables]
+        self._given = tf1.placeholder(tf.int64, [len(drawing), _NUMBERS])
+        self._written = tf1.group(
+            *(
+                variable.assign(self._given[n], read_value=False)
+                for n, variable in enumerate(variables)
+            )
+        )
+
+
+def _drawing_calls(
+    graph: tf.Graph, fetches: Sequence[tf.Tensor | tf.Operation]
+) -> list[tf.Operation]:
+    """Returns the operations behind fetches that call functions which draw numbers."""
+    called = definitions.Functions(graph)
+    return [
+        op
+        for op in operations.executed_by(fetches)
+        if definitions.is_call(op.type)
+        and called.has_effect(op.node_def, (kinds.DRAWS - {"Empty"}).__contains__)
+    ]
+
+
+def _turn_by_turn(ops: Iterable[tf.Operation], drawing: Iterable[tf.Operation]) -> None:
+    """Lets the loops around operations that draw make one turn at a time."""
+    around = {loop for op in drawing for loop in _loops(op)}
+    one = nodes.attribute(1)
+    for op in ops:
+        if op.type in kinds.ENTERS and around.intersection(_loops(op)[:1]):
+            op._set_attr("parallel_iterations", one)
+
+
+def _loops(op: tf.Operation) -> list[loops.Context]:
+    """Returns the loops that an operation is in, or enters, the innermost first."""
+    found, context = [], op._get_control_flow_context()
+    while context is not None:
+        if context.IsWhileContext():
+            found.append(context)
+        context = context.outer_context
+    return found
+
+
+def _seeds(op: tf.Operation) -> tuple[int, int]:
+    return op.get_attr("seed"), op.get_attr("seed2")
+
+
+def _variable(name: str, device: str) -> tf.Variable:
+    with tf.device(device):
+        return tf1.Variable(
+            np.zeros(_NUMBERS, np.int64),
+            trainable=False,
+            collections=[],
+            use_resource=True,
+            name=name,
+        )
+
+
+def _draw(new: nodes.Nodes, op: tf.Operation, state: tf.Variable) -> str:
+    """Adds what draws an operation's numbers, in its loop or branch; returns the last one's name.
+
+    NOTE: a handle from outside would have to enter loops; one that waits for an input is inside.
+    """
+    shape, *bounds = op.inputs
+    device = op.device
+
+    def number(value: int, dtype: type = np.int32) -> str:
+        return new.constant(dtype(value), device, after=shape)
+
+    def numbers(*values: int) -> str:
+        return new.constant(np.array(values, np.int32), device, after=shape)
+
+    def part(begin: int, size: int) -> str:
+        found = new.add(
+            "Slice", [read, numbers(begin), numbers(size)], device, T=tf.int64, Index=tf.int32
+        )
+        found = new.add("Bitcast", [found], device, T=tf.int64)
+        new.by_name[found].set("type", tf.uint64)
+        return found
+
+    made_by = state.handle.op
+    names = {key: made_by.get_attr(key) for key in ("container", "shared_name")}
+    handle = new.add(
+        "VarHandleOp",
+        [],
+        made_by.device,
+        controls=[shape],
+        dtype=tf.int64,
+        shape=tf.TensorShape([_NUMBERS]),
+        **names,
+    )
+    sizes = new.add("Cast", [shape], device, SrcT=shape.dtype, DstT=tf.int64)
+    size = new.add("Prod", [sizes, number(0)], device, T=tf.int64, Tidx=tf.int32, keep_dims=False)
+    size = new.add("Cast", [size], device, SrcT=tf.int64, DstT=tf.uint64)
+    read = new.add("RngReadAndSkip", [handle, number(_PHILOX), size], device)
+    kind, dtype = _STATELESS[op.type], op.outputs[0].dtype
+    return new.add(
+        kind,
+        [shape, part(2, 1), part(0, 2), number(_PHILOX), *bounds],
+        device,
+        dtype=dtype,
+        Tshape=shape.dtype,
+    )
