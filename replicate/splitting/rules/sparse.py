@@ -304,7 +304,7 @@ def _to_sparse(case: Case) -> Split:
 def _ragged_to_dense(case: Case) -> Split:
     """`shape`, values, a default, how many rows there are, and each value's row."""
     types = [each.decode() for each in case.op.get_attr("row_partition_types")]
-    if types != ["FIRST_DIM_SIZE", "VALUE_ROWIDS"] or case.rank(2):
+    if types != ["FIRST_DIM_SIZE", "VALUE_ROWIDS"]:
         raise WholeError("it has several ragged dimensions, or no numbers of rows")
     state, values = spaces.named(case, 4), case.inputs[1]
     rows = Rows(0, state.ids.space)
