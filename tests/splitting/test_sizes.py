@@ -155,3 +155,19 @@ def test_a_single_device_does_not_sum_at_once_what_waits_for_a_sum():
             found.append(session.run(keep, {x: rows}, PATIENCE))
     for wanted, given in zip(*found, strict=True):
         exactness.compare(given, wanted, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda shape: tf.range(shape[1]), lambda shape: tf.range(shape[0], shape[0] + 3)],
+    ids=["of a width", "from a number of rows"],
+)
+def test_a_range_of_a_known_length_is_a_size(fresh_graph, make):
+    x = tf1.placeholder(F64, [None, 3])
+    numbers = make(tf.shape(x))
+    made = x + tf.cast(tf.reduce_sum(numbers), F64)
+    result = splitter.split_graph([x], DEVICES, [made], home=DEVICES[0])
+    assert result.how(numbers.op) == "size"
+    with tf1.Session(config=exactness.session_config()) as session:
+        one, split = session.run([made, result.fetch[0]], {x: np.ones([5, 3])})
+    np.testing.assert_array_equal(split, one)

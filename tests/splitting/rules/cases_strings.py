@@ -45,5 +45,8 @@ for dims in (("B",), ("B", 2)):
 for axis in ([0], [1], [0, 1]):
     words = tensor("B", 2, dtype=tf.string, of=among("ab", "cbd"))
     case("ReduceJoin", raw("ReduceJoin", reduction_indices=axis, separator="+"), words)
+for keeps in (False, True):
+    words = tensor(2, "B", dtype=tf.string, of=among("ab", "cbd"))
+    case("ReduceJoin", raw("ReduceJoin", reduction_indices=[0], keep_dims=keeps), words)
 for dtype in (tf.int32, tf.float64):
     case("AsString", raw("AsString"), tensor("B", 2, dtype=dtype, of=between(-9, 9)))

@@ -5,6 +5,7 @@ import pytest
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter
+from replicate.splitting.rules import random
 
 DEVICES = [f"/device:CPU:{k}" for k in range(3)]
 ROWS = 7
@@ -33,3 +34,10 @@ def test_devices_draw_numbers_of_their_own(fresh_graph, static_rows, seed):
     np.testing.assert_array_equal(added, -taken)  # a draw is one draw to all that read it
     assert len(np.unique(added)) == ROWS * 3  # no device draws what another one draws
     np.testing.assert_array_equal(product, np.zeros([ROWS, 2]))
+
+
+def test_a_seed_of_a_copy_is_a_positive_number_of_64_bits():
+    step = random.seed_of_copy(0, 1)
+    assert random.seed_of_copy(2**63 - 1 - step, 1) == 2**63 - 1
+    assert random.seed_of_copy(2**63 - step, 1) == 0  # 2**63 - 2**63
+    assert random.seed_of_copy(2**63 - 1, 2) == 2 * step - 1

@@ -4,7 +4,7 @@ import pytest
 
 from replicate.compat.tensorflow import tf
 from tests.splitting.rules import harness
-from tests.splitting.rules.harness import indices, raw, tensor
+from tests.splitting.rules.harness import among, indices, raw, tensor
 
 F64 = tf.float64
 TWO = harness.Setting("batch", 2, (3,))
@@ -47,6 +47,36 @@ def _element_of(x):
     )
 
 
+def _set_to(x):
+    held = tf.raw_ops.TensorListReserve(element_shape=-1, num_elements=2, element_dtype=F64)
+    held = tf.raw_ops.TensorListSetItem(input_handle=held, index=1, item=x)
+    return tf.raw_ops.TensorListGetItem(
+        input_handle=held, index=1, element_shape=-1, element_dtype=F64
+    )
+
+
+def _of_different(x):
+    values, places = tf.unique(x)
+    return tf.gather(tf.exp(values), places)
+
+
+def _at_coordinates(x):
+    """Puts values at [row, 0] of zeros, [B, 3]."""
+    rows = tf.range(tf.shape(x)[0])[:, None]
+    return tf.scatter_nd(tf.concat([rows, tf.zeros_like(rows)], 1), x[:, 0], tf.shape(x))
+
+
+def _one_for_each_word(texts):
+    words = tf.raw_ops.StringSplitV2(input=texts, sep=" ")
+    return tf.fill([tf.shape(words.indices)[0]], 2.0)
+
+
+def _crossed(x):
+    given = tf.sparse.from_dense(x)
+    words = given.with_values(tf.as_string(given.values))
+    return tf.sparse.cross([words, words]).values
+
+
 @pytest.mark.parametrize(
     ("kind", "function", "operands", "dtype"),
     [
@@ -69,6 +99,23 @@ def _element_of(x):
         ("TensorListFromTensor", _element_of, [summed(4, 3)], F64),
         ("TensorListGetItem", _element_of, [summed(4, 3)], F64),
         ("TensorListFromTensor", _element_of, [tensor(4, "B", states=["rows1"])], F64),
+        ("TensorListSetItem", _set_to, [summed(3)], F64),
+        ("Exp", _of_different, [rows("B")], F64),
+        ("ScatterNd", _at_coordinates, [rows("B", 3)], F64),
+        (
+            "ScatterNd",
+            raw("ScatterNd"),
+            [indices(2, 1, states=["whole"]), summed(2, 3), [3, 3]],
+            F64,
+        ),
+        (
+            "UnsortedSegmentSum",
+            raw("UnsortedSegmentSum"),
+            [summed(4, 2), indices(4, states=["whole"]), 3],
+            F64,
+        ),
+        ("Fill", _one_for_each_word, [tensor("B", of=among("a b", "c"))], tf.string),
+        ("SparseCrossV2", _crossed, [rows("B", 3)], F64),
         (
             "GatherNd",
             raw("GatherNd"),

@@ -25,6 +25,11 @@ SHAPES = [
     ),
     ("Squeeze", None, tf.squeeze),
     (
+        "Squeeze",
+        "the axis of rows goes away where there is one row",
+        lambda x: tf.squeeze(x[:, :1]),
+    ),
+    (
         "MirrorPad",
         "a device may have no rows",
         lambda x: tf.pad(_kept(x), [[0, 0], [1, 1]], "REFLECT"),
@@ -49,6 +54,11 @@ GATHERS = [
     ("GatherV2", None, lambda x: tf.gather(tf.transpose(x), _ids(x))),
     ("GatherV2", None, lambda x: tf.gather(x, _ids(_kept(x)))),
     ("GatherV2", None, lambda x: tf.gather(tf.reshape(x, [-1, 2]), _ids(x))),
+    (
+        "GatherV2",
+        "an input has another length than there are rows",
+        lambda x: tf.gather(_whole(4, 4), _whole_numbers(x)[:, :2], batch_dims=1),
+    ),
     ("GatherNd", None, lambda x: tf.gather_nd(_whole(9), _whole_numbers(x)[:, :1] * _open([[1]]))),
     (
         "ScatterNd",
@@ -183,6 +193,12 @@ def _crossed(x, dense):
     )
 
 
+def _picked_from_different(x):
+    """Picks columns of what different values look up."""
+    found = tf.unique(tf.cast(x[:, 0] > 0, I64))
+    return tf.gather(tf.gather(_whole(2, 3), found.y), found.idx, axis=1)
+
+
 SPACES = [
     (
         "Where",
@@ -252,6 +268,7 @@ SPACES = [
         None,
         lambda x: tf.gather(_whole(2, 3), tf.unique(tf.cast(x[:, 0] > 0, I64)).y, axis=1),
     ),
+    ("GatherV2", None, _picked_from_different),
     (
         "AddV2",
         None,
@@ -352,6 +369,11 @@ SPARSE = [
         lambda x: tf.sparse.reduce_sum(_of_shape(x, tf.add(tf.shape(x, I64), [1, 0])), 1),
     ),
     ("SparseReshape", None, lambda x: tf.sparse.reshape(_sparse(_kept(x)), [-1, 2])),
+    (
+        "SparseReshape",
+        "a length is left over beside rows that may be none",
+        lambda x: tf.sparse.reshape(_sparse(_kept(x)), tf.stack([_rows(_kept(x)), 2, -1])),
+    ),
     ("SparseReshape", None, lambda x: tf.sparse.reshape(_sparse(x), [2, 8])),
     ("SparseReshape", None, lambda x: tf.sparse.reshape(_sparse(x), tf.stack([8, 2]))),
     ("SparseReshape", None, lambda x: tf.sparse.reshape(_sparse(x), [1, -1])),
