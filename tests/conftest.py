@@ -81,6 +81,15 @@ def session(fresh_graph):
         yield session
 
 
+@pytest.fixture(params=["shapes of version 1", "shapes of version 2"])
+def either_shapes(request):
+    """Shapes that hold Dimensions, as after `tf1.disable_v2_behavior()`, and those with numbers."""
+    if request.param == "shapes of version 1":
+        tf1.disable_v2_tensorshape()
+    yield
+    tf1.enable_v2_tensorshape()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
     """After each test the default graph is the process's own, empty one, and nothing is seeded.

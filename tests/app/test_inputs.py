@@ -210,6 +210,7 @@ def test_it_is_found_out_whether_a_dataset_is_batched(make, expected):
         assert inputs.is_batched(make(), batch_size=3) is expected
 
 
+@pytest.mark.usefixtures("either_shapes")
 def test_a_generator_of_batches_is_seen_by_its_open_dimension():
     def generate():
         yield np.zeros([2, 3]), np.zeros([2])

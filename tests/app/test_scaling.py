@@ -88,6 +88,7 @@ def test_slices_are_as_many_as_the_next_power_of_two():
         ]
 
 
+@pytest.mark.usefixtures("either_shapes")
 def test_slices_of_a_batch_are_as_many_as_it_has_rows():
     with tf.Graph().as_default() as graph:
         data = tf.data.Dataset.from_tensors((tf.zeros([7, 2], tf.int32), tf.zeros([7])))

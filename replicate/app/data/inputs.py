@@ -138,7 +138,7 @@ def is_batched(dataset: tf.data.Dataset, batch_size: int) -> bool:
     shapes = [spec.shape for spec in specs if hasattr(spec, "shape")]  # all but None
     if any(shape.rank == 0 for shape in shapes):
         return False
-    firsts = [None if shape.rank is None else shape[0] for shape in shapes]
+    firsts = [None if shape.rank is None else shape.as_list()[0] for shape in shapes]
     if all(first is None for first in firsts):
         return True
     return len(firsts) > 1 and all(first == batch_size for first in firsts)

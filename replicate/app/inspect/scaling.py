@@ -283,7 +283,7 @@ def _size(tensor: tf.Tensor, sizes: traffic.Sizes) -> int | None:
     shape = None if slices is None else sizes.shape_of(slices.inputs[0])
     if shape is None or not shape.is_fully_defined():
         return None
-    rows, width = shape[0], shape[1:].num_elements()
+    rows, width = shape.as_list()[0], shape[1:].num_elements()
     return (1 << max(rows - 1, 0).bit_length()) * width * tensor.dtype.size
 
 

@@ -231,6 +231,6 @@ class Sizes:
     def _known(self, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a tensor of the same kind with as many rows as the batch."""
         shape = tensor.shape
-        if shape.rank and shape[0] is None:
+        if shape.rank and shape.as_list()[0] is None:
             shape = tf.TensorShape([self._row_counts[tensor.op.name]]).concatenate(shape[1:])
         return tf1.placeholder(tensor.dtype, shape, name="replicate_known_rows")

@@ -112,7 +112,7 @@ def squeeze(case: Case) -> Split:
 def _may_be_one(case: Case, rows: Rows) -> bool:
     """Whether on one device the rows' axis of input 0 may be of length 1."""
     shape = case.op.inputs[0].shape
-    is_fixed = shape.rank is not None and shape[rows.axis] is not None
+    is_fixed = shape.rank is not None and shape.as_list()[rows.axis] is not None
     return not is_fixed and (case.shape(0)[rows.axis].multiple or 1) == 1
 
 
