@@ -1,5 +1,6 @@
 """How many transfers a step takes; what workers do together is in `tests/cluster`."""
 
+import contextlib
 import types
 
 import numpy as np
@@ -206,6 +207,18 @@ def test_generators_run_until_none_asks_any_more():
     found = collectives.together([once(1), twice(2), never()], totals)
     assert found == [10, 210, "done"]  # 20 * 10 + 1 * 10
     assert asked == [[1, 2], [20, 1]]
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_all_workers_rows_may_be_along_any_axis(session, axis):
+    def slices(values):  # this worker's, and another's, of which each is ten times as much
+        (own,) = values
+        return [tf.IndexedSlices(tf.concat([own.values, own.values * 10], 0), own.indices)]
+
+    worker = types.SimpleNamespace(_at_home=contextlib.nullcontext, slices=slices)
+    own = np.arange(24).reshape([2, 3, 4])
+    found = collectives.CollectiveWorkers.concat(worker, tf.constant(own), axis)
+    np.testing.assert_array_equal(session.run(found), np.concatenate([own, own * 10], axis))
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -9,7 +9,7 @@ import pytest
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting.structure import loops
-from replicate.splitting.writing import levels, workers
+from replicate.splitting.writing import gathering, levels, workers
 from tests import exactness
 from tests.cluster import cases, once, processes, test_training
 from tests.splitting import workers_models
@@ -32,6 +32,7 @@ STATIC = [
     "static clipped_by_the_norm",
     "static norm_layers_2d",
     "static rows_read_whole",
+    "static joins_of_all_kinds",
 ]
 TRAINED = ["adam_penalized", "static", "none_in_one", "mixed", "wide"]
 OF_THREE = ["sgd", "embedding_option"]
@@ -152,6 +153,33 @@ def test_workers_tell_their_rows_unless_these_are_known(fresh_graph, session, kn
     own = {"x": tf.zeros([3, 2]), "y": tf.zeros([3])}
     found = workers._counts(workers.WorkerBatch(of_all, tf.constant(3), own))
     assert session.run(found).tolist() == (known or [3, 4])
+
+
+def two_alike():
+    """Stands for two workers, which bring the same."""
+    return types.SimpleNamespace(
+        size=2,
+        table=lambda brought: tf.stack([brought, brought]),
+        gathered=lambda tensor, kind: tf.concat([tensor, tensor], 0),
+        merged=lambda tensors, how: tensors,
+    )
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0, 3.0], [[1.0], [2.0], [3.0]], ["a", "", "cde"]])
+@pytest.mark.parametrize("is_static", [True, False])
+def test_ragged_rows_are_those_of_all_workers(session, values, is_static):
+    splits, flat = tf.constant([0, 2, 2, 3], tf.int64), tf.constant(values)
+    if not is_static:
+        splits = tf1.placeholder_with_default(splits, [None])
+        flat = tf1.placeholder_with_default(flat, [None, *flat.shape[1:]])
+    own = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
+    (found,) = gathering.whole([own], 3, two_alike(), "/device:CPU:0")
+    assert found.flat_values.shape.as_list() == [None, *np.shape(values)[1:]]
+    rows, number = session.run([found, found.nrows()])
+    assert number == 6
+    # Rows of two values, none and one, and again.
+    assert rows.row_splits.tolist() == [0, 2, 2, 3, 5, 5, 6]
+    np.testing.assert_array_equal(rows.flat_values, session.run(tf.constant(values + values)))
 
 
 @pytest.mark.parametrize("kind", ["array", "list", "exit"])

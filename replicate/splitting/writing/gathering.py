@@ -57,10 +57,7 @@ def whole(
         brought = tf.stack([tf.shape(part)[0] for part in parts])
         lengths = tf.unstack(workers.table(brought), len(parts), axis=1)
         found = iter(levels.gathered(parts, lengths, workers))
-        return [
-            _ragged(value, [next(found) for _ in each])
-            for value, each in zip(values, own, strict=True)
-        ]
+        return [_ragged([next(found) for _ in each]) for each in own]
 
 
 def _parts(value: tf.RaggedTensor, number: rows.Bound) -> list[tf.Tensor]:
@@ -69,7 +66,6 @@ def _parts(value: tf.RaggedTensor, number: rows.Bound) -> list[tf.Tensor]:
     return [*own.nested_row_lengths(), own.flat_values]
 
 
-def _ragged(value: tf.RaggedTensor, parts: list[tf.Tensor]) -> tf.RaggedTensor:
+def _ragged(parts: list[tf.Tensor]) -> tf.RaggedTensor:
     *lengths, values = parts
-    values.set_shape([None, *value.flat_values.shape[1:]])
     return tf.RaggedTensor.from_nested_row_lengths(values, lengths, validate=False)

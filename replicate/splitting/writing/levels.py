@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeAlias
 
 from replicate import types
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, packing, reductions
 from replicate.splitting.structure import frames, kinds, loops
 from replicate.splitting.structure.nodes import Made, Reference, resolved
@@ -159,13 +159,20 @@ def gathered(
         lengths: For each how many rows each worker has, int32, of shape [W].
         workers: All workers, and how their values are combined.
     """
-    passed = [tf.identity(value).op for value in values]
+    passed = [_opened(value, 0).op for value in values]
     found = []
     for op, length in zip(passed, lengths, strict=True):
         found += _ways(op, ROWS, 0, length)
     for members in _levels(found, passed):
         _join(members, workers)
     return [op.outputs[0] for op in passed]
+
+
+def _opened(value: tf.Tensor, axis: int) -> tf.Tensor:
+    """Returns a worker's rows so that their shape does not tell how many: all have more."""
+    shape = value.shape.as_list()
+    shape[axis] = None
+    return tf1.placeholder_with_default(value, shape)
 
 
 def alone_on(home: str) -> AbstractContextManager[None]:
@@ -230,7 +237,7 @@ def _side(value: tf.Tensor, predicate: tf.Tensor, side: bool) -> tf.Tensor:
 
 def _of_text(op: tf.Operation, axis: int, lengths: tf.Tensor | None) -> list[_Join]:
     """Lets text go over workers as numbers: its bytes, and how many there are."""
-    text = op.inputs[0]
+    text = _opened(op.inputs[0], axis)
     sizes = tf.strings.length(text)
     longest = tf.identity(tf.reduce_max(tf.concat([[1], tf.reshape(sizes, [-1])], 0)))
     letters = tf.identity(tf.io.decode_raw(text, tf.uint8, fixed_length=longest))
