@@ -5,6 +5,7 @@ import pytest
 from replicate import errors
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import rows
 
 TWO = ["/cpu:0", "/cpu:1"]
 TEXT = r"a scalar has no rows.*Call\s+batch\(\)"
@@ -63,3 +64,17 @@ def test_batches_end_in_zero_rows(session):
 def test_a_distributed_dataset_tells_what_its_elements_are():
     dataset = core.MirroredStrategy(TWO).distribute_dataset(scalars(4))
     assert dataset.element_spec == tf.TensorSpec([], tf.int64)
+
+
+@pytest.mark.filterwarnings("ignore:To make it possible to preserve tf.data options:UserWarning")
+@pytest.mark.parametrize("made", [tf.sparse.from_dense, tf.RaggedTensor.from_tensor])
+def test_sparse_and_ragged_batches_end_in_zero_rows(session, made):
+    strategy = core.MirroredStrategy(TWO)
+    dataset = strategy.distribute_dataset(
+        lambda: tf.data.Dataset.from_tensors(made(tf.constant([[1]]))).repeat(3)
+    )
+    parts = strategy.unwrap(tf1.data.make_one_shot_iterator(dataset).get_next())
+    numbers = [rows.count(part) for part in parts]
+    assert parts[1].shape.as_list()[0] is None
+    assert session.run(numbers) == [1, 1]
+    assert session.run(numbers) == [1, 0]

@@ -219,7 +219,7 @@ def _scalars(first: types.Nest) -> str:
 
 def _batch_or_none(optional: Optional, first: types.Nest) -> types.Nest:
     """Returns a tower's batch, or zero rows like the first tower's."""
-    spec = tf.nest.map_structure(tf.type_spec_from_value, first)
+    spec = tf.nest.map_structure(_spec_of_any_rows, first)
     with tf1.control_dependencies(tf.nest.flatten(first, expand_composites=True)):
         has_value = tf.identity(optional.has_value())  # the end of all comes before this one
     chosen = tf.cond(
@@ -229,6 +229,15 @@ def _batch_or_none(optional: Optional, first: types.Nest) -> types.Nest:
     )
     chosen = chosen if isinstance(chosen, (list, tuple)) else [chosen]
     return tf.nest.pack_sequence_as(spec, list(chosen), expand_composites=True)
+
+
+def _spec_of_any_rows(value: types.Rows) -> tf.TypeSpec:
+    """Returns what tells a tensor's kind and inner shape, and not how many rows it has."""
+    spec = tf.type_spec_from_value(value)
+    shape = spec.shape if spec.shape.rank is None else [None, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return tf.SparseTensorSpec(shape, spec.dtype) if isinstance(spec, tf.SparseTensorSpec) else spec
 
 
 def _flat_nothing_like(first: types.Nest) -> list[tf.Tensor]:
