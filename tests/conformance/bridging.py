@@ -172,6 +172,17 @@ class Bridging:
 
         assert bench.across(strategy, across) == [(K + 1) / 2] * 2
 
+    def test_extended_calls_for_each_replica(self, bench, strategy):
+        K = strategy.num_towers
+
+        def across():
+            found = strategy.extended.call_for_each_replica(
+                lambda x, scale: x * scale + float(tower_id()), args=(3.0,), kwargs={"scale": 2.0}
+            )
+            return [tf.convert_to_tensor(value) for value in strategy.unwrap(found)]
+
+        assert bench.across(strategy, across) == [6.0 + i for i in range(K)]
+
     def test_extended_names_devices_and_variables(self, strategy):
         with strategy.scope():
             v = tf.Variable(1.0)

@@ -437,6 +437,32 @@ def test_what_is_popped_is_what_all_have_pushed(graph):
     assert facts.value(nothing) is None
 
 
+def test_what_a_stack_gives_is_what_was_pushed(graph):
+    x = batch(6)
+
+    def popped(*pushed):
+        stack = tf.raw_ops.StackV2(max_size=-1, elem_type=tf.int32)
+        for each in pushed:
+            tf.raw_ops.StackPushV2(handle=stack, elem=tf.constant(each))
+        return tf.raw_ops.StackPopV2(handle=stack, elem_type=tf.int32)
+
+    one, two, nothing = popped([3, 4]), popped([3, 4], [3, 4]), popped()
+    facts = begun(facts_of(graph, [(x, 0)]), [])
+    np.testing.assert_array_equal(facts.value(one), [3, 4])
+    assert facts.value(two) is None  # which push fills it is not known
+    assert facts.value(nothing) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [([0], []), ([1], [5]), ([2], [5, 6]), ([-1], [5, 6])]
+)
+def test_a_slice_is_as_long_as_it_says(graph, size, expected):
+    x = batch(5, 6)
+    cut = tf.slice(tf.shape(x), [1], size)
+    facts = begun(facts_of(graph, [(x, 0)]), [])
+    np.testing.assert_array_equal(facts.value(cut), expected)
+
+
 def test_expressions_of_sizes_are_known(graph):
     x = batch(6)
     n = tf.shape(x)[0]

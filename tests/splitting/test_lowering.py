@@ -358,3 +358,10 @@ def test_summaries_and_savers_can_be_made_after(fresh_graph, batch):
     assert written
     assert value.shape == ()
     assert saver.saver_def.save_tensor_name
+
+
+def test_a_loop_keeps_how_many_turns_run_at_a_time(fresh_graph, batch):
+    tf.while_loop(lambda a: tf.size(a) < 0, lambda a: (a * 2.0,), [batch], parallel_iterations=3)
+    assert lower(fresh_graph, batch)
+    enters = [op for op in fresh_graph.get_operations() if op.type == "Enter"]
+    assert {op.get_attr("parallel_iterations") for op in enters} == {3}

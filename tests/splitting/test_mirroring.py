@@ -712,3 +712,36 @@ def test_a_later_devices_functions_call_its_own(fresh_graph):
     assert attribute.func.name.endswith("_tower_1")
     assert nested.endswith("_tower_1")
     assert [node.device for node in made[nested].node_def if node.op == "Exp"] == [DEVICES[1]]
+
+
+def test_a_later_device_has_one_function_of_each(fresh_graph):
+    @tf.function
+    def called(x):
+        return tf.exp(x)
+
+    called(tf.constant(1.0))
+    called(tf.constant(2.0))
+    calls = [op for op in fresh_graph.get_operations() if "PartitionedCall" in op.type]
+    attributes = [op.node_def.attr["f"] for op in calls]
+    (before,) = {each.func.name for each in attributes}
+    own = mirrored_functions.OwnFunctions(fresh_graph, DEVICES)
+    for attribute in attributes:
+        own.change(attribute, 2)
+    assert [each.func.name for each in attributes] == [f"{before}_tower_2"] * 2
+
+
+def test_a_branch_that_writes_variables_alone_is_repeated(fresh_graph):
+    held = tf1.get_variable("held", [2], use_resource=True)
+    with control_flow(2):
+        tf1.cond(
+            tf1.placeholder(tf.bool, []),
+            lambda: tf.group(held.assign_add([1.0, 1.0])),
+            lambda: tf.group(held.assign(tf.random.uniform([2]))),
+        )
+    (branches,) = [op for op in fresh_graph.get_operations() if op.type == "If"]
+    functions = mirrored_functions.OwnFunctions(fresh_graph, DEVICES)
+    found = [
+        all(map(functions._may_be_copied, functions.known.definition(name).node_def))
+        for name in (branches.get_attr(key).name for key in ("then_branch", "else_branch"))
+    ]
+    assert found == [True, False]  # a draw is made once

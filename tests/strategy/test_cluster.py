@@ -1,6 +1,7 @@
 """Who is in a cluster, by `TF_CONFIG`."""
 
 import json
+import types
 
 import pytest
 
@@ -9,6 +10,7 @@ from replicate import errors
 from replicate.compat import sessions
 from replicate.compat.tensorflow import tf1
 from replicate.strategy.cluster import cluster, membership
+from replicate.strategy.policies import multi_worker
 from tests.cluster import servers
 
 _JOBS = {"worker": ["b:2", "c:3"], "chief": ["a:1"], "ps": ["p:4"]}
@@ -152,3 +154,20 @@ def test_workers_are_as_many_as_the_cluster_has():
     assert strategy.input_context.num_input_pipelines == 3
     assert strategy.input_context.input_pipeline_id == 1
     assert strategy.input_context.num_replicas_in_sync == 6
+
+
+def test_workers_are_compared_once_all_are_there(monkeypatch):
+    task = {"type": "worker", "index": 1}
+    strategy = replicate.MultiWorkerStrategy(["/cpu:0"], {"cluster": _WORKERS, "task": task})
+    steps = []
+    member = types.SimpleNamespace(
+        cluster=strategy.cluster,
+        wait_for=lambda tasks: steps.append([each.name for each in tasks]),
+    )
+    monkeypatch.setattr(strategy, "_member", member)
+    monkeypatch.setattr(strategy, "start", lambda: steps.append("started"))
+    monkeypatch.setattr(
+        multi_worker.manifest, "compare", lambda member, options, own: steps.append(own["mine"])
+    )
+    strategy.agree({"mine": ["what is compared"]})
+    assert steps == ["started", ["chief:0", "worker:0"], ["what is compared"]]

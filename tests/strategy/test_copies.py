@@ -266,3 +266,21 @@ def test_initializer_asked_for_in_a_function_is_the_graphs(fresh_graph, mirrored
     with mirrored.scope():
         mirrored.call_for_each_tower(tower)
     assert {op.graph for op in found} == {fresh_graph}
+
+
+def test_a_scatter_gives_the_new_value(session, mirrored):
+    with mirrored.scope():
+        v = tf1.get_variable("v", initializer=[1.0, 2.0])
+        found = v.scatter_add(tf.IndexedSlices(tf.constant([10.0]), tf.constant([1])))
+    session.run(tf1.global_variables_initializer())
+    assert session.run(found).tolist() == [1.0, 12.0]
+
+
+def test_an_increment_reads_nothing(fresh_graph, mirrored):
+    with mirrored.scope():
+        v = tf1.get_variable("v", initializer=1.0)
+        before = len(fresh_graph.get_operations())
+        core.increment_var(v)
+    kinds = [op.type for op in fresh_graph.get_operations()[before:]]
+    assert kinds.count("AssignAddVariableOp") == 2
+    assert "ReadVariableOp" not in kinds

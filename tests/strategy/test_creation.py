@@ -95,12 +95,16 @@ def test_each_graph_is_placed_as_if_it_were_the_first(placement):
         assert [v.device[-1] for v in made] == ["0", "1", "0"]
 
 
+@pytest.mark.parametrize("dtype", [None, tf.float32])
 @pytest.mark.parametrize("is_called", [False, True])
-def test_eager_variables_are_balanced_by_bytes(is_called):
+def test_eager_variables_are_balanced_by_bytes(is_called, dtype):
     strategy = core.LocalParameterServerStrategy(["/cpu:0", "/cpu:1"], placement="balanced")
     starts = [tf.zeros([8]), tf.zeros([2]), [0.0, 0.0], tf.zeros([2]), tf.zeros([4])]
     with strategy.scope():
-        made = [tf.Variable((lambda s=start: s) if is_called else start) for start in starts]
+        made = [
+            tf.Variable((lambda s=start: s) if is_called else start, dtype=dtype)
+            for start in starts
+        ]
     # Floats on each device: 8|0, 8|2, 8|4, 8|6, 8|10.
     assert [v.device[-1] for v in made] == ["0", "1", "1", "1", "1"]
 
@@ -190,11 +194,21 @@ def test_a_variable_is_not_changed_in_place(fresh_graph, mirrored, change, synch
 
 
 @pytest.mark.parametrize(
-    ("shape", "parts", "is_left"),
-    [([2, 3], 1, True), ([2, 3], 2, False), ([None, 3], 1, False), ([], 2, True)],
+    ("shape", "parts", "is_of_one_batch", "is_left"),
+    [
+        ([2, 3], 1, True, True),
+        ([2, 3], 2, True, False),
+        ([None, 3], 1, True, False),
+        ([], 2, True, True),
+        ([2, 3], 1, False, False),
+        ([2, 3], 1, None, False),
+    ],
 )
-def test_a_partitioner_of_one_part_leaves_a_variable_whole(monkeypatch, shape, parts, is_left):
-    tower = types.SimpleNamespace(is_of_one_batch=True)
-    monkeypatch.setattr(creation.context, "current", lambda: types.SimpleNamespace(tower=tower))
+def test_a_partitioner_of_one_part_leaves_a_variable_whole(
+    monkeypatch, shape, parts, is_of_one_batch, is_left
+):
+    tower = types.SimpleNamespace(is_of_one_batch=is_of_one_batch)
+    mode = types.SimpleNamespace(tower=None if is_of_one_batch is None else tower)
+    monkeypatch.setattr(creation.context, "current", lambda: mode)
     found = creation._leaves_whole(lambda shape, dtype: [parts, 1], {"shape": shape})
     assert found is is_left

@@ -209,3 +209,21 @@ def test_waiting_says_so(caplog, monkeypatch):
     with caplog.at_level(logging.INFO, "replicate"):
         with_servers("p:1", 60).wait_until(lambda: next(answers))
     assert "chief:0 waits for the chief, for" in caplog.text
+
+
+def test_a_server_listens_until_somebody_ends_it(monkeypatch, caplog):
+    def sleep(seconds):
+        raise KeyboardInterrupt
+
+    listening = []
+    monkeypatch.setattr(membership, "time", types.SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(
+        membership.Membership, "listen", lambda self: listening.append(self.cluster.name)
+    )
+    own = cluster.of(
+        {"cluster": {"chief": ["a:1"], "ps": ["p:2"]}, "task": {"type": "ps", "index": 0}}
+    )
+    with caplog.at_level(logging.INFO, "replicate"), pytest.raises(KeyboardInterrupt):
+        membership.serve(own)
+    assert listening == ["ps:0"]
+    assert "ps:0 keeps variables, and ends when it is ended" in caplog.text

@@ -82,3 +82,23 @@ def test_a_worker_asks_in_each_step_whether_the_chief_has_ended(is_chief, is_sto
     notes = types.SimpleNamespace(is_over="is over")
     asked = sessions._End(member, notes, []).before_run(None)
     assert asked.fetches == ("is over" if is_stopping and not is_chief else None)
+
+
+@pytest.mark.parametrize("job", ["chief", "worker"])
+def test_the_chief_writes_down_what_it_has_built(fresh_graph, monkeypatch, job):
+    jobs = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["p:3"]}
+    own = cluster.of({"cluster": jobs, "task": {"type": job, "index": 0}})
+    for waits in ("_wait", "_follow"):
+        monkeypatch.setattr(sessions._Notes, waits, lambda self: None)
+    tf1.train.create_global_step()
+    joined = sessions.Together(collectives.ALONE)
+    notes = sessions._Notes(None, membership.Membership(own), "/device:CPU:0", None, joined)
+    assert notes.finalize() is notes  # as TensorFlow's own
+    written, waiting = set(), [notes.local_init_op]
+    while waiting:
+        op = waiting.pop()
+        waiting += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
+        if op.type == "AssignVariableOp":
+            written.add(op.inputs[0].op.name.rpartition("/")[2])
+    assert written == ({"built", "over"} if job == "chief" else set())
+    assert getattr(notes._missing, "dtype", None) == (None if job == "chief" else tf.string)
