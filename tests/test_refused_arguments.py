@@ -1,5 +1,7 @@
 """What is refused, with a text that says the rule, what came, and what to do next."""
 
+import types
+
 import pytest
 
 import replicate
@@ -9,7 +11,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import export, saver
 from replicate.graph import placement
 from replicate.strategy import context
-from replicate.strategy.variables import values
+from replicate.strategy.variables import values, variables
 from replicate.training import applied, model
 
 TWO = ["/cpu:0", "/cpu:1"]
@@ -261,3 +263,9 @@ def test_a_batch_that_cannot_be_split_is_on_the_first_device(fresh_graph, caplog
     replicated({"x": tf.ones([1, 2])}, None, "infer")
     said = "The model's graph runs on one device, /device:CPU:0: the batch has one row."
     assert said in caplog.text
+
+
+@pytest.mark.parametrize("base", [core.DistributionStrategy, variables.DistributedVariable])
+def test_a_keyword_of_a_class_that_says_nothing_is_refused(base):
+    with pytest.raises(TypeError, match="takes no keyword arguments"):
+        types.new_class("Derived", (base,), {"name": "derived"})

@@ -5,6 +5,7 @@ import pytest
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter
+from replicate.splitting.structure import loops
 
 DEVICES = [f"/device:CPU:{k}" for k in range(3)]
 
@@ -33,3 +34,14 @@ def test_an_arrays_size_is_that_of_each_devices():
                 values = np.random.RandomState(rows).randn(rows, 3, 4)
                 split = session.run(result.fetch[0], {x: values})
                 np.testing.assert_allclose(split, 3 * values.sum((1, 2)), rtol=1e-12)
+
+
+def test_a_flow_leads_to_its_array(fresh_graph):
+    made, other = (tf.raw_ops.TensorArrayV3(size=2, dtype=tf.float32) for _ in range(2))
+    written = tf.raw_ops.TensorArrayWriteV3(
+        handle=made.handle, index=0, value=1.0, flow_in=other.flow
+    )
+    assert loops.flow_source(tf.identity(made.flow)) is made.handle.op
+    assert loops.flow_source(written) is made.handle.op
+    assert loops.flow_source(tf.add_n([other.flow, made.flow])) is other.handle.op
+    assert loops.flow_source(tf.constant(0.0)) is None

@@ -10,6 +10,7 @@ import pytest
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting import splitter
+from replicate.splitting.lowering import batch_norm
 from tests import exactness
 
 DEVICES = [f"/device:CPU:{k}" for k in range(3)]
@@ -160,3 +161,29 @@ def test_channels_may_come_first(fresh_graph):
         expected, found = session.run([made, result.fetch], {x: IMAGES})
     for one, split in zip(expected, found, strict=True):
         np.testing.assert_allclose(split, one, rtol=2e-5, atol=2e-5)
+
+
+def test_few_bits_are_normalised_with_more(fresh_graph):
+    """Means of 4096 numbers near 100 have no three digits in float16."""
+    values = np.random.RandomState(3).uniform(99, 101, [16, 16, 16, 1]).astype(np.float16)
+    x = tf1.placeholder(tf.float16, [None, 16, 16, 1])
+    y = fused(x, tf.constant([2.0]), tf.constant([3.0])).y
+    result = splitter.split_graph([x], DEVICES, [y], home=DEVICES[0])
+    assert result.how(y.op) == "split"
+    with tf1.Session(graph=fresh_graph, config=exactness.session_config()) as session:
+        (found,) = session.run(result.fetch, {x: values})
+    wide = values.astype(np.float64)
+    expected = 2 * (wide - wide.mean()) / np.sqrt(wide.var() + 1e-4) + 3
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, expected, 1e-3, 1e-3)
+
+
+def test_statistics_come_from_what_a_branch_is_given_not_from_what_decides_it(fresh_graph):
+    reserved = fused(tf.zeros([2, 2, 2, 1]), tf.ones([1]), tf.zeros([1]))[3]
+    held = tf.raw_ops.OptionalFromValue(components=[reserved, tf.constant(True)])
+    (decides,) = tf.raw_ops.OptionalGetValue(
+        optional=held, output_types=[tf.bool], output_shapes=[[]]
+    )
+    for given, source in ((tf.zeros([1]), None), (reserved, reserved.op)):
+        switch = tf.raw_ops.Switch(data=given, pred=decides)
+        assert batch_norm._source(switch.output_true) is source

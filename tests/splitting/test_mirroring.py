@@ -470,6 +470,32 @@ def test_a_gather_reads_its_devices_copy():
         assert (op.device, op.inputs[0].op.name) == (DEVICES[1], "tower_1/table")
 
 
+def test_a_gather_from_a_variable_without_copies_stays_beside_it():
+    def mirrored():
+        return [each for each in tf1.trainable_variables() if each.op.name != "table"]
+
+    built = Built(MODELS["sparse_gradient_descent"], 2, mirrored)
+    gathers = [op for op in built.graph.get_operations() if op.type == "ResourceGather"]
+    (later,) = [op for op in gathers if op.name.startswith("tower_1/")]
+    assert (later.device, later.inputs[0].op.name) == (DEVICES[0], "table")
+    compare(trained(built), trained(Built(MODELS["sparse_gradient_descent"])))
+
+
+def test_a_copy_is_written_after_what_the_write_waits_for_has_read_it():
+    def build(x, ids, y):
+        held, new = zeros("held", [2]), tf.constant([1.0, 2.0], F64)
+        with tf1.control_dependencies([held.assign_add(new, read_value=False)]):
+            between = held.read_value()
+        with tf1.control_dependencies([between]):
+            written = held.assign(new, name="written", read_value=False)
+        return tf.reduce_mean(x * between[0]), written
+
+    built = Built(build, 2)
+    write = built.graph.get_operation_by_name("tower_1/whole/written")
+    read = [op for op in write.control_inputs if op.type == "ReadVariableOp"]
+    assert [op.inputs[0].op.name for op in read] == ["tower_1/held"]
+
+
 def test_names_are_one_devices():
     one, many = Built(MODELS["adam"]), Built(MODELS["adam"], 2)
     assert [v.name for v in built_variables(one)] == [v.name for v in built_variables(many)]

@@ -7,6 +7,8 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter
 from tests import exactness
 
+DEVICES = [f"/device:CPU:{k}" for k in range(3)]
+
 
 @pytest.fixture(autouse=True)
 def old_control_flow():
@@ -30,8 +32,7 @@ def test_a_sum_that_needs_another_one_through_a_stack_does_not_wait_for_itself(f
     # The gradient begins with ones: only what is popped depends on the forward pass.
     made = [tf.reduce_sum(h), *tf.gradients(tf.reduce_sum(h), [w]), mean]
     config, values = exactness.session_config(), np.random.RandomState(1).randn(7, width)
-    devices = [f"/device:CPU:{k}" for k in range(3)]
-    result = splitter.split_graph([x], devices, made, home=devices[0])
+    result = splitter.split_graph([x], DEVICES, made, home=DEVICES[0])
     with tf1.Session(graph=fresh_graph, config=config) as session:
         patience = tf1.RunOptions(timeout_in_ms=20_000)
         one, split = session.run([made, result.fetch], {x: values}, patience)
@@ -39,6 +40,7 @@ def test_a_sum_that_needs_another_one_through_a_stack_does_not_wait_for_itself(f
         np.testing.assert_allclose(found, wanted, 1e-12)
 
 
+<<<<<<< HEAD
 def test_rows_go_to_stacks_of_each_devices_own(fresh_graph):
     x = tf1.placeholder(tf.float64, [None, 3])
     _, h = tf.while_loop(lambda n, _: n < 3, lambda n, h: (n + 1, tf.tanh(h)), [0, x])
@@ -53,3 +55,14 @@ def test_rows_go_to_stacks_of_each_devices_own(fresh_graph):
             [slope, result.fetch[0]], {x: np.linspace(-1, 1, 15).reshape(5, 3)}
         )
     np.testing.assert_allclose(split, one, 1e-12)
+=======
+def test_what_is_pushed_may_be_read_though_nothing_is_popped(fresh_graph):
+    x = tf1.placeholder(tf.float64, [None, 3])
+    stack = tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float64)
+    pushed = tf.raw_ops.StackPushV2(handle=stack, elem=tf.exp(x))
+    tf.raw_ops.StackPopV2(handle=stack, elem_type=tf.float64)
+    result = splitter.split_graph([x], DEVICES, [pushed * 2.0], home=DEVICES[0])
+    with tf1.Session(config=exactness.session_config()) as session:
+        (found,) = session.run(result.fetch, {x: np.zeros([4, 3])})
+    np.testing.assert_array_equal(found, np.full([4, 3], 2.0))  # twice exp(0)
+>>>>>>> a0d1aac (Test flows, branches, pushes, few bits, and reads and writes of copies; judge mutants of equal effect)
