@@ -57,7 +57,8 @@ def whole(
         brought = tf.stack([tf.shape(part)[0] for part in parts])
         lengths = tf.unstack(workers.table(brought), len(parts), axis=1)
         found = iter(levels.gathered(parts, lengths, workers))
-        return [_ragged([next(found) for _ in each]) for each in own]
+        total = number * workers.size if isinstance(number, int) else None
+        return [_ragged([next(found) for _ in each], total) for each in own]
 
 
 def _parts(value: tf.RaggedTensor, number: rows.Bound) -> list[tf.Tensor]:
@@ -66,6 +67,7 @@ def _parts(value: tf.RaggedTensor, number: rows.Bound) -> list[tf.Tensor]:
     return [*own.nested_row_lengths(), own.flat_values]
 
 
-def _ragged(parts: list[tf.Tensor]) -> tf.RaggedTensor:
+def _ragged(parts: list[tf.Tensor], total: int | None) -> tf.RaggedTensor:
     *lengths, values = parts
+    lengths[0].set_shape([total])
     return tf.RaggedTensor.from_nested_row_lengths(values, lengths, validate=False)
