@@ -75,3 +75,23 @@ def test_an_exit_waits_for_what_enters_its_loop_alone():
 
     found = frames.waits_of_exits(before, kind, lambda enter: enter.startswith("inner"))
     assert found == {"exit": ["enter", "enter_x"], "inner_exit": ["inner_enter"]}
+
+
+def test_only_what_a_branch_makes_may_have_no_value():
+    before = {
+        "merge": ["enter", "next"],
+        "switch": ["merge", "decides"],
+        "next": ["switch"],
+        "exit": ["switch"],
+        "takes": ["exit", "predicate"],
+        "inside": ["takes"],
+        "joined": ["inside", "other"],
+        "other": ["takes"],
+        "outside": ["joined"],
+    }
+    kinds = {
+        **{"merge": "Merge", "switch": "Switch", "decides": "LoopCond", "next": "NextIteration"},
+        **{"takes": "Switch", "joined": "Merge"},
+    }
+    found = frames.in_branches(before, lambda each: kinds.get(each, "Identity"))
+    assert found == {"takes", "inside", "other"}

@@ -178,23 +178,3 @@ def test_loops_that_share_stacks_are_whole_together(fresh_graph):
     assert assumptions.is_whole(structure.root(structure.push_of(pop)))
     with pytest.raises(ValueError, match="but once"):
         assumptions.make_loop_whole(pop, "it draws random numbers")
-
-
-def test_only_what_a_branch_makes_may_have_no_value():
-    before = {
-        "merge": ["enter", "next"],
-        "switch": ["merge", "decides"],
-        "next": ["switch"],
-        "exit": ["switch"],
-        "takes": ["exit", "predicate"],
-        "inside": ["takes"],
-        "joined": ["inside", "other"],
-        "other": ["takes"],
-        "outside": ["joined"],
-    }
-    kinds = {
-        **{"merge": "Merge", "switch": "Switch", "decides": "LoopCond", "next": "NextIteration"},
-        **{"takes": "Switch", "joined": "Merge"},
-    }
-    found = loops.in_branches(before, lambda each: kinds.get(each, "Identity"))
-    assert found == {"takes", "inside", "other"}

@@ -40,7 +40,6 @@ def test_a_sum_that_needs_another_one_through_a_stack_does_not_wait_for_itself(f
         np.testing.assert_allclose(found, wanted, 1e-12)
 
 
-<<<<<<< HEAD
 def test_rows_go_to_stacks_of_each_devices_own(fresh_graph):
     x = tf1.placeholder(tf.float64, [None, 3])
     _, h = tf.while_loop(lambda n, _: n < 3, lambda n, h: (n + 1, tf.tanh(h)), [0, x])
@@ -55,7 +54,8 @@ def test_rows_go_to_stacks_of_each_devices_own(fresh_graph):
             [slope, result.fetch[0]], {x: np.linspace(-1, 1, 15).reshape(5, 3)}
         )
     np.testing.assert_allclose(split, one, 1e-12)
-=======
+
+
 def test_what_is_pushed_may_be_read_though_nothing_is_popped(fresh_graph):
     x = tf1.placeholder(tf.float64, [None, 3])
     stack = tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float64)
@@ -65,4 +65,3 @@ def test_what_is_pushed_may_be_read_though_nothing_is_popped(fresh_graph):
     with tf1.Session(config=exactness.session_config()) as session:
         (found,) = session.run(result.fetch, {x: np.zeros([4, 3])})
     np.testing.assert_array_equal(found, np.full([4, 3], 2.0))  # twice exp(0)
->>>>>>> a0d1aac (Test flows, branches, pushes, few bits, and reads and writes of copies; judge mutants of equal effect)
