@@ -191,6 +191,35 @@ def test_other_optimizers_add_to_a_row_in_one_order(optimizer):
     assert len(descended(optimizer, 20)) == 1
 
 
+def drawn_in_a_loop(most, **options):
+    """Returns the bits of what a seeded loop draws, in `most` sessions or until they differ."""
+    with tf.Graph().as_default():
+        tf1.set_random_seed(3)
+        # Each turn's numbers have another weight.
+        sums = tf.while_loop(
+            lambda n, _: n < 20,
+            lambda n, x: (n + 1, x / 2.0 + tf.random.normal([4])),
+            [0, tf.zeros([4])],
+            **options,
+        )[1]
+        found = set()
+        for _ in range(most):
+            with tf1.Session(config=session_config()) as session:
+                found.add(session.run(sums).tobytes())
+            if len(found) > 1:
+                break
+        return found
+
+
+@needs_cores
+def test_turns_of_a_loop_that_overlap_draw_in_any_order():
+    assert len(drawn_in_a_loop(PATIENCE)) > 1
+
+
+def test_turns_of_a_loop_one_at_a_time_draw_in_one_order():
+    assert len(drawn_in_a_loop(20, parallel_iterations=1)) == 1
+
+
 PROGRAM = """
 import test_determinism as ours
 from replicate.compat.tensorflow import tf
@@ -205,12 +234,39 @@ for kind, options in ours.KINDS.items():
 """
 
 
+def run_alone(program, **environment):
+    """Runs a program that imports this module in a process of its own; returns what it prints."""
+    here = pathlib.Path(__file__)
+    paths = os.pathsep.join(map(str, (here.parent, here.parents[1])))
+    env = {**os.environ, "PYTHONPATH": paths, **environment}
+    line = [sys.executable, "-c", program]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.thorough
 def test_deterministic_operations_train_to_the_same_bits():
     # In a process of its own: what is enabled cannot be taken back.
-    here = pathlib.Path(__file__)
-    paths = os.pathsep.join(map(str, (here.parent, here.parents[1])))
-    line, env = [sys.executable, "-c", PROGRAM], {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(line, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{kind} 1 True" for kind in KINDS]
+    assert run_alone(PROGRAM).splitlines() == [f"{kind} 1 True" for kind in KINDS]
+
+
+IN_A_PROCESS = """
+import hashlib
+import test_determinism as ours
+from replicate.compat.tensorflow import tf
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 8)
+for kind, options in ours.KINDS.items():
+    bits, graph = ours.trained(devices=2, **options)
+    print(kind, hashlib.sha256(repr((sorted(bits.items()), graph)).encode()).hexdigest())
+"""
+
+
+@pytest.mark.thorough
+def test_processes_give_the_same_bits_and_graphs():
+    # Python orders sets of text by its own seed in each process, sets of objects by their place.
+    told = {run_alone(IN_A_PROCESS, PYTHONHASHSEED=str(seed)) for seed in (1, 2, 3)}
+    assert len(told) == 1
+    assert len(told.pop().splitlines()) == len(KINDS)
