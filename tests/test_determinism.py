@@ -11,6 +11,9 @@ import pytest
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 
+# Of Keras 2.15 itself, where it draws a seed.
+pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange")
+
 ROWS, STEPS = 7, 4
 FEATURES = {
     "x": np.random.RandomState(1).standard_normal((ROWS, 8, 8, 2)).astype(np.float32),
