@@ -60,8 +60,7 @@ def train_into(tmp_path_factory):
 def test_runs_with_one_seed_are_the_same(weights, building):
     first, second = weights(-3, building), weights(-3, building)
     for name, value in first.items():
-        # Additions may come in another order, in several threads.
-        np.testing.assert_allclose(second[name], value, rtol=1e-5, atol=1e-6, err_msg=str(name))
+        np.testing.assert_array_equal(second[name], value, err_msg=str(name))
 
 
 @pytest.mark.thorough
