@@ -50,7 +50,35 @@ def test_a_loop_of_more_turns_than_run_at_a_time_does_not_wait_for_itself(turns,
         np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
 
 
-def test_an_exit_waits_for_what_enters_its_loop_alone():
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_loop_may_be_on_several_devices(fresh_graph, version):
+    def turn(n, x):
+        with tf.device("/cpu:0"):
+            x = x * 1.5
+        return n + 1, tf.tanh(x) + tf.reduce_mean(x)  # so that the loop is whole
+
+    def model(features, labels, mode):
+        x = features @ tf1.get_variable("w", [4, 4], tf.float64, tf1.ones_initializer())
+        x = tf.while_loop(lambda n, _: n < 3, turn, [0, x])[1]
+        train_op = tf1.train.GradientDescentOptimizer(0.01).minimize(tf.reduce_mean(x))
+        return estimator.EstimatorSpec(mode, loss=tf.reduce_mean(x), train_op=train_op)
+
+    losses = []
+    was_new = tf1.control_flow_v2_enabled()
+    (tf1.enable_control_flow_v2 if version == 2 else tf1.disable_control_flow_v2)()
+    for devices in (["/cpu:1"], ["/cpu:1", "/cpu:2"]):
+        with tf.Graph().as_default():
+            features = tf1.placeholder_with_default(X, [None, 4])
+            spec = model_fn.replicate_model_fn(model, devices=devices)(features, None, "train")
+            initialize = tf1.global_variables_initializer()
+            with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as session:
+                session.run(initialize)
+                losses.append(session.run([spec.loss, spec.train_op], options=PATIENCE)[0])
+    (tf1.enable_control_flow_v2 if was_new else tf1.disable_control_flow_v2)()
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
+
+
+def test_what_leaves_a_loop_waits_for_all_that_enters_it():
     # Two loops, one in the other; the counter of each leaves it.
     before = {
         "enter": ["zero"],
@@ -73,8 +101,19 @@ def test_an_exit_waits_for_what_enters_its_loop_alone():
         name = name.removeprefix("inner_").removesuffix("_x")
         return types.get(name, name.capitalize())
 
-    found = frames.waits_of_exits(before, kind, lambda enter: enter.startswith("inner"))
-    assert found == {"exit": ["enter", "enter_x"], "inner_exit": ["inner_enter"]}
+    def frame(enter):
+        return b"inner" if enter.startswith("inner") else b"outer"
+
+    inner, outer = frames.Loop("inner"), frames.Loop("outer")
+    assert frames.without_turns(before, kind, frame) == {
+        **before,
+        "merge": ["enter"],
+        "inner_merge": ["inner_enter"],
+        "exit": ["switch", outer],
+        "inner_exit": ["inner_switch", inner],
+        outer: ["enter", "enter_x"],
+        inner: ["inner_enter"],
+    }
 
 
 def test_only_what_a_branch_makes_may_have_no_value():

@@ -1,8 +1,8 @@
 """Loops and branches of a graph, by what its operations read and wait for alone."""
 
 import collections
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from replicate.splitting.structure import kinds
 
@@ -39,31 +39,46 @@ def in_branches(before: Mapping[Each, Sequence[Each]], kind: Callable[[Each], st
     return {each for each, depth in depths.items() if depth}
 
 
-def waits_of_exits(
+class Loop(NamedTuple):
+    """All that enters a loop, as something to wait for.
+
+    Attributes:
+        name: The attribute `frame_name` of its `Enter`s.
+    """
+
+    name: str
+
+
+def without_turns(
     before: Mapping[Each, Sequence[Each]],
     kind: Callable[[Each], str],
-    frame: Callable[[Each], Hashable],
-) -> dict[Each, list[Each]]:
-    """Returns for each `Exit` all that enters its loop.
+    frame: Callable[[Each], bytes],
+) -> dict[Each | Loop, Sequence[Each | Loop]]:
+    """Returns what everything waits for that is outside of its loop: there are no circles.
 
     A loop makes a limited number of turns at a time, and the first of them ends when everything has
     entered. So what leaves a loop may wait for what it is not made from, as a counter of turns
-    does: nothing that enters may wait for it.
+    does. It waits for all that enters, and for nothing else of what is outside: what a turn takes
+    from the turn before is left out.
 
     Args:
         before: For each operation those that it reads, in order, and those that it waits for.
         kind: Returns an operation's kind.
         frame: Returns the attribute `frame_name` of an `Enter`.
     """
-    entering: dict[Hashable, list[Each]] = collections.defaultdict(list)
-    for each in before:
-        if kind(each) in kinds.ENTERS:
-            entering[frame(each)].append(each)
-    found = {}
-    for each in before:
-        if kind(each) in kinds.EXITS:
+    entering: dict[Loop, list[Each]] = collections.defaultdict(list)
+    found: dict[Each | Loop, Sequence[Each | Loop]] = {}
+    for each, others in before.items():
+        name, found[each] = kind(each), others
+        if name in kinds.ENTERS:
+            entering[Loop(frame(each).decode())].append(each)
+        elif name in kinds.MERGES:
+            found[each] = [other for other in others if kind(other) not in kinds.WAYS_BACK]
+        elif name in kinds.EXITS:
             origin = each
             while kind(origin) not in kinds.ENTERS:  # by a Switch and a Merge
                 origin = before[origin][0]
-            found[each] = entering[frame(origin)]
+            found[each] = [*others, Loop(frame(origin).decode())]
+    for loop, entered in entering.items():
+        found[loop] = entered
     return found

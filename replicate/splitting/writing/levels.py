@@ -6,7 +6,7 @@ if the branch is not taken), and what all workers have made comes back.
 """
 
 import collections
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeAlias
 
@@ -285,7 +285,9 @@ def _levels(joins: Sequence[_Join], roots: Sequence[tf.Operation]) -> list[list[
     return [members[level] for level in sorted(members)]
 
 
-def _before(roots: Sequence[tf.Operation]) -> dict[tf.Operation, list[tf.Operation]]:
+def _before(
+    roots: Sequence[tf.Operation],
+) -> Mapping[tf.Operation | frames.Loop, Sequence[tf.Operation | frames.Loop]]:
     """Returns what each operation that is run waits for, also in loops and by stacks."""
     pushes: dict[tf.Operation, list[tf.Operation]] = collections.defaultdict(list)
     for op in roots[0].graph.get_operations() if roots else ():
@@ -301,10 +303,9 @@ def _before(roots: Sequence[tf.Operation]) -> dict[tf.Operation, list[tf.Operati
         if op.type == "StackPopV2":
             found[op] += pushes[loops.handle_of(op.inputs[0])]
         waiting.extend(found[op])
-    exits = frames.waits_of_exits(
+    return frames.without_turns(
         found, lambda op: op.type, lambda enter: enter.get_attr("frame_name")
     )
-    return {op: [*others, *exits.get(op, ())] for op, others in found.items()}
 
 
 # Joining.

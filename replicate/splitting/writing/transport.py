@@ -177,32 +177,30 @@ class Transport:
         while look() and self._has_circles:
             pass
 
-    def _find_stages(self) -> _Bits:
+    def _find_stages(self) -> Mapping[Maker | frames.Loop, int]:
         """Returns how often what each value is made from has left a device.
 
         To leave home does not count: coming back leaves another device. To go over workers counts,
         since it takes time. To be summed counts though a single device has all parts: a sum that
-        waits for another one is not made end to end with it. What leaves a loop waits for all that
-        enters.
+        waits for another one is not made end to end with it.
         """
-        places, sums = self._places, self._changes.sums
-        crossings = self._writer.joins.crossings
-        exits = frames.waits_of_exits(self._before, self._type, self._frame)
-        before = {**self._before, **{e: [*self._before[e], *exits[e]] for e in exits}}
-        stages: _Bits = dict.fromkeys(self._order, 0)
-
-        def look() -> bool:
-            is_changed = False
-            for each in self._order:
-                stage, here = stages[each], (self._home, places[each])
-                for other in before[each]:
-                    leaves = (places[other] not in here or each in sums) + (other in crossings)
-                    stage = max(stage, stages[other] + leaves)
-                is_changed |= stage != stages[each]
-                stages[each] = stage
-            return is_changed
-
-        self._settle(look)
+        places: dict[Maker | frames.Loop, str] = {**self._places}
+        sums, crossings = self._changes.sums, self._writer.joins.crossings
+        before = frames.without_turns(self._before, self._type, self._frame)
+        # What enters a loop is where its exits are.
+        places |= {each: places[others[0]] for each, others in before.items() if each not in places}
+        stages: dict[Maker | frames.Loop, int] = {}
+        for each in order.in_order(before)[0]:
+            here = (self._home, places[each])
+            stages[each] = max(
+                (
+                    stages[other]
+                    + (places[other] not in here or each in sums)
+                    + (other in crossings)
+                    for other in before[each]
+                ),
+                default=0,
+            )
         return stages
 
     def _find_wanted(self) -> _Bits:
