@@ -95,6 +95,10 @@ def test_of_merged_mappings_the_first_that_has_a_key_wins(merges, expected):
         ("a: 1\n---\nb: 2\n", "must be valid YAML"),
         ("? [1]\n: 2\n", "keys are plain words"),
         ("a: {<<: {? [1] : 2}}\n", "keys are plain words"),
+        (
+            "a: {<<: [{b: 1, <<: {c: 1}}, {<<: {b: 1, b: 2}}]}\n",
+            "c.yaml:1: a.b: a key is given once",
+        ),
         ("a: {<<: 3}\n", "merges (<<) take a mapping, or a list of mappings"),
         ("a: {<<: [1]}\n", "merges (<<) take a mapping, or a list of mappings"),
     ],

@@ -190,6 +190,7 @@ class Walk:
         self._document = document
         self._place = place
         self._open: list[yaml.Node] = []
+        self._merged: set[int] = set()  # mappings in merges that were looked at, by their places
         self._count = 0
         self._filled = 0
 
@@ -323,9 +324,16 @@ class Walk:
 
     def _find_repeated(self, node: yaml.MappingNode, path: KeyPath) -> None:
         lines: dict[str, int] = {}
-        for key_node, _ in node.value:
+        for key_node, value in node.value:
             key = key_node.value
-            if not isinstance(key, str) or key_node.tag.endswith(":merge"):
+            if _is_merge(key_node):
+                for other in _mappings_of(value):
+                    # What an alias stands for is written elsewhere, and looked at there.
+                    is_here = other.start_mark.index > key_node.start_mark.index
+                    if is_here and other.start_mark.index not in self._merged:
+                        self._merged.add(other.start_mark.index)
+                        self._find_repeated(other, path)
+            if not isinstance(key, str) or _is_merge(key_node):
                 continue
             if key in lines:
                 self._note(
