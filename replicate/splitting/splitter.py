@@ -18,7 +18,16 @@ from replicate.splitting.mirroring import mirroring, repeating
 from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import Space
 from replicate.splitting.structure import effects, loops, order
-from replicate.splitting.structure.nodes import Changes, Made, Moved, Nodes, Waited, resolved
+from replicate.splitting.structure.nodes import (
+    Changes,
+    Made,
+    Moved,
+    Nodes,
+    Waited,
+    fetch_moved,
+    moved_to,
+    resolved,
+)
 from replicate.splitting.writing import checks, inputs, leftovers, transport, workers, writer
 
 
@@ -113,7 +122,7 @@ def split_graph(
     leaves = given if static_rows != 1 else ()  # one row is whole
     plan = _Plan(leaves, tuple(devices), home, static_rows, cluster, random_numbers)
     groups = [each if isinstance(each, list) else [each] for each in keep]
-    groups = [[_moved_to(plan.moved, each) for each in group] for group in groups]
+    groups = [[moved_to(plan.moved, each) for each in group] for group in groups]
     mirrored = plan.followed(groups, mirrored)
     written, fetch = plan.write(groups, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
@@ -128,6 +137,7 @@ def split_graph(
         leftovers.repoint(left, written, made)
     found = [[resolved(each, made) for each in group] for group in fetch]
     plan.place.write(written, made, [each for group in found for each in group])
+    fetch_moved(tf1.get_default_graph(), plan.moved)
     kept = zip(keep, found, strict=True)
     fetched = [group if isinstance(each, list) else group[0] for each, group in kept]
     return Result(fetched, plan.moved, written, made, copies)
@@ -217,12 +227,6 @@ def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor]) -> Moved:
     behind = order.behind(given)
     ops = [op for op in graph.get_operations() if op in behind]
     return {**moved, **batch_norm.lower(graph, ops)}
-
-
-def _moved_to(moved: Moved, wanted: types.Fetch) -> types.Fetch:
-    while isinstance(wanted, tf.Tensor) and wanted.ref() in moved:
-        wanted = moved[wanted.ref()]
-    return wanted
 
 
 def _order(

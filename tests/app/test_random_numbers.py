@@ -123,6 +123,56 @@ def test_what_cannot_be_kept_is_named_where_a_run_continues(folder, capsys):
     assert "random numbers begin again, as at step 0: RandomShuffle\n" in capsys.readouterr().err
 
 
+SHARED = """
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+class Told(tf1.train.SessionRunHook):
+    def __init__(self, fetches):
+        self.fetches = fetches
+
+    def before_run(self, context):
+        return tf1.train.SessionRunArgs(self.fetches)
+
+    def after_run(self, context, values):
+        number, used, loss, used_loss = values.results
+        print("told", number, number == used, loss == used_loss)
+
+def model_fn(features, labels, mode):
+    kernel = tf1.get_variable("kernel", [4], initializer=tf1.ones_initializer())
+    noise = tf.random.normal([4])
+    first = tf1.get_variable("first", initializer=noise, trainable=False)
+
+    @tf.function(autograph=False)
+    def losses(x, y):
+        x = tf.nn.dropout(x, 0.5) + noise + first
+        return tf.reduce_mean(tf.square(tf.linalg.matvec(x, kernel) - y))
+
+    loss = losses(features["x"], labels)
+    number = tf.random.uniform([], 0, 1000, tf.int32)
+    hook = Told([number, number * 1, loss, loss * 1.0])
+    scaffold = tf1.train.Scaffold(init_fn=lambda scaffold, session: session.run(number))
+    loss_and_more = loss + 0.0 * tf.cast(number, tf.float32)
+    return estimator.EstimatorSpec(
+        mode, loss=loss_and_more, train_op=tf1.no_op(), training_hooks=[hook], scaffold=scaffold
+    )
+"""
+
+
+@pytest.mark.parametrize("devices", ["[/cpu:0]", "{cpu: 2}"])
+def test_hooks_see_what_a_step_has_drawn(folder, capsys, devices):
+    (folder / "model_that_shares.py").write_text(SHARED)
+    out = "shared-one" if devices == "[/cpu:0]" else "shared-two"
+    options = ["--set", "model_fn=model_that_shares:model_fn", "--set", f"devices={devices}"]
+    train(folder, out, "--train.steps", "5", *options)
+    told = [line.split() for line in capsys.readouterr().out.splitlines() if "told" in line]
+    assert [(same, same_loss) for _, _, same, same_loss in told] == [("True", "True")] * 5
+    assert len({number for _, number, _, _ in told}) > 1
+    train(folder, out, "--train.steps", "6", *options)
+    again = "random numbers begin again, as at step 0: random_normal/RandomStandardNormal\n"
+    assert again in capsys.readouterr().err  # an initial value is made from it, too
+
+
 def test_without_a_seed_nothing_is_kept(folder):
     train(folder, "unseeded", "--train.steps", "3", "--seed", "null")
     assert not list((folder / "unseeded").glob("*.random.json"))

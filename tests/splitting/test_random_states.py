@@ -217,6 +217,62 @@ def test_what_waits_for_a_draw_waits_for_what_replaces_it(fresh_graph):
         assert sum(states.read(session).values()) == 4
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_what_is_fetched_and_fed_is_what_is_read(fresh_graph, by_name):
+    tf1.set_random_seed(3)
+    number = tf.random.uniform([], 0, 1000, tf.int32)
+    returned = tf.function(lambda: tf.random.normal([]), autograph=False)()
+    readers = [number * 1, returned * 1.0]
+    fetches = [*readers, number, returned]
+    states = random_states.RandomStates(fresh_graph, readers)
+    assert len(states.names) == 2
+    assert states.moved(number) is not number
+    asked = [fetch.name for fetch in fetches] if by_name else fetches
+    with tf1.Session() as session:
+        states.write(session)
+        session.run(readers)  # the kernels know nothing of it
+        for _ in range(2):
+            first, second, *same = session.run(asked)
+            assert same == [first, second]
+        fed = session.run(asked, {asked[2]: 7, asked[3]: 0.5})
+        assert fed == [7, 0.5, 7, 0.5]
+
+
+def test_what_initial_values_are_made_from_keeps_its_kernel(fresh_graph):
+    tf1.set_random_seed(3)
+    noise = tf.random.normal([4], name="noise")
+    first = tf1.get_variable("first", initializer=noise, use_resource=True)
+    other = tf.random.normal([4], name="other")
+    total = tf.reduce_sum(first.read_value() + noise + other)
+    states = random_states.RandomStates(fresh_graph, [total], [first.initializer])
+    assert states.names == {"other/RandomStandardNormal"}
+    assert states.left == {"noise/RandomStandardNormal"}
+    with tf1.Session() as session:
+        session.run(first.initializer)
+        states.write(session)
+        session.run(total)
+
+
+@pytest.mark.parametrize(
+    ("device", "host"),
+    [
+        ("", ""),
+        ("/device:CPU:1", "/device:CPU:1"),
+        ("/device:GPU:1", "/device:CPU:0"),
+        ("/job:worker/task:2/device:GPU:3", "/job:worker/task:2/device:CPU:0"),
+    ],
+)
+def test_sizes_are_on_the_host(fresh_graph, device, host):
+    # GPUs have no product of 64-bit numbers.
+    with tf.device(device):
+        value = tf.raw_ops.RandomUniform(shape=[4], dtype=tf.float32, **SEEDS)
+    fetched = tf.identity(value)
+    random_states.RandomStates(fresh_graph, [fetched])
+    found = {op.type: op.device for op in fresh_graph.get_operations()}
+    assert found["Prod"] == found["Cast"] == host
+    assert found["RngReadAndSkip"] == found["StatelessRandomUniformV2"] == device
+
+
 def test_no_saver_and_no_initializer_sees_a_state(fresh_graph):
     value = tf.identity(tf.raw_ops.RandomUniform(shape=[4], dtype=tf.float32, **SEEDS))
     random_states.RandomStates(fresh_graph, [value])

@@ -18,10 +18,27 @@ _MAX_DRAWN = 2**56  # by then the counter of a state begins again
 
 
 def states_of(spec: estimator.EstimatorSpec) -> random_states.RandomStates:
-    """Returns the states of what a training step draws, once the step is built."""
-    graph = tf1.get_default_graph()
-    summaries = graph.get_collection(tf1.GraphKeys.SUMMARIES)
-    return random_states.RandomStates(graph, [spec.loss, spec.train_op, *summaries])
+    """Returns the states of what a training step draws, once the step is built.
+
+    A function of the scaffold that sets initial values finds them set.
+    """
+    graph, keys, scaffold = tf1.get_default_graph(), tf1.GraphKeys, spec.scaffold
+    variables = [*tf1.global_variables(), *tf1.local_variables(), *tf1.model_variables()]
+    first = [variable.initializer for variable in variables]
+    first += graph.get_collection(keys.TABLE_INITIALIZERS)
+    given = (scaffold.init_op, scaffold.local_init_op, scaffold.ready_op)
+    first += [op for op in tf.nest.flatten(given) if op is not None]
+    step = [spec.loss, spec.train_op, *graph.get_collection(keys.SUMMARIES)]
+    states = random_states.RandomStates(graph, step, first)
+    initialize = scaffold.init_fn
+    if initialize is not None:
+
+        def initialize_with_states(session: tf1.Session) -> None:
+            states.write(session)
+            initialize(session)
+
+        scaffold._init_fn = initialize_with_states
+    return states
 
 
 class RestoringHook(tf1.train.SessionRunHook):
@@ -30,15 +47,21 @@ class RestoringHook(tf1.train.SessionRunHook):
     Args:
         states: Those of the graph.
         model_dir: Where the checkpoints are.
-        say: Is told what begins again.
+        say: Is told what begins again, where a training continues.
+        start: The step that the training begins at.
     """
 
     def __init__(
-        self, states: random_states.RandomStates, model_dir: str, say: Callable[[str], None]
+        self,
+        states: random_states.RandomStates,
+        model_dir: str,
+        say: Callable[[str], None],
+        start: int,
     ):
         self._states = states
         self._model_dir = model_dir
         self._say = say
+        self._start = start
 
     def after_create_session(self, session: tf1.Session, coord: tf.train.Coordinator) -> None:
         """See base class."""
@@ -46,7 +69,7 @@ class RestoringHook(tf1.train.SessionRunHook):
         drawn = {} if path is None else _counts(atomic_files.read_json(path + _RECORD))
         self._states.write(session, drawn)
         again = sorted({*self._states.left, *(self._states.names - drawn.keys())})
-        if again and path is not None and checkpoints.step_in(path):
+        if again and self._start:
             more = len(again) - _MAX_NAMED
             listed = ", ".join(again[:_MAX_NAMED]) + (f", and {more} more" if more > 0 else "")
             self._say(f"random numbers begin again, as at step 0: {listed}")
@@ -65,10 +88,10 @@ class SavingListener(tf1.train.CheckpointSaverListener):
         self._prefix = os.path.join(model_dir, "model.ckpt")
 
     def before_save(self, session: tf1.Session, global_step_value: int) -> None:
-        """See base class."""
-        if self._states.names:
-            path = f"{self._prefix}-{global_step_value}{_RECORD}"
-            atomic_files.write_json(path, self._states.read(session))
+        """See base class; beside the checkpoint that a session began with nothing is changed."""
+        path = f"{self._prefix}-{global_step_value}"
+        if self._states.names and checkpoints.path_in(os.path.dirname(path)) != path:
+            atomic_files.write_json(path + _RECORD, self._states.read(session))
 
     def after_save(self, session: tf1.Session, global_step_value: int) -> None:
         """See base class; records of checkpoints that were deleted are deleted, too."""

@@ -154,7 +154,9 @@ class Steps:
         settings, task, folder = self._run.settings, self._run.task, self._run.model_dir
         if settings.seed is not None and not task.servers:
             states = random_numbers.states_of(spec)
-            first.append(random_numbers.RestoringHook(states, folder, self._run.display.say))
+            spec = spec._replace(loss=states.moved(spec.loss))
+            say, start = self._run.display.say, self._goal.start
+            first.append(random_numbers.RestoringHook(states, folder, say, start))
             listeners.append(random_numbers.SavingListener(states, folder))
         if not task.is_chief:
             return spec._replace(training_hooks=(*first, *spec.training_hooks))

@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting.lowering import functions
@@ -38,13 +39,15 @@ _SKIPPED = 256  # by how much the counter advances for each number
 class RandomStates:
     """The states of random operations that have seeds.
 
-    The operations are replaced in whatever reads them; they stay in the graph under their names.
-    Those of functions are replaced where the function can be lowered. The variables are in no
-    collection, so no Saver sees them, and have no values before `write`.
+    Whatever reads such an operation, fetches or feeds it, gets the new one; so with the outputs of
+    functions that draw, which are lowered. The variables are in no collection, so no Saver sees
+    them, and have no values before `write`.
 
     Args:
         graph: The graph; gradients have been taken.
         fetches: The operations are those that run with these tensors and operations.
+        first: Tensors and operations that run before `write`, such as initial values. What is drawn
+            for them keeps its kernel.
 
     Attributes:
         names: Those of the operations.
@@ -52,19 +55,35 @@ class RandomStates:
             stay in their kernels.
     """
 
-    def __init__(self, graph: tf.Graph, fetches: Iterable[tf.Tensor | tf.Operation]):
+    def __init__(
+        self,
+        graph: tf.Graph,
+        fetches: Iterable[types.Fetch],
+        first: Iterable[types.Fetch] = (),
+    ):
         self._first: dict[str, list[int]] = {}
+        fetches = list(fetches)
         with graph.as_default(), tf1.name_scope(None), tf1.control_dependencies(None):
-            fetched = list(fetches)
-            functions.lower(graph, _drawing_calls(graph, fetched))
-            found = sorted(operations.executed_by(fetched), key=lambda op: op.name)
-            drawing = [op for op in found if op.type in _STATELESS and _seeds(op) != (0, 0)]
+            self._moved = functions.lower(graph, _drawing_calls(graph, fetches))
+            fetches = [self.moved(fetch) for fetch in fetches]
+            ran_before = operations.executed_by(first)
+            found = sorted(operations.executed_by(fetches), key=lambda op: op.name)
+            drawing = [
+                op
+                for op in found
+                if op.type in _STATELESS and op not in ran_before and _seeds(op) != (0, 0)
+            ]
             self._replace(graph, drawing)
             _turn_by_turn(found, drawing)
             self.names = frozenset(self._first)
             still = [op for op in found if op.type in kinds.DRAWS - {"Empty"}]
-            still += _drawing_calls(graph, fetched)
+            still += _drawing_calls(graph, fetches)
             self.left = {op.name for op in still} - self.names
+        nodes.fetch_moved(graph, self._moved)
+
+    def moved(self, fetch: types.Fetch) -> types.Fetch:
+        """Returns the tensor that stands for one, or what is given where nothing does."""
+        return nodes.moved_to(self._moved, fetch)
 
     def read(self, session: tf1.Session) -> dict[str, int]:
         """Returns how many numbers each operation has drawn, by the operations' names."""
@@ -108,6 +127,7 @@ class RandomStates:
             replacement.set_shape(old.shape)
             nodes.read_instead(old.consumers(), old, replacement)
             nodes.wait_instead(op._control_outputs, op, [replacement.op])
+            self._moved[old.ref()] = replacement
         self._read = [variable.read_value() for variable in variables]
         self._given = tf1.placeholder(tf.int64, [len(drawing), _NUMBERS])
         self._written = tf1.group(
@@ -118,9 +138,7 @@ class RandomStates:
         )
 
 
-def _drawing_calls(
-    graph: tf.Graph, fetches: Sequence[tf.Tensor | tf.Operation]
-) -> list[tf.Operation]:
+def _drawing_calls(graph: tf.Graph, fetches: Sequence[types.Fetch]) -> list[tf.Operation]:
     """Returns the operations behind fetches that call functions which draw numbers."""
     called = definitions.Functions(graph)
     return [
@@ -172,9 +190,7 @@ def _draw(new: nodes.Nodes, op: tf.Operation, state: tf.Variable) -> str:
     """
     shape, *bounds = op.inputs
     device = op.device
-
-    def number(value: int, dtype: type = np.int32) -> str:
-        return new.constant(dtype(value), device, after=shape)
+    philox = new.constant(np.int32(_PHILOX), device, after=shape)
 
     def numbers(*values: int) -> str:
         return new.constant(np.array(values, np.int32), device, after=shape)
@@ -198,15 +214,25 @@ def _draw(new: nodes.Nodes, op: tf.Operation, state: tf.Variable) -> str:
         shape=tf.TensorShape([_NUMBERS]),
         **names,
     )
-    sizes = new.add("Cast", [shape], device, SrcT=shape.dtype, DstT=tf.int64)
-    size = new.add("Prod", [sizes, number(0)], device, T=tf.int64, Tidx=tf.int32, keep_dims=False)
-    size = new.add("Cast", [size], device, SrcT=tf.int64, DstT=tf.uint64)
-    read = new.add("RngReadAndSkip", [handle, number(_PHILOX), size], device)
+    # GPUs have no product of such numbers, and want the size on the host.
+    host, zero = _host(device), new.constant(np.int32(0), _host(device), after=shape)
+    sizes = new.add("Cast", [shape], host, SrcT=shape.dtype, DstT=tf.int64)
+    size = new.add("Prod", [sizes, zero], host, T=tf.int64, Tidx=tf.int32, keep_dims=False)
+    size = new.add("Cast", [size], host, SrcT=tf.int64, DstT=tf.uint64)
+    read = new.add("RngReadAndSkip", [handle, philox, size], device)
     kind, dtype = _STATELESS[op.type], op.outputs[0].dtype
     return new.add(
         kind,
-        [shape, part(2, 1), part(0, 2), number(_PHILOX), *bounds],
+        [shape, part(2, 1), part(0, 2), philox, *bounds],
         device,
         dtype=dtype,
         Tshape=shape.dtype,
     )
+
+
+def _host(device: str) -> str:
+    """Returns the CPU beside a device; a CPU, or no particular device, is returned itself."""
+    spec = tf.DeviceSpec.from_string(device)
+    if spec.device_type in (None, "CPU"):
+        return device
+    return spec.replace(device_type="CPU", device_index=0).to_string()

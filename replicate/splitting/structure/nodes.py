@@ -287,6 +287,25 @@ def wait_instead(
         user._add_control_inputs([*waits, *new])
 
 
+def moved_to(moved: Moved, fetch: Any) -> Any:
+    """Returns the tensor that stands for one, or what is given where nothing does."""
+    while isinstance(fetch, tf.Tensor) and fetch.ref() in moved:
+        fetch = moved[fetch.ref()]
+    return fetch
+
+
+def fetch_moved(graph: tf.Graph, moved: Moved) -> None:
+    """Lets sessions fetch and feed what stands for a tensor, be they given that or its name."""
+    if not moved:
+        return
+    find = graph.as_graph_element
+
+    def found(obj: Any, allow_tensor: bool = True, allow_operation: bool = True) -> Any:
+        return moved_to(moved, find(obj, allow_tensor, allow_operation))
+
+    graph.as_graph_element = found
+
+
 def attribute(value: Any) -> tf1.AttrValue:
     """Returns a value as an attribute."""
     made = tf1.AttrValue()
