@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from replicate.app.command import cli
-from replicate.compat.tensorflow import tf
+from replicate.app.training import random_numbers
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting.lowering import random_states
 
 # Of Keras 2.15 itself, where it draws a seed.
 pytestmark = pytest.mark.filterwarnings("ignore:non-integer arguments to randrange")
@@ -121,6 +123,25 @@ def test_what_cannot_be_kept_is_named_where_a_run_continues(folder, capsys):
     assert "begin again" not in capsys.readouterr().err
     train(folder, "named", "--train.steps", "6", *options)
     assert "random numbers begin again, as at step 0: RandomShuffle\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_of_chief", [False, True])
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_worker_says_whose_counts_it_continues_from(fresh_graph, tmp_path, is_of_chief, start):
+    said = []
+    drawn = tf.identity(tf.raw_ops.RandomUniform(shape=[2], dtype=tf.float32, seed=1, name="u"))
+    states = random_states.RandomStates(fresh_graph, [drawn])
+    if start:
+        (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-3"')
+        (tmp_path / "model.ckpt-3.index").touch()
+        (tmp_path / "model.ckpt-3.random.json").write_text('{"u": 5}')
+    hook = random_numbers.RestoringHook(states, str(tmp_path), said.append, start, is_of_chief)
+    with tf1.Session() as session:
+        hook.after_create_session(session, None)
+        assert states.read(session) == {"u": 5 if start else 0}
+    assert [line[:49] for line in said] == (
+        ["random numbers continue from the chief's counts, "] if start and is_of_chief else []
+    )
 
 
 SHARED = """

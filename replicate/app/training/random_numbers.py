@@ -49,6 +49,7 @@ class RestoringHook(tf1.train.SessionRunHook):
         model_dir: Where the checkpoints are.
         say: Is told what begins again, where a training continues.
         start: The step that the training begins at.
+        is_of_chief: Whether the checkpoint tells the counts of another worker, the chief.
     """
 
     def __init__(
@@ -57,17 +58,24 @@ class RestoringHook(tf1.train.SessionRunHook):
         model_dir: str,
         say: Callable[[str], None],
         start: int,
+        is_of_chief: bool = False,
     ):
         self._states = states
         self._model_dir = model_dir
         self._say = say
         self._start = start
+        self._is_of_chief = is_of_chief
 
     def after_create_session(self, session: tf1.Session, coord: tf.train.Coordinator) -> None:
         """See base class."""
         path = checkpoints.path_in(self._model_dir)
         drawn = {} if path is None else _counts(atomic_files.read_json(path + _RECORD))
         self._states.write(session, drawn)
+        if self._is_of_chief and self._start and self._states.names:
+            self._say(
+                "random numbers continue from the chief's counts, which are this worker's only where "
+                "all workers have as many rows; with random_numbers: one_device they are exact"
+            )
         again = sorted({*self._states.left, *(self._states.names - drawn.keys())})
         if again and self._start:
             more = len(again) - _MAX_NAMED

@@ -156,7 +156,8 @@ class Steps:
             states = random_numbers.states_of(spec)
             spec = spec._replace(loss=states.moved(spec.loss))
             say, start = self._run.display.say, self._goal.start
-            first.append(random_numbers.RestoringHook(states, folder, say, start))
+            is_of_chief = not task.is_chief and settings.random_numbers != "one_device"
+            first.append(random_numbers.RestoringHook(states, folder, say, start, is_of_chief))
             listeners.append(random_numbers.SavingListener(states, folder))
         if not task.is_chief:
             return spec._replace(training_hooks=(*first, *spec.training_hooks))
