@@ -73,8 +73,8 @@ class RestoringHook(tf1.train.SessionRunHook):
         self._states.write(session, drawn)
         if self._is_of_chief and self._start and self._states.names:
             self._say(
-                "random numbers continue from the chief's counts, which are this worker's only where "
-                "all workers have as many rows; with random_numbers: one_device they are exact"
+                "random numbers continue from the chief's counts, which are this worker's only "
+                "where all workers have as many rows; random_numbers: one_device makes them exact"
             )
         again = sorted({*self._states.left, *(self._states.names - drawn.keys())})
         if again and self._start:
