@@ -1,5 +1,6 @@
 """Operations that are split in a state in which running whole would give the same values."""
 
+import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf
@@ -47,12 +48,32 @@ def _element_of(x):
     )
 
 
-def _set_to(x):
+def _list_of(*values):
     held = tf.raw_ops.TensorListReserve(element_shape=-1, num_elements=2, element_dtype=F64)
-    held = tf.raw_ops.TensorListSetItem(input_handle=held, index=1, item=x)
+    for n, value in enumerate(values):
+        held = tf.raw_ops.TensorListSetItem(input_handle=held, index=n, item=value)
+    return held
+
+
+def _set_to(*values):
     return tf.raw_ops.TensorListGetItem(
-        input_handle=held, index=1, element_shape=-1, element_dtype=F64
+        input_handle=_list_of(*values), index=0, element_shape=-1, element_dtype=F64
     )
+
+
+def _pushed(x):
+    held = tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=2, element_dtype=F64)
+    held = tf.raw_ops.TensorListPushBack(input_handle=held, tensor=x)
+    return tf.raw_ops.TensorListPopBack(
+        input_handle=held, element_shape=-1, element_dtype=F64
+    ).tensor
+
+
+def _stacked_array(x):
+    """Stacks an array that does not know the shape of its elements."""
+    array = tf.raw_ops.TensorArrayV3(size=1, dtype=F64)
+    flow = tf.raw_ops.TensorArrayWriteV3(handle=array.handle, index=0, value=x, flow_in=array.flow)
+    return tf.raw_ops.TensorArrayGatherV3(handle=array.handle, indices=[0], flow_in=flow, dtype=F64)
 
 
 def _of_different(x):
@@ -77,6 +98,23 @@ def _crossed(x):
     return tf.sparse.cross([words, words]).values
 
 
+def _one_for_each_crossed(x):
+    return tf.fill([tf.shape(_crossed(x))[0]], 2.0)
+
+
+def _product(**options):
+    """Multiplies a matrix of rows, as a sparse one, by another one of rows."""
+    return lambda x, y: tf.sparse.sparse_dense_matmul(
+        tf.sparse.from_dense(x), y, adjoint_a=True, **options
+    )
+
+
+def _by_their_numbers(x):
+    """Gathers rows by numbers that are gathered by their own numbers."""
+    ids = tf.range(tf.shape(x)[0])
+    return tf.gather(x, tf.gather(ids, ids))
+
+
 @pytest.mark.parametrize(
     ("kind", "function", "operands", "dtype"),
     [
@@ -84,11 +122,40 @@ def _crossed(x):
         ("SplitV", lambda x: raw("SplitV", num_split=2)(x, [1, 3], 0), [summed(4, 3)], F64),
         ("TensorListStack", _stacked, [tensor(4, "B", states=["rows1"])], F64),
         ("TensorListElementShape", _shape_of_elements, [tensor(4, "B", 2, states=["rows1"])], F64),
+        ("TensorListLength", lambda x: raw("TensorListLength")(_list_of(x)), [rows("B", 3)], F64),
+        ("TensorListPushBack", _pushed, [rows("B", 3)], F64),
+        ("TensorListSetItem", lambda x: _set_to(x, tf.cumsum(x, 0)), [rows("B", 3)], F64),
+        ("TensorArrayGatherV3", _stacked_array, [rows("B", 3)], F64),
         ("SparseReorder", _reordered, [rows("B", 3)], F64),
+        (
+            "SparseReshape",
+            lambda x: tf.sparse.reshape(tf.sparse.from_dense(x), [-1, 2]).indices,
+            [rows("B", 4)],
+            F64,
+        ),
+        (
+            "SparseSoftmax",
+            lambda x: tf.sparse.softmax(tf.sparse.from_dense(x)).values,
+            [rows("B", 3)],
+            F64,
+        ),
+        *(
+            ("SparseTensorDenseMatMul", _product(adjoint_b=is_turned), [rows("B", 3), other], F64)
+            for is_turned, other in (
+                (False, rows("B", 2)),
+                (True, tensor(2, "B", states=["rows1"])),
+            )
+        ),
         (
             "SparseSegmentSum",
             lambda x: tf.sparse.segment_sum(x, [0, 2, 3], [0, 0, 1]),
             [summed(4, 3)],
+            F64,
+        ),
+        (
+            "SparseSegmentSumWithNumSegments",
+            lambda x, at: raw("SparseSegmentSumWithNumSegments")(x, at, tf.zeros_like(at), 2),
+            [tensor(3, states=["whole"]), indices("B", states=["rows0"])],
             F64,
         ),
         *(
@@ -116,6 +183,8 @@ def _crossed(x):
         ),
         ("Fill", _one_for_each_word, [tensor("B", of=among("a b", "c"))], tf.string),
         ("SparseCrossV2", _crossed, [rows("B", 3)], F64),
+        ("Fill", _one_for_each_crossed, [rows("B", 3)], F64),
+        ("GatherV2", _by_their_numbers, [rows("B", 3)], F64),
         (
             "GatherNd",
             raw("GatherNd"),
@@ -132,6 +201,25 @@ def _crossed(x):
             "DenseBincount",
             lambda x: raw("DenseBincount")(x, 4, tf.zeros([0])),
             [indices("B", states=["rows0"])],
+            F64,
+        ),
+        ("TopKV2", raw("TopKV2", k=2), [rows("B", 3)], F64),
+        (
+            "InTopK",
+            raw("InTopK", k=2),
+            [rows("B", 3, dtype=tf.float32), indices("B", states=["rows0"])],
+            tf.float32,
+        ),
+        (
+            "Conv2DBackpropInput",
+            lambda x, y: raw("Conv2DBackpropInput", strides=[1] * 4, padding="SAME")([4, 4], x, y),
+            [tensor(3, 3, 2, 3, states=["whole"]), rows("B", 4, 4, 3)],
+            F64,
+        ),
+        (
+            "MatrixDiagPartV3",
+            raw("MatrixDiagPartV3", k=0, padding_value=np.float64(0.0)),
+            [rows("B", 3, 3)],
             F64,
         ),
         ("Einsum", _einsum, [rows("B", 3), tensor(3, 4, states=["whole"])], F64),
