@@ -472,6 +472,13 @@ def _element_shape(held):
     return _RAW.TensorListElementShape(input_handle=held, shape_type=tf.int32)
 
 
+def _added(start, x):
+    """Adds sums over rows, of whole numbers, to what a loop begins with, [4, 4]."""
+    x = _whole_numbers(x, tf.float64)
+    sums = lambda: tf.matmul(x, x, transpose_a=True)  # noqa: E731
+    return tf1.while_loop(lambda i, _: i < 3, lambda i, made: (i + 1, made + sums()), (0, start))
+
+
 def _whole_sum(x):
     return tf.reduce_sum(tf.cast(_whole_numbers(x), tf.float64), 0)
 
@@ -502,6 +509,8 @@ LISTS = [
     ("TensorListElementShape", None, lambda x: _element_shape(_listed(x, [4]))),
     ("TensorListElementShape", None, lambda x: _element_shape(_listed(tf.transpose(x), [4]))),
     ("Enter", None, lambda x: _in_loop(x, lambda: tf.reduce_sum(_unique(x).y))),
+    ("NextIteration", None, lambda x: _added(_whole(4, 4), x)),  # not one for each device
+    ("NextIteration", None, lambda x: _added(tf.zeros_like(x), x)),
     (
         "NextIteration",
         None,
