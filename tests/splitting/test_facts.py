@@ -10,7 +10,7 @@ from replicate.splitting.inference.extents import BATCH, PICKED, UnknownError, r
 from replicate.splitting.inference.facts import Facts
 from replicate.splitting.inference.probes import KnownRows, KnownShape
 from replicate.splitting.rules.registry import Extent
-from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, Shape, Space, WholeError
+from replicate.splitting.states import OWN, SIZE, WHOLE, ListOf, Rows, Shape, Space, WholeError
 from replicate.splitting.structure import loops
 
 BATCH_SPACE = Space("the batch")
@@ -415,6 +415,20 @@ def test_an_elements_shape_is_that_of_its_list(graph):
     for each in made:
         shape = tf.raw_ops.TensorListElementShape(input_handle=each, shape_type=tf.int32)
         np.testing.assert_array_equal(facts.value(shape), [3, 4])
+
+
+def test_the_shape_of_elements_with_rows_is_each_devices_own(graph):
+    x = tf1.placeholder(tf.float32, [6, 4])
+    facts = facts_of(graph, [(x, 0)], static_rows=6)  # of which each of two devices has 3
+    held = tf.raw_ops.TensorListReserve(
+        element_shape=[6, 4], num_elements=7, element_dtype=tf.float32
+    )
+    shape = tf.raw_ops.TensorListElementShape(input_handle=held, shape_type=tf.int32)
+    states = {held.ref(): ListOf(Rows(0, BATCH_SPACE)), shape.ref(): SIZE}
+    facts.begin(lambda tensor: states.get(tensor.ref(), WHOLE))
+    assert facts.value(shape) is None
+    assert facts.is_own(shape, BATCH_SPACE)
+    assert facts.shape_view(shape, 0, BATCH_SPACE) is OWN
 
 
 def test_what_is_popped_is_what_all_have_pushed(graph):

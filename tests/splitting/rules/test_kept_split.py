@@ -48,8 +48,8 @@ def _element_of(x):
     )
 
 
-def _list_of(*values):
-    held = tf.raw_ops.TensorListReserve(element_shape=-1, num_elements=2, element_dtype=F64)
+def _list_of(*values, shape=-1):
+    held = tf.raw_ops.TensorListReserve(element_shape=shape, num_elements=2, element_dtype=F64)
     for n, value in enumerate(values):
         held = tf.raw_ops.TensorListSetItem(input_handle=held, index=n, item=value)
     return held
@@ -113,6 +113,15 @@ def _summed_by_gathered_numbers(x):
     """Sums rows by their numbers, which are gathered by themselves."""
     ids = tf.range(tf.shape(x)[0])
     return tf.math.unsorted_segment_sum(x, tf.gather(ids, ids), tf.shape(x)[0])
+
+
+def require_split(setting, kind, *case, **more):
+    family = harness.Family(kind)
+    family.case(kind, *case, **more)
+    outcome = harness.tried(family, setting)
+    assert not outcome.failures
+    assert not outcome.missing
+    assert (kind in outcome.split, outcome.whole.get(kind)) == (True, None)
 
 
 @pytest.mark.parametrize(
@@ -233,9 +242,13 @@ def _summed_by_gathered_numbers(x):
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_it_is_split(kind, function, operands, dtype):
-    family = harness.Family(kind)
-    family.case(kind, function, *operands, dtypes=(dtype,))
-    outcome = harness.tried(family, TWO)
-    assert not outcome.failures
-    assert not outcome.missing
-    assert (kind in outcome.split, outcome.whole.get(kind)) == (True, None)
+    require_split(TWO, kind, function, *operands, dtypes=(dtype,))
+
+
+def test_the_shape_of_elements_that_are_sums_is_asked_on_each_device():
+    require_split(
+        harness.Setting("batch", 2, (3,), is_static=True),
+        "TensorListElementShape",
+        lambda x: raw("TensorListElementShape", shape_type=tf.int32)(_list_of(x, shape=[4])),
+        summed(4),
+    )
