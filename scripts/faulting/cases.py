@@ -207,7 +207,7 @@ def _numbers_end(params: str) -> Case:
     def attempt(calm: subjects.Undisturbed, drawn: random.Random) -> Sequence[str]:
         at = drawn.choice((drawn.randrange(10, 590), drawn.randrange(50, 590, 50)))
         words = f"but became NaN at step {at + 1}." if "steep" in params else f" at step {at}."
-        words = f"but after step {at} this is not: w" if at % 50 == 0 else words
+        words = f"but after step {at} these do not: w" if at % 50 == 0 else words
         faults = _ended(calm, f"{{{params}, at: {at}}}", (at - 1) // 50 * 50, words)
         again = subjects.run(calm.folder, "train", calm.folder / "ended")
         return [*faults, *_then(calm, again)]

@@ -134,3 +134,28 @@ def test_only_what_a_branch_makes_may_have_no_value():
     }
     found = frames.in_branches(before, lambda each: kinds.get(each, "Identity"))
     assert found == {"takes", "inside", "other"}
+
+
+def test_branches_may_hold_branches_and_loops():
+    # Whatever comes last is looked at first; `somewhere` is not listed.
+    before = {
+        "outside": ["joined", "constant"],
+        "joined": ["inner_joined", "turned"],
+        "inner_joined": ["inner_takes", "beside"],
+        "inner_takes": ["takes", "predicate"],
+        "beside": ["takes"],
+        "turned": ["merge"],
+        "merge": ["enter", "next"],
+        "enter": ["takes", "constant"],
+        "next": ["merge"],
+        "takes": ["somewhere", "predicate"],
+        "predicate": ["somewhere"],
+        "constant": [],
+    }
+    kinds = {
+        **{"takes": "Switch", "inner_takes": "Switch", "joined": "Merge", "inner_joined": "Merge"},
+        **{"enter": "Enter", "merge": "Merge", "next": "NextIteration"},
+    }
+    found = frames.in_branches(before, lambda each: kinds.get(each, "Identity"))
+    outside = {"outside", "joined", "predicate", "constant"}
+    assert found == before.keys() - outside

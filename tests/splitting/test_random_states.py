@@ -141,6 +141,11 @@ def test_a_run_continues_with_the_numbers_that_follow(fresh_graph, place, versio
     assert len({loss for loss, _ in whole}) == 6
 
 
+def quiet(x):
+    """A loop that draws nothing."""
+    return tf.while_loop(lambda n, _: n < 2, lambda n, v: (n + 1, v * 0.5), [0, x])[1]
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_loops_that_draw_make_one_turn_at_a_time(fresh_graph, version):
     tf1.set_random_seed(3)
@@ -148,14 +153,27 @@ def test_loops_that_draw_make_one_turn_at_a_time(fresh_graph, version):
     with control_flow(version):
         drawing = in_nested_loops(x, tf.ones([4, 4]))
         other = tf.while_loop(lambda v: tf.reduce_sum(v) < 99.0, lambda v: v + 1.0, [x])
-    random_states.RandomStates(fresh_graph, tf.nest.flatten([drawing, other]))
+        outer = tf.while_loop(
+            lambda n, _: n < 3,
+            lambda n, v: (n + 1, quiet(v) + tf.random.normal([5, 4])),
+            [0, x],
+            name="outer",
+        )
+    random_states.RandomStates(fresh_graph, tf.nest.flatten([drawing, other, outer]))
     parallel = {
         op.get_attr("frame_name"): op.get_attr("parallel_iterations")
         for op in fresh_graph.get_operations()
         if op.type == "Enter"
     }
-    # The loop that draws nothing is left alone; of version 2 it is one operation.
-    assert sorted(parallel.values()) == ([1, 1, 10] if version == 1 else [1, 1])
+    # Loops that draw nothing are left alone; of version 2 one of them is one operation.
+    assert sorted(parallel.values()) == [1, 1, 1, 10, 10][: 5 if version == 1 else 4]
+    # What is drawn is in the loop of the operation that drew it.
+    new = [op for op in fresh_graph.get_operations() if op.type == "StatelessRandomNormalV2"]
+    old = [op for op in fresh_graph.get_operations() if op.type == "RandomStandardNormal"]
+    contexts = {op._get_control_flow_context() for op in new}
+    assert len(contexts) == 2
+    assert contexts == {op._get_control_flow_context() for op in old}
+    assert {op.outputs[0].shape.as_list()[0] for op in new} == {5}
 
 
 def test_what_cannot_be_replaced_is_named(fresh_graph):

@@ -61,7 +61,7 @@ class RandomStates:
         fetches: Iterable[types.Fetch],
         first: Iterable[types.Fetch] = (),
     ):
-        self._first: dict[str, list[int]] = {}
+        self._keys: dict[str, tuple[int, int]] = {}
         fetches = list(fetches)
         with graph.as_default(), tf1.name_scope(None), tf1.control_dependencies(None):
             self._moved = functions.lower(graph, _drawing_calls(graph, fetches))
@@ -75,7 +75,7 @@ class RandomStates:
             ]
             self._replace(graph, drawing)
             _turn_by_turn(found, drawing)
-            self.names = frozenset(self._first)
+            self.names = frozenset(self._keys)
             still = [op for op in found if op.type in kinds.DRAWS - {"Empty"}]
             still += _drawing_calls(graph, fetches)
             self.left = {op.name for op in still} - self.names
@@ -87,10 +87,10 @@ class RandomStates:
 
     def read(self, session: tf1.Session) -> dict[str, int]:
         """Returns how many numbers each operation has drawn, by the operations' names."""
-        if not self._first:
+        if not self._keys:
             return {}
         counters = [int(state[0]) % 2**64 for state in session.run(self._read)]
-        return dict(zip(self._first, (one // _SKIPPED for one in counters), strict=True))
+        return dict(zip(self._keys, (one // _SKIPPED for one in counters), strict=True))
 
     def write(self, session: tf1.Session, drawn: Mapping[str, int] = MappingProxyType({})) -> None:
         """Sets the states.
@@ -100,11 +100,11 @@ class RandomStates:
             drawn: How many numbers operations have drawn, as `read` returns it; the others have
                 drawn none.
         """
-        if not self._first:
+        if not self._keys:
             return
-        states = np.array(list(self._first.values()), np.int64)
-        counters = [drawn.get(name, 0) * _SKIPPED for name in self._first]
-        states[:, 0] = np.array(counters, np.uint64).view(np.int64)
+        counters = np.array([drawn.get(name, 0) * _SKIPPED for name in self._keys], np.uint64)
+        keys = np.array(list(self._keys.values()), np.int64)
+        states = np.concatenate([counters.view(np.int64)[:, None], keys], 1)
         session.run(self._written, {self._given: states})
 
     def _replace(self, graph: tf.Graph, drawing: Sequence[tf.Operation]) -> None:
@@ -114,7 +114,7 @@ class RandomStates:
         variables, drawn, contexts = [], [], {}
         for number, op in enumerate(drawing):
             seed, seed2 = _seeds(op)
-            self._first[op.name] = [0, seed2, seed]
+            self._keys[op.name] = seed2, seed
             variable = _variable(f"random_state_{number}", op.device)
             before = set(new.by_name)
             drawn.append(_draw(new, op, variable))
