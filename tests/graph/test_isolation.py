@@ -96,3 +96,17 @@ def test_a_variable_of_another_tower_does_not_exist_before_it_is_asked_for(graph
     assert graph.get_operation_by_name("w") is listed.handle.op
     with pytest.raises(KeyError, match="'of_another' is that of a variable that does not exist"):
         graph.get_operation_by_name("of_another")
+
+
+@pytest.mark.parametrize("every_collection", [True, False])
+def test_what_a_session_needs_of_each_tower_is_kept(every_collection):
+    with tf.Graph().as_default() as graph:
+        views = isolation.GraphViews(graph, ["", "tower_1/"], every_collection, lambda i: [])
+        for tower_id, item in enumerate(("first", "second")):
+            views.show(tower_id)
+            for key in (tf1.GraphKeys.RESOURCES, tf1.GraphKeys.LOSSES):
+                graph.add_to_collection(key, item)
+        views.close()
+        assert graph.get_collection(tf1.GraphKeys.RESOURCES) == ["first", "second"]
+        losses = ["first"] if every_collection else ["first", "second"]
+        assert graph.get_collection(tf1.GraphKeys.LOSSES) == losses

@@ -8,7 +8,7 @@ import pytest
 import replicate
 from replicate import errors
 from replicate.compat import sessions
-from replicate.compat.tensorflow import tf1
+from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import cluster, membership
 from replicate.strategy.policies import multi_worker
 from tests.cluster import servers
@@ -171,3 +171,12 @@ def test_workers_are_compared_once_all_are_there(monkeypatch):
     )
     strategy.agree({"mine": ["what is compared"]})
     assert steps == ["started", ["chief:0", "worker:0"], ["what is compared"]]
+
+
+def test_a_worker_reduces_to_its_own_devices_unless_told_otherwise(fresh_graph):
+    told = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}
+    strategy = replicate.MultiWorkerStrategy(["/cpu:1", "/cpu:2"], told)
+    value = replicate.strategy.PerDevice([tf.constant(1.0), tf.constant(2.0)])
+    with strategy.scope():
+        found = strategy.unwrap(strategy.reduce(tf.VariableAggregation.SUM, value))
+    assert [part.device for part in found] == ["/device:CPU:1", "/device:CPU:2"]

@@ -227,3 +227,7 @@ def test_a_server_listens_until_somebody_ends_it(monkeypatch, caplog):
         membership.serve(own)
     assert listening == ["ps:0"]
     assert "ps:0 keeps variables, and ends when it is ended" in caplog.text
+
+
+def test_among_no_tasks_none_is_silent():
+    assert membership.silent([]) == []

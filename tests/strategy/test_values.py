@@ -179,3 +179,21 @@ def test_sequences_of_other_classes_become_plain_ones():
     joined = values.regroup([Pairs([1]), Pairs([2])])
     assert type(joined) is tuple
     assert joined[0].values == (1, 2)
+
+
+ONE, OTHER = object(), object()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (values.PerDevice([ONE, ONE]), False),
+        (values.PerDevice([ONE, OTHER]), True),
+        (values.PerDevice([300.5, float("300.5")]), False),
+        (values.PerDevice([1, 2]), True),
+        (values.Mirrored([ONE, OTHER]), False),
+        (ONE, False),
+    ],
+)
+def test_different_objects_and_unequal_numbers_differ(value, expected):
+    assert values.differs(value) is expected

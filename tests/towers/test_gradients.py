@@ -138,3 +138,26 @@ def test_an_optimizer_beside_optimizer_fn_leaves_nothing():
     found = exactness.run(models.called(own), [models.batch(7)], "train").variables[0]
     assert sorted(found) == ["global_step:0", "w:0"]
     np.testing.assert_allclose(found["w:0"], by_hand(models.batch(7), 3, "mean", 0.0)[1], 1e-12)
+
+
+@pytest.mark.parametrize("how", ["SUM", "MEAN"])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_what_towers_reduce_has_the_gradients_of_all_of_them(reduction, how):
+    given = models.batch(7)
+
+    def scaled(features, labels, mode):
+        """The mean of the labels, times w times the mean of the features as all towers know it."""
+        w = tf1.get_variable("w", [], tf.float64, tf1.ones_initializer())
+        replica = tf.distribute.get_replica_context()
+        reduced = replica.all_reduce(how, w * tf.reduce_mean(features))
+        return exactness.spec_of(mode, tf.reduce_mean(labels) * reduced)
+
+    towers = models.called(scaled, loss_reduction=reduction)
+    found = exactness.run(towers, [given], "train")
+    means = [(len(x) / 7, x.mean(), y.mean()) for x, y in models.shards(given, 3)]
+    rows, x, y = np.transpose(means)
+    weights = {"sum": np.ones(3), "mean": rows}
+    # The loss is linear in w, which is 1: it is its own gradient.
+    loss = np.dot(weights[reduction], y) * np.dot(weights[how.lower()], x)
+    np.testing.assert_allclose(found.fetched[0]["loss"], loss, 1e-12)
+    np.testing.assert_allclose(found.variables[0]["w:0"], 1.0 - 0.5 * loss, 1e-12)

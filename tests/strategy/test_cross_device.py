@@ -1,0 +1,26 @@
+"""Which tensors an algorithm of several devices sums."""
+
+from replicate import strategy as core
+from replicate.compat.tensorflow import tf
+
+TWO = ("/device:CPU:0", "/device:CPU:1")
+SUM = tf.VariableAggregation.SUM
+
+
+class Counting(core.ReductionToOneDevice):
+    """Notes how many tensors of each device the algorithm sums."""
+
+    def _algorithm(self, rows, devices, wire):
+        self.summed = [len(row) for row in rows]
+        return super()._algorithm(rows, devices, wire)
+
+
+def test_an_algorithm_sums_what_is_dense_and_goes_to_all_devices(fresh_graph):
+    dense = [tf.ones([2]), tf.ones([2])]
+    slices = [tf.IndexedSlices(tf.ones([1]), tf.constant([i]), tf.constant([2])) for i in (0, 1)]
+    counting = Counting()
+    columns, places = [dense, slices, dense, dense], [TWO, TWO, TWO, TWO[:1]]
+    found = counting.batch_reduce(SUM, columns, places, TWO)
+    assert counting.summed == [2, 2]  # the first and the third column of each device
+    assert [len(copies) for copies in found] == [2, 2, 2, 1]
+    assert isinstance(found[1][0], tf.IndexedSlices)
