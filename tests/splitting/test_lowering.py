@@ -312,9 +312,29 @@ def many_branches(x):
     return tf.switch_case(tf.shape(x)[0] - 4, [lambda: x, lambda: x * 2, lambda: x * 3])
 
 
-@pytest.mark.parametrize(
-    "model", [writing, printing, in_python, asserting_in_a_loop, compiled, many_branches]
-)
+def looking_up_in_a_loop(x):
+    pairs = tf.lookup.KeyValueTensorInitializer(tf.constant([1, 2]), tf.constant([1.0, 2.0]))
+    table = tf.lookup.StaticHashTable(pairs, 0.0)
+
+    @tf.function
+    def looked_up(i):
+        return tf.cast(table.lookup(i), tf.float64)
+
+    return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, a + looked_up(i)), [0, x])[1]
+
+
+NOT_WRITTEN_OUT = [
+    writing,
+    printing,
+    in_python,
+    asserting_in_a_loop,
+    looking_up_in_a_loop,
+    compiled,
+    many_branches,
+]
+
+
+@pytest.mark.parametrize("model", NOT_WRITTEN_OUT)
 def test_what_may_not_be_copied_stays(fresh_graph, batch, model):
     output = tf.identity(model(batch))
     assert lower(fresh_graph, batch) == {}

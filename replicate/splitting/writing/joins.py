@@ -309,7 +309,7 @@ class Joins:
             width = self._length(tensor, state, 0 if ids.is_upright else rank - 1)
             scale = (np.arange(width) == ids.column).astype(dtype.as_numpy_dtype) * scale
             if ids.is_upright:
-                scale = scale.reshape([-1] + [1] * (rank - 1))
+                scale = scale.reshape([width] + [1] * (rank - 1))
         by = self._binary("Mul", offset, self._writer.constant(scale, k), dtype, device)
         return self._binary("AddV2", part, by, dtype, device)
 

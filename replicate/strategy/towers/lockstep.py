@@ -160,7 +160,6 @@ class TowerThread(threading.Thread):
         self._asleep = threading.Semaphore(0)
         self._order: Callable[[], None] | None = None
         self._answer: types.Nest = None
-        self._stopping = False
 
     def run(self) -> None:
         """See base class."""
@@ -183,7 +182,6 @@ class TowerThread(threading.Thread):
     def wake(self, order: Callable[[], None] | None = None, answer: types.Nest = None) -> None:
         """Lets the tower go on, or first carry out `order` in its thread."""
         self._order, self._answer = order, answer
-        self._stopping = order is stop
         self._awake.release()
 
     def wait(self) -> None:
@@ -192,7 +190,7 @@ class TowerThread(threading.Thread):
 
     def sleep(self, request: MergeRequest) -> types.Nest:
         """Called by the tower: waits for the others, and returns its part of the merge."""
-        if self._stopping:
+        if self._order is stop:
             raise _Stop
         refusal = self.refusal()
         if refusal is not None:
