@@ -529,9 +529,11 @@ def weighted_columns(f):
 def chosen_by_labels(f):
     """The score of each row's label, by its coordinates."""
     scores = hidden(f["x"])
-    places = tf.stack([tf.range(tf.shape(scores)[0], dtype=tf.int64), f["label"]], 1)
+    numbers = [tf.range(tf.shape(scores)[0], dtype=tf.int64), f["label"]]
+    places, upright = tf.stack(numbers, 1), tf.stack(numbers)
     found = tf.gather_nd(scores, places)
-    return tf.reduce_sum(tf.square(found)), {"found": found, "places": places}
+    made = {"found": found, "places": places, "next": places + 1, "next upright": upright + 1}
+    return tf.reduce_sum(tf.square(found)), made
 
 
 @model("GatherV2 Range")
