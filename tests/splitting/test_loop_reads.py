@@ -198,3 +198,16 @@ def test_each_device_looks_up_in_a_loop_of_its_own():
                 if op.type in kinds and op.name.startswith(f"tower_{k}/")
             ]
             assert [(op.type, op.device) for op in found] == [("GatherV2", device)]
+
+
+def test_each_device_finds_its_own_shape_in_a_loop_of_its_own():
+    def make(x):
+        e, h = variable("e", 0, ROWS, 4), x @ variable("in", 0, 3, 4)
+        return [looped(lambda s: e * tf.broadcast_to(s, tf.raw_ops.Shape(input=e)), h)]
+
+    require_alike(make, is_static=True)
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(F64, [ROWS, 3])
+        splitter.split_graph([x], DEVICES, make(x), home=DEVICES[0], static_rows=ROWS)
+        found = [op.device for op in graph.get_operations() if op.type == "FloorDiv"]
+        assert found == DEVICES  # of all rows' shape by their number
