@@ -496,6 +496,51 @@ def test_a_copy_is_written_after_what_the_write_waits_for_has_read_it():
     assert [op.inputs[0].op.name for op in read] == ["tower_1/held"]
 
 
+def written_in_a_loop_of_a_loop(x, ids, y):
+    """A loop whose inner one writes a variable, and another loop that comes later."""
+    loss, sums = tf.reduce_mean(x), zeros("sums", [2])
+
+    def add(j):
+        with tf1.control_dependencies([sums.assign_add(loss * tf.ones([2], F64))]):
+            return j + 1
+
+    def repeat(j):
+        with tf1.control_dependencies([tf1.while_loop(lambda n: n < 2, add, [j])]):
+            return j + 1
+
+    written = tf1.while_loop(lambda j: j < 2, repeat, [tf.constant(0)])
+    with tf1.control_dependencies([written]):
+        doubled = sums.assign(sums.read_value() * 2.0)
+    with tf1.control_dependencies([doubled]):
+        return loss, tf1.while_loop(lambda j: j < 3, lambda j: j + 1, [tf.constant(0)])
+
+
+def test_copies_of_what_a_loop_writes_in_an_inner_one_follow_when_the_outer_one_is_over():
+    with control_flow(1):
+        wanted = trained(Built(written_in_a_loop_of_a_loop))
+        compare(trained(Built(written_in_a_loop_of_a_loop, 2)), wanted)
+
+
+@pytest.mark.parametrize("place", [None, DEVICES[2]])
+def test_what_a_loop_has_written_is_read_where_it_is(place):
+    def build(x, ids, y):
+        with tf.device(None), tf.device(place):
+            held = zeros("held", [2])
+
+        def add(j):
+            with tf1.control_dependencies([held.assign_add([1.0, 1.0])]):
+                return j + 1
+
+        return tf.reduce_mean(x), tf1.while_loop(lambda j: j < 3, add, [tf.constant(0)])
+
+    with control_flow(1):
+        graph = Built(build, 2).graph
+    writes = graph.get_tensor_by_name("tower_1/held:0").consumers()
+    values = [op.inputs[1].op for op in writes if op.type == "AssignVariableOp"]
+    after = [op for op in values if any(each.type == "Exit" for each in op.control_inputs)]
+    assert [op.device for op in after] == [place or DEVICES[0]]
+
+
 def test_names_are_one_devices():
     one, many = Built(MODELS["adam"]), Built(MODELS["adam"], 2)
     assert [v.name for v in built_variables(one)] == [v.name for v in built_variables(many)]
