@@ -5,6 +5,7 @@ import pytest
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter
+from replicate.splitting.writing import loop_copies
 from tests import exactness
 
 F64 = tf.float64
@@ -157,6 +158,23 @@ def test_a_loop_looks_tables_up(is_static):
         return [tf.reduce_sum(looped(turn, h), 1)]
 
     require_alike(make, is_static)
+
+
+def behind(op, steps):
+    """The last of some operations that do nothing, each behind the one before."""
+    for _ in range(steps):
+        with tf.control_dependencies([op]):
+            op = tf.no_op()
+    return op
+
+
+def test_copies_wait_for_reads_of_tables_and_for_what_is_too_far_to_tell(fresh_graph):
+    pairs = tf.lookup.KeyValueTensorInitializer(tf.constant([1]), tf.constant([2]))
+    read = tf.identity(tf.lookup.StaticHashTable(pairs, 0).size()).op
+    other = tf.zeros([]).op
+    found = [read, behind(read, 3), behind(other, 3), behind(other, 199), behind(other, 200)]
+    expected = [True, True, False, False, True]  # it looks at 200 operations
+    assert [loop_copies.is_waited_for(op) for op in found] == expected
 
 
 def test_a_loop_that_begins_behind_a_write_reads_behind_it():
