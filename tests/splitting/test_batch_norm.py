@@ -93,20 +93,36 @@ def of_whichever_was_taken(x, takes):
     return y + gradients(*taken) + given, [offset]
 
 
-def of_changed_statistics(x, takes):
-    """A gradient of statistics that are made from those of the operation, and are others."""
+def with_gradient(x, at, mean=lambda reserved: reserved, variance=lambda reserved: reserved):
+    """A gradient at some entries, of statistics that are made from those of the operation."""
     scale, offset = parameters()
     made = fused(x, scale, offset)
-    factor = tf.where(takes, 1.5, 0.5)
     gradient = tf.raw_ops.FusedBatchNormGradV3(
         y_backprop=tf.cos(x),
-        x=x,
+        x=at,
         scale=scale,
-        reserve_space_1=made[3] * factor,
-        reserve_space_2=made[4],
+        reserve_space_1=mean(made[3]),
+        reserve_space_2=variance(made[4]),
         reserve_space_3=made[5],
     )
     return made[0] + gradient.x_backprop, [offset]
+
+
+def of_a_changed_mean(x, takes):
+    return with_gradient(x, x, mean=lambda reserved: reserved * tf.where(takes, 1.5, 0.5))
+
+
+def of_a_changed_variance(x, takes):
+    return with_gradient(x, x, variance=lambda reserved: reserved * tf.where(takes, 1.5, 0.5))
+
+
+def of_other_entries(x, takes):
+    """The statistics stay those of x, however they come."""
+
+    def of_a_branch(reserved):
+        return tf1.cond(takes, lambda: tf.identity(reserved), lambda: tf.identity(reserved))
+
+    return with_gradient(x, x * x, mean=tf.identity, variance=of_a_branch)
 
 
 # The operations that are left of it: none; those of a loop; a gradient of statistics given to it.
@@ -116,7 +132,9 @@ MODELS = {
     behind_another_operation: [],
     in_a_loop: ["FusedBatchNormGradV3", "FusedBatchNormV3"],
     of_whichever_was_taken: ["FusedBatchNormGradV3"],
-    of_changed_statistics: ["FusedBatchNormGradV3", "FusedBatchNormV3"],
+    of_a_changed_mean: ["FusedBatchNormGradV3", "FusedBatchNormV3"],
+    of_a_changed_variance: ["FusedBatchNormGradV3", "FusedBatchNormV3"],
+    of_other_entries: [],
 }
 
 
@@ -186,4 +204,4 @@ def test_statistics_come_from_what_a_branch_is_given_not_from_what_decides_it(fr
     )
     for given, source in ((tf.zeros([1]), None), (reserved, reserved.op)):
         switch = tf.raw_ops.Switch(data=given, pred=decides)
-        assert batch_norm._source(switch.output_true) is source
+        assert batch_norm._source(switch.output_true, 3) is source

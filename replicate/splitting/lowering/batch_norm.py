@@ -57,10 +57,9 @@ def lower(graph: tf.Graph, ops: Collection[tf.Operation]) -> Moved:
                 moments[op], outputs = _forward(op)
             _move(op, outputs, moved)
     for op in fused:
-        source = _source(op.inputs[3]) if op.type in _BACKWARD else None
-        if source is not None:
+        if op.type in _BACKWARD and _is_of_training(op):
             with _written_for(op):
-                outputs = _backward(op, moments.get(op.inputs[3].op))
+                outputs = _backward(op, moments.get(_before_identities(op.inputs[3]).op))
             _move(op, outputs, moved)
     return moved
 
@@ -163,12 +162,24 @@ def _is_lowered(op: tf.Operation) -> bool:
     return op.get_attr("is_training")
 
 
-def _source(reserved: tf.Tensor) -> tf.Operation | None:
-    """Returns the operation in training, if any, that reserved the mean that a gradient reads."""
+def _is_of_training(op: tf.Operation) -> bool:
+    """Whether a gradient reads mean and variance as one operation in training reserved them."""
+    source = _source(op.inputs[3], 3)
+    return source is not None and source is _source(op.inputs[4], 4)
+
+
+def _before_identities(tensor: tf.Tensor) -> tf.Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _source(reserved: tf.Tensor, n: int) -> tf.Operation | None:
+    """Returns the operation in training, if any, whose output n a gradient's input comes from."""
     waiting, seen = [reserved], set()
     while waiting:
         tensor = waiting.pop()
-        if tensor.op.type in _FORWARD and tensor.value_index == 3:
+        if tensor.op.type in _FORWARD and tensor.value_index == n:
             return tensor.op if tensor.op.get_attr("is_training") else None
         if tensor.op in seen or tensor.op.type not in _PASSED:
             continue
