@@ -124,7 +124,6 @@ class RandomStates:
         made = new.write(contexts)
         for op, name in zip(drawing, drawn, strict=True):
             old, replacement = op.outputs[0], made[name].outputs[0]
-            replacement.set_shape(old.shape)
             nodes.read_instead(old.consumers(), old, replacement)
             nodes.wait_instead(op._control_outputs, op, [replacement.op])
             self._moved[old.ref()] = replacement
@@ -184,50 +183,51 @@ def _variable(name: str, device: str) -> tf.Variable:
 
 
 def _draw(new: nodes.Nodes, op: tf.Operation, state: tf.Variable) -> str:
-    """Adds what draws an operation's numbers, in its loop or branch; returns the last one's name.
-
-    NOTE: a handle from outside would have to enter loops; one that waits for an input is inside.
-    """
+    """Adds what draws an operation's numbers, in its loop or branch; returns its name."""
     shape, *bounds = op.inputs
     device = op.device
     philox = new.constant(np.int32(_PHILOX), device, after=shape)
 
-    def numbers(*values: int) -> str:
-        return new.constant(np.array(values, np.int32), device, after=shape)
-
     def part(begin: int, size: int) -> str:
-        found = new.add(
-            "Slice", [read, numbers(begin), numbers(size)], device, T=tf.int64, Index=tf.int32
-        )
+        where = [new.constant(np.array([n], "i4"), device, after=shape) for n in (begin, size)]
+        found = new.add("Slice", [read, *where], device, T=tf.int64, Index=tf.int32)
         found = new.add("Bitcast", [found], device, T=tf.int64)
         new.by_name[found].set("type", tf.uint64)
         return found
 
-    made_by = state.handle.op
-    names = {key: made_by.get_attr(key) for key in ("container", "shared_name")}
-    handle = new.add(
-        "VarHandleOp",
-        [],
-        made_by.device,
-        controls=[shape],
-        dtype=tf.int64,
-        shape=tf.TensorShape([_NUMBERS]),
-        **names,
-    )
-    # GPUs have no product of such numbers, and want the size on the host.
-    host, zero = _host(device), new.constant(np.int32(0), _host(device), after=shape)
-    sizes = new.add("Cast", [shape], host, SrcT=shape.dtype, DstT=tf.int64)
-    size = new.add("Prod", [sizes, zero], host, T=tf.int64, Tidx=tf.int32, keep_dims=False)
-    size = new.add("Cast", [size], host, SrcT=tf.int64, DstT=tf.uint64)
-    read = new.add("RngReadAndSkip", [handle, philox, size], device)
-    kind, dtype = _STATELESS[op.type], op.outputs[0].dtype
+    read = new.add("RngReadAndSkip", [_handle(new, state, shape), philox, _size(new, op)], device)
     return new.add(
-        kind,
+        _STATELESS[op.type],
         [shape, part(2, 1), part(0, 2), philox, *bounds],
         device,
-        dtype=dtype,
+        dtype=op.outputs[0].dtype,
         Tshape=shape.dtype,
     )
+
+
+def _handle(new: nodes.Nodes, state: tf.Variable, after: tf.Tensor) -> str:
+    """Adds the handle of a variable.
+
+    NOTE: one from outside would have to enter loops; one that waits for a tensor is where that is.
+    """
+    op = state.handle.op
+    names = {key: op.get_attr(key) for key in ("container", "shared_name")}
+    shape = tf.TensorShape([_NUMBERS])
+    return new.add(
+        "VarHandleOp", [], op.device, controls=[after], dtype=tf.int64, shape=shape, **names
+    )
+
+
+def _size(new: nodes.Nodes, op: tf.Operation) -> str:
+    """Adds how many numbers an operation draws, uint64.
+
+    GPUs have no product of such numbers, and want the size on the host.
+    """
+    shape, host = op.inputs[0], _host(op.device)
+    zero = new.constant(np.int32(0), host, after=shape)
+    sizes = new.add("Cast", [shape], host, SrcT=shape.dtype, DstT=tf.int64)
+    size = new.add("Prod", [sizes, zero], host, T=tf.int64, Tidx=tf.int32, keep_dims=False)
+    return new.add("Cast", [size], host, SrcT=tf.int64, DstT=tf.uint64)
 
 
 def _host(device: str) -> str:

@@ -30,7 +30,7 @@ def in_branches(before: Mapping[Each, Sequence[Each]], kind: Callable[[Each], st
             waiting.append((each, True))
             waiting.extend((other, False) for other in others if other not in depths)
             continue
-        depth, name = max((depths.get(other, 0) for other in others), default=0), kind(each)
+        depth, name = max((depths[other] for other in others), default=0), kind(each)
         if name in kinds.SWITCHES and (len(others) < 2 or kind(others[1]) != "LoopCond"):
             depth += 1
         if name in kinds.MERGES and all(kind(other) not in kinds.WAYS_BACK for other in others):
