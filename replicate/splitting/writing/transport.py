@@ -186,11 +186,16 @@ class Transport:
         """
         places: dict[Maker | frames.Loop, str] = {**self._places}
         sums, crossings = self._changes.sums, self._writer.joins.crossings
-        before = frames.without_turns(self._before, self._type, self._frame)
-        # What enters a loop is where its exits are.
-        places |= {each: places[others[0]] for each, others in before.items() if each not in places}
+        before: Mapping[Maker | frames.Loop, Sequence[Maker | frames.Loop]] = self._before
+        ordered: Sequence[Maker | frames.Loop] = self._order
+        if self._has_circles:
+            before = frames.without_turns(self._before, self._type, self._frame)
+            ordered = order.in_order(before)[0]
+            # What enters a loop is where its exits are.
+            new = before.keys() - places.keys()
+            places |= {each: places[before[each][0]] for each in new}
         stages: dict[Maker | frames.Loop, int] = {}
-        for each in order.in_order(before)[0]:
+        for each in ordered:
             here = (self._home, places[each])
             stages[each] = max(
                 (
