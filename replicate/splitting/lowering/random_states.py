@@ -31,6 +31,7 @@ _STATELESS = {
     "RandomUniformInt": "StatelessRandomUniformIntV2",
     "TruncatedNormal": "StatelessTruncatedNormalV2",
 }
+_DRAWS = kinds.DRAWS - {"Empty"}  # that one returns memory as it is
 _PHILOX = 1  # as the number of an algorithm
 _NUMBERS = 3  # of a state: the two halves of the counter, and the key
 _SKIPPED = 256  # by how much the counter advances for each number
@@ -64,7 +65,8 @@ class RandomStates:
         self._keys: dict[str, tuple[int, int]] = {}
         fetches = list(fetches)
         with graph.as_default(), tf1.name_scope(None), tf1.control_dependencies(None):
-            self._moved = functions.lower(graph, _drawing_calls(graph, fetches))
+            calls = _drawing_calls(graph, operations.executed_by(fetches))
+            self._moved = functions.lower(graph, calls)
             fetches = [self.moved(fetch) for fetch in fetches]
             ran_before = operations.executed_by(first)
             found = sorted(operations.executed_by(fetches), key=lambda op: op.name)
@@ -76,8 +78,8 @@ class RandomStates:
             self._replace(graph, drawing)
             _turn_by_turn(found, drawing)
             self.names = frozenset(self._keys)
-            still = [op for op in found if op.type in kinds.DRAWS - {"Empty"}]
-            still += _drawing_calls(graph, fetches)
+            still = [op for op in found if op.type in _DRAWS]
+            still += _drawing_calls(graph, found)
             self.left = {op.name for op in still} - self.names
         nodes.fetch_moved(graph, self._moved)
 
@@ -137,34 +139,28 @@ class RandomStates:
         )
 
 
-def _drawing_calls(graph: tf.Graph, fetches: Sequence[types.Fetch]) -> list[tf.Operation]:
-    """Returns the operations behind fetches that call functions which draw numbers."""
+def _drawing_calls(graph: tf.Graph, ops: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Returns the operations that call functions which draw numbers."""
     called = definitions.Functions(graph)
     return [
         op
-        for op in operations.executed_by(fetches)
-        if definitions.is_call(op.type)
-        and called.has_effect(op.node_def, (kinds.DRAWS - {"Empty"}).__contains__)
+        for op in ops
+        if definitions.is_call(op.type) and called.has_effect(op.node_def, _DRAWS.__contains__)
     ]
 
 
 def _turn_by_turn(ops: Iterable[tf.Operation], drawing: Iterable[tf.Operation]) -> None:
     """Lets the loops around operations that draw make one turn at a time."""
-    around = {loop for op in drawing for loop in _loops(op)}
+    around = set()
+    for op in drawing:
+        loop = loops.Structure.own_loop(op)
+        while loop is not None:
+            around.add(loop)
+            loop = loops.Structure.outer(loop)
     one = nodes.attribute(1)
     for op in ops:
-        if op.type in kinds.ENTERS and around.intersection(_loops(op)[:1]):
+        if op.type in kinds.ENTERS and loops.Structure.own_loop(op) in around:
             op._set_attr("parallel_iterations", one)
-
-
-def _loops(op: tf.Operation) -> list[loops.Context]:
-    """Returns the loops that an operation is in, or enters, the innermost first."""
-    found, context = [], op._get_control_flow_context()
-    while context is not None:
-        if context.IsWhileContext():
-            found.append(context)
-        context = context.outer_context
-    return found
 
 
 def _seeds(op: tf.Operation) -> tuple[int, int]:
