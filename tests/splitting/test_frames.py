@@ -6,6 +6,7 @@ import pytest
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting.structure import frames
+from tests import control_flow
 
 PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)  # a graph that waits for itself is a failure
 X = np.random.RandomState(0).standard_normal((5, 4))
@@ -64,17 +65,14 @@ def test_a_loop_may_be_on_several_devices(fresh_graph, version):
         return estimator.EstimatorSpec(mode, loss=tf.reduce_mean(x), train_op=train_op)
 
     losses = []
-    was_new = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if version == 2 else tf1.disable_control_flow_v2)()
     for devices in (["/cpu:1"], ["/cpu:1", "/cpu:2"]):
-        with tf.Graph().as_default():
+        with control_flow.of_version(version), tf.Graph().as_default():
             features = tf1.placeholder_with_default(X, [None, 4])
             spec = model_fn.replicate_model_fn(model, devices=devices)(features, None, "train")
             initialize = tf1.global_variables_initializer()
             with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as session:
                 session.run(initialize)
                 losses.append(session.run([spec.loss, spec.train_op], options=PATIENCE)[0])
-    (tf1.enable_control_flow_v2 if was_new else tf1.disable_control_flow_v2)()
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-12)
 
 

@@ -11,7 +11,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter
 from replicate.splitting.mirroring import mirrored_functions, mirrored_variables
 from replicate.strategy.variables import variables
-from tests import exactness
+from tests import control_flow, exactness
 
 F64 = tf.float64
 ROWS, STEPS = 7, 3
@@ -325,16 +325,6 @@ WITH_CONTROL_FLOW = (
 )
 
 
-@contextlib.contextmanager
-def control_flow(version):
-    before = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if version == 2 else tf1.disable_control_flow_v2)()
-    try:
-        yield
-    finally:
-        (tf1.enable_control_flow_v2 if before else tf1.disable_control_flow_v2)()
-
-
 def batch(step):
     numbers = np.random.RandomState(100 + step)
     return numbers.randn(ROWS, 5), numbers.randint(0, 11, [ROWS, 3]), numbers.randn(ROWS, 1)
@@ -429,7 +419,7 @@ CASES = [(name, 1) for name in MODELS] + [(name, 2) for name in WITH_CONTROL_FLO
 @pytest.mark.thorough("*-1")
 @pytest.mark.parametrize(("name", "version"), CASES)
 def test_copies_are_alike_and_one_devices(name, version):
-    with control_flow(version):
+    with control_flow.of_version(version):
         wanted = trained(Built(MODELS[name]))
         for num_devices in (2, 3):
             built = Built(MODELS[name], num_devices)
@@ -444,7 +434,7 @@ def built_variables(built):
 
 @pytest.mark.parametrize("name", ["adam", "sparse_adam", "accumulated", "own_assigns"])
 def test_writes_of_mirrored_and_other_variables_at_once_are_followed(name):
-    with control_flow(1):
+    with control_flow.of_version(1):
         built = Built(MODELS[name], 2, mirrored=tf1.trainable_variables)
         compare(trained(built), trained(Built(MODELS[name])))
 
@@ -516,7 +506,7 @@ def written_in_a_loop_of_a_loop(x, ids, y):
 
 
 def test_copies_of_what_a_loop_writes_in_an_inner_one_follow_when_the_outer_one_is_over():
-    with control_flow(1):
+    with control_flow.of_version(1):
         wanted = trained(Built(written_in_a_loop_of_a_loop))
         compare(trained(Built(written_in_a_loop_of_a_loop, 2)), wanted)
 
@@ -533,7 +523,7 @@ def test_what_a_loop_has_written_is_read_where_it_is(place):
 
         return tf.reduce_mean(x), tf1.while_loop(lambda j: j < 3, add, [tf.constant(0)])
 
-    with control_flow(1):
+    with control_flow.of_version(1):
         graph = Built(build, 2).graph
     writes = graph.get_tensor_by_name("tower_1/held:0").consumers()
     values = [op.inputs[1].op for op in writes if op.type == "AssignVariableOp"]
@@ -576,7 +566,7 @@ def test_a_write_run_by_name_writes_all_copies():
 
 
 def test_a_branch_that_writes_run_by_name_writes_all_copies():
-    with control_flow(2):
+    with control_flow.of_version(2):
         built = Built(MODELS["accumulated"], 2)
         one = Built(MODELS["accumulated"])
     name = one.run[1].name
@@ -632,7 +622,7 @@ def written_in_a_loop_aside(x, ids, y):
 @pytest.mark.parametrize("build", [written_by_a_function, written_in_a_loop_aside])
 def test_what_is_written_aside_of_steps_and_not_repeated_has_no_copies(build):
     found = []
-    with control_flow(1):
+    with control_flow.of_version(1):
         for num_devices in (0, 3):
             built = Built(build, num_devices)
             ops = [op for op in built.graph.get_operations() if op.name.startswith("aside")]
@@ -803,7 +793,7 @@ def test_a_later_device_has_one_function_of_each(fresh_graph):
 
 def test_a_branch_that_writes_variables_alone_is_repeated(fresh_graph):
     held = tf1.get_variable("held", [2], use_resource=True)
-    with control_flow(2):
+    with control_flow.of_version(2):
         tf1.cond(
             tf1.placeholder(tf.bool, []),
             lambda: tf.group(held.assign_add([1.0, 1.0])),

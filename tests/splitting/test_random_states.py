@@ -1,12 +1,11 @@
 """Random operations with states in variables draw what their kernels draw, and can continue."""
 
-import contextlib
-
 import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting.lowering import random_states
+from tests import control_flow
 
 SEEDS = {"seed": 7, "seed2": -11}
 KINDS = [
@@ -18,17 +17,6 @@ KINDS = [
     ("RandomUniformInt", "int32"),
     ("RandomUniformInt", "int64"),
 ]
-
-
-@contextlib.contextmanager
-def control_flow(version):
-    """Makes loops and branches of a version of TensorFlow."""
-    before = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if version == 2 else tf1.disable_control_flow_v2)()
-    try:
-        yield
-    finally:
-        (tf1.enable_control_flow_v2 if before else tf1.disable_control_flow_v2)()
 
 
 def draws(run, session, times):
@@ -116,7 +104,7 @@ def build(place):
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
 def test_a_run_continues_with_the_numbers_that_follow(fresh_graph, place, version):
-    with control_flow(version):
+    with control_flow.of_version(version):
         step, states = build(place)
     assert not states.left
     variables = tf1.global_variables()
@@ -150,7 +138,7 @@ def quiet(x):
 def test_loops_that_draw_make_one_turn_at_a_time(fresh_graph, version):
     tf1.set_random_seed(3)
     x = tf.ones([5, 4])
-    with control_flow(version):
+    with control_flow.of_version(version):
         drawing = in_nested_loops(x, tf.ones([4, 4]))
         other = tf.while_loop(lambda v: tf.reduce_sum(v) < 99.0, lambda v: v + 1.0, [x])
         outer = tf.while_loop(

@@ -1,10 +1,9 @@
 """Cases of what loops, branches and lists are made of, of version 1 and of version 2."""
 
-import contextlib
-
 import numpy as np
 
 from replicate.compat.tensorflow import tf, tf1
+from tests import control_flow
 from tests.splitting.rules import harness
 from tests.splitting.rules.harness import raw, size, tensor
 
@@ -14,23 +13,12 @@ FAMILY = harness.Family("loops and lists", most=3, together=8)
 F64 = tf.float64
 
 
-@contextlib.contextmanager
-def version(number):
-    """Builds control flow of a version."""
-    was = tf1.control_flow_v2_enabled()
-    (tf1.enable_control_flow_v2 if number == 2 else tf1.disable_control_flow_v2)()
-    try:
-        yield
-    finally:
-        (tf1.enable_control_flow_v2 if was else tf1.disable_control_flow_v2)()
-
-
 def case(kinds, function, *operands):
     """Adds a case of version 1, which has operations of kinds, and some of version 2."""
 
     def of(number):
         def make(*given):
-            with version(number):
+            with control_flow.of_version(number):
                 return function(*given)
 
         return make
@@ -116,7 +104,7 @@ def with_gradients(function):
     """The same with loops and branches of version 2, whose branches keep what gradients need."""
 
     def make(x, w):
-        with version(2):
+        with control_flow.of_version(2):
             return of_both(function)(x, w)
 
     return make
@@ -127,7 +115,7 @@ OPTIONAL = "OptionalFromValue OptionalGetValue"
 
 def checked(x):
     """A check that tells what has failed it."""
-    with version(2):
+    with control_flow.of_version(2):
         return tf1.Assert(tf.reduce_all(x < 99.0), [x * 2.0, tf.shape(x)]).outputs[0]
 
 
@@ -138,7 +126,7 @@ def checked_twice(x):
         with tf.control_dependencies([tf1.Assert(tf.reduce_all(x < 99.0), [x])]):
             return tf.tanh(x)
 
-    with version(2):
+    with control_flow.of_version(2):
         return tf.cond(tf.reduce_sum(x) < 99.0, fails, lambda: x)
 
 
