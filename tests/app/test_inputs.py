@@ -47,6 +47,27 @@ def test_npz_is_batched_and_keeps_the_last_rows(archive):
     assert found[1][0]["word"].tolist() == [b"c", b"d"]
 
 
+def numpy_dtypes():
+    """Returns every dtype of NumPy's own, in both byte orders; of text and bytes, of four."""
+    own = {np.dtype(one) for one in np.sctypeDict.values() if one.__module__ == "numpy"}
+    sized = {np.dtype(f"{one.char}4") if one.char in "SUV" else one for one in own}
+    orders = {one.newbyteorder(order) for one in sized for order in "<>"}
+    return sorted(orders, key=str)
+
+
+@pytest.mark.parametrize("dtype", numpy_dtypes(), ids=str)
+def test_an_array_of_any_dtype_is_read_as_it_is_or_refused(tmp_path, dtype):
+    array = np.array([[1, 0], [1, 1], [0, 1]]).astype(dtype, order="F")
+    np.savez(tmp_path / "d.npz", x=array)
+    source = input_config.Npz(file=str(tmp_path / "d.npz"), features="x", batch_size=3)
+    if dtype.kind in "VOmM" or dtype.type in (np.longdouble, np.clongdouble):
+        with pytest.raises(errors.RunError, match=r"d\.npz"):
+            batches_of(source)
+    else:
+        (batch,) = batches_of(source)
+        np.testing.assert_array_equal(batch.astype(dtype), array)
+
+
 def test_npz_shapes_are_known_but_for_the_batch(archive):
     source = input_config.Npz(file=archive, features=("x",), label="label")
     features, labels = inputs.element_of(inputs.input_fn(source, "k", "train", {}))

@@ -68,7 +68,7 @@ def _names(source: input_config.Npz, stored: Collection[str]) -> list[tuple[str,
 
 
 def load(path: str, key: str) -> dict[str, npt.NDArray[Any]]:
-    """Returns all arrays of a file, by name.
+    """Returns all arrays of a file, by name, in this machine's byte order.
 
     Raises:
         RunError: If it cannot be read, without unpickling anything.
@@ -82,7 +82,8 @@ def load(path: str, key: str) -> dict[str, npt.NDArray[Any]]:
             for name, one in found.items():
                 if not isinstance(one, np.ndarray):  # but bytes, as it does not begin as one
                     raise ValueError(f"{name} is no array")
-            return found
+            # NOTE: `tf.numpy_function` takes the bytes of any other order for its own.
+            return {n: a.astype(a.dtype.newbyteorder("="), copy=False) for n, a in found.items()}
     except FileNotFoundError:
         raise files.missing(path, key) from None
     except Exception as e:  # of zip, zlib, tokenize, struct ...: damage may raise anything
