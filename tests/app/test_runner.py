@@ -239,7 +239,7 @@ def test_a_training_off_a_terminal_shows_plain_lines(folder, capsys):
     assert re.fullmatch(r"train 4/4  loss \S+  [\d,.]+ examples/s  0:00 left", lines[1])
 
 
-def test_rows_that_cannot_be_written_leave_no_bar(monkeypatch):
+def test_rows_that_cannot_be_written_leave_no_bar(monkeypatch, folder):
     left = []
 
     def rows(*_):
@@ -255,7 +255,8 @@ def test_rows_that_cannot_be_written_leave_no_bar(monkeypatch):
     monkeypatch.setattr(runner, "predict", rows)
     monkeypatch.setattr(predictions, "write_lines", fail)
     options = types.SimpleNamespace(quiet=True, saved_model=None, checkpoint=None, output=None)
-    request = types.SimpleNamespace(options=options, settings=None, launcher=None)
+    settings = config.load(str(folder / "line.yaml"))
+    request = types.SimpleNamespace(options=options, settings=settings, launcher=None)
     with pytest.raises(OSError, match="full") as raised:
         model_commands.predict(request)
     assert left, raised  # whose traceback holds the rows
@@ -534,7 +535,9 @@ def test_where_all_checkpoints_are_torn_that_is_told(
 def test_a_checkpoint_of_another_model_is_told(trained, capsys, command, params, text):
     given = ["--set", f"params={params}", "--set", "train.steps=9"]
     assert run(trained, command, *given) == 1
-    assert text in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert text in shown
+    assert f"Give {trained / 'trained'} in place of the config" in shown
 
 
 def test_a_checkpoint_of_another_optimizer_is_told(trained, capsys):

@@ -115,7 +115,8 @@ def checkpoints(prefix: str, parsed_args: argparse.Namespace, **_: object) -> li
     configs = getattr(parsed_args, "configs", None) or [""]
     said = _said(configs) or {}
     by_name = Path("runs", str(said.get("name", Path(configs[0]).stem)))
-    place = getattr(parsed_args, "model_dir", None) or said.get("model_dir") or by_name
+    run = configs[0] if os.path.isdir(configs[0]) else said.get("model_dir")
+    place = getattr(parsed_args, "model_dir", None) or run or by_name
     place = Path(str(place))
     steps = {file.stem.rpartition("-")[2] for file in place.glob("*ckpt-*.index")}
     words = [word for word in ("best", "averaged") if any(place.glob(f"{word}/*.index"))]
@@ -157,7 +158,7 @@ def _said(words: Iterable[str]) -> Mapping[str, Any] | None:
 
     config = next((word for word in words if word.endswith((".yaml", ".yml"))), "")
     with contextlib.suppress(errors.ConfigError):
-        return documents.read(config).data
+        return documents.read(config)[0].data
     return None
 
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 from replicate import errors
 from replicate.app.command import report, requests
-from replicate.app.config import sections
+from replicate.app.config import config, sections
 from replicate.app.console import json_output, progress
 from replicate.app.inspect import description, scaling
+from replicate.app.runs import records
 from replicate.app.training import exports, hooks, predictions, runner, trials
 
 _DIFFERS = 1  # the exit code
+_OF_MODEL = ("model_fn:", "params.", "params:")  # keys that a checkpoint must fit
 
 
 def train(request: requests.Request) -> None:
@@ -60,7 +62,7 @@ def _asks_before(request: requests.Request) -> Callable[[Sequence[str]], bool] |
 
 def evaluate(request: requests.Request) -> None:
     """Prints metrics."""
-    options, settings, display = request.options, request.settings, _display(request)
+    options, settings, display = request.options, request.settings, _of_run(request)
     if options.all:
         found = runner.evaluate_all(settings, display)
     else:
@@ -76,8 +78,8 @@ def evaluate(request: requests.Request) -> None:
 
 def predict(request: requests.Request) -> None:
     """Writes predictions."""
-    options, display = request.options, _display(request)
-    source = None
+    options, source = request.options, None
+    display = _of_run(request) if options.saved_model is None else _display(request)
     if options.saved_model is not None:
         called = request.settings.section(sections.Predict).input.called("predict")
         signature = options.signature or "serving_default"
@@ -93,7 +95,7 @@ def predict(request: requests.Request) -> None:
 
 def export(request: requests.Request) -> None:
     """Writes a SavedModel."""
-    _display(request)
+    _of_run(request)
     path = runner.export(request.settings, request.options.checkpoint)
     signatures = exports.signatures(path)
     if request.options.json:
@@ -149,6 +151,18 @@ def _cluster(request: requests.Request) -> scaling.Wanted | None:
     given = {name: getattr(options, name) for name in ("bandwidth", "latency", "compute")}
     known = {name: value for name, value in given.items() if value is not None}
     return scaling.Wanted(options.workers, options.ps or 0, scaling.Assumed(**known))
+
+
+def _of_run(request: requests.Request) -> progress.Display:
+    """Returns where progress goes, once it says in what the model is not that of the run."""
+    display, settings = _display(request), request.settings
+    kept = records.Records(settings.model_dir, display.say)
+    changes = kept.changes(config.to_yaml(settings, settings.model_dir))
+    differing = [f"config: {change}" for change in changes if change.startswith(_OF_MODEL)]
+    if differing:
+        own = f"replicate {request.options.command} {settings.model_dir}"
+        display.say("\n".join([*differing, f"with the run's own config: {own}"]))
+    return display
 
 
 def _display(request: requests.Request) -> progress.Display:

@@ -101,7 +101,7 @@ def _require_section(settings: config.Config, path: str, options: argparse.Names
     section = _SECTIONS.get(options.command)
     if section is None or getattr(settings, section) is not None:
         return
-    place = f"{path}:1"
+    place = f"{documents.file_of(path)}:1"
     for text in options.assignments:
         if text.removeprefix("--").partition("=")[0].strip() == section:
             place = documents.source_of(text)

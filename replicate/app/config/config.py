@@ -253,7 +253,7 @@ def load(path: str, assignments: Sequence[str] = (), model_dir: str | None = Non
     """Reads a config file.
 
     Args:
-        path: The file.
+        path: The file; or the folder of a run, whose config and model_dir are taken.
         assignments: `a.b=value` texts that override keys, in order; one that stood for itself
             on the command line begins with `--`.
         model_dir: Overrides the key model_dir.
@@ -295,7 +295,9 @@ def _checked(
     path: str, assignments: Sequence[str], model_dir: str | None, has_input: bool = False
 ) -> tuple[Config, list[tuple[str, str]]]:
     """Reads and checks; returns the config, and for each fault its place and its text."""
-    document = documents.read(path)
+    document, folder = documents.read(documents.file_of(path))
+    if os.path.isdir(path):
+        document.data["model_dir"] = os.path.normpath(path)
     documents.override(document, assignments)
     if model_dir is not None:
         document.data["model_dir"] = model_dir
@@ -304,7 +306,7 @@ def _checked(
     document.data.setdefault("model_dir", os.path.join(_RUNS, str(name)))
     if has_input and isinstance(predict := document.data.get("predict"), dict):
         predict.setdefault("input", _PLACEHOLDER)
-    reading = types.Reading(Path(path).absolute().parent)
+    reading = types.Reading(folder)
     error = None
     try:
         made = Config.model_validate(document.data, context=reading)

@@ -16,6 +16,14 @@ from replicate import errors
 from replicate.app.config import yaml_walk
 
 EXTENDS = "extends"
+RECORD = "config.yaml"  # what a run's folder has of its config
+
+_MARK = "# Written by `replicate train`"
+_FUNCTIONS = "Its functions: "
+_HEAD = f"""{_MARK}: the config of this run, with all defaults. {_FUNCTIONS}{{}}
+# Commands take this folder in place of a config. Paths are relative to it; of a copy they must be
+# absolute, as `replicate check FOLDER --print-config` prints them.
+"""
 _MAX_BASES = 16
 _MAX_BYTES = 2**24  # of a file; a device may have no end
 
@@ -38,13 +46,53 @@ _Dumper.add_implicit_resolver(*yaml_walk.FLOAT)
 _Dumper.add_representer(str, _represent_text)
 
 
-def read(path: Path | str) -> yaml_walk.Document:
+def read(path: Path | str) -> tuple[yaml_walk.Document, Path]:
     """Reads a config file, and the files that it extends.
+
+    Returns:
+        The document, and the folder that its functions are imported from: its own, or, of what a
+        run has written down, that of the run's config.
 
     Raises:
         ConfigError: If a file cannot be read or is no YAML mapping, or extends itself.
     """
-    return _with_bases(parse(_text_of(path), str(path)), Path(path), ())
+    text, folder = _text_of(path), Path(path).absolute().parent
+    if not is_record(text):
+        return _with_bases(parse(text, str(path)), Path(path), ()), folder
+    functions = text.partition("\n")[0].partition(_FUNCTIONS)[2]
+    return parse(text, str(path), folder), Path(os.path.normpath(folder / functions))
+
+
+def file_of(path: str) -> str:
+    """Returns the file of a config; where a run's folder is given, what it has of its config.
+
+    Raises:
+        ConfigError: If it is another folder.
+    """
+    if not os.path.isdir(path):
+        return path
+    record = os.path.join(path, RECORD)
+    if os.path.isfile(record) and is_record(_text_of(record)):
+        return record
+    raise errors.ConfigError(
+        f"{path}: a folder in place of a config must be a run's, which has the {RECORD} that "
+        "`replicate train` writes; this one has none. Name a config file."
+    )
+
+
+def record(text: str, functions: str) -> str:
+    """Returns what a run's folder has of its config.
+
+    Args:
+        text: The whole config, as YAML; its paths are relative to that folder.
+        functions: Where the config's functions are imported from, from that folder.
+    """
+    return _HEAD.format(functions) + text
+
+
+def is_record(text: str) -> bool:
+    """Tells whether a text is what a run has written down of its config."""
+    return text.startswith(_MARK)
 
 
 def _text_of(path: Path | str) -> str:

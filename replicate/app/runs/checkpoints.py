@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from replicate import errors, messages
 from replicate.app.console import failures
-from replicate.app.runs import atomic_files
+from replicate.app.runs import atomic_files, records
 from replicate.compat.tensorflow import tf, tf1
 
 BEST, AVERAGED = "best", "averaged"  # folders of model_dir with a checkpoint of their own
@@ -316,7 +316,7 @@ def naming(model_dir: str, chosen: str | None = None) -> Iterator[None]:
         missing = [f"it has no {name}" for name, _ in known if name not in stored]
         if not missing:
             raise _unreadable(path, error) from e
-        raise _of_another_model(path, missing) from e
+        raise _of_another_model(path, missing, model_dir) from e
 
 
 @contextlib.contextmanager
@@ -362,16 +362,18 @@ def require_shapes(model_dir: str, graph: tf.Graph, chosen: str | None = None) -
         if name in stored and not shape.is_compatible_with(stored[name])
     ]
     if wrong:
-        raise _of_another_model(path, wrong)
+        raise _of_another_model(path, wrong, model_dir)
 
 
-def _of_another_model(path: str, differences: list[str]) -> errors.RunError:
+def _of_another_model(path: str, differences: list[str], model_dir: str) -> errors.RunError:
     listed = "; ".join(differences[:_MAX_DIFFERENCES])
     more = len(differences) - _MAX_DIFFERENCES
+    is_told = records.is_ours(model_dir, records.CONFIG)
+    own = f"Give {model_dir} in place of the config, which is then the run's own, or c"
     return errors.RunError(
         f"model_dir: {path} must be a checkpoint of this model, but is another one's: "
-        f"{listed}{f'; and {more} more' if more > 0 else ''}. Choose another model_dir, or "
-        "take the model and the optimizer back to what they were."
+        f"{listed}{f'; and {more} more' if more > 0 else ''}. {own if is_told else 'C'}hoose another "
+        "model_dir, or take the model and the optimizer back to what they were."
     )
 
 

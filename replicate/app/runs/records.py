@@ -11,12 +11,12 @@ import numpy as np
 import yaml
 
 import replicate
+from replicate.app.config import documents
 from replicate.app.console import json_output
 from replicate.app.runs import atomic_files
 from replicate.compat.tensorflow import tf
 
-CONFIG, RUN, METRICS = "config.yaml", "run.json", "metrics.json"
-_MARK = "# Written by `replicate train`"
+CONFIG, RUN, METRICS = documents.RECORD, "run.json", "metrics.json"
 _NEEDED = {RUN: {"replicate", "start_step"}, METRICS: {"step", "metrics"}}
 _NOT_THERE = object()
 
@@ -57,10 +57,9 @@ class Records:
 
         Args:
             text: The whole config, as YAML.
-            folder: Where the file is that it was read from, from the directory.
+            folder: Where its functions are imported from, from the directory.
         """
-        head = f"{_MARK}: the config of this run, with all defaults. Its functions: {folder}\n"
-        self._write(CONFIG, head + text)
+        self._write(CONFIG, documents.record(text, folder))
 
     def write_run(
         self,
@@ -122,7 +121,7 @@ def is_ours(model_dir: str, name: str) -> bool:
     """Tells whether a file by the name of a record is one."""
     path = os.path.join(model_dir, name)
     if name == CONFIG:
-        return (atomic_files.read_text(path) or "").startswith(_MARK)
+        return documents.is_record(atomic_files.read_text(path) or "")
     return _NEEDED[name] <= set(atomic_files.read_json(path))
 
 
