@@ -107,7 +107,7 @@ def test_a_config_that_lacks_what_the_training_had_says_so(capsys, command):
     shown = capsys.readouterr().err
     assert "config: params.scale: was 2.0, is 1" in shown
     assert f"with the run's own config: replicate {command} runs/line\n" in shown
-    assert ("Give runs/line in place of the config, " in shown) == (code == 1) == (not given)
+    assert ("give runs/line in place of the config." in shown) == (code == 1) == (not given)
 
 
 def test_the_config_that_a_run_prints_can_be_copied_and_its_record_says_so(tmp_path, capsys):

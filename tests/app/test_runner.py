@@ -537,7 +537,7 @@ def test_a_checkpoint_of_another_model_is_told(trained, capsys, command, params,
     assert run(trained, command, *given) == 1
     shown = capsys.readouterr().err
     assert text in shown
-    assert f"Give {trained / 'trained'} in place of the config" in shown
+    assert f"were: give {trained / 'trained'} in place of the config." in shown
 
 
 def test_a_checkpoint_of_another_optimizer_is_told(trained, capsys):

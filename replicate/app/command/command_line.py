@@ -198,7 +198,8 @@ def _add(
 ) -> argparse.ArgumentParser:
     """Adds a command with the options that all commands on a config share."""
     made = _add_bare(commands, name, text)
-    configs = made.add_argument("configs", metavar="CONFIG", nargs=number, help="a YAML file, or a run's folder")
+    what = "a YAML file, or a run's folder"
+    configs = made.add_argument("configs", metavar="CONFIG", nargs=number, help=what)
     completion.complete(configs, completion.paths(".yaml", ".yml"))
     assigned = made.add_argument(
         "--set",

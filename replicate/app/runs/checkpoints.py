@@ -368,12 +368,12 @@ def require_shapes(model_dir: str, graph: tf.Graph, chosen: str | None = None) -
 def _of_another_model(path: str, differences: list[str], model_dir: str) -> errors.RunError:
     listed = "; ".join(differences[:_MAX_DIFFERENCES])
     more = len(differences) - _MAX_DIFFERENCES
-    is_told = records.is_ours(model_dir, records.CONFIG)
-    own = f"Give {model_dir} in place of the config, which is then the run's own, or c"
+    has_own = records.is_ours(model_dir, records.CONFIG)
+    then = f": give {model_dir} in place of the config" if has_own else ""
     return errors.RunError(
         f"model_dir: {path} must be a checkpoint of this model, but is another one's: "
-        f"{listed}{f'; and {more} more' if more > 0 else ''}. {own if is_told else 'C'}hoose another "
-        "model_dir, or take the model and the optimizer back to what they were."
+        f"{listed}{f'; and {more} more' if more > 0 else ''}. Choose another model_dir, or "
+        f"take the model and the optimizer back to what they were{then}."
     )
 
 
