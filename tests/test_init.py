@@ -2,6 +2,11 @@
 
 import importlib
 import inspect
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -60,3 +65,20 @@ def test_tensorflow_is_not_imported_before_it_is_used(run_python, code):
 @pytest.mark.thorough
 def test_star_import_takes_the_public_names(run_python):
     run_python("from replicate import *; get_tower_context(), estimator.Estimator")
+
+
+def test_an_editable_install_is_found_beside_a_clone_of_the_same_name(tmp_path):
+    root, clone = pathlib.Path(__file__).parent.parent, tmp_path / "replicate"
+    (clone / "replicate").mkdir(parents=True)  # the clone itself has no __init__.py
+    for name in ("setup.cfg", "setup.py", "README.md", "LICENSE", "replicate/__init__.py"):
+        shutil.copy(root / name, clone / name)
+    build = "from setuptools import build_meta; build_meta.build_editable('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=clone, check=True, capture_output=True)
+    (wheel,) = (clone / "dist").glob("*.whl")
+    shutil.unpack_archive(wheel, tmp_path / "installed", "zip")
+    find = "import site; site.addsitedir('installed'); import replicate; print(replicate.__file__)"
+    alone = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", find], cwd=tmp_path, env=alone, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(clone / "replicate" / "__init__.py"), done.stderr
