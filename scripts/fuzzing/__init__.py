@@ -1,0 +1,1 @@
+"""What scripts/fuzz_models.py is made of: random model_fns, how they are run, and shrunk."""
