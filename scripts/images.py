@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the pictures of the README in docs/images, from a training of configs/digits.yaml."""
+"""Makes the pictures of the README in docs/images, of configs/digits.yaml and tagger.yaml."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIG = str(ROOT / "configs" / "digits.yaml")
+TRAINED, DESCRIBED = (str(ROOT / "configs" / f"{name}.yaml") for name in ("digits", "tagger"))
 IMAGES = ROOT / "docs" / "images"
 # Enough points for curves: a summary every 20 steps, an evaluation every 50.
 OFTEN = ("--train.save_summary_steps", "20", "--train.save_checkpoints_steps", "50")
@@ -19,10 +19,10 @@ def main() -> None:
     """Trains, and draws."""
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        replicate(folder, "train", CONFIG, "--quiet", "--model-dir", "digits", *OFTEN)
+        replicate(folder, "train", TRAINED, "--quiet", "--model-dir", "digits", *OFTEN)
         replicate(folder, "plot", "digits", "--png", str(IMAGES / "plot.png"))
         picture = ("--png", str(IMAGES / "describe.png"))
-        replicate(folder, "describe", CONFIG, "--strategy", "balanced", *picture)
+        replicate(folder, "describe", DESCRIBED, "--strategy", "balanced", *picture)
 
 
 def replicate(folder: str, *arguments: str) -> None:

@@ -5,7 +5,9 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from matplotlib import colors as matplotlib_colors
 from matplotlib import text as matplotlib_text
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.summary.writer import event_file_writer, record_writer
@@ -215,14 +217,40 @@ def test_the_best_evaluation_is_marked_where_it_is_known_what_is_better(tmp_path
     ]
 
 
-def test_a_run_under_another_one_is_seen(tmp_path, panels):
-    for name, last in (("a", 1.0), ("b", 1.0), ("c", 3.0)):
-        write(tmp_path / name, 1, *losses((1, 5.0 + last), (2, last), (3, last), (4, last)))
-    assert plot(*(tmp_path / name for name in "abc"), "--png", "p.png") == 0
-    under, over, other = (
-        one.get_linewidth() for one in panels["loss"].lines if one.get_linestyle() == "-"
-    )
-    assert under > over == other
+def test_runs_under_one_another_are_seen_and_no_thicker(tmp_path, panels):
+    names, last = "abcd", (1.0, 1.0, 1.0, 3.0)
+    for name, one in zip(names, last, strict=True):
+        write(tmp_path / name, 1, *losses((1, 5.0 + one), (2, one), (3, one), (40, one)))
+    assert plot(*(tmp_path / name for name in names), "--png", "p.png") == 0
+    lines = [one for one in panels["loss"].lines if len(one.get_xdata())]
+    assert len({one.get_linewidth() for one in lines}) == 1
+    made = panels["loss"].figure
+    made.canvas.draw()
+    pixels = np.asarray(made.canvas.buffer_rgba())[..., :3].reshape(-1, 3).tolist()
+    colors = [matplotlib_colors.to_rgb(color) for color in pictures.COLORS[:4]]
+    seen = [pixels.count([round(255 * part) for part in color]) for color in colors]
+    assert min(seen) > max(seen) / 6  # a third of one that is alone, less what is blurred
+
+
+def test_one_wrong_image_is_no_cliff(tmp_path, panels):
+    # Of 360 images 357 or 358 are right: a 50th of the largest number is the least range.
+    write(tmp_path / "eval", 1, (1, {"accuracy": 357 / 360}), (2, {"accuracy": 358 / 360}))
+    assert plot(tmp_path, "--png", "p.png") == 0
+    low, high = panels["accuracy"].get_ylim()
+    assert high - low >= 0.02 * 358 / 360
+    assert low + high == pytest.approx((357 + 358) / 360)
+
+
+def test_an_evaluation_of_untrained_weights_stretches_no_axis(tmp_path, panels):
+    points = [(0, 0.1), (50, 0.8), (100, 0.9)]  # as of `evaluate --all`
+    write(tmp_path / "eval", 1, *((step, {"accuracy": one}) for step, one in points))
+    assert plot(tmp_path, "--png", "p.png") == 0
+    assert panels["accuracy"].get_ylim() == pytest.approx((0.795, 0.905))
+    # Nothing else to draw: then it counts.
+    write(tmp_path / "new" / "eval", 1, (0, {"accuracy": 0.1}))
+    assert plot(tmp_path / "new", "--png", "p.png") == 0
+    low, high = panels["accuracy"].get_ylim()
+    assert low < 0.1 < high
 
 
 def test_many_values_of_single_batches_are_pale_behind_their_running_median(tmp_path, panels):

@@ -160,6 +160,18 @@ def test_a_device_without_variables_says_so(drawn):
     assert "no variables" in [text for text, _ in written(drawn(found._replace(variables=alone)))]
 
 
+def test_a_device_tells_how_many_of_its_operations_are_split(drawn):
+    found = described(2, 4)
+    devices = tuple(one._replace(of_tower=1_234) for one in found.devices)
+    texts = [text for text, _ in written(drawn(found._replace(devices=devices)))]
+    assert texts.count("1,234 of them split by rows") == 3
+
+
+def test_what_moves_has_no_color_of_an_alarm():
+    red, green, blue = drawing._MOVED
+    assert red < min(green, blue)
+
+
 def test_a_picture_is_whole_or_not_there(tmp_path):
     made = pictures.blank(1, 1)
     with pytest.raises(errors.RunError, match="must be a file that can be written: No such file"):

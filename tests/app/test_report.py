@@ -95,7 +95,7 @@ def test_operations_that_run_once_are_told_the_largest_first(capsys):
         assert lines[1:] == [
             f"one device's graph, split by rows: 1,500 operations on each of 2 devices; {said}"
         ]
-        assert cells[1][-1] == "of its tower"
+        assert cells[1][-1] == "of them split by rows"
         assert [row[0] for row in cells[4:]] == ["operation", "sort0"][: 2 * count]
     report.print_description(described(split=splitting.Report(2, 1500, whole)))
     lines, cells = printed(capsys)

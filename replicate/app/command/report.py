@@ -67,7 +67,7 @@ def print_description(found: description.Description) -> None:
     )
     columns = ["device", "tower", "variables", "bytes", "peak, at least", "operations of a step"]
     if found.split is not None:
-        columns.append("of its tower")
+        columns.append("of them split by rows")
     rows = (
         (
             description.short(one.name),

@@ -44,10 +44,18 @@ _KEY = 0.35  # the colored line before a run's name
 
 _Style = Literal["-", "--", ":", "-."]
 _STYLES: Sequence[_Style] = ("--", ":", "-.")  # of evaluations; training is drawn through
+# Lengths of dashes and gaps, in widths of a line.
+_DASHES: Mapping[_Style, Sequence[float]] = {
+    "-": (8, 0),
+    "--": (3.7, 1.6),
+    ":": (1, 1.65),
+    "-.": (6.4, 1.6, 1, 1.6),
+}
 _FEW = 40  # points that are marked, so that one alone is seen
 _SMOOTHED, _MOST = 20, 50  # one neighbour on each side for so many points; at most so many
 _WIDTH = 1.2
 _SAME = 0.01  # of a curve's range: so near, one line hides another
+_LEAST_RANGE = 0.02  # of the largest number: what differs by less is nearly level
 _NO_RUN = "#444444"
 _pale = functools.partial(matplotlib_lines.Line2D, linewidth=0.6, alpha=0.5)
 _star = functools.partial(
@@ -209,11 +217,17 @@ class _Line(NamedTuple):
     curve: Curve
     is_noisy: bool
 
+    @property
+    def trained(self) -> list[float]:
+        """Its numbers, without an evaluation of weights that nobody has trained yet."""
+        known = {step: one for step, one in self.curve.items() if math.isfinite(one)}
+        kept = [one for step, one in known.items() if step > 0 or self.source == _TRAIN]
+        return kept or list(known.values())
+
     def is_under(self, other: "_Line") -> bool:
         """Whether a line of another run, drawn later, goes the same way for most of its steps."""
-        values = [value for value in self.curve.values() if math.isfinite(value)]
         common = [step for step in self.curve if step in other.curve]
-        near = (max(values) - min(values)) * _SAME
+        near = (max(self.trained) - min(self.trained)) * _SAME
         same = [step for step in common if abs(self.curve[step] - other.curve[step]) <= near]
         return self.run != other.run and 0 < len(common) <= 2 * len(same)
 
@@ -312,8 +326,8 @@ def _draw_panel(
         axes.plot(
             list(known),
             values,
-            linestyle=_style(line.source, sources),
-            linewidth=_WIDTH * (1 + 2 * sum(map(line.is_under, panel.lines[index + 1 :]))),
+            linestyle=_in_turns(panel.lines, index, _style(line.source, sources)),
+            linewidth=_WIDTH,
             marker="." if none or len(known) <= _FEW else None,
             color=color,
             markersize=5,
@@ -322,10 +336,7 @@ def _draw_panel(
         axes.plot(none, low, "x", transform=above, color=color, markersize=5)
     for line, step in panel.best:
         axes.add_line(_star([step], [line.curve[step]], color=colors[line.run]))
-    numbers = [value for line in panel.lines for value in line.curve.values()]
-    numbers = [value for value in numbers if math.isfinite(value)]
-    if min(numbers) > 0 and max(numbers) / min(numbers) > _WIDE_RANGE:
-        axes.set_yscale("log")
+    _scale(axes, [value for line in panel.lines for value in line.trained])
     title = panel.title
     if len(title) > _MAX_TITLE:
         title = f"{title[: _MAX_TITLE // 2]}…{title[-_MAX_TITLE // 2 :]}"
@@ -336,6 +347,31 @@ def _draw_panel(
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def _in_turns(
+    lines: Sequence[_Line], index: int, style: _Style
+) -> _Style | tuple[float, Sequence[float]]:
+    """Returns the style of a line; lines over one another take turns, so that each is seen."""
+    above = sum(map(lines[index].is_under, lines[index + 1 :]))
+    below = sum(line.is_under(lines[index]) for line in lines[:index])
+    if not below:
+        return style
+    *dashes, gap = _DASHES[style]
+    turn = gap + sum(dashes)
+    return -below * turn, [*dashes, gap + (above + below) * turn]
+
+
+def _scale(axes: matplotlib_axes.Axes, numbers: Sequence[float]) -> None:
+    """Chooses the range of the y axis, and whether it is logarithmic."""
+    low, high = min(numbers), max(numbers)
+    if low > 0 and high / low > _WIDE_RANGE:
+        axes.set_yscale("log")
+        return
+    lacking = max(abs(low), abs(high)) * _LEAST_RANGE - (high - low)
+    margin = 0.05 * (high - low) + max(lacking, 0) / 2
+    if margin:
+        axes.set_ylim(low - margin, high + margin)
 
 
 def _smoothed(values: Sequence[float]) -> Iterator[float]:

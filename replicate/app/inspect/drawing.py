@@ -13,7 +13,7 @@ from replicate.app.inspect import description, pictures, traffic
 _KINDS = {"weight": 0, "slot": 1, "other": 2, "local": 7}  # which of the colors
 _MORE = "#d8d8d8"
 _BRIGHT = 0.42  # from where on black letters are read better than white ones
-_MOVED = (0.78, 0.25, 0.2)
+_MOVED = matplotlib_colors.to_rgb(pictures.COLORS[6])
 
 # Inches.
 _LEFT, _RIGHT, _TOP = 1.1, 0.3, 0.95
@@ -180,7 +180,7 @@ def _foot(device: description.Device) -> Iterator[str]:
     yield f"{_counted(device.variables, 'variable')}, {filesize.decimal(device.bytes)}"
     yield _counted(device.operations, "operation")
     if device.of_tower:
-        yield f"{device.of_tower:,} of its tower"
+        yield f"{device.of_tower:,} of them split by rows"
 
 
 def _draw_transfers(axes: matplotlib_axes.Axes, found: description.Description) -> None:
