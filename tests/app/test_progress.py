@@ -132,6 +132,38 @@ def test_a_terminal_gets_a_bar(screen):
     assert "a remark" in shown
 
 
+def bars(display, screen):
+    """Returns the lines that a terminal shows now."""
+    before = len(screen.getvalue())
+    display._bars.refresh()
+    return screen.getvalue()[before:].replace("\r", "\n").splitlines()
+
+
+def test_no_bar_stands_still_beside_one_that_goes_on(screen):
+    told = []
+    with display_on(screen, terminal=True) as display:
+        display.tell = told.append
+        train = display.task("train", 100)
+        train.update(60, 0.25)
+        evaluate = display.task("evaluate", 8)
+        evaluate.update(3)
+        assert ["evaluate" in line for line in bars(display, screen) if "━" in line] == [True]
+        assert told[-2:] == [{"task": id(train)}, {"task": id(evaluate), "bar": evaluate._bar}]
+        evaluate.finish()
+        assert ["60/100" in line for line in bars(display, screen) if "━" in line] == [True]
+        assert told[-2:] == [{"task": id(train), "bar": train._bar}, {"task": id(evaluate)}]
+        train.finish()
+        assert not display._bars.live.is_started
+
+
+def test_a_bar_moves_until_it_is_known_how_far_it_is(screen):
+    with display_on(screen, terminal=True) as display:
+        task = display.task("evaluate", 8)
+        assert display._bars.tasks[0].total is None  # which pulses
+        task.update(1)
+        assert display._bars.tasks[0].total == 8
+
+
 @pytest.mark.parametrize(
     ("width", "note"),
     [

@@ -162,10 +162,11 @@ def test_a_training_that_was_killed_before_its_end_makes_up_for_it(folder, capsy
     assert not (folder / "late" / "export").exists() or not any((folder / "late/export").iterdir())
     capsys.readouterr()
     assert run(folder, "train", model_dir="late") == 0
-    shown = capsys.readouterr().err
-    assert "is at step 4 already; evaluation and exports are left" in shown
-    assert "evaluated at step 4" in shown
+    shown = capsys.readouterr()
+    assert "is at step 4 already; evaluation and exports are left" in shown.err
+    assert "evaluated at step 4" in shown.err
     (export,) = (folder / "late" / "export").iterdir()
+    assert f"exported: {export}\n" in shown.out
     assert run(folder, "train", model_dir="late") == 0
     assert "is at step 4 already; nothing left to do" in capsys.readouterr().err
     assert list((folder / "late" / "export").iterdir()) == [export]

@@ -37,7 +37,7 @@ def train(request: requests.Request) -> None:
         if done.metrics is not None and not is_seen:
             report.print_metrics(done.metrics, f"{settings.name} at step {done.step}")
         if done.path is not None:
-            report.print_signatures(done.path, exports.signatures(done.path))
+            report.print_signatures(f"exported: {done.path}", exports.signatures(done.path))
 
 
 def _asks_before(request: requests.Request) -> Callable[[Sequence[str]], bool] | None:

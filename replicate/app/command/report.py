@@ -43,9 +43,9 @@ def print_all_metrics(found: Sequence[Mapping[str, object]], title: str) -> None
     rich.print(table)
 
 
-def print_signatures(path: str, signatures: Mapping[str, Mapping[str, Mapping[str, str]]]) -> None:
-    """Prints where a SavedModel is, and what goes into it and comes out."""
-    print(path)
+def print_signatures(title: str, signatures: Mapping[str, Mapping[str, Mapping[str, str]]]) -> None:
+    """Prints where a SavedModel is, as a title tells, and what goes into it and comes out."""
+    print(title)
     for name, signature in signatures.items():
         print(f"  {name}")
         for side in ("inputs", "outputs"):

@@ -67,6 +67,7 @@ class Display:
         self._console = console or _Console(stderr=True, highlight=False)
         self._is_on_stderr = console is None
         self._bars: _Bars | None = None
+        self._tasks: list[Task] = []
         self._leave = contextlib.ExitStack()
 
     def __enter__(self) -> "Display":
@@ -119,7 +120,7 @@ class Display:
         every: int | None = None,
         unit: str = "steps",
     ) -> "Task":
-        """Begins a task.
+        """Begins a task; one that is not at its end waits for it, and is not shown meanwhile.
 
         Args:
             label: What is done, e.g. train.
@@ -129,7 +130,20 @@ class Display:
                 them multiples of this, one in ten seconds at most. None: one in ten seconds.
             unit: What is counted.
         """
-        return Task(self, Bar(label, start, total, ("",)), every, unit)
+        made = Task(self, Bar(label, start, total, ("",)), every, unit)
+        made.show()
+        if self._tasks:
+            self._tasks[-1].hide()
+        self._tasks.append(made)
+        return made
+
+    def end(self, task: "Task") -> None:
+        """Ends a task; its bar goes away, and that of the one that waited comes back."""
+        is_shown = self._tasks[-1:] == [task]
+        self._tasks = [one for one in self._tasks if one is not task]
+        if is_shown and self._tasks:
+            self._tasks[-1].show()
+        task.hide()
 
     def show(self, key: Hashable, bar: Bar | None) -> None:
         """Shows a bar, if there are bars.
@@ -182,12 +196,13 @@ class _Bars(rich_progress.Progress):
             self._start_or_stop()
             return
         if key not in self._numbers:
-            self._numbers[key] = self.add_task(bar.label, text="")
+            self._numbers[key] = self.add_task(bar.label, total=None, text="")
             self._start_or_stop()
+        total = bar.total if bar.done else None  # nobody knows how far: it pulses
         room = self.console.width - _LEAST_BAR - len(f"{bar.label}  {bar.units}  ")
         note = next((note for note in bar.notes if len(note) <= room), "")
         text = f"{bar.units}  {note}"
-        self.update(self._numbers[key], completed=bar.done, total=bar.total, text=text)
+        self.update(self._numbers[key], completed=bar.done, total=total, text=text)
 
     def tell(self, status: str) -> None:
         """Changes the line below the bars; see `Display.status`."""
@@ -218,7 +233,6 @@ class Task:
         self._has_ends = every is not None  # a line for the first unit and the last
         self._line_at = -math.inf if self._has_ends else time.monotonic()
         self._in_line = bar.done
-        display.show(self, bar)
 
     def update(self, done: int, loss: float | None = None, examples: int = 0) -> None:
         """Shows that `done` units are done.
@@ -262,6 +276,16 @@ class Task:
         self._bar = self._bar._replace(total=total)
         self._display.show(self, self._bar)
 
+    def show(self) -> None:
+        """Shows the bar."""
+        self._display.tell({"task": id(self), "bar": self._bar})
+        self._display.show(self, self._bar)
+
+    def hide(self) -> None:
+        """Lets the bar go away."""
+        self._display.tell({"task": id(self)})
+        self._display.show(self, None)
+
     def pause(self) -> None:
         """Leaves the time until the next update out of the speed."""
         self._times.clear()
@@ -270,8 +294,7 @@ class Task:
         """Ends the task; its bar goes away."""
         if self._has_ends and self._bar.done != self._in_line:
             self._show_line()
-        self._display.tell({"task": id(self)})
-        self._display.show(self, None)
+        self._display.end(self)
 
     def _notes(self, done: int) -> tuple[str, ...]:
         """Returns loss, speed and time left; then the same without the speed, and the loss."""
