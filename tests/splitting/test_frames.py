@@ -92,6 +92,8 @@ def test_what_leaves_a_loop_waits_for_all_that_enters_it():
         "inner_exit": ["inner_switch"],
         "next": ["inner_exit"],
         "exit": ["switch"],
+        "zero": [],
+        "x": [],
     }
     types = {"condition": "LoopCond", "next": "NextIteration"}
 
@@ -112,6 +114,27 @@ def test_what_leaves_a_loop_waits_for_all_that_enters_it():
         outer: ["enter", "enter_x"],
         inner: ["inner_enter"],
     }
+
+
+def test_what_enters_behind_what_leaves_is_not_waited_for():
+    # A counter enters each of two loops behind what has left the other one; `x` enters before.
+    before = {
+        **{f"{n}_enter": ["x"] for n in "ab"},
+        **{f"{n}_merge": [f"{n}_enter"] for n in "ab"},
+        **{f"{n}_switch": [f"{n}_merge"] for n in "ab"},
+        **{f"{n}_exit": [f"{n}_switch"] for n in "ab"},
+        "a_enter_late": ["b_exit"],
+        "b_enter_late": ["a_exit"],
+        "x": [],
+    }
+
+    def kind(name):
+        return name[2:].removesuffix("_late").capitalize()
+
+    found = frames.without_turns(before, kind, lambda enter: enter[:1].encode())
+    assert [found[frames.Loop(name)] for name in "ab"] == [["a_enter"], ["b_enter"]]
+    places = {each: n for n, each in enumerate(found)}
+    assert all(places[other] < places[each] for each in found for other in found[each])
 
 
 def test_only_what_a_branch_makes_may_have_no_value():

@@ -188,6 +188,20 @@ def test_a_loop_that_begins_behind_a_write_reads_behind_it():
     require_alike(make)
 
 
+def test_a_loop_reads_before_what_waits_for_its_results():
+    """An optimizer behind an update: so are the counters of the loop's gradient, which enter it."""
+
+    def make(x):
+        w = variable("w", 1, 4, 4)
+        h = looped(lambda s: tf.tanh(s @ w), x @ variable("in", 0, 3, 4))
+        mean = tf1.get_variable("mean", [], F64, tf1.zeros_initializer(), use_resource=True)
+        loss = tf.reduce_mean(tf.square(h - 0.3))
+        with tf.control_dependencies([mean.assign_add(tf.reduce_mean(h))]):
+            return [loss, tf1.train.GradientDescentOptimizer(0.1).minimize(loss)]
+
+    require_alike(make)
+
+
 def test_a_loop_reads_what_it_has_written():
     def make(x):
         c = tf1.get_variable("c", [], F64, tf1.ones_initializer(), use_resource=True)

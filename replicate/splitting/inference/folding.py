@@ -191,6 +191,8 @@ def _fits(value: Value, dtype: tf.DType) -> bool:
     if value.size > extents.MOST_ENTRIES or dtype.is_bool:
         return value.size <= extents.MOST_ENTRIES
     numbers = [each for each in value.flat if not isinstance(each, extents.Amount)]
+    if len(numbers) < value.size and dtype not in (tf.int32, tf.int64):
+        return False
     return all(dtype.min <= each <= dtype.max for each in numbers)
 
 
@@ -237,15 +239,15 @@ def _over(function: Callable[..., Any]) -> _Fold:
     """Returns what works out a reduction over axes."""
 
     def reduce(op: tf.Operation, v: Sequence[Value]) -> Any:
-        axes = tuple(axis % v[0].ndim for axis in _numbers(v[1])) if v[0].ndim else ()
+        axes = tuple(_numbers(v[1]))
         return function(v[0], axis=axes, keepdims=op.get_attr("keep_dims")) if axes else v[0]
 
     return reduce
 
 
 def _largest(value: Value, axis: tuple[int, ...], keepdims: bool) -> Value:
-    if len(axis) != 1:
-        raise UnknownError("a maximum over several axes")
+    if len(axis) != 1 or not value.ndim:
+        raise UnknownError("a maximum over several axes, or over none that is there")
     larger: Any = np.frompyfunc(extents.larger, 2, 1)  # in NumPy 1 `reduce` has no type
     return _array(larger.reduce(value, axis=axis[0], keepdims=keepdims))
 
@@ -273,21 +275,34 @@ def _strided_slice(op: tf.Operation, v: Sequence[Value]) -> Value:
 
 
 def _slice(op: tf.Operation, v: Sequence[Value]) -> Value:
-    places = zip(_numbers(v[1]), _numbers(v[2]), strict=True)
-    index = (slice(first, None if size < 0 else first + size) for first, size in places)
-    return v[0][tuple(index)]
+    begin, size = _numbers(v[1]), _numbers(v[2])
+    ends = [n if s < 0 else b + s for n, b, s in zip(v[0].shape, begin, size, strict=True)]
+    if not all(b <= end <= n for n, b, end in zip(v[0].shape, begin, ends, strict=True)):
+        raise UnknownError("entries that are not there")
+    return v[0][tuple(map(slice, begin, ends))]
 
 
 def _gather(op: tf.Operation, v: Sequence[Value]) -> Value:
     if op.get_attr("batch_dims"):
         raise UnknownError("a gather by batches")
     places = np.reshape(_numbers(v[1]), v[1].shape).astype(int)
+    if (places < 0).any():
+        raise UnknownError("entries that are not there")
     return np.take(v[0], places, axis=_number(v[2]))
+
+
+def _inverted(op: tf.Operation, v: Sequence[Value]) -> Value:
+    places = _numbers(v[0])
+    if sorted(places) != list(range(len(places))):
+        raise UnknownError("no permutation")
+    return _array(np.argsort(places))
 
 
 def _stitched(op: tf.Operation, v: Sequence[Value]) -> Value:
     half = len(v) // 2
     places = [_numbers(each) for each in v[:half]]
+    if min(map(min, filter(None, places)), default=0) < 0:
+        raise UnknownError("entries that are not there")
     inner = v[half].shape[v[0].ndim :]
     length = max((max(each) for each in places if each), default=-1) + 1
     made = np.full((length, *inner), None, object)
@@ -300,8 +315,8 @@ def _stitched(op: tf.Operation, v: Sequence[Value]) -> Value:
 
 def _range(op: tf.Operation, v: Sequence[Value]) -> Value:
     places = range(*(_number(each) for each in v))
-    if len(places) > extents.MOST_ENTRIES:
-        raise UnknownError("too long")
+    if len(places) > extents.MOST_ENTRIES or (not places and places.start != places.stop):
+        raise UnknownError("too long, or in the other direction")
     return _array(list(places))
 
 
@@ -328,21 +343,25 @@ def _aligned(v: Sequence[Value]) -> list[list[Number]]:
 
 
 def _broadcast_axes(op: tf.Operation, v: Sequence[Value]) -> list[Value]:
-    """Returns the axes over which gradients are summed: those where a shape has 1."""
+    """Returns the axes over which gradients are summed: those where a shape has 1.
+
+    Of equal shapes there are none, though they have 1. A length that grows may be 1, too: then the
+    kernel has other axes, which are of length 1, and over which a sum has the same entries.
+    """
     found: list[list[int]] = [[], []]
+    if equal(*v):
+        return [_array(axes) for axes in found]
     for axis, (a, b) in enumerate(zip(*_aligned(v), strict=True)):
-        if a == b and a != 1:
-            continue
         for one, each in enumerate((a, b)):
             if _is_one(each):
                 found[one].append(axis)
-        if not (_is_one(a) or _is_one(b)) and not extents.same(a, b):
+        if not (a == b or _is_one(a) or _is_one(b)) and not extents.same(a, b):
             raise UnknownError("shapes that do not fit")
     return [_array(axes) for axes in found]
 
 
 def _is_one(number: Number) -> bool:
-    """Whether a length is 1; one that grows counts as another, since the sum is the same."""
+    """Whether a length is 1 for every number of rows."""
     return not isinstance(number, extents.Amount) and number == 1
 
 
@@ -422,7 +441,7 @@ FOLD: dict[str, _Fold] = {
     "Greater": _each(lambda a, b: extents.less(b, a)),
     "GreaterEqual": _each(lambda a, b: not extents.less(a, b)),
     "Identity": lambda op, v: v[0],
-    "InvertPermutation": lambda op, v: np.argsort(_numbers(v[0])),
+    "InvertPermutation": _inverted,
     "Less": _each(lambda a, b: extents.less(a, b)),
     "LessEqual": _each(lambda a, b: not extents.less(b, a)),
     "LogicalAnd": _each(lambda a, b: a and b),

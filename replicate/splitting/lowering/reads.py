@@ -48,7 +48,7 @@ def read_before_loops(graph: tf.Graph, ops: Iterable[tf.Operation]) -> Moved:
         behind_changes = effects.behind_changes(graph)
         for root, found in reads.items():
             if found:
-                loop = _Loop(by_root[root], behind_changes)
+                loop = _Loop(by_root[root], found, behind_changes)
                 for op in found:
                     made.replace(op, loop)
         return made.write()
@@ -91,19 +91,26 @@ class _Loop:
 
     Args:
         ops: All operations of the loop, and of those inside of it.
+        reads: Those that read a variable which the loop does not write.
         behind_changes: The operations that change a state, or come after one that does.
 
     Attributes:
         waits: What must have run before a variable is read for the loop.
     """
 
-    def __init__(self, ops: Iterable[tf.Operation], behind_changes: Collection[tf.Operation]):
+    def __init__(
+        self,
+        ops: Sequence[tf.Operation],
+        reads: Iterable[tf.Operation],
+        behind_changes: Collection[tf.Operation],
+    ):
         waits: dict[tf.Operation, None] = {}
         self._devices: dict[loops.Context | None, str] = {}
+        read_behind = _before(reads, ops)
         for op in ops:
             if op.type == "LoopCond":
                 self._devices[loops.Structure.own_loop(op)] = op.device
-            elif op.type in kinds.ENTERS and loops.root(op.inputs[0].op) is None:
+            elif op in read_behind and loops.root(op.inputs[0].op) is None:
                 waits.update(dict.fromkeys(op.control_inputs))
                 # NOTE: a loop waits for its inputs, and so may come after a write.
                 if op.inputs[0].op in behind_changes:
@@ -113,6 +120,23 @@ class _Loop:
     def device(self, op: tf.Operation) -> str:
         """Returns where the loop of an operation is."""
         return self._devices[loops.Structure.own_loop(op)]
+
+
+def _before(reads: Iterable[tf.Operation], ops: Iterable[tf.Operation]) -> set[tf.Operation]:
+    """Returns what enters a loop for operations in it to run.
+
+    NOTE: not the counter of a gradient, say, which may enter after something has left the loop.
+    """
+    left, waiting = set(ops).difference(reads), list(reads)
+    entering = set()
+    while waiting:
+        op = waiting.pop()
+        if op.type in kinds.ENTERS:
+            entering.add(op)
+        before = left.intersection([*(tensor.op for tensor in op.inputs), *op.control_inputs])
+        left -= before
+        waiting += before
+    return entering
 
 
 class _Made:

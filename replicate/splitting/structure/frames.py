@@ -4,7 +4,7 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from replicate.splitting.structure import kinds
+from replicate.splitting.structure import kinds, order
 
 Each = TypeVar("Each")
 
@@ -54,12 +54,13 @@ def without_turns(
     kind: Callable[[Each], str],
     frame: Callable[[Each], bytes],
 ) -> dict[Each | Loop, Sequence[Each | Loop]]:
-    """Returns what everything waits for that is outside of its loop: there are no circles.
+    """Returns what everything waits for that is outside of its loop, each after that.
 
     A loop makes a limited number of turns at a time, and the first of them ends when everything has
     entered. So what leaves a loop may wait for what it is not made from, as a counter of turns
     does. It waits for all that enters, and for nothing else of what is outside: what a turn takes
-    from the turn before is left out.
+    from the turn before is left out. What enters only after something has left the loop, as the
+    counter of a gradient that waits for an update, is not waited for: such a loop makes few turns.
 
     Args:
         before: For each operation those that it reads, in order, and those that it waits for.
@@ -81,4 +82,31 @@ def without_turns(
             found[each] = [*others, Loop(frame(origin).decode())]
     for loop, entered in entering.items():
         found[loop] = entered
-    return found
+    ordered, has_circles = order.in_order(found)
+    if has_circles:
+        _leave_out_late(found, entering, ordered)
+        ordered, _ = order.in_order(found)
+    return {each: found[each] for each in ordered}
+
+
+def _leave_out_late(
+    before: dict[Each | Loop, Sequence[Each | Loop]],
+    entering: Mapping[Loop, Sequence[Each]],
+    ordered: Sequence[Each | Loop],
+) -> None:
+    """Leaves out of loops what enters after something has left."""
+    bits = {loop: 1 << n for n, loop in enumerate(entering)}
+    left: dict[Each | Loop, int] = dict.fromkeys(before, 0)  # the loops that each comes behind
+    is_changed = True
+    while is_changed:
+        is_changed = False
+        for each in ordered:
+            found = left[each]
+            for other in before[each]:
+                found |= left[other]
+                if isinstance(other, Loop):
+                    found |= bits[other]
+            is_changed |= found != left[each]
+            left[each] = found
+    for loop, entered in entering.items():
+        before[loop] = [each for each in entered if not left[each] & bits[loop]]

@@ -298,7 +298,9 @@ class Writer:
         if op.type == "Reshape":
             before, after = facts.shape(given), facts.shape(made)
             is_known = before is not None and all(map(_is_known, before))
-            if not is_known or before != after or made.shape.rank is None:
+            # NOTE: a device with one row may sum over other axes of length 1 than all rows have.
+            is_ranked = made.shape.rank is not None and self._passed(given).shape.rank is not None
+            if not is_known or before != after or not is_ranked:
                 return False
         return not any(map(loop_copies.is_waited_for, op.control_inputs))
 
