@@ -480,3 +480,104 @@ def test_a_fault_of_a_split_graph_is_found():
     loss = row_of(found, "loss")
     assert loss.verdict == "differs"
     assert "A difference is a fault of replicate, unless the model depends on" in str(found)
+
+
+def by_hand(features, labels, mode):
+    """A rate that reads the step, beside an assignment to the step: BERT's own train_op."""
+    y = tf1.layers.dense(features["x"], 1, name="line")
+    if labels is None:
+        return spec(mode, {"y": y}, None)
+    loss, step = squared(labels, y), tf1.train.get_global_step()
+    rate = 0.05 * tf.cast(1 + step, tf.float32)
+    train_op = tf1.train.GradientDescentOptimizer(rate).minimize(loss)
+    return spec(mode, {"y": y}, loss, labels)._replace(
+        train_op=tf.group(train_op, step.assign(step + 1))
+    )
+
+
+def in_turn(features, labels, mode):
+    """Two optimizers, each of which writes what the other one's loss reads for itself."""
+
+    def predicted():
+        with tf1.variable_scope("model", reuse=tf1.AUTO_REUSE):
+            return tf1.layers.dense(tf.tanh(tf1.layers.dense(features["x"], 3, name="a")), 1)
+
+    y = predicted()
+    if labels is None:
+        return spec(mode, {"y": y}, None)
+    losses = squared(labels, y), tf.reduce_mean(tf.abs(predicted() + labels))
+    trained = tf1.trainable_variables()
+    optimizer = tf1.train.GradientDescentOptimizer(0.1)
+    steps = [
+        optimizer.minimize(losses[0], tf1.train.get_global_step(), trained[:2]),
+        optimizer.minimize(losses[1], None, trained[2:]),
+    ]
+    return spec(mode, {"y": y}, losses[0], labels)._replace(train_op=tf.group(steps))
+
+
+@pytest.mark.thorough("in_turn-*")
+@pytest.mark.parametrize(
+    ("model_fn", "variable", "reader", "writer"),
+    [
+        (by_hand, "global_step", "ReadVariableOp", "AssignVariableOp"),
+        (in_turn, "model/a/kernel", "model_1/a/", "GradientDescent/update_model/a/kernel/"),
+    ],
+)
+def test_what_a_model_leaves_open_is_named_each_time(model_fn, variable, reader, writer):
+    for _ in range(2):
+        found = verify(model_fn, optimizer_fn=None, devices=CPUS[:2])
+        assert found.holds
+        left_open = dict.fromkeys(["loss", "weights"], "open in the model")
+        others = {what: verdicts(found)[what] for what in EVERY_KIND if what not in left_open}
+        assert verdicts(found) == {**others, **left_open}
+        assert set(others.values()) <= {"equal", "not compared"}  # there are no slots
+        (text, *_) = row_of(found, "weights").explanations
+        assert f"whether {variable} is read ({reader}" in text
+        assert f"before it is written ({writer}" in text
+        assert str(found).endswith("one device gives; loss, weights: open in the model.")
+
+
+def test_a_fault_beside_what_a_model_leaves_open_is_found():
+    builds = iter(range(1, 100))
+
+    def model_fn(features, labels, mode):
+        made = by_hand(features, labels, mode)
+        return made if labels is None else made._replace(loss=made.loss * next(builds))
+
+    found = verify(model_fn, optimizer_fn=None, devices=CPUS[:2])
+    assert verdicts(found)["loss"] == "differs"
+    assert verdicts(found)["weights"] == "open in the model"
+
+
+def test_what_both_sides_leave_open_is_not_compared():
+    found = verify(by_hand, optimizer_fn=None, devices=CPUS[:1])
+    assert found.holds
+    weights = row_of(found, "weights")
+    assert (weights.verdict, weights.difference) == ("open in the model", None)
+    assert "it is not compared" in weights.explanations[0]
+
+
+def in_bfloat16(features, labels, mode):
+    """Computes in bfloat16 what is stored in float32, as Keras' mixed precision does."""
+    x = tf.keras.layers.Dense(4, dtype=tf.keras.mixed_precision.Policy("mixed_bfloat16"))
+    y = tf1.layers.dense(tf.cast(x(features["x"]), tf.float32), 1)
+    return spec(mode, {"y": y}, None if labels is None else squared(labels, y), labels)
+
+
+def test_rounding_is_that_of_the_precision_in_which_a_step_computes():
+    found = verify(in_bfloat16, devices=CPUS[:2])
+    assert found.holds
+    assert verdicts(found)["weights"] == "equal"
+    # Another rounding of a weight by 2^-7 is seen in what is made from it.
+    assert row_of(found, "predictions").noise > 1e-4
+
+
+@pytest.mark.thorough
+def test_a_fault_of_a_step_in_bfloat16_is_found():
+    builds = iter(range(1, 100))
+
+    def model_fn(features, labels, mode):
+        made = in_bfloat16(features, labels, mode)
+        return made if labels is None else made._replace(loss=made.loss * next(builds))
+
+    assert not verify(model_fn, devices=CPUS[:2]).holds

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.verification import inputs, judgement, measures, runs, subjects
+from replicate.verification import inputs, judgement, measures, races, runs, subjects
 
 MODES = (types.TRAIN, types.EVAL, types.PREDICT)
 
@@ -164,23 +164,26 @@ class _Mode:
                 self._note_failure(one_round, "one device raises", e)
             return
         try:
-            towers = self._build("towers", row_count).run(one_round.batches, self._start)
+            replicated = self._build("towers", row_count)
+            towers = replicated.run(one_round.batches, self._start)
         except Exception as e:  # noqa: BLE001 - whatever a model raises when it is replicated
             self.measures += self._faults(one_round, outcomes, e)
             return
         drawing = one.drawing()
-        is_random = self._random_keys(one, drawing)
+        is_random, opened = self._random_keys(one, drawing), _opened(one, replicated)
         repeated = self._repeated(one, one_round, bool(drawing))
         for i, outcome in enumerate(outcomes):
             noisy = functools.partial(repeated.after, i)
-            self.measures += _measures(_place(one_round, i), outcome, towers[i], noisy, is_random)
+            found = _measures(_place(one_round, i), outcome, towers[i], noisy, is_random)
+            self.measures += map(opened.marked, found)
 
     def _build(self, side: str, row_count: int) -> runs.Built:
         """Builds a side of the model, once for each batch size that its graph knows."""
         key = (side, row_count if self._form.is_static() else None)
         if key not in self._built:
             build, config = getattr(self._sides, side), self._session_config
-            self._built[key] = runs.Built(build, self._form, row_count, self._mode, config)
+            is_one = side != "towers"
+            self._built[key] = runs.Built(build, self._form, row_count, self._mode, config, is_one)
         return self._built[key]
 
     def _one_device(self, row_count: int) -> runs.Built:
@@ -205,15 +208,20 @@ class _Mode:
         """Runs one device so that noise alone makes other values.
 
         The rows are in other orders, unless each is drawn numbers for; or weights are rounded
-        otherwise.
+        otherwise, in each precision in which values are computed.
         """
         reordered = []
         for orders in () if draws else _orders(one_round):
             pairs = zip(one_round.batches, orders, strict=True)
             batches = [[inputs.take(leaf, order) for leaf in batch] for batch, order in pairs]
             reordered.append((one.run(batches, self._start), orders))
-        starts = [measures.rounded_otherwise(self._start, seed) for seed in range(_REPEATS)]
-        return _Repeated(reordered, [one.run(one_round.batches, start) for start in starts])
+        computed = one.precisions()
+        rounded = {}
+        for least in sorted(set(computed.values())):
+            seeds = range(_REPEATS)
+            starts = [measures.rounded_otherwise(self._start, seed, least) for seed in seeds]
+            rounded[least] = [one.run(one_round.batches, start) for start in starts]
+        return _Repeated(reordered, rounded, computed)
 
     def _random_keys(self, one: runs.Built, drawing: list[tf.Operation]) -> set[runs.Key]:
         """Returns what depends on random numbers that towers draw for themselves."""
@@ -252,18 +260,58 @@ class _Repeated(NamedTuple):
 
     Attributes:
         reordered: What came out of each batch with its rows in another order, and the orders.
-        rounded: What came out of each batch from weights that are rounded otherwise.
+        rounded: What came out of each batch from weights that are rounded otherwise, by how
+            much at least.
+        computed: The precisions in which values are computed, as `runs.Built.precisions`.
     """
 
     reordered: list[tuple[list[runs.Outcome], list[npt.NDArray[Any]]]]
-    rounded: list[list[runs.Outcome]]
+    rounded: dict[float, list[list[runs.Outcome]]]
+    computed: dict[runs.Key, float]
 
     def after(self, i: int, key: runs.Key) -> measures.Noisy:
         """Returns one value after batch i."""
+        computed = self.computed[key]
         return measures.Noisy(
             [(outcomes[i][key], orders[i]) for outcomes, orders in self.reordered],
-            [outcomes[i][key] for outcomes in self.rounded],
+            [outcomes[i][key] for outcomes in self.rounded[computed]],
+            computed,
         )
+
+
+class _Opened(NamedTuple):
+    """What depends on an order that the model leaves open.
+
+    Attributes:
+        races: What is open.
+        keys: What depends on it.
+        left: What of that cannot be compared: both sides were not given the same order.
+    """
+
+    races: tuple[races.Race, ...]
+    keys: set[runs.Key]
+    left: set[runs.Key]
+
+    def marked(self, measure: measures.Measure) -> measures.Measure:
+        """Returns a measure with what the model leaves open of it."""
+        if measure.key not in self.keys:
+            return measure
+        return measure._replace(opened=self.races, is_open=measure.key in self.left)
+
+
+def _opened(one: runs.Built, towers: runs.Built) -> _Opened:
+    """Returns what depends on an order that the model leaves open.
+
+    Args:
+        one: One device.
+        towers: The towers, which read first as well, unless nothing is split there.
+    """
+    left = [race for race in one.races if towers.races or not race.is_settled]
+    keys, is_open = (
+        one.reached_from([source for race in found for source in race.sources()])
+        for found in (one.races, left)
+    )
+    return _Opened(tuple(one.races), keys, is_open)
 
 
 def _orders(one_round: inputs.Round) -> Iterator[list[npt.NDArray[Any]]]:

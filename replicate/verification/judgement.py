@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from replicate import types
-from replicate.verification import measures, runs, subjects
+from replicate.verification import measures, races, runs, subjects
 
 EQUAL = "equal"
 DIFFERS = "differs"
 RANDOM = "random"
 ORDER = "depends on order"
 ROUNDING = "depends on rounding"
+OPEN = "open in the model"
 NOT_COMPARED = "not compared"
 
 _OF_SPLIT = (
@@ -58,8 +59,9 @@ class Row:
     Attributes:
         what: The kind: loss, weights (their changes), slots, other variables, metrics,
             predictions, export outputs.
-        verdict: `equal`; `differs`; `random`, all depends on random numbers; `depends on
-            order`, the order of rows alone makes differences of this size; `depends on
+        verdict: `equal`; `differs`; `random`, all depends on random numbers; `open in the
+            model`, a step reads and writes a variable, or writes it twice, in no order; `depends
+            on order`, the order of rows alone makes differences of this size; `depends on
             rounding`, the last bits of weights alone do; `not compared`.
         difference: The largest one between the towers and one device; None where nothing
             was compared. Infinite where shapes differ, or numbers are not finite.
@@ -132,6 +134,8 @@ class Verification:
             return f"The towers do not give what one device gives: {', '.join(differing)}."
         untold = [row.what for row in self.rows if row.verdict in (ORDER, RANDOM, ROUNDING)]
         left_out = f"; {', '.join(untold)} cannot be compared" if untold else ""
+        left_open = [row.what for row in self.rows if row.verdict == OPEN]
+        left_out += f"; {', '.join(left_open)}: open in the model" if left_open else ""
         return f"The towers give what one device gives{left_out}."
 
 
@@ -195,7 +199,7 @@ def _judge(
     found: Sequence[measures.Measure], noises: measures.Noises, sides: subjects.Sides
 ) -> Row:
     """Returns the row of a kind of which something was compared."""
-    compared = [one for one in found if not one.is_random]
+    compared = [one for one in found if one.is_compared]
     differing = [one for one in compared if noises.counts(one)]
     wrong = [one for one in differing if sides.is_split or not noises.depends_on_order(one)]
     if wrong:
@@ -204,6 +208,9 @@ def _judge(
         is_explained = not all(one.fault for one in wrong)
         texts = _explanations(row.what, sides) if is_explained else ()
         return dataclasses.replace(row, explanations=tuple(texts))
+    opened = [one for one in found if one.opened]
+    if opened:
+        return _open(compared, opened, noises)
     rounded = list(filter(noises.depends_on_rounding, compared))
     for verdict, changed, why in (
         (ORDER, differing, _OF_ORDER),
@@ -214,6 +221,39 @@ def _judge(
             row = _row(verdict, worst, noises, _listed(changed))
             return dataclasses.replace(row, explanations=(why,))
     return _row(EQUAL, max(compared, key=noises.excess), noises, _exceptions(found))
+
+
+def _open(
+    compared: Sequence[measures.Measure],
+    opened: Sequence[measures.Measure],
+    noises: measures.Noises,
+) -> Row:
+    """Returns the row of a kind of which a part depends on what the model leaves open."""
+    found: dict[str, list[races.Race]] = {}
+    for race in dict.fromkeys(race for one in opened for race in one.opened):
+        found.setdefault(race.variable.name, []).append(race)
+    names = list(found)
+    is_compared = any(one.is_compared for one in opened)
+    told = tuple(_told(name, found[name], is_compared) for name in names[:_SHOWN])
+    if not compared:
+        return Row(opened[0].key.what, OPEN, detail=_some(names), explanations=told)
+    row = _row(OPEN, max(compared, key=noises.excess), noises, _some(names))
+    return dataclasses.replace(row, explanations=told)
+
+
+def _told(name: str, found: Sequence[races.Race], is_compared: bool) -> str:
+    """Says what the races of a variable leave open."""
+    uses = {use for race in found for use in (race.first, race.second)}
+    writes, reads = (
+        _some(sorted({use.op.name for use in uses if use.is_write is is_write}))
+        for is_write in (True, False)
+    )
+    used = f"whether {name} is read ({reads}) before it" if reads else f"in which order {name}"
+    here = "compared is what comes of reading first" if is_compared else "it is not compared"
+    return (
+        f"The model leaves open {used} is written ({writes}); {here}. tf.control_dependencies "
+        "orders operations."
+    )
 
 
 def _row(verdict: str, worst: measures.Measure, noises: measures.Noises, detail: str) -> Row:
@@ -264,6 +304,9 @@ def _where(
 
 
 def _listed(found: Sequence[measures.Measure]) -> str:
-    names = once(one.key.name for one in found)
+    return _some(once(one.key.name for one in found))
+
+
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

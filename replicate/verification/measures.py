@@ -5,8 +5,9 @@ A difference counts where it is above
     16 · noise  +  256 · ε · s  +  16 · ε · S  +  8 · ε · m
 
 with `noise` the largest relative difference that one device makes of itself, over all batches,
-times s: by weights that are rounded otherwise, and by another order of the rows as far as
-additions in another order make it (what makes more of it depends on the order of rows); s the
+times s: by weights that are rounded otherwise, in the precision in which the value is computed,
+and by another order of the rows as far as additions in another order make it (what makes more of
+it depends on the order of rows); s the
 largest number of the value on one device; S the largest s of all values of its kind, since what
 cancels to zero leaves a rest of the size of what cancelled; m the largest number that the value
 is a difference of (a weight, of which the change is compared); and ε the distance of the value's
@@ -22,15 +23,16 @@ import numpy as np
 import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
-from replicate.verification import runs
+from replicate.verification import precisions, races, runs
 
 NOISE = 16.0
 FLOOR = 256.0
 OF_KIND = 16.0
 ROUNDING = 8.0
-ORDER = 8192.0  # ε times this, as a part of s, is more than the order of additions makes
-
-_EPSILONS = {"bfloat16": 2.0**-7}
+# More than the order of additions makes, as a part of s: ε times this, or the ε of the precision
+# in which a value is computed, times that.
+ORDER = 8192.0
+COMPUTED = 32.0
 
 
 class Noisy(NamedTuple):
@@ -39,10 +41,12 @@ class Noisy(NamedTuple):
     Attributes:
         reordered: With the rows in other orders, and these orders.
         rounded: From weights that are rounded otherwise.
+        computed: The ε of the precision in which it is computed, if that is known.
     """
 
     reordered: Sequence[tuple[runs.Quantity, npt.NDArray[Any]]]
     rounded: Sequence[runs.Quantity]
+    computed: float = 0.0
 
 
 class Measure(NamedTuple):
@@ -58,8 +62,11 @@ class Measure(NamedTuple):
         scale: s, the largest number on one device.
         rounding: ε · m.
         epsilon: ε.
+        computed: See `Noisy`.
         is_random: Whether it depends on random numbers, or on what does, and is left out.
         fault: What makes the values incomparable; empty where they can be compared.
+        opened: What the model leaves open, if the value depends on that.
+        is_open: Whether it is left out for that: both sides were not given the same order.
     """
 
     key: runs.Key
@@ -70,8 +77,16 @@ class Measure(NamedTuple):
     scale: float = 0.0
     rounding: float = 0.0
     epsilon: float = 0.0
+    computed: float = 0.0
     is_random: bool = False
     fault: str = ""
+    opened: tuple[races.Race, ...] = ()
+    is_open: bool = False
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether a difference would say anything."""
+        return not self.is_random and not self.is_open
 
 
 def failed(key: runs.Key, place: str, fault: str) -> Measure:
@@ -102,7 +117,7 @@ def measure(
     by_order = [_apart(key, value, other.copies[0], order) for other, order in noisy.reordered]
     by_rounding = [difference(value, other.copies[0]) for other in noisy.rounded]
     order = max(by_order, default=0.0)
-    is_ordered = order > _reassociated(least, size)
+    is_ordered = order > _reassociated(least, noisy.computed) * size
     return Measure(
         key,
         place,
@@ -112,6 +127,7 @@ def measure(
         scale=size,
         rounding=least * one.magnitude,
         epsilon=least,
+        computed=noisy.computed,
         is_random=is_random,
     )
 
@@ -128,9 +144,9 @@ def _apart(
     return apart
 
 
-def _reassociated(least: float, size: float) -> float:
-    """Returns the most that additions in another order make of a value."""
-    return least * ORDER * size
+def _reassociated(least: float, computed: float) -> float:
+    """Returns the most that additions in another order make of a value, as a part of s."""
+    return max(least * ORDER, computed * COMPUTED)
 
 
 _Largest: TypeAlias = collections.defaultdict[Any, float]
@@ -152,7 +168,7 @@ class Noises:
         )  # likewise, what the order of rows makes
         self._scales: _Largest = collections.defaultdict(float)  # S of each kind
         for one in measures:
-            if not one.is_random and not one.fault and one.scale:
+            if one.is_compared and not one.fault and one.scale:
                 key, what = one.key, one.key.what
                 self._relative[key] = max(self._relative[key], one.noise / one.scale)
                 self._orders[key] = max(self._orders[key], one.order / one.scale)
@@ -175,7 +191,7 @@ class Noises:
         """Whether a difference is one."""
         if measure.fault:
             return True
-        return not measure.is_random and measure.difference > self.allowed(measure)
+        return measure.is_compared and measure.difference > self.allowed(measure)
 
     def excess(self, measure: Measure) -> float:
         """Returns how often a difference is as large as is allowed, to be compared."""
@@ -194,25 +210,27 @@ class Noises:
 
         What cancels to a rest within the floor is all rounding, and is as it should be.
         """
-        is_shaken = self.of(measure) > _reassociated(measure.epsilon, measure.scale)
-        return is_shaken and measure.difference > self.floor(measure)
+        most = _reassociated(measure.epsilon, measure.computed) * measure.scale
+        return self.of(measure) > most and measure.difference > self.floor(measure)
 
 
 # Arrays.
 
 
-def rounded_otherwise(start: runs.Values, seed: int) -> runs.Values:
+def rounded_otherwise(start: runs.Values, seed: int, computed: float = 0.0) -> runs.Values:
     """Returns values of variables, numbers with a fraction one rounding up or down.
 
     Args:
         start: The values by name.
         seed: Of what is up and what is down.
+        computed: The least rounding, as a part of a number: ε, if that is larger than a value's.
     """
     drawn = np.random.RandomState(seed)
     made = {}
     for name, value in start.items():
         least = epsilon(np.asarray(value))
         if least and not tf.as_dtype(value.dtype).is_complex:
+            least = max(least, computed)
             signs = drawn.choice([-1.0, 1.0], np.shape(value))
             value = np.asarray(value * (1.0 + least * signs), value.dtype)
         made[name] = value
@@ -221,11 +239,7 @@ def rounded_otherwise(start: runs.Values, seed: int) -> runs.Values:
 
 def epsilon(value: npt.NDArray[Any]) -> float:
     """Returns ε of a value's dtype, 0 where it is no floating one."""
-    dtype = tf.as_dtype(value.dtype)
-    if not (dtype.is_floating or dtype.is_complex):
-        return 0.0
-    known = _EPSILONS.get(dtype.name)
-    return float(np.finfo(value.dtype).eps) if known is None else known
+    return precisions.epsilon(tf.as_dtype(value.dtype))
 
 
 def scale(value: npt.NDArray[Any]) -> float:

@@ -12,7 +12,7 @@ from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.strategy.variables import variables
-from replicate.verification import inputs
+from replicate.verification import inputs, precisions, races
 
 LOSS = "loss"
 WEIGHTS = "weights"
@@ -103,9 +103,11 @@ class Built:
         row_count: B, where the form says that graphs know it.
         mode: The mode key.
         session_config: Of the sessions.
+        reads_first: Whether reads are to come first where the model leaves that open.
 
     Attributes:
         variable_names: The names of all global variables.
+        races: What a batch leaves open, some of it settled.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Built:
         row_count: int,
         mode: str,
         session_config: tf1.ConfigProto,
+        reads_first: bool = False,
     ):
         self._is_training = mode == types.TRAIN
         self._session_config = session_config
@@ -129,10 +132,13 @@ class Built:
             metrics = (spec.eval_metric_ops or {}) if mode == types.EVAL else {}
             self._metrics = {Key(METRICS, name): value for name, (value, _) in metrics.items()}
             self._updates = [update for _, update in metrics.values()]
+            self._made_by = {Key(METRICS, name): update for name, (_, update) in metrics.items()}
             if self._is_training:
                 self._updates.append(spec.train_op)
             self._variables = _variables()
             self._scaffold = (spec.scaffold or tf1.train.Scaffold()).finalize()
+        look = races.settle if reads_first else races.find
+        self.races = look(self._graph, self._fetches())
         self.variable_names = frozenset(self._variables)
 
     def run(self, batches: Sequence[inputs.Batch], start: Values) -> list[Outcome]:
@@ -186,6 +192,32 @@ class Built:
             else:
                 yield variable.key, Quantity(tuple(map(np.asarray, copies)))
 
+    def _fetches(self) -> list[types.Fetch]:
+        """Returns all that a batch runs."""
+        leaves = tf.nest.flatten([self._outputs, self._updates], expand_composites=True)
+        return [leaf for leaf in leaves if leaf is not None]
+
+    def precisions(self) -> dict[Key, float]:
+        """Returns the `epsilon` of the coarsest dtype in which each value is computed.
+
+        It is 0 where that is none coarser than those of variables. Only what is made from
+        variables counts. In training that is one number, since each value of a later batch is
+        made from all weights.
+        """
+        own = {each.op: precisions.epsilon(each.given.dtype) for each in self._variables.values()}
+        floating = [op for op, least in own.items() if least]
+        found = operations.reached_from(floating)
+        finest = min((own[op] for op in floating), default=0.0)
+        if self._is_training:
+            step = operations.executed_by(self._fetches())
+            keys = [*self._outputs, *(each.key for each in self._variables.values())]
+            made_by = dict.fromkeys(keys, step)
+        else:
+            fetched = self._outputs | self._made_by
+            made_by = {key: operations.made_from([fetch]) for key, fetch in fetched.items()}
+        coarsest = {key: precisions.coarsest(ops & found) for key, ops in made_by.items()}
+        return {key: each if each > finest else 0.0 for key, each in coarsest.items()}
+
     def drawing(self) -> list[tf.Operation]:
         """Returns the operations of a batch that draw random numbers, in functions as well.
 
@@ -193,8 +225,7 @@ class Built:
         """
         functions = self._graph.as_graph_def().library.function
         library = {function.signature.name: function.node_def for function in functions}
-        leaves = tf.nest.flatten([self._outputs, self._updates], expand_composites=True)
-        executed = operations.executed_by([leaf for leaf in leaves if leaf is not None])
+        executed = operations.executed_by(self._fetches())
         found = [op for op in executed if _draws(op.node_def, library, set())]
         return sorted(found, key=lambda op: op.name)
 

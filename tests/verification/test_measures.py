@@ -105,6 +105,30 @@ def test_what_is_all_rounding_cannot_be_told_unless_it_is_within_the_floor():
     assert not measures.Noises([one]).depends_on_rounding(one)
 
 
+def test_what_is_computed_in_less_precision_is_as_noisy():
+    # Another order of additions in bfloat16 changes one part in 2^7, which float32 never would.
+    noisy = measures.Noisy(
+        [(runs.Quantity((np.float32([1 + 2**-7]),)), np.array([0]))], [], computed=2.0**-7
+    )
+    value = runs.Quantity((np.float32([1.0]),))
+    one = measures.measure(WEIGHT, "a batch", value, value, noisy, False)
+    assert (one.noise, one.order) == (2.0**-7, 0.0)
+    # Half of a value is more than that.
+    noisy = noisy._replace(reordered=[(runs.Quantity((np.float32([1.5]),)), np.array([0]))])
+    one = measures.measure(WEIGHT, "a batch", value, value, noisy, False)
+    assert (one.noise, one.order) == (0.0, 0.5)
+
+
+def test_weights_are_rounded_in_the_precision_in_which_they_are_used():
+    start = {"w": np.float32([1.0]), "fine": np.float64([1.0]), "half": np.float16([1.0])}
+    made = measures.rounded_otherwise(start, 0, computed=2.0**-23)
+    apart = {name: float(abs(made[name] - start[name])[0]) for name in start}
+    # A step down from 1 is half as long as one up, where values are rounded to what is there.
+    assert apart["fine"] == pytest.approx(2.0**-23)
+    assert apart["w"] in (2.0**-23, 2.0**-24)
+    assert apart["half"] in (2.0**-10, 2.0**-11)
+
+
 def test_weights_are_rounded_otherwise_by_one_rounding():
     start = {"w": np.float32([1.0, -2.0, 0.0]), "step": np.int64(7), "name": np.array(b"a")}
     made = measures.rounded_otherwise(start, 0)
