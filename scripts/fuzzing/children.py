@@ -3,6 +3,7 @@
 import logging
 import multiprocessing
 import os
+import warnings
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -83,6 +84,7 @@ def _serve(connection: Connection) -> None:
     from scripts.fuzzing import growing
 
     logging.getLogger("tensorflow").setLevel(logging.ERROR)  # advice to the models' authors
+    warnings.simplefilter("ignore")  # the same; `running.judge` hears what K devices add
     running.make_devices()
     tasks = {"grow": growing.grow, "judge": running.judge}
     while True:

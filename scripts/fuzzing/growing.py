@@ -117,7 +117,7 @@ def _end(program: programs.Program, drawn: random.Random, bench: "_Bench") -> pr
         metrics=tuple(text for text in metrics if bench.tries(text)),
         predictions=tuple(sorted(drawn.sample(dense, min(len(dense), drawn.randint(1, 4))))),
         optimizer=drawn.choices(*zip(*[row[::-1] for row in endings.OPTIMIZERS], strict=True))[0],
-        way=drawn.choice(("minimized", "minimized", "optimizer_fn", "clipped")),
+        way=drawn.choice(endings.WAYS),
     )
     is_mixed = programs.names(line.text for line in program.lines) & {"columns", "normed"}
     return program._replace(way="minimized") if is_mixed else program

@@ -184,7 +184,7 @@ def _signature(error: BaseException, mode: str) -> str:
     if isinstance(error, AssertionError):
         return f"warning in {mode}: {_NUMBERS.sub('#', str(error))[:80]}"
     if isinstance(error, tf.errors.OpError):
-        text = error.message.partition("\n")[0]
+        text = error.message.rpartition("unavailable>\n")[2].partition("\n")[0]
         return f"{type(error).__name__} in {mode}: {_NUMBERS.sub('#', text)[:90]}"
     places = [
         f"{pathlib.Path(frame.filename).stem}.{frame.name}"

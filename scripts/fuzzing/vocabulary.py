@@ -168,13 +168,23 @@ def clipped(optimizer, loss, read):
     """A step with gradients that are clipped by their global norm."""
     weights = tf1.trainable_variables()
     gradients, _ = tf.clip_by_global_norm(tf.gradients(loss, weights), 0.1)
-    pairs = [(g, w) for g, w in zip(gradients, weights, strict=True) if g is not None]
-    with tf.control_dependencies([loss, *read, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)]):
-        return optimizer.apply_gradients(pairs, tf1.train.get_global_step())
+    return applied(optimizer, zip(gradients, weights, strict=True), [loss, *read])
 
 
 def minimized(optimizer, loss, read):
-    """A step, after all that reads weights."""
+    """A step."""
+    return applied(optimizer, optimizer.compute_gradients(loss), [loss, *read])
+
+
+def applied(optimizer, pairs, read):
+    """A step with gradients, after all that reads weights and after updates."""
+    pairs = [(gradient, weight) for gradient, weight in pairs if gradient is not None]
+    with tf.control_dependencies([*read, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)]):
+        return optimizer.apply_gradients(pairs, tf1.train.get_global_step())
+
+
+def afterwards(optimizer, loss, read):
+    """A step whose gradients, too, are taken after updates."""
     with tf.control_dependencies([loss, *read, *tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)]):
         return optimizer.minimize(loss, tf1.train.get_global_step())
 

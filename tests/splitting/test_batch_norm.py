@@ -65,6 +65,15 @@ def in_a_loop(x, takes):
     return y, [x]
 
 
+def behind_a_loop(x, takes):
+    """The loop's last operation, rewritten just before, does not wait for what this one does."""
+    scale, offset = parameters()
+    y = tf.scan(lambda total, row: 0.5 * total + row, x)
+    old = tf.reshape(scale, [CHANNELS])  # an operation of its own, which is waited for
+    made = tf.raw_ops.FusedBatchNormV3(x=y, scale=scale, offset=offset, mean=old, variance=old)
+    return made.y, [scale, offset]
+
+
 def behind_another_operation(x, takes):
     scale, offset = parameters()
     seen = tf1.get_variable("seen", initializer=0.0, use_resource=True)
@@ -129,6 +138,7 @@ def of_other_entries(x, takes):
 MODELS = {
     in_a_branch: [],
     in_a_branch_of_a_branch: [],
+    behind_a_loop: [],
     behind_another_operation: [],
     in_a_loop: ["FusedBatchNormGradV3", "FusedBatchNormV3"],
     of_whichever_was_taken: ["FusedBatchNormGradV3"],

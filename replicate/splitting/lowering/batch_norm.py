@@ -192,7 +192,7 @@ def _source(reserved: tf.Tensor, n: int) -> tf.Operation | None:
 def _written_for(op: tf.Operation) -> Iterator[None]:
     """Makes operations like another one: on its device, in its branch, after what it waits for."""
     graph = op.graph
-    before = graph.version
+    before = len(graph.get_operations())
     with (
         graph.as_default(),
         graphs.alone(graph),
@@ -204,9 +204,8 @@ def _written_for(op: tf.Operation) -> Iterator[None]:
     context, controls = op._get_control_flow_context(), _awaited(op)
     if context is None and not controls:
         return
-    for made in graph.get_operations():
-        # NOTE: constants need not be in the branch.
-        if made._id > before and made.inputs:
+    for made in graph.get_operations()[before:]:
+        if made.inputs:  # constants need not be in the branch
             made._set_control_flow_context(context)
             made._add_control_inputs(controls)
 

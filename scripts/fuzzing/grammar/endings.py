@@ -60,3 +60,4 @@ OPTIMIZERS = [
     (1, "tf1.train.RMSPropOptimizer(0.01, epsilon=0.1, centered=True)"),
     (1, "tf1.train.FtrlOptimizer(0.1)"),
 ]
+WAYS = ("minimized",) * 4 + ("optimizer_fn", "optimizer_fn", "clipped", "clipped", "afterwards")
