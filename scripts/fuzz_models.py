@@ -64,6 +64,8 @@ def _many(child, options: argparse.Namespace) -> int:
     last = began = time.monotonic()
     for seed in _seeds(options):
         judged = child.grown(seed)
+        if "hang" in judged.verdict.signature:  # or the machine was busy
+            judged = child.grown(seed)
         kind, signature, _ = judged.verdict
         kinds[kind] += 1
         if kind != "holds":

@@ -28,6 +28,7 @@ from replicate.splitting.structure import equal, kinds, loops
 
 LEAVES = folding.LEAVES
 FILLS = ("Const", "Fill")  # of no cost
+MOST_DIMENSIONS = 8  # of a tensor that TensorFlow cuts
 
 
 class Given(NamedTuple):
@@ -178,18 +179,17 @@ class Analysis:
                 f"A rule answers for each input and output; that of {op.type} does not for "
                 f"{op.name}: {found}. Correct the rule."
             )
-        if not self._are_ranks_known(op, found):
-            raise WholeError("the rank of a tensor is not known")
+        self._require_cuts(op, found)
         return found
 
-    def _are_ranks_known(self, op: tf.Operation, found: Split) -> bool:
-        """Whether the ranks of all tensors with rows are known."""
+    def _require_cuts(self, op: tf.Operation, found: Split) -> None:
+        """Raises `WholeError` if a tensor with rows could not be cut into them."""
         pairs = zip((*op.inputs, *op.outputs), (*found.wants, *found.gives), strict=True)
-        return all(
-            self.facts.rank(tensor) is not None
-            for tensor, state in pairs
-            if isinstance(state, Rows)
-        )
+        for rank in (self.facts.rank(tensor) for tensor, state in pairs if isinstance(state, Rows)):
+            if rank is None:
+                raise WholeError("the rank of a tensor is not known")
+            if rank > MOST_DIMENSIONS:
+                raise WholeError("a tensor has more dimensions than kernels cut")
 
     def _take(self, op: tf.Operation, outputs: Sequence[states.State], how: How) -> None:
         self.how[op] = how

@@ -130,7 +130,7 @@ def _optimizer_fn(program: Program) -> str:
 
 def _of_model(program: Program) -> Iterator[str]:
     yield "def model_fn(features, labels, mode):"
-    if any("name='" in line.text for line in program.lines):
+    if any("tf1." in line.text for line in program.lines):
         yield "    from_shapes()"
     yield from (f'    {line.name} = features["{line.name}"]' for line in program.features)
     yield from (f"    {line.name} = {line.text}" for line in program.lines)

@@ -23,6 +23,7 @@ DOUBLE = (1e-8, 1e-9)  # relative and absolute: reassociation alone
 SINGLE = (1e-3, 1e-4)  # where a part of a model is in float32
 LARGEST = 1e6  # numbers above lose too many digits
 _NUMBERS = re.compile(r"(0x)?\d[\da-f.]*")
+_OPERATIONS = re.compile(r"\nNode: '[^']*'\n")  # each with a traceback, in front of the text
 
 
 class Setting(NamedTuple):
@@ -184,7 +185,7 @@ def _signature(error: BaseException, mode: str) -> str:
     if isinstance(error, AssertionError):
         return f"warning in {mode}: {_NUMBERS.sub('#', str(error))[:80]}"
     if isinstance(error, tf.errors.OpError):
-        text = error.message.rpartition("unavailable>\n")[2].partition("\n")[0]
+        text = _OPERATIONS.split(error.message)[-1].partition("\n")[0]
         return f"{type(error).__name__} in {mode}: {_NUMBERS.sub('#', text)[:90]}"
     places = [
         f"{pathlib.Path(frame.filename).stem}.{frame.name}"

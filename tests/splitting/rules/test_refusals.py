@@ -46,6 +46,11 @@ SHAPES = [
         None,
         lambda x: tf.ensure_shape(tf.reduce_sum(tf.cast(_whole_numbers(x), tf.float64), 0), [4]),
     ),
+    (
+        "Sum",
+        "a tensor has more dimensions than kernels cut",
+        lambda x: tf.reduce_sum(tf.reshape(tf.cumsum(x), [-1, *[1] * 7, 2, 2]), [1, 2]),
+    ),
     ("EnsureShape", "it fixes the number of rows", lambda x: tf.ensure_shape(x, [4, 4])),
     ("Fill", None, lambda x: tf.zeros([tf.maximum(tf.shape(_kept(x))[0], tf.shape(_kept(-x))[0])])),
 ]
