@@ -48,7 +48,6 @@ class Draw:
         self._random = random
         self._values = values
         self._lengths = lengths
-        self._depth = 0
         self.name = repr(name)
         self.last: Value = values[0]
 
@@ -125,26 +124,26 @@ class Draw:
             return f"tf.shape({value.name})[{axis}]"
         return str(number)
 
-    def body(self, of: str = "h") -> str:
-        """An expression of `h` that keeps its shape; may hold others within."""
-        self._depth += 1
-        last = self.last
-        plain = [
+    def plain(self, of: str = "h") -> str:
+        """An expression of `h` that keeps its shape."""
+        last, other = self.last, self.f()
+        self.last = last
+        return self.one(
             f"tf.tanh({of})",
             f"0.5 * {of} + 0.1",
-            f"{of} * tf.reduce_mean({self.f()})",
+            f"{of} * tf.reduce_mean({other})",
             f"{of} - tf.reduce_mean({of})",
-            f"tf.nn.softmax({of} + tf.reduce_sum({self.f()}))",
+            f"tf.nn.softmax({of} + tf.reduce_sum({other}))",
             f"tf.reduce_sum({of}, 0, keepdims=True) * {of}",
-        ]
-        nested = [
-            "called(lambda h: {body}, {of})",
-            "tf.cond(tf.reduce_sum({of}) > 0.0, lambda: {body}, lambda: {of} * 0.5)",
-            "tf.map_fn(lambda h: {body}, {of})",
-        ]
-        text = self._random.choice(plain)
-        if self._depth < 3 and self._random.random() < 0.25:
-            inner = self.body()
-            text = self._random.choice(nested).format(body=inner, of=of)
-        self.last = last
-        return text
+        )
+
+    def body(self, of: str = "h", depth: int = 2) -> str:
+        """An expression of `h` that keeps its shape; may hold functions, branches, loops."""
+        if not depth or self._random.random() < 0.75:
+            return self.plain(of)
+        body = self.body(of, depth - 1)
+        return self.one(
+            f"called(lambda {of}: {body}, {of})",
+            f"tf.cond(tf.reduce_sum({of}) > 0.0, lambda: {body}, lambda: {of} * 0.5)",
+            f"tf.map_fn(lambda {of}: {body}, {of})",
+        )

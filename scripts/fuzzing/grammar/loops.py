@@ -52,7 +52,7 @@ STEPS = [
             " fn_output_signature=tf.float64)"
         ),
     ),
-    (1, lambda d: f"tf.vectorized_map(lambda h: {d.body()}, {d.f(1)})"),
+    (1, lambda d: f"tf.vectorized_map(lambda h: {d.plain()}, {d.f(1)})"),
     (2, lambda d: f"turns({d.f(2)}, lambda h: {d.body()})"),
     (2, lambda d: f"until({d.f()}, lambda h: {d.body()})"),
     (3, lambda d: f"called(lambda h: {d.body()}, {d.f()})"),
