@@ -2,7 +2,7 @@
 
 It is one pass over the operations behind the batch, each after what it reads. What lists and loops
 hold is assumed, since only what comes later tells; if an assumption turns out to be wrong, it is
-changed, and the pass starts again.
+changed, and the pass goes on from the first operation that asked for it.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -86,7 +86,7 @@ class Analysis:
         # NOTE: by `id`, which is fast; tensors live as long as the graph.
         self._states = {id(each.tensor): each.state for each in self.given.values()}
         self._at_hand = set(self._states)
-        self.assumptions.begin()
+        self.assumptions.go_back(0, {})
         self.facts.begin(self.state)
 
     # What was found.
@@ -118,14 +118,30 @@ class Analysis:
         Args:
             ops: All operations behind the batch, each behind what it reads.
         """
-        while True:
-            self._begin()
+        self._begin()
+        elements: list[Mapping[tf.Operation, states.State]] = [{}]  # before each operation
+        while (place := self.assumptions.place) < len(ops):
             try:
-                for op in ops:
-                    self._decide(op)
-                return
-            except loops.AgainError:
-                continue
+                self._decide(ops[place])
+            except loops.AgainError as again:
+                del elements[again.place + 1 :]
+                self._forget(ops[again.place : place + 1])
+                self.assumptions.go_back(again.place, elements[-1])
+                self.facts.begin(self.state)
+            else:
+                known = self.assumptions.elements
+                elements.append(elements[-1] if known == elements[-1] else dict(known))
+                self.assumptions.place += 1
+
+    def _forget(self, ops: Sequence[tf.Operation]) -> None:
+        """Forgets what was found of operations."""
+        for op in ops:
+            self.how.pop(op, None)
+            self.why.pop(op, None)
+            for tensor in op.outputs:
+                if tensor.ref() not in self.given:
+                    self._states.pop(id(tensor), None)
+                    self._at_hand.discard(id(tensor))
 
     def _decide(self, op: tf.Operation) -> None:
         if any(tensor.ref() in self.given for tensor in op.outputs):

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf
+from replicate.graph import operations
 from replicate.splitting import states
-from replicate.splitting.inference import extents, folding, loop_shapes, probes
+from replicate.splitting.inference import extents, folding, probes, turns
 from replicate.splitting.inference.extents import Number, Sizes, UnknownError
 from replicate.splitting.inference.folding import WHOLE_MODE
 from replicate.splitting.inference.probes import Known, KnownRows, KnownShape
@@ -31,6 +32,7 @@ from replicate.splitting.states import (
     State,
     WholeError,
 )
+from replicate.splitting.structure import kinds, order
 from replicate.splitting.structure.loops import Structure
 
 
@@ -220,16 +222,18 @@ class Facts:
         self, graph: tf.Graph, given: Sequence[Known], structure: Structure
     ) -> probes.Probes:
         ops = graph.get_operations()
-        has_loops = loop_shapes.has_loops(ops)
+        has_links = any(op.type in kinds.ENTERS or op.type in turns.READS for op in ops)
         if not self.is_splittable:
             return probes.Probes()
-        if self.static_rows and not has_loops and not probes.is_open(given):
+        if self.static_rows and not has_links and not probes.is_open(given):
             return probes.Probes()  # the graph has all numbers
-        found = probes.probed(graph, given, self.static_rows, has_loops)
-        for probe in (*found.found, found.of_one_row) if has_loops else ():
-            if probe is not None:
-                loop_shapes.learn(probe, ops, structure)
-        return found
+        tensors = [each.tensor for each in given]
+        if not has_links:
+            ops = operations.executed_by([*tensors, *order.behind(tensors)])
+        shapes = [each for each in given if isinstance(each, KnownShape)]
+        vectors = [(each.tensor, len(each.entries)) for each in shapes]
+        straight = turns.Turns(graph, structure, ops, vectors)
+        return probes.probed(straight, given, self.static_rows)
 
     def _whole_lengths(self, tensor: tf.Tensor) -> tuple[Number, ...] | None:
         key = tensor.ref()
@@ -249,11 +253,8 @@ class Facts:
         one = self._of_one_row
         alone = None if one is None else one.dims(tensor)
         dims = found[0]
-        if dims is not None and alone is not None and len(dims) != len(alone):
+        if dims is None or (alone is not None and len(dims) != len(alone)):
             return None
-        if dims is None:
-            # NOTE: an importer does not infer what goes in and out of loops.
-            return self._whole_lengths(tensor.op.inputs[0]) if _is_passed(tensor) else None
         sizes = [probe.sizes for probe in self._probes] or [Sizes(1, 1)]
         lengths = [
             extents.inferred(each, sizes, self.static_rows)
@@ -354,11 +355,6 @@ class Facts:
             if isinstance(state, Rows) and not state.space.is_picked:
                 return state.space
         return Space("rows of no tensor")
-
-
-def _is_passed(tensor: tf.Tensor) -> bool:
-    """Whether a tensor is the first operand of its operation."""
-    return tensor.op.type in ("Enter", "Exit", "Identity", "NextIteration", "Switch")
 
 
 def _own_rows(static_rows: int | None, num_devices: int) -> list[int]:

@@ -11,17 +11,17 @@ are far more than these. Fewer than two rows are one row, which the third infere
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from replicate.compat import inference
 from replicate.compat.inference import Dims
-from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import operations
+from replicate.compat.tensorflow import tf
 from replicate.splitting.inference import extents
 from replicate.splitting.inference.extents import Number, Sizes
-from replicate.splitting.structure import kinds, order
+from replicate.splitting.inference.turns import MEASURING, Turns
+from replicate.splitting.structure import kinds
 
 # Assumed rows of the batch, and picked rows; the first that the graph allows are used. Some graphs
 # want more than two, some whole groups. The many are prime, so that remainders show.
@@ -55,7 +55,6 @@ class KnownRows(NamedTuple):
     more: int = 0
 
 
-_MEASURING = ("Shape", "ShapeN", "Size")
 _COMPARING = (
     *("Div", "FloorDiv", "FloorMod", "Mod", "Select", "SelectV2", "Sub"),
     *("TruncateDiv", "TruncateMod"),
@@ -76,88 +75,51 @@ class KnownShape(NamedTuple):
 
 Known: TypeAlias = KnownRows | KnownShape
 
-_Given: TypeAlias = dict[Any, Dims]  # by `ref()`
-
 
 class Probe:
     """One inference.
 
     Args:
-        graph_def: The graph's definition; it is copied.
+        turns: The graph's definition.
         known: The assumed dimensions of tensors, by `ref()`.
-        values: The assumed entries of vectors, by `ref()`.
+        entries: The assumed entries of vectors, by `ref()`.
         sizes: The assumed numbers of rows.
+
+    Raises:
+        UnfitError: If the graph does not allow what is assumed.
     """
 
     def __init__(
         self,
-        graph_def: tf1.GraphDef,
-        known: _Given,
-        values: _Given,
+        turns: Turns,
+        known: Mapping[Hashable, Dims],
+        entries: Mapping[Hashable, Dims],
         sizes: Sizes,
     ):
         self.sizes = sizes
-        self.known = dict(known)
-        self.values = values
-        self.graph_def = graph_def
-        self._around_loops: dict[str, list[Dims | None]] = {}
-        self._merged: dict[Hashable, Dims | None] = {}
-        self.infer()
-
-    def infer(self) -> None:
-        """Infers all shapes from what is known; raises `UnfitError`."""
-        self._merged = {}
-        self._inferred = inference.Inferred(self._written())
-
-    def look_around_loops(self) -> None:
-        """Learns what Grappler infers of shapes in and behind loops."""
-        given: dict[str, list[Dims | None]] = {}
-        dtypes: dict[str, list[tf.DType]] = {}
-        for ref, dims in self.known.items():
-            op = ref.deref().op
-            outputs = given.setdefault(op.name, [None] * len(op.outputs))
-            outputs[ref.deref().value_index] = dims
-            dtypes[op.name] = [each.dtype for each in op.outputs]
-        self._merged = {}
-        self._around_loops = inference.infer_around_loops(self._written(False), given, dtypes)
+        refuted: dict[str, Dims | None] = {}
+        is_settled = False
+        while not is_settled:
+            before = dict(refuted)
+            self._merged: dict[Hashable, Dims | None] = {}
+            try:
+                self._inferred = inference.Inferred(turns.written(known, entries, refuted))
+                refuted.update(turns.refuted(self.dims))
+                is_settled = refuted == before
+            except inference.UnfitError:
+                refuted.update(dict.fromkeys(turns.doubtful))
+                if refuted == before:
+                    raise
 
     def dims(self, tensor: tf.Tensor) -> Dims | None:
         """Returns a tensor's dimensions, or None if its rank is unknown."""
         key = tensor.ref()
         if key not in self._merged:
-            self._merged[key] = self._dims(tensor)
+            dims = static_dims(tensor)
+            if dims is None or None in dims:
+                dims = _merged(dims, self._inferred.dims(tensor))
+            self._merged[key] = dims
         return self._merged[key]
-
-    def imported(self, tensor: tf.Tensor) -> Dims | None:
-        """Returns a tensor's dimensions as the importer infers them."""
-        return self._inferred.dims(tensor)
-
-    def _dims(self, tensor: tf.Tensor) -> Dims | None:
-        found = static_dims(tensor)
-        if found is not None and None not in found:
-            return found
-        found = _merged(found, self.imported(tensor))
-        outputs = self._around_loops.get(tensor.op.name, ())
-        if (found is None or None in found) and tensor.value_index < len(outputs):
-            if tensor.dtype not in kinds.HANDLES:
-                found = _merged(found, outputs[tensor.value_index])
-        return found
-
-    def _written(self, is_annotated: bool = True) -> tf1.GraphDef:
-        """Returns the graph's definition with all that is assumed."""
-        graph_def = tf1.GraphDef()
-        graph_def.CopyFrom(self.graph_def)
-        nodes = {node.name: node for node in graph_def.node}
-        shapes: dict[tf.Operation, list[Dims | None]] = {}
-        for ref, dims in self.known.items() if is_annotated else ():
-            op = ref.deref().op
-            outputs = shapes.setdefault(op, [None] * len(op.outputs))
-            outputs[ref.deref().value_index] = dims
-        for op, outputs in shapes.items():
-            inference.know(nodes[op.name], outputs)
-        for n, (ref, value) in enumerate(self.values.items()):
-            _replace(graph_def, nodes, ref.deref(), f"known/{n}", value)
-        return graph_def
 
 
 class Probes(NamedTuple):
@@ -172,27 +134,20 @@ class Probes(NamedTuple):
     of_one_row: Probe | None = None
 
 
-def probed(
-    graph: tf.Graph,
-    given: Sequence[Known],
-    static_rows: int | None,
-    is_all: bool = True,
-) -> Probes:
+def probed(turns: Turns, given: Sequence[Known], static_rows: int | None) -> Probes:
     """Infers a graph's shapes for several sizes of the batch.
 
     Args:
-        graph: The graph.
+        turns: The graph's definition.
         given: What is given.
         static_rows: B, where it is static; else None.
-        is_all: Whether to look at the whole graph, not only at what is made from what is given.
     """
-    graph_def = _definition(graph, None if is_all else [each.tensor for each in given])
     has_picked = any(isinstance(each, KnownRows) and each.is_picked for each in given)
     has_inner = any(map(_number_of_inner, given))
-    least = _FAR * _largest_number(graph, graph_def)
+    least = _FAR * _largest_number(turns.ops)
     for assumed in _assumed(least, static_rows, has_picked, has_inner):
-        found = _fitting(graph_def, given, assumed)
-        if found and not (found[0].sizes.inner and _compares_lengths(graph, given)):
+        found = _fitting(turns, given, assumed)
+        if found and not (found[0].sizes.inner and _compares_lengths(turns.ops, given)):
             break
     else:
         return Probes()
@@ -200,7 +155,7 @@ def probed(
         return Probes(found)
     sizes = found[0].sizes
     ones = [Sizes(rows, 1, sizes.inner) for rows in (static_rows or 1, sizes.batch)]
-    alone = _fitting(graph_def, given, [ones[: 1 + has_picked]])
+    alone = _fitting(turns, given, [ones[: 1 + has_picked]])
     return Probes(found, alone[0] if alone else None)
 
 
@@ -226,12 +181,12 @@ def _assumed(
 
 
 def _fitting(
-    graph_def: tf1.GraphDef, given: Sequence[Known], assumed: Sequence[Sequence[Sizes]]
+    turns: Turns, given: Sequence[Known], assumed: Sequence[Sequence[Sizes]]
 ) -> list[Probe]:
     """Returns an inference for each assumption, or nothing if the graph does not allow one."""
     found = []
     for sizes in assumed:
-        probes = (_probe(graph_def, given, each) for each in sizes)
+        probes = (_probe(turns, given, each) for each in sizes)
         probe = next((each for each in probes if each is not None), None)
         if probe is None:
             return []
@@ -239,49 +194,34 @@ def _fitting(
     return found
 
 
-def _largest_number(graph: tf.Graph, graph_def: tf1.GraphDef) -> int:
+def _largest_number(ops: Sequence[tf.Operation]) -> int:
     """Returns a graph's largest number that lengths may be made from, or compared with."""
     found = {1}
-    for op in graph.get_operations():
-        if op.type in _MEASURING:
+    constants = []
+    is_rounded = False
+    for op in ops:
+        if op.type in MEASURING:
             found.update(size for each in op.inputs for size in static_dims(each) or () if size)
-    is_rounded = any(
-        node.op == "Cast"
-        and tf.as_dtype(node.attr["SrcT"].type).is_floating
-        and tf.as_dtype(node.attr["DstT"].type).is_integer
-        for node in graph_def.node
-    )
-    for node in graph_def.node:
-        dtype = tf.as_dtype(node.attr["dtype"].type) if node.op == "Const" else tf.string
+        elif op.type == "Const":
+            constants.append(op)
+        elif op.type == "Cast" and op.inputs[0].dtype.is_floating:
+            is_rounded |= op.outputs[0].dtype.is_integer
+    for op in constants:
+        dtype = op.outputs[0].dtype
         if dtype in (tf.int32, tf.int64) or (is_rounded and dtype.is_floating):
-            found.update(_numbers(node.attr["value"].tensor))
+            found.update(_numbers(op))
     return max(number for number in found if number < _MANY[0][0])
 
 
-def _numbers(tensor: Any) -> list[int]:
+def _numbers(constant: tf.Operation) -> list[int]:
     """Returns the numbers of a small constant."""
-    if math.prod(dim.size for dim in tensor.tensor_shape.dim) > extents.MOST_ENTRIES:
+    if constant.outputs[0].shape.num_elements() > extents.MOST_ENTRIES:
         return []
-    values = tf.make_ndarray(tensor).astype(np.float64).reshape(-1)
+    values = tf.make_ndarray(constant.get_attr("value")).astype(np.float64).reshape(-1)
     return [math.ceil(each) for each in np.abs(values[np.isfinite(values)])]
 
 
-def _definition(graph: tf.Graph, given: Sequence[tf.Tensor] | None) -> tf1.GraphDef:
-    """Returns a graph's definition; or only what tensors, if given, are read by, and its inputs."""
-    graph_def = graph.as_graph_def()
-    if given is not None:
-        needed = {op.name for op in operations.executed_by([*given, *order.behind(given)])}
-        nodes = [node for node in graph_def.node if node.name in needed]
-        del graph_def.node[:]
-        graph_def.node.extend(nodes)
-    for node in graph_def.node:
-        node.device = ""
-        if "_class" in node.attr:
-            del node.attr["_class"]  # the operation that it names may be left out
-    return graph_def
-
-
-def _compares_lengths(graph: tf.Graph, given: Sequence[Known]) -> bool:
+def _compares_lengths(ops: Sequence[tf.Operation], given: Sequence[Known]) -> bool:
     """Whether several unknown lengths make a number that may not show that they differ.
 
     So does `x // y`, and a reshape to lengths of tensors that the value is not made from.
@@ -291,11 +231,11 @@ def _compares_lengths(graph: tf.Graph, given: Sequence[Known]) -> bool:
     nothing: frozenset[Hashable] = frozenset()
     lengths: dict[Hashable, frozenset[Hashable]] = {}  # whose lengths small tensors are made of
     origins = {each.tensor.ref(): frozenset([each.tensor.ref()]) for each in given}
-    for op in graph.get_operations():
+    for op in ops:
         before = nothing.union(*(origins.get(each.ref(), nothing) for each in op.inputs))
         for tensor in op.outputs:
             origins.setdefault(tensor.ref(), before)
-            if op.type in _MEASURING:
+            if op.type in MEASURING:
                 measured = op.inputs[tensor.value_index if op.type == "ShapeN" else 0]
                 dims = static_dims(measured)
                 is_open = dims is None or None in dims[1:]
@@ -342,14 +282,14 @@ def entry(number: str | int | None, static_rows: int | None) -> Number:
     return extents.inner() if number is None else int(number)
 
 
-def _probe(graph_def: tf1.GraphDef, given: Sequence[Known], sizes: Sizes) -> Probe | None:
+def _probe(turns: Turns, given: Sequence[Known], sizes: Sizes) -> Probe | None:
     """Returns an inference, or None if the graph does not allow what it assumes."""
-    known: _Given = {}
-    values: _Given = {}
+    known: dict[Hashable, Dims] = {}
+    entries: dict[Hashable, Dims] = {}
     for each in given:
         if isinstance(each, KnownShape):
             numbers = [sizes.batch if e == extents.BATCH else e for e in each.entries]
-            values[each.tensor.ref()] = [sizes.inner if n is None else int(n) for n in numbers]
+            entries[each.tensor.ref()] = [sizes.inner if n is None else int(n) for n in numbers]
             continue
         dims = static_dims(each.tensor)
         if dims is None or each.axis >= len(dims):
@@ -361,7 +301,7 @@ def _probe(graph_def: tf1.GraphDef, given: Sequence[Known], sizes: Sizes) -> Pro
             dims = [sizes.inner if size is None else size for size in dims]
         known[each.tensor.ref()] = dims
     try:
-        return Probe(graph_def, known, values, sizes)
+        return Probe(turns, known, entries, sizes)
     except inference.UnfitError:
         return None
 
@@ -381,33 +321,3 @@ def _merged(a: Dims | None, b: Dims | None) -> Dims | None:
     if a is None or b is None or len(a) != len(b):
         return b if a is None else a
     return [y if x is None else x for x, y in zip(a, b, strict=True)]
-
-
-def _replace(
-    graph_def: tf1.GraphDef,
-    nodes: Mapping[str, tf1.NodeDef],
-    tensor: tf.Tensor,
-    name: str,
-    value: Dims,
-) -> None:
-    """Lets whatever reads a tensor read numbers instead, of which some are unknown."""
-    while name in nodes:
-        name += "_"
-    dtype = tensor.dtype.base_dtype
-    made = graph_def.node.add(op="Pack", name=name)
-    made.attr["T"].type, made.attr["N"].i = dtype.as_datatype_enum, len(value)
-    for place, number in enumerate(value):
-        is_known = number is not None
-        part = graph_def.node.add(name=f"{name}/{place}", op="Const" if is_known else "Placeholder")
-        part.attr["dtype"].type = dtype.as_datatype_enum
-        if is_known:
-            part.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(number, dtype))
-        else:
-            part.attr["shape"].shape.SetInParent()
-        made.input.append(part.name)
-    old = {tensor.name, tensor.op.name} if tensor.value_index == 0 else {tensor.name}
-    for user in tensor.consumers():
-        inputs = nodes[user.name].input
-        for n, each in enumerate(inputs):
-            if each in old:
-                inputs[n] = name

@@ -6,7 +6,7 @@ lists that it has not seen whole.
 """
 
 import collections
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 from replicate.compat.tensorflow import tf
@@ -48,7 +48,15 @@ class Context(Protocol):
 
 
 class AgainError(Exception):
-    """An assumption was wrong and has been changed: the pass over the graph starts again."""
+    """An assumption was wrong and has been changed: the pass goes back to where it was asked.
+
+    Args:
+        place: The place of the first operation that may have asked.
+    """
+
+    def __init__(self, place: int = 0):
+        super().__init__(place)
+        self.place = place
 
 
 class LoopWholeError(Exception):
@@ -268,16 +276,19 @@ class Assumptions:
     """What a pass over a graph assumes of loops and lists that it has not seen whole.
 
     The state of a loop's variable is needed before the loop's body is seen, and that of a list's
+    The state of a loop's variable is needed before the loop's body is seen, and that of a list's
     elements before what is written to it. So a pass assumes them. If a rule finds an assumption to
-    be wrong, it is changed, `AgainError` is raised, and the pass starts again. This ends, since no
-    change is undone: an array or a loop is split, then perhaps whole; of a list nothing is assumed,
-    then the state of its elements, then perhaps that it is whole; a loop's sum is partial, then
-    perhaps not. As a last resort, all arrays and lists are whole.
+    be wrong, it is changed, and `AgainError` is raised: the pass goes on from the first operation
+    that asked for it. This ends, since no change is undone: an array or a loop is split, then
+    perhaps whole; of a list nothing is assumed, then the state of its elements, then perhaps that
+    it is whole; a loop's sum is partial, then perhaps not. As a last resort, all arrays and lists
+    are whole.
 
     Args:
         structure: The graph's loops and lists.
 
     Attributes:
+        place: The place of the operation that the pass has come to.
         elements: The states of what arrays and stacks hold, by the operation that makes them, as
             far as this pass has seen.
         whole_loops: The outermost loops that run once, with the reasons.
@@ -285,6 +296,8 @@ class Assumptions:
 
     def __init__(self, structure: Structure):
         self._structure = structure
+        self.place = 0
+        self._asked: dict[tf.Operation, int] = {}  # the places where assumptions were first asked
         self._lists: dict[tf.Operation, states.State] = {}
         self._whole_arrays: set[tf.Operation] = set()
         self._no_sums: set[tf.Operation] = set()
@@ -292,9 +305,22 @@ class Assumptions:
         self.elements: dict[tf.Operation, states.State] = {}
         self.whole_loops: dict[Context, str] = {}
 
-    def begin(self) -> None:
-        """Begins a pass."""
-        self.elements = {}
+    def go_back(self, place: int, elements: Mapping[tf.Operation, states.State]) -> None:
+        """Lets a pass go on from an earlier operation.
+
+        Args:
+            place: The operation's place.
+            elements: The `elements` as they were there.
+        """
+        self.place, self.elements = place, dict(elements)
+
+    def _ask(self, op: tf.Operation) -> None:
+        """Notes that this operation asks what is assumed of one that makes a list."""
+        self._asked.setdefault(op, self.place)
+
+    def _change(self, ops: Iterable[tf.Operation]) -> NoReturn:
+        """Lets the pass go back to the first that asked what was assumed of operations."""
+        raise AgainError(min((self._asked.get(op, self.place) for op in ops), default=0))
 
     # Loops.
 
@@ -318,36 +344,40 @@ class Assumptions:
 
     def may_be_sum(self, merge: tf.Operation) -> bool:
         """Whether a loop's variable may be a partial sum."""
+        self._ask(merge)
         return merge not in self._no_sums
 
     def let_variable_be_joined(self, merge: tf.Operation) -> NoReturn:
         """Assumes that a loop's variable is no partial sum."""
         self._no_sums.add(merge)
-        raise AgainError
+        self._change([merge])
 
     # TensorArrays.
 
     def is_array_whole(self, array: tf.Operation) -> bool:
         """Whether a TensorArray is one, not one for each device."""
-        return not self._has_lists or _first_array(array) in self._whole_arrays
+        first = _first_array(array)
+        self._ask(first)
+        return not self._has_lists or first in self._whole_arrays
 
     def let_array_be_whole(self, array: tf.Operation | None, reason: str) -> NoReturn:
         """Assumes that a TensorArray, and those of its gradients, are one."""
         if array is None or self.is_array_whole(array):
             self._let_all_be_whole(reason)
         self._whole_arrays.add(_first_array(array))
-        raise AgainError
+        self._change([_first_array(array)])
 
     # Lists.
 
     def element(self, source: tf.Operation) -> states.State | None:
         """Returns the state of a list's elements: WHOLE if it is one list, None if not assumed."""
+        self._ask(source)
         return self._lists.get(source) if self._has_lists else WHOLE
 
     def want_list(self, source: tf.Operation, element: states.State) -> NoReturn:
         """Assumes the state of a list's elements, of which nothing was assumed."""
         self._lists[source] = element
-        raise AgainError
+        self._change([source])
 
     def want_lists(self, tensor: tf.Tensor, element: states.State) -> None:
         """Assumes the state of the elements of all lists that a tensor may be, if that fits."""
@@ -356,14 +386,14 @@ class Assumptions:
         fits = all(self.element(source) in (None, element) for source in sources)
         if new and fits and not any(source.type == "TensorListFromTensor" for source in new):
             self._lists.update((source, element) for source in new)
-            raise AgainError
+            self._change(new)
 
     def let_lists_be_whole(self, sources: Sequence[tf.Operation], reason: str) -> NoReturn:
         """Assumes that each of several lists is one."""
         if all(self.element(source) is WHOLE for source in sources):
             self._let_all_be_whole(reason)
         self._lists.update((source, WHOLE) for source in sources)
-        raise AgainError
+        self._change(sources)
 
     def wanted_whole(self, tensor: tf.Tensor, state: states.State, reason: str) -> None:
         """Notes that an operation that runs once reads a tensor."""

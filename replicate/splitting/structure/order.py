@@ -9,6 +9,8 @@ from replicate.compat.tensorflow import tf
 
 Each = TypeVar("Each")
 
+_WAYS_BACK = ("NextIteration", "RefNextIteration")
+
 
 def behind(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
     """Returns the operations that are made from tensors, loops' ways back included.
@@ -60,7 +62,7 @@ class Behind:
 
 def is_way_back(op: tf.Operation, tensor: tf.Tensor) -> bool:
     """Whether an operation reads a tensor from a loop's iteration before."""
-    return op.type == "Merge" and tensor.op.type == "NextIteration"
+    return tensor.op.type in _WAYS_BACK and op.type in ("Merge", "RefMerge")
 
 
 def ordered(

@@ -1,0 +1,419 @@
+"""A graph's definition for inference: loops make one turn, and lists hold what is written first.
+
+An importer infers shapes along the data, and knows none of what comes around a loop or out of a
+list. So here each *link*, a tensor that comes from several sources, is written as the first of
+them: a loop's variable as what it begins with, an element of a list as what is written to it. If
+the others are then inferred to have the same shape, the link has it, by induction over the turns.
+The lengths in which they differ are unknown, and inference starts again.
+
+An importer also evaluates what is constant, and asks for more than a shape needs. A large value
+grows with the batch alone by operations that are told a size, which is measured. Nothing evaluates
+these, nor what differs by turn: so inference costs what the graph costs, whatever is assumed.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from replicate.compat import inference
+from replicate.compat.inference import Dims
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting.structure import kinds, loops, order
+from replicate.splitting.structure.loops import Structure
+
+MEASURING = ("Shape", "ShapeN", "Size")
+
+# Which operand tells operations how many entries to make.
+_SIZED = {
+    **{"BroadcastTo": 1, "Fill": 0, "LinSpace": 2, "MirrorPad": 1, "OneHot": 1, "Pad": 1},
+    **{"PadV2": 1, "Range": 1, "ScatterNd": 2, "SparseToDense": 1, "Tile": 1},
+    **{"StatelessRandomNormalV2": 0, "StatelessRandomUniformFullIntV2": 0},
+    **{"StatelessRandomUniformIntV2": 0, "StatelessRandomUniformV2": 0},
+    **{"StatelessTruncatedNormalV2": 0},
+}
+# Which output is read from a stack, a list or an array; of an optional value, each one.
+READS = {
+    **{"OptionalGetValue": None, "StackPopV2": 0, "TensorArrayGatherV3": 0},
+    **{"TensorArrayReadV3": 0, "TensorListGetItem": 0, "TensorListPopBack": 1},
+    "TensorListStack": 0,
+}
+_STACKED = ("TensorArrayGatherV3", "TensorListStack")
+# Of these it is certain which of the elements written they give.
+_ORDERED = ("OptionalGetValue", "StackPopV2", "TensorListPopBack")
+# Which operand is written to a list or an array, and whether it has many elements.
+_WRITES = {
+    "OptionalFromValue": (0, False),
+    "StackPushV2": (1, False),
+    "TensorArrayScatterV3": (2, True),
+    "TensorArrayWriteV3": (2, False),
+    "TensorListFromTensor": (0, True),
+    "TensorListPushBack": (1, False),
+    "TensorListSetItem": (2, False),
+}
+
+
+class Link(NamedTuple):
+    """A tensor that comes from around a loop, or out of a list.
+
+    Attributes:
+        tensor: The tensor.
+        node: The name of the node that stands for it.
+        sources: What it may come from, or be an element of.
+        has_parts: Whether it is an element of these, without their first dimension.
+        is_stacked: Whether it has many elements, along a first dimension of its own.
+    """
+
+    tensor: tf.Tensor
+    node: str
+    sources: Sequence[tf.Tensor]
+    has_parts: bool = False
+    is_stacked: bool = False
+
+    def lost(self, dims: Callable[[tf.Tensor], Dims | None]) -> list[Dims | None]:
+        """Returns the shape that holds, if a source refutes what is inferred; else nothing.
+
+        Args:
+            dims: Returns what is inferred of a tensor.
+        """
+        whole = dims(self.tensor)
+        if whole is None:
+            return []
+        element = list(whole[self.is_stacked :])
+        for source in self.sources:
+            other = dims(source)
+            if other is None or len(other) - self.has_parts != len(element):
+                return [None]
+            pairs = zip(element, other[self.has_parts :], strict=True)
+            element = [size if size == found else None for size, found in pairs]
+        agreed = [*whole[: self.is_stacked], *element]
+        return [] if agreed == whole else [agreed]
+
+
+class Turns:
+    """The definition of a graph of which each loop makes one turn.
+
+    Args:
+        graph: The graph.
+        structure: Its loops, stacks and lists.
+        ops: The operations that are wanted.
+        vectors: Tensors that are shapes, of which each inference assumes the entries, and how many
+            these are.
+
+    Attributes:
+        ops: The operations, each after what it reads.
+        links: What comes from around a loop, or out of a list.
+    """
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        structure: Structure,
+        ops: Collection[tf.Operation],
+        vectors: Sequence[tuple[tf.Tensor, int]] = (),
+    ):
+        self._structure = structure
+        self._graph_def = _definition(graph, ops)
+        self._nodes = {node.name: node for node in self._graph_def.node}
+        self.ops = _in_order(ops)
+        self._places = {op: n for n, op in enumerate(self.ops)}
+        self.links: list[Link] = []
+        for op in self.ops:
+            self._straighten(op)
+        self._hide_sizes()
+        self._entries = {vector.ref(): self._open(vector, number) for vector, number in vectors}
+        self._numbers = {node.name: n for n, node in enumerate(self._graph_def.node)}
+
+    def written(
+        self,
+        known: Mapping[Any, Dims],
+        entries: Mapping[Any, Dims],
+        refuted: Mapping[str, Dims | None],
+    ) -> tf1.GraphDef:
+        """Returns the definition for one inference.
+
+        Args:
+            known: The dimensions of tensors, by `ref()`.
+            entries: The entries of the `vectors`, by `ref()`.
+            refuted: What is known of links that do not have the shapes of their first sources, by
+                the nodes that stand for them.
+        """
+        graph_def = tf1.GraphDef()
+        graph_def.CopyFrom(self._graph_def)
+        outputs: dict[tf.Operation, list[Dims | None]] = {}
+        for ref, dims in known.items():
+            tensor = ref.deref()
+            outputs.setdefault(tensor.op, [None] * len(tensor.op.outputs))
+            outputs[tensor.op][tensor.value_index] = dims
+        for op, shapes in outputs.items():
+            inference.know(graph_def.node[self._numbers[op.name]], shapes)
+        for ref, numbers in entries.items():
+            for name, number in zip(self._entries[ref], numbers, strict=True):
+                if number is not None:
+                    _set_constant(graph_def.node[self._numbers[name]], number)
+        for name, shape in refuted.items():
+            node = graph_def.node[self._numbers[name]]
+            dtype = tf.as_dtype(node.attr["T" if "T" in node.attr else "dtype"].type)
+            _rewrite(node, "Placeholder", [], dtype=dtype)
+            _set_shape(node, shape)
+        return graph_def
+
+    @property
+    def doubtful(self) -> list[str]:
+        """The nodes of links that may be any of several elements of a list."""
+        return [link.node for link in self.links if link.tensor.op.type != "Merge"]
+
+    def refuted(self, dims: Callable[[tf.Tensor], Dims | None]) -> dict[str, Dims | None]:
+        """Returns what holds of links that do not have the shapes of their first sources.
+
+        Args:
+            dims: Returns what is inferred of a tensor.
+        """
+        return {link.node: agreed for link in self.links for agreed in link.lost(dims)}
+
+    def _open(self, vector: tf.Tensor, number: int) -> list[str]:
+        """Lets all read entries in place of a vector; returns the nodes of these."""
+        dtype, name = vector.dtype, self._unused(f"{vector.op.name}/entries")
+        names = [self._new("Placeholder", f"{name}/{n}", [], dtype=dtype) for n in range(number)]
+        for each in names:
+            _set_shape(self._nodes[each], [])
+        old = (vector.name, vector.op.name if vector.value_index == 0 else vector.name)
+        for node in self._graph_def.node:
+            for n, read in enumerate(node.input):
+                if read in old:
+                    node.input[n] = name
+        made = self._new("Pack", name, names, T=dtype)
+        self._nodes[made].attr["N"].i = number
+        return names
+
+    # Loops.
+
+    def _straighten(self, op: tf.Operation) -> None:
+        """Rewrites a border of a loop, or what is read from a list."""
+        if op.type in ("Enter", "Exit", "NextIteration"):
+            _rewrite(self._nodes[op.name], "Identity", [op.inputs[0].name], T=op.inputs[0].dtype)
+        elif op.type == "Switch" and op.inputs[1].op.type == "LoopCond":
+            name, dtype = op.inputs[0].name, op.inputs[0].dtype
+            _rewrite(self._nodes[op.name], "IdentityN", [name, name], T=[dtype, dtype])
+        elif op.type == "Merge" and order.is_way_back(op, op.inputs[-1]):
+            self._begin_loop(op)
+        elif op.type in READS:
+            self._read(op)
+
+    def _begin_loop(self, merge: tf.Operation) -> None:
+        """Lets a loop's variable be what it begins with, of a value that no one knows."""
+        start, dtype = merge.inputs[0], merge.inputs[0].dtype
+        stands = self._opaque(f"{merge.name}/first", start.name, dtype)
+        turn = self._constant(f"{merge.name}/turn", 0)
+        _rewrite(self._nodes[merge.name], "IdentityN", [stands, turn], T=[dtype, tf.int32])
+        if dtype not in kinds.HANDLES:
+            self.links.append(Link(merge.outputs[0], stands, list(merge.inputs)))
+
+    # Lists.
+
+    def _read(self, op: tf.Operation) -> None:
+        """Lets what is read from a list be what is written to it."""
+        writes = [write for write in self._writes_to(op) if write in self._places]
+        earlier = [write for write in writes if self._places[write] < self._places[op]]
+        if not earlier or len({_WRITES[write.type][1] for write in writes}) > 1:
+            return
+        first = min(earlier, key=self._places.__getitem__)
+        writes.sort(key=lambda write: write is not first)
+        names = []
+        for tensor in op.outputs:
+            sources = [_written(write, tensor) for write in writes]
+            is_read = READS[op.type] in (None, tensor.value_index) and None not in sources
+            if not is_read or tensor.dtype in kinds.HANDLES:
+                if len(op.outputs) == 1:
+                    return
+                names.append(self._new("Placeholder", f"{op.name}/other", [], dtype=tensor.dtype))
+                continue
+            names.append(self._linked(tensor, sources, _WRITES[first.type][1]))
+        dtypes = [tensor.dtype for tensor in op.outputs]
+        _rewrite(self._nodes[op.name], "IdentityN", names, T=dtypes)
+
+    def _linked(self, tensor: tf.Tensor, sources: Sequence[Any], has_parts: bool) -> str:
+        """Returns the node that stands for what is read from a list."""
+        op, dtype, name = tensor.op, tensor.dtype, sources[0].name
+        is_stacked = op.type in _STACKED
+        if has_parts:
+            name = self._part(name, f"{op.name}/part", dtype)
+        if is_stacked:
+            stands = self._stacked(op, name, dtype)
+        elif op.type in _ORDERED and len(sources) == 1:
+            stands = self._new("Identity", f"{op.name}/written", [name], T=dtype)
+        else:
+            stands = self._opaque(f"{op.name}/written", name, dtype)
+        self.links.append(Link(tensor, stands, sources, has_parts, is_stacked))
+        return stands
+
+    def _part(self, many: str, name: str, dtype: tf.DType) -> str:
+        """Returns the node of one of many elements."""
+        ends = [self._constant(f"{name}/{n}", [n]) for n in (0, 1, 1)]
+        made = self._new("StridedSlice", name, [many, *ends], T=dtype, Index=tf.int32)
+        self._nodes[made].attr["shrink_axis_mask"].i = 1
+        return made
+
+    def _stacked(self, op: tf.Operation, element: str, dtype: tf.DType) -> str:
+        """Returns the node of as many elements as an operation reads; no one evaluates it."""
+        name = f"{op.name}/stack"
+        number = self._number(op, f"{name}/number")
+        shape = self._new("Shape", f"{name}/element", [element], T=dtype, out_type=tf.int32)
+        axis = self._constant(f"{name}/axis", 0)
+        whole = self._new(
+            "ConcatV2", f"{name}/shape", [number, shape, axis], T=tf.int32, Tidx=tf.int32
+        )
+        self._nodes[whole].attr["N"].i = 2
+        return self._new("Empty", name, [whole], dtype=dtype)
+
+    def _number(self, op: tf.Operation, name: str) -> str:
+        """Returns the node of how many elements are read, as a vector of one entry."""
+        if op.type == "TensorArrayGatherV3":
+            indices = op.inputs[1]
+            return self._new("Shape", name, [indices.name], T=indices.dtype, out_type=tf.int32)
+        if op.get_attr("num_elements") >= 0:
+            return self._constant(name, [op.get_attr("num_elements")])
+        sources = self._structure.list_sources(op.inputs[0])
+        if len(sources) == 1 and sources[0].type == "TensorListReserve":
+            packed = self._new("Pack", name, [sources[0].inputs[1].name], T=tf.int32)
+            self._nodes[packed].attr["N"].i = 1
+            return packed
+        unknown = self._new("Placeholder", name, [], dtype=tf.int32)
+        _set_shape(self._nodes[unknown], [1])
+        return unknown
+
+    def _writes_to(self, op: tf.Operation) -> list[tf.Operation]:
+        """Returns what writes to the stack, list or array that an operation reads."""
+        if op.type == "StackPopV2":
+            push = self._structure.push_of(op)
+            return [] if push is None else [push]
+        if op.type.startswith("TensorArray"):
+            array = loops.handle_of(op.inputs[0])
+            while not self._structure.array_writes(array) and array.type == "TensorArrayGradV3":
+                array = loops.handle_of(array.inputs[0])
+            return [each for each in self._structure.array_writes(array) if each.type in _WRITES]
+        writes: list[tf.Operation] = []
+        for source in self._structure.list_sources(op.inputs[0]):
+            is_full = source.type in _WRITES
+            writes += [source] if is_full else self._structure.list_writes(source)
+        return writes
+
+    # What no one evaluates.
+
+    def _hide_sizes(self) -> None:
+        """Lets no one evaluate what is as large as something measured."""
+        measured: set[tf.Operation] = set()
+        for op in self.ops:
+            operands = op.inputs
+            if op.type in MEASURING:
+                if not all(tensor.shape.is_fully_defined() for tensor in operands):
+                    measured.add(op)
+            elif any(tensor.op in measured for tensor in operands):
+                measured.add(op)
+                if op.type in _SIZED and operands[_SIZED[op.type]].op in measured:
+                    self._hide(op)
+
+    def _hide(self, op: tf.Operation) -> None:
+        node = self._nodes[op.name]
+        made = self._graph_def.node.add()
+        made.CopyFrom(node)
+        made.name = self._unused(f"{op.name}/sized")
+        self._nodes[made.name] = made
+        _hide(node, made.name, op.outputs[0].dtype)
+
+    # Nodes.
+
+    def _opaque(self, name: str, read: str, dtype: tf.DType) -> str:
+        """Returns a node of a tensor's shape; an importer does not evaluate it."""
+        node = self._graph_def.node.add(name=self._unused(name))
+        self._nodes[node.name] = node
+        _hide(node, read, dtype)
+        return node.name
+
+    def _constant(self, name: str, value: int | list[int]) -> str:
+        made = self._new("Const", name, [], dtype=tf.int32)
+        _set_constant(self._nodes[made], value)
+        return made
+
+    def _new(self, kind: str, name: str, inputs: Sequence[str], **dtypes: Any) -> str:
+        """Adds a node and returns its name."""
+        node = self._graph_def.node.add(name=self._unused(name))
+        self._nodes[node.name] = node
+        _rewrite(node, kind, inputs, **dtypes)
+        return node.name
+
+    def _unused(self, name: str) -> str:
+        while name in self._nodes:
+            name += "_"
+        return name
+
+
+def _definition(graph: tf.Graph, ops: Collection[tf.Operation]) -> tf1.GraphDef:
+    """Returns the definition of operations, without devices and waits."""
+    graph_def = graph.as_graph_def()
+    if len(ops) < len(graph_def.node):
+        names = {op.name for op in ops}
+        nodes = [node for node in graph_def.node if node.name in names]
+        del graph_def.node[:]
+        graph_def.node.extend(nodes)
+    for node in graph_def.node:
+        node.device = ""
+        while node.input and node.input[-1].startswith("^"):
+            del node.input[-1]
+        if "_class" in node.attr:
+            del node.attr["_class"]  # the operation that it names may be left out
+    return graph_def
+
+
+def _in_order(ops: Iterable[tf.Operation]) -> list[tf.Operation]:
+    """Returns operations, each after what it reads, and a loop's exits after its turn."""
+    ends: dict[tf.Operation, list[tf.Operation]] = {}
+    for op in ops:
+        if op.type in kinds.EXITS and op.inputs[0].op.type in kinds.SWITCHES:
+            merge = op.inputs[0].op.inputs[0].op
+            ends[op] = [tensor.op for tensor in merge.inputs if order.is_way_back(merge, tensor)]
+    return order.ordered(set(ops), ends)
+
+
+def _written(write: tf.Operation, read: tf.Tensor) -> tf.Tensor | None:
+    """Returns what an operation writes for an output of one that reads."""
+    if write.type == "OptionalFromValue":
+        n = read.value_index
+        return write.inputs[n] if n < len(write.inputs) else None
+    return write.inputs[_WRITES[write.type][0]]
+
+
+def _rewrite(node: tf1.NodeDef, kind: str, inputs: Sequence[str], **dtypes: Any) -> None:
+    """Makes a node one of another kind."""
+    name = node.name
+    node.Clear()
+    node.name, node.op = name, kind
+    node.input.extend(inputs)
+    for key, dtype in dtypes.items():
+        if isinstance(dtype, list):
+            node.attr[key].list.type.extend(each.base_dtype.as_datatype_enum for each in dtype)
+        else:
+            node.attr[key].type = dtype.base_dtype.as_datatype_enum
+
+
+def _hide(node: tf1.NodeDef, read: str, dtype: tf.DType) -> None:
+    """Makes a node one that has a tensor's shape, and a value that no importer evaluates."""
+    _rewrite(node, "Enter", [read], T=dtype)
+    node.attr["frame_name"].s = b"hidden"
+    node.attr["is_constant"].b = True  # of others the shape is unknown
+
+
+def _set_constant(node: tf1.NodeDef, value: int | list[int]) -> None:
+    """Makes a node a constant of the dtype that it has."""
+    dtype = tf.as_dtype(node.attr["dtype"].type)
+    _rewrite(node, "Const", [], dtype=dtype)
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+
+
+def _set_shape(node: tf1.NodeDef, dims: Dims | None) -> None:
+    """Sets the shape of a placeholder."""
+    shape = node.attr["shape"].shape
+    shape.SetInParent()
+    if dims is None:
+        shape.unknown_rank = True
+    else:
+        for size in dims:
+            shape.dim.add().size = -1 if size is None else size
