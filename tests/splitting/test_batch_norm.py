@@ -215,3 +215,23 @@ def test_statistics_come_from_what_a_branch_is_given_not_from_what_decides_it(fr
     for given, source in ((tf.zeros([1]), None), (reserved, reserved.op)):
         switch = tf.raw_ops.Switch(data=given, pred=decides)
         assert batch_norm._source(switch.output_true, 3) is source
+
+
+def test_padded_rows_are_reshaped_as_what_the_statistics_make_is():
+    # Two unknown lengths, and a shape that is made before what the lowering measures it by.
+    frames = np.random.RandomState(6).uniform(-1, 3, [7, 5, 3, 1]).astype(np.float32)
+    words = np.ones([7, 2], np.float32)
+
+    def build(devices):
+        with tf.Graph().as_default(), tf1.Session() as session:
+            x = tf1.placeholder(tf.float32, [None, None, 3, 1])
+            others = tf1.placeholder(tf.float32, [None, None])
+            y = fused(x, tf.constant([1.5]), tf.constant([0.5]))[0]
+            y = tf.reshape(y, [tf.shape(y)[0], -1, 3])
+            found = y + tf.reduce_mean(others)
+            if devices:
+                result = splitter.split_graph([x, others], devices, [found], home=devices[0])
+                (found,) = result.fetch
+            return session.run(found, {x: frames, others: words})
+
+    np.testing.assert_allclose(build(DEVICES), build([]), rtol=1e-5, atol=1e-6)

@@ -205,6 +205,18 @@ def test_two_unknown_lengths_are_not_taken_for_the_same(graph):
     assert facts.shape(rest) == (ROW, OPEN)
 
 
+def test_lengths_are_compared_in_the_order_of_data(graph):
+    x, y = (tf1.placeholder(tf.float32, [None, None]) for _ in range(2))
+    read = tf.identity(x)
+    shape = tf.shape(read)
+    reshaped = tf.reshape(read, shape)
+    made_later = tf.tanh(x)
+    shape.op._update_input(0, made_later)
+    reshaped.op._update_input(0, made_later)
+    facts = facts_of(graph, [(x, 0), (y, 0)])
+    assert facts.shape(reshaped) == (ROW, OPEN)
+
+
 @pytest.mark.parametrize("most", [2, 40, 100])
 def test_a_cut_of_an_unknown_length_may_leave_less(graph, most):
     x = tf1.placeholder(tf.float32, [None, None, 8])
