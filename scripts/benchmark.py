@@ -6,6 +6,7 @@ scripts/benchmark.py build --models deep --towers 8,32 --subjects ours,ours:call
 scripts/benchmark.py all --subjects ours,ours@beside --beside ../before
 scripts/benchmark.py cluster --workers 2 --subjects ours,mirrored,one
 scripts/benchmark.py profile --models deep --towers 8 --subjects ours,loop,limit
+scripts/benchmark.py models --towers 3  building each of tests/models beside one device
 scripts/benchmark.py table             the figures that must hold, and whether they do
 scripts/benchmark.py show FILE...      tables of what --json wrote
 
@@ -21,7 +22,7 @@ import functools
 import json
 import sys
 
-from benchmarking import clusters, goals, names, processes, rounds, tables
+from benchmarking import building, clusters, goals, names, processes, rounds, tables
 
 COMMANDS = {
     "steps": ("steps",),
@@ -49,12 +50,18 @@ def main() -> None:
     command = commands.add_parser("table", help="the figures that must hold")
     command.add_argument("--models", type=_models, default=names.MODELS)
     _add_method(command, 5)
+    command = commands.add_parser("models", help="measures building each of tests/models")
+    command.add_argument("--models", type=_words, default=(), help="of tests/models (all)")
+    command.add_argument("--towers", type=int, default=3, help="K (3)")
+    command.add_argument("--builds", type=int, default=20, help="of each model (20)")
     command = commands.add_parser("show", help="tables of what --json wrote")
     command.add_argument("files", nargs="+", metavar="FILE")
     command.add_argument("--plot", metavar="FILE")
     options = parser.parse_args()
     if options.command == "show":
         _show(options)
+    elif options.command == "models":
+        print(building.measured(options.models, options.towers, options.builds))
     else:
         _measure(options, parser)
 

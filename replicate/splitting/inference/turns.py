@@ -116,10 +116,12 @@ class Turns:
         self.ops = _in_order(ops)
         self._places = {op: n for n, op in enumerate(self.ops)}
         self.links: list[Link] = []
+        self._instead: dict[str, str] = {}  # the nodes that stand for tensors
         for op in self.ops:
             self._straighten(op)
         self._hide_sizes()
         self._entries = {vector.ref(): self._open(vector, number) for vector, number in vectors}
+        self._redirect()
         self._numbers = {node.name: n for n, node in enumerate(self._graph_def.node)}
 
     def written(
@@ -175,14 +177,19 @@ class Turns:
         names = [self._new("Placeholder", f"{name}/{n}", [], dtype=dtype) for n in range(number)]
         for each in names:
             _set_shape(self._nodes[each], [])
-        old = (vector.name, vector.op.name if vector.value_index == 0 else vector.name)
-        for node in self._graph_def.node:
-            for n, read in enumerate(node.input):
-                if read in old:
-                    node.input[n] = name
         made = self._new("Pack", name, names, T=dtype)
         self._nodes[made].attr["N"].i = number
+        self._instead[vector.name] = made
         return names
+
+    def _redirect(self) -> None:
+        """Lets all read what stands for a tensor in place of it."""
+        if self._instead:
+            for node in self._graph_def.node:
+                for n, read in enumerate(node.input):
+                    name = read if ":" in read else f"{read}:0"
+                    if name in self._instead:
+                        node.input[n] = self._instead[name]
 
     # Loops.
 
@@ -227,6 +234,7 @@ class Turns:
                 names.append(self._new("Placeholder", f"{op.name}/other", [], dtype=tensor.dtype))
                 continue
             names.append(self._linked(tensor, sources, _WRITES[first.type][1]))
+            self._instead[tensor.name] = names[-1]  # other outputs keep it from being constant
         dtypes = [tensor.dtype for tensor in op.outputs]
         _rewrite(self._nodes[op.name], "IdentityN", names, T=dtypes)
 
@@ -246,11 +254,9 @@ class Turns:
         return stands
 
     def _part(self, many: str, name: str, dtype: tf.DType) -> str:
-        """Returns the node of one of many elements."""
-        ends = [self._constant(f"{name}/{n}", [n]) for n in (0, 1, 1)]
-        made = self._new("StridedSlice", name, [many, *ends], T=dtype, Index=tf.int32)
-        self._nodes[made].attr["shrink_axis_mask"].i = 1
-        return made
+        """Returns the node of one of many elements, also of none."""
+        first = self._constant(f"{name}/place", 0)
+        return self._new("Gather", name, [many, first], Tparams=dtype, Tindices=tf.int32)
 
     def _stacked(self, op: tf.Operation, element: str, dtype: tf.DType) -> str:
         """Returns the node of as many elements as an operation reads; no one evaluates it."""
