@@ -41,10 +41,8 @@ def add(
         with graph._mutation_lock(), graphs.alone(graph):
             door.TF_DeleteImportGraphDefResults(imported(graph, graph_def, given))
             # Only the making: there are no waits and no control flow around it to be added.
-            made = [
-                graph._create_op_from_tf_operation(op, compute_device=False)
-                for op in graph.new_operations()
-            ]
+            made = [tf.Operation._from_c_op(op, graph) for op in graph.new_operations()]
+            graph._names_in_use.update((op.name.lower(), 1) for op in made)
     return {op.name: op for op in made}
 
 

@@ -57,7 +57,7 @@ TAKEN = _rows(
             "_op_to_kernel_label_map": "copies of operations have their originals' kernels",
             "_gradient_override_map": "copies of operations have their originals' gradients",
             "_c_graph": "copies of operations are imported into it",
-            "_create_op_from_tf_operation": "copies of operations are imported into it",
+            "_names_in_use": "names of copies are taken, as those of operations that Python makes",
             "new_operations": "copies of operations are imported into it",
             "_functions": "copies of functions are listed with those that a graph has",
             "_get_function": "rows are looked at inside of functions that operations call",
@@ -71,6 +71,7 @@ TAKEN = _rows(
             "peek_objs": "copies of a variable leave a colocation only where one is in force",
         },
         "operation": {
+            "_from_c_op": "an operation that was imported becomes one of Python's, and no more",
             "_id": "tells what a tower has made from what was made across towers",
             "_c_op": "a copy may wait for an operation that has no outputs",
             "_add_control_inputs": "a write waits for the batch, and for what reads the variable",

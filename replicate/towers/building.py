@@ -14,7 +14,6 @@ from replicate.strategy.towers import sharing
 from replicate.strategy.variables import values, variables
 from replicate.towers import metrics, predictions, statistics
 from replicate.training import model as models
-from replicate.training import sparse_updates
 from replicate.training import step as steps
 
 _log = logging.getLogger("replicate")
@@ -80,8 +79,6 @@ def build(
             _refuse_queues(strategy, creations)
         spec = _merged(strategy, model, towers, creations, rules)
         _refuse_lone_writes(strategy, creations, spec)
-        if model.mode == types.TRAIN:
-            sparse_updates.await_batch(tf1.get_default_graph())
         return spec, batch.total
 
 

@@ -13,7 +13,6 @@ from replicate.compat import generators, keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import base, context
 from replicate.training import optimizer as optimizers
-from replicate.training import sparse_updates
 
 _log = logging.getLogger("replicate")
 _ARGUMENTS = ("features", "labels", "mode", "params", "config")
@@ -167,12 +166,9 @@ def whole(
     """
     with entered(share):
         (tower,) = strategy.run_towers(lambda: model.tower(features, labels))
-    spec = tower.spec
-    if model.optimizer.is_given:
-        spec = spec._replace(train_op=model.step([tower], tower.update_ops))
-    if model.mode == types.TRAIN:
-        sparse_updates.await_batch(tf1.get_default_graph())
-    return spec
+    if not model.optimizer.is_given:
+        return tower.spec
+    return tower.spec._replace(train_op=model.step([tower], tower.update_ops))
 
 
 @contextlib.contextmanager

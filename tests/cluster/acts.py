@@ -142,7 +142,8 @@ def train_case(company, act, case, building, strategy, folder=None, **more) -> N
         **{**case.options, **more},
     )
     given, seen = cases.batches_of(case, 0), Seen()
-    estimator.train(lambda: cases.dataset(case, given), hooks=[seen])  # to the end of input
+    # In one step more than there are batches TensorFlow may let averages of slices decay.
+    estimator.train(lambda: cases.dataset(case, given), hooks=[seen], steps=len(given))
     company.save(act, seen.values)
     types = {kind: sorted(devices) for kind, devices in seen.operations.items()}
     company.tell(act, places=seen.places, types=types)

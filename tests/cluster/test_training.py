@@ -58,7 +58,7 @@ def one_device(case: cases.Case, mode: str, start: dict | None = None) -> dict:
             for name in variables if start else ():
                 given = {variables[name].initial_value: start[name]}
                 session.run(variables[name].initializer, given)
-            for _ in batches:  # TensorFlow alone may let averages decay in one step more
+            for _ in batches:  # in one step more TensorFlow may let averages of slices decay
                 session.run(update)
             if mode == "train":
                 return session.run(variables)

@@ -228,11 +228,11 @@ class Facts:
         if self.static_rows and not has_links and not probes.is_open(given):
             return probes.Probes()  # the graph has all numbers
         tensors = [each.tensor for each in given]
-        if not has_links:
-            ops = operations.executed_by([*tensors, *order.behind(tensors)])
+        behind = order.behind([*tensors, *structure.list_starts()])
+        needed = operations.executed_by([*tensors, *structure.with_pops(behind)[0]])
         shapes = [each for each in given if isinstance(each, KnownShape)]
         vectors = [(each.tensor, len(each.entries)) for each in shapes]
-        straight = turns.Turns(graph, structure, ops, vectors)
+        straight = turns.Turns(graph, structure, needed, vectors)
         return probes.probed(straight, given, self.static_rows)
 
     def _whole_lengths(self, tensor: tf.Tensor) -> tuple[Number, ...] | None:
