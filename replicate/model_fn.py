@@ -174,8 +174,15 @@ def _split(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
         spec = models.whole(lone, call.model, batch.features, batch.labels, share)
         mirrored = lone.mirrored
     numbers = call.options.random_numbers or "per_device"
-    spec = specs.split(spec, batch, call.strategy, numbers, mirrored)
+    is_optimized = _is_optimized(call.config)
+    spec = specs.split(spec, batch, call.strategy, numbers, mirrored, is_optimized=is_optimized)
     return spec, _together(call, given, batch.total)
+
+
+def _is_optimized(config: types.RunConfig | None) -> bool:
+    """Whether the sessions of a config optimize their graphs, as they do by default."""
+    told = getattr(config, "session_config", None)
+    return told is None or not told.graph_options.rewrite_options.disable_meta_optimizer
 
 
 def _call_towers(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:

@@ -92,6 +92,11 @@ session_api = Door(
     ),
 )
 
+smart_cond = Door(
+    "tensorflow.python.framework.smart_cond",
+    {"smart_constant_value": "a branch that is known to be taken is; see splitting/lowering"},
+)
+
 random_seed = Door(
     "tensorflow.python.framework.random_seed",
     {"_graph_to_seed_dict": "towers of one worker draw other numbers than those of another"},

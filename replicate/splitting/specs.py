@@ -21,6 +21,8 @@ def split(
     strategy: base.DistributionStrategy,
     numbers: str,
     mirrored: Sequence[tf.Variable] = (),
+    *,
+    is_optimized: bool = True,
 ) -> types.EstimatorSpec:
     """Splits the graph of a spec, and returns the spec of what is run instead.
 
@@ -30,6 +32,7 @@ def split(
         strategy: The strategy on whose devices it runs.
         numbers: See `replicate_model_fn`'s `random_numbers`.
         mirrored: The variables of which each device gets a copy.
+        is_optimized: Whether sessions optimize the graph.
     """
     reason = _why_whole(batch)
     if reason:
@@ -47,6 +50,7 @@ def split(
         static_rows=batch.total,
         cluster=batch.cluster,
         mirrored=mirrored,
+        is_optimized=is_optimized,
     )
     mirrored_variables.list_copies(strategy, mirrored, result.copies, result.made)
     _tell(result, strategy)

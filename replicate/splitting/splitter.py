@@ -13,7 +13,7 @@ from replicate.graph import operations
 from replicate.splitting import analysis as analyses
 from replicate.splitting import states
 from replicate.splitting.inference import facts as graph_facts
-from replicate.splitting.lowering import batch_norm, functions, reads
+from replicate.splitting.lowering import batch_norm, branches, functions, reads
 from replicate.splitting.mirroring import mirroring, repeating
 from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import Space
@@ -104,6 +104,7 @@ def split_graph(
     static_rows: int | None = None,
     cluster: workers.WorkerBatch | None = None,
     mirrored: Sequence[tf.Variable] = (),
+    is_optimized: bool = True,
 ) -> Result:
     """Splits the current graph over K devices, in place.
 
@@ -118,9 +119,13 @@ def split_graph(
         cluster: The workers, if there are several: the batch is all workers'.
         mirrored: The variables, on the first device, of which each device gets a copy; not of one
             that is written aside of what is run, by what cannot be repeated.
+        is_optimized: Whether sessions optimize the graph, and so leave out branches that are known
+            not to be taken.
     """
     leaves = given if static_rows != 1 else ()  # one row is whole
-    plan = _Plan(leaves, tuple(devices), home, static_rows, cluster, random_numbers)
+    plan = _Plan(
+        leaves, devices, home, static_rows, cluster, random_numbers, is_optimized=is_optimized
+    )
     groups = [each if isinstance(each, list) else [each] for each in keep]
     groups = [[moved_to(plan.moved, each) for each in group] for group in groups]
     mirrored = plan.followed(groups, mirrored)
@@ -153,6 +158,7 @@ class _Plan:
         static_rows: See `split_graph`.
         cluster: See `split_graph`.
         random_numbers: See `split_graph`.
+        is_optimized: See `split_graph`.
 
     Attributes:
         moved: The tensors in place of those of lowered operations, by the `ref()` of these.
@@ -162,16 +168,18 @@ class _Plan:
     def __init__(
         self,
         leaves: Sequence[types.Rows],
-        devices: tuple[str, ...],
+        devices: Sequence[str],
         home: str,
         static_rows: int | None,
         cluster: workers.WorkerBatch | None,
         random_numbers: str,
+        *,
+        is_optimized: bool,
     ):
-        self._devices, self._home = devices, home
+        self._devices, self._home = tuple(devices), home
         self._graph = tf1.get_default_graph()
         tensors = tf.nest.flatten(leaves, expand_composites=True)
-        self.moved = _lowered(self._graph, tensors)
+        self.moved = _lowered(self._graph, tensors, is_optimized)
         self._structure = loops.Structure(self._graph, effects.with_behind(self._graph, tensors))
         self._assumptions = loops.Assumptions(self._structure)
         self._ops = _order(tensors, self._structure, self.moved, static_rows)
@@ -220,9 +228,14 @@ class _Plan:
                 self._assumptions.make_loop_whole(reason.op, str(reason))
 
 
-def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor]) -> Moved:
-    """Writes functions and batch statistics as the operations that they are made of."""
-    moved = functions.lower(graph, order.behind(given))
+def _lowered(graph: tf.Graph, given: Sequence[tf.Tensor], is_optimized: bool) -> Moved:
+    """Writes functions and batch statistics as the operations that they are made of.
+
+    Where sessions optimize the graph, of branches that are known to be taken they alone are left.
+    """
+    known = branches.known if is_optimized else branches.is_open
+    moved = functions.lower(graph, order.behind(given), known)
+    moved |= branches.take(graph, known)
     moved |= reads.read_before_loops(graph, order.behind(given))
     behind = order.behind(given)
     ops = [op for op in graph.get_operations() if op in behind]

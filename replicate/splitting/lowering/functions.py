@@ -9,11 +9,12 @@ Only functions that read are written out. Their order does not matter, so only w
 are made from is written, without control inputs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
+from replicate.splitting.lowering import branches
 from replicate.splitting.structure import definitions, effects, kinds, loops, nodes, order
 from replicate.splitting.structure.nodes import Moved, Nodes, Reference, Waited, output, resolved
 
@@ -63,35 +64,60 @@ class _Place(NamedTuple):
     waits: tuple[Waited, ...] = ()
 
 
-def lower(graph: tf.Graph, ops: Iterable[tf.Operation]) -> Moved:
+def lower(
+    graph: tf.Graph, ops: Iterable[tf.Operation], known: branches.Known = branches.is_open
+) -> Moved:
     """Writes functional control flow as operations of TensorFlow 1.
 
     Whatever reads an output of a functional operation then reads the new one, and whatever waits
     for the operation waits for all its new outputs. Gradients must have been taken before. A
-    function that writes, prints or runs Python stays as it is, and so does what XLA compiles.
+    function that writes, prints or runs Python stays as it is, and so does what XLA compiles. Of
+    branches of which it is known that they are taken, the other one does not count.
 
     Args:
         graph: The graph.
         ops: The operations of which those that can be are lowered.
+        known: What is known of predicates.
 
     Returns:
         The tensors in place of lowered operations' outputs, by the `ref()` of these.
     """
     functions = definitions.Functions(graph)
     ops = set(ops)
+    taken = {op: branch for op in ops if (branch := _known_branch(op, known))}
     lowered = {
         op: op.control_inputs
         for op in ops
         if op.type in definitions.WRITTEN
         and len(op.outputs)
-        and functions.can_be_written(op.node_def)
+        and functions.can_be_written(op.node_def, taken.get(op, ""))
     }
-    if not lowered:
-        return {}
     with graph.as_default(), tf1.name_scope(None):
+        for op in sorted(taken.keys() - lowered.keys(), key=lambda op: op._id):
+            _let_go(op, functions.definition(op.get_attr(taken[op]).name))
+        if not lowered:
+            return {}
         behind_changes = effects.behind_changes(graph)
-        lowering = _Lowering(graph, functions, behind_changes)
+        lowering = _Lowering(graph, functions, behind_changes, taken)
         return lowering.run([op for op in order.ordered(ops, lowered) if op in lowered])
+
+
+def _known_branch(op: tf.Operation, known: branches.Known) -> str:
+    """Returns the attribute of the branch that an operation always takes; empty if unknown."""
+    value = known(op.inputs[0]) if op.type in definitions.BRANCHES else None
+    return "" if value is None else "then_branch" if value else "else_branch"
+
+
+def _let_go(op: tf.Operation, taken: Any) -> None:
+    """Lets a branch that stays a call wait for nothing that only the branch not taken reads."""
+    if taken is None or op._get_control_flow_context() is not None:
+        return
+    used = definitions.used(taken, taken.node_def)
+    for n, argument in enumerate(taken.signature.input_arg, 1):
+        tensor = op.inputs[n]
+        is_unread = argument.name not in used and tensor.dtype not in kinds.HANDLES
+        if is_unread and tensor.shape.rank is not None:
+            op._update_input(n, tf.zeros([size or 0 for size in tensor.shape], tensor.dtype))
 
 
 class _Lowering:
@@ -101,12 +127,18 @@ class _Lowering:
         graph: The graph.
         functions: Its functions.
         behind_changes: Its operations that change a state, or come after one that does.
+        taken: For branches that are known to be taken their attribute.
     """
 
     def __init__(
-        self, graph: tf.Graph, functions: definitions.Functions, behind_changes: set[tf.Operation]
+        self,
+        graph: tf.Graph,
+        functions: definitions.Functions,
+        behind_changes: set[tf.Operation],
+        taken: Mapping[tf.Operation, str],
     ):
         self._behind_changes = behind_changes
+        self._taken = taken
         self._graph = graph
         self._functions = functions
         self._nodes = Nodes(graph, graph.unique_name("lowered"))
@@ -129,16 +161,29 @@ class _Lowering:
         inputs = [self._newest(tensor) for tensor in op.inputs]
         waits: list[Waited] = []
         # NOTE: an operation waits for all of its inputs, and so may come after a write.
-        before = [tensor.op for tensor in op.inputs if tensor.op in self._behind_changes]
+        before = [each.op for each in self._read_by(op) if each.op in self._behind_changes]
         for waited in dict.fromkeys([*op.control_inputs, *before]):
             waits.extend(self._written.get(waited, [waited]))
         context = op._get_control_flow_context()
         # NOTE: in a loop, an operation without any inputs would not be in the loop's frame.
         pivot = () if context is None else tuple(inputs[:1])
         name = self._graph.unique_name(op.name + "/lowered")
-        return self._functional(
-            op.node_def, inputs, name, _Place(context, op.device, pivot, tuple(waits))
-        )
+        place = _Place(context, op.device, pivot, tuple(waits))
+        if op in self._taken:
+            return self._inline(op.get_attr(self._taken[op]).name, inputs[1:], name, place)
+        return self._functional(op.node_def, inputs, name, place)
+
+    def _read_by(self, op: tf.Operation) -> Sequence[tf.Tensor]:
+        """Returns what an operation reads; of known branches, what the one taken reads."""
+        if op not in self._taken:
+            return list(op.inputs)
+        definition = self._functions.definition(op.get_attr(self._taken[op]).name)
+        names = [argument.name for argument in definition.signature.input_arg]
+        returned = [definition.ret[each.name] for each in definition.signature.output_arg]
+        used = definitions.used(definition, definitions.in_order(definition, returned, set(names)))
+        which, *values = op.inputs
+        pairs = zip(names, values, strict=True)
+        return [which, *(value for name, value in pairs if name in used)]
 
     def _newest(self, tensor: tf.Tensor) -> Reference:
         if tensor.op in self._written:

@@ -44,8 +44,13 @@ class Functions:
             self._definitions[name] = found
         return self._definitions[name]
 
-    def can_be_written(self, node: tf1.NodeDef) -> bool:
-        """Whether an operation is functional control flow that can be written out."""
+    def can_be_written(self, node: tf1.NodeDef, branch: str = "") -> bool:
+        """Whether an operation is functional control flow that can be written out.
+
+        Args:
+            node: The operation's definition.
+            branch: The attribute of the branch that is taken, if that is known.
+        """
         if node.op not in WRITTEN:
             return False
         # NOTE: looking up an attribute that is not there adds it.
@@ -53,7 +58,8 @@ class Functions:
             return False
         if node.op in BRANCHES and node.attr["Tcond"].type != tf.bool.as_datatype_enum:
             return False
-        if not all(self.only_reads(name) for name in called(node)):
+        names = [node.attr[branch].func.name] if branch else called(node)
+        if not all(map(self.only_reads, names)):
             return False
         # NOTE: a loop that looks tables up is whole; written out, it would be on several devices.
         return node.op not in LOOPS or not any(map(self._looks_tables_up, called(node)))
@@ -139,6 +145,12 @@ def offsets(node: tf1.NodeDef) -> tuple[dict[str, int], int]:
         else:
             number += 1
     return found, number
+
+
+def used(definition: Any, nodes: Sequence[tf1.NodeDef]) -> set[str]:
+    """Returns the names of what nodes of a function, and its outputs, read."""
+    texts = [text for node in nodes for text in node.input]
+    return {text.split(":")[0] for text in (*texts, *definition.ret.values())}
 
 
 def in_order(definition: Any, returned: Sequence[str], given: set[str]) -> list[tf1.NodeDef]:

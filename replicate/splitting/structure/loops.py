@@ -130,7 +130,7 @@ class Structure:
         return self._is_of_step(op) and not any(each in self.behind_effects for each in others)
 
     def _is_of_step(self, op: tf.Operation) -> bool:
-        return op not in self._branches and op._get_control_flow_context() is None
+        return op not in self._branches and self.own_loop(op) is None
 
     # Loops.
 
@@ -146,7 +146,7 @@ class Structure:
 
     def is_outermost(self, op: tf.Operation) -> bool:
         """Whether an operation's outputs are in no loop and in no branch."""
-        return op not in self._branches and _context_of_outputs(op) is None
+        return op not in self._branches and self.loop(op) is None
 
     @staticmethod
     def outer(loop: Context) -> Context | None:

@@ -188,7 +188,7 @@ class SeveralWorkers:
         checks = [getattr(check, "op", check) for check in self.given.checks]
         before = operations.executed_by(checks)
         for op in {*written.run_whole, *made.values()} - before:
-            if effects.has_effect(op) and op._get_control_flow_context() is None:
+            if effects.has_effect(op) and written.structure.is_outermost(op):
                 op._add_control_inputs(checks)
         levels.write(crossings.values(), made, fetch, workers, self._home)
 
