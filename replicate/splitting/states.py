@@ -169,6 +169,11 @@ class Local:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sums(Local):
+    """For each of its own different values, `source`, a device has a part of a sum."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Shape:
     """A view: the whole shape of a result, but for one entry: there the device's own rows.
 

@@ -301,6 +301,21 @@ def embeddings_of_bags(f):
     return squares(tf.add_n(list(found.values())), f), found
 
 
+@model()
+def embeddings_of_bags_in_a_tensor(f):
+    """Looked up by the values themselves: each different one of these has a gradient, in order."""
+    ids, table = filled(f), tf.tanh(weight("table", 6, 3).read_value())
+    found = {
+        name: getattr(tf.raw_ops, f"SparseSegment{name}")(
+            data=table, indices=ids.values, segment_ids=ids.indices[:, 0], sparse_gradient=True
+        )
+        for name in ("Sum", "Mean", "SqrtN")
+    }
+    kept = tf.gradients(tf.reduce_sum(tf.square(found["Mean"])), table)[0]
+    found |= {"gradient": kept.values * 2.0, "of": kept.indices, "number": tf.size(kept.indices)}
+    return squares(found["Sum"] + found["Mean"] * found["SqrtN"], f), found
+
+
 @model("SparseFillEmptyRows Unique")
 def embeddings_of_weighted_bags(f):
     ids = filled(f)
@@ -344,6 +359,18 @@ def sums_of_bags_whose_number_is_given(f):
     mean = tf.sparse.segment_mean(table, places, rows, num_segments=number)
     root = tf.sparse.segment_sqrt_n(table, places, rows, num_segments=number)
     return squares(found + mean * root, f), {"found": found, "mean": mean}
+
+
+@model("CTCLoss", tolerance=(1e-4, 1e-5))
+def losses_of_transcripts(f):
+    """Labels of rows, of which some may have none, and scores by time."""
+    labels = tf.cast(tf.sparse.reorder(f["bags"]), tf.int32)
+    lengths = tf.minimum(tf.cast(f["label"], tf.int32) + 6, 8)
+    frames = tf.tile(tf.transpose(f["t"], [1, 0, 2]), [2, 1, 1])
+    scores = tf.tensordot(frames, weight("letters", 3, 7).read_value(), 1)
+    scores = tf.cast(scores, tf.float32)
+    losses = tf1.nn.ctc_loss(labels, scores, lengths)
+    return tf.reduce_mean(tf.cast(losses, F64)) + squares(hidden(f["x"]), f), {"losses": losses}
 
 
 @model("SparseToDense ResourceGather")
@@ -875,6 +902,29 @@ def whole(built, result, kinds):
 @pytest.mark.parametrize("name", MODELS)
 def test_dynamic(name, num_devices):
     assert require_one_device(name, (7, 2, 1), False, num_devices) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("embeddings_of_bags", "SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad"),
+        ("embeddings_of_bags_that_may_be_empty", "SparseSegmentMeanGrad"),
+        ("embeddings_of_weighted_bags", "UnsortedSegmentSum"),
+        ("sums_of_bags_whose_number_is_given", "SparseSegmentMeanGrad SparseSegmentSqrtNGrad"),
+        (
+            "embeddings_of_bags_in_a_tensor",
+            "SparseSegmentSumGradV2 SparseSegmentMeanGradV2 SparseSegmentSqrtNGradV2",
+        ),
+    ],
+)
+def test_gradients_are_added_up_for_the_different_values_of_each_device(name, kinds):
+    built = Built(name, (7,), False, 3)
+    result = built.split()
+    for kind in kinds.split():
+        ops = [op for op in result.split if op.type == kind]
+        assert ops, kind
+        assert [op.name for op in result.whole if op.type == kind and result.why(op)] == []
 
 
 @pytest.mark.thorough

@@ -224,8 +224,9 @@ def fill(case: Case) -> Split:
     A fill of the shape of a device's own values is its own too.
     """
     made_by = case.op.inputs[0].op
-    if made_by.type == "Shape" and isinstance(case.state_of(made_by.inputs[0]), Local):
-        return Split([OWN, WHOLE], [case.state_of(made_by.inputs[0])])
+    measured = case.state_of(made_by.inputs[0]) if made_by.type == "Shape" else WHOLE
+    if isinstance(measured, Local):
+        return Split([OWN, WHOLE], [Local(measured.source)])
     rows = rows_of_shape(case, 0)
     return Split([case.shape_view(0, rows), WHOLE], [rows])
 
@@ -267,6 +268,10 @@ def broadcast_to(case: Case) -> Split:
 
 def rows_of_shape(case: Case, n: int) -> Rows:
     """Returns the rows of a result whose shape is input n."""
+    made_by = case.op.inputs[n].op
+    measured = case.state_of(made_by.inputs[0]) if made_by.type == "Shape" else WHOLE
+    if states.is_rows(measured):
+        return measured.plain
     for axis, entry in enumerate(case.entries(n)):
         if entry.has_rows():
             return Rows(axis, space_of_size(case, n, entry.is_picked))

@@ -17,7 +17,6 @@ from replicate.splitting.states import (
     SIZE,
     WHOLE,
     Ids,
-    Local,
     RowNumbers,
     Rows,
     Space,
@@ -31,8 +30,11 @@ from replicate.splitting.states import (
 _ENTRY_BY_ENTRY = (
     *elementwise.UNARY.split(),
     *elementwise.BROADCAST.split(),
-    *("Cast", "Identity", "LookupTableFind", "LookupTableFindV2", "Reshape"),
+    *("Add", "AddN", "AddV2", "Cast", "Div", "DivNoNan", "Identity", "LookupTableFind"),
+    *("LookupTableFindV2", "Mul", "RealDiv", "Reshape", "Select", "Sub"),
 )
+_SEGMENTS = ("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd")
+SPARSE_SEGMENTS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum")
 
 
 @rule("Where")
@@ -48,25 +50,32 @@ def _where(case: Case) -> Split:
 
 def entries_of_a_row(case: Case, n: int) -> int:
     """Returns how many entries along the first dimension of input n each row has."""
-    state, tensor = case.inputs[n], case.op.inputs[n]
-    while tensor is not None:
+    state, waiting = without(case.inputs[n]), [case.op.inputs[n]]
+    seen = set()
+    while waiting:
+        tensor = waiting.pop()
+        if tensor.ref() in seen or without(case.state_of(tensor)) != state:
+            continue
+        seen.add(tensor.ref())
         extents = case.facts.shape(tensor)
         if extents and extents[0].multiple:
             return extents[0].multiple
-        tensor = _as_long(case, tensor, state)
+        if tensor.op.type in (*_SEGMENTS, *SPARSE_SEGMENTS):
+            ids = case.state_of(tensor.op.inputs[-1])
+            if isinstance(ids, RowNumbers) and ids.ids.is_complete:
+                return ids.ids.stride
+        waiting.extend(_as_long(case, tensor))
     raise WholeError("how many entries a row has is not known")
 
 
-def _as_long(case: Case, tensor: tf.Tensor, state: State) -> tf.Tensor | None:
-    """Returns what a tensor is made from that has as many entries along the rows, if anything."""
-    rank = case.facts.rank(tensor)
-    if tensor.op.type not in _ENTRY_BY_ENTRY or (tensor.op.type == "Reshape" and rank != 1):
-        return None
-    for each in tensor.op.inputs:
-        has_rows = without(case.state_of(each)) == without(state)
-        if has_rows and rank is not None and case.facts.rank(each) == rank:
-            return each
-    return None
+def _as_long(case: Case, tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what tells a tensor's length: if it has rows too, it has as many entries of them."""
+    rank, made_by = case.facts.rank(tensor), tensor.op
+    if made_by.type == "Reshape" and made_by.inputs[1].op.type == "Shape":
+        return [made_by.inputs[1].op.inputs[0]]
+    if made_by.type not in _ENTRY_BY_ENTRY or (made_by.type == "Reshape" and rank != 1):
+        return []
+    return [each for each in made_by.inputs if rank is not None and case.facts.rank(each) == rank]
 
 
 def check_no_loop(case: Case) -> None:
@@ -288,7 +297,7 @@ def number_of(case: Case, n: int, ids: RowNumbers) -> View:
     return case.facts.number_view(case.op.inputs[n], space)
 
 
-@rule_of_ids("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd")
+@rule_of_ids(*_SEGMENTS)
 def _sorted_segments(case: Case) -> Split:
     """Sums and the like by rows, if each row occurs."""
     ids = named(case, 1, is_complete=True)
@@ -376,122 +385,3 @@ def named(case: Case, n: int, is_complete: bool = False) -> RowNumbers:
     if is_complete and not state.ids.is_complete:
         raise WholeError("a row may not occur")
     return state
-
-
-# What treats each of the different values by itself.
-ALONE = (
-    *"Add AddV2 BiasAdd Div DivNoNan Max Mean Min Mul Prod RealDiv Select Sub Sum".split(),
-    *elementwise.UNARY.split(),
-    *elementwise.BROADCAST.split(),
-    *elementwise.LINEAR.split(),
-)
-
-
-_KINDS = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
-
-
-@rule(*_KINDS)
-def _unique(case: Case) -> Split:
-    """The different values, [m], each value's place among them, [n], and counts of them, [m]."""
-    rows = case.inputs[0]
-    if not states.is_rows(rows) or rows.axis != 0 or case.rank(0) != 1:
-        raise WholeError("its values have no rows")
-    if len(case.inputs) > 1 and case.value(1).size and int(case.value(1).reshape(-1)[0]):
-        raise WholeError("it is along another dimension")
-    # NOTE: a device counts its own rows alone: the counts are not the batch's.
-    others = [WHOLE] * (len(case.inputs) - 1)
-    return Split([rows.at(0), *others], [Local(tensor) for tensor in case.op.outputs])
-
-
-def different_of(case: Case, values: int, places: int) -> State:
-    """Returns the state of what an operation makes that puts different values back in place.
-
-    Args:
-        case: The operation.
-        values: The input with an entry for each different value.
-        places: The input with the places of these.
-    """
-    state, tensor = case.inputs[values], case.op.inputs[places]
-    while tensor.op.type in ("Identity", "Cast") and tensor.dtype.is_integer:
-        tensor = tensor.op.inputs[0]
-    made_by = tensor.op
-    is_there = isinstance(state, Local) and case.inputs[places] == Local(tensor)
-    if not is_there or made_by.type not in _KINDS or tensor.value_index != 1:
-        raise WholeError("where its values stand is not known")
-    if state != Local(made_by.outputs[0]):
-        raise WholeError("they are others' places")
-    return without(case.state_of(made_by.inputs[0]))
-
-
-@rule_of_ids("GatherV2", "Gather")
-def _gather_different(case: Case) -> Split:
-    """Puts different values back in place, or looks each of them up."""
-    params, indices = case.inputs[:2]
-    if not isinstance(params, Local) and not isinstance(indices, Local):
-        raise WholeError("none of its operands is a device's own")
-    more = [case.number(2)] if case.type == "GatherV2" else []
-    if more and (case.attribute("batch_dims") or case.axis(2, case.rank(0))):
-        raise WholeError("it gathers along another dimension")
-    if isinstance(params, Local):
-        return Split([params, indices, *more], [different_of(case, 0, 1)])
-    if params is not WHOLE:
-        raise WholeError("its values are not whole")
-    return Split([WHOLE, indices, *more], [indices])
-
-
-_SUMS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum")
-
-
-@rule_of_ids(*_SUMS, *(f"{kind}WithNumSegments" for kind in _SUMS))
-def _segments_of_different(case: Case) -> Split:
-    """Sums by rows of data that `indices` names, if each row occurs, or their number is given."""
-    data, indices, _, *number = case.inputs
-    ids = named(case, 2, is_complete=not number)
-    if isinstance(data, Local):
-        given = different_of(case, 0, 1)
-    elif data is WHOLE and states.is_rows(indices) and not isinstance(indices, RowNumbers):
-        given = indices
-    else:
-        raise WholeError("the indices are of other data")
-    if given != Rows(0, ids.space):
-        raise WholeError("the indices are not as the numbers")
-    wants: list[View] = [data, indices, ids]
-    wants += [number_of(case, 3, ids)] if number else []
-    return Split(wants, [Rows(0, ids.ids.space)])
-
-
-@rule_of_ids("ResourceGather")
-def _lookup(case: Case) -> Split:
-    """Rows of a variable for each device's own values."""
-    indices = case.inputs[1]
-    if not isinstance(indices, Local) or case.attribute("batch_dims"):
-        raise WholeError("its indices are not a device's own")
-    return Split([WHOLE, indices], [indices], is_beside=True)
-
-
-@rule_of_ids(*ALONE)
-def alone(case: Case) -> Split:
-    """Does to different values what it does to rows."""
-    sources = {state for state in case.inputs if isinstance(state, Local)}
-    if len(sources) != 1 or any(map(states.is_rows, case.inputs)):
-        raise WholeError("its operands are not the same different values")
-    (local,) = sources
-    if not isinstance(local.source, tf.Tensor) or local.source.op.type not in _KINDS:
-        raise WholeError("it is no list of values")
-    rows = Rows(0, Space("different values", local.source))
-    case = copy.copy(case)
-    case.inputs = tuple(rows if state == local else state for state in case.inputs)
-    found = registry.RULES[case.type](case)
-    if not isinstance(found, Split) or any(give != rows for give in found.gives):
-        raise WholeError("it mixes different values")
-    gives = [local] * len(found.gives)
-    return dataclasses.replace(found, wants=_views(case, found, rows, local), gives=gives)
-
-
-def _views(case: Case, found: Split, rows: Rows, local: Local) -> list[View]:
-    views: list[View] = []
-    for state, want in zip(case.inputs, found.wants, strict=True):
-        if (state == rows) != (want == rows) or isinstance(want, states.Shape):
-            raise WholeError("another operand has other values")
-        views.append(local if want == rows else want)
-    return views

@@ -236,6 +236,19 @@ def _split_texts(case: Case) -> Split:
     return Split([rows.at(0), WHOLE], _made(case, rows.at(0), stride))
 
 
+@rule_of_ids("CTCLoss", "CTCLossV2")
+def _ctc_loss(case: Case) -> Split:
+    """`inputs` of [T, n, C], labels as sparse entries, and n lengths; each row's loss, gradient."""
+    state = _coordinates(case, 1)
+    rows = Rows(0, state.ids.space)
+    steps = rows.at(1)
+    if rows.space.is_picked or case.shape(0)[1].multiple != state.ids.stride:
+        raise WholeError("there are not as many inputs as rows")
+    lengths = items.along(case, 3, rows)
+    wants = [items.along(case, 0, steps), state, _values(case, 1), lengths]
+    return Split(wants, [rows, steps])
+
+
 @dataclasses.dataclass(frozen=True)
 class Bounds:
     """Where rows begin and end among their values; the source of a `Local`.

@@ -34,7 +34,7 @@ from replicate.splitting.structure import loops
 from replicate.splitting.structure import nodes as definitions
 from replicate.splitting.structure.nodes import Made, Nodes, Reference, Waited, output
 from replicate.splitting.structure.runs import Runs
-from replicate.splitting.writing import joins, loop_copies
+from replicate.splitting.writing import different, joins, loop_copies
 
 OfDevice: TypeAlias = Callable[[int], Reference]
 """Returns what a device, given by its number, reads."""
@@ -203,8 +203,7 @@ class Writer:
         if isinstance(state, Rows):
             return self.joins.of_rows(tensor, state)
         if isinstance(state, Local):
-            self.want_whole(op)
-            return tensor
+            return different.joined(self, tensor, state)
         raise loops.LoopWholeError(op, f"a list of {op.type} is wanted whole")
 
     def view(self, tensor: tf.Tensor, want: states.View, k: int) -> Reference:
@@ -229,6 +228,8 @@ class Writer:
             raise ValueError(f"A part of {tensor.name} is wanted, which is {state}: {want}.")
         if not isinstance(want, Rows):
             raise ValueError(f"{tensor.name} is {state}, and cannot become {want}.")
+        if isinstance(state, Local) and want.space.source is state.source:
+            return self._own(tensor)
         tensor = self._passed(tensor)
         state = self.analysis.state(tensor)
         if isinstance(state, Rows) and state.plain == want.plain:

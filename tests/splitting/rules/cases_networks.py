@@ -1,4 +1,4 @@
-"""Cases of normalisation by statistics that are given, and of softmax and its losses."""
+"""Cases of softmax and its losses, of normalisation by given statistics, and of recurrent cells."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from replicate.compat.tensorflow import tf
 from tests.splitting.rules import harness
 from tests.splitting.rules.harness import indices, positive, raw, tensor, unit
 
-FAMILY = harness.Family("normalisation")
+FAMILY = harness.Family("networks")
 case = FAMILY.case
 
 F64, F32 = tf.float64, tf.float32
@@ -78,3 +78,57 @@ for kind in ("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"):
         pictures = [tensor("B", 2, 3, 2, dtype=F32) for _ in range(2)]
         scale = tensor(2, dtype=F32, of=positive)
         case(made, gradients(kind, is_training), *pictures, scale, dtypes=(F32,))
+
+
+# Recurrent cells, of two units.
+
+LSTM = ("x", "cs_prev", "h_prev", "w", "wci", "wcf", "wco", "b")
+WEIGHTS = [tensor(*dims, dtype=F32) for dims in ((5, 8), (2,), (2,), (2,), (8,))]
+OF_GATES = [tensor(*dims, dtype=F32) for dims in ((5, 4), (5, 2), (4,), (2,))]
+
+
+def steps(kind, number, **options):
+    """All steps of an LSTM, and the gradients by all that it reads."""
+
+    def make(*operands):
+        read = dict(zip(LSTM, operands, strict=True))
+        made = getattr(tf.raw_ops, kind)(seq_len_max=np.int64(number), **read, **options)
+        loss = tf.reduce_sum(made.h * tf.tanh(made.h)) + tf.reduce_sum(made.cs[-1])
+        return [made.h, made.cs, *tf.gradients(loss, operands)]
+
+    return make
+
+
+for kind in ("BlockLSTM", "BlockLSTMV2"):
+    both = f"{kind} {kind.replace('V2', '')}Grad{'V2' if kind.endswith('V2') else ''}"
+    options = {"cell_clip": 0.5, "use_peephole": True}
+    states = [tensor("B", 2, dtype=F32), tensor("B", 2, dtype=F32)]
+    case(both, steps(kind, 3, **options), tensor(3, "B", 3, dtype=F32), *states, *WEIGHTS)
+    case(both, steps(kind, 2), tensor(3, "B", 3, dtype=F32), *states, *WEIGHTS)
+    states = [tensor(4, 2, dtype=F32), tensor(4, 2, dtype=F32)]
+    case(both, steps(kind, 1), tensor("B", 4, 3, dtype=F32), *states, *WEIGHTS)
+
+
+def lstm_step(x, cs, h, *more):
+    """One step of an LSTM, and its gradient."""
+    *weights, cs_grad, h_grad = more
+    read = dict(zip(LSTM, (x, cs, h, *weights), strict=True))
+    made = tf.raw_ops.LSTMBlockCell(**read, use_peephole=True)
+    kept = {name: getattr(made, name) for name in ("i", "cs", "f", "o", "ci", "co")}
+    more = {"cs_grad": cs_grad, "h_grad": h_grad, "use_peephole": True}
+    return [made.h, made.cs, *tf.raw_ops.LSTMBlockCellGrad(**read, **kept, **more)]
+
+
+def gru_step(x, h, *more):
+    """One step of a GRU, and its gradient."""
+    *weights, gradient = more
+    read = dict(zip(("x", "h_prev", "w_ru", "w_c", "b_ru", "b_c"), (x, h, *weights), strict=True))
+    made = tf.raw_ops.GRUBlockCell(**read)
+    kept = {name: getattr(made, name) for name in ("r", "u", "c")}
+    return [made.h, *tf.raw_ops.GRUBlockCellGrad(**read, **kept, d_h=gradient)]
+
+
+for rows in ("B", 4):
+    x, h = tensor(rows, 3, dtype=F32), tensor(rows, 2, dtype=F32)
+    case("LSTMBlockCell LSTMBlockCellGrad", lstm_step, x, h, h, *WEIGHTS, h, h)
+    case("GRUBlockCell GRUBlockCellGrad", gru_step, x, h, *OF_GATES, h)

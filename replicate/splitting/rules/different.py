@@ -1,0 +1,241 @@
+"""Different values: what `Unique` finds, what is looked up for each, and sums for each.
+
+A device finds the different values of its own rows alone. What it makes for each of them has a
+state of their source; sums over rows are parts of the sums for the different values of all rows.
+"""
+
+import copy
+import dataclasses
+from typing import TypeGuard
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting import states
+from replicate.splitting.rules import elementwise, items, registry
+from replicate.splitting.rules.registry import Case, rule, rule_of_ids
+from replicate.splitting.rules.spaces import (
+    SPARSE_SEGMENTS,
+    entries_of_a_row,
+    named,
+    number_of,
+    without,
+)
+from replicate.splitting.states import (
+    OWN,
+    SIZE,
+    WHOLE,
+    Local,
+    RowNumbers,
+    Rows,
+    Space,
+    Split,
+    State,
+    Sums,
+    View,
+    WholeError,
+)
+
+# What treats each of the different values by itself.
+ALONE = (
+    *"Add AddV2 BiasAdd Div DivNoNan Max Mean Min Mul Prod RealDiv Select Sub Sum".split(),
+    *elementwise.UNARY.split(),
+    *elementwise.BROADCAST.split(),
+    *elementwise.LINEAR.split(),
+)
+
+
+KINDS = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
+
+SORTED_GRADIENTS = tuple(f"{kind}GradV2" for kind in SPARSE_SEGMENTS)
+
+
+def _is_local(state: State) -> TypeGuard[Local]:
+    """Whether a device's own value is no part of a sum."""
+    return isinstance(state, Local) and not isinstance(state, Sums)
+
+
+@rule(*KINDS)
+def _unique(case: Case) -> Split:
+    """The different values, [m], each value's place among them, [n], and counts of them, [m]."""
+    rows = case.inputs[0]
+    if not states.is_rows(rows) or rows.axis != 0 or case.rank(0) != 1:
+        raise WholeError("its values have no rows")
+    if len(case.inputs) > 1 and case.value(1).size and int(case.value(1).reshape(-1)[0]):
+        raise WholeError("it is along another dimension")
+    # NOTE: a device counts its own rows alone: the counts are not the batch's.
+    others = [WHOLE] * (len(case.inputs) - 1)
+    return Split([rows.at(0), *others], [Local(tensor) for tensor in case.op.outputs])
+
+
+def different_of(case: Case, values: int, places: int) -> State:
+    """Returns the state of what an operation makes that puts different values back in place.
+
+    Args:
+        case: The operation.
+        values: The input with an entry for each different value.
+        places: The input with the places of these.
+    """
+    made_by = _made_by(case, places)
+    if case.inputs[values] != Local(made_by.outputs[0]):
+        raise WholeError("they are others' places")
+    return without(case.state_of(made_by.inputs[0]))
+
+
+def _made_by(case: Case, places: int) -> tf.Operation:
+    """Returns what found different values, given the input with the places of these."""
+    tensor = case.op.inputs[places]
+    while tensor.op.type in ("Cast", "Identity", "Reshape") and tensor.dtype.is_integer:
+        tensor = tensor.op.inputs[0]
+    is_there = case.inputs[places] == Local(tensor) and tensor.value_index == 1
+    if not is_there or tensor.op.type not in KINDS:
+        raise WholeError("where its values stand is not known")
+    return tensor.op
+
+
+@rule_of_ids("GatherV2", "Gather")
+def _gather_different(case: Case) -> Split:
+    """Puts different values back in place, or looks each of them up."""
+    params, indices = case.inputs[:2]
+    if not _is_local(params) and not _is_local(indices):
+        raise WholeError("none of its operands is a device's own")
+    more = [case.number(2)] if case.type == "GatherV2" else []
+    if more and (case.attribute("batch_dims") or case.axis(2, case.rank(0))):
+        raise WholeError("it gathers along another dimension")
+    if _is_local(params):
+        return Split([params, indices, *more], [different_of(case, 0, 1)])
+    if params is not WHOLE:
+        raise WholeError("its values are not whole")
+    return Split([WHOLE, indices, *more], [indices])
+
+
+@rule_of_ids(*SPARSE_SEGMENTS, *(f"{kind}WithNumSegments" for kind in SPARSE_SEGMENTS))
+def _segments_of_different(case: Case) -> Split:
+    """Sums by rows of data that `indices` names, if each row occurs, or their number is given."""
+    data, indices, _, *number = case.inputs
+    ids = named(case, 2, is_complete=not number)
+    if _is_local(data):
+        given = different_of(case, 0, 1)
+    elif data is WHOLE and states.is_rows(indices) and not isinstance(indices, RowNumbers):
+        given = indices
+    else:
+        raise WholeError("the indices are of other data")
+    if given != Rows(0, ids.space):
+        raise WholeError("the indices are not as the numbers")
+    wants: list[View] = [data, indices, ids]
+    wants += [number_of(case, 3, ids)] if number else []
+    return Split(wants, [Rows(0, ids.ids.space)])
+
+
+# Sums for each of the different values: gradients of what is looked up.
+
+
+@rule_of_ids("Reshape")
+def _flat(case: Case) -> Split:
+    """What is in one dimension, and stays so."""
+    state = case.inputs[0]
+    if not _is_local(state) or case.rank(0) != 1 or case.result_rank() != 1:
+        raise WholeError("its operand is not in one dimension")
+    _check_counts(case, 1, state.source)
+    return Split([state, OWN], [state])
+
+
+@rule_of_ids("UnsortedSegmentSum")
+def _sums(case: Case) -> Split:
+    """Sums of what rows have for the different values, of which there are as many."""
+    made_by = _made_by(case, 1)
+    rows = without(case.state_of(made_by.inputs[0]))
+    if not states.is_rows(rows):
+        raise WholeError("the places are no rows'")
+    _check_counts(case, 2, made_by.outputs[0])
+    return Split([items.along(case, 0, rows), case.inputs[1], OWN], [Sums(made_by.outputs[0])])
+
+
+@rule_of_ids(*(f"{kind}Grad" for kind in SPARSE_SEGMENTS))
+def _gradient(case: Case) -> Split:
+    """Sums for the different values of the gradients of those rows that they occur in."""
+    ids, made_by = named(case, 2), _made_by(case, 1)
+    if without(case.state_of(made_by.inputs[0])) != Rows(0, ids.space):
+        raise WholeError("the places are not as the numbers")
+    _check_counts(case, 3, made_by.outputs[0])
+    return Split(
+        [_gradient_of_rows(case, ids), case.inputs[1], ids, OWN], [Sums(made_by.outputs[0])]
+    )
+
+
+@rule_of_ids(*SORTED_GRADIENTS)
+def _sorted_gradient(case: Case) -> Split:
+    """The same for values themselves, which come sorted as the second output."""
+    ids, values = named(case, 2), case.inputs[1]
+    if without(values) != Rows(0, ids.space):
+        raise WholeError("the values are not as the numbers")
+    source = case.op.outputs[1]
+    return Split(
+        [_gradient_of_rows(case, ids), without(values), ids, items.same(case, 3)],
+        [Sums(source), Local(source)],
+    )
+
+
+def _gradient_of_rows(case: Case, ids: RowNumbers) -> Rows:
+    """Returns the view of input 0, which has a value for each of the rows that ids name."""
+    rows = Rows(0, ids.ids.space)
+    if not items.has(case, 0, rows) or entries_of_a_row(case, 0) != ids.ids.stride:
+        raise WholeError("there are not as many gradients as rows")
+    return rows
+
+
+def _check_counts(case: Case, n: int, source: tf.Tensor) -> None:
+    """Refuses input n if it is not the number of a device's different values."""
+    made_by = case.op.inputs[n].op
+    if made_by.type == "ExpandDims":
+        made_by = made_by.inputs[0].op
+    if made_by.type == "StridedSlice":
+        bounds = [case.facts.value(tensor) for tensor in made_by.inputs[1:]]
+        is_first = made_by.get_attr("shrink_axis_mask") == 1 and bounds[0] == [0]
+        made_by = made_by.inputs[0].op if is_first else made_by
+    if made_by.type not in ("Shape", "Size") or (
+        made_by.type == "Size" and case.facts.rank(made_by.inputs[0]) != 1
+    ):
+        raise WholeError("it makes another number of sums")
+    state = case.state_of(made_by.inputs[0])
+    if case.inputs[n] is not SIZE or not isinstance(state, Local) or state.source is not source:
+        raise WholeError("it makes another number of sums")
+
+
+@rule_of_ids("ResourceGather")
+def _lookup(case: Case) -> Split:
+    """Rows of a variable for each device's own values."""
+    indices = case.inputs[1]
+    if not _is_local(indices) or case.attribute("batch_dims"):
+        raise WholeError("its indices are not a device's own")
+    return Split([WHOLE, indices], [indices], is_beside=True)
+
+
+@rule_of_ids(*ALONE)
+def alone(case: Case) -> Split:
+    """Does to different values what it does to rows."""
+    sources = {state for state in case.inputs if isinstance(state, Local)}
+    if (
+        len(sources) != 1
+        or not all(map(_is_local, sources))
+        or any(map(states.is_rows, case.inputs))
+    ):
+        raise WholeError("its operands are not the same different values")
+    (local,) = sources
+    if not isinstance(local.source, tf.Tensor) or local.source.op.type not in KINDS:
+        raise WholeError("it is no list of values")
+    rows = Rows(0, Space("different values", local.source))
+    case = copy.copy(case)
+    case.inputs = tuple(rows if state == local else state for state in case.inputs)
+    found = registry.RULES[case.type](case)
+    if not isinstance(found, Split) or any(give != rows for give in found.gives):
+        raise WholeError("it mixes different values")
+    gives = [local] * len(found.gives)
+    return dataclasses.replace(found, wants=_views(case, found, rows, local), gives=gives)
+
+
+def _views(case: Case, found: Split, rows: Rows, local: Local) -> list[View]:
+    views: list[View] = []
+    for state, want in zip(case.inputs, found.wants, strict=True):
+        if (state == rows) != (want == rows) or isinstance(want, states.Shape):
+            raise WholeError("another operand has other values")
+        views.append(local if want == rows else want)
+    return views

@@ -1,0 +1,61 @@
+"""Joins what devices have for their own different values.
+
+The different values of all devices' own ones, in their order, are those of one device. So devices
+send what they have for each different value, not what they have for each row.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting.rules import different
+from replicate.splitting.states import Local, Rows, Sums
+from replicate.splitting.structure.nodes import Reference, output
+
+if TYPE_CHECKING:
+    from replicate.splitting.writing import writer as writers
+
+
+def joined(written: "writers.Writer", tensor: tf.Tensor, state: Local) -> Reference:
+    """Returns as one device has it a tensor of which each device has a value of its own.
+
+    Args:
+        written: The writer.
+        tensor: The tensor.
+        state: Its state.
+    """
+    source = state.source
+    if isinstance(state, Sums):
+        return _sums(written, tensor, source)
+    if tensor is source and tensor.op.type in different.SORTED_GRADIENTS:
+        return output(str(written.whole(tensor.op.outputs[0])), 1)
+    if tensor is source and tensor.op.type in different.KINDS and not tensor.value_index:
+        kinds = {"T": tensor.dtype, "out_idx": tf.int32}
+        return written.nodes.add("Unique", [_all(written, tensor, source)], written.home, **kinds)
+    written.want_whole(tensor.op)
+    return tensor
+
+
+def _all(written: "writers.Writer", tensor: tf.Tensor, source: tf.Tensor) -> Reference:
+    """Returns what all devices have for their own different values, device by device."""
+    return written.joins.of_rows(tensor, Rows(0, written.analysis.space_of(source)))
+
+
+def _sums(written: "writers.Writer", tensor: tf.Tensor, source: tf.Tensor) -> str:
+    """Returns the sum of what devices have for each different value."""
+    nodes, home = written.nodes, written.home
+    parts = _all(written, tensor, source)
+    if source.op.type not in different.SORTED_GRADIENTS:
+        values = written.whole(source)
+        number = nodes.add("Size", [values], home, T=source.dtype, out_type=tf.int32)
+        inputs = [parts, output(str(values), 1), number]
+        kinds = {"T": tensor.dtype, "Tindices": tf.int32, "Tnumsegments": tf.int32}
+        return nodes.add("UnsortedSegmentSum", inputs, home, **kinds)
+    values = _all(written, source, source)
+    number = nodes.add("Size", [values], home, T=source.dtype, out_type=tf.int32)
+    zero, one = (written.constant(np.int32(n), None) for n in (0, 1))
+    each = nodes.add("Range", [zero, number, one], home, Tidx=tf.int32)
+    inputs = [parts, values, each, written.whole(source.op.inputs[3])]
+    kinds = {"T": tensor.dtype, "Tidx": source.dtype, "Tsegmentids": tf.int32}
+    return nodes.add("SparseSegmentSumGradV2", inputs, home, **kinds)
