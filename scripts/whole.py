@@ -6,7 +6,7 @@
 Without names all models of tests/models are told, and a SimCLR of the tests. For each: how many
 operations of a training step are split, how many that read or make rows are whole, the largest of
 these with the reason, and the floating-point operations of products and convolutions, of one row
-each. Exits with 1 if a product, a convolution or a lookup is whole.
+each. Exits with 1 if a product, a convolution, a lookup or a recurrence is whole.
 """
 
 import argparse
@@ -23,6 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 PRODUCTS = ("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul")
 CONVOLUTIONS = ("Conv", "DepthwiseConv")
 LOOKUPS = ("ResourceGather", "ResourceGatherNd", "SparseTensorDenseMatMul")
+RECURRENCES = ("BlockLSTM", "CTCLoss", "CudnnRNN", "GRUBlockCell", "LSTMBlockCell")
 TOLD = 5
 
 
@@ -57,7 +58,7 @@ def _be_quiet() -> None:
 
 def _models() -> dict:
     """Returns for each model its model_fn, its batches and its params."""
-    from tests.models import bert, crf, deepfm, gan, ranking, resnet
+    from tests.models import bert, crf, deepfm, gan, ranking, resnet, speech
 
     return {
         "bert": (bert.model_fn, bert.input_fn, {}),
@@ -66,6 +67,7 @@ def _models() -> dict:
         "crf": (crf.model_fn, crf.input_fn, None),
         "gan": (gan.model_fn, gan.input_fn, None),
         "ranking": (ranking.model_fn, ranking.input_fn, {"losses": ["pairwise", "listwise"]}),
+        "speech": (speech.model_fn, speech.input_fn, None),
         "wide and deep": (None, None, None),
     }
 
@@ -120,7 +122,7 @@ def _tell(name: str, result, num_devices: int) -> tuple[list, bool]:
 
 
 def _is_large(op) -> bool:
-    return op.type in (*PRODUCTS, *LOOKUPS) or op.type.startswith(CONVOLUTIONS)
+    return op.type in (*PRODUCTS, *LOOKUPS) or op.type.startswith((*CONVOLUTIONS, *RECURRENCES))
 
 
 def _flops(result, op) -> int:

@@ -7,6 +7,7 @@ state that it is brought into, or one of the views below.
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypeGuard
 
@@ -30,8 +31,38 @@ class Space:
         """Whether an operation picked the rows: only a run tells how many there are."""
         return self.source is not None
 
+    @property
+    def base(self) -> "Space":
+        """The rows themselves, for `Steps`."""
+        return self
+
+    @functools.cached_property
+    def steps(self) -> "Steps":
+        """The rows' steps; the same ones each time."""
+        return Steps(self)
+
     def __repr__(self) -> str:
         return f"Space({self.name!r})"
+
+
+class Steps(Space):
+    """Entries of which each row has one in each step: [T, n] in one dimension, [T * n].
+
+    Device k holds [T * m], of its m rows: a run of each step, one behind the other. What does the
+    same with each entry need not know in which order they are.
+
+    Args:
+        base: The rows.
+    """
+
+    def __init__(self, base: Space):
+        super().__init__(f"steps of {base.name}")
+        self._base = base
+
+    @property
+    def base(self) -> Space:
+        """See base class."""
+        return self._base
 
 
 class Kind(enum.Enum):

@@ -253,7 +253,7 @@ def own(number: Number, space: Space) -> Number:
             raise UnknownError("no multiple of rows")
         rest = list(symbols)
         rest.remove(symbol)
-        terms[_product(rest, (space,))] = factor
+        terms[_product(rest, (space.base,))] = factor
     return simplest(terms)
 
 

@@ -20,14 +20,13 @@ from replicate.splitting.rules import (
     shapes,
     spaces,
     sparse,
-    strings,
 )
 
 FAMILIES = (
     contractions,  # products of matrices, einsum, biases
     control_flow,  # loops and branches of version 1
     different,  # different values, and sums for each
-    elementwise,  # element-wise: one operand, or several that are broadcast
+    elementwise,  # element-wise: one operand, or several that are broadcast; texts
     gathers,  # gathers, scatters, segments, lookups, top k
     images,  # convolutions, pools, images
     lists,  # TensorArrays, stacks and tensor lists
@@ -38,6 +37,5 @@ FAMILIES = (
     shapes,  # shapes, slices, concatenation, padding
     spaces,  # rows that are picked, numbers of rows
     sparse,  # sparse and ragged tensors
-    strings,  # strings
 )
 RULES = registry.RULES

@@ -14,6 +14,7 @@ from replicate.splitting.rules import elementwise, items, registry
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
 from replicate.splitting.rules.spaces import (
     SPARSE_SEGMENTS,
+    check_order,
     entries_of_a_row,
     named,
     number_of,
@@ -57,6 +58,7 @@ def _is_local(state: State) -> TypeGuard[Local]:
 def _unique(case: Case) -> Split:
     """The different values, [m], each value's place among them, [n], and counts of them, [m]."""
     rows = case.inputs[0]
+    check_order(case)
     if not states.is_rows(rows) or rows.axis != 0 or case.rank(0) != 1:
         raise WholeError("its values have no rows")
     if len(case.inputs) > 1 and case.value(1).size and int(case.value(1).reshape(-1)[0]):

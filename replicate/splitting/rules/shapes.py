@@ -13,19 +13,56 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.rules import elementwise, items, reductions
 from replicate.splitting.rules.registry import Case, Extent, rule
-from replicate.splitting.states import OWN, SIZE, SUM, WHOLE, Local, Rows, Space, Split, WholeError
+from replicate.splitting.states import (
+    OWN,
+    SIZE,
+    SUM,
+    WHOLE,
+    Local,
+    Rows,
+    Space,
+    Split,
+    Steps,
+    WholeError,
+)
 
 
 @rule("Reshape")
 def reshape(case: Case) -> Split:
-    """Rows stay if the entries before them are as many as before."""
+    """Rows stay if the entries before them are as many as before, or become `Steps`."""
     if case.inputs[0] == SUM:
         return elementwise.linear(case)
     if (found := reductions.shaped(case)) is not None:
         return found
     rows = elementwise.rows_of(case)
-    new = rows.at(_reshaped_axis(case, rows))
+    if isinstance(rows.space, Steps):
+        new = _reshaped_steps(case, rows)
+    else:
+        new = _steps(case, rows) or rows.at(_reshaped_axis(case, rows))
     return Split([rows, case.shape_view(1, new)], [new])
+
+
+def _steps(case: Case, rows: Rows) -> Rows | None:
+    """Returns the rows of [T, n, Q] that become [T * n, Q], or None if it is another reshape."""
+    old, new = case.shape(0), _reshaped(case)
+    behind = num_entries(old[rows.axis + 1 :])
+    is_one_each = rows.axis and old[rows.axis].multiple == 1 and not rows.space.is_picked
+    if not is_one_each or not behind or not new or num_entries(new[1:]) != behind:
+        return None
+    return None if num_entries(old[: rows.axis]) == 1 else Rows(0, rows.space.steps)
+
+
+def _reshaped_steps(case: Case, rows: Rows) -> Rows:
+    """Returns the rows of [T * n, Q] that becomes [T * n, R], or [T, n, R]."""
+    behind, new = num_entries(case.shape(0)[1:]), _reshaped(case)
+    if rows.axis or not behind:
+        raise WholeError("it mixes rows")
+    if new and num_entries(new[1:]) == behind:
+        return rows
+    for axis, extent in enumerate(new):
+        if axis and extent.multiple == 1 and num_entries(new[axis + 1 :]) == behind:
+            return Rows(axis, rows.space.base)
+    raise WholeError("it mixes rows")
 
 
 def _reshaped_axis(case: Case, rows: Rows) -> int:
@@ -296,7 +333,7 @@ def space_of_size(case: Case, n: int, is_picked: bool) -> Space:
         if state is SIZE:
             waiting.extend(tensor.op.inputs)
         elif states.is_rows(state) and state.space.is_picked == is_picked:
-            found.add(state.space)
+            found.add(state.space.base)
         if is_picked and state is not SIZE and _may_count_others(case, tensor):
             raise WholeError("whose picked rows a size counts is not known")
     if len(found) != 1:

@@ -22,6 +22,7 @@ from replicate.splitting.states import (
     Space,
     Split,
     State,
+    Steps,
     View,
     WholeError,
 )
@@ -31,7 +32,7 @@ _ENTRY_BY_ENTRY = (
     *elementwise.UNARY.split(),
     *elementwise.BROADCAST.split(),
     *("Add", "AddN", "AddV2", "Cast", "Div", "DivNoNan", "Identity", "LookupTableFind"),
-    *("LookupTableFindV2", "Mul", "RealDiv", "Reshape", "Select", "Sub"),
+    *("LookupTableFindV2", "Mul", "RealDiv", "Select", "Sub"),
 )
 _SEGMENTS = ("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd")
 SPARSE_SEGMENTS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum")
@@ -71,15 +72,36 @@ def entries_of_a_row(case: Case, n: int) -> int:
 def _as_long(case: Case, tensor: tf.Tensor) -> list[tf.Tensor]:
     """Returns what tells a tensor's length: if it has rows too, it has as many entries of them."""
     rank, made_by = case.facts.rank(tensor), tensor.op
-    if made_by.type == "Reshape" and made_by.inputs[1].op.type == "Shape":
-        return [made_by.inputs[1].op.inputs[0]]
-    if made_by.type not in _ENTRY_BY_ENTRY or (made_by.type == "Reshape" and rank != 1):
+    if made_by.type == "Reshape":
+        return _reshaped_as_long(case, tensor)
+    if made_by.type not in _ENTRY_BY_ENTRY:
         return []
     return [each for each in made_by.inputs if rank is not None and case.facts.rank(each) == rank]
 
 
+def _reshaped_as_long(case: Case, tensor: tf.Tensor) -> list[tf.Tensor]:
+    """Returns what tells the first length of a reshaped tensor."""
+    given, shape = tensor.op.inputs
+    if shape.op.type == "Shape":
+        return [shape.op.inputs[0]]
+    old, new = case.facts.shape(given), case.facts.shape(tensor)
+    behind = shapes.num_entries(old[1:]) if old else None
+    is_there = behind and new and shapes.num_entries(new[1:]) == behind
+    return [given] if is_there else []
+
+
+def check_order(case: Case) -> None:
+    """Refuses rows of which a device has no run."""
+    if any(states.is_rows(each) and isinstance(each.space, Steps) for each in case.inputs):
+        raise WholeError("its rows are not one behind the other")
+
+
 def check_no_loop(case: Case) -> None:
-    """Refuses what picks or counts rows in a loop: outside, their number is not known."""
+    """Refuses what picks or counts rows in a loop: outside, their number is not known.
+
+    Of `Steps` it would count other entries than one device does.
+    """
+    check_order(case)
     if case.structure.loop(case.op) is not None:
         raise WholeError("it is in a loop")
 

@@ -37,6 +37,23 @@ def joined(written: "writers.Writer", tensor: tf.Tensor, state: Local) -> Refere
     return tensor
 
 
+def shape(written: "writers.Writer", leaf: tf.Tensor, tensor: tf.Tensor, source: tf.Tensor) -> str:
+    """Returns the shape of a value for each different value, without making it.
+
+    Args:
+        written: The writer.
+        leaf: The shape.
+        tensor: The value.
+        source: The different values.
+    """
+    whole, nodes = written.whole(source), written.nodes
+    kinds = {"T": source.dtype, "out_type": leaf.dtype}
+    counted = nodes.add("Shape", [whole], written.home, **kinds)
+    mask = written.constant(np.arange(written.joins.rank(tensor)) == 0, None)
+    shapes = [mask, counted, written.own(leaf, 0)]
+    return nodes.add("SelectV2", shapes, written.home, T=leaf.dtype)
+
+
 def _all(written: "writers.Writer", tensor: tf.Tensor, source: tf.Tensor) -> Reference:
     """Returns what all devices have for their own different values, device by device."""
     return written.joins.of_rows(tensor, Rows(0, written.analysis.space_of(source)))

@@ -16,7 +16,7 @@ from replicate.splitting import states
 from replicate.splitting.states import Kind, Partial, RowNumbers, Rows, Space
 from replicate.splitting.structure import loops, runs
 from replicate.splitting.structure.nodes import Reference
-from replicate.splitting.writing import levels
+from replicate.splitting.writing import different, levels, steps
 
 if TYPE_CHECKING:
     from replicate.splitting.writing import writer as writers
@@ -48,6 +48,7 @@ class Joins:
         self._analysis = writer.analysis
         self._devices = writer.devices
         self._home = writer.home
+        self._steps = steps.Reshapes(writer, self.rank)
         self.crossings: dict[str, levels.Crossing] = {}
         self._runs = {writer.analysis.batch: batch}
         self._memo: dict[tuple[object, ...], Reference] = {}
@@ -98,6 +99,7 @@ class Joins:
 
     def runs_of(self, space: Space) -> runs.Runs:
         """Returns the runs of a space's rows."""
+        space = space.base
         if space not in self._runs:
             self._runs[space] = self._picked(space)
         return self._runs[space]
@@ -250,11 +252,17 @@ class Joins:
 
     def of_rows(self, tensor: tf.Tensor, state: Rows) -> Reference:
         """Returns all devices' rows, without borrowed ones."""
-        wanted = state.plain
-        parts = [self._writer.view(tensor, wanted, k) for k in range(len(self._devices))]
+        return self._steps.together(self._rows_here(tensor, state), tensor, state)
+
+    def _rows_here(self, tensor: tf.Tensor, state: Rows) -> Reference:
+        """Returns this worker's rows, without borrowed ones, and steps apart."""
+        parts: list[Reference] = []
+        for k, number in enumerate(self.runs_of(state.space).lengths):
+            part = self._writer.view(tensor, state.plain, k)
+            parts.append(self._steps.apart(part, number, tensor, state))
         found = parts[0]
         if len(parts) > 1:
-            axis = self._writer.constant(np.int32(state.axis), None)
+            axis = self._writer.constant(np.int32(self._steps.layout(tensor, state)[1]), None)
             kinds = {"T": tensor.dtype, "Tidx": tf.int32, "N": len(parts)}
             found = self._nodes.add("ConcatV2", [*parts, axis], self._home, **kinds)
         return self._without_loans(found, tensor, state)
@@ -264,10 +272,10 @@ class Joins:
         rows = self._runs_here(state.space)
         if rows.is_exact:
             return found
-        rank, multiple = self.rank(tensor), self._multiple(tensor, state)
-        key = ("all", state.space, rank, state.axis, multiple)
+        rank, axis, multiple = self._steps.layout(tensor, state)
+        key = ("all", state.space.base, rank, axis, multiple)
         if multiple is None or key not in self._memo:
-            mask = (np.arange(rank) == state.axis).astype(np.int32)
+            mask = (np.arange(rank) == axis).astype(np.int32)
             scale = self._writer.constant(mask * (multiple or 1), None)
             if multiple is None:
                 shape = self._shape(found, tensor.dtype, tf.int32, self._home)
@@ -333,7 +341,7 @@ class Joins:
         facts = self._analysis.facts
         if facts.static_rows and tensor.op.type == "Const" and self._is_free(tensor.op):
             value = facts.constant(tensor)
-            if value is not None and not want.space.is_picked:
+            if value is not None and want.space is self._analysis.batch:
                 begin, count = self.static_run(k)
                 multiple = value.shape[want.axis] // facts.static_rows
                 rows = range(begin * multiple, (begin + count) * multiple)
@@ -344,11 +352,13 @@ class Joins:
 
     def _cut_out(
         self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int
-    ) -> str:
+    ) -> Reference:
         device = self._home if self._loop(tensor) is None else self._devices[k]
+        whole = self._steps.apart(whole, rows.total, tensor, want)
         begin, length = self._window(tensor, whole, rows, want, k)
         kinds = {"T": tensor.dtype, "Index": tf.int32}
-        return self._nodes.add("Slice", [whole, begin, length], device, **kinds)
+        found = self._nodes.add("Slice", [whole, begin, length], device, **kinds)
+        return self._steps.together(found, tensor, want)
 
     def _loop(self, tensor: tf.Tensor) -> loops.Context | None:
         return self._writer.structure.loop(tensor.op)
@@ -357,10 +367,10 @@ class Joins:
         self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int
     ) -> tuple[str, str]:
         """Returns where device k's rows begin, and how many entries they have, as vectors."""
-        rank, multiple, loop = self.rank(tensor), self._multiple(tensor, want), self._loop(tensor)
+        (rank, axis, multiple), loop = self._steps.layout(tensor, want), self._loop(tensor)
         # What is made behind a tensor of a loop may be used in the same branch of it alone.
         place = None if loop is None else tensor.op._get_control_flow_context()
-        key = (id(rows), rank, want.axis, multiple, k, place)
+        key = (id(rows), rank, axis, multiple, k, place)
         if multiple is not None and key in self._windows:
             return self._windows[key]
         device = self._home if loop is None else self._devices[k]
@@ -371,7 +381,7 @@ class Joins:
         def inside(reference: Reference) -> Reference:
             return self._writer.in_loops.entered(reference, tf.int32, loop, k)
 
-        mask = (np.arange(rank) == want.axis).astype(np.int32)
+        mask = (np.arange(rank) == axis).astype(np.int32)
         if multiple is not None:
             scale = number(mask * multiple)
         else:
@@ -402,7 +412,7 @@ class Joins:
         state = self._analysis.state(tensor)
         if op.type == "Shape" and isinstance(state, states.Local) and state.source is not tensor:
             if isinstance(state.source, tf.Tensor):
-                return self._shape_of_different(leaf, tensor, state.source)
+                return different.shape(self._writer, leaf, tensor, state.source)
         is_here = state is states.WHOLE or state is states.SIZE or isinstance(state, states.Local)
         if is_here or self._is_in_graph(tensor):
             if op.type != "ShapeN":
@@ -414,14 +424,6 @@ class Joins:
         if op.type == "Size":
             return self._joined_size(leaf, state)
         return self._whole_shape(leaf, tensor, state)
-
-    def _shape_of_different(self, leaf: tf.Tensor, tensor: tf.Tensor, source: tf.Tensor) -> str:
-        """Returns the shape of a value for each different value, without making it."""
-        whole = self._writer.whole(source)
-        counted = self._shape(whole, source.dtype, leaf.dtype, self._home)
-        mask = self._writer.constant(np.arange(self.rank(tensor)) == 0, None)
-        shapes = [mask, counted, self._writer.own(leaf, 0)]
-        return self._nodes.add("SelectV2", shapes, self._home, T=leaf.dtype)
 
     def _joined_size(self, leaf: tf.Tensor, state: Rows) -> Reference:
         sizes = [self._writer.own(leaf, k) for k in range(len(self._devices))]

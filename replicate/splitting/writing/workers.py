@@ -268,17 +268,20 @@ class WorkerJoins(joins.Joins):
         return name
 
     def _of_all_rows(self, found: Reference, tensor: tf.Tensor, state: Rows) -> Reference:
-        """Returns all workers' rows, given this worker's."""
-        counts, multiple = self._runs_of_workers(state.space).counts, self._multiple(tensor, state)
+        """Returns all workers' rows, given this worker's; steps are apart."""
+        counts = self._runs_of_workers(state.space).counts
+        rank, axis, multiple = self._steps.layout(tensor, state)
         if multiple is None:
-            length = self._entry(found, tensor.dtype, state.axis, self._home)
+            length = self._entry(found, tensor.dtype, axis, self._home)
             counts, multiple = self._counts(length, tensor), 1
-        rank = self.rank(tensor)
         shape = [None] * rank if tensor.shape.rank is None else tensor.shape.as_list()
-        shape[state.axis] = None
+        if len(shape) < rank:
+            shape.insert(state.axis, None)
+        shape[axis] = None
+        rows = {"axis": axis, "rows": counts, "multiple": multiple}
         spec = tf.TensorSpec(shape, tensor.dtype)
-        rows = {"axis": state.axis, "rows": counts, "multiple": multiple}
-        return self._crossing(found, levels.ROWS, tensor, spec, **rows)
+        whole = self._crossing(found, levels.ROWS, tensor, spec, **rows)
+        return self._steps.together(whole, tensor, state)
 
     def _counts(self, own: Reference, tensor: tf.Tensor) -> Reference:
         """Returns all workers' numbers, given this worker's."""
@@ -371,7 +374,7 @@ class WorkerJoins(joins.Joins):
         """See base class; all workers' rows."""
         if self._is_of_sizes(tensor):
             return super().run_once(tensor)
-        return self._of_all_rows(super().of_rows(tensor, state), tensor, state)
+        return self._of_all_rows(self._rows_here(tensor, state), tensor, state)
 
     def of_parts(self, tensor: tf.Tensor, state: Partial) -> Reference:
         """See base class; each worker makes itself what is made of numbers of rows."""
@@ -418,7 +421,7 @@ class WorkerJoins(joins.Joins):
 
     def _runs_of_workers(self, space: Space) -> WorkerRuns:
         self.runs_of(space)
-        return self._worker_runs[space]
+        return self._worker_runs[space.base]
 
     def _runs_here(self, space: Space) -> Runs:
         return self._runs_of_workers(space).here

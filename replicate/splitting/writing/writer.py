@@ -381,9 +381,12 @@ class Writer:
             node.set("seed2", random.seed_of_copy(node.attr["seed2"].i, self._first_device + k))
 
     def _places(self, op: tf.Operation, split: states.Split) -> Sequence[str]:
-        """Returns where an operation's copies run; the device stays if the model names it."""
+        """Returns where an operation's copies run; the device stays if the model names it.
+
+        NOTE: TensorFlow gives what is to be beside another operation the device of that.
+        """
         device = op.device
-        is_named = device not in ("", self.home, self.devices[0])
+        is_named = device not in ("", self.home, self.devices[0]) and not _is_beside_another(op)
         return [device] * len(self.devices) if split.is_beside or is_named else self.devices
 
     def copy_name(self, op: tf.Operation, k: int) -> str:
@@ -405,6 +408,11 @@ class Writer:
     def constant(self, value: Any, k: int | None) -> str:
         """Returns a constant on device k, or at home if that is None."""
         return self.nodes.constant(value, self.home if k is None else self.devices[k])
+
+
+def _is_beside_another(op: tf.Operation) -> bool:
+    """Whether an operation is where another one is, as an optimizer's are beside a variable."""
+    return op.colocation_groups() != [f"loc:@{op.name}".encode()]
 
 
 def _is_known(extent: Extent) -> bool:

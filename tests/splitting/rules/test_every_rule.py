@@ -16,7 +16,6 @@ from tests.splitting.rules import (
     cases_random,
     cases_reductions,
     cases_shapes,
-    cases_strings,
     harness,
 )
 
@@ -30,7 +29,6 @@ MODULES = (
     cases_networks,
     cases_reductions,
     cases_shapes,
-    cases_strings,
 )
 FAMILIES = [*(module.FAMILY for module in MODULES), cases_random.OWN, cases_random.FAMILY]
 # Kinds that no graph of this TensorFlow can be made of, or that have no kernel for a CPU.

@@ -61,6 +61,40 @@ def rows_behind_unknown_widths(x, y, t):
     return [tf.tanh(tf.transpose(x) * tf.transpose(y)), tf.transpose(t, [1, 0, 2]) * column(3)]
 
 
+@model((3, 2), (1, 1), (4, 4), kinds="Add BiasAdd MatMul Mul Reshape Sum Tanh Tile Transpose")
+def layers_on_steps(x, y, t):
+    """Each step's rows one behind the other, [v * B, 3], as time-major models have them."""
+    weight = tf.reshape(column(12), [3, 4])
+    flat = tf.reshape(tf.transpose(t, [1, 0, 2]), [-1, 3])
+    hidden = tf.tanh(tf.nn.bias_add(tf.matmul(flat, weight), column(4)))
+    hidden *= tf.reshape(tf.transpose(x), [-1, 1]) + 1.0
+    back = tf.reshape(hidden, [-1, tf.shape(t)[0], 4])
+    heads = tf.reshape(hidden, [-1, tf.shape(t)[0], 2, 2])
+    of_rows = tf.reduce_sum(back * tf.transpose(x)[:, :, tf.newaxis], 0)
+    return [hidden, tf.reduce_mean(hidden, 0), of_rows, heads]
+
+
+@model((3, 2), (1, 1), kinds="MatMul Transpose Tanh")
+def tensor_products_of_steps(x, y, t):
+    """As `tf.layers.dense` makes them of [v, B, 3]."""
+    weight = tf.reshape(column(12), [3, 4])
+    found = tf.tanh(tf.tensordot(tf.transpose(t, [1, 0, 2]), weight, 1))
+    return [found, tf.tensordot(found, found, [[0, 1], [0, 1]])]
+
+
+@model((3, 2), (1, 1), (4, 4))
+def steps_in_order(x, y, t):
+    """What depends on the order of steps and rows."""
+    flat = tf.reshape(tf.tanh(tf.transpose(x)), [-1])
+    other = tf.reshape(tf.sin(x), [-1])
+    places = tf.where(flat > 0.1)
+    found = [flat[::-1], tf.cumsum(flat), tf.sort(flat), tf.cast(places, F64), flat[1:]]
+    found += [tf.boolean_mask(flat, flat > 0.1), tf.stop_gradient(tf.unique(tf.round(flat * 4))[0])]
+    found += [tf.reshape(flat, [tf.shape(x)[0], -1]), tf.reshape(flat, [-1, 1, 1])]
+    found += [flat * other, other - tf.cast(tf.range(tf.size(flat)), F64) * flat]
+    return [*found, tf.gather(flat, tf.argsort(flat)), tf.concat([flat, flat], 0)]
+
+
 @model(*BROADCAST, kinds="Mul Mean")
 def masked_means(x, y, t):
     """A mask that may be one for all steps."""
