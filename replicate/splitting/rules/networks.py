@@ -81,7 +81,13 @@ def _lstm_cell(case: Case) -> Split:
 
 @rule("LSTMBlockCellGrad")
 def _lstm_cell_gradient(case: Case) -> Split:
-    """See `_lstm_gradient`; the products with the weights are not this operation's."""
+    """See `_lstm_gradient`; the products with the weights are not this operation's.
+
+    NOTE: with peepholes the kernel may write gradients into the buffer of weights that it still
+    reads, if nothing else reads them: so it might on devices, to which they were sent.
+    """
+    if case.attribute("use_peephole"):
+        raise WholeError("its kernel may overwrite what was sent to devices")
     reads = dict.fromkeys((0, 1, 2, *range(8, 16)), _STATES)
     return _recurrent(case, reads, [_STATES, _STATES, *[_WEIGHTS] * 3])
 

@@ -116,9 +116,9 @@ def lstm_step(x, cs, h, *more):
     """One step of an LSTM, and its gradient."""
     *weights, cs_grad, h_grad = more
     read = dict(zip(LSTM, (x, cs, h, *weights), strict=True))
-    made = tf.raw_ops.LSTMBlockCell(**read, use_peephole=True)
+    made = tf.raw_ops.LSTMBlockCell(**read)
     kept = {name: getattr(made, name) for name in ("i", "cs", "f", "o", "ci", "co")}
-    more = {"cs_grad": cs_grad, "h_grad": h_grad, "use_peephole": True}
+    more = {"cs_grad": cs_grad, "h_grad": h_grad, "use_peephole": False}
     return [made.h, made.cs, *tf.raw_ops.LSTMBlockCellGrad(**read, **kept, **more)]
 
 
