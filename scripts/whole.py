@@ -78,9 +78,10 @@ def _split(name: str, num_devices: int):
     from replicate.splitting import report
 
     if name == "simclr":
-        from tests.splitting.corpus import running
+        from tests.splitting.corpus import running, table
 
-        return running.Built(running.Setting("simclr", (7,), num_devices=num_devices)).result
+        setting = running.Setting("simclr", (7,), num_devices=num_devices)
+        return running.Built(table.MODELS["simclr"], setting).split()
     with tf.Graph().as_default(), report.heard() as heard:
         tf1.train.create_global_step()
         _build(name, num_devices)

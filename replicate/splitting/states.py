@@ -200,6 +200,20 @@ class Local:
 
 
 @dataclasses.dataclass(frozen=True)
+class Leading:
+    """Rows up to the last one that something was found for; the source of a `Local`.
+
+    What is shorter than the rows fits no other rows. So on all devices but that of the last row it
+    is as long as their rows, and only there it may be too short, as it is on one device.
+
+    Attributes:
+        rows: Whose rows.
+    """
+
+    rows: Space
+
+
+@dataclasses.dataclass(frozen=True)
 class Sums(Local):
     """For each of its own different values, `source`, a device has a part of a sum."""
 

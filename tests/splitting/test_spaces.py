@@ -72,6 +72,7 @@ def batch(rows: int, step: int) -> dict:
         "ragged": ragged(counts, numbers.uniform(-1, 1, counts.sum())),
         "ragged_ids": ragged(counts, numbers.randint(0, 6, counts.sum())),
         "ragged2": ragged(counts[::-1], numbers.uniform(-1, 1, counts.sum())),
+        "ended": sparse([*counts[:-1], 2], numbers.randint(0, 6, counts[:-1].sum() + 2)),
     }
 
 
@@ -299,6 +300,24 @@ def filled(f, key="bags"):
 def embeddings_of_bags(f):
     found = lookups({"bags": filled(f)})
     return squares(tf.add_n(list(found.values())), f), found
+
+
+@model("Unique SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN ResourceGather ConcatV2")
+def embeddings_of_bags_of_which_the_last_is_not_empty(f):
+    """Bags without an id count as zeros, but one at the end would make an error."""
+    found = lookups({"bags": f["ended"]})
+    beside = tf.concat([f["x"][:, None], tf.tanh(found["sum"])[:, None], f["y"][:, None]], 1)
+    both = tf.add_n([f["x"], tf.reshape(found["mean"], [-1, 3]), found["sqrtn"] * 2.0])
+    return squares(tf.reduce_sum(beside, 1) * both, f), {**found, "beside": beside}
+
+
+@model()
+def embeddings_of_bags_of_which_the_last_may_be_empty(f):
+    """There are only as many as up to the last bag that has an id."""
+    found = {name: tf.tanh(each)[:, None] for name, each in lookups(f).items()}
+    found |= {"shape": tf.shape(found["sum"]), "size": tf.size(found["mean"])}
+    sums = tf.reduce_sum(found["sum"] * found["mean"] + found["sqrtn"], [0, 1])
+    return squares(sums, f) + tf.reduce_sum(tf.square(found["sum"])), found
 
 
 @model()
@@ -905,11 +924,28 @@ def test_dynamic(name, num_devices):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_what_is_too_short_on_one_device_is_so_on_several():
+    built = Built("embeddings_of_bags_of_which_the_last_is_not_empty", (7,), False, 3)
+    built.split()
+    arrays = batch(7, 0)
+    arrays["ended"] = sparse([1, 0, 2, 1, 0, 1, 0], [0, 1, 2, 3, 4])
+    feed = {holder: arrays[key] for key, holder in built.features.items()}
+    with built.graph.as_default(), tf1.Session(config=exactness.session_config()) as session:
+        session.run([v.initializer for v in tf1.global_variables()])
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            session.run(built.values["beside"], feed, PATIENCE)
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [
         ("embeddings_of_bags", "SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad"),
         ("embeddings_of_bags_that_may_be_empty", "SparseSegmentMeanGrad"),
+        (
+            "embeddings_of_bags_of_which_the_last_is_not_empty",
+            "SparseSegmentSumGrad SparseSegmentMeanGrad SparseSegmentSqrtNGrad",
+        ),
         ("embeddings_of_weighted_bags", "UnsortedSegmentSum"),
         ("sums_of_bags_whose_number_is_given", "SparseSegmentMeanGrad SparseSegmentSqrtNGrad"),
         (

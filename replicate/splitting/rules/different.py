@@ -14,6 +14,7 @@ from replicate.splitting.rules import elementwise, items, registry
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
 from replicate.splitting.rules.spaces import (
     SPARSE_SEGMENTS,
+    check_no_loop,
     check_order,
     entries_of_a_row,
     named,
@@ -24,6 +25,7 @@ from replicate.splitting.states import (
     OWN,
     SIZE,
     WHOLE,
+    Leading,
     Local,
     RowNumbers,
     Rows,
@@ -43,6 +45,11 @@ ALONE = (
     *elementwise.LINEAR.split(),
 )
 
+
+_OF_LEADING = (
+    *("AddN", "ExpandDims", "MatMul", "Reshape", "Squeeze", "StridedSlice", "StridedSliceGrad"),
+    *elementwise.ALIKE.split(),
+)
 
 KINDS = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
 
@@ -111,9 +118,9 @@ def _gather_different(case: Case) -> Split:
 
 @rule_of_ids(*SPARSE_SEGMENTS, *(f"{kind}WithNumSegments" for kind in SPARSE_SEGMENTS))
 def _segments_of_different(case: Case) -> Split:
-    """Sums by rows of data that `indices` names, if each row occurs, or their number is given."""
+    """Sums by rows of data that `indices` names."""
     data, indices, _, *number = case.inputs
-    ids = named(case, 2, is_complete=not number)
+    ids = named(case, 2)
     if _is_local(data):
         given = different_of(case, 0, 1)
     elif data is WHOLE and states.is_rows(indices) and not isinstance(indices, RowNumbers):
@@ -124,7 +131,16 @@ def _segments_of_different(case: Case) -> Split:
         raise WholeError("the indices are not as the numbers")
     wants: list[View] = [data, indices, ids]
     wants += [number_of(case, 3, ids)] if number else []
-    return Split(wants, [Rows(0, ids.ids.space)])
+    is_complete = bool(number) or ids.ids.is_complete
+    return Split(wants, [Rows(0, ids.ids.space) if is_complete else _leading(case, ids)])
+
+
+def _leading(case: Case, ids: RowNumbers) -> Local:
+    """Returns the state of sums by rows of which the last ones may not occur."""
+    check_no_loop(case)
+    if ids.ids.stride != 1 or ids.ids.space.is_picked:
+        raise WholeError("a row may not occur")
+    return Local(Leading(ids.ids.space))
 
 
 # Sums for each of the different values: gradients of what is looked up.
@@ -176,9 +192,11 @@ def _sorted_gradient(case: Case) -> Split:
     )
 
 
-def _gradient_of_rows(case: Case, ids: RowNumbers) -> Rows:
+def _gradient_of_rows(case: Case, ids: RowNumbers) -> Rows | Local:
     """Returns the view of input 0, which has a value for each of the rows that ids name."""
-    rows = Rows(0, ids.ids.space)
+    rows, leading = Rows(0, ids.ids.space), Local(Leading(ids.ids.space))
+    if case.inputs[0] == leading:
+        return leading
     if not items.has(case, 0, rows) or entries_of_a_row(case, 0) != ids.ids.stride:
         raise WholeError("there are not as many gradients as rows")
     return rows
@@ -211,9 +229,9 @@ def _lookup(case: Case) -> Split:
     return Split([WHOLE, indices], [indices], is_beside=True)
 
 
-@rule_of_ids(*ALONE)
+@rule_of_ids(*ALONE, *_OF_LEADING)
 def alone(case: Case) -> Split:
-    """Does to different values what it does to rows."""
+    """Does to different values, or to leading rows, what it does to rows."""
     sources = {state for state in case.inputs if isinstance(state, Local)}
     if (
         len(sources) != 1
@@ -222,9 +240,10 @@ def alone(case: Case) -> Split:
     ):
         raise WholeError("its operands are not the same different values")
     (local,) = sources
-    if not isinstance(local.source, tf.Tensor) or local.source.op.type not in KINDS:
+    is_list = isinstance(local.source, tf.Tensor) and local.source.op.type in KINDS
+    if not isinstance(local.source, Leading) and (not is_list or case.type in _OF_LEADING):
         raise WholeError("it is no list of values")
-    rows = Rows(0, Space("different values", local.source))
+    rows = Rows(0, Space("a device's own", local.source))
     case = copy.copy(case)
     case.inputs = tuple(rows if state == local else state for state in case.inputs)
     found = registry.RULES[case.type](case)

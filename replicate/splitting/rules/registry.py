@@ -226,6 +226,10 @@ class Case:
 
     def shape_view(self, n: int, rows: Rows) -> states.View:
         """Returns the view of input n, the shape of a result with these rows."""
+        made_by = self.op.inputs[n].op
+        measured = self.state_of(made_by.inputs[0]) if made_by.type == "Shape" else states.WHOLE
+        if isinstance(measured, states.Local) and measured.source is rows.space.source:
+            return states.OWN
         return self.facts.shape_view(self.op.inputs[n], rows.axis, rows.space)
 
     @property

@@ -18,6 +18,7 @@ from replicate.splitting.states import (
     SIZE,
     SUM,
     WHOLE,
+    Leading,
     Local,
     Rows,
     Space,
@@ -45,24 +46,35 @@ def reshape(case: Case) -> Split:
 def _steps(case: Case, rows: Rows) -> Rows | None:
     """Returns the rows of [T, n, Q] that become [T * n, Q], or None if it is another reshape."""
     old, new = case.shape(0), _reshaped(case)
-    behind = num_entries(old[rows.axis + 1 :])
     is_one_each = rows.axis and old[rows.axis].multiple == 1 and not rows.space.is_picked
-    if not is_one_each or not behind or not new or num_entries(new[1:]) != behind:
+    if not is_one_each or not new or not _are_as_many(old[rows.axis + 1 :], new[1:]):
         return None
     return None if num_entries(old[: rows.axis]) == 1 else Rows(0, rows.space.steps)
 
 
 def _reshaped_steps(case: Case, rows: Rows) -> Rows:
     """Returns the rows of [T * n, Q] that becomes [T * n, R], or [T, n, R]."""
-    behind, new = num_entries(case.shape(0)[1:]), _reshaped(case)
-    if rows.axis or not behind:
+    behind, new = case.shape(0)[1:], _reshaped(case)
+    if rows.axis:
         raise WholeError("it mixes rows")
-    if new and num_entries(new[1:]) == behind:
+    if new and _are_as_many(behind, new[1:]):
         return rows
     for axis, extent in enumerate(new):
-        if axis and extent.multiple == 1 and num_entries(new[axis + 1 :]) == behind:
+        if axis and extent.multiple == 1 and _are_as_many(behind, new[axis + 1 :]):
             return Rows(axis, rows.space.base)
     raise WholeError("it mixes rows")
+
+
+def _are_as_many(one: Sequence[Extent], other: Sequence[Extent]) -> bool:
+    """Whether two shapes have the same number of entries, and not none.
+
+    NOTE: in a static batch a length may count as one of rows.
+    """
+    number = num_entries(one)
+    if number is not None:
+        return number > 0 and number == num_entries(other)
+    are_known = all(each.size or (each.multiple and not each.is_picked) for each in one)
+    return are_known and list(one) == list(other)
 
 
 def _reshaped_axis(case: Case, rows: Rows) -> int:
@@ -450,7 +462,18 @@ def slice_of_size(case: Case) -> Split:
     rows = elementwise.rows_of(case)
     if case.entries(1)[rows.axis].size != 0:
         raise WholeError("it slices rows")
-    size = case.entries(2)[rows.axis]
+    size, leading = case.entries(2)[rows.axis], _leading_measured(case, 2)
+    if leading == Local(Leading(rows.space)) and not rows.axis:
+        return Split([rows, items.same(case, 1), OWN], [leading])
     if size.size != -1:
         _check_length(size, case.shape(0)[rows.axis])
     return Split([rows, items.same(case, 1), case.shape_view(2, rows)], [rows])
+
+
+def _leading_measured(case: Case, n: int) -> Local | None:
+    """Returns the state of the leading rows whose shape input n is, or None if it is another."""
+    tensor = case.op.inputs[n]
+    if tensor.op.type not in ("Shape", "ShapeN") or case.inputs[n] is not SIZE:
+        return None
+    state = case.state_of(tensor.op.inputs[tensor.value_index])
+    return state if isinstance(state, Local) and isinstance(state.source, Leading) else None

@@ -31,7 +31,7 @@ from replicate.splitting.states import (
 _ENTRY_BY_ENTRY = (
     *elementwise.UNARY.split(),
     *elementwise.BROADCAST.split(),
-    *("Add", "AddN", "AddV2", "Cast", "Div", "DivNoNan", "Identity", "LookupTableFind"),
+    *("Add", "AddN", "AddV2", "BiasAdd", "Cast", "Div", "DivNoNan", "Identity", "LookupTableFind"),
     *("LookupTableFindV2", "Mul", "RealDiv", "Select", "Sub"),
 )
 _SEGMENTS = ("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd")
@@ -74,6 +74,8 @@ def _as_long(case: Case, tensor: tf.Tensor) -> list[tf.Tensor]:
     rank, made_by = case.facts.rank(tensor), tensor.op
     if made_by.type == "Reshape":
         return _reshaped_as_long(case, tensor)
+    if made_by.type in ("ExpandDims", "Squeeze"):
+        return [made_by.inputs[0]]
     if made_by.type not in _ENTRY_BY_ENTRY:
         return []
     return [each for each in made_by.inputs if rank is not None and case.facts.rank(each) == rank]

@@ -10,7 +10,8 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting.rules import different
-from replicate.splitting.states import Local, Rows, Sums
+from replicate.splitting.rules.spaces import SPARSE_SEGMENTS
+from replicate.splitting.states import Leading, Local, Rows, Sums
 from replicate.splitting.structure.nodes import Reference, output
 
 if TYPE_CHECKING:
@@ -52,6 +53,46 @@ def shape(written: "writers.Writer", leaf: tf.Tensor, tensor: tf.Tensor, source:
     mask = written.constant(np.arange(written.joins.rank(tensor)) == 0, None)
     shapes = [mask, counted, written.own(leaf, 0)]
     return nodes.add("SelectV2", shapes, written.home, T=leaf.dtype)
+
+
+def fits(state: Local, want: Rows) -> bool:
+    """Whether what a device has is what it wants of rows."""
+    if isinstance(state.source, Leading):
+        return want == Rows(0, state.source.rows)
+    return want.space.source is state.source
+
+
+def is_short(tensor: tf.Tensor, state: Local) -> bool:
+    """Whether a device's copy may leave out its last rows."""
+    return isinstance(state.source, Leading) and tensor.op.type in SPARSE_SEGMENTS
+
+
+def lengthened(written: "writers.Writer", tensor: tf.Tensor, state: Local) -> list[str]:
+    """Returns sums by rows, with zeros for what is left out before the last row of all.
+
+    Args:
+        written: The writer.
+        tensor: The sums.
+        state: Their state.
+    """
+    nodes, runs = written.nodes, written.joins.runs_of(state.source.rows)
+    mask = np.zeros([written.joins.rank(tensor), 2], np.int32)
+    mask[0, 1] = 1
+    found = []
+    for k, part in enumerate(written.own_copies(tensor)):
+        place = written.devices[k]
+        end = nodes.add("AddV2", [runs.begins[k], runs.lengths[k]], place, T=tf.int32)
+        is_last = nodes.add("GreaterEqual", [end, runs.total], place, T=tf.int32)
+        shape = nodes.add("Shape", [part], place, T=tensor.dtype, out_type=tf.int32)
+        zero, first, one = (written.constant(np.array(n, np.int32), k) for n in (0, [0], [1]))
+        kinds = {"T": tf.int32, "Index": tf.int32}
+        length = nodes.add("Slice", [shape, first, one], place, **kinds)
+        missing = nodes.add("Sub", [runs.lengths[k], length], place, T=tf.int32)
+        more = nodes.add("SelectV2", [is_last, zero, missing], place, T=tf.int32)
+        pads = nodes.add("Mul", [written.constant(mask, k), more], place, T=tf.int32)
+        kinds = {"T": tensor.dtype, "Tpaddings": tf.int32}
+        found.append(nodes.add("Pad", [part, pads], place, **kinds))
+    return found
 
 
 def _all(written: "writers.Writer", tensor: tf.Tensor, source: tf.Tensor) -> Reference:

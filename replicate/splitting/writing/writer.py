@@ -228,7 +228,7 @@ class Writer:
             raise ValueError(f"A part of {tensor.name} is wanted, which is {state}: {want}.")
         if not isinstance(want, Rows):
             raise ValueError(f"{tensor.name} is {state}, and cannot become {want}.")
-        if isinstance(state, Local) and want.space.source is state.source:
+        if isinstance(state, Local) and different.fits(state, want):
             return self._own(tensor)
         tensor = self._passed(tensor)
         state = self.analysis.state(tensor)
@@ -266,6 +266,8 @@ class Writer:
                 return functools.partial(
                     self.constant, np.asarray(value, tensor.dtype.as_numpy_dtype)
                 )
+        if isinstance(state, Local) and different.is_short(tensor, state):
+            return different.lengthened(self, tensor, state).__getitem__
         return self.own_copies(tensor).__getitem__
 
     def own_copies(self, tensor: tf.Tensor) -> list[str]:

@@ -2,7 +2,7 @@
 
 from replicate.compat.tensorflow import tf, tf1
 from tests import exactness
-from tests.splitting.corpus.model import F64, adam, hidden, model, weight
+from tests.splitting.corpus.model import F64, SINGLE, adam, hidden, model, weight
 
 
 def squares(found, y):
@@ -102,8 +102,9 @@ def words_of_a_vocabulary(f, y):
     return squares(tf.reduce_sum(found, 1), y), {"found": found}
 
 
-@model(optimizer=adam)
+@model(optimizer=adam, tolerance=SINGLE)
 def feature_columns(f, y):
+    """Embeddings of feature columns are of 32 bits."""
     column = tf.feature_column
     words = column.categorical_column_with_hash_bucket("words", 5)
     ids = column.categorical_column_with_identity("ids", 6)
