@@ -7,6 +7,7 @@ from replicate import devices as device_names
 from replicate import errors, estimator, model_fn, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import base
+from replicate.strategy.towers import lockstep
 from replicate.training import model as models
 from replicate.verification import runs
 
@@ -75,7 +76,7 @@ class Subject(NamedTuple):
         """
 
         def build(features: types.Nest, labels: types.Nest, mode: str) -> types.EstimatorSpec:
-            with tf.device(device):
+            with tf.device(device), lockstep.explained():
                 model = models.Model(
                     self.model_fn, self.optimizer_fn, mode, self.params, self.config
                 )

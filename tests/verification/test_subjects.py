@@ -2,6 +2,8 @@
 
 import types
 
+import pytest
+
 from replicate.verification import subjects
 
 
@@ -15,3 +17,15 @@ def test_a_config_of_another_kind_is_left_alone(tmp_path):
     config = types.SimpleNamespace(model_dir="own")
     assert subjects.run_config(config, str(tmp_path)) is config
     assert subjects.run_config(None, str(tmp_path)).model_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_model_that_misses_tf_estimator_is_led_to_ours(is_alone):
+    def model_fn(features):
+        raise AttributeError("module 'tensorflow' has no attribute 'estimator'")
+
+    subject = subjects.Subject(model_fn, None, None, None)
+    build = subject.plain("/cpu:0") if is_alone else subject.replicated(["/cpu:0"], {})
+    with pytest.raises(AttributeError) as raised:
+        build({}, None, "predict")
+    assert "call replicate.estimator.install()" in raised.value.__notes__[-1]

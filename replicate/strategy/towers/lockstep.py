@@ -411,10 +411,20 @@ def _shown(fn: types.Function) -> str:
 @contextlib.contextmanager
 def noted(tower_id: int, num_towers: int) -> Iterator[None]:
     """Adds the tower's number to the notes of an exception that passes."""
+    with explained():
+        try:
+            yield
+        except BaseException as failure:
+            add_note(failure, f"raised in tower {tower_id} of {num_towers}")
+            raise
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Adds what to do to the notes of an exception that passes, where it is known."""
     try:
         yield
     except BaseException as failure:
-        add_note(failure, f"raised in tower {tower_id} of {num_towers}")
         if then := messages.without_estimators(failure):
             add_note(failure, then)
         raise
