@@ -61,7 +61,7 @@ class Batch(NamedTuple):
     parts: Parts
 
 
-class _Leaf(NamedTuple):
+class Leaf(NamedTuple):
     """A tensor of features or labels.
 
     Attributes:
@@ -138,7 +138,7 @@ def checked_leaves(
     Raises:
         BatchError: If leaves disagree on B (names both), or none has rows.
     """
-    named = [_as_tensor(leaf) for leaf in _leaves(features, labels)]
+    named = [_as_tensor(leaf) for leaf in leaves_of(features, labels)]
     batched = [leaf for leaf in named if rows.is_batched(leaf.value)]
     if not batched:
         raise errors.BatchError(
@@ -158,19 +158,19 @@ def take_rows(nest: types.Nest, count: rows.Bound) -> types.Nest:
         nest: Nest of dense, sparse and ragged tensors.
         count: How many rows at most: an int, or an int64 tensor of shape [].
     """
-    leaves = [_as_tensor(leaf).value for leaf in _leaves(nest)]
+    leaves = [_as_tensor(leaf).value for leaf in leaves_of(nest)]
     taken = [rows.take(leaf, count) if rows.is_batched(leaf) else leaf for leaf in leaves]
     return tf.nest.pack_sequence_as(nest, taken)
 
 
-def _leaves(features: types.Nest, *labels: types.Nest) -> list[_Leaf]:
+def leaves_of(features: types.Nest, *labels: types.Nest) -> list[Leaf]:
     """Lists the leaves in TensorFlow's order, each with its path."""
     leaves = []
     for root, nest in (("features", features), *(("labels", nest) for nest in labels)):
         values, paths = tf.nest.flatten(nest), _paths(root, nest)
         if len(paths) != len(values):  # a container that only TensorFlow looks into
             paths = [f"{root} (part {i})" for i in range(len(values))]
-        leaves += [_Leaf(path, value) for path, value in zip(paths, values, strict=True)]
+        leaves += [Leaf(path, value) for path, value in zip(paths, values, strict=True)]
     return leaves
 
 
@@ -190,7 +190,7 @@ def _quoted(key: object) -> str:
     return f'"{key}"' if isinstance(key, str) else repr(key)
 
 
-def _as_tensor(leaf: _Leaf) -> _Leaf:
+def _as_tensor(leaf: Leaf) -> Leaf:
     """Turns arrays, numbers and variables into tensors, and keeps None."""
     if leaf.value is None or isinstance(leaf.value, rows.KINDS):
         return leaf
@@ -205,12 +205,12 @@ def _as_tensor(leaf: _Leaf) -> _Leaf:
         ) from reason
 
 
-def _listed(leaves: Sequence[_Leaf]) -> str:
+def _listed(leaves: Sequence[Leaf]) -> str:
     given = [leaf.path for leaf in leaves if leaf.value is not None]
     return f"no rows, only the scalars {', '.join(given)}" if given else "no tensors at all"
 
 
-def _agreed_rows(batched: Sequence[_Leaf]) -> int | None:
+def _agreed_rows(batched: Sequence[Leaf]) -> int | None:
     """Returns B where a leaf says so before anything runs; refuses disagreement."""
     counts = [(leaf, rows.static_count(leaf.value)) for leaf in batched]
     known = [(leaf, number) for leaf, number in counts if number is not None]
@@ -230,7 +230,7 @@ def _agreed_rows(batched: Sequence[_Leaf]) -> int | None:
 
 
 def _checked_total(
-    total: int | None, batched: Sequence[_Leaf]
+    total: int | None, batched: Sequence[Leaf]
 ) -> tuple[int | tf.Tensor, list[tf.Operation]]:
     """Returns B, and the checks of what is not known before a run."""
     unknown = [leaf for leaf in batched if rows.static_count(leaf.value) is None]

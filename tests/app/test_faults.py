@@ -230,6 +230,38 @@ def test_the_operation_that_made_the_first_is_named(trained, tmp_path, capsys, p
     assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[2], rel=1e-6)
 
 
+GIVEN = """
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def added(features, labels, mode):
+    w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
+    y = w * (features["x"] + tf.reduce_sum(features["bag"], 1))
+    return estimator.EstimatorSpec(mode, {"y": y}, tf.reduce_mean((y - labels) ** 2), tf1.no_op())
+
+def rows(params):
+    odd = {name: float("nan") if name == params["odd"] else 1.0 for name in ("x", "bag", "label")}
+    rows = tf.data.Dataset.from_tensor_slices(([1.0, odd["x"]], [2, 1], [1.0, odd["label"]]))
+    bag = lambda n: tf.RaggedTensor.from_row_lengths(tf.fill([tf.reduce_sum(n)], odd["bag"]), n)
+    return rows.batch(2).map(lambda x, n, y: ({"x": x, "bag": bag(n)}, y)).repeat()
+"""
+
+
+@pytest.mark.parametrize(
+    ("odd", "named"), [("x", 'features["x"]'), ("bag", 'features["bag"]'), ("label", "labels")]
+)
+def test_what_is_not_finite_in_the_input_is_not_looked_for_in_the_model(
+    trained, tmp_path, capsys, odd, named
+):
+    (trained / "given_model.py").write_text(GIVEN)
+    given = ["--model_fn", "given_model:added", "--train.input", "given_model:rows"]
+    given += ["--params", f"{{odd: {odd}}}", "--train.check_numerics", "true", "--eval", "null"]
+    assert run(trained, "train", *given, model_dir=tmp_path / "run") == 1
+    shown = capsys.readouterr().err
+    assert f"train.input: the numbers of a step must be finite, but at step 1 {named} came" in shown
+    assert "model_fn" not in shown
+
+
 def test_what_is_finite_is_trained_with_checks_as_without(trained, tmp_path):
     given = ["--set", "train.check_numerics=true"]
     assert run(trained, "train", *given, model_dir=tmp_path / "run") == 0

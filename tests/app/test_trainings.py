@@ -234,8 +234,9 @@ def test_what_failed_before_its_first_checkpoint_is_no_run_to_differ_from(folder
     ],
 )
 def test_what_is_found_wrong_before_the_first_step_leaves_nothing(folder, wrong):
-    run(folder, "train", "wrong/run", wrong, code=1)
+    shown = run(folder, "train", "wrong/run", wrong, code=1)[1]
     assert not (folder / "wrong").exists()
+    assert "training from step 0" not in shown
 
 
 def test_what_is_found_wrong_leaves_the_record_of_the_run_before(trained):

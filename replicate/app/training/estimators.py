@@ -91,7 +91,7 @@ def describe(
 
 def build(
     described: Described,
-    amend: Callable[..., estimator.EstimatorSpec] = lambda spec, features, config: spec,
+    amend: Callable[..., estimator.EstimatorSpec] = lambda spec, features, labels, config: spec,
     keys: Sequence[str] = (),
     checkpoint: str | None = None,
 ) -> estimator.Estimator:
@@ -99,7 +99,7 @@ def build(
 
     Args:
         described: That.
-        amend: Adds to the spec of training; is given it, the batch's features and the RunConfig.
+        amend: Adds to the spec of training; is given it, the batch and the RunConfig.
         keys: The predictions that are wanted, which the model must have.
         checkpoint: The path of what will be restored; None: the newest checkpoint.
     """
@@ -115,7 +115,8 @@ def build(
         checkpoints.require_shapes(config.model_dir, tf1.get_default_graph(), checkpoint)
         if mode == estimator.ModeKeys.PREDICT and isinstance(spec.predictions, Mapping):
             predictions.require_keys(keys, spec.predictions)
-        return amend(spec, features, config) if mode == estimator.ModeKeys.TRAIN else spec
+        is_trained = mode == estimator.ModeKeys.TRAIN
+        return amend(spec, features, labels, config) if is_trained else spec
 
     return estimator.Estimator(inspected, params=described.params, config=described.config)
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from replicate import errors
+from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import operations
+from replicate.graph import batches, operations
 
 
 class NumericsHook(tf1.train.SessionRunHook):
@@ -17,9 +17,23 @@ class NumericsHook(tf1.train.SessionRunHook):
     Args:
         loss: The loss of a step.
         train_op: What else a step runs.
+        features: What the input gives.
+        labels: Likewise.
     """
 
-    def __init__(self, loss: tf.Tensor, train_op: tf.Operation | tf.Tensor):
+    def __init__(
+        self,
+        loss: tf.Tensor,
+        train_op: tf.Operation | tf.Tensor,
+        features: types.Nest,
+        labels: types.Nest,
+    ):
+        self._given = {
+            part.ref(): leaf.path
+            for leaf in batches.leaves_of(features, labels)
+            for part in tf.nest.flatten(leaf.value, expand_composites=True)
+            if tf.is_tensor(part)
+        }
         self._loss = loss
         self._train_op = train_op
         self._tensors: list[tf.Tensor] = []
@@ -50,12 +64,17 @@ class NumericsHook(tf1.train.SessionRunHook):
         nan, inf, loss, _ = run_values.results
         if not nan.any() and np.isfinite(loss):
             return
-        first = self._first(nan) if nan.any() else self._first(inf)
+        kind, first = ("NaN", self._first(nan)) if nan.any() else ("inf", self._first(inf))
+        step, given = run_context.session.run(self._fetched[-1]), self._given.get(first.ref())
+        if given is not None:
+            raise errors.RunError(
+                f"train.input: the numbers of a step must be finite, but at step {step} {given} "
+                f"came with {kind}. Correct the data; na_values and defaults replace cells of CSV."
+            )
         raise errors.RunError(
-            "the numbers of a step must be finite, but at step "
-            f"{run_context.session.run(self._fetched[-1])} the operation {first.op.name} "
-            f"({first.op.type}) was the first to make {'NaN' if nan.any() else 'inf'}. Look for "
-            "it in model_fn."
+            f"the numbers of a step must be finite, but at step {step} the operation "
+            f"{first.op.name} ({first.op.type}) was the first to make {kind}. Look for it in "
+            "model_fn."
         )
 
     def _first(self, flags: Sequence[bool]) -> tf.Tensor:

@@ -142,7 +142,11 @@ class Steps:
         return section_inputs.alike(made, settings, task)
 
     def _saved_once(
-        self, spec: estimator.EstimatorSpec, features: types.Nest, config: estimator.RunConfig
+        self,
+        spec: estimator.EstimatorSpec,
+        features: types.Nest,
+        labels: types.Nest,
+        config: estimator.RunConfig,
     ) -> estimator.EstimatorSpec:
         """Returns the spec of training with hooks that check and save; takes note of the rows."""
         # NOTE: features are not what workers take their steps with: to read them takes a batch.
@@ -162,7 +166,7 @@ class Steps:
         if not task.is_chief:
             return spec._replace(training_hooks=(*first, *spec.training_hooks))
         if self._wanted.check_numerics:  # ahead of what saves
-            last.append(numerics.NumericsHook(spec.loss, spec.train_op))
+            last.append(numerics.NumericsHook(spec.loss, spec.train_op, features, labels))
         if not any(isinstance(one, tf1.train.CheckpointSaverHook) for one in self._own_hooks):
             last += hooks.savers(spec, config, settings.evaluated_every, listeners)
         # What saves asks the states, which must be there: so it comes after what restores them.

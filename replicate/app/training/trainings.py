@@ -58,7 +58,7 @@ def train(run: running.Run) -> Trained:
             say(f"config: {change}")
         say(f"Train on with {goal.more}, or begin again with --fresh.")
         return Trained(start, False)
-    _announce(run, goal, changes)
+    say(f"{run.settings.name}: {run.text}")
     began = time.monotonic()
     try:
         with run.stop, run.display:
@@ -74,10 +74,9 @@ def train(run: running.Run) -> Trained:
 
 def _announce(run: running.Run, goal: running.Goal, changes: Sequence[str]) -> None:
     """Says what begins, and what differs from the run before."""
-    settings, say, start = run.settings, run.display.say, goal.start
-    say(f"{settings.name}: {run.text}")
+    say, start = run.display.say, goal.start
     if goal.is_reached:
-        left = " and ".join(_left(settings))
+        left = " and ".join(_left(run.settings))
         are = "is" if left == "evaluation" else "are"
         say(f"{run.model_dir} is at step {start} already; {left} {are} left.")
     elif start:
@@ -92,22 +91,6 @@ def _changes(run: running.Run) -> list[str]:
     """Returns in which keys the config differs from that of the run before."""
     kept = records.Records(run.model_dir, run.display.say)
     return kept.changes(config.to_yaml(run.settings, run.model_dir))
-
-
-def _write_down(run: running.Run, goal: running.Goal) -> None:
-    """Writes down what begins, once nothing is found wrong with it."""
-    settings = run.settings
-    kept = records.Records(run.model_dir, run.display.say)
-    folder = files.relative(settings.folder, run.model_dir)
-    kept.write_config(config.to_yaml(settings, run.model_dir), folder)
-    by_default = "multi_worker" if run.task.is_together else "parameter_server"
-    kept.write_run(
-        towers=device_choice.devices_of(settings),
-        strategy=settings.strategy or by_default,
-        workers=run.task.size,
-        start=goal.start,
-        command=run.command,
-    )
 
 
 def _tell_end(say: Callable[[str], None], goal: running.Goal, step: int, ended_by: str) -> None:
@@ -154,7 +137,7 @@ class _Training:
 
     def __init__(self, run: running.Run, goal: running.Goal, changes: Sequence[str]):
         self.ended_by = ""
-        self._has_new_rows = any(one.startswith("train.input") for one in changes)
+        self._changes = changes
         self._run = run
         self._goal = goal
         self._steps = steps.Steps(run, goal)
@@ -171,7 +154,7 @@ class _Training:
         start = self._goal.start
         was_finished = checkpoints.is_finished(self._run.model_dir, start)
         if self._goal.is_reached:
-            _write_down(self._run, self._goal)
+            self._write_down()
             step = start
         else:
             step = self._train()
@@ -181,7 +164,8 @@ class _Training:
         if step == start and self.ended_by == running.INPUT:
             if not section_inputs.passed_over(self._run.settings, start):
                 raise errors.RunError("train.input: must have rows, has none. Check its files.")
-            if start and self._has_new_rows:
+            has_new_rows = any(one.startswith("train.input") for one in self._changes)
+            if start and has_new_rows:
                 raise errors.RunError(
                     "train.input: is another one than that of the run before, and has no rows "
                     f"behind the {start} batches that are passed over. Set repeat: true, or choose "
@@ -214,7 +198,23 @@ class _Training:
 
     def _begin(self) -> None:
         checkpoints.note_begun(self._run.model_dir)
-        _write_down(self._run, self._goal)
+        self._write_down()
+
+    def _write_down(self) -> None:
+        """Writes down, and says, what begins, once nothing is found wrong with it."""
+        run = self._run
+        settings, kept = run.settings, records.Records(run.model_dir, run.display.say)
+        folder = files.relative(settings.folder, run.model_dir)
+        kept.write_config(config.to_yaml(settings, run.model_dir), folder)
+        by_default = "multi_worker" if run.task.is_together else "parameter_server"
+        kept.write_run(
+            towers=device_choice.devices_of(settings),
+            strategy=settings.strategy or by_default,
+            workers=run.task.size,
+            start=self._goal.start,
+            command=run.command,
+        )
+        _announce(run, self._goal, self._changes)
 
     def _evaluate(self, following: outcomes.Outcomes) -> None:
         began = time.monotonic()
