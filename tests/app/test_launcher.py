@@ -353,6 +353,24 @@ def test_logs_need_a_folder_of_this_machine():
         )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("below", "reason"), [("", "it is a file"), ("run", "Not a directory")], ids=["file", "below"]
+)
+@pytest.mark.parametrize("what", ["config", "script"])
+def test_nothing_is_started_where_model_dir_cannot_be_one(folder, capfd, what, below, reason):
+    file = folder / "file"
+    file.write_text("")
+    where = ["--workers", "2", "--ps", "1", "--restarts", "3", "--model-dir", str(file / below)]
+    script = ["--", sys.executable, str(folder / "child.py"), "chief:0", str(folder)]
+    config = [str(TOP / "configs" / "digits.yaml")]
+    line = [*where, *script] if what == "script" else [*config, *where]
+    assert cli.main(["launch", *line]) == 1
+    said = capfd.readouterr().err
+    assert said.startswith(f"model_dir: {file / below} must be a directory that can be written: ")
+    assert reason in said
+    assert sorted(one.name for one in folder.iterdir()) == ["child.py", "file", "what.json"]
+
+
 # Scripts of one's own.
 
 SCRIPT = """

@@ -77,7 +77,8 @@ def launch(
             "Give another --model-dir."
         )
     logs = os.path.join(model_dir, "logs")
-    folders.make(logs, "model_dir")
+    for folder in filter(None, (model_dir, logs)):
+        folders.make(folder, "model_dir")
     processes: list[process.Process] = []
     with contextlib.ExitStack() as leave:
         leave.enter_context(folders.launching(logs))

@@ -37,6 +37,7 @@ def make(path: str, key: str) -> None:
                 raise PermissionError(0, "it is not")
     except Exception as e:  # TensorFlow's errors are its own, and it is not loaded here
         what = getattr(e, "strerror", None) or getattr(e, "message", None) or e
+        what = "it is a file" if isinstance(e, FileExistsError) else what
         raise errors.RunError(
             f"{key}: {path} must be a directory that can be written: {what}. "
             "Check the path and its permissions."
