@@ -94,7 +94,9 @@ def _known(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
     if rest and not rest[0].startswith("-") and getattr(found, "data", "") is None:
         found.data = rest.pop(0)  # behind an option, where Python 3.11 looks for none
     if rest:
-        then = _meant(found.command, rest) if getattr(found, "takes_keys", False) else ""
+        then = _without_option(found, rest[0])
+        if not then and getattr(found, "takes_keys", False):
+            then = _meant(found.command, rest)
         parser.error(f"unrecognized arguments: {' '.join(rest)}{then}")
     return found
 
@@ -322,7 +324,8 @@ def _add_init(commands: _Commands) -> None:
     data = made.add_argument(
         "data",
         metavar="DATA",
-        help="a CSV, npz, Parquet or TFRecord file, or package.module:function",
+        help="a CSV, npz, Parquet or TFRecord file, a pattern of them in quotes, or "
+        "package.module:function",
     )
     completion.complete(data, completion.data)
     output = made.add_argument(
@@ -389,6 +392,14 @@ class _Parser(argparse.ArgumentParser):
         elif message.endswith("required: COMMAND"):
             message = "a command is required; `replicate --help` lists them"
         super().error(message)
+
+
+def _without_option(found: argparse.Namespace, option: str) -> str:
+    """Returns how a value is given that comes without an option, where one is written for it."""
+    name = option.removeprefix("--").partition("=")[0].replace("-", "_")
+    known = [one for one in (name, f"{name}s") if option.startswith("--") and one in vars(found)]
+    example = _EXAMPLES[found.command].splitlines()[0]
+    return f". {name.upper()} comes without an option, as in: {example}" if known else ""
 
 
 def _meant(command: str, rest: Sequence[str]) -> str:

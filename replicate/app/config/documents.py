@@ -263,9 +263,12 @@ def _assign(document: yaml_walk.Document, path: tuple[str, ...], written: str, s
         at = at[part]
         if not isinstance(at, dict):
             key = yaml_walk.dotted(path[:depth])
+            left = path[depth:]
+            whole = "{" + ": {".join(left) + f": {written}" + "}" * len(left)
+            option = f"--set {key}=" if source.startswith("--set ") else f"--{key}="
             raise errors.ConfigError(
                 f"{source}: {key} is {_kind_of(at)} in {document.source} and has no keys. "
-                f"Set {key} itself."
+                f"Set all of it: {option}'{whole}'"
             )
     at[path[-1]] = value
     for known in [known for known in document.places if known[: len(path)] == path]:

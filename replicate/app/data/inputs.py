@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from replicate import errors, types
+from replicate import errors, messages, types
 from replicate.app.config import files, functions, input_config
 from replicate.app.data import caching, csv, npz, parquet, positions
 from replicate.compat.tensorflow import tf, tf1
@@ -85,7 +85,7 @@ def batches(
             features, label = npz.read(source, key, has_labels)
         else:
             features, label = csv.read(source, key, is_training)
-        return lambda position: _of_arrays(features, label, source, task, position)
+        return lambda position: _of_arrays(features, label, source, task, position, key)
     if isinstance(source, input_config.Tfrecord):
         return _of_records(source, key, is_training, task)
     return _of_function(source, key, mode, params, task)
@@ -162,6 +162,7 @@ def _of_arrays(
     source: input_config.Input,
     task: clusters.Cluster,
     position: positions.Position,
+    key: str,
 ) -> tf.data.Dataset:
     """Returns batches of rows; the arrays stay in Python, out of the graph."""
     nest = features if label is None else (features, label)
@@ -169,6 +170,12 @@ def _of_arrays(
     count = len(arrays[0])
     dtypes = [tf.as_dtype(a.dtype) if a.dtype.kind not in "OSU" else tf.string for a in arrays]
     buffer = count if source.shuffle is True else min(count, source.shuffle or 0)
+    if source.batch_size > count and position.each is None and position.times_of(source) != 1:
+        messages.warn(
+            f"{key}: batch_size is {source.batch_size}, and there are {count} rows: a batch has "
+            f"rows more than once. Set {key}.batch_size to {count} at most, or count train.epochs.",
+            "configuration.md#train",
+        )
 
     @tf.autograph.experimental.do_not_convert
     def gather(index: tf.Tensor) -> types.Nest:
