@@ -230,6 +230,46 @@ def test_the_operation_that_made_the_first_is_named(trained, tmp_path, capsys, p
     assert weight(tmp_path / "run") == pytest.approx(WEIGHTS[2], rel=1e-6)
 
 
+PACKED = """
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def scored(features, labels, mode, params):
+    if params["one_row"]:
+        features, labels = {name: one[0] for name, one in features.items()}, labels[0]
+    w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer())
+    y = w * (features["nodes"] + tf.reduce_sum(features["edges"]))
+    return estimator.EstimatorSpec(mode, {"y": y}, tf.reduce_mean((y - labels) ** 2), tf1.no_op())
+
+def graphs(params):
+    def packed():
+        yield {"nodes": [1.0, 2.0, 3.0], "edges": [0.5, 0.5]}, [2.0, 3.0, 4.0]
+    size = tf.TensorSpec([None])
+    lengths = ({"nodes": size, "edges": size}, size)
+    found = tf.data.Dataset.from_generator(packed, output_signature=lengths).repeat()
+    return found.batch(1) if params["one_row"] else found
+"""
+
+
+@pytest.mark.parametrize("one_row", ["false", "true"])
+def test_features_that_have_other_rows_are_told_in_one_line(trained, tmp_path, capsys, one_row):
+    (trained / "packed_model.py").write_text(PACKED)
+    given = ["--model_fn", "packed_model:scored", f"--params.one_row={one_row}", "--eval", "null"]
+    given += ["--train.input", "{kind: function, function: 'packed_model:graphs', batched: true}"]
+    given += ["--export", "null", "--train.steps", "1"]
+    code = run(trained, "train", *given, model_dir=tmp_path / "run")
+    (*_, last) = ["", *capsys.readouterr().err.splitlines()]
+    if one_row == "true":  # the gradient at w = 0 is -2 mean((x + 1) (x + 1)) = -58 / 3
+        assert code == 0
+        assert weight(tmp_path / "run") == pytest.approx(0.1 * 58 / 3, rel=1e-6)
+    else:
+        assert code == 1
+        assert last.startswith(
+            'train.input: The numbers of rows differ between features["edges"], features["nodes"], '
+            "labels: [2 3 3]. All of a batch's tensors need the same first dimension; "
+        )
+
+
 GIVEN = """
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1

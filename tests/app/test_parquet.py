@@ -107,6 +107,7 @@ def test_rows_are_held_out_by_all_of_their_cells(tmp_path):
     [
         ({"columns": {"nn": "int32"}}, "it lacks the column nn, but has n. Correct it"),
         ({"columns": {"zzzz": "int32"}}, "it lacks the column zzzz. Correct it"),
+        ({"columns": {"twice": "int32"}}, "it has more than one column twice. Correct it"),
         ({"columns": {"n": "int32"}}, "n has empty cells; give n a value in defaults"),
         ({"columns": {"x": "int32"}}, "Float value 2.5"),
         ({"columns": {"s": "float32"}}, "Failed to parse"),
@@ -115,7 +116,13 @@ def test_rows_are_held_out_by_all_of_their_cells(tmp_path):
     ],
 )
 def test_columns_that_do_not_fit_are_told(tmp_path, keys, fault):
-    path = write(tmp_path / "d.parquet", **TABLE, uneven=[[1], [1, 2], [3]])
+    from pyarrow import parquet as files
+
+    path = tmp_path / "d.parquet"
+    table = pyarrow.table({**TABLE, "uneven": [[1], [1, 2], [3]]})
+    for _ in range(2):
+        table = table.append_column("twice", pyarrow.array([1, 2, 3]))
+    files.write_table(table, str(path))
     with pytest.raises(errors.RunError, match=f"k: {path}: must be Parquet as .*{fault}"):
         read(path, **{"label": None, "defaults": {}, **keys})
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pathlib
+import re
 import zlib
 
 import numpy as np
@@ -13,7 +14,7 @@ import yaml
 from replicate import errors
 from replicate.app.command import cli
 from replicate.app.config import config, schema
-from replicate.app.data import samples
+from replicate.app.data import csv, samples
 from replicate.compat.tensorflow import tf
 
 DIGITS = pathlib.Path(__file__).parents[2] / "replicate" / "examples" / "digits.npz"
@@ -94,7 +95,7 @@ def test_a_csv_is_read_by_its_values(tmp_path, text, keys, compress):
     [
         (b"", "must have rows, has none"),
         (b"a,b\n1\n", ":2: must have 2 cells like the first row, got 1"),
-        (b"a,a\n1,2\n", ""),
+        (b"a,a\n1,2\n", "must have a column with a name of its own, got a, a. Rename them"),
         (b'a,b\n"1,2\n', "d.csv:2: must be CSV"),
         (b"a,b\n\xff,2\n", "d.csv:2: must be UTF-8 text, got the byte 0xff"),
         (gzip.compress(b"a,b\n1,2\n" * 99, mtime=0)[:30], "must be a readable file"),
@@ -103,11 +104,83 @@ def test_a_csv_is_read_by_its_values(tmp_path, text, keys, compress):
 def test_what_is_no_table_is_named(tmp_path, written, fault):
     path = tmp_path / "d.csv"
     path.write_bytes(written)
-    if fault:
-        with pytest.raises(errors.RunError, match=fault):
-            samples.look("csv", str(path))
-    else:  # a repeated name is no header
-        assert samples.look("csv", str(path)).keys["header"] is False
+    with pytest.raises(errors.RunError, match=fault):
+        samples.look("csv", str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "told"),
+    [
+        (",x,y\n0,1.5,a\n1,2.5,b\n", {"x": "float32", "y": "string"}, "column 1: left out, as"),
+        (",0,1\n0,5,6\n1,7,8\n", {"0": "int64", "1": "int64"}, "column 1: left out, as it has no"),
+        ("x,2019,2020\n1,2,3\n4,5,6\n", {"x": "int64", "2019": "int64", "2020": "int64"}, ""),
+        ("x,x,y\n1,2,3\n4,5,6\n", {"y": "int64"}, "x: left out, as 2 columns are called so"),
+    ],
+)
+def test_a_header_is_one_whatever_its_names_are(tmp_path, capsys, text, columns, told):
+    (tmp_path / "d.csv").write_text(text)
+    written = yaml.safe_load(init(tmp_path, "m:f", tmp_path / "d.csv"))["train"]["input"]
+    assert (written["columns"], written.get("header", True)) == (columns, True)
+    assert told in capsys.readouterr().out
+    source = config.load(str(tmp_path / "config.yaml")).train.input
+    (rows,) = csv.pieces(source, "train.input")
+    assert {name: len(cells) for name, cells in rows.items()} == dict.fromkeys(columns, 2)
+
+
+@pytest.mark.parametrize("text", ["1,x\n2,y\n", "01,5\n2,6\n", "NA,1\n3,4\n", ",1\n3,4\n5,6\n"])
+def test_what_may_be_data_is_no_header(tmp_path, text):
+    (tmp_path / "d.csv").write_text(text)
+    assert samples.look("csv", str(tmp_path / "d.csv")).keys["header"] is False
+
+
+def test_a_pattern_is_taken_for_all_its_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("train-0.csv", "train-1.csv", "test-0.csv"):
+        (tmp_path / name).write_text("a,y\n1,2\n3,4\n")
+    written = yaml.safe_load(init(tmp_path, "m:f", "train-*.csv"))
+    assert (written["train"]["input"]["file"], written["eval"]["input"]["file"]) == (
+        "train-*.csv",
+        "test-*.csv",
+    )
+    source = config.load("config.yaml").train.input
+    assert [len(piece["a"]) for piece in csv.pieces(source, "train.input")] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fault"),
+    [
+        ({"x": np.zeros(5), "y": np.zeros(4)}, "x: left out, as it has 5 rows, not 4. Correct"),
+        ({"x": np.zeros([0, 2]), "y": np.zeros(0)}, "must have rows, has none."),
+        ({"x": np.array([[1], [1, 2]], object)}, "has none; x: left out, as it holds Python obj"),
+        (
+            {"x": np.array([[1], [1, 2]], object), "y": np.zeros(2)},
+            "x: left out, as it holds Python",
+        ),
+    ],
+)
+def test_what_is_wrong_with_an_npz_is_named(tmp_path, capsys, arrays, fault):
+    np.savez(tmp_path / "d.npz", **arrays)
+    assert cli.main(["init", "m:f", str(tmp_path / "d.npz")]) == 1
+    shown = capsys.readouterr().err
+    assert fault in shown
+    assert "savez" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("*.csv", r"\*.csv: must be a file of this machine, a pattern of such files, or"),
+        ("empty.csv", "empty.csv: must have rows, but the file is empty"),
+        ("*.npz", "must be one file where it is npz, got a pattern"),
+    ],
+)
+def test_data_that_is_none_is_named(tmp_path, monkeypatch, capsys, name, fault):
+    monkeypatch.chdir(tmp_path)
+    if "empty" in name:
+        (tmp_path / name).write_text("")
+    np.savez(tmp_path / "a.npz", x=np.zeros(3))
+    assert cli.main(["init", "m:f", name]) == 1
+    assert re.search(fault, capsys.readouterr().err)
 
 
 def test_an_npz_is_read_by_its_headers(tmp_path):

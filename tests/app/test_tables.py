@@ -217,6 +217,7 @@ def test_pieces_hold_little_and_name_the_lines_of_the_file(tmp_path, monkeypatch
         ('x,n,s,y\n1,2,"a,1\n', "d.csv:2: must be CSV"),
         ("x,m,s,y\n", "d.csv:1: the header must have the column 'n' once, got x, m, s, y"),
         ("x,nn,s,y\n", "Did you mean nn?"),
+        ("x,n,s,n,y\n", "Rename n in the header: a name is there once."),
         ("x,n,s,y\n", "must have rows, has none"),
         ("", "must have rows, has none"),
     ],
@@ -259,6 +260,8 @@ def make_archive(tmp_path):
         label=np.arange(6),
         few=np.arange(5),
         lone=np.float32(3),
+        none=np.zeros([0, 2]),
+        ragged=np.array([[1], [1, 2]], object),
     )
     return str(path)
 
@@ -324,6 +327,8 @@ def test_npz_text_of_any_language_is_utf8(tmp_path):
         ({"features": ("image",), "label": "zzz"}, "has no array 'zzz'. It has image, name"),
         ({"features": ("image", "few")}, "image has 6 rows, few has 5"),
         ({"features": ("lone",)}, "lone must have rows along axis 0"),
+        ({"features": ("none",)}, "must have rows, has none."),
+        ({"features": ("ragged",)}, "ragged must hold numbers or text, but holds Python objects"),
         ({"features": ("image",), "rows": (0, 7)}, "must lie within the 6 rows"),
         ({"features": ("image",), "rows": (6, None)}, "must lie within the 6 rows"),
         ({"features": ("name",), "dtypes": {"name": "int32"}}, "cannot be converted to int32"),

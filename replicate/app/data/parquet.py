@@ -36,6 +36,9 @@ def of_file(
             near = ", ".join(filter(None, (types.nearest(name, known) for name in lacking)))
             then = f", but has {near}" if near else ""
             raise ValueError(f"it lacks the column {' and the column '.join(lacking)}{then}")
+        twice = [name for name in source.columns if known.count(name) > 1]
+        if twice:
+            raise ValueError(f"it has more than one column {' and '.join(twice)}")
         names = None if is_wanted else list(source.columns)
         for batch in file.iter_batches(_PIECE, columns=names):
             if is_wanted:

@@ -15,6 +15,7 @@ from replicate.app.runs import checkpoints
 from replicate.compat.tensorflow import tf, tf1
 
 _OURS = re.compile(r"\bRunError: (.*)")
+_UNLIKE = re.compile(r"\[(The numbers of rows differ between .*?:)\] (\[[\d ]+\])", re.DOTALL)
 _FIELDS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _DTYPES = {field: dtype for dtype, field in _FIELDS.items()}
 _MAX_LOOKED_AT = 1_000_000  # records; a few seconds' worth
@@ -38,6 +39,14 @@ def naming(settings: config.Config, section: str, checkpoint: str | None = None)
         with checkpoints.naming(settings.model_dir, checkpoint):
             yield
     except tf.errors.OpError as e:
+        unlike = _UNLIKE.search(e.message)
+        if unlike:
+            told = f"{unlike[1]} {unlike[2]}".replace("\\", "")
+            raise errors.RunError(
+                f"{settings.input_of(section).called(section)}: {told}. All of a batch's tensors "
+                "need the same first dimension; for others see docs/how-to.md#data-without-rows "
+                "in replicate's repository."
+            ) from e
         if not _is_reading(e):
             raise
         fault = _record_fault(settings, section) or _fault(settings, section, e)
@@ -47,6 +56,18 @@ def naming(settings: config.Config, section: str, checkpoint: str | None = None)
         if not fault:
             raise
         raise errors.RunError(f"{settings.input_of(section).called(section)}: {fault}") from e
+
+
+def without_rows(settings: config.Config, section: str) -> errors.RunError:
+    """Returns the fault of an input that came to its end before its first batch."""
+    source = settings.input_of(section)
+    then = "Check its files."
+    if isinstance(source, input_config.Function):
+        then = (
+            f"Check {source.function}; with drop_remainder a batch_size, here {source.batch_size}, "
+            "above the number of rows leaves none."
+        )
+    return errors.RunError(f"{source.called(section)}: must have rows, has none. {then}")
 
 
 def _is_reading(error: tf.errors.OpError) -> bool:

@@ -1,18 +1,17 @@
 """What a data file holds, found by looking at its beginning: for a config to begin with."""
 
 import dataclasses
-import functools
 import itertools
 import re
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from replicate import errors
 from replicate.app.config import catalog, cell_values, files
-from replicate.app.data import csv, npz
+from replicate.app.data import csv, npz, tfrecords
 
 _LABELS = ("label", "labels", "target", "targets", "y", "class", "classes", "output", "outcome")
 _TRAIN = "train"
@@ -32,6 +31,7 @@ _ARROW = {  # what Parquet's own types are read as, where they are called otherw
 _ABSENT = frozenset(  # in numbers' place
     {"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "?", "-"}
 )
+_TRUTHS = ("true", "false")
 
 # The name of what tells rows apart, as id, user_id, PassengerId.
 _ID = re.compile(r"(^|[\W_])(?i:id|uuid|guid)$|[a-z]I[dD]$")
@@ -43,18 +43,6 @@ _HOLDOUT = {"holdout": 0.1}
 _FEW_BY_HASH = 50  # of fewer rows perhaps none is held out
 
 _RECORDS = 100  # that are looked at
-_HEAD = 2**26  # bytes of records that are looked at
-# Of a tf.train.Example, the fields by their numbers; a list may have many values.
-_MESSAGES: dict[str, list[Any]] = {
-    "Example": ["Features"],
-    "Features": [["Entry"]],
-    "Entry": [bytes, "Feature"],
-    "Feature": ["Bytes", "Floats", "Wholes"],
-    "Bytes": [[bytes]],
-    "Floats": [[float]],
-    "Wholes": [[int]],
-}
-_DTYPES = {1: "string", 2: "float32", 3: "int64"}  # by the fields of a Feature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +90,18 @@ def look(kind: str, path: str, label: str | None = None) -> Sample:
 
     Args:
         kind: csv, npz, parquet or tfrecord.
-        path: The file.
+        path: The file; of a pattern the first one is looked at.
         label: What is the label; else what is called so.
 
     Raises:
         RunError: If it is no such file, or holds nothing that can be read.
     """
     looks = {"csv": _csv, "npz": _npz, "parquet": _parquet, "tfrecord": _tfrecord}
-    found = looks[kind](path, label)
+    first = files.expanded([path], _KEY)[0]
+    found = looks[kind](first, label)
+    if path != first:
+        others = _file_beside(path) if "file" in found.other_keys else found.other_keys
+        found = dataclasses.replace(found, keys={**found.keys, "file": path}, other_keys=others)
     return dataclasses.replace(found, is_guessed=label is None and found.label is not None)
 
 
@@ -119,7 +111,7 @@ def _label_of(names: Iterable[str]) -> str | None:
     return next((by_lower[word] for word in _LABELS if word in by_lower), None)
 
 
-def _counterpart(name: str, known: Collection[str]) -> str | None:
+def _counterpart(name: str, is_known: Callable[[str], bool]) -> str | None:
     """Returns what is for evaluation where a name says that it is for training.
 
     E.g. `test.csv` for `train.csv`, and `x_test` for `x_train`.
@@ -129,13 +121,13 @@ def _counterpart(name: str, known: Collection[str]) -> str | None:
         return None
     at = parts.index(_TRAIN)
     others = ("".join([*parts[:at], word, *parts[at + 1 :]]) for word in _OTHERS)
-    return next((other for other in others if other in known), None)
+    return next(filter(is_known, others), None)
 
 
 def _file_beside(path: str) -> dict[str, str]:
     """Returns the key of the file for evaluation that stands beside one for training, if any."""
     file = Path(path)
-    other = _counterpart(file.name, {one.name for one in file.parent.iterdir()})
+    other = _counterpart(file.name, lambda name: not files.absent([str(file.with_name(name))]))
     return {"file": str(file.with_name(other))} if other is not None else {}
 
 
@@ -153,14 +145,9 @@ def _csv(path: str, label: str | None) -> Sample:
     lines = dict(itertools.islice(_rows(path, delimiter), _ROWS))
     if not lines:
         raise errors.RunError(f"{_KEY}: {path}: must have rows, has none.")
-    head, *given = lines.values()
-    names = [cell.strip() for cell in head]
-    has_header = all(names) and len(set(names)) == len(names) and not any(map(_is_number, names))
-    if not has_header:
-        given.insert(0, head)
-        names = [f"column_{number}" for number in range(1, len(names) + 1)]
+    columns, has_header, unnamed = _columns(path, list(lines.values()))
+    names = list(columns)
     label = label or _label_of(names)
-    columns = {n: [cell.strip() for cell in c] for n, *c in zip(names, *given, strict=True)}
     ids = _ids(columns, label)
     cells = {name: set(one) for name, one in columns.items() if name not in ids}
     absent = {name: _absent(given) for name, given in cells.items()}
@@ -178,15 +165,64 @@ def _csv(path: str, label: str | None) -> Sample:
     keys |= {} if has_header else {"header": False}
     keys |= {} if delimiter == "," else {"delimiter": delimiter}
     notes = {
-        "columns": f"dtypes as of the first {len(given)} rows{_without(ids)}",
+        "columns": f"dtypes as of the first {len(lines) - has_header} rows{_without(ids)}",
         "defaults": "change: what stands for an empty cell",
         "header": "change: name the columns above" if not has_header else "",
     }
     numbers = list(lines)[has_header:]
     strays = [_strays(n, columns[n], numbers) for n, one in dtypes.items() if one == "string"]
-    remarks = [*_told_of(ids), *filter(None, strays)]
+    remarks = [*unnamed, *_told_of(ids), *filter(None, strays)]
     sample = Sample(keys, names, label, notes=notes, remarks=remarks)
     return _divided(sample, path, len(lines))
+
+
+def _columns(
+    path: str, rows: Sequence[Sequence[str]]
+) -> tuple[dict[str, list[str]], bool, list[str]]:
+    """Returns the columns that have a name, whether a header gives it, what is said of others."""
+    head, *given = ([cell.strip() for cell in row] for row in rows)
+    has_header = _is_header(head, given)
+    names = head if has_header else [f"column_{number}" for number in range(1, len(head) + 1)]
+    given = given if has_header else [head, *given]
+    columns = {n: c for n, *c in zip(names, *given, strict=True) if n and names.count(n) == 1}
+    if not columns:
+        raise errors.RunError(
+            f"{_KEY}: {path}: must have a column with a name of its own, got {', '.join(names)}. "
+            "Rename them in the header."
+        )
+    return columns, has_header, _unnamed(names)
+
+
+def _is_header(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Tells whether a first row has names.
+
+    It has where a word is above numbers, or nothing is above the index that pandas writes. Where
+    neither is so, names are words, and all are different.
+    """
+    index = list(map(str, range(len(rows))))
+    for name, *cells in zip(head, *rows, strict=True):
+        below = set(cells) - _ABSENT
+        is_word = not _is_number(name) and name.lower() not in (*map(str.lower, _ABSENT), *_TRUTHS)
+        if is_word and below and _dtype(below) != "string":
+            return True
+        if not name and cells and cells == index:
+            return True
+    return all(head) and len(set(head)) == len(head) and not any(map(_is_number, head))
+
+
+def _unnamed(names: Sequence[str]) -> list[str]:
+    """Returns what is said of columns that have no name of their own."""
+    told = [
+        f"column {number}: left out, as it has no name, like the index that pandas writes; to "
+        "read it, give it one"
+        for number, name in enumerate(names, start=1)
+        if not name
+    ]
+    repeated = [name for name, count in Counter(names).items() if name and count > 1]
+    return told + [
+        f"{name}: left out, as {names.count(name)} columns are called so; to read them, rename them"
+        for name in repeated
+    ]
 
 
 def _ids(columns: Mapping[str, Sequence[object]], label: str | None) -> list[str]:
@@ -237,8 +273,9 @@ def _parquet(path: str, label: str | None) -> Sample:
         while hasattr(values, "value_type"):  # of a list
             values = values.value_type
         dtypes[field.name] = _ARROW.get(str(values), str(values))
-    columns = {name: one for name, one in dtypes.items() if one in catalog.DTYPES}
-    left_out = [name for name in dtypes if name not in columns]
+    own = [name for name in dtypes if name and schema.names.count(name) == 1]
+    columns = {name: dtypes[name] for name in own if dtypes[name] in catalog.DTYPES}
+    left_out = [name for name in own if name not in columns]
     label = label or _label_of(columns)
     values = {
         n: one.to_pylist() for n, one in zip(schema.names, head, strict=False) if n in columns
@@ -255,7 +292,8 @@ def _parquet(path: str, label: str | None) -> Sample:
         "columns": f"of lists, the dtype of their values{without}{_without(ids)}",
         "defaults": "change: what stands for an empty cell",
     }
-    sample = Sample(keys, [*columns, *ids], label, notes=notes, remarks=_told_of(ids))
+    remarks = [*_unnamed(schema.names), *_told_of(ids)]
+    sample = Sample(keys, [*columns, *ids], label, notes=notes, remarks=remarks)
     return _divided(sample, path, rows)
 
 
@@ -298,7 +336,7 @@ def _dtype(given: Collection[str]) -> str:
     """Returns the dtype that all cells have, of which none is empty."""
     if not given:
         return "string"
-    if all(cell.lower() in ("true", "false") for cell in given):
+    if all(cell.lower() in _TRUTHS for cell in given):
         return "bool"
     is_code = any(re.fullmatch(r"[+-]?0[0-9]+", cell) for cell in given)
     if not is_code and all(_is_number(cell, "int64") for cell in given):
@@ -325,14 +363,24 @@ class _Array(NamedTuple):
 
 
 def _npz(path: str, label: str | None) -> Sample:
-    arrays = _arrays(path)
-    pairs = {name: _counterpart(name, arrays) for name in arrays}
+    arrays, objects = _arrays(path)
+    pairs = {name: _counterpart(name, arrays.__contains__) for name in arrays}
     if any(pairs.values()):
-        return _divided_npz(path, label, arrays, pairs)
+        return dataclasses.replace(_divided_npz(path, label, arrays, pairs), remarks=objects)
     label = label or _label_of(arrays)
     counts = Counter(one.shape[0] for one in arrays.values())
     rows = arrays[label].shape[0] if label in arrays else counts.most_common(1)[0][0]
+    if not rows:
+        raise errors.RunError(f"{_KEY}: {path}: must have rows, has none.")
     features = [name for name, one in arrays.items() if one.shape[0] == rows and name != label]
+    others = {name: one.shape[0] for name, one in arrays.items() if one.shape[0] != rows}
+    remarks = [f"{name}: left out, as it has {others[name]} rows, not {rows}" for name in others]
+    remarks += objects
+    if remarks and not features:
+        raise errors.RunError(
+            f"{_KEY}: {path}: must have an array besides the label, {label}, with as many rows; "
+            f"{'; '.join(remarks)}. Correct the file."
+        )
     notes = {"features": _told(arrays, features, path)}
     keys: dict[str, Any] = {"kind": "npz", "file": path, "features": features}
     other_keys = {}
@@ -340,7 +388,7 @@ def _npz(path: str, label: str | None) -> Sample:
         edge = int(rows * _SHARE)
         keys["rows"], other_keys["rows"] = [0, edge], [edge, rows]
         notes["rows"] = "the rest is held out for evaluation"
-    return Sample(keys, list(arrays), label, other_keys, notes)
+    return Sample(keys, list(arrays), label, other_keys, notes, remarks)
 
 
 def _divided_npz(
@@ -376,26 +424,29 @@ def _told(arrays: Mapping[str, _Array], names: Iterable[str], path: str) -> str:
     return told
 
 
-def _arrays(path: str) -> dict[str, _Array]:
-    """Returns the arrays that have a name, and rows of numbers or text."""
-    arrays = {}
+def _arrays(path: str) -> tuple[dict[str, _Array], list[str]]:
+    """Returns arrays that have a name and rows of numbers or text; what is said of objects."""
+    arrays, objects = {}, []
     for name, one in npz.load(path, _KEY).items():
         if name.strip() and one.shape and one.dtype.kind in _READABLE:
             arrays[name] = _Array("string" if one.dtype.kind in "SU" else one.dtype.name, one.shape)
+        if one.dtype.hasobject:
+            told = f"{name}: left out, as it holds Python objects, as of lists of several lengths"
+            objects.append(f"{told}; pad them, or write TFRecords")
     if not arrays:
         raise errors.RunError(
-            f"{_KEY}: {path}: must have arrays of numbers or text with rows, has none. "
-            "Write it with numpy.savez."
+            f"{_KEY}: {path}: must have arrays of numbers or text with rows, has none"
+            f"{''.join(f'; {one}' for one in objects)}."
         )
-    return arrays
+    return arrays, objects
 
 
 def _tfrecord(path: str, label: str | None) -> Sample:
     examples: list[dict[str, tuple[str, int]]] = []
     try:
-        data, compression = _head(path)
-        for record in itertools.islice(_records(data), _RECORDS):
-            examples.append(_example(record))
+        data, compression = tfrecords.head(path)
+        for record in itertools.islice(tfrecords.records(data), _RECORDS):
+            examples.append(tfrecords.example(record))
     except (OSError, ValueError, zlib.error) as e:
         raise errors.RunError(
             f"{_KEY}: {path}: must be a TFRecord file of tf.train.Examples: record "
@@ -414,17 +465,6 @@ def _tfrecord(path: str, label: str | None) -> Sample:
     return _divided(sample, path, len(examples))
 
 
-def _head(path: str) -> tuple[bytes, str]:
-    """Returns what a file begins with, and how it is compressed."""
-    with open(path, "rb") as file:
-        data = file.read(_HEAD)
-    kind = files.kind_of_head(data[:1024])
-    if kind != "gzip" and (kind == "tfrecord" or not data.startswith(b"\x78")):
-        return data, "none"
-    data = zlib.decompressobj(wbits=47).decompress(data, _HEAD)  # 47: by its header, either
-    return data, "GZIP" if kind == "gzip" else "ZLIB"
-
-
 def _feature(name: str, examples: Sequence[Mapping[str, Any]], path: str) -> dict[str, Any]:
     """Returns how a feature is to be read: fixed where all records have as many values."""
     found = [example[name] for example in examples if name in example]
@@ -439,57 +479,3 @@ def _feature(name: str, examples: Sequence[Mapping[str, Any]], path: str) -> dic
         return {"dtype": dtypes.pop(), "kind": "sparse"}
     count = counts.pop()
     return {"dtype": dtypes.pop(), "shape": [] if count == 1 else [count]}
-
-
-def _records(data: bytes) -> Iterator[bytes]:
-    """Yields the records that a file begins with: a length, a checksum, the record, another one."""
-    at = 0
-    while at < len(data):
-        size = int.from_bytes(data[at : at + 8], "little")
-        begin, at = at, at + 12 + size + 4
-        if at <= len(data):
-            yield data[begin + 12 : at - 4]
-        elif not begin or len(data) < _HEAD:
-            raise ValueError(f"the file ends within its {size} bytes")
-
-
-def _example(record: bytes) -> dict[str, tuple[str, int]]:
-    """Returns for each feature of an Example its dtype, and how many values it has.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    from google.protobuf import message
-
-    try:
-        example = _message_class().FromString(record)
-    except message.DecodeError as e:
-        raise ValueError("it is no tf.train.Example") from e
-    found = {}
-    for entry in example.f1.f1:
-        for field, values in entry.f2.ListFields():
-            found[entry.f1.decode()] = _DTYPES[field.number], len(values.f1)
-    return found
-
-
-@functools.cache
-def _message_class() -> Any:
-    """Returns the class of an Example, without TensorFlow; field n is called f<n>."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    kinds = descriptor_pb2.FieldDescriptorProto
-    numbers = {bytes: kinds.TYPE_BYTES, float: kinds.TYPE_FLOAT, int: kinds.TYPE_INT64}
-    file = descriptor_pb2.FileDescriptorProto(name="example", package="sample")
-    for name, fields in _MESSAGES.items():
-        made = file.message_type.add(name=name)
-        for number, kind in enumerate(fields, start=1):
-            is_many = isinstance(kind, list)
-            (kind,) = kind if is_many else (kind,)
-            field = made.field.add(name=f"f{number}", number=number)
-            field.label = kinds.LABEL_REPEATED if is_many else kinds.LABEL_OPTIONAL
-            field.type = numbers.get(kind, kinds.TYPE_MESSAGE)
-            if isinstance(kind, str):
-                field.type_name = f".sample.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("sample.Example"))

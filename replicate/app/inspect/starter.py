@@ -103,7 +103,8 @@ def look(data: str, label: str | None = None) -> samples.Sample:
     if types.is_function(data) and not os.path.exists(data):
         named = absences.arguments(data, [os.getcwd(), *sys.path]) or ()
         return samples.of_function(data, "mode" in named)
-    sample = samples.look(_kind(data), os.path.abspath(data), label)
+    path = os.path.abspath(data)
+    sample = samples.look(_kind(path, data), path, label)
     if label is not None and label not in sample.names:
         then = types.meant(label, sample.names, f"It has {sample.listed}.")
         raise errors.ConfigError(f"--label {label}: must be in {data}. {then}")
@@ -121,21 +122,32 @@ def told(sample: samples.Sample) -> list[str]:
     return [*sample.remarks, *label]
 
 
-def _kind(path: str) -> str:
-    """Returns csv, npz, parquet or tfrecord, by a file's first bytes.
+def _kind(path: str, data: str) -> str:
+    """Returns csv, npz, parquet or tfrecord, by the first bytes of a file.
+
+    Args:
+        path: The file, or a pattern of files of one kind.
+        data: How it was named.
 
     Raises:
-        RunError: If it is none of them.
+        RunError: If there is none, or it is of another kind.
     """
-    if not os.path.isfile(path):
+    if os.path.isdir(path) or files.absent([path]):
         raise errors.RunError(
-            f"DATA: {path}: must be a file of this machine, or package.module:function; there is "
-            "no such file. Check the path."
+            f"DATA: {data}: must be a file of this machine, a pattern of such files, or "
+            "package.module:function; there is no such file. Check the path."
         )
-    kind = files.KINDS.get(files.form_of(path))
+    first = files.expanded([path], "DATA")[0]
+    kind = files.KINDS.get(files.form_of(first))
+    if kind == "npz" and first != path:
+        raise errors.RunError(
+            f"DATA: {data}: must be one file where it is npz, got a pattern. Name one."
+        )
+    if kind is None and not files.size(first):
+        raise errors.RunError(f"DATA: {data}: must have rows, but the file is empty.")
     if kind is None:
         raise errors.RunError(
-            f"DATA: {path}: must be CSV, npz, Parquet or TFRecord. Write it as one of them, or "
+            f"DATA: {data}: must be CSV, npz, Parquet or TFRecord. Write it as one of them, or "
             "name a function that returns a tf.data.Dataset."
         )
     return kind

@@ -6,7 +6,7 @@ It is the chief's part, or an evaluator's where there is one.
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from replicate import errors, estimator
+from replicate import estimator
 from replicate.app.config import sections
 from replicate.app.console import json_output
 from replicate.app.data import reading, section_inputs
@@ -47,7 +47,7 @@ def evaluate(
                 counted, steps=steps, hooks=[hook], checkpoint_path=checkpoint, name=curve
             )
         if not hook.done:
-            raise errors.RunError("eval.input: must have rows, has none. Check its files.")
+            raise reading.without_rows(run.settings, "eval")
         return found
     finally:
         shown.finish()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from replicate import errors
 from replicate.app.config import config, files
 from replicate.app.console import interrupts, progress
-from replicate.app.data import section_inputs
+from replicate.app.data import reading, section_inputs
 from replicate.app.runs import checkpoints, records
 from replicate.app.training import device_choice, estimators, outcomes, running, steps
 from replicate.compat.tensorflow import tf, tf1
@@ -163,7 +163,7 @@ class _Training:
             raise interrupts.Interrupted
         if step == start and self.ended_by == running.INPUT:
             if not section_inputs.passed_over(self._run.settings, start):
-                raise errors.RunError("train.input: must have rows, has none. Check its files.")
+                raise reading.without_rows(self._run.settings, "train")
             has_new_rows = any(one.startswith("train.input") for one in self._changes)
             if start and has_new_rows:
                 raise errors.RunError(
