@@ -68,6 +68,17 @@ def test_an_array_of_any_dtype_is_read_as_it_is_or_refused(tmp_path, dtype):
         np.testing.assert_array_equal(batch.astype(dtype), array)
 
 
+@pytest.mark.parametrize(
+    ("size", "repeat", "is_told"),
+    [(5, True, False), (6, True, True), (6, False, False), (6, 3, True)],
+)
+def test_a_batch_of_more_rows_than_there_are_is_told(archive, caplog, size, repeat, is_told):
+    source = input_config.Npz(file=archive, label="label", batch_size=size, repeat=repeat)
+    inputs.element_of(inputs.input_fn(source, f"{size} {repeat}", "train", {}))
+    text = f"{size} {repeat}: batch_size is {size}, and there are 5 rows: a batch has rows more than"
+    assert (text in caplog.text) == is_told
+
+
 def test_npz_shapes_are_known_but_for_the_batch(archive):
     source = input_config.Npz(file=archive, features=("x",), label="label")
     features, labels = inputs.element_of(inputs.input_fn(source, "k", "train", {}))

@@ -557,7 +557,12 @@ def test_a_checkpoint_of_another_optimizer_is_told(trained, capsys):
             "a function must return (features, labels)",
         ),
         ("evaluate", ["eval.input.label=null"], "eval.input: must give labels if model_fn needs"),
-        ("train", ["train.input=line_model:no_rows"], "train.input: must have rows, has none"),
+        (
+            "train",
+            ["train.input={kind: function, function: 'line_model:no_rows', batch_size: 9}"],
+            "train.input: must have rows, has none. Check line_model:no_rows; with drop_remainder "
+            "a batch_size, here 9, above the number of rows leaves none.",
+        ),
         ("evaluate", ["eval.input=line_model:no_rows"], "eval.input: must have rows, has none"),
         ("train", ["optimizer=null"], "its train_op must increase the global step; it is still 4"),
         ("predict", ["predict.keys=[yy, x]"], "predict.keys: the model must predict what is named"),
