@@ -34,19 +34,19 @@ MODEL = "replicate.examples.digits:model_fn"
         (["train"], "CONFIG"),
         (["train", DIGITS, "--sett", "a=b"], "unrecognized arguments"),
         (
-            ["train", DIGITS, "--devices.cpu", "2"],
+            ["train", DIGITS, "--devices=auto", "--devices.cpu", "2"],
             "has no keys. Set all of it: --devices='{cpu: 2}'",
         ),
         (
-            ["train", DIGITS, "--set", "devices.cpu=2"],
+            ["train", DIGITS, "--devices=auto", "--set", "devices.cpu=2"],
             "has no keys. Set all of it: --set devices='{cpu: 2}'",
         ),
         (["train", DIGITS, "--seed.a.b=2"], "Set all of it: --seed='{a: {b: 2}}'"),
         (["train", DIGITS, "--model-fn", MODEL], f"--model-fn {MODEL}. Did you mean --model_fn?"),
-        (["train", "--config", DIGITS], "CONFIG comes without an option, as in: replicate train"),
+        (["train", "--config", DIGITS], "CONFIG comes without an option: replicate train"),
         (
             ["init", "--model-fn", MODEL, "--data=d.csv", "x"],
-            "MODEL_FN comes without an option, as in: replicate init my_model:model_fn table.csv",
+            "MODEL_FN comes without an option: replicate init my_model:model_fn table.csv",
         ),
         (["train", DIGITS, "--cpus=2"], "Did you mean --devices='{cpu: 2}'?"),
         (["train", DIGITS, "--gpus", "4"], "Did you mean --devices='{gpu: 4}'?"),

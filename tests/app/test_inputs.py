@@ -75,7 +75,7 @@ def test_an_array_of_any_dtype_is_read_as_it_is_or_refused(tmp_path, dtype):
 def test_a_batch_of_more_rows_than_there_are_is_told(archive, caplog, size, repeat, is_told):
     source = input_config.Npz(file=archive, label="label", batch_size=size, repeat=repeat)
     inputs.element_of(inputs.input_fn(source, f"{size} {repeat}", "train", {}))
-    text = f"{size} {repeat}: batch_size is {size}, and there are 5 rows: a batch has rows more than"
+    text = f"{size} {repeat}: batch_size is {size}, and there are 5 rows: a batch has rows more"
     assert (text in caplog.text) == is_told
 
 

@@ -94,10 +94,7 @@ def _known(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argpars
     if rest and not rest[0].startswith("-") and getattr(found, "data", "") is None:
         found.data = rest.pop(0)  # behind an option, where Python 3.11 looks for none
     if rest:
-        then = _without_option(found, rest[0])
-        if not then and getattr(found, "takes_keys", False):
-            then = _meant(found.command, rest)
-        parser.error(f"unrecognized arguments: {' '.join(rest)}{then}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{_meant(found, rest)}")
     return found
 
 
@@ -324,8 +321,7 @@ def _add_init(commands: _Commands) -> None:
     data = made.add_argument(
         "data",
         metavar="DATA",
-        help="a CSV, npz, Parquet or TFRecord file, a pattern of them in quotes, or "
-        "package.module:function",
+        help="a file, or a pattern: CSV, npz, Parquet, TFRecord; or package.module:function",
     )
     completion.complete(data, completion.data)
     output = made.add_argument(
@@ -394,18 +390,14 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def _without_option(found: argparse.Namespace, option: str) -> str:
-    """Returns how a value is given that comes without an option, where one is written for it."""
-    name = option.removeprefix("--").partition("=")[0].replace("-", "_")
-    known = [one for one in (name, f"{name}s") if option.startswith("--") and one in vars(found)]
-    example = _EXAMPLES[found.command].splitlines()[0]
-    return f". {name.upper()} comes without an option, as in: {example}" if known else ""
-
-
-def _meant(command: str, rest: Sequence[str]) -> str:
-    """Returns which key of a config may be meant by an option: `--steps` is train.steps."""
+def _meant(found: argparse.Namespace, rest: Sequence[str]) -> str:
+    """Returns what may be meant by an option: by `--steps` train.steps, by `--config` CONFIG."""
     name, _, value = rest[0].removeprefix("--").partition("=")
-    name, keys = name.replace("-", "_"), completion.keys()
+    name, command, keys = name.replace("-", "_"), found.command, completion.keys()
+    if {name, f"{name}s"} & vars(found).keys():
+        return f". {name.upper()} comes without an option: {_EXAMPLES[command].splitlines()[0]}"
+    if not getattr(found, "takes_keys", False):
+        return ""
     if name.rstrip("s") in ("cpu", "gpu"):
         count = next(filter(str.isdecimal, (value, *rest[1:2])), "n")
         return f". Did you mean --devices='{{{name.rstrip('s')}: {count}}}'?"
