@@ -85,8 +85,7 @@ def test_what_runs_is_noticed(line):
 
 def test_arrays_of_objects_are_not_unpickled(tmp_path):
     np.savez(tmp_path / "d.npz", x=np.array([Bomb()], object))
-    with pytest.raises(errors.RunError, match=r"k: .*d\.npz: must be a readable npz file"):
-        npz.load(str(tmp_path / "d.npz"), "k")
+    assert npz.load(str(tmp_path / "d.npz"), "k")["x"].tolist() == []  # nothing of it
     (tmp_path / "d.npz").write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(errors.RunError, match=r"k: .*d\.npz: must be npz"):
         npz.load(str(tmp_path / "d.npz"), "k")
