@@ -3,9 +3,8 @@
 
     python scripts/whole.py [MODEL ...] [--devices K]
 
-Without names all models of tests/models are told, and a SimCLR of the tests. For each: how many
-operations of a training step are split, how many that read or make rows are whole, the largest of
-these with the reason, and the floating-point operations of products and convolutions, of one row
+Without names all models of tests/models are told. For each: how many operations of a training
+step are split, how many that read or make rows are whole, the largest of these with the reason, and the floating-point operations of products and convolutions, of one row
 each. Exits with 1 if a product, a convolution, a lookup or a recurrence is whole.
 """
 
@@ -39,7 +38,9 @@ def main(arguments=None) -> int:
     cpu = tf.config.list_physical_devices("CPU")[0]
     shown = [tf.config.LogicalDeviceConfiguration()] * 8
     tf.config.set_logical_device_configuration(cpu, shown)
-    named = options.models or [*_models(), "simclr"]
+    from tests.models import every
+
+    named = options.models or every.MODELS
     print("| model | operations split | whole, with rows | flops split | flops whole |")
     print("|---|---|---|---|---|")
     told, is_right = [], True
@@ -56,55 +57,18 @@ def _be_quiet() -> None:
     logging.disable(logging.WARNING)
 
 
-def _models() -> dict:
-    """Returns for each model its model_fn, its batches and its params."""
-    from tests.models import bert, crf, deepfm, gan, ranking, resnet, speech
-
-    return {
-        "bert": (bert.model_fn, bert.input_fn, {}),
-        "resnet": (resnet.model_fn, resnet.input_fn, None),
-        "deepfm": (deepfm.model_fn, deepfm.input_fn, {"l2": 0.01}),
-        "crf": (crf.model_fn, crf.input_fn, None),
-        "gan": (gan.model_fn, gan.input_fn, None),
-        "ranking": (ranking.model_fn, ranking.input_fn, {"losses": ["pairwise", "listwise"]}),
-        "speech": (speech.model_fn, speech.input_fn, None),
-        "wide and deep": (None, None, None),
-    }
-
-
 def _split(name: str, num_devices: int):
     """Returns what became of the graph of a model's training step."""
-    from replicate.compat.tensorflow import tf, tf1
+    from replicate import model_fn
+    from replicate.compat.tensorflow import tf
     from replicate.splitting import report
+    from tests.models import every
 
-    if name == "simclr":
-        from tests.splitting.corpus import running, table
-
-        setting = running.Setting("simclr", (7,), num_devices=num_devices)
-        return running.Built(table.MODELS["simclr"], setting).split()
-    with tf.Graph().as_default(), report.heard() as heard:
-        tf1.train.create_global_step()
-        _build(name, num_devices)
-        return heard[-1]
-
-
-def _build(name: str, num_devices: int) -> None:
-    """Builds a model that is split over devices."""
-    from replicate import estimator, model_fn
-    from replicate.compat.tensorflow import tf1
-    from tests.models import wide_and_deep
-
+    model = every.MODELS[name]
     options = {"devices": num_devices, "strategy": "parameter_server"}
-    if name == "wide and deep":
-        canned = wide_and_deep.classifier(estimator.RunConfig())
-        build, input_fn, params = canned._model_fn, wide_and_deep.input_fn, {}
-        called = {"config": estimator.RunConfig()}
-    else:
-        build, input_fn, params = _models()[name]
-        called = {} if params is None else {"params": params}
-    features, labels = tf1.data.make_one_shot_iterator(input_fn()).get_next()
-    replicated = model_fn.replicate_model_fn(build, **options)
-    replicated(features, labels, "train", **called)
+    with tf.Graph().as_default(), report.heard() as heard:
+        model.build(model_fn.replicate_model_fn(model.model_fn, **options))
+        return heard[-1]
 
 
 def _tell(name: str, result, num_devices: int) -> tuple[list, bool]:

@@ -89,6 +89,16 @@ with tf.Graph().as_default():
     )
 
 
+def test_lengths_that_no_importer_follows_are_learned_from_values(fresh_graph):
+    # A product of entries of which one is unknown: an importer evaluates all of them, or none.
+    x = tf1.placeholder(tf.float32, [None, None])
+    counts = tf.stack([tf.shape(x)[0], tf.shape(tf.unique(tf.reshape(x, [-1]))[0])[0]])
+    rows = tf.reduce_prod(counts[:1])
+    made_of_it = tf.tanh(tf.zeros([rows, 3]))
+    facts = facts_of(x)
+    assert facts.shape(made_of_it) == (ROW, Extent(3))
+
+
 # Loops and lists.
 
 
@@ -145,7 +155,7 @@ def test_a_variable_keeps_the_lengths_that_no_turn_changes(fresh_graph):
 
 @pytest.mark.usefixtures("old_loops")
 @pytest.mark.parametrize("last", [[2, 3], [3, 2]])
-def test_what_is_one_of_several_elements_is_not_evaluated(fresh_graph, last):
+def test_what_is_one_of_several_elements_is_known_where_all_are_equal(fresh_graph, last):
     x = batch(4)
     held = tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=tf.int32)
 
@@ -161,7 +171,7 @@ def test_what_is_one_of_several_elements_is_not_evaluated(fresh_graph, last):
     made = tf.zeros(shape)
     facts = facts_of(x)
     assert facts.shape(shape) == (Extent(2),)
-    assert facts.shape(made) == (OPEN, OPEN)
+    assert facts.shape(made) == ((Extent(2), Extent(3)) if last == [2, 3] else (OPEN, OPEN))
 
 
 def test_each_value_of_an_optional_has_its_own_shape(fresh_graph):

@@ -35,6 +35,9 @@ from replicate.splitting.states import (
 from replicate.splitting.structure import kinds, order
 from replicate.splitting.structure.loops import Structure
 
+# Which operand tells operations the lengths of what they make.
+_TOLD = {"BroadcastTo": 1, "Empty": 0, "Fill": 0, "Reshape": 1, "StridedSliceGrad": 0}
+
 
 class Facts:
     """What is known of a graph; made once, and asked in each run of the analysis.
@@ -64,7 +67,10 @@ class Facts:
         self._literal = static_rows if self.is_splittable else None
         self._given = [each for each in given if isinstance(each, KnownRows)]
         self._axes = {each.tensor.ref(): each for each in self._given}
-        self._probes, self._of_one_row = self._probed(graph, given, structure)
+        straight = self._straightened(graph, given, structure)
+        self._probes, self._of_one_row = probes.Probes()
+        if straight is not None:
+            self._probes, self._of_one_row = probes.probed(straight, given, static_rows)
         self._lengths: dict[Hashable, tuple[Number, ...] | None] = {}
         self._extents: dict[Hashable, tuple[Extent, ...] | None] = {}
         self._state: Callable[[tf.Tensor], State] = lambda tensor: WHOLE
@@ -76,6 +82,8 @@ class Facts:
             self._lengths_in, entries, structure, self._is_size, self._own_element
         )
         self._graphs_own = folding.Folder(self._graphs_lengths, {}, structure)
+        if straight is not None and self._probes:
+            self._learn([op for op in straight.ops if op.type in _TOLD])
 
     def begin(self, state_of: Callable[[tf.Tensor], State]) -> None:
         """Begins a run of the analysis, on whose states devices' own sizes depend.
@@ -218,22 +226,59 @@ class Facts:
 
     # Whole lengths.
 
-    def _probed(
+    def _straightened(
         self, graph: tf.Graph, given: Sequence[Known], structure: Structure
-    ) -> probes.Probes:
+    ) -> turns.Turns | None:
+        """Returns the definition of what is made from the batch; None if the graph knows all."""
         ops = graph.get_operations()
         has_links = any(op.type in kinds.ENTERS or op.type in turns.READS for op in ops)
         if not self.is_splittable:
-            return probes.Probes()
+            return None
         if self.static_rows and not has_links and not probes.is_open(given):
-            return probes.Probes()  # the graph has all numbers
+            return None
         tensors = [each.tensor for each in given]
         behind = order.behind([*tensors, *structure.list_starts()])
         needed = operations.executed_by([*tensors, *structure.with_pops(behind)[0]])
         shapes = [each for each in given if isinstance(each, KnownShape)]
         vectors = [(each.tensor, len(each.entries)) for each in shapes]
-        straight = turns.Turns(graph, structure, needed, vectors)
-        return probes.probed(straight, given, self.static_rows)
+        return turns.Turns(graph, structure, needed, vectors)
+
+    def _learn(self, ops: Sequence[tf.Operation]) -> None:
+        """Infers what follows from lengths that are told as values which no importer knows.
+
+        Args:
+            ops: The operations that are told the lengths of what they make.
+        """
+        learned: dict[Hashable, Sequence[Number]] = {}
+        while True:
+            told = {op.outputs[0].ref(): self._told(op) for op in ops}
+            more = {ref: lengths for ref, lengths in told.items() if lengths and ref not in learned}
+            if not more:
+                return
+            learned.update(more)
+            for probe in (*self._probes, *filter(None, [self._of_one_row])):
+                probe.learn(more)
+            self._lengths.clear()
+            self._extents.clear()
+            self._folder.forget()
+            self._graphs_own.forget()
+
+    def _told(self, op: tf.Operation) -> Sequence[Number]:
+        """Returns the lengths that an operation is told, if inference found less."""
+        found = self._whole_lengths(op.outputs[0])
+        shape = self._folder.fold(op.inputs[_TOLD[op.type]])
+        sizes = self._probes[0].sizes
+        if shape is None or shape.ndim != 1 or any(_is_open(entry) for entry in shape):
+            return ()
+        lengths = list(shape)
+        known = [extents.at(length, sizes) is not None for length in lengths]
+        if found is None or len(found) != len(lengths):
+            return lengths if found is None and any(known) else ()
+        is_more = any(
+            is_known and extents.at(length, sizes) is None
+            for is_known, length in zip(known, found, strict=True)
+        )
+        return lengths if is_more else ()
 
     def _whole_lengths(self, tensor: tf.Tensor) -> tuple[Number, ...] | None:
         key = tensor.ref()
@@ -355,6 +400,11 @@ class Facts:
             if isinstance(state, Rows) and not state.space.is_picked:
                 return state.space
         return Space("rows of no tensor")
+
+
+def _is_open(entry: Number) -> bool:
+    """Whether an entry of a shape stands for what is left over."""
+    return isinstance(entry, int) and entry < 0
 
 
 def _own_rows(static_rows: int | None, num_devices: int) -> list[int]:

@@ -58,6 +58,10 @@ class Folder:
         """Forgets what devices have of their own."""
         self._own = {}
 
+    def forget(self) -> None:
+        """Forgets all, since more lengths are known."""
+        self._whole, self._own = {}, {}
+
     def fold(self, tensor: tf.Tensor, mode: int = WHOLE_MODE) -> Value | None:
         """Returns a tensor's value, or None if it is unknown; it must not be changed."""
         if mode != WHOLE_MODE and not self._is_size(tensor):

@@ -97,17 +97,29 @@ class Probe:
         sizes: Sizes,
     ):
         self.sizes = sizes
+        self._turns = turns
+        self._known, self._entries = dict(known), entries
+        self._infer()
+
+    def learn(self, lengths: Mapping[Hashable, Sequence[Number]]) -> None:
+        """Infers what follows from more lengths of tensors, by `ref()`."""
+        for ref, numbers in lengths.items():
+            self._known[ref] = [extents.at(number, self.sizes) for number in numbers]
+        self._infer()
+
+    def _infer(self) -> None:
         refuted: dict[str, Dims | None] = {}
         is_settled = False
         while not is_settled:
             before = dict(refuted)
             self._merged: dict[Hashable, Dims | None] = {}
             try:
-                self._inferred = inference.Inferred(turns.written(known, entries, refuted))
-                refuted.update(turns.refuted(self.dims))
+                written = self._turns.written(self._known, self._entries, refuted)
+                self._inferred = inference.Inferred(written)
+                refuted.update(self._turns.refuted(self.dims))
                 is_settled = refuted == before
             except inference.UnfitError:
-                refuted.update(dict.fromkeys(turns.doubtful))
+                refuted.update(dict.fromkeys(self._turns.doubtful))
                 if refuted == before:
                     raise
 
