@@ -3,9 +3,10 @@
 
     python scripts/whole.py [MODEL ...] [--devices K]
 
-Without names all models of tests/models are told. For each: how many operations of a training
-step are split, how many that read or make rows are whole, the largest of these with the reason, and the floating-point operations of products and convolutions, of one row
-each. Exits with 1 if a product, a convolution, a lookup or a recurrence is whole.
+Without names all models of tests/models are told. For each: how many operations of a training step
+are split, how many that read or make rows are whole, the largest of these with the reason, and the
+floating-point operations of products and convolutions, of one row each. Exits with 1 if a product,
+a convolution, a lookup or a recurrence is whole.
 """
 
 import argparse

@@ -38,7 +38,7 @@ class Goal(NamedTuple):
 
 
 GOALS = (
-    Goal("build", OURS, "one", ("deep",), (8,), 1.6),
+    Goal("build", OURS, "one", ("deep",), (8,), 1.5),
     Goal("build", OURS, "one", ("deep",), (32,), 3.0),
     Goal("build", OURS, "mirrored", ("deep",), (8,), 0.15),
     Goal("first", OURS, "one", ("deep",), (8,), 2.5),
