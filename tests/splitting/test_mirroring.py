@@ -269,6 +269,56 @@ def a_call(held):
     return add()
 
 
+def rows_of(write):
+    """A model whose step reads rows of what writes, and nothing else of it."""
+
+    def build(x, ids, y):
+        held = tf1.get_variable("held", [5], F64, tf1.ones_initializer(), trainable=False)
+        loss = mean_loss(write(held, dense(x, 5, "layer")), y)
+        return loss, tf1.train.GradientDescentOptimizer(0.01).minimize(loss, count())
+
+    build.__name__ = f"rows_of_{write.__name__}"
+    return build
+
+
+def a_first_batch(held, x):
+    """A layer that its first batch sets, as a weight normalisation or an ActNorm is."""
+    is_set = zeros("is_set", [], tf.bool)
+
+    def first():
+        scale = tf.math.rsqrt(tf.reduce_mean(tf.square(x), 0))
+        with tf1.control_dependencies([held.assign(scale), is_set.assign(True)]):
+            return x * scale
+
+    return tf.cond(is_set, lambda: x * held, first)
+
+
+def a_case(held, x):
+    def add():
+        with tf1.control_dependencies([held.assign_add(tf.reduce_mean(x, 0))]):
+            return x + 1.0
+
+    number = tf.cast(count().read_value() % 2, tf.int32)
+    return tf.switch_case(number, [add, lambda: x * held]) * 1.0
+
+
+def a_loop(held, x):
+    def turn(n, h):
+        with tf1.control_dependencies([held.assign_add(tf.reduce_mean(h, 0))]):
+            return n + 1, tf.tanh(h)
+
+    return tf.while_loop(lambda n, _: n < 2, turn, [0, x], parallel_iterations=1)[1]
+
+
+def a_function(held, x):
+    @tf.function
+    def scaled(x):
+        held.assign_add(tf.reduce_mean(x, 0))
+        return 2.0 * x
+
+    return scaled(x)
+
+
 def drawn_from_a_state(x, ids, y):
     """A generator's state is a variable, which is written by each draw."""
     state = tf1.get_variable("state", [3], tf.int64, tf1.constant_initializer([7, 8, 9]))
@@ -312,6 +362,7 @@ MODELS = {
         noisy,
         drawn_from_a_state,
         *map(beside, (a_slice, a_branch, a_call)),
+        *map(rows_of, (a_first_batch, a_case, a_loop, a_function)),
     )
 }
 WITH_CONTROL_FLOW = (
@@ -322,6 +373,9 @@ WITH_CONTROL_FLOW = (
     "read_in_loop",
     "looked_up_in_loop",
     "beside_a_branch",
+    "rows_of_a_first_batch",
+    "rows_of_a_case",
+    "rows_of_a_loop",
 )
 
 

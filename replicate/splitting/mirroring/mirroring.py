@@ -108,10 +108,12 @@ class _Mirroring:
 
     def run(self, fetch: list[list[Waited]]) -> None:
         """Does what `mirror` says."""
+        split = list(self._nodes.by_name)
         self._write_after()
         self._follow_outputs()
         self._learn()
         self._move_reads()
+        self._wait_at_home(split)
         for op in self._rewritten:
             for k in self._later:
                 self._want(op, k)
@@ -320,6 +322,14 @@ class _Mirroring:
             if tensor is not None:
                 waits += map(self._nodes.wait, self._behind(tensor)[k - 1 : k])
         node.input[:] = [*inputs, *dict.fromkeys(waits)]
+
+    def _wait_at_home(self, names: Iterable[str]) -> None:
+        """Lets what is not on a later device wait for all writes of copies that it comes after."""
+        for node in map(self._nodes.by_name.__getitem__, names):
+            if not self._place(node.name):
+                tensors = [self._nodes.tensors[n] for n in node.input if n in self._nodes.tensors]
+                waits = [each for tensor in tensors for each in self._behind(tensor)]
+                node.input.extend(dict.fromkeys(map(self._nodes.wait, waits)))
 
     def _moved(self, written: str, tensor: tf.Tensor | None, k: int) -> str:
         """Returns what a node of device k reads in place of an input."""
