@@ -4,7 +4,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import replicate
-from tests.models import bert, deepfm, inception, mind, mmoe, simclr, speech, vae
+from tests.models import (
+    bert,
+    deepfm,
+    deepspeech,
+    electra,
+    inception,
+    mind,
+    mmoe,
+    simclr,
+    speech,
+    vae,
+)
 
 
 class Ported(NamedTuple):
@@ -38,6 +49,8 @@ class Ported(NamedTuple):
 MODELS = {
     "bert": Ported(bert.model_fn, bert.input_fn, "mirrored", 2),
     "deepfm": Ported(deepfm.model_fn, deepfm.input_fn, "parameter_server", 3, {"l2": 0.01}),
+    "deepspeech": Ported(deepspeech.model_fn, deepspeech.input_fn, "parameter_server", 2),
+    "electra": Ported(electra.model_fn, electra.input_fn, "parameter_server", 2),
     "inception": Ported(inception.model_fn, inception.input_fn, "mirrored", 3),
     "mind": Ported(mind.model_fn, mind.input_fn, "parameter_server", 2),
     "mmoe": Ported(mmoe.model_fn, mmoe.input_fn, "parameter_server", 3),
