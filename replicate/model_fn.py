@@ -191,7 +191,7 @@ def _call_towers(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     with call.strategy.scope():
         given = _given(call)
         update_ops = options.update_ops or "first"
-        rules = building.Rules(options.reduction or "mean", update_ops, options.step)
+        rules = building.Rules(options.reduction or "mean", update_ops, options.step.of_towers())
         spec, total = building.build(call.strategy, call.model, given, rules)
     return spec, _together(call, given, total)
 

@@ -28,6 +28,7 @@ class Replaced(Generic[Asked]):
         self._lock = threading.Lock()
         self._asked: list[Asked] = []
         self._own: Any = None
+        self._is_inherited = False
 
     @contextlib.contextmanager
     def by(self, asked: Asked) -> Iterator[None]:
@@ -39,6 +40,7 @@ class Replaced(Generic[Asked]):
         with self._lock:
             if not self._asked:
                 self._own = getattr(owner, self._name)
+                self._is_inherited = self._name not in vars(owner)
                 setattr(owner, self._name, self._made(self._own, self._asked))
             self._asked.append(asked)
         try:
@@ -47,4 +49,10 @@ class Replaced(Generic[Asked]):
             with self._lock:
                 self._asked.remove(asked)
                 if not self._asked:
-                    setattr(owner, self._name, self._own)
+                    self._put_back(owner)
+
+    def _put_back(self, owner: Any) -> None:
+        if self._is_inherited:
+            delattr(owner, self._name)
+        else:
+            setattr(owner, self._name, self._own)

@@ -126,6 +126,16 @@ variable_scope = Door(
     },
 )
 
+gradients_util = Door(
+    "tensorflow.python.ops.gradients_util",
+    {"_GradientsHelper": "gradients by which a model updates by hand; see compat/gradients"},
+)
+
+imperative_grad = Door(
+    "tensorflow.python.eager.imperative_grad",
+    {"imperative_grad": "gradients of a tape, likewise"},
+)
+
 record = Door(
     "tensorflow.python.eager.record",
     {"should_record_backprop": "whether a tower's tape watches what a merge call is given"},

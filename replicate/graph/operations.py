@@ -153,19 +153,25 @@ def writes(variable: tf.Variable) -> list[tf.Operation]:
 
     Of a branch, a loop or a function that changes it, the operation that calls it is returned.
     """
+    return list(dict.fromkeys(outer for outer, _ in writers(variable)))
+
+
+def writers(variable: tf.Variable) -> Iterator[tuple[tf.Operation, tf.Operation]]:
+    """Yields what changes a resource variable, each behind what calls it, or itself."""
     handle = getattr(variable, "handle", None)
-    return [] if handle is None else list(_writing(handle))
+    return iter(()) if handle is None else _writing(handle)
 
 
-def _writing(handle: tf.Tensor) -> Iterator[tf.Operation]:
+def _writing(handle: tf.Tensor) -> Iterator[tuple[tf.Operation, tf.Operation]]:
     for op in handle.consumers():
         if op.type.startswith(WRITES):
-            yield op
+            yield op, op
         elif op.type in _PASSING:
             for tensor in op.outputs:
                 yield from _writing(tensor)
-        elif any(map(_writes_inside, _inside(op, handle))):
-            yield op
+        else:
+            for own in _inside(op, handle):
+                yield from ((op, write) for _, write in _writing(own))
 
 
 def _inside(op: tf.Operation, handle: tf.Tensor) -> Iterator[tf.Tensor]:
@@ -174,10 +180,6 @@ def _inside(op: tf.Operation, handle: tf.Tensor) -> Iterator[tf.Tensor]:
         for own, given in zip(body.inputs, body.arguments, strict=True):
             if given is handle:
                 yield own
-
-
-def _writes_inside(handle: tf.Tensor) -> bool:
-    return next(_writing(handle), None) is not None
 
 
 def variable_of(op: tf.Operation) -> tf.Operation | None:

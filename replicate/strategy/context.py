@@ -6,7 +6,7 @@ strategy's tower, which `base` supplies.
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -27,6 +27,14 @@ class Step(Protocol):
 
     is_left_out: bool
 
+    @property
+    def changes(self) -> Sequence[str]:
+        """In words, what is done with gradients beside reducing them."""
+
+    @property
+    def made(self) -> Collection[tf.Operation]:
+        """The operations of the updates, if something is done with gradients."""
+
     def wrap(
         self, merge_fn: types.Function, args: Sequence[types.Nest]
     ) -> tuple[types.Function, Sequence[types.Nest]]:
@@ -38,7 +46,12 @@ class Step(Protocol):
         """
 
     def apply_gradients(
-        self, optimizer: tf1.train.Optimizer, pairs: Pairs, *args: types.Nest, **kwargs: types.Nest
+        self,
+        optimizer: tf1.train.Optimizer,
+        grads_and_vars: Pairs,
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+        **others: object,
     ) -> types.Nest:
         """Lets the towers meet, and calls `optimizer.apply_gradients` once for all."""
 

@@ -6,12 +6,16 @@ the checkpoint, and a restored run starts with them empty.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation, operations, reductions
 from replicate.strategy import context
 from replicate.strategy.variables import values
+
+Update: TypeAlias = Callable[[list[types.Nest], tf.Variable | None], types.Nest]
+"""Updates by N gradients; advances the global step, if given, or leaves it to others."""
 
 
 class Accumulation:
@@ -31,20 +35,23 @@ class Accumulation:
     def add(
         self,
         pairs: context.Pairs,
-        update: Callable[[list[types.Nest]], tf.Operation],
+        update: Update,
         global_step: tf.Variable | None,
     ) -> tf.Operation:
         """Adds gradients to what is gathered, and updates with every `steps`-th batch.
 
+        Of other batches the global step is advanced, if updates do so: it counts batches.
+
         Args:
             pairs: N pairs of a reduced gradient, a tensor, IndexedSlices or copies of these, and
                 its variable.
-            update: Takes the N gathered gradients; returns the update's operation.
-            global_step: Advanced with every batch, if there is one.
+            update: Takes the N gathered gradients and the global step.
+            global_step: Given to updates.
 
         Returns:
             One operation to run with every batch.
         """
+        scope = tf1.get_default_graph().get_name_scope()
         with tf1.name_scope("accumulate"):
             counter = _local(self._strategy, [self._strategy.home], "batches", [], tf.int64)
             gathered = [_Gathered(self._strategy, *pair) for pair in pairs]
@@ -53,27 +60,31 @@ class Accumulation:
             ]
             with tf1.control_dependencies([*added, self._advanced(counter)]):
                 is_full = tf.equal(operations.copies_of(counter)[0].read_value(), self._steps)
+                before = _writers(global_step)
+
+                def apply() -> tf.Operation:
+                    means = [item.value(self._divisor) for item in gathered]
+                    with tf1.name_scope(f"{scope}/" if scope else None):  # one device's names
+                        updated = update(means, global_step)
+                    return self._restarted(gathered, counter, updated)
+
+                def count() -> tf.Operation:
+                    is_counted = _writers(global_step) > before
+                    return self._advanced(global_step) if is_counted else tf1.no_op()
+
                 with legacy_cond(), _train_ops_kept():
-                    applied = tf1.cond(
-                        is_full, lambda: self._apply(gathered, counter, update), tf1.no_op
-                    )
-        if global_step is None:
-            return tf1.group(applied)
-        with tf1.control_dependencies([getattr(applied, "op", applied)]):
-            return self._advanced(global_step, "accumulated")
+                    done = tf1.cond(is_full, apply, count)
+        return tf1.group(done, name="accumulated")
 
-    def _advanced(self, counter: tf.Variable, name: str | None = None) -> tf.Operation:
+    def _advanced(self, counter: tf.Variable) -> tf.Operation:
         updated = self._strategy.update(counter, lambda copy: copy.assign_add(1, read_value=False))
-        return self._strategy.group(updated, name=name)
+        return self._strategy.group(updated)
 
-    def _apply(
-        self,
-        gathered: Sequence["_Gathered"],
-        counter: tf.Variable,
-        update: Callable[[list[types.Nest]], tf.Operation],
+    def _restarted(
+        self, gathered: Sequence["_Gathered"], counter: tf.Variable, updated: types.Nest
     ) -> tf.Operation:
-        """Updates with what is gathered, and begins anew."""
-        with tf1.control_dependencies([update([item.value(self._divisor) for item in gathered])]):
+        """Begins anew once the update is made."""
+        with tf1.control_dependencies([tf1.group(updated)]):
             emptied = [item.empty() for item in gathered]
             restarted = self._strategy.group(self._strategy.update(counter, _clear))
             return tf1.group(*emptied, restarted)
@@ -164,6 +175,13 @@ class _Gathered:
         self, variable: tf.Variable, fn: types.Function, *args: types.Nest
     ) -> tf.Operation:
         return self._strategy.group(self._strategy.update(variable, fn, *args))
+
+
+def _writers(variable: tf.Variable | None) -> frozenset[tf.Operation]:
+    """Returns what writes a variable, or its first copy."""
+    if variable is None:
+        return frozenset()
+    return frozenset(inner for _, inner in operations.writers(operations.copies_of(variable)[0]))
 
 
 def _clear(copy: tf.Variable) -> tf.Operation:

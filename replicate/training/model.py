@@ -12,6 +12,7 @@ from replicate import types
 from replicate.compat import generators, keras
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import base, context
+from replicate.training import by_hand
 from replicate.training import optimizer as optimizers
 
 _log = logging.getLogger("replicate")
@@ -68,12 +69,15 @@ class Model:
     def tower(self, features: types.Nest, labels: types.Nest) -> Tower:
         """Calls the model_fn in a tower, and has the optimizer minimise its loss."""
         before = set(map(id, tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)))
-        with self.optimizer.alone():
+        computed = by_hand.Gradients(context.required_share().step)
+        with self.optimizer.alone(), computed.watched():
             spec = self(features, labels)
         updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
         train_op = spec.train_op
         if self.optimizer.is_given:
             train_op = optimizers.minimize(self.optimizer.get(), spec.loss)
+        elif self.mode == types.TRAIN:
+            computed.require_taken(train_op)
         return Tower(spec, train_op, tuple(op for op in updates if id(op) not in before))
 
     def step(self, towers: Sequence[Tower], updates: Sequence[types.Fetch]) -> types.Fetch:

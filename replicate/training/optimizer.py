@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation, operations
-from replicate.strategy import context
+from replicate.strategy import context, default
 from replicate.training import step as steps
 from replicate.training import tower_optimizer
 
@@ -151,4 +151,9 @@ def minimize(optimizer: tf1.train.Optimizer, loss: tf.Tensor) -> tf.Operation:
             "the model_fn for operations without gradients."
         )
     global_step = tf1.train.get_or_create_global_step()
-    return context.required_share().step.apply_gradients(optimizer, pairs, global_step)
+    updated = context.required_share().step.apply_gradients(optimizer, pairs, global_step)
+    executed = operations.executed_by(tf.nest.flatten(updated))
+    if any(op in executed for op in operations.writes(operations.copies_of(global_step)[0])):
+        return updated
+    with tf1.control_dependencies([tf1.group(updated)]):  # it leaves the step to its caller
+        return default.increment_var(global_step)

@@ -7,7 +7,8 @@ variables, once, with all towers as one.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from replicate import types
@@ -38,6 +39,9 @@ class GradientStep:
 
     Raises:
         ValueError: If one of them is not a positive number.
+
+    Attributes:
+        made: The operations of the updates, if something is done with gradients.
     """
 
     is_left_out = False
@@ -48,6 +52,7 @@ class GradientStep:
             _require_positive("clip_global_norm", clip_global_norm, (int, float))
         self._accumulate_steps = accumulate_steps
         self._clip_global_norm = clip_global_norm
+        self.made: set[tf.Operation] = set()
 
     def told(self) -> list[str]:
         """Returns in words what was asked for."""
@@ -56,8 +61,18 @@ class GradientStep:
             f"clip_global_norm={self._clip_global_norm}",
         ]
 
+    @property
+    def changes(self) -> list[str]:
+        """In words, what is done with gradients beside reducing them; may be empty."""
+        done = (self._accumulate_steps > 1, self._clip_global_norm is not None)
+        return list(itertools.compress(self.told(), done))
+
+    def of_towers(self) -> "GradientStep":
+        """Returns this step for the towers of one more graph."""
+        return GradientStep(self._accumulate_steps, self._clip_global_norm)
+
     def alone(self) -> "OneDeviceStep":
-        """Returns this step for a single tower, which has the whole batch."""
+        """Returns this step for a single tower, which has the whole batch, of one more graph."""
         return OneDeviceStep(self._accumulate_steps, self._clip_global_norm)
 
     def wrap(self, merge_fn: types.Function, args: Sequence[types.Nest]) -> Merge:
@@ -82,24 +97,27 @@ class GradientStep:
     def apply_gradients(
         self,
         optimizer: tf1.train.Optimizer,
-        pairs: context.Pairs,
-        *args: types.Nest,
-        **kwargs: types.Nest,
+        grads_and_vars: context.Pairs,
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+        **others: object,
     ) -> tf.Operation:
         """Lets the towers meet, and calls `optimizer.apply_gradients` once for all.
 
         Args:
             optimizer: This tower's optimizer; the first tower's is applied.
-            pairs: This tower's gradients and variables.
-            *args: What else `apply_gradients` is given, the same in all towers.
-            **kwargs: Likewise.
+            grads_and_vars: This tower's gradients and variables.
+            global_step: As given to `apply_gradients`.
+            name: Likewise.
+            **others: Likewise, where an optimizer takes more.
 
         Returns:
             What `apply_gradients` returned.
         """
-        brought = applied.TowerGradients(optimizer, list(pairs))
-        across = functools.partial(self._apply, functools.partial(_apply_once, optimizer))
-        return default.required_tower_context().merge_call(across, brought, *args, **kwargs)
+        brought = applied.TowerGradients(optimizer, list(grads_and_vars))
+        apply = functools.partial(_apply_once, optimizer, others)
+        across = functools.partial(self._apply, apply)
+        return default.required_tower_context().merge_call(across, brought, global_step, name)
 
     def _apply(
         self,
@@ -173,6 +191,8 @@ class GradientStep:
             global_step: Advanced with every batch, if there is one.
         """
         trained = [variable for _, variable in pairs]
+        graph = tf1.get_default_graph()
+        before = len(graph.get_operations()) if self.changes else 0
 
         def clipped(found: list[types.Nest], step: tf.Variable | None) -> tf.Operation:
             if self._clip_global_norm is not None:
@@ -180,10 +200,14 @@ class GradientStep:
             return update(list(zip(found, trained, strict=True)), step)
 
         if self._accumulate_steps == 1:
-            return clipped([gradient for gradient, _ in pairs], global_step)
-        is_mean = default.get_loss_reduction() == variables.MEAN
-        batches = accumulation.Accumulation(strategy, self._accumulate_steps, is_mean)
-        return batches.add(pairs, lambda found: clipped(found, None), global_step)
+            updated = clipped([gradient for gradient, _ in pairs], global_step)
+        else:
+            is_mean = default.get_loss_reduction() == variables.MEAN
+            batches = accumulation.Accumulation(strategy, self._accumulate_steps, is_mean)
+            updated = batches.add(pairs, clipped, global_step)
+        if self.changes:
+            self.made.update(graph.get_operations()[before:])
+        return updated
 
 
 class OneDeviceStep(GradientStep):
@@ -196,7 +220,7 @@ class OneDeviceStep(GradientStep):
     def wrap(self, merge_fn: types.Function, args: Sequence[types.Nest]) -> Merge:
         """See base class."""
         function = conversion.innermost(merge_fn)
-        if self._changes_gradients:
+        if self.changes:
             return super().wrap(merge_fn, args)
         if getattr(function, "__func__", None) is tf1.train.Optimizer._distributed_apply:
             return functools.partial(_apply_here, getattr(function, "__self__", None)), args
@@ -207,24 +231,23 @@ class OneDeviceStep(GradientStep):
     def apply_gradients(
         self,
         optimizer: tf1.train.Optimizer,
-        pairs: context.Pairs,
-        *args: types.Nest,
-        **kwargs: types.Nest,
+        grads_and_vars: context.Pairs,
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+        **others: object,
     ) -> tf.Operation:
         """See base class."""
-        if self._changes_gradients:
-            return super().apply_gradients(optimizer, pairs, *args, **kwargs)
-        return optimizer.apply_gradients(pairs, *args, **kwargs)
-
-    @property
-    def _changes_gradients(self) -> bool:
-        return self._accumulate_steps > 1 or self._clip_global_norm is not None
+        if self.changes:
+            return super().apply_gradients(optimizer, grads_and_vars, global_step, name, **others)
+        return _applied(optimizer, grads_and_vars, global_step, name, others)
 
 
 class LeftOut:
     """Stands for the step of optimizers that are not run: the towers meet, and nothing is done."""
 
     is_left_out = True
+    changes: Sequence[str] = ()
+    made: Collection[tf.Operation] = ()
 
     def wrap(self, merge_fn: types.Function, args: Sequence[types.Nest]) -> Merge:
         """See `GradientStep.wrap`."""
@@ -236,12 +259,13 @@ class LeftOut:
     def apply_gradients(
         self,
         optimizer: tf1.train.Optimizer,
-        pairs: context.Pairs,
-        *args: types.Nest,
-        **kwargs: types.Nest,
+        grads_and_vars: context.Pairs,
+        global_step: tf.Variable | None = None,
+        name: str | None = None,
+        **others: object,
     ) -> tf.Operation:
         """Does nothing."""
-        del optimizer, pairs, args, kwargs
+        del optimizer, grads_and_vars, global_step, name, others
         return tf.no_op()
 
 
@@ -279,23 +303,37 @@ def _apply_here(
 
 def _apply_once(
     optimizer: tf1.train.Optimizer,
+    others: Mapping[str, object],
     whole: merged.MergedStrategy,
     pairs: context.Pairs,
     global_step: tf.Variable | None,
     name: str | None,
 ) -> tf.Operation:
+    """Calls `apply_gradients` with all towers as one."""
+    apply = functools.partial(_applied, optimizer)
+    return whole.extended.call_for_each_replica(apply, (pairs, global_step, name, others))
+
+
+def _applied(
+    optimizer: tf1.train.Optimizer,
+    pairs: context.Pairs,
+    global_step: tf.Variable | None,
+    name: str | None,
+    others: Mapping[str, object],
+) -> tf.Operation:
     """Calls `apply_gradients`, with only those arguments that were given."""
     given = {"global_step": global_step, "name": name}
     kwargs = {key: value for key, value in given.items() if value is not None}
-    return whole.extended.call_for_each_replica(optimizer.apply_gradients, (pairs,), kwargs)
+    return optimizer.apply_gradients(pairs, **kwargs, **others)
 
 
 def _create_slots(optimizer: tf1.train.Optimizer, trained: Sequence[tf.Variable]) -> None:
     """Makes an optimizer's variables where no condition holds, with one device's names."""
-    while isinstance(optimizer, tf1.train.Optimizer):
-        with tf.init_scope():
-            optimizer._create_slots(trained)
-        optimizer = getattr(optimizer, "_optimizer", None)  # of a loss-scale wrapper
+    with tf.init_scope():
+        optimizer._create_slots(trained)
+    for inner in vars(optimizer).values():
+        if isinstance(inner, tf1.train.Optimizer):  # of a wrapper
+            _create_slots(inner, trained)
 
 
 def _require_positive(
