@@ -235,6 +235,7 @@ GIVEN = _rows(
             "_scale_loss_for_estimator": "v1 optimizers ask whether to scale a replica's loss",
         },
         "extended strategy": {
+            "_global_batch_size": "an Input of tf.keras asks whether its size is the batch's",
             "_num_replicas_in_sync": "code in a replica asks how many there are",
             "_local_results": "lists the values of a distributed one",
             "_group": "makes one operation that runs all of a distributed value",

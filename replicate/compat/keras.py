@@ -2,9 +2,11 @@
 
 A Keras loss that averages over its rows refuses to do so in a replica, because an average
 of averages is not the whole batch's. A `Reducer` may know better; while it is in charge,
-losses ask it first. What `model_to_estimator` returns cuts the numbers off its outputs' names
-where there is a strategy; to a tower of one batch there is none. Layers that are given no seed
-draw one from a generator outside of the graph. Optimizers of Keras 3 know no graph.
+losses ask it first. Stateful layers, policies of mixed precision and optimizers that scale a loss
+refuse strategies that they do not know; to a model of one device there is none. Nor is there one
+to what `model_to_estimator` returns, which would cut the numbers off its outputs' names. Layers
+that are given no seed draw one from a generator outside of the graph. Optimizers of Keras 3 know no
+graph.
 """
 
 import contextlib
@@ -62,10 +64,15 @@ class _View:
 
 
 def _without_strategy(own: ModuleType, askers: Sequence[Asker]) -> _View:
-    def has_strategy() -> bool:
-        return not any(ask() for ask in list(askers)) and own.distribute.has_strategy()
-
+    has_strategy = _unless(own.distribute.has_strategy, askers)
     return _View(own, distribute=_View(own.distribute, has_strategy=has_strategy))
+
+
+def _unless(own: Asker, askers: Sequence[Asker]) -> Asker:
+    def has_strategy() -> bool:
+        return own() and not any(ask() for ask in list(askers))
+
+    return has_strategy
 
 
 def is_of(kind: str, value: object) -> bool:
@@ -100,6 +107,8 @@ def _refusing(own: Callable[..., Any], refusers: Sequence[Refuser]) -> Callable[
 
 _REDUCTION = replacing.Replaced(_loss, _METHOD, _deciding)
 _TENSORFLOW = replacing.Replaced(lambda: sys.modules.get(_CONVERTER), "tf", _without_strategy)
+# NOTE: that is the module by which tf_keras knows TensorFlow; a model's `tf.distribute` is another.
+_DISTRIBUTE = replacing.Replaced(lambda: tf.compat.v2.distribute, "has_strategy", _unless)
 _MAKING, _APPLYING = (
     replacing.Replaced(_keras_3_optimizer, name, _refusing) for name in ("__init__", "apply")
 )
@@ -117,6 +126,11 @@ def output_names(is_one_device: Asker) -> contextlib.AbstractContextManager[None
         is_one_device: Whether the running code is to see no strategy.
     """
     return _TENSORFLOW.by(is_one_device)
+
+
+def without_strategies(is_one_device: Asker) -> contextlib.AbstractContextManager[None]:
+    """Lets Keras see no strategy, as on one device, where `is_one_device` says so."""
+    return _DISTRIBUTE.by(is_one_device)
 
 
 @contextlib.contextmanager

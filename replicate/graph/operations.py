@@ -131,6 +131,15 @@ def bodies(op: tf.Operation) -> list[Body]:
     return found
 
 
+def with_called(found: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
+    """Yields operations, and those of the functions that they call."""
+    for op in found:
+        yield op
+        for body in bodies(op):
+            for tensor in (*body.inputs, *body.outputs)[:1]:
+                yield from with_called(tensor.graph.get_operations())
+
+
 def _body(op: tf.Operation, name: str, arguments: Sequence[tf.Tensor]) -> Body | None:
     graph = getattr(op.graph._get_function(name), "graph", None)
     if graph is None or len(graph.inputs) != len(arguments):

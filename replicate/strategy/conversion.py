@@ -53,6 +53,9 @@ def innermost(fn: types.Function) -> types.Function:
     while True:
         is_partial = hasattr(fn, "func") and hasattr(fn, "args")
         inner = getattr(fn, "func" if is_partial else "__wrapped__", None)
+        # NOTE: TensorFlow wraps what a merge call is given; of partials it says so nowhere else.
+        if inner is None and getattr(fn, "__module__", None) == tfc.autograph.path:
+            inner = inspect.getclosurevars(fn).nonlocals.get("func")
         if inner is None or inner is fn:
             return fn
         fn = inner

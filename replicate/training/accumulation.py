@@ -60,7 +60,7 @@ class Accumulation:
             ]
             with tf1.control_dependencies([*added, self._advanced(counter)]):
                 is_full = tf.equal(operations.copies_of(counter)[0].read_value(), self._steps)
-                before = _writers(global_step)
+                before = writers(global_step)
 
                 def apply() -> tf.Operation:
                     means = [item.value(self._divisor) for item in gathered]
@@ -69,7 +69,7 @@ class Accumulation:
                     return self._restarted(gathered, counter, updated)
 
                 def count() -> tf.Operation:
-                    is_counted = _writers(global_step) > before
+                    is_counted = writers(global_step) > before
                     return self._advanced(global_step) if is_counted else tf1.no_op()
 
                 with legacy_cond(), _train_ops_kept():
@@ -177,7 +177,7 @@ class _Gathered:
         return self._strategy.group(self._strategy.update(variable, fn, *args))
 
 
-def _writers(variable: tf.Variable | None) -> frozenset[tf.Operation]:
+def writers(variable: tf.Variable | None) -> frozenset[tf.Operation]:
     """Returns what writes a variable, or its first copy."""
     if variable is None:
         return frozenset()

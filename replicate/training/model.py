@@ -186,6 +186,7 @@ def entered(share: context.Share) -> Iterator[None]:
         context.entered(context.required()._replace(share=share)),
         keras.loss_reductions(_keras_reduction),
         keras.output_names(_is_of_batch),
+        keras.without_strategies(_is_of_whole_batch),
         keras.asking_before_keras_3(_refuse_keras_3),
         generators.drawing_as_one_device(_is_of_whole_batch),
     ):

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import reductions
+from replicate.graph import operations, reductions
 from replicate.strategy import base, context, conversion, default
 from replicate.strategy.tensorflow import bridge
 from replicate.strategy.variables import values, variables
@@ -206,7 +206,7 @@ class GradientStep:
             batches = accumulation.Accumulation(strategy, self._accumulate_steps, is_mean)
             updated = batches.add(pairs, clipped, global_step)
         if self.changes:
-            self.made.update(graph.get_operations()[before:])
+            self.made.update(operations.with_called(graph.get_operations()[before:]))
         return updated
 
 
@@ -251,10 +251,13 @@ class LeftOut:
 
     def wrap(self, merge_fn: types.Function, args: Sequence[types.Nest]) -> Merge:
         """See `GradientStep.wrap`."""
-        name = getattr(conversion.innermost(merge_fn), "__name__", "")
+        function = conversion.innermost(merge_fn)
+        name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
         if name == _KERAS_SUM:
             return _as_given, args
-        return (_nothing if name == _APPLY else merge_fn), args
+        # NOTE: tf_keras has made variables by now, which are forgotten if their step is not run.
+        is_left_out = name == _APPLY and isinstance(owner, tf1.train.Optimizer)
+        return (_nothing if is_left_out else merge_fn), args
 
     def apply_gradients(
         self,

@@ -1,8 +1,11 @@
 """AutoGraph converts the user's functions, and none of ours."""
 
+import functools
+
 import pytest
 
 from replicate import strategy as core
+from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
 from replicate.strategy import conversion
 
@@ -85,3 +88,13 @@ def test_every_policys_methods_are_left_as_they_are():
         for function in vars(cls).values():
             if callable(function) and hasattr(function, "__code__"):
                 assert hasattr(function, "autograph_info__")
+
+
+def test_the_innermost_function_is_found_in_what_tensorflow_gives_a_merge_call():
+    def apply(strategy, pairs, scale):
+        return strategy, pairs, scale
+
+    given = functools.partial(apply, scale=2)
+    wrapped = tfc.autograph.tf_convert(given, tfc.autograph_status.control_status_ctx(), False)
+    assert wrapped is not given
+    assert conversion.innermost(wrapped) is apply

@@ -270,6 +270,10 @@ class BridgeExtended(tf1.distribute.StrategyExtended):
         return self._strategy.is_chief
 
     @property
+    def _global_batch_size(self) -> bool:
+        return True
+
+    @property
     def _num_replicas_in_sync(self) -> int:
         return self._strategy.all_towers
 
