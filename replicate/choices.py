@@ -77,6 +77,11 @@ class Choices:
             )
 
     @property
+    def names_devices(self) -> bool:
+        """Whether devices were asked for, and not left to be found."""
+        return self.devices is not None or isinstance(self.strategy, base.DistributionStrategy)
+
+    @property
     def names_params(self) -> bool:
         """Whether the model_fn or the optimizer_fn names `params`."""
         optimizer_fn = self.optimizer_fn

@@ -29,6 +29,8 @@ _CANONICAL = re.compile(rf"/device:({'|'.join(_KNOWN_TYPES)}):(0|[1-9]\d*)")
 _SHOWN: weakref.WeakKeyDictionary[tf.Graph, frozenset[str]] = weakref.WeakKeyDictionary()
 _SERVED: set[str] = set()
 
+_made_cpus = 1  # as how many devices `make_logical_cpus` has shown the CPU
+
 
 def canonicalize(device: str) -> str:
     """Returns the canonical spelling of a device.
@@ -119,7 +121,7 @@ def resolve(
 
     Args:
         devices: A list of names; an int: that many GPUs, or CPUs where there is no GPU;
-            None: all GPUs, or the CPU where there is none.
+            None: all GPUs, or, where there is none, all CPUs that `make_logical_cpus` made.
         warn_of_missing: Whether to warn, once, of names that this machine lacks; not of CPUs,
             of which sessions make as many as are named.
 
@@ -134,7 +136,7 @@ def resolve(
     settle_sessions()
     gpus = local_devices("GPU")
     if devices is None:
-        return gpus or ("/device:CPU:0",)
+        return gpus or local_devices("CPU")[:_made_cpus]
     if isinstance(devices, numbers.Integral) and not isinstance(devices, bool):
         return _first(gpus or local_devices("CPU"), int(devices))
     given = _listed(devices)
@@ -154,6 +156,24 @@ def resolve(
         )
     _SERVED.update(names)
     return tuple(names)
+
+
+def described(workers: Sequence[str], keepers: Sequence[str], are_named: bool) -> str:
+    """Returns in one line which devices a model uses.
+
+    Args:
+        workers: The canonical names of those that compute.
+        keepers: Those of the variables.
+        are_named: Whether somebody asked for these.
+    """
+    number = "1 device" if len(workers) == 1 else f"{len(workers)} devices"
+    computing, keeping = (", ".join(map(_short, names)) for names in (workers, keepers))
+    reason = "" if are_named or local_devices("GPU") else "; TensorFlow sees no GPU"
+    return f"{number}: {computing}; variables on {keeping}{reason}"
+
+
+def _short(device: str) -> str:
+    return re.sub("/device:([A-Za-z]+):", lambda found: f"/{found[1].lower()}:", device)
 
 
 def foresee(devices: Sequence[str] | int | None) -> None:
@@ -309,6 +329,7 @@ def make_logical_cpus(count: int) -> tuple[str, ...]:
     Raises:
         DeviceError: If TensorFlow has started with fewer.
     """
+    global _made_cpus
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise errors.DeviceError(
             f"The number of CPU devices is 1 or more; got {count!r}. {_existing()}"
@@ -325,4 +346,5 @@ def make_logical_cpus(count: int) -> tuple[str, ...]:
                 f"has started with {_count('CPU')}. Make them before the first operation runs."
             ) from reason
     settle_sessions()
+    _made_cpus = max(_made_cpus, count)
     return tuple(f"/device:CPU:{i}" for i in range(count))

@@ -15,6 +15,7 @@ from typing import TextIO
 log = logging.getLogger("replicate")
 _said: set[str] = set()
 _shows_progress = True
+_shows_news = True
 _NO_ESTIMATOR = re.compile(r"module 'tensorflow[\w.]*' has no attribute 'estimator'")
 _CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")
 CLEAR_LINE = "\r\033[K"
@@ -77,7 +78,30 @@ class _Stderr(logging.Handler):
             self.handleError(record)
 
 
-log.addHandler(_Stderr(logging.WARNING))
+_stderr = _Stderr(logging.WARNING)
+log.addHandler(_stderr)
+
+
+def tell(text: str) -> None:
+    """Tells, once a process, what everybody is to know: also who has not set up logging.
+
+    Args:
+        text: One line.
+    """
+    if text in _said:
+        return
+    _said.add(text)
+    is_set_up = bool(logging.root.handlers) or log.handlers != [_stderr]
+    if is_set_up or not _shows_news or log.getEffectiveLevel() > logging.WARNING:
+        log.info("%s", text)
+    else:
+        _stderr.handle(log.makeRecord(log.name, logging.INFO, "", 0, text, (), None))
+
+
+def show_news(wanted: bool) -> None:
+    """Says whether `tell` shows what it tells where nobody has set up logging: at first it does."""
+    global _shows_news
+    _shows_news = wanted
 
 
 def show_progress(wanted: bool) -> None:

@@ -1,9 +1,11 @@
 """`replicate_model_fn`: a model_fn of one device on many, by splitting its graph or by towers."""
 
+import os
 from collections.abc import Sequence
+from types import TracebackType
 from typing import NamedTuple
 
-from replicate import choices, progress, types
+from replicate import choices, messages, progress, types
 from replicate import devices as device_names
 from replicate.compat import collector
 from replicate.compat.tensorflow import tf
@@ -42,7 +44,8 @@ def replicate_model_fn(
         optimizer_fn: Called once, with `params` if it names it; returns a
             `tf.compat.v1.train.Optimizer`, whose step becomes the train_op. None: the
             model_fn uses its own optimizers.
-        devices: Device names, or how many; None: all GPUs, or the CPU where there is none.
+        devices: Device names, or how many; None: all GPUs, or, where there is none, all CPUs that
+            `make_logical_cpus` made, or the CPU.
         strategy: A `DistributionStrategy`, or the name of one; None: `"parameter_server"`.
         loss_reduction: How losses and gradients of towers are joined: `"sum"`, or `"mean"` by
             rows. None: there are no towers, or `"mean"`.
@@ -110,11 +113,28 @@ class ReplicatedModelFn:
         config: types.RunConfig | None = None,
     ) -> types.EstimatorSpec:
         """Builds the spec that the Estimator sees."""
+        try:
+            return self._built(features, labels, mode, params, config)
+        except Exception as error:  # noqa: BLE001 - it is raised again
+            shown = _from_user_on(error.__traceback__)
+            raise error.with_traceback(shown)  # noqa: B904 - it is the same exception
+
+    def _built(
+        self,
+        features: types.Nest,
+        labels: types.Nest,
+        mode: str,
+        params: object,
+        config: types.RunConfig | None,
+    ) -> types.EstimatorSpec:
         options = self._options
         strategy = options.chosen(mode, config)
         used = [*strategy.worker_devices, *strategy.parameter_devices]
         if saver.is_served((features, labels)):  # it may run on another machine
             used = [device for device in used if "/device:CPU:" in device]
+        elif not context.is_one_tower():
+            towers, keepers = strategy.worker_devices, strategy.parameter_devices
+            messages.tell(device_names.described(towers, keepers, options.names_devices))
         told = getattr(config, "session_config", None)
         if told is not None and not getattr(config, "master", None):
             device_names.require_told(used, told)
@@ -131,6 +151,20 @@ class ReplicatedModelFn:
         spec = progress.added(spec, mode)
         devices = () if context.is_one_tower() else strategy.worker_devices
         return saver.make_exportable(spec, before, (features, labels), devices, config)
+
+
+def _from_user_on(traceback: TracebackType | None) -> TracebackType | None:
+    """Returns what a traceback has behind our frames that lead to code of the user's, if any."""
+    found = behind = traceback and traceback.tb_next
+    while found is not None and _is_ours(found.tb_frame.f_code.co_filename):
+        found = found.tb_next
+    is_wanted = os.environ.get("REPLICATE_DEBUG") == "1"
+    return behind if found is None or is_wanted else found
+
+
+def _is_ours(file: str) -> bool:
+    here = os.path.dirname(__file__) + os.sep
+    return file.startswith(here) and not file.startswith(f"{here}examples")
 
 
 class _Call(NamedTuple):

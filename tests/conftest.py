@@ -27,7 +27,7 @@ os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 try:
     import pytest
 
-    from replicate import messages
+    from replicate import devices, messages
     from replicate.compat import tensorflow as tfc
     from replicate.compat.tensorflow import tf, tf1
 
@@ -94,9 +94,10 @@ def either_shapes(request):
 def nothing_left_behind():
     """After each test the default graph is the process's own, empty one, and nothing is seeded.
 
-    What was warned of is forgotten.
+    What was warned of is forgotten, and that somebody made logical CPUs.
     """
     yield
+    devices._made_cpus = 1
     tf1.reset_default_graph()
     messages._said.clear()
     if tfc.eager_context.global_seed() is not None:  # as `seed` of a config does

@@ -385,3 +385,59 @@ def test_eager_towers_need_their_devices():
 def test_cpu_devices_that_sessions_make_are_not_warned_of(caplog):
     assert list(devices.resolve(MORE)) == CANONICAL
     assert not caplog.records
+
+
+def test_without_gpus_all_cpus_that_were_made_are_used(monkeypatch):
+    assert devices.resolve(None) == ("/device:CPU:0",)
+    monkeypatch.setattr(devices, "_made_cpus", 1)
+    made = devices.make_logical_cpus(3)
+    assert devices.resolve(None) == made
+
+
+@pytest.mark.parametrize(
+    ("workers", "keepers", "text"),
+    [
+        (["GPU:0", "GPU:1"], ["CPU:0"], "2 devices: /gpu:0, /gpu:1; variables on /cpu:0"),
+        (["CPU:0"], ["CPU:0"], "1 device: /cpu:0; variables on /cpu:0"),
+        (
+            ["CPU:0"],
+            ["/job:ps/task:0/device:CPU:0"],
+            "1 device: /cpu:0; variables on /job:ps/task:0/cpu:0",
+        ),
+    ],
+)
+def test_devices_are_described_in_a_line(workers, keepers, text):
+    workers, keepers = (
+        [name if "/" in name else f"/device:{name}" for name in names]
+        for names in (workers, keepers)
+    )
+    assert devices.described(workers, keepers, True) == text
+    assert devices.described(workers, keepers, False) == f"{text}; TensorFlow sees no GPU"
+
+
+def test_a_model_says_once_which_devices_it_uses(run_python):
+    code = """
+import contextlib, sys, replicate
+from replicate import estimator
+from replicate.compat.tensorflow import tf, tf1
+
+def model_fn(features, labels, mode):
+    y = tf1.layers.dense(features["x"], 1)
+    loss = tf.reduce_mean(y)
+    step = tf1.train.get_global_step()
+    return estimator.EstimatorSpec(mode, {"y": y}, loss, step.assign_add(1).op)
+
+def input_fn():
+    return tf.data.Dataset.from_tensors({"x": tf.ones([4, 2])})
+
+replicate.devices.make_logical_cpus(2)
+with contextlib.redirect_stderr(sys.stdout):
+    for devices in (None, None, 1, 1):
+        replicated = replicate.replicate_model_fn(model_fn, devices=devices)
+        estimator.Estimator(replicated).train(input_fn)
+"""
+    said = [line for line in run_python(code).splitlines() if "device" in line]
+    assert said == [
+        "2 devices: /cpu:0, /cpu:1; variables on /cpu:0; TensorFlow sees no GPU",
+        "1 device: /cpu:0; variables on /cpu:0",
+    ]

@@ -70,6 +70,27 @@ def test_nothing_is_said_twice_where_logging_is_set_up(is_set_up, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(
+    ("level", "is_set_up", "is_shown"),
+    [("NOTSET", False, True), ("NOTSET", True, False), ("ERROR", False, False)],
+)
+def test_news_are_shown_where_nobody_has_set_up_logging(level, is_set_up, is_shown, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [logging.NullHandler()] if is_set_up else [])
+    monkeypatch.setattr(messages.log, "level", getattr(logging, level))
+    monkeypatch.setattr(messages, "_shows_news", True)
+    messages.log.manager._clear_cache()
+    monkeypatch.setattr("sys.stderr", shown := Terminal())
+    for _ in range(2):
+        messages.tell("2 devices.")
+    assert shown.getvalue() == ("2 devices.\n" if is_shown else "")
+
+
+def test_news_are_information_to_who_has_set_up_logging(caplog):
+    with caplog.at_level(logging.INFO):
+        messages.tell("2 devices.")
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("INFO", "2 devices.")]
+
+
 NOISE = b"I0000 00:00:1 port.cc:153] a greeting\n"
 
 

@@ -586,3 +586,30 @@ def test_what_the_models_own_step_updates_is_kept_beside_optimizer_fn(towers, bu
     if (towers, building) == (3, "call"):  # settings of a Keras optimizer stay behind
         kept -= {f"Adam/{name}" for name in ("beta_1", "beta_2", "decay", "learning_rate")}
     assert kept == expected
+
+
+@pytest.mark.parametrize("building", ["split", "call"])
+@pytest.mark.parametrize("towers", [1, 2])
+def test_a_traceback_leads_straight_to_the_model_fn(building, towers, monkeypatch):
+    def model(features, labels, mode):
+        tf.reshape(features["x"], [3])
+
+    def frames():
+        with pytest.raises(ValueError, match="Cannot reshape") as raised:
+            built(model, devices=towers, tower_building=building)
+        files = [(entry.path.name, entry.name) for entry in raised.traceback]
+        return files, getattr(raised.value, "__notes__", [])
+
+    found, notes = frames()
+    start = found.index(("model_fn.py", "__call__"))
+    assert found[start + 1] == ("test_model_fn.py", "model")
+    is_in_towers = building == "call" and towers > 1
+    assert notes == (["raised in tower 0 of 2"] if is_in_towers else [])
+    monkeypatch.setenv("REPLICATE_DEBUG", "1")
+    assert len(frames()[0]) > len(found) + 4
+
+
+def test_an_error_of_ours_keeps_its_traceback():
+    with pytest.raises(errors.DeviceError) as raised:
+        built(linear_model_fn, devices=99)
+    assert raised.traceback[-1].path.name == "devices.py"

@@ -79,6 +79,7 @@ def _run(
 ) -> int:
     """Reads the configs, all of them before any fault is reported, and runs the command."""
     messages.show_progress(not getattr(options, "quiet", False))
+    messages.show_news(False)  # commands say which devices they use
     with interrupts.at_once():
         from replicate.app.command import requests
 
