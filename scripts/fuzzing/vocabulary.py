@@ -42,6 +42,40 @@ def recurrence(x, cell, lengths=None):
     return tf.concat([outputs, tf.nest.flatten(state)[-1][:, None]], 1)
 
 
+def both_ways(x, cell):
+    """The outputs of a cell of version 1 over axis 1, from both ends."""
+    outputs, _ = tf1.nn.bidirectional_dynamic_rnn(cell, cell, x, dtype=x.dtype)
+    return tf.concat(outputs, -1)
+
+
+def turned(x):
+    """The same numbers, with a gradient of its own."""
+
+    @tf.custom_gradient
+    def same(h):
+        return tf.identity(h), lambda gradient: -0.5 * gradient
+
+    return same(x)
+
+
+def checked(x):
+    """The same numbers, after a check."""
+    with tf.control_dependencies([tf1.assert_less(x, tf.constant(1e9, x.dtype))]):
+        return tf.identity(x)
+
+
+def outside(x):
+    """What Python makes of numbers."""
+    return tf.ensure_shape(tf.numpy_function(np.tanh, [x], x.dtype), x.shape)
+
+
+def in_parts(name, inputs, outputs, x):
+    """A dense layer whose weight is in parts."""
+    parts = tf1.fixed_size_partitioner(2)
+    weight = tf1.get_variable(name, [inputs, outputs], x.dtype, start, partitioner=parts)
+    return tf.matmul(x, weight)
+
+
 def turns(x, body):
     """A loop over axis 0 with a TensorArray: what is carried on is added to each turn."""
     items = tf.TensorArray(x.dtype, tf.shape(x)[0], element_shape=x.shape[1:]).unstack(x)
@@ -62,7 +96,7 @@ def until(x, body):
     def goes_on(i, h):
         return (i < 5) & (tf.reduce_max(tf.abs(h)) > 0.1)
 
-    shapes = [tf.TensorShape([]), x.shape]
+    shapes = (tf.TensorShape([]), x.shape)
     return tf.while_loop(goes_on, lambda i, h: (i + 1, 0.5 * body(h)), (0, x), shapes)[1]
 
 
@@ -105,6 +139,11 @@ def columns(features, *wanted):
 def dense_of(ids, width):
     """Sparse ids as a dense matrix of so many columns."""
     return tf.reshape(tf.sparse.to_dense(ids), [-1, width])
+
+
+def bags(ids):
+    """Ragged ids, whose ids the graph knows to be numbers."""
+    return ids.with_flat_values(tf.reshape(ids.flat_values, [-1]))
 
 
 def filled(x, indices):
@@ -151,6 +190,14 @@ def masked_mean(x, mask):
     weights = tf.cast(mask, x.dtype)
     sums = tf.reduce_sum(flat(x), 1)
     return tf.reduce_sum(sums * weights) / tf.maximum(tf.reduce_sum(weights), 1.0)
+
+
+def sampled(name, x, labels):
+    """A loss of some classes that are drawn."""
+    weights, biases = var(f"{name}w", 6, x.shape[-1]), var(f"{name}b", 6)
+    return tf.reduce_mean(
+        tf.nn.sampled_softmax_loss(weights, biases, labels[:, None], x, 2, 6, seed=1)
+    )
 
 
 def slope(loss, x):

@@ -36,6 +36,7 @@ LOSSES = [
     (1, lambda d: f"tf.reduce_max({d.f()})"),
     (2, lambda d: f"tf.reduce_mean(tf.nn.softplus(standard({d.f(1)}, {d.axes()})))"),
     (1, lambda d: f"tf.reduce_mean(tf.square(standard({d.f(1)}, [0]) - 0.1))"),
+    (1, lambda d: f"sampled({d.name}, {d.wide(2, 2)}, {d.beside('class')})"),
 ]
 # A loss from another one.
 MORE = [

@@ -12,7 +12,7 @@ def multi_head(d) -> str:
     heads = d.one(1, 1, 2, 3)
     layer = (
         f"tf.keras.layers.MultiHeadAttention({heads}, {d.one(1, 2, 3)}, dtype='float64',"
-        " kernel_initializer=start)"
+        " kernel_initializer=tf.keras.initializers.RandomUniform(-0.5, 0.5, seed=1))"
     )
     x = d.wide(3, 3)
     return f"{layer}({x}, {d.one(x, d.wide(3, 3))})"
@@ -89,4 +89,18 @@ STEPS = [
         ),
     ),
     (1, lambda d: f"moved({d.name}, {d.f()}, mode) * {d.last.name}"),
+    (1, lambda d: f"turned({d.f()})"),
+    (1, lambda d: f"checked({d.f()})"),
+    (1, lambda d: f"outside({d.f(1)}) * {d.last.name}"),
+    (
+        1,
+        lambda d: f"in_parts({d.name}, {d.length(-1)}, {d.n}, {d.wide(2, 2)})" if d.wide(2) else "",
+    ),
+    (
+        1,
+        lambda d: (
+            f"tf1.layers.conv2d_transpose({d.wide(4, 4)}, {d.n}, 2, strides={d.one(1, 2)},"
+            f" name={d.name}, kernel_initializer=start)"
+        ),
+    ),
 ]

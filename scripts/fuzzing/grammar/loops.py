@@ -20,7 +20,7 @@ def recurrent_layer(d) -> str:
 def cell_with_lengths(d) -> str:
     """A recurrence whose rows have lengths of their own."""
     x = d.wide(3, 3)
-    lengths = f"tf.minimum(tf.abs({d.beside('int', 1)}), tf.shape({x})[1])"
+    lengths = f"tf.minimum(tf.cast({d.beside('int', 1)}, tf.int32) % 9, tf.shape({x})[1])"
     return f"recurrence({x}, {cell(d)}, {lengths})"
 
 
@@ -35,6 +35,7 @@ STEPS = [
     (3, lambda d: f"recurrence({d.wide(3, 3)}, {cell(d)})"),
     (2, cell_with_lengths),
     (2, recurrent_layer),
+    (1, lambda d: f"both_ways({d.wide(3, 3)}, {cell(d)})"),
     (3, lambda d: f"tf.scan(lambda a, h: 0.5 * a + {d.body()}, {d.f(1)})"),
     (
         1,
