@@ -15,7 +15,6 @@ LARGEST = 4000  # items of a value
 LOUDEST = 20.0  # the largest number of a value that is not squashed
 KINDS = {"f": "float", "i": "int", "u": "int", "b": "bool", "O": "text", "S": "text"}
 STRATEGIES = ("parameter_server",) * 6 + ("mirrored", "mirrored", "round_robin", "balanced")
-MORE_OPTIONS: tuple[tuple, ...] = ((),) * 7 + ((("micro_batches", 2),),)
 
 
 def grow(seed: int) -> programs.Program:
@@ -44,7 +43,6 @@ def _begin(seed: int, drawn: random.Random) -> programs.Program:
         is_static,
         drawn.choice((1, 2)),
         drawn.choice((("train",), ("train",), ("train", "eval"), ("train", "infer"))),
-        (("random_numbers", "one_device"), *drawn.choice(MORE_OPTIONS)),
     )
     features = [programs.Line("x0", _numbers(drawn, setting, drawn.choice((1, 2, 2, 2, 3, 3, 4))))]
     for number in range(1, drawn.randint(2, 4)):

@@ -141,6 +141,12 @@ def dense_of(ids, width):
     return tf.reshape(tf.sparse.to_dense(ids), [-1, width])
 
 
+def pairs(ids):
+    """Sparse ids, which the graph knows to be of a matrix."""
+    indices, shape = tf.reshape(ids.indices, [-1, 2]), tf.reshape(ids.dense_shape, [2])
+    return tf.SparseTensor(indices, ids.values, shape)
+
+
 def bags(ids):
     """Ragged ids, whose ids the graph knows to be numbers."""
     return ids.with_flat_values(tf.reshape(ids.flat_values, [-1]))

@@ -12,7 +12,7 @@ def embedded(d) -> str:
 def bag(d) -> str:
     """Rows of a table, joined by sparse ids."""
     kind = d.one("embedding_lookup_sparse", "safe_embedding_lookup_sparse")
-    ids, how = d.value("sparse"), d.one("'mean'", "'sum'", "'sqrtn'")
+    ids, how = f"pairs({d.value('sparse')})", d.one("'mean'", "'sum'", "'sqrtn'")
     return f"tf.nn.{kind}(var({d.name}, 6, {d.one(1, 2, 3)}), {ids}, None, combiner={how})"
 
 
@@ -112,7 +112,7 @@ STEPS = [
             f"tf.cast(dense_of({d.value('sparse')}, {d.last.shapes[0][1]}), tf.float64) * 0.1"
         ),
     ),
-    (2, lambda d: f"tf.reshape(tf.sparse.reduce_sum({d.value('sparse')}, 1), [-1])"),
+    (2, lambda d: f"tf.reshape(tf.sparse.reduce_sum(pairs({d.value('sparse')}), 1), [-1])"),
     (
         2,
         lambda d: (
@@ -120,11 +120,11 @@ STEPS = [
             f" var({d.name}, {d.last.shapes[0][1]}, {d.n}))"
         ),
     ),
-    (2, lambda d: f"tf.cast({d.value('sparse')}.values, tf.float64) * 0.1"),
+    (2, lambda d: f"tf.cast(pairs({d.value('sparse')}).values, tf.float64) * 0.1"),
     (
         4,
         lambda d: (
-            f"tf.reduce_{d.one('sum', 'mean')}(tf.gather(var({d.name}, 6, {d.one(1, 2)}),"
+            f"tf.reduce_sum(tf.gather(var({d.name}, 6, {d.one(1, 2)}),"
             f" bags({d.value('ragged')})), 1)"
         ),
     ),

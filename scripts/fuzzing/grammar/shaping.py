@@ -95,8 +95,8 @@ STEPS = [
     (
         1,
         lambda d: (
-            f"tf.matmul({d.wide(2)}, tf.broadcast_to(var({d.name}, {d.last.known[-1]}, {(n := d.n)}),"
-            f" tf.concat([tf.shape({d.last.name})[:-2], [{d.last.known[-1]}, {n}]], 0)))"
+            f"tf.matmul({d.wide(2)}, tf.broadcast_to(var({d.name}, {(m := d.last.known[-1])},"
+            f" {(n := d.n)}), tf.concat([tf.shape({d.last.name})[:-2], [{m}, {n}]], 0)))"
         ),
     ),
     (1, lambda d: f"{d.f(1)}[:, None] - {d.last.name}[None]"),
