@@ -156,7 +156,7 @@ class _Bench:
         self._initialized: set[str] = set()
 
     def __enter__(self) -> "_Bench":
-        setting = self._program.setting
+        setting, features = self._program.setting, dict(self._program.features)
         source = self._program._replace(
             predictions=tuple(line.name for line in self._program.features),
             losses=tuple(line.name for line in self._program.labels),
@@ -171,17 +171,16 @@ class _Bench:
         holders = exactness.placeholders(batches[0], setting.is_static)
         self._feeds = [exactness.feeds(holders, batch) for batch in batches]
         self._names["features"] = holders[0]
-        for name, value in holders[0].items():
+        for name, value in {**holders[1], **holders[0]}.items():
             self._keep(name, value)
-            if "randint(0, 6" in dict(self._program.features)[name]:
+            if "randint(0, 6" in features.get(name, ""):
                 self.values[-1] = self.values[-1]._replace(is_small=True)
-        values, self.values = self.values, []
-        for name, value in holders[1].items():
-            self._keep(name, value)
         self.labels = [
-            one._replace(kind="label" if one.kind == "float" else "class") for one in self.values
+            one._replace(kind="label" if one.kind == "float" else "class")
+            for one in self.values
+            if one.name not in features
         ]
-        self.values = values
+        self.values = [one for one in self.values if one.name in features]
         return self
 
     def __exit__(self, *unused) -> None:
@@ -198,25 +197,14 @@ class _Bench:
             self.add(f"{name}t", f"tf.tanh({name} * {1 / loudness:.1g})")
 
     def tries(self, text: str, has_gradients: bool = False) -> bool:
-        """Whether one device can make a value, and its gradients."""
+        """Whether one device can make a value, or a metric; and its gradients."""
         value = self._made(text)
-        if value is None:
-            return False
-        if isinstance(value, tuple):  # a metric
-            return True
-        fetches = [value]
-        if has_gradients:
-            try:
-                fetches += tf.gradients(value, tf1.trainable_variables())
-            except Exception:  # noqa: BLE001 - some operations have none
-                return False
-            if not any(gradient is not None for gradient in fetches[1:]):
-                return False
-        return all(
-            np.all(np.isfinite(one.values if hasattr(one, "values") else one))
-            for one in tf.nest.flatten(
-                self._run([[one for one in fetches if one is not None]]) or [np.nan]
-            )
+        if value is None or isinstance(value, tuple):
+            return value is not None
+        fetches = [value, *(_gradients(value) if has_gradients else ())]
+        found = self._run([fetches]) if len(fetches) > has_gradients else None
+        return found is not None and all(
+            np.all(np.isfinite(getattr(one, "values", one))) for one in tf.nest.flatten(found)
         )
 
     def floats(self) -> list[drawing.Value]:
@@ -246,35 +234,37 @@ class _Bench:
     def _keep(self, name: str, value: Any) -> float | None:
         """Keeps a value that can be run; returns its largest number."""
         found = self._run([value])
-        if found is None:
+        kind, known, arrays = ("", None, []) if found is None else _described(value, found)
+        sizes = [array.size for array in arrays]
+        if known is None or not kind or not max(sizes) or max(sizes) > LARGEST:
             return None
-        if isinstance(value, tf.SparseTensor):
-            kind, known = "sparse", (None, None)
-            arrays = [np.zeros(one.dense_shape) for one in found]
-        elif isinstance(value, tf.RaggedTensor):
-            kind, known, arrays = (
-                "ragged",
-                (None, None),
-                [
-                    one.to_tensor().numpy() if False else np.zeros([len(one.row_splits) - 1, 1])
-                    for one in found
-                ],
-            )
-        else:
-            arrays = [np.asarray(one) for one in found]
-            kind, known = KINDS.get(arrays[0].dtype.kind, ""), value.shape
-            if known.rank is None or not kind or (kind == "float" and value.dtype != tf.float64):
-                return None
-            known = tuple(known.as_list())
-        sizes = [one.size for one in arrays]
-        if max(sizes) > LARGEST or (kind == "float" and min(sizes) == 0 and max(sizes) == 0):
-            return None
-        loudest = max(
-            (float(np.max(np.abs(one), initial=0)) for one in arrays if kind == "float"),
-            default=0.0,
-        )
+        loudest = 0.0
+        if kind == "float":
+            loudest = max(float(np.max(np.abs(array), initial=0)) for array in arrays)
         if not np.isfinite(loudest):
             return None
         self._names[name] = value
-        self.values.append(drawing.Value(name, kind, known, tuple(one.shape for one in arrays)))
+        self.values.append(drawing.Value(name, kind, known, tuple(a.shape for a in arrays)))
         return loudest
+
+
+def _gradients(loss: tf.Tensor) -> list:
+    """Returns the gradients of weights, as far as there are any."""
+    try:
+        found = tf.gradients(loss, tf1.trainable_variables())
+    except Exception:  # noqa: BLE001 - some operations have none
+        return []
+    return [gradient for gradient in found if gradient is not None]
+
+
+def _described(value: Any, found: list) -> tuple[str, tuple | None, list[np.ndarray]]:
+    """Returns the kind of a value, the lengths that are known, and what batches have of it."""
+    if isinstance(value, tf.SparseTensor):
+        return "sparse", (None, None), [np.zeros(one.dense_shape) for one in found]
+    if isinstance(value, tf.RaggedTensor):
+        return "ragged", (None, None), [np.zeros([len(one.row_splits) - 1, 1]) for one in found]
+    arrays = [np.asarray(one) for one in found]
+    kind = KINDS.get(arrays[0].dtype.kind, "")
+    if value.shape.rank is None or (kind == "float" and value.dtype != tf.float64):
+        return kind, None, arrays
+    return kind, tuple(value.shape.as_list()), arrays

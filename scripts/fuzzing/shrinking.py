@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 
 from scripts.fuzzing import programs
 
-Judge = Callable[[programs.Program], str]
 
-
-def shrunk(program: programs.Program, fails_alike: Callable[[programs.Program], bool]):
+def shrunk(
+    program: programs.Program, fails_alike: Callable[[programs.Program], bool]
+) -> programs.Program:
     """Returns the smallest program that was found.
 
     Args:
@@ -75,48 +75,37 @@ def _of_lines(program: programs.Program) -> Iterator[programs.Program]:
     """Takes an earlier value in place of a line, or of what a line reads."""
     known = [line.name for line in program.features]
     for line in program.lines:
-        if line.name in programs.names([program.source()]):
-            read = sorted(programs.names([line.text]) & set(known), reverse=True)
-            for other in dict.fromkeys([*read, *known]):
-                yield _renamed(program, line.name, other)
-            for name in read:
-                for other in known:
-                    if other != name:
-                        text = _swapped(line.text, name, other)
-                        lines = [
-                            one._replace(text=text) if one is line else one for one in program.lines
-                        ]
-                        yield program._replace(lines=tuple(lines))
-            yield from _with_simpler_text(program, line)
+        read = sorted(programs.names([line.text]) & set(known), reverse=True)
+        for other in dict.fromkeys([*read, *known]):
+            yield _renamed(program, line.name, other)
+        texts = [_swapped(line.text, one, other) for one in read for other in known if one != other]
+        for text in [*texts, *_simpler(line.text)]:
+            yield program._replace(lines=_changed(program.lines, line, text))
         known.append(line.name)
 
 
-def _with_simpler_text(program: programs.Program, line: programs.Line):
-    """Takes options away, bodies of functions, and calls around them."""
-    texts = [re.sub(r", \w+=[^,()]+(?=[,)])", "", line.text, count=1)]
-    texts += [
-        line.text[: m.start(1)] + "h" + line.text[m.end(1) :]
-        for m in re.finditer(r"lambda h: (.+?)(?=, x|, v|\)$)", line.text)
-    ]
-    texts += [
-        line.text[: m.start()] + "1" + line.text[m.end() :]
-        for m in re.finditer(r"(?<![\w.])([2-9]|1\d)(?![\w.])", line.text)
-    ]
-    for text in texts:
-        lines = [one._replace(text=text) if one is line else one for one in program.lines]
-        yield program._replace(lines=tuple(lines))
+def _simpler(text: str) -> Iterator[str]:
+    """Yields a line without options, without bodies of functions, with smaller numbers."""
+    yield re.sub(r", \w+=[^,()]+(?=[,)])", "", text, count=1)
+    for found in re.finditer(r"lambda h: (.+?)(?=, x|, v|\)$)", text):
+        yield text[: found.start(1)] + "h" + text[found.end(1) :]
+    for found in re.finditer(r"(?<![\w.])([2-9]|1\d)(?![\w.])", text):
+        yield text[: found.start()] + "1" + text[found.end() :]
 
 
 def _of_inputs(program: programs.Program) -> Iterator[programs.Program]:
+    """Takes lengths of 1 or 2."""
     for line in program.features:
         for found in re.finditer(r"(?<=, )(\d+|\d \+ number|rows \+ 1)(?=[\],])", line.text):
-            for smaller in ("1", "2"):
-                if found[0] not in ("1", smaller):
-                    text = line.text[: found.start()] + smaller + line.text[found.end() :]
-                    features = [
-                        one._replace(text=text) if one is line else one for one in program.features
-                    ]
-                    yield program._replace(features=tuple(features))
+            for smaller in ("1", "2") if found[0] != "1" else ():
+                text = line.text[: found.start()] + smaller + line.text[found.end() :]
+                yield program._replace(features=_changed(program.features, line, text))
+
+
+def _changed(
+    lines: tuple[programs.Line, ...], line: programs.Line, text: str
+) -> tuple[programs.Line, ...]:
+    return tuple(one._replace(text=text) if one is line else one for one in lines)
 
 
 def _known(program: programs.Program) -> set[str]:
