@@ -1,6 +1,7 @@
 """Grows a random model_fn from a seed, line by line, in a graph in which each line is tried."""
 
 import random
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -154,6 +155,7 @@ class _Bench:
         self._graph = tf.Graph()
         self._names: dict[str, Any] = {**vars(vocabulary), "mode": "train"}
         self._initialized: set[str] = set()
+        self._code: list[types.CodeType] = []
 
     def __enter__(self) -> "_Bench":
         setting, features = self._program.setting, dict(self._program.features)
@@ -218,7 +220,9 @@ class _Bench:
 
     def _made(self, text: str) -> Any:
         try:
-            return eval(text, self._names)
+            # NOTE: operations keep the code that made them, and TensorFlow does not keep it alive.
+            self._code.append(compile(text, "<line>", "eval"))
+            return eval(self._code[-1], self._names)
         except Exception:  # noqa: BLE001 - a line that one device refuses is none
             return None
 
