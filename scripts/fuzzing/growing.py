@@ -237,7 +237,8 @@ class _Bench:
 
     def _keep(self, name: str, value: Any) -> float | None:
         """Keeps a value that can be run; returns its largest number."""
-        found = self._run([value])
+        is_kept = isinstance(value, tf.Tensor | tf.SparseTensor | tf.RaggedTensor)
+        found = self._run([value]) if is_kept else None
         kind, known, arrays = ("", None, []) if found is None else _described(value, found)
         sizes = [array.size for array in arrays]
         if known is None or not kind or not max(sizes) or max(sizes) > LARGEST:

@@ -41,5 +41,5 @@ STEPS = [
     (1, lambda d: f"tf.cast({d.value('int')}, tf.float64) * 0.1"),
     (1, lambda d: f"tf.cast({d.value('bool')}, tf.float64)"),
     (1, lambda d: f"tf.nn.moments({d.f(1)}, {d.axes()})[{d.one(0, 1)}]"),
-    (1, lambda d: f"tf.gradients(tf.reduce_sum(tf.square({d.f()})), [{d.f()}])[0]"),
+    (1, lambda d: f"tf.identity(tf.gradients(tf.reduce_sum(tf.square({d.f()})), [{d.f()}])[0])"),
 ]
