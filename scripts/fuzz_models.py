@@ -37,12 +37,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to B (0:100)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="at most so long")
     parser.add_argument("--seed", type=int, help="one model alone, which is printed")
+    parser.add_argument("--lines", type=int, default=12, help="the most that a model has (12)")
     parser.add_argument("--shrink", action="store_true", help="prints failing models as short ones")
     parser.add_argument("--output", type=pathlib.Path, help="where they are written")
     options = parser.parse_args(arguments)
     from scripts.fuzzing import children
 
-    child = children.Child()
+    child = children.Child(options.lines)
     try:
         return _one(child, options) if options.seed is not None else _many(child, options)
     finally:

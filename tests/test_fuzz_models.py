@@ -6,8 +6,9 @@ from replicate.splitting.rules import registry
 from replicate.splitting.states import Split
 from scripts.fuzzing import children, growing, programs, running, shrinking
 
-QUICK = range(4)
-THOROUGH = range(4, 20)
+LINES = 4  # so that a hundred take less than a minute: `scripts/fuzz_models.py --lines 4`
+QUICK = range(10)
+THOROUGH = range(10, 100)
 DOUBLED = programs.Program(
     title="A model whose loss is a sum of rows.",
     setting=running.Setting(2, (3, 3), is_static=True, modes=("train", "eval")),
@@ -31,7 +32,7 @@ DOUBLED = programs.Program(
     "seed", [*QUICK, *(pytest.param(n, marks=pytest.mark.thorough) for n in THOROUGH)]
 )
 def test_a_random_model_is_one_devices(seed):
-    verdict = running.judge(growing.grow(seed).source())
+    verdict = running.judge(growing.grow(seed, LINES).source())
     assert verdict.kind != "fails", f"{verdict.signature}\n{verdict.detail}"
 
 
@@ -75,7 +76,7 @@ def test_what_fails_is_shrunk_to_the_lines_that_fail():
 
 @pytest.mark.thorough
 def test_a_process_that_ends_is_a_failure_and_the_next_model_is_judged():
-    child = children.Child()
+    child = children.Child(LINES)
     crash = DOUBLED._replace(losses=("__import__('os')._exit(3)",))
     assert child.judged(crash)[:2] == ("fails", "crash, exit code 3")
     assert child.judged(DOUBLED).kind == "holds"

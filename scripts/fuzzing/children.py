@@ -26,16 +26,21 @@ class Judged(NamedTuple):
 
 
 class Child:
-    """Asks a process of its own, which is started again where it ended."""
+    """Asks a process of its own, which is started again where it ended.
 
-    def __init__(self) -> None:
+    Args:
+        lines: The most that a model has.
+    """
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
         self._process: multiprocessing.Process | None = None
         self._connection: Connection | None = None
         self._left = 0
 
     def grown(self, seed: int) -> Judged:
         """Grows the model of a seed, and judges it."""
-        program = self._ask("grow", seed)
+        program = self._ask("grow", seed, self._lines)
         if isinstance(program, running.Verdict):
             return Judged(None, program._replace(kind="discarded"))
         return Judged(program, self.judged(program))
@@ -51,7 +56,7 @@ class Child:
             self._process.join()
             self._process = None
 
-    def _ask(self, task: str, of: object):
+    def _ask(self, task: str, *of: object):
         if self._left <= 0:
             self.close()
         if self._process is None:
@@ -92,4 +97,4 @@ def _serve(connection: Connection) -> None:
             task, of = connection.recv()
         except EOFError:
             return
-        connection.send(tasks[task](of))
+        connection.send(tasks[task](*of))

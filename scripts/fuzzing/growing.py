@@ -12,18 +12,19 @@ from scripts.fuzzing import drawing, programs, running, vocabulary
 from scripts.fuzzing.grammar import STEPS, endings
 from tests import control_flow, exactness
 
+LINES = 12  # the most that a model has, unless otherwise asked for
 LARGEST = 4000  # items of a value
 LOUDEST = 20.0  # the largest number of a value that is not squashed
 KINDS = {"f": "float", "i": "int", "u": "int", "b": "bool", "O": "text", "S": "text"}
 STRATEGIES = ("parameter_server",) * 6 + ("mirrored", "mirrored", "round_robin", "balanced")
 
 
-def grow(seed: int) -> programs.Program:
-    """Returns the random model of a seed."""
+def grow(seed: int, lines: int = LINES) -> programs.Program:
+    """Returns the random model of a seed, of at most so many lines."""
     drawn = random.Random(seed)
     program = _begin(seed, drawn)
     with control_flow.of_version(program.setting.control_flow), _Bench(program) as bench:
-        wanted = drawn.randint(2, 12)
+        wanted = drawn.randint(min(2, lines), lines)
         for number in range(5 * wanted):
             if len(bench.lines) >= wanted:
                 break
