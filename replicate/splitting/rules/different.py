@@ -211,6 +211,8 @@ def _check_counts(case: Case, n: int, source: tf.Tensor) -> None:
         bounds = [case.facts.value(tensor) for tensor in made_by.inputs[1:]]
         is_first = made_by.get_attr("shrink_axis_mask") == 1 and bounds[0] == [0]
         made_by = made_by.inputs[0].op if is_first else made_by
+    if made_by.type == "Cast":
+        made_by = made_by.inputs[0].op
     if made_by.type not in ("Shape", "Size") or (
         made_by.type == "Size" and case.facts.rank(made_by.inputs[0]) != 1
     ):
