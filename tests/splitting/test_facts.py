@@ -148,6 +148,27 @@ def test_cuts_and_fillings_are_unknown_wherever_they_are(graph, most):
         assert facts.shape(tensor)[0] == OPEN, tensor
 
 
+GROWN = {
+    "Cumprod": lambda x: tf.math.cumprod(tf.constant([20, 20, 10]))[2],
+    "LeftShift": lambda x: tf.bitwise.left_shift(1, 12),
+    "Mul": lambda x: tf.constant(64) * tf.constant(50),
+    "Pow": lambda x: tf.pow(2, 12),
+    "Pow, rounded": lambda x: tf.cast(tf.pow(2.0, 12.0), tf.int32),
+    "Prod": lambda x: tf.reduce_prod(tf.constant([50, 60])),
+    "Prod of lengths": lambda x: tf.reduce_prod(tf.shape(x)[1:]),
+    "Square": lambda x: tf.square(tf.constant(60)),
+}
+
+
+@pytest.mark.parametrize("kind", GROWN)
+def test_cuts_at_products_of_numbers_are_unknown(graph, kind):
+    x = batch(60, 50)
+    most = GROWN[kind](x)  # some thousand, of numbers below 100
+    assert kind.split(maxsplit=1)[0].strip(",") in {op.type for op in graph.get_operations()}
+    cut = tf.zeros([tf.minimum(tf.shape(x)[0], most)])
+    assert facts_of(graph, [(x, 0)]).shape(cut) == (OPEN,)
+
+
 def test_a_rank_that_one_row_changes_is_unknown(graph):
     x = batch(1)
     squeezed = tf.squeeze(x)  # [B], and of one row []

@@ -5,8 +5,9 @@ rows, one that grows like them is a multiple of them, and any other is unknown. 
 assumes the shortest inner dimensions that the graph allows, the other long ones.
 
 A graph may cut, or take the larger of two numbers. A length then follows one expression up to some
-number of rows, and another beyond it. That number is made from numbers in the graph; the many rows
-are far more than these. Fewer than two rows are one row, which the third inference assumes.
+number of rows, and another beyond it. That number is made from numbers in the graph, or is a
+product of some; the many rows are far more than these. Fewer than two rows are one row, which the
+third inference assumes.
 """
 
 import math
@@ -14,11 +15,13 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from replicate.compat import inference
+from replicate.compat import tensorflow as tfc
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf
-from replicate.splitting.inference import extents
+from replicate.splitting.inference import extents, folding
 from replicate.splitting.inference.extents import Number, Sizes
 from replicate.splitting.inference.turns import MEASURING, Turns
 from replicate.splitting.structure import kinds
@@ -34,6 +37,8 @@ _MANY = (
 _GROUPS = 960
 # How many times the graph's largest number, which may be scaled, the many rows are at least.
 _FAR = 16
+# What makes numbers that are far larger than those it is given.
+_GROWING = ("Cumprod", "LeftShift", "Mul", "Pow", "Prod", "Square")
 # Assumed inner dimensions, the first that the graph allows: short, so that cuts show; long, prime.
 _SHORT = (1, 2, 5, 11)
 _LONG = (1009, 499, 61)
@@ -156,7 +161,7 @@ def probed(turns: Turns, given: Sequence[Known], static_rows: int | None) -> Pro
     """
     has_picked = any(isinstance(each, KnownRows) and each.is_picked for each in given)
     has_inner = any(map(_number_of_inner, given))
-    least = _FAR * _largest_number(turns.ops)
+    least = _FAR * _largest_number(turns)
     for assumed in _assumed(least, static_rows, has_picked, has_inner):
         found = _fitting(turns, given, assumed)
         if found and not (found[0].sizes.inner and _compares_lengths(turns.ops, given)):
@@ -206,22 +211,29 @@ def _fitting(
     return found
 
 
-def _largest_number(ops: Sequence[tf.Operation]) -> int:
+def _largest_number(turns: Turns) -> int:
     """Returns a graph's largest number that lengths may be made from, or compared with."""
     found = {1}
-    constants = []
+    constants, grown = [], []
     is_rounded = False
-    for op in ops:
+    for op in turns.ops:
         if op.type in MEASURING:
             found.update(size for each in op.inputs for size in static_dims(each) or () if size)
         elif op.type == "Const":
             constants.append(op)
+        elif op.type in _GROWING:
+            grown.append(op)
         elif op.type == "Cast" and op.inputs[0].dtype.is_floating:
             is_rounded |= op.outputs[0].dtype.is_integer
+    of_lengths = [tf.int32, tf.int64, *([tf.float32, tf.float64] if is_rounded else [])]
     for op in constants:
         dtype = op.outputs[0].dtype
         if dtype in (tf.int32, tf.int64) or (is_rounded and dtype.is_floating):
             found.update(_numbers(op))
+    folder = folding.Folder(_static_lengths, {}, turns.structure)
+    for op in grown:
+        if op.outputs[0].dtype in of_lengths:
+            found.update(_grown_numbers(op.outputs[0], folder))
     return max(number for number in found if number < _MANY[0][0])
 
 
@@ -229,8 +241,32 @@ def _numbers(constant: tf.Operation) -> list[int]:
     """Returns the numbers of a small constant."""
     if constant.outputs[0].shape.num_elements() > extents.MOST_ENTRIES:
         return []
-    values = tf.make_ndarray(constant.get_attr("value")).astype(np.float64).reshape(-1)
-    return [math.ceil(each) for each in np.abs(values[np.isfinite(values)])]
+    return _whole_numbers(tf.make_ndarray(constant.get_attr("value")))
+
+
+def _grown_numbers(tensor: tf.Tensor, folder: folding.Folder) -> list[int]:
+    """Returns the numbers of a small tensor, if they follow from constants and static lengths."""
+    if (tensor.shape.num_elements() or extents.MOST_ENTRIES + 1) > extents.MOST_ENTRIES:
+        return []
+    folded = folder.fold(tensor)
+    if folded is not None:
+        return _whole_numbers([each for each in folded.flat if isinstance(each, int)])
+    value = tfc.smart_cond.smart_constant_value(tensor)
+    return [] if value is None else _whole_numbers(value)
+
+
+def _whole_numbers(values: npt.ArrayLike) -> list[int]:
+    """Returns the sizes of numbers, rounded up."""
+    sizes = np.abs(np.asarray(values).astype(np.float64).reshape(-1))
+    return [math.ceil(each) for each in sizes[np.isfinite(sizes)]]
+
+
+def _static_lengths(tensor: tf.Tensor, mode: int) -> Sequence[Number] | None:
+    """Returns the lengths that the graph itself knows."""
+    dims = static_dims(tensor)
+    if dims is None:
+        return None
+    return [extents.unknown() if size is None else size for size in dims]
 
 
 def _compares_lengths(ops: Sequence[tf.Operation], given: Sequence[Known]) -> bool:

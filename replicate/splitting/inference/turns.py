@@ -99,6 +99,7 @@ class Turns:
             these are.
 
     Attributes:
+        structure: As given.
         ops: The operations, each after what it reads.
         links: What comes from around a loop, or out of a list.
     """
@@ -110,7 +111,7 @@ class Turns:
         ops: Collection[tf.Operation],
         vectors: Sequence[tuple[tf.Tensor, int]] = (),
     ):
-        self._structure = structure
+        self.structure = structure
         self._graph_def = _definition(graph, ops)
         self._nodes = {node.name: node for node in self._graph_def.node}
         self.ops = _in_order(ops)
@@ -277,7 +278,7 @@ class Turns:
             return self._new("Shape", name, [indices.name], T=indices.dtype, out_type=tf.int32)
         if op.get_attr("num_elements") >= 0:
             return self._constant(name, [op.get_attr("num_elements")])
-        sources = self._structure.list_sources(op.inputs[0])
+        sources = self.structure.list_sources(op.inputs[0])
         if len(sources) == 1 and sources[0].type == "TensorListReserve":
             packed = self._new("Pack", name, [sources[0].inputs[1].name], T=tf.int32)
             self._nodes[packed].attr["N"].i = 1
@@ -289,17 +290,17 @@ class Turns:
     def _writes_to(self, op: tf.Operation) -> list[tf.Operation]:
         """Returns what writes to the stack, list or array that an operation reads."""
         if op.type == "StackPopV2":
-            push = self._structure.push_of(op)
+            push = self.structure.push_of(op)
             return [] if push is None else [push]
         if op.type.startswith("TensorArray"):
             array = loops.handle_of(op.inputs[0])
-            while not self._structure.array_writes(array) and array.type == "TensorArrayGradV3":
+            while not self.structure.array_writes(array) and array.type == "TensorArrayGradV3":
                 array = loops.handle_of(array.inputs[0])
-            return [each for each in self._structure.array_writes(array) if each.type in _WRITES]
+            return [each for each in self.structure.array_writes(array) if each.type in _WRITES]
         writes: list[tf.Operation] = []
-        for source in self._structure.list_sources(op.inputs[0]):
+        for source in self.structure.list_sources(op.inputs[0]):
             is_full = source.type in _WRITES
-            writes += [source] if is_full else self._structure.list_writes(source)
+            writes += [source] if is_full else self.structure.list_writes(source)
         return writes
 
     # What no one evaluates.
