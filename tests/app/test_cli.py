@@ -19,6 +19,7 @@ from replicate.app.command import cli, command_line, commands, model_commands
 from replicate.app.config import config
 from replicate.app.console import failures, interrupts
 from replicate.compat.tensorflow import tf
+from replicate.strategy.towers import lockstep
 
 TOP = pathlib.Path(__file__).parents[2]
 DIGITS = str(TOP / "configs" / "digits.yaml")
@@ -427,8 +428,12 @@ def test_other_errors_are_shown_with_their_place():
 
 @pytest.mark.parametrize("module", ["tensorflow", "tensorflow._api.v2.compat.v1"])
 def test_who_misses_tf_estimator_is_led_to_ours(module):
-    text = failures.explain(AttributeError(f"module '{module}' has no attribute 'estimator'"))
-    assert "call replicate.estimator.install() ahead of that line" in text
+    error = AttributeError(f"module '{module}' has no attribute 'estimator'")
+    then = "call replicate.estimator.install() ahead of that line"
+    assert failures.explain(error).count(then) == 1
+    with pytest.raises(AttributeError), lockstep.explained():  # as where a model_fn is called
+        raise error
+    assert failures.explain(error).count(then) == 1
 
 
 def test_who_has_no_memory_left_is_told_what_did_not_fit_and_what_to_do():

@@ -115,6 +115,7 @@ def test_what_is_no_table_is_named(tmp_path, written, fault):
         (",0,1\n0,5,6\n1,7,8\n", {"0": "int64", "1": "int64"}, "column 1: left out, as it has no"),
         ("x,2019,2020\n1,2,3\n4,5,6\n", {"x": "int64", "2019": "int64", "2020": "int64"}, ""),
         ("x,x,y\n1,2,3\n4,5,6\n", {"y": "int64"}, "x: left out, as 2 columns are called so"),
+        ("7,Label\n1.5,cat\n2.5,dog\n", {"7": "float32", "Label": "string"}, "label: Label, by"),
     ],
 )
 def test_a_header_is_one_whatever_its_names_are(tmp_path, capsys, text, columns, told):
@@ -127,7 +128,18 @@ def test_a_header_is_one_whatever_its_names_are(tmp_path, capsys, text, columns,
     assert {name: len(cells) for name, cells in rows.items()} == dict.fromkeys(columns, 2)
 
 
-@pytest.mark.parametrize("text", ["1,x\n2,y\n", "01,5\n2,6\n", "NA,1\n3,4\n", ",1\n3,4\n5,6\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1,x\n2,y\n",
+        "01,5\n2,6\n",
+        "NA,1\n3,4\n",
+        ",1\n3,4\n5,6\n",
+        "5,class\n6,object\n7,class\n",
+        "5,y\n6,n\n",
+        "0,1\n0.5,2\n",
+    ],
+)
 def test_what_may_be_data_is_no_header(tmp_path, text):
     (tmp_path / "d.csv").write_text(text)
     assert samples.look("csv", str(tmp_path / "d.csv")).keys["header"] is False

@@ -31,7 +31,8 @@ def explain(error: BaseException) -> str:
     operation = getattr(error, "op", None)  # of TensorFlow's errors
     hints += [f"The operation is {operation.name}."] if operation is not None else []
     hints += getattr(error, "__notes__", [])
-    return "\n".join([located(error), *hints, "Set REPLICATE_DEBUG=1 to see the traceback."])
+    told = dict.fromkeys([located(error), *hints])
+    return "\n".join([*told, "Set REPLICATE_DEBUG=1 to see the traceback."])
 
 
 def _without_memory(message: str) -> list[str]:

@@ -196,14 +196,15 @@ def _columns(
 def _is_header(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Tells whether a first row has names.
 
-    It has where a word is above numbers, or nothing is above the index that pandas writes. Where
-    neither is so, names are words, and all are different.
+    It has where a word is above numbers, a label's name above other words, or nothing above the
+    index that pandas writes. Where none is so, names are words, and all are different.
     """
     index = list(map(str, range(len(rows))))
     for name, *cells in zip(head, *rows, strict=True):
         below = set(cells) - _ABSENT
         is_word = not _is_number(name) and name.lower() not in (*map(str.lower, _ABSENT), *_TRUTHS)
-        if is_word and below and _dtype(below) != "string":
+        is_label = len(name) > 1 and name.lower() in _LABELS and name not in below
+        if below and (is_label or (is_word and _dtype(below) != "string")):
             return True
         if not name and cells and cells == index:
             return True
