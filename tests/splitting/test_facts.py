@@ -187,6 +187,16 @@ def test_a_graph_that_wants_more_rows_has_them(graph):
     assert facts.shape(first) == (Extent(10), Extent(4))
 
 
+def test_told_lengths_that_want_more_rows_leave_what_was_inferred(graph):
+    x = batch(4)
+    four = tf.size(x) // tf.shape(x)[0]
+    told = tf.fill([tf.shape(x[:, :four])[1] - 1], 1) * [2, 3, 4]  # no importer knows it
+    six = tf.reshape(tf.reshape(x[:6], told), [-1, 4]) * x[:6]  # fails on fewer rows
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(x) == (ROW, Extent(4))
+    assert facts.shape(six) == (OPEN, Extent(4))
+
+
 def test_rows_may_be_along_another_axis(graph):
     x = tf1.placeholder(tf.float32, [5, None])
     facts = facts_of(graph, [(x, 1)])

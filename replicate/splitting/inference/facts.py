@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from replicate.compat import inference
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf
 from replicate.graph import operations
@@ -256,8 +257,13 @@ class Facts:
             if not more:
                 return
             learned.update(more)
-            for probe in (*self._probes, *filter(None, [self._of_one_row])):
-                probe.learn(more)
+            one = self._of_one_row
+            try:
+                found = [probe.learned(more) for probe in self._probes]
+                alone = None if one is None else one.learned(more)
+            except inference.UnfitError:
+                return  # the graph wants more rows than were assumed: what was inferred stays
+            self._probes, self._of_one_row = found, alone
             self._lengths.clear()
             self._extents.clear()
             self._folder.forget()

@@ -106,11 +106,17 @@ class Probe:
         self._known, self._entries = dict(known), entries
         self._infer()
 
-    def learn(self, lengths: Mapping[Hashable, Sequence[Number]]) -> None:
-        """Infers what follows from more lengths of tensors, by `ref()`."""
-        for ref, numbers in lengths.items():
-            self._known[ref] = [extents.at(number, self.sizes) for number in numbers]
-        self._infer()
+    def learned(self, lengths: Mapping[Hashable, Sequence[Number]]) -> "Probe":
+        """Returns the inference that knows more lengths of tensors, by `ref()`.
+
+        Raises:
+            UnfitError: If the graph does not allow these for so many rows.
+        """
+        more = {
+            ref: [extents.at(number, self.sizes) for number in numbers]
+            for ref, numbers in lengths.items()
+        }
+        return Probe(self._turns, {**self._known, **more}, self._entries, self.sizes)
 
     def _infer(self) -> None:
         refuted: dict[str, Dims | None] = {}
