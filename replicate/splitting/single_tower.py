@@ -9,6 +9,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation, placement
 from replicate.strategy import base, context
 from replicate.strategy.policies import mirrored, one_device
+from replicate.strategy.towers import lockstep
 from replicate.strategy.variables import variables
 
 
@@ -53,6 +54,10 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
         results = super().run_towers(*args, **kwargs)
         placement.keep_beside_variables(tf1.get_default_graph())
         return results
+
+    def _noted(self) -> contextlib.AbstractContextManager[None]:
+        """See base class: a model that is split over devices is no tower to its author."""
+        return lockstep.explained()
 
     @property
     def home(self) -> str:

@@ -1,5 +1,6 @@
 """`OneDeviceStrategy`: one tower on one device."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from replicate import devices, types
@@ -40,13 +41,17 @@ class OneDeviceStrategy(base.DistributionStrategy, names=("one_device",)):
         del options  # a single tower shares nothing
         share = context.share()
         tower = towers.TowerContext(self, 0, share)
-        with lockstep.noted(0, 1), bridge.in_tower(tower, share), self._tower_device(0):
+        with self._noted(), bridge.in_tower(tower, share), self._tower_device(0):
             return [
                 fn(
                     *values.select_tower(0, tuple(args)),
                     **values.select_tower(0, dict(kwargs or {})),
                 )
             ]
+
+    def _noted(self) -> contextlib.AbstractContextManager[None]:
+        """Returns what adds to the notes of an exception that passes."""
+        return lockstep.noted(0, 1)
 
     def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         return ("",)

@@ -410,13 +410,12 @@ def _shown(fn: types.Function) -> str:
 
 @contextlib.contextmanager
 def noted(tower_id: int, num_towers: int) -> Iterator[None]:
-    """Adds the tower's number, if it is one of several, to the notes of an exception."""
+    """Adds the tower's number to the notes of an exception that passes."""
     with explained():
         try:
             yield
         except BaseException as failure:
-            if num_towers > 1:
-                add_note(failure, f"raised in tower {tower_id} of {num_towers}")
+            add_note(failure, f"raised in tower {tower_id} of {num_towers}")
             raise
 
 
