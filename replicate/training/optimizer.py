@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation, operations
-from replicate.strategy import context, default
-from replicate.training import accumulation, tower_optimizer
+from replicate.strategy import context
 from replicate.training import step as steps
+from replicate.training import tower_optimizer
 
 # What each variable has: its initializer, and a value and a truth that sessions ask for.
 _OF_EVERY_VARIABLE = (
@@ -151,9 +151,4 @@ def minimize(optimizer: tf1.train.Optimizer, loss: tf.Tensor) -> tf.Operation:
             "the model_fn for operations without gradients."
         )
     global_step = tf1.train.get_or_create_global_step()
-    before = accumulation.writers(global_step)
-    updated = context.required_share().step.apply_gradients(optimizer, pairs, global_step)
-    if accumulation.writers(global_step) > before:
-        return updated
-    with tf1.control_dependencies([tf1.group(updated)]):  # it leaves the step to its caller
-        return default.increment_var(global_step)
+    return context.required_share().step.apply_gradients(optimizer, pairs, global_step)

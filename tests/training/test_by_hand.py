@@ -117,13 +117,6 @@ def test_what_an_optimizer_adds_to_gradients_is_added_once_an_update():
     assert found == [0, -1.5, -1.5, -4.75]
 
 
-@pytest.mark.parametrize("options", [{}, {"accumulate_steps": 2}], ids=str)
-def test_the_step_of_optimizer_fn_counts_batches_whatever_the_optimizer_does(options):
-    model = model_of(lambda loss: tf1.no_op())
-    found = runs.train(runs.replicated(model, 2, optimizer_fn=Lone, **options), 2, BATCHES)
-    assert [step["global_step"] for step in found.steps] == [1, 2]
-
-
 # Assignments by hand.
 
 
