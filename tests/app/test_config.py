@@ -353,6 +353,7 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("random_numbers=one_devise", "one of one_device, per_device, got 'one_devise'. Did you"),
         ('run={"\\0csv": 1}', "run.\0csv: unknown key"),
         ('train.input={kind: npz, file: x, "\\0npz": 1}', "input.\0npz: unknown key"),
+        ('train.input={kind: npz, file: x, "\\0npz": 1, nam: 2}', "input.nam: unknown key"),
         ('train.input={kind: npz, file: x, "[key]": 1}', "input.[key]: unknown key"),
         ('export={assets_extra: {"[key]": 3}}', "assets_extra.[key]: must be a path, got 3"),
         ('export={assets_extra: {"": a}}', "assets_extra.: must be named by a path"),

@@ -97,8 +97,9 @@ def _meant(
 def _path(place: Sequence[str | int], data: Any) -> tuple[str | int, ...]:
     """Returns the keys on the way to an error, without what pydantic puts between them."""
     path = []
-    for part in place:
-        is_key = isinstance(data, dict) and part in data
+    for n, part in enumerate(place, 1):
+        is_tag = str(part).startswith(types.TAG) and n < len(place)  # a last one may be a key
+        is_key = isinstance(data, dict) and part in data and not is_tag
         if not is_key and (part == "[key]" or str(part).startswith(types.TAG)):
             continue  # a key that is wrong as such, or a member of a union
         path.append(part)
