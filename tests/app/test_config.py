@@ -353,7 +353,6 @@ def test_all_faults_are_reported_at_once(tmp_path):
         ("random_numbers=one_devise", "one of one_device, per_device, got 'one_devise'. Did you"),
         ('run={"\\0csv": 1}', "run.\0csv: unknown key"),
         ('train.input={kind: npz, file: x, "\\0npz": 1}', "input.\0npz: unknown key"),
-        ('train.input={kind: npz, file: x, "\\0npz": 1, nam: 2}', "input.nam: unknown key"),
         ('train.input={kind: npz, file: x, "[key]": 1}', "input.[key]: unknown key"),
         ('export={assets_extra: {"[key]": 3}}', "assets_extra.[key]: must be a path, got 3"),
         ('export={assets_extra: {"": a}}', "assets_extra.: must be named by a path"),
@@ -364,6 +363,13 @@ def test_a_broken_rule_is_named(tmp_path, assignment, fault):
     assert len(faults) == 1
     assert faults[0].startswith(f"--set {assignment.partition('=')[0]}")
     assert fault in faults[0]
+
+
+def test_a_key_like_a_unions_tag_hides_no_other(tmp_path):
+    assignment = 'train.input={kind: npz, file: x, "\\0npz": text, nam: 2}'
+    faults = faults_of(tmp_path, SMALL, assignment)
+    assert [fault.partition("unknown key")[1] for fault in faults] == ["unknown key"] * 2
+    assert "input.nam: " in faults[1]
 
 
 @pytest.mark.parametrize(
