@@ -157,7 +157,9 @@ class Analysis:
             if self.structure.loop(op) is None:
                 self._be_whole(op, "it is made from whole values")
         elif op.type in LEAVES:
-            self._take(op, [SIZE] * len(op.outputs), SIZE)
+            # NOTE: of several shapes those of whole values are the same on all devices.
+            measured = inputs if op.type == "ShapeN" else [SIZE]
+            self._take(op, [WHOLE if each is WHOLE else SIZE for each in measured], SIZE)
         elif not is_asked and self._is_of_sizes(op, inputs):
             self._take(op, [SIZE] * len(op.outputs), SIZE)
         else:
@@ -243,8 +245,8 @@ class Analysis:
             return False
         if op.type not in folding.FOLDED or not all(_is_number(each) for each in op.outputs):
             return False
-        if op.type == "BroadcastGradientArgs":
-            # NOTE: it would compare a whole shape with a device's own.
+        if op.type in ("BroadcastArgs", "BroadcastGradientArgs", "ConcatOffset"):
+            # NOTE: they would compare a whole shape with a device's own.
             return all(
                 state is SIZE or self._is_without_rows(tensor)
                 for tensor, state in zip(op.inputs, inputs, strict=True)

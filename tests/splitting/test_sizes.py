@@ -34,6 +34,15 @@ def squeezed(x, rows):
 
 
 @model
+def beside_a_whole_value(x, rows):
+    """[B, 4], of which Python makes one column, all rows at once; and the gradient's parts."""
+    whole = tf.numpy_function(lambda values: values[:, :1], [x], F64)
+    whole.set_shape([None, 1])
+    joined = tf.concat([tf.tanh(x), whole], 1)
+    return [joined, *tf.gradients(tf.reduce_sum(joined**2), [x])]
+
+
+@model
 def reduced_behind_a_squeeze(x, rows):
     """[B, 4], of which the largest is taken of all rows; [4], of all four."""
     wide = tf.squeeze(column(x)[:, :, tf.newaxis] * np.linspace(-0.3, 1.0, 4))
