@@ -156,8 +156,10 @@ MODELS = {
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_as_on_one_device(name, strategy):
+    # Float16 has 11 bits: what is added in another order differs in the last ones.
+    tolerance = (2**-9, 2**-9) if "mixed" in name else (2e-4, 2e-5)
     exactness.require_one_device(
-        MODELS[name], BATCHES, is_static=True, devices=2, strategy=strategy
+        MODELS[name], BATCHES, is_static=True, devices=2, strategy=strategy, tolerance=tolerance
     )
 
 
