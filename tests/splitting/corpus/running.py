@@ -8,12 +8,14 @@ import numpy as np
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting import splitter
+from replicate.verification import races
 from tests import exactness
 from tests.splitting.corpus import table
 from tests.splitting.corpus.model import Model
 
 STEPS = 3
 PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)  # a graph that waits for itself is a failure
+AFTER = "after "  # begins the names of values that are fetched once a step is over
 DEVICES = [f"/device:CPU:{k}" for k in range(8)]
 
 
@@ -101,6 +103,11 @@ class Built:
         self.steps = found[len(self.values) :]
         return result
 
+    def fetched_by_a_step(self) -> list:
+        """Returns what is fetched together while a step is taken."""
+        values = [value for key, value in self.values.items() if not key.startswith(AFTER)]
+        return tf.nest.flatten([*values, self.steps[0]])
+
     def run(self) -> dict[int, list[dict]]:
         """Runs the steps; returns for each number of rows what each gives: values and variables."""
         with self.graph.as_default(), tf1.Session(config=exactness.session_config()) as session:
@@ -119,7 +126,7 @@ class Built:
         starts = {v.initializer.inputs[1]: first_value(v.shape.as_list()) for v in trained}
         session.run([v.initializer for v in trained], starts)
         session.run([v.initializer for v in behind if v not in trained])
-        now = {key: value for key, value in self.values.items() if not key.startswith("after ")}
+        now = {key: value for key, value in self.values.items() if not key.startswith(AFTER)}
         after = {key: value for key, value in self.values.items() if key not in now}
         found = []
         for step in range(STEPS):
@@ -148,6 +155,9 @@ def _begins_as_another(variable: tf.Variable) -> bool:
 def faults(setting: Setting) -> list[str]:
     """Returns in what a model that is split differs from one device; nothing if it does not."""
     built = Built(table.MODELS[setting.name], setting)
+    left_open = races.find(built.graph, built.fetched_by_a_step())
+    if left_open:
+        return [f"one device may do it either way: {race}" for race in left_open]
     wanted = built.run()
     built.split()
     return [
