@@ -18,6 +18,16 @@ _shows_progress = True
 _shows_news = True
 _NO_ESTIMATOR = re.compile(r"module 'tensorflow[\w.]*' has no attribute 'estimator'")
 _CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")
+_LISTINGS = ("Traceback", "Original stack trace", "Detected at node", "Hint: ")
+_MAX_LINES = 3
+_PREFIXES = (  # what TensorFlow puts before a message, in this order
+    re.compile(r"^Graph execution error:\s*"),
+    re.compile(r"^\d+ root error\(s\) found\.\s*"),
+    re.compile(r"^\(0\) [A-Z_]+: "),
+    re.compile(r"^Error in user-defined function passed to \S+ transformation with iterator: "),
+    re.compile(r"^Iterator::\S+: "),
+    re.compile(r"^Name: <unknown>, "),
+)
 CLEAR_LINE = "\r\033[K"
 # What TensorFlow logs whatever its level is set to, for Python and grep.
 _LOGGED = (
@@ -34,6 +44,24 @@ def without_estimators(error: BaseException) -> str:
         "TensorFlow 2.16 and later have none. Take it from replicate.estimator, or call "
         "replicate.estimator.install() ahead of that line."
     )
+
+
+def first_lines(error: BaseException) -> str:
+    """Returns the message without the node and stack listings of TensorFlow around it."""
+    lines = str(getattr(error, "message", None) or error).splitlines()
+    nodes = [index for index, line in enumerate(lines) if line.startswith("Node: ")]
+    if nodes:  # the listing came first
+        lines = lines[nodes[-1] + 1 :]
+    kept = []
+    for line in map(str.strip, lines):
+        if line.startswith((*_LISTINGS, "(1) ")):
+            break
+        if line and not line.startswith("[["):
+            kept.append(line)
+    text = " ".join(kept[:_MAX_LINES])
+    for prefix in _PREFIXES:
+        text = prefix.sub("", text)
+    return text
 
 
 def warn(text: str, page: str) -> None:

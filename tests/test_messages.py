@@ -39,6 +39,18 @@ def test_each_message_leads_to_a_page():
         assert not anchor or anchor in anchors(ROOT / "docs" / name), page
 
 
+def test_tensorflows_listings_are_left_out():
+    error = RuntimeError("Bad shape\n\t [[{{node x}}]]\n\nOriginal stack trace for 'x':\n File ...")
+    assert messages.first_lines(error) == "Bad shape"
+    error = RuntimeError(
+        "Graph execution error:\n\nDetected at node x defined at (most recent call last):\n"
+        "  File ...\nNode: 'x'\nBad shape\n\t [[{{node x}}]]\n\nOriginal stack trace for 'x':"
+    )
+    assert messages.first_lines(error) == "Bad shape"
+    error = RuntimeError("No space left\n\t [[node]]\nHint: If you want to see a list of tensors")
+    assert messages.first_lines(error) == "No space left"
+
+
 def test_a_message_comes_once(caplog):
     for _ in range(3):
         messages.warn("One thing.", "python.md")

@@ -309,6 +309,18 @@ def test_what_only_towers_refuse_differs():
     assert row_of(found, "predictions").verdict == "equal"
 
 
+def test_the_reason_of_an_error_at_run_time_is_told():
+    def too_few(x):
+        with tf.control_dependencies([tf1.assert_greater(tf.shape(x)[0], 5, message="too few")]):
+            return tf.identity(x)
+
+    found = call(regression(too_few))  # 7 rows on one device, 3, 2 and 2 on three
+    assert re.search(
+        r"the towers raise InvalidArgumentError: assertion failed: \[too few", str(found)
+    )
+    assert "Graph execution error" not in str(found)
+
+
 @pytest.mark.thorough
 def test_features_may_be_sparse_ragged_and_nested():
     def model_fn(features, labels, mode):

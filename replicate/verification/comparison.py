@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replicate import types
+from replicate import messages, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.verification import inputs, judgement, measures, races, runs, subjects
 
@@ -245,9 +245,7 @@ class _Mode:
 
     def _note_failure(self, one_round: inputs.Round, who: str, error: Exception) -> None:
         mode = runs.MODE_NAMES[self._mode]
-        text = str(getattr(error, "message", None) or error)
-        (line, *_) = [line for line in text.splitlines() if line] or [""]
-        told = f"{type(error).__name__}: {line.rstrip('.')}"
+        told = f"{type(error).__name__}: {messages.first_lines(error).rstrip('.')}"
         self._note(f"In {mode}, with batches {one_round.label}, {who} {told}.")
 
     def _note(self, text: str) -> None:

@@ -448,18 +448,6 @@ def test_who_has_no_memory_left_is_told_what_did_not_fit_and_what_to_do():
     assert "The operation is large." in text
 
 
-def test_tensorflows_listings_are_left_out():
-    error = RuntimeError("Bad shape\n\t [[{{node x}}]]\n\nOriginal stack trace for 'x':\n File ...")
-    assert failures.first_lines(error) == "Bad shape"
-    error = RuntimeError(
-        "Graph execution error:\n\nDetected at node x defined at (most recent call last):\n"
-        "  File ...\nNode: 'x'\nBad shape\n\t [[{{node x}}]]\n\nOriginal stack trace for 'x':"
-    )
-    assert failures.first_lines(error) == "Bad shape"
-    error = RuntimeError("No space left\n\t [[node]]\nHint: If you want to see a list of tensors")
-    assert failures.first_lines(error) == "No space left"
-
-
 @pytest.mark.parametrize(("number", "text"), [("SIGTERM", "terminated"), ("SIGINT", "interrupted")])
 def test_a_signal_that_a_library_makes_an_error_of_is_an_interruption(
     monkeypatch, capsys, number, text

@@ -8,18 +8,8 @@ from pathlib import Path
 from replicate import errors, messages
 
 _LIBRARIES = ("site-packages", "<frozen")
-_LISTINGS = ("Traceback", "Original stack trace", "Detected at node", "Hint: ")
-_MAX_LINES = 3
 _NO_MEMORY = re.compile(r"OOM when allocating tensor with shape\[([\d,]*)\] and type (\w+)")
 _BITS = {"float": 32, "double": 64, "half": 16, "bool": 8}  # others have the number in their names
-_PREFIXES = (  # what TensorFlow puts before a message, in this order
-    re.compile(r"^Graph execution error:\s*"),
-    re.compile(r"^\d+ root error\(s\) found\.\s*"),
-    re.compile(r"^\(0\) [A-Z_]+: "),
-    re.compile(r"^Error in user-defined function passed to \S+ transformation with iterator: "),
-    re.compile(r"^Iterator::\S+: "),
-    re.compile(r"^Name: <unknown>, "),
-)
 
 
 def explain(error: BaseException) -> str:
@@ -52,25 +42,7 @@ def _without_memory(message: str) -> list[str]:
 
 def located(error: BaseException) -> str:
     """Returns an exception's type and message, after the user's line that it arose in."""
-    return f"{_users_line(error)}{type(error).__name__}: {first_lines(error)}"
-
-
-def first_lines(error: BaseException) -> str:
-    """Returns the message without the node and stack listings of TensorFlow around it."""
-    lines = str(getattr(error, "message", None) or error).splitlines()
-    nodes = [index for index, line in enumerate(lines) if line.startswith("Node: ")]
-    if nodes:  # the listing came first
-        lines = lines[nodes[-1] + 1 :]
-    kept = []
-    for line in map(str.strip, lines):
-        if line.startswith((*_LISTINGS, "(1) ")):
-            break
-        if line and not line.startswith("[["):
-            kept.append(line)
-    text = " ".join(kept[:_MAX_LINES])
-    for prefix in _PREFIXES:
-        text = prefix.sub("", text)
-    return text
+    return f"{_users_line(error)}{type(error).__name__}: {messages.first_lines(error)}"
 
 
 def _users_line(error: BaseException) -> str:

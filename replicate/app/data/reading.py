@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from google.protobuf import message
 
-from replicate import errors
+from replicate import errors, messages
 from replicate.app.config import config, input_config
-from replicate.app.console import failures
 from replicate.app.data import inputs
 from replicate.app.runs import checkpoints
 from replicate.compat.tensorflow import tf, tf1
@@ -82,12 +81,12 @@ def _is_reading(error: tf.errors.OpError) -> bool:
 
 
 def _fault(settings: config.Config, section: str, error: tf.errors.OpError) -> str:
-    ours = _OURS.search(failures.first_lines(error))
+    ours = _OURS.search(messages.first_lines(error))
     source = settings.input_of(section)
     if ours is not None:  # of a stream of ours, through TensorFlow
         return ours[1].removeprefix(f"{source.called(section)}: ")
     named = getattr(source, "function", "") or ", ".join(input_config.files_of(source))
-    return f"{named}: must be readable as the config says: {failures.first_lines(error)}"
+    return f"{named}: must be readable as the config says: {messages.first_lines(error)}"
 
 
 def _record_fault(settings: config.Config, section: str) -> str:
@@ -114,7 +113,7 @@ def _record_fault(settings: config.Config, section: str) -> str:
                 if looked_at >= _MAX_LOOKED_AT:
                     return ""
         except tf.errors.OpError as e:
-            reason = failures.first_lines(e).rstrip(".")
+            reason = messages.first_lines(e).rstrip(".")
             return (
                 f"{path}: must be readable as the config says: record {number + 1}: {reason}. "
                 "Write the file again, or correct compression."

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from replicate import errors
-from replicate.app.console import failures
+from replicate import errors, messages
 from replicate.app.runs import atomic_files, checkpoints
 from replicate.compat.tensorflow import tf, tf1
 
@@ -74,7 +73,7 @@ def _read(path: str) -> _Checkpoint:
         return _Checkpoint(path, reader.get_tensor, types, reader.get_variable_to_shape_map())
     except (tf.errors.OpError, IndexError, RuntimeError, ValueError) as e:
         raise errors.RunError(
-            f"{path} must be a readable checkpoint: {failures.first_lines(e).rstrip('.')}. "
+            f"{path} must be a readable checkpoint: {messages.first_lines(e).rstrip('.')}. "
             "Name others."
         ) from e
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from replicate import errors, messages
-from replicate.app.console import failures
 from replicate.app.runs import atomic_files, records
 from replicate.compat.tensorflow import tf, tf1
 
@@ -326,7 +325,7 @@ def naming_full_disk(model_dir: str) -> Iterator[None]:
         yield
     except (OSError, tf.errors.OpError) as e:
         number = e.errno if isinstance(e, OSError) else None
-        text = failures.first_lines(e)
+        text = messages.first_lines(e)
         if number not in _FULL and not any(os.strerror(one) in text for one in _FULL):
             raise
         raise errors.RunError(
@@ -392,7 +391,7 @@ def _newest(model_dir: str) -> str | None:
 def _unreadable(path: str, reason: Exception) -> Unreadable:
     return Unreadable(
         f"model_dir: {path} must be a readable checkpoint: "
-        f"{failures.first_lines(reason).rstrip('.')}. Remove what is broken from "
+        f"{messages.first_lines(reason).rstrip('.')}. Remove what is broken from "
         f"{os.path.dirname(path)}, or choose another model_dir.",
         path,
     )

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from replicate import errors
+from replicate import errors, messages
 from replicate.app.config import types
-from replicate.app.console import failures, json_output
+from replicate.app.console import json_output
 from replicate.app.runs import atomic_files
 from replicate.compat.tensorflow import tf, tf1
 from replicate.exporting import predictor as predictors
@@ -81,7 +81,7 @@ class Source(NamedTuple):
                 except (ValueError, TypeError, tf.errors.OpError) as e:
                     raise self._fault(
                         f"{self.signature} must be able to take the rows of {self.input}: "
-                        f"{failures.first_lines(e)}"
+                        f"{messages.first_lines(e)}"
                     ) from e
                 yield from self.rows_of(found, keys)
 
@@ -135,7 +135,7 @@ def _loaded(path: str) -> predictors.Predictor:
             names = [name.rstrip("/") for name in tf.io.gfile.listdir(path)]
         newest = max((name for name in names if name.isdecimal()), key=int, default=None)
         then = f" Did you mean {os.path.join(path, newest)}?" if newest else ""
-        raise errors.RunError(f"--saved-model {path}: {failures.first_lines(e)}{then}") from e
+        raise errors.RunError(f"--saved-model {path}: {messages.first_lines(e)}{then}") from e
 
 
 def _batches(input_fn: Callable[[], tf.data.Dataset]) -> Iterator[Any]:
