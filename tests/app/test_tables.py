@@ -323,8 +323,14 @@ def test_npz_text_of_any_language_is_utf8(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "fault"),
     [
-        ({"features": ("imag",)}, "has no array 'imag'. Did you mean image?"),
-        ({"features": ("image",), "label": "zzz"}, "has no array 'zzz'. It has image, name"),
+        (
+            {"features": ("imag",)},
+            "must have the array 'imag', got image, name, label, few, lone",
+        ),
+        (
+            {"features": ("image",), "label": "zzz"},
+            "ragged. Correct features and label, or the file.",
+        ),
         ({"features": ("image", "few")}, "image has 6 rows, few has 5"),
         ({"features": ("lone",)}, "lone must have rows along axis 0"),
         ({"features": ("none",)}, "must have rows, has none."),

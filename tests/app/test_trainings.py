@@ -146,6 +146,13 @@ def run(folder, command, model_dir, *assignments, options=(), code=0):
     return out.getvalue(), err.getvalue()
 
 
+def test_of_inputs_that_lack_an_array_the_training_one_is_told(folder, tmp_path):
+    lacking = [f"{section}.input.features=[x, z]" for section in ("train", "eval")]
+    told = run(folder, "train", tmp_path, *lacking, code=1)[1]
+    assert "\ntrain.input: " in told
+    assert "must have the array 'z', got x, y." in told
+
+
 @pytest.fixture(name="trained", scope="module")
 def train_once(folder):
     """Returns the folder after a training of 4 steps into `trained`."""

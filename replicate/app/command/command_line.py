@@ -42,6 +42,7 @@ _NEEDED = {  # options that say more about another one
     "signature": "saved_model",
     **dict.fromkeys(("ps", "bandwidth", "latency", "compute"), "workers"),
 }
+_NO_OPTIONS = ("assignments", "command", "configs", "data", "model_dirs", "takes_keys")
 _MAX_MEANT = 3  # keys that an unknown option may mean
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly")
 
@@ -404,8 +405,14 @@ def _meant(found: argparse.Namespace, rest: Sequence[str]) -> str:
     if (command, name) == ("predict", "keep"):
         return ". What model_fn returns among its predictions is written: add a feature there."
     meant = (name, *catalog.OTHER_NAMES.get(name, ()))
-    same = [key for key in keys if key.rpartition(".")[2] in meant]
-    near = same[:_MAX_MEANT] or difflib.get_close_matches(name, keys, n=1)
+    parts = [key.rpartition(".")[2] for key in keys]
+    options = [one for one in vars(found) if one not in _NO_OPTIONS]
+    if not set(meant) & {*parts, *options}:
+        from replicate.app.config import types
+
+        meant = (types.nearest(name, [*options, *keys, *parts]),)
+    near = [one.replace("_", "-") for one in options if one in meant]
+    near = near or [key for key in keys if {key, key.rpartition(".")[2]} & {*meant}][:_MAX_MEANT]
     return f". Did you mean {' or '.join('--' + key for key in near)}?" if near else ""
 
 

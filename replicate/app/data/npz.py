@@ -38,8 +38,11 @@ def read(
     wanted += [(label, label) for label in labels if has_label]
     for _, array in wanted:
         if array not in stored:
-            then = types.meant(array, stored, f"It has {', '.join(stored)}.")
-            raise errors.RunError(f"{key}: {source.file}: has no array {array!r}. {then}")
+            then = types.meant(array, stored, "Correct features and label, or the file.")
+            raise errors.RunError(
+                f"{key}: {source.file}: must have the array {array!r}, got {', '.join(stored)}. "
+                f"{then}"
+            )
     _need_dtypes_of_arrays(source, {*stored, *labels, *(name for name, _ in wanted)}, key)
     _check_rows({array: stored[array] for _, array in wanted}, source.file, key)
     found = [(name, _cut(stored[array], source, (name, array), key)) for name, array in wanted]

@@ -60,6 +60,8 @@ class Steps:
             make = optimizers.recorded(described.optimizer_fn, self._optimizers)
             described = described._replace(optimizer_fn=make)
         self.estimator = estimators.build(described, self._saved_once)
+        # Now, so that what is wrong with it is told ahead of what follows training.
+        self._input_fn = None if goal.is_reached else self._made_input_fn()
 
     @property
     def were_stopped(self) -> bool:
@@ -95,11 +97,10 @@ class Steps:
         ours = [self._progress, self._ending]
         ours += [self._summaries] if run.task.is_chief else []
         ours.append(hooks.MeetingHook(run.display, run.task, settings.cluster.timeout))
-        input_fn = self._input_fn()
         begin()
         with reading.naming(settings, "train"), self._others_may_be_gone():
             self.estimator.train(
-                input_fn,
+                self._input_fn,
                 hooks=[*ours, *self._own_hooks],
                 max_steps=self._goal.end,
                 saving_listeners=listeners,
@@ -125,7 +126,7 @@ class Steps:
         self._shown.pause()
         self._summaries.leave_out(seconds)
 
-    def _input_fn(self) -> Callable[[], tf.data.Dataset]:
+    def _made_input_fn(self) -> Callable[[], tf.data.Dataset]:
         settings, passes, task = self._run.settings, self._goal.epochs, self._run.task
         source = self._wanted.input
         if passes is None:
