@@ -34,9 +34,12 @@ def test_keys_that_differ_from_the_last_run_are_told_one_by_one(kept, tmp_path, 
     assert kept.changes(AFTER) == [
         "train.steps: was 4, is 5",
         "train.hooks: was [], is ['m:f']",
-        "optimizer: was null, is not there",
-        "optimizer.name: was not there, is Adam",
+        "optimizer: removed, was null",
+        "optimizer.name: added, is Adam",
     ]
+    kept.write_config(BEFORE + "params: {rate: 1}\n", "/configs")
+    assert kept.changes(BEFORE + "params: {}\n") == ["params.rate: removed, was 1"]
+    kept.write_config(BEFORE, "/configs")
     text = (tmp_path / "config.yaml").read_text()
     assert text.startswith("# Written by `replicate train`")
     assert yaml.safe_load(text) == yaml.safe_load(BEFORE)

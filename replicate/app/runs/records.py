@@ -47,7 +47,7 @@ class Records:
             return []
         old, new = dict(_flat(before)), dict(_flat(_plain(text) or {}))
         return [
-            f"{key}: was {_shown(old, key)}, is {_shown(new, key)}"
+            f"{key}: {_change(old, new, key)}"
             for key in {**old, **new}
             if _differ(old.get(key, _NOT_THERE), new.get(key, _NOT_THERE))
         ]
@@ -144,7 +144,7 @@ def _plain(text: str) -> Any:
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields dotted key -> value of everything that is no mapping."""
-    if not isinstance(value, Mapping) or (path and not value):
+    if not isinstance(value, Mapping):
         yield path, value
         return
     for name, one in value.items():
@@ -156,8 +156,14 @@ def _differ(one: Any, other: Any) -> bool:
     return one != other and not are_no_numbers
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    if key not in values:
-        return "not there"
-    text = yaml.safe_dump(values[key], default_flow_style=True, width=10_000, allow_unicode=True)
+def _change(old: Mapping[str, Any], new: Mapping[str, Any], key: str) -> str:
+    if key not in old:
+        return f"added, is {_shown(new[key])}"
+    if key not in new:
+        return f"removed, was {_shown(old[key])}"
+    return f"was {_shown(old[key])}, is {_shown(new[key])}"
+
+
+def _shown(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")
