@@ -61,7 +61,11 @@ def main() -> None:
     if options.command == "show":
         _show(options)
     elif options.command == "models":
-        print(building.measured(options.models, options.towers, options.builds))
+        known = building.names()
+        unknown = [name for name in options.models if name not in known]
+        if unknown:
+            parser.error(f"argument --models: {unknown[0]!r} is none of {', '.join(known)}")
+        print(building.measured(options.models or known, options.towers, options.builds))
     else:
         _measure(options, parser)
 

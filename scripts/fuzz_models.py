@@ -15,12 +15,13 @@ that runs in the checkout; `--output FOLDER` writes them there. Exits with 1 if 
 """
 
 import argparse
+import itertools
 import os
 import pathlib
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -34,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", default="0:100", metavar="A:B", help="from A up to B (0:100)")
+    seeds = "from A up to B (0:100), or without end: A:"
+    parser.add_argument("--seeds", type=_range, default="0:100", metavar="A:B", help=seeds)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="at most so long")
     parser.add_argument("--seed", type=int, help="one model alone, which is printed")
     parser.add_argument("--lines", type=int, default=12, help="the most that a model has (12)")
@@ -87,11 +89,19 @@ def _many(child, options: argparse.Namespace) -> int:
 
 
 def _seeds(options: argparse.Namespace) -> Iterator[int]:
-    first, _, end = options.seeds.partition(":")
-    seed, began = int(first), time.monotonic()
-    while (not end or seed < int(end)) and time.monotonic() - began < 60 * options.minutes:
+    began = time.monotonic()
+    for seed in options.seeds:
+        if time.monotonic() - began >= 60 * options.minutes:
+            return
         yield seed
-        seed += 1
+
+
+def _range(text: str) -> Iterable[int]:
+    first, colon, end = text.partition(":")
+    is_range = first.isdecimal() and (end.isdecimal() or (colon and not end))
+    if not is_range:
+        raise argparse.ArgumentTypeError(f"must be A:B or A:, whole numbers, got {text!r}")
+    return range(int(first), int(end)) if end else itertools.count(int(first))
 
 
 def _small(child, judged, options: argparse.Namespace) -> str:

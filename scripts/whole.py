@@ -30,7 +30,7 @@ TOLD = 5
 def main(arguments=None) -> int:
     """Prints a table of the models that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*")
+    parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--devices", type=int, default=4)
     options = parser.parse_args(arguments)
     _be_quiet()
@@ -42,6 +42,9 @@ def main(arguments=None) -> int:
     from tests.models import every
 
     named = options.models or every.MODELS
+    unknown = [name for name in named if name not in every.MODELS]
+    if unknown:
+        parser.error(f"argument MODEL: {unknown[0]!r} is none of {', '.join(every.MODELS)}")
     print("| model | operations split | whole, with rows | flops split | flops whole |")
     print("|---|---|---|---|---|")
     told, is_right = [], True
@@ -56,6 +59,9 @@ def main(arguments=None) -> int:
 def _be_quiet() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
+    from replicate import messages
+
+    messages.show_news(False)
 
 
 def _split(name: str, num_devices: int):

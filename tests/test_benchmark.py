@@ -40,6 +40,19 @@ def read(file):
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    "command", [["benchmark.py", "models", "--models", "no"], ["whole.py", "no"]]
+)
+def test_a_model_that_is_none_is_bad_usage(command):
+    script, *arguments = command
+    line = [sys.executable, str(SCRIPTS / script), *arguments]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "'no' is none of bert, deepfm, " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.thorough
 def test_every_subject_is_measured(tmp_path):
     subjects = "one,ours:call:own,ours:mirrored,mirrored,central,loop,limit,bound"
     file = tmp_path / "results.json"

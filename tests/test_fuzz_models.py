@@ -4,6 +4,7 @@ import pytest
 
 from replicate.splitting.rules import registry
 from replicate.splitting.states import Split
+from scripts import fuzz_models
 from scripts.fuzzing import children, growing, programs, running, shrinking
 
 LINES = 4  # so that a hundred take less than a minute: `scripts/fuzz_models.py --lines 4`
@@ -34,6 +35,13 @@ DOUBLED = programs.Program(
 def test_a_random_model_is_one_devices(seed):
     verdict = running.judge(growing.grow(seed, LINES).source())
     assert verdict.kind != "fails", f"{verdict.signature}\n{verdict.detail}"
+
+
+@pytest.mark.parametrize("seeds", ["1", "x:3", "3:x", ":3", "-1:3"])
+def test_seeds_that_are_no_range_are_bad_usage(capsys, seeds):
+    with pytest.raises(SystemExit, match="2"):
+        fuzz_models.main([f"--seeds={seeds}"])
+    assert f"--seeds: must be A:B or A:, whole numbers, got '{seeds}'" in capsys.readouterr().err
 
 
 def test_a_seed_gives_one_model():

@@ -1,6 +1,7 @@
 """What building the models of tests/models takes: seconds, and memory, beside one device."""
 
 import multiprocessing
+import multiprocessing.pool
 import os
 import pathlib
 import resource
@@ -30,7 +31,7 @@ def measured(models: Sequence[str], num_devices: int, builds: int) -> str:
     """Builds each model on one device and on several, each in a process of its own.
 
     Args:
-        models: Names of tests/models/every.py; all of them if there are none.
+        models: Names of tests/models/every.py.
         num_devices: K.
         builds: How often each is built.
 
@@ -38,13 +39,23 @@ def measured(models: Sequence[str], num_devices: int, builds: int) -> str:
         A table: medians, ratios to one device, and the slowest build over the median.
     """
     rows = [["model", "one s", "K s", "ratio", "slowest", "one MiB", "K MiB", "ratio"]]
-    spawning = multiprocessing.get_context("spawn")
-    with spawning.Pool(1, maxtasksperchild=1) as pool:
-        for name in models or pool.apply(_names):
+    with _pool() as pool:
+        for name in models:
             one, split = (pool.apply(_build, (name, k, builds)) for k in (1, num_devices))
             rows.append(_row(name, one, split))
             print(" ".join(rows[-1]), file=sys.stderr, flush=True)
     return tables.aligned(rows)
+
+
+def names() -> list[str]:
+    """Returns the names of tests/models/every.py."""
+    with _pool() as pool:
+        return pool.apply(_names)
+
+
+def _pool() -> multiprocessing.pool.Pool:
+    """Returns what runs each call in a new process."""
+    return multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1)
 
 
 def _row(name: str, one: Builds, split: Builds) -> list[str]:

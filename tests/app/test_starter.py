@@ -96,6 +96,8 @@ def test_a_csv_is_read_by_its_values(tmp_path, text, keys, compress):
         (b"", "must have rows, has none"),
         (b"a,b\n1\n", ":2: must have 2 cells like the first row, got 1"),
         (b"a,a\n1,2\n", "must have a column with a name of its own, got a, a. Rename them"),
+        (b"y\n1\n", "must have a column besides the label, got y alone. Correct the file"),
+        (b"a,a,y\n1,2,3\n", "got y alone; a: left out, as 2 columns are called so; to read them"),
         (b'a,b\n"1,2\n', "d.csv:2: must be CSV"),
         (b"a,b\n\xff,2\n", "d.csv:2: must be UTF-8 text, got the byte 0xff"),
         (gzip.compress(b"a,b\n1,2\n" * 99, mtime=0)[:30], "must be a readable file"),
@@ -114,7 +116,11 @@ def test_what_is_no_table_is_named(tmp_path, written, fault):
         (",x,y\n0,1.5,a\n1,2.5,b\n", {"x": "float32", "y": "string"}, "column 1: left out, as"),
         (",0,1\n0,5,6\n1,7,8\n", {"0": "int64", "1": "int64"}, "column 1: left out, as it has no"),
         ("x,2019,2020\n1,2,3\n4,5,6\n", {"x": "int64", "2019": "int64", "2020": "int64"}, ""),
-        ("x,x,y\n1,2,3\n4,5,6\n", {"y": "int64"}, "x: left out, as 2 columns are called so"),
+        (
+            "x,x,z,y\n1,2,3,4\n5,6,7,8\n",
+            {"z": "int64", "y": "int64"},
+            "x: left out, as 2 columns are called so",
+        ),
         ("7,Label\n1.5,cat\n2.5,dog\n", {"7": "float32", "Label": "string"}, "label: Label, by"),
     ],
 )
@@ -335,6 +341,18 @@ def test_the_digits_train_from_what_is_written(tmp_path, capsys):
     assert (tmp_path / "replicate.schema.json").read_text() == schema.text()
     where = [str(tmp_path / "config.yaml"), "--model-dir", str(tmp_path / "run"), "--quiet"]
     assert cli.main(["train", *where, "--train.steps=2", "--devices=[/cpu:0, /cpu:1]"]) == 0
+    assert not list(tmp_path.glob("run/export/*"))
+    rows = str(tmp_path / "rows.csv")
+    assert cli.main(["predict", *where, "--output", rows]) == 0
+    with open(rows) as file:
+        assert len(list(file)) == 1 + 1797 - 1437  # a header, and what is held out
+    assert cli.main(["export", *where]) == 0
+
+
+def test_a_label_that_two_columns_have_is_told(tmp_path, capsys):
+    (tmp_path / "d.csv").write_text("a,y,y\n1,2,3\n")
+    assert cli.main(["init", "m:f", str(tmp_path / "d.csv"), "--label", "y"]) == 2
+    assert "d.csv. It is left out, as 2 columns are called so; to read" in capsys.readouterr().err
 
 
 def test_a_table_trains_from_what_is_written(tmp_path, capsys, monkeypatch):
@@ -422,7 +440,7 @@ def test_a_function_that_goes_by_mode_needs_no_holdout(tmp_path, monkeypatch, ca
         "function": "rows:of",
         "batch_size": 32,
     }
-    assert written.endswith("    <<: *data\n    # The function is called with mode: eval.\n")
+    assert "    <<: *data\n    # The function is called with mode: eval.\n\n" in written
     assert "holdout" in init(tmp_path, "rows:all", "rows:all", "--force")
     assert capsys.readouterr().err == ""
 

@@ -42,8 +42,7 @@ _NEEDED = {  # options that say more about another one
     "signature": "saved_model",
     **dict.fromkeys(("ps", "bandwidth", "latency", "compute"), "workers"),
 }
-_NO_OPTIONS = ("assignments", "command", "configs", "data", "model_dirs", "takes_keys")
-_MAX_MEANT = 3  # keys that an unknown option may mean
+_NO_OPTIONS = {"assignments", "command", "configs", "data", "takes_keys"}  # of a parsed line
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tensorflow-macos", "tf-nightly")
 
 
@@ -394,7 +393,7 @@ class _Parser(argparse.ArgumentParser):
 def _meant(found: argparse.Namespace, rest: Sequence[str]) -> str:
     """Returns what may be meant by an option: by `--steps` train.steps, by `--config` CONFIG."""
     name, _, value = rest[0].removeprefix("--").partition("=")
-    name, command, keys = name.replace("-", "_"), found.command, completion.keys()
+    name, command = name.replace("-", "_"), found.command
     if {name, f"{name}s"} & vars(found).keys():
         return f". {name.upper()} comes without an option: {_EXAMPLES[command].splitlines()[0]}"
     if not getattr(found, "takes_keys", False):
@@ -404,16 +403,8 @@ def _meant(found: argparse.Namespace, rest: Sequence[str]) -> str:
         return f". Did you mean --devices='{{{name.rstrip('s')}: {count}}}'?"
     if (command, name) == ("predict", "keep"):
         return ". What model_fn returns among its predictions is written: add a feature there."
-    meant = (name, *catalog.OTHER_NAMES.get(name, ()))
-    parts = [key.rpartition(".")[2] for key in keys]
-    options = [one for one in vars(found) if one not in _NO_OPTIONS]
-    if not set(meant) & {*parts, *options}:
-        from replicate.app.config import types
-
-        meant = (types.nearest(name, [*options, *keys, *parts]),)
-    near = [one.replace("_", "-") for one in options if one in meant]
-    near = near or [key for key in keys if {key, key.rpartition(".")[2]} & {*meant}][:_MAX_MEANT]
-    return f". Did you mean {' or '.join('--' + key for key in near)}?" if near else ""
+    near = completion.meant(name, vars(found).keys() - _NO_OPTIONS)
+    return f". Did you mean {' or '.join('--' + one for one in near)}?" if near else ""
 
 
 def _count(text: str, least: int = 1) -> int:

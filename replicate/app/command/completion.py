@@ -9,15 +9,17 @@ import ast
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from replicate import errors
+from replicate.app.config import catalog
 
 SHELLS = ("bash", "zsh", "fish")
 _SCHEMA = Path(__file__).parents[1] / "config" / "config.schema.json"
 _MAX_DEPTH = 6  # of keys
+_MAX_MEANT = 3  # keys that an unknown option may mean
 
 
 def is_asked() -> bool:
@@ -160,6 +162,23 @@ def _said(words: Iterable[str]) -> Mapping[str, Any] | None:
     with contextlib.suppress(errors.ConfigError):
         return documents.read(config)[0].data
     return None
+
+
+def meant(word: str, options: Collection[str]) -> list[str]:
+    """Returns the options, or else the keys, that an unknown option may mean.
+
+    Args:
+        word: The option, with underscores.
+        options: Those of the command, likewise.
+    """
+    from replicate.app.config import types
+
+    known = {key: key.rpartition(".")[2] for key in keys()}
+    wanted = [word, *catalog.OTHER_NAMES.get(word, ())]
+    if not {*wanted} & {*options, *known.values()}:
+        wanted = [types.nearest(word, [*options, *known, *known.values()])]
+    near = [one.replace("_", "-") for one in options if one in wanted]
+    return near or [key for key, last in known.items() if {key, last} & {*wanted}][:_MAX_MEANT]
 
 
 def keys(said: Mapping[str, Any] | None = None) -> dict[str, tuple[str, ...]]:

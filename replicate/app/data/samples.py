@@ -148,6 +148,7 @@ def _csv(path: str, label: str | None) -> Sample:
     columns, has_header, unnamed = _columns(path, list(lines.values()))
     names = list(columns)
     label = label or _label_of(names)
+    _require_feature(path, names, label, unnamed)
     ids = _ids(columns, label)
     cells = {name: set(one) for name, one in columns.items() if name not in ids}
     absent = {name: _absent(given) for name, given in cells.items()}
@@ -226,6 +227,18 @@ def _unnamed(names: Sequence[str]) -> list[str]:
     ]
 
 
+def _require_feature(
+    path: str, names: Collection[str], label: str | None, remarks: Sequence[str]
+) -> None:
+    """Refuses a table that has the label alone, if others have no name of their own."""
+    if set(names) == {label}:
+        others = "".join(f"; {one}" for one in remarks)
+        raise errors.RunError(
+            f"{_KEY}: {path}: must have a column besides the label, got {label} alone{others}. "
+            "Correct the file."
+        )
+
+
 def _ids(columns: Mapping[str, Sequence[object]], label: str | None) -> list[str]:
     """Returns the columns that only tell rows apart, where other features are left."""
     ids = [
@@ -278,6 +291,7 @@ def _parquet(path: str, label: str | None) -> Sample:
     columns = {name: dtypes[name] for name in own if dtypes[name] in catalog.DTYPES}
     left_out = [name for name in own if name not in columns]
     label = label or _label_of(columns)
+    _require_feature(path, own, label, _unnamed(schema.names))
     values = {
         n: one.to_pylist() for n, one in zip(schema.names, head, strict=False) if n in columns
     }

@@ -23,6 +23,14 @@ _NO_OPTIMIZER = """
 # Change: an optimizer is needed where model_fn has no train_op of its own.
 # optimizer: {name: Adam, learning_rate: 0.001}
 """
+_PREDICT = """
+# For `replicate predict` and `replicate export`: remove them where model_fn has no predictions.
+predict:
+  input: *held_out  # change: what to predict for; or name a file: replicate predict {name} FILE
+
+export:
+  after_training: false  # change: whether training ends with an export
+"""
 _VALUES = {"learning_rate": 0.01, "momentum": 0.9}  # of arguments without a default
 _RATE = "change: tune it"
 _MAX_NOTE = 100  # characters
@@ -85,6 +93,7 @@ def text(model_fn: str, sample: samples.Sample, output: str, optimizer: str | No
         "\ndevices: auto  # all GPUs, or the CPU; {cpu: 2} tries two towers on a CPU\n",
         _train(sample, folder),
         _eval(sample, folder),
+        _PREDICT.format(name=Path(output).name),
     ]
     return "".join(parts)
 
@@ -107,6 +116,8 @@ def look(data: str, label: str | None = None) -> samples.Sample:
     sample = samples.look(_kind(path, data), path, label)
     if label is not None and label not in sample.names:
         then = types.meant(label, sample.names, f"It has {sample.listed}.")
+        told = [one.partition(": ")[2] for one in sample.remarks if one.startswith(f"{label}: ")]
+        then = f"It is {told[0]}." if told else then
         raise errors.ConfigError(f"--label {label}: must be in {data}. {then}")
     return sample
 
@@ -195,7 +206,7 @@ def _train(sample: samples.Sample, folder: Path) -> str:
 
 
 def _eval(sample: samples.Sample, folder: Path) -> str:
-    head = "\neval:\n  every_steps: 250\n  input:\n    <<: *data\n"
+    head = "\neval:\n  every_steps: 250\n  input: &held_out\n    <<: *data\n"
     if sample.goes_by_mode:
         return head + "    # The function is called with mode: eval.\n"
     if "holdout" in sample.keys:
