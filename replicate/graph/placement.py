@@ -117,28 +117,31 @@ def _of_cluster(op: tf.Operation, named: tf.DeviceSpec, chooser: Chooser) -> str
 
 
 def keep_beside_variables(graph: tf.Graph) -> None:
-    """Lets operations on variables be where these are, whatever else they were put beside.
+    """Lets operations on variables be where these are, and no operation beside what is elsewhere.
 
     NOTE: the gradient of a loop asks for the shapes of the variables that the loop reads, and
-    puts that beside the loop. A device function is asked before, and has no say.
+    keeps what it has read of them, and puts that beside the loop, beside the read, or beside both.
+    A device function is asked before, and has no say.
     """
     for op in graph.get_operations():
-        if op.type == "StackV2":  # where a loop of version 1 keeps what it has read
-            _put_beside(op)
-        variable = operations.variable_of(op)
-        if variable is None or not variable.device:
+        beside = operations.colocated_with(op)
+        if not beside:
             continue
-        if set(operations.colocated_with(op)) - {variable.name}:
-            op._clear_attr("_class")
-            op._set_device(variable.device)
-
-
-def _put_beside(op: tf.Operation) -> None:
-    """Puts an operation on the device of the variable that it was put beside, if it was."""
-    for name in operations.colocated_with(op):
-        variable = operations.variable_of(op.graph.get_operation_by_name(name))
+        variable = operations.variable_of(op)
         if variable is not None and variable.device:
-            op._set_device(variable.device)
+            if set(beside) - {variable.name}:
+                op._clear_attr("_class")
+                op._set_device(variable.device)
+        elif any(_device(graph, name) != op.device for name in beside):
+            op._clear_attr("_class")
+
+
+def _device(graph: tf.Graph, name: str) -> str:
+    """Returns an operation's device, which is its variable's if it uses one or passes one on."""
+    op = graph.get_operation_by_name(name)
+    handles = [tensor for tensor in op.outputs[:1] if tensor.dtype == tf.resource]
+    variable = operations.made_by(handles[0]) if handles else operations.variable_of(op)
+    return op.device if variable is None else variable.device
 
 
 def _shape_and_dtype(op: tf.Operation) -> tuple[tf.TensorShape | None, tf.DType | None]:

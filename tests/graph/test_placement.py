@@ -3,7 +3,7 @@
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import placement
+from replicate.graph import operations, placement
 
 CPU, GPU_0, GPU_1 = "/device:CPU:0", "/device:GPU:0", "/device:GPU:1"
 
@@ -135,17 +135,19 @@ def test_merging_fills_in_and_never_overrules():
     assert placement.merged(GPU_0, "/job:worker") == "/job:worker/device:GPU:0"
 
 
-def test_what_is_kept_of_a_variable_is_where_the_variable_is(fresh_graph):
+def test_nothing_is_beside_what_is_elsewhere(fresh_graph):
+    """A stack that a loop of version 1 fills may be put beside what is read, or beside the loop."""
     with tf.device(GPU_0):
         variable = tf1.get_variable("v", initializer=1.0, use_resource=True)
-    with tf.device(GPU_1):
-        with tf1.colocate_with(variable.value().op, ignore_existing=True):
-            beside = tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float32).op
-        apart = tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float32).op
-        constant = tf.constant(1.0)
-        with tf1.colocate_with(constant.op, ignore_existing=True):
-            other = tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float32).op
-    for op in (beside, apart, other):
-        op._set_device(CPU)
+        away = tf.constant(1.0)
+    with tf.device(CPU):
+        here = tf.constant(1.0)
+    stacks = []
+    for other in (variable.value().op, variable.handle.op, away.op, here.op):
+        with tf1.colocate_with(other, ignore_existing=True):
+            stacks.append(tf.raw_ops.StackV2(max_size=-1, elem_type=tf.float32).op)
+        stacks[-1]._set_device(CPU)
     placement.keep_beside_variables(fresh_graph)
-    assert [op.device for op in (beside, apart, other)] == [GPU_0, CPU, CPU]
+    assert {stack.device for stack in stacks} == {CPU}
+    beside = [operations.colocated_with(stack) for stack in stacks]
+    assert beside == [[], [], [], [here.op.name]]

@@ -3,7 +3,7 @@
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from tests import exactness
+from tests import control_flow, exactness
 from tests.law import losses, running
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:UserWarning")
@@ -258,3 +258,29 @@ def test_rows_that_never_meet_are_exact(network, setting):
 def test_a_loop_that_runs_once_reads_variables_wherever_they_are(strategy):
     setting = running.SETTINGS[0]._replace(strategy=strategy)
     running.require_exact(training(a_loop_of_means), setting, optimizer_fn=running.momentum)
+
+
+def a_loop_of_rows(f, y, v):
+    """A loop whose body reads a variable, and in which no rows meet."""
+    start = (0, tf.tanh(losses.logits(f, v)))
+    w = v.variables["w"]
+
+    def step(i, hidden):
+        return i + 1, tf.tanh(tf.matmul(hidden, w.read_value()))
+
+    _, hidden = tf.while_loop(lambda i, hidden: i < 3, step, start)
+    return tf.reduce_mean(tf.square(hidden - y["y"]))
+
+
+@pytest.mark.parametrize("strategy", ["parameter_server", "round_robin", "balanced", "mirrored"])
+@pytest.mark.parametrize("loss", [a_loop_of_means, a_loop_of_rows])
+def test_what_a_loop_of_version_1_keeps_of_variables_is_kept_anywhere(loss, strategy):
+    def model(features, labels, mode):
+        value = loss(features, labels, losses.Weights())
+        optimizer = tf1.train.GradientDescentOptimizer(0.1)
+        pairs = optimizer.compute_gradients(value, colocate_gradients_with_ops=True)
+        step = optimizer.apply_gradients(pairs, tf1.train.get_global_step())
+        return exactness.spec_of(mode, value, train_op=step)
+
+    with control_flow.of_version(1):
+        running.require_exact(model, running.SETTINGS[0]._replace(strategy=strategy))

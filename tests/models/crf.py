@@ -98,7 +98,7 @@ def model_fn(features, labels, mode):
     """A model_fn for an Estimator on one device."""
     scores = unary_scores(features)
     transitions = tf1.get_variable("transitions", [TAGS, TAGS], initializer=exactness.start)
-    # Read once: no gradient is made from the score's own read, so nothing would let the update wait.
+    # Read once: no gradient is made from the score's own read, so that no update would wait for it.
     transitions = transitions.read_value()
     longest = tf.shape(features["words"])[1]
     mask = tf.sequence_mask(features["length"], maxlen=longest, dtype=tf.float32)
