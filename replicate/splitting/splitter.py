@@ -28,7 +28,7 @@ from replicate.splitting.structure.nodes import (
     moved_to,
     resolved,
 )
-from replicate.splitting.writing import checks, inputs, leftovers, transport, workers, writer
+from replicate.splitting.writing import inputs, leftovers, transport, workers, writer
 
 
 class Result:
@@ -134,8 +134,6 @@ def split_graph(
     transport.pack(written, fetch)
     left = leftovers.joined(written) if cluster is None else []
     made = written.nodes.write()
-    if checks.are_wanted():
-        checks.check_shapes(written, made)
     _apply(written.changes, made)
     effects.order(written, made)
     if cluster is None:

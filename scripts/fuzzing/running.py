@@ -1,13 +1,12 @@
 """Runs a random model_fn on one device and on K, and says what differs."""
 
-import contextlib
 import os
 import pathlib
 import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +73,7 @@ def judged(program: dict) -> Verdict:
     """Compares a program's model on K devices with one; see `programs.Program.source`."""
     setting = program["SETTING"]
     tolerance = SINGLE if program.keys() & {"normed", "columns"} else DOUBLE
-    with control_flow.of_version(setting.control_flow), _shapes_are_checked():
+    with control_flow.of_version(setting.control_flow):
         for mode in setting.modes:
             verdict = _of_mode(program, mode, tolerance)
             if verdict.kind != "holds":
@@ -227,16 +226,3 @@ def _signature(error: BaseException, mode: str) -> str:
     if isinstance(error, KeyError):
         text = "a key"
     return f"{type(error).__name__} in {mode} at {' < '.join(places[-1:-3:-1])}: {text}"
-
-
-@contextlib.contextmanager
-def _shapes_are_checked() -> Iterator[None]:
-    """Lets the package check the shapes of copies while it builds."""
-    before = os.environ.get("REPLICATE_DEBUG")
-    os.environ["REPLICATE_DEBUG"] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop("REPLICATE_DEBUG")
-        if before is not None:
-            os.environ["REPLICATE_DEBUG"] = before

@@ -29,6 +29,7 @@ from replicate.splitting.structure.nodes import (
     Waited,
     attributes_of,
     output,
+    shapes_of,
 )
 
 Copies: TypeAlias = dict[tf.Operation, list[str]]
@@ -274,7 +275,8 @@ class _Mirroring:
 
     def _copy(self, op: tf.Operation, k: int) -> None:
         """Copies an operation to device k."""
-        node = self._nodes.copy(op, copy_name(op, k), self._devices[k], attributes_of(op))
+        attributes, shapes = attributes_of(op), shapes_of(op)
+        node = self._nodes.copy(op, copy_name(op, k), self._devices[k], attributes, shapes)
         for value in node.attr.values():
             self._functions.change(value, k)
         decides = 1 if op.type == "Switch" else 0 if op.type in definitions.BRANCHES else None

@@ -32,7 +32,11 @@ Moved: TypeAlias = dict[Any, tf.Tensor]
 Attributes: TypeAlias = Mapping[str, Any]
 """Attributes of an operation by their names."""
 
-_OF_ORIGINALS = ("_class", "_output_shapes", "_xla_compile_id", "_grappler_do_not_remove")
+Shapes: TypeAlias = Sequence[tf.TensorShape]
+"""What is known of the shapes of an operation's outputs; of no output, if nothing is known."""
+
+_SHAPES = "_output_shapes"  # what the importer takes for known
+_OF_ORIGINALS = ("_class", _SHAPES, "_xla_compile_id", "_grappler_do_not_remove")
 
 # The attributes that may name the dtype of an operation's outputs: the first one that is there.
 _DTYPES = ("DstT", "out_type", "dtype", "T", "Tparams")
@@ -47,9 +51,10 @@ class Node:
         device: Where it runs.
         input: What it reads, and waits for, as a `NodeDef` has it.
         attr: Its attributes. Copies share this mapping: it is replaced, never changed.
+        shapes: What is known of its outputs, beside what the importer infers.
     """
 
-    __slots__ = ("attr", "device", "input", "name", "op")
+    __slots__ = ("attr", "device", "input", "name", "op", "shapes")
 
     def __init__(self, name: str, op: str, device: str, input: list[str], attr: Attributes):
         self.name = name
@@ -57,6 +62,7 @@ class Node:
         self.device = device
         self.input = input
         self.attr = attr
+        self.shapes: Shapes = ()
 
     def set(self, key: str, value: Any) -> None:
         """Sets an attribute of this operation alone."""
@@ -133,7 +139,9 @@ class Nodes:
         self._add(Node(name, type, device, read, made))
         return name
 
-    def copy(self, op: tf.Operation, name: str, device: str, attributes: Attributes) -> Node:
+    def copy(
+        self, op: tf.Operation, name: str, device: str, attributes: Attributes, shapes: Shapes = ()
+    ) -> Node:
         """Adds a copy of an operation, without inputs; returns its definition.
 
         Args:
@@ -141,8 +149,10 @@ class Nodes:
             name: The copy's name.
             device: Where it runs.
             attributes: Its attributes, as those of `attributes_of`.
+            shapes: What is known of its outputs.
         """
         node = Node(name, op.type, device, [], attributes)
+        node.shapes = shapes
         self._originals[name] = op
         self._add(node)
         return node
@@ -159,6 +169,24 @@ class Nodes:
     def original(self, name: str) -> tf.Operation | None:
         """Returns the operation that a new one is a copy of, or None if it is no copy."""
         return self._originals.get(name)
+
+    def know(self, reference: Reference, shape: tf.TensorShape) -> Reference:
+        """Notes the shape of a new operation's only output, but of a copy, which is told its own.
+
+        Returns the reference.
+        """
+        if isinstance(reference, str) and reference in self.by_name:
+            node = self.by_name[reference]
+            node.shapes = node.shapes or (shape,)
+        return reference
+
+    def shape(self, reference: Reference) -> tf.TensorShape:
+        """Returns what is known of the shape of an output."""
+        if not isinstance(reference, str):
+            return reference.shape
+        name, _, index = reference.partition(":")
+        shapes = self.by_name[name].shapes
+        return shapes[int(index or 0)] if int(index or 0) < len(shapes) else tf.TensorShape(None)
 
     def dtype(self, reference: str) -> tf.DType:
         """Returns the dtype of a new operation's output."""
@@ -211,6 +239,7 @@ class Nodes:
         definition = tf1.GraphDef()
         definition.versions.CopyFrom(self.graph.graph_def_versions)
         shared: dict[int, tf1.NodeDef] = {}
+        known: dict[int, tf1.AttrValue] = {}
         for node in self.by_name.values():
             key = id(node.attr)
             if key not in shared:
@@ -219,12 +248,22 @@ class Nodes:
             made.MergeFrom(shared[key])
             made.name, made.op, made.device = node.name, node.op, node.device
             made.input.extend(node.input)
+            if node.shapes:
+                key = id(node.shapes)
+                if key not in known:
+                    known[key] = attribute(node.shapes)
+                made.attr[_SHAPES].CopyFrom(known[key])
         with self.graph.as_default():
             made = importing.add(definition, self.tensors, self._waits)
         for name, context in contexts.items():
             if context is not None:
                 made[name]._set_control_flow_context(context)
         return made
+
+
+def shapes_of(op: tf.Operation) -> Shapes:
+    """Returns the shapes of an operation's outputs, for copies that make the same values."""
+    return tuple(tensor.shape for tensor in op.outputs)
 
 
 def attributes_of(op: tf.Operation) -> dict[str, Any]:

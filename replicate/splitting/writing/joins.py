@@ -16,7 +16,7 @@ from replicate.splitting import states
 from replicate.splitting.states import Kind, Partial, RowNumbers, Rows, Space
 from replicate.splitting.structure import loops, runs
 from replicate.splitting.structure.nodes import Reference
-from replicate.splitting.writing import different, levels, steps
+from replicate.splitting.writing import different, known_shapes, levels, steps
 
 if TYPE_CHECKING:
     from replicate.splitting.writing import writer as writers
@@ -358,7 +358,8 @@ class Joins:
         begin, length = self._window(tensor, whole, rows, want, k)
         kinds = {"T": tensor.dtype, "Index": tf.int32}
         found = self._nodes.add("Slice", [whole, begin, length], device, **kinds)
-        return self._steps.together(found, tensor, want)
+        found = self._steps.together(found, tensor, want)
+        return self._nodes.know(found, known_shapes.of_part(self._writer, tensor, want, k))
 
     def _loop(self, tensor: tf.Tensor) -> loops.Context | None:
         return self._writer.structure.loop(tensor.op)

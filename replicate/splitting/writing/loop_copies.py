@@ -90,9 +90,9 @@ class LoopCopies:
         if kinds.is_stateful(op.type) and op.type not in _OF_LOOPS:
             raise loops.LoopWholeError(op, f"{op.type} has a state")
         self.before_copies(op)
-        attributes = nodes.attributes_of(op)
+        attributes, shapes = nodes.attributes_of(op), nodes.shapes_of(op)
         for k, device in enumerate(self._devices):
-            node = self._nodes.copy(op, self.name(op, k), device, attributes)
+            node = self._nodes.copy(op, self.name(op, k), device, attributes, shapes)
             self.set_frame(node, k)
             with self._entered_part():
                 for tensor in op.inputs:

@@ -456,7 +456,7 @@ class Transport:
         sent = sorted(uses)
         types = [self.dtype(written) for written in sent]
         references = [nodes.tensors.get(written, written) for written in sent]
-        shapes = [tf.TensorShape(None) if isinstance(r, str) else r.shape for r in references]
+        shapes = [nodes.shape(reference) for reference in references]
         key = ("sent", way.source, *sent)
         if key not in self._copies:
             self._copies[key] = nodes.add(

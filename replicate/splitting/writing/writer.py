@@ -34,7 +34,7 @@ from replicate.splitting.structure import loops
 from replicate.splitting.structure import nodes as definitions
 from replicate.splitting.structure.nodes import Made, Nodes, Reference, Waited, output
 from replicate.splitting.structure.runs import Runs
-from replicate.splitting.writing import different, joins, loop_copies
+from replicate.splitting.writing import different, joins, known_shapes, loop_copies
 
 OfDevice: TypeAlias = Callable[[int], Reference]
 """Returns what a device, given by its number, reads."""
@@ -199,9 +199,9 @@ class Writer:
         if state == FIRST:
             return self.own(tensor, 0)
         if isinstance(state, Partial):
-            return self.joins.of_parts(tensor, state)
+            return self.nodes.know(self.joins.of_parts(tensor, state), tensor.shape)
         if isinstance(state, Rows):
-            return self.joins.of_rows(tensor, state)
+            return self.nodes.know(self.joins.of_rows(tensor, state), tensor.shape)
         if isinstance(state, Local):
             return different.joined(self, tensor, state)
         raise loops.LoopWholeError(op, f"a list of {op.type} is wanted whole")
@@ -340,10 +340,12 @@ class Writer:
         split = self._split_of(op)
         self.in_loops.before_copies(op)
         attributes = self._attributes(op, split)
+        shapes = known_shapes.of_copies(self, op)
         with self.in_loops.inside(op):
             views = [self._view(*each) for each in zip(op.inputs, split.wants, strict=True)]
             for k, place in enumerate(self._places(op, split)):
-                node = self.nodes.copy(op, self.copy_name(op, k), place, attributes)
+                name, known = self.copy_name(op, k), shapes[k]
+                node = self.nodes.copy(op, name, place, attributes, known)
                 node.op = split.type or op.type
                 self._set_seed(node, k)
                 self.in_loops.set_frame(node, k)

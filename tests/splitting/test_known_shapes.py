@@ -1,0 +1,89 @@
+"""Copies know the lengths that their originals know: shape functions may ask for them."""
+
+import numpy as np
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import splitter
+from replicate.splitting.structure.nodes import Nodes
+from tests import control_flow, exactness
+
+F64 = tf.float64
+DEVICES = [f"/device:CPU:{k}" for k in range(3)]
+PATIENCE = tf1.RunOptions(timeout_in_ms=20_000)
+
+
+def diagonal(x):
+    """[B, 1] of [B, 1, 1], and a gradient whose shape function asks for the diagonal's length."""
+    part = tf.linalg.diag_part(tf.tanh(x))
+    return [part, *tf.gradients(tf.reduce_sum(part), [x])]
+
+
+def in_a_loop(x):
+    """A diagonal's gradient in a loop of version 1, where importers infer no shapes."""
+
+    def turn(n, y):
+        return n + 1, tf.tanh(tf.linalg.diag(tf.linalg.diag_part(y), num_rows=1, num_cols=1))
+
+    with control_flow.of_version(1):
+        _, y = tf.while_loop(lambda n, y: n < 2, turn, [0, x])
+    return [y, *tf.gradients(tf.reduce_sum(y), [x])]
+
+
+def results(model, rows, devices, static_rows):
+    with tf.Graph().as_default():
+        x = tf1.placeholder(F64, [static_rows, 1, 1])
+        made = model(x)
+        if devices:
+            made = split(x, made, static_rows).fetch
+        with tf1.Session(config=exactness.session_config()) as session:
+            return [
+                session.run(made, {x: np.linspace(-1, 2, n).reshape(-1, 1, 1)}, PATIENCE)
+                for n in rows
+            ]
+
+
+def split(x, keep, static_rows=None):
+    return splitter.split_graph([x], DEVICES, keep, home="/cpu:0", static_rows=static_rows)
+
+
+@pytest.mark.parametrize("model", [diagonal, in_a_loop])
+@pytest.mark.parametrize("static_rows", [None, 2, 7])
+def test_a_copy_knows_the_lengths_that_its_original_knows(model, static_rows):
+    rows = [static_rows] if static_rows else [7, 2, 1]
+    found = results(model, rows, DEVICES, static_rows)
+    exactness.compare(found, results(model, rows, [], static_rows), 1e-12, 1e-12)
+
+
+def test_a_copy_knows_the_lengths_of_what_is_cut_and_of_what_is_joined(fresh_graph):
+    x = tf1.placeholder(F64, [None, 3])
+    by_python = tf.reshape(tf.numpy_function(np.abs, [x], F64), tf.shape(x))
+    joined = tf.reduce_max(tf.tanh(x), 0)
+    fetches = [
+        tf.multiply(tf.tanh(x), each, name) for name, each in (("cut", by_python), ("all", joined))
+    ]
+    split(x, fetches)
+    for k in range(len(DEVICES)):
+        cut, whole = (
+            fresh_graph.get_operation_by_name(f"tower_{k}/{name}") for name in ("cut", "all")
+        )
+        assert cut.inputs[1].shape.as_list() == [None, 3]
+        assert whole.inputs[1].shape.as_list() == [3]
+
+
+def test_a_shape_that_does_not_fit_is_refused(fresh_graph):
+    nodes = Nodes(fresh_graph, "made")
+    given = tf1.placeholder(F64, [None, 3])
+    nodes.know(nodes.add("Tanh", [given], "", T=F64), tf.TensorShape([None, 4]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="made/Tanh_0"):
+        nodes.write()
+
+
+def test_what_is_known_is_no_attribute_of_what_is_made(fresh_graph):
+    nodes = Nodes(fresh_graph, "made")
+    given = tf1.placeholder(F64)
+    name = nodes.add("Tanh", [given], "", T=F64)
+    nodes.know(name, tf.TensorShape([None, 4]))
+    made = nodes.write()[name]
+    assert made.outputs[0].shape.as_list() == [None, 4]
+    assert "_output_shapes" not in made.node_def.attr
