@@ -17,7 +17,7 @@ from replicate.strategy import base, context
 from replicate.strategy.cluster import ends, sessions, synchronous
 from replicate.towers import building
 from replicate.training import model as models
-from replicate.training import step
+from replicate.training import row_counts, step
 
 
 def replicate_model_fn(
@@ -149,6 +149,8 @@ class ReplicatedModelFn:
         spec = strategy.begin_session(spec, config, joined)
         device_names.require(used)
         spec = progress.added(spec, mode)
+        if not strategy.is_single_tower:
+            spec = row_counts.added(spec, mode, features, labels)
         devices = () if context.is_one_tower() else strategy.worker_devices
         return saver.make_exportable(spec, before, (features, labels), devices, config)
 

@@ -12,7 +12,13 @@ from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, rows
 
-_ALIKE = "All of a batch's tensors need the same first dimension; check the input_fn."
+UNLIKE = "The numbers of rows differ between"
+EMPTY = "A batch has one row or more;"
+CHECK = "Check the input_fn."
+ALIKE = (
+    "All of a batch's tensors need the same first dimension; a scalar goes whole. For "
+    "others see docs/how-to.md#data-without-rows in replicate's repository."
+)
 
 
 class Parts(NamedTuple):
@@ -220,12 +226,10 @@ def _agreed_rows(batched: Sequence[Leaf]) -> int | None:
     for leaf, number in known[1:]:
         if number != total:
             raise errors.BatchError(
-                f"{first.count_text(total)}, {leaf.count_text(number).rsplit(' ', 1)[0]}. {_ALIKE}"
+                f"{first.count_text(total)}, {leaf.count_text(number).rsplit(' ', 1)[0]}. {ALIKE}"
             )
     if total == 0:
-        raise errors.BatchError(
-            f"A batch has one row or more; {first.count_text(0)}. Check the input_fn."
-        )
+        raise errors.BatchError(f"{EMPTY} {first.count_text(0)}. {CHECK}")
     return total
 
 
@@ -244,15 +248,15 @@ def _checked_total(
     checks = []
     if total is None:
         total = numbers[0]
-        text = f"A batch has one row or more; {names[0]} came without rows. Check the input_fn."
+        text = f"{EMPTY} {names[0]} came without rows. {CHECK}"
         checks.append(tf.debugging.Assert(total > 0, [text]))
     if len(numbers) > 1:
         stacked = tf.stack(numbers)
-        text = f"The numbers of rows differ between {', '.join(names)}:"
+        text = f"{UNLIKE} {', '.join(names)}:"
         checks.append(
             tf.debugging.Assert(
                 tf.reduce_all(tf.equal(stacked, stacked[0])),
-                [text, stacked, _ALIKE],
+                [text, stacked, ALIKE],
                 summarize=len(numbers),
             )
         )

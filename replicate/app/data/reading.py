@@ -12,9 +12,9 @@ from replicate.app.config import config, input_config
 from replicate.app.data import inputs
 from replicate.app.runs import checkpoints
 from replicate.compat.tensorflow import tf, tf1
+from replicate.training import row_counts
 
 _OURS = re.compile(r"\bRunError: (.*)")
-_UNLIKE = re.compile(r"\[(The numbers of rows differ between .*?:)\] (\[[\d ]+\])", re.DOTALL)
 _FIELDS = {"float32": "float_list", "int64": "int64_list", "string": "bytes_list"}
 _DTYPES = {field: dtype for dtype, field in _FIELDS.items()}
 _MAX_LOOKED_AT = 1_000_000  # records; a few seconds' worth
@@ -38,14 +38,9 @@ def naming(settings: config.Config, section: str, checkpoint: str | None = None)
         with checkpoints.naming(settings.model_dir, checkpoint):
             yield
     except tf.errors.OpError as e:
-        unlike = _UNLIKE.search(e.message)
-        if unlike:
-            told = f"{unlike[1]} {unlike[2]}".replace("\\", "")
-            raise errors.RunError(
-                f"{settings.input_of(section).called(section)}: {told}. All of a batch's tensors "
-                "need the same first dimension; for others see docs/how-to.md#data-without-rows "
-                "in replicate's repository."
-            ) from e
+        told = row_counts.told(e)
+        if told:
+            raise errors.RunError(f"{settings.input_of(section).called(section)}: {told}") from e
         if not _is_reading(e):
             raise
         fault = _record_fault(settings, section) or _fault(settings, section, e)
