@@ -44,9 +44,9 @@ class Choices:
             tower_optimizer.required(self.optimizer_fn, "optimizer_fn")
         if self.optimizer_fn is not None and not callable(self.optimizer_fn):
             raise ValueError(
-                "optimizer_fn must be a function that returns an optimizer; got "
-                f"{self.optimizer_fn!r}. Write optimizer_fn=lambda: "
-                f"{type(self.optimizer_fn).__name__}(...)."
+                "optimizer_fn must be a function, of no arguments or of params, that returns an "
+                f"optimizer; got {self.optimizer_fn!r}. Write e.g. optimizer_fn=lambda: "
+                "tf.compat.v1.train.AdamOptimizer(0.001)."
             )
         model.argument_names(self.model_fn)
         _require_one_of("update_ops", self.update_ops, (None, *building.UPDATE_OPS))

@@ -280,6 +280,10 @@ def test_partial_and_callable_objects_are_model_fns():
         ({"update_ops": "last"}, "update_ops is one of"),
         ({"loss_reduction": "none"}, "loss_reduction"),
         ({"optimizer_fn": 3}, "optimizer_fn must be a function"),
+        (
+            {"optimizer_fn": "Adam"},
+            "of no arguments or of params, .* got 'Adam'. Write e.g. optimizer_fn=lambda: tf",
+        ),
     ],
 )
 def test_options_that_do_not_exist_are_refused(options, text):

@@ -115,7 +115,7 @@ def test_the_config_that_a_run_prints_can_be_copied_and_its_record_says_so(tmp_p
     (tmp_path / "copy.yaml").write_text(capsys.readouterr().out)
     assert config.load(str(tmp_path / "copy.yaml")) == config.load("runs/line")
     head = pathlib.Path("runs/line/config.yaml").read_text().partition("\nname:")[0]
-    assert "of a copy they must be\n# absolute, as `replicate check FOLDER --print-config`" in head
+    assert "`replicate check FOLDER --print-config > COPY`, which prints absolute paths" in head
 
 
 def test_a_run_that_moved_names_what_it_does_not_find(folder, tmp_path, capsys):

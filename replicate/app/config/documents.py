@@ -21,8 +21,9 @@ RECORD = "config.yaml"  # what a run's folder has of its config
 _MARK = "# Written by `replicate train`"
 _FUNCTIONS = "Its functions: "
 _HEAD = f"""{_MARK}: the config of this run, with all defaults. {_FUNCTIONS}{{}}
-# Commands take this folder in place of a config. Paths are relative to it; of a copy they must be
-# absolute, as `replicate check FOLDER --print-config` prints them.
+# Commands take this folder in place of a config, and paths are relative to it. To copy the config,
+# run `replicate check FOLDER --print-config > COPY`, which prints absolute paths; put COPY beside
+# its functions' modules, or run commands where these are.
 """
 _MAX_BASES = 16
 _MAX_BYTES = 2**24  # of a file; a device may have no end

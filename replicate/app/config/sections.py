@@ -306,15 +306,15 @@ class Export(types.Section):
         description="Path below `assets.extra` in the export, and the file to copy there.",
     )
     after_training: types.Boolean = Field(
-        True, description="Whether `train` ends with an export into directory itself."
+        True, description="Whether `train` writes an export into directory when it is over."
     )
     exporters: tuple[Annotated[Exporter, types.one_section(Final, Latest, Best)], ...] = Field(
-        (), description="What `train` exports besides, after evaluations or at its end."
+        (), description="More exports of `train`: after evaluations, or when it is over."
     )
     inputs: _Inputs | None = Field(
         None,
-        description="For each feature, what the served model is fed; null: as the features of "
-        "predict.input, else of eval.input, else of train.input.",
+        description="The tensors that the served model takes, by the names of features; null: the "
+        "features of predict.input, or of eval.input or train.input if there is none.",
     )
 
     def faults(self) -> Iterator[tuple[str, str]]:
