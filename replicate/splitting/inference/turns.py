@@ -11,7 +11,7 @@ grows with the batch alone by operations that are told a size, which is measured
 these, nor what differs by turn: so inference costs what the graph costs, whatever is assumed.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicate.compat import inference
@@ -114,7 +114,7 @@ class Turns:
         self.structure = structure
         self._graph_def = _definition(graph, ops)
         self._nodes = {node.name: node for node in self._graph_def.node}
-        self.ops = _in_order(ops)
+        self.ops = order.ordered(set(ops), {})
         self._places = {op: n for n, op in enumerate(self.ops)}
         self.links: list[Link] = []
         self._instead: dict[str, str] = {}  # the nodes that stand for tensors
@@ -368,16 +368,6 @@ def _definition(graph: tf.Graph, ops: Collection[tf.Operation]) -> tf1.GraphDef:
         if "_class" in node.attr:
             del node.attr["_class"]  # the operation that it names may be left out
     return graph_def
-
-
-def _in_order(ops: Iterable[tf.Operation]) -> list[tf.Operation]:
-    """Returns operations, each after what it reads, and a loop's exits after its turn."""
-    ends: dict[tf.Operation, list[tf.Operation]] = {}
-    for op in ops:
-        if op.type in kinds.EXITS and op.inputs[0].op.type in kinds.SWITCHES:
-            merge = op.inputs[0].op.inputs[0].op
-            ends[op] = [tensor.op for tensor in merge.inputs if order.is_way_back(merge, tensor)]
-    return order.ordered(set(ops), ends)
 
 
 def _written(write: tf.Operation, read: tf.Tensor) -> tf.Tensor | None:

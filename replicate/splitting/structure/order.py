@@ -6,10 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TypeVar
 
 from replicate.compat.tensorflow import tf
+from replicate.splitting.structure import kinds
 
 Each = TypeVar("Each")
 
-_WAYS_BACK = ("NextIteration", "RefNextIteration")
+_BEGUN = ("EmptyTensorList", "TensorListReserve")
+_PASSED = ("Enter", "Identity", "Merge", "Switch")  # what passes a handle on
 
 
 def behind(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
@@ -62,13 +64,17 @@ class Behind:
 
 def is_way_back(op: tf.Operation, tensor: tf.Tensor) -> bool:
     """Whether an operation reads a tensor from a loop's iteration before."""
-    return tensor.op.type in _WAYS_BACK and op.type in ("Merge", "RefMerge")
+    return tensor.op.type in kinds.WAYS_BACK and op.type in ("Merge", "RefMerge")
 
 
 def ordered(
     ops: Set[tf.Operation], more: Mapping[tf.Operation, Sequence[tf.Operation]]
 ) -> list[tf.Operation]:
     """Returns operations, each after those that it reads from; loops' ways back do not count.
+
+    What leaves a loop comes after the turn that it leaves.
+    Lists and other handles come just before they are used: what is found of a list when something
+    is written to it is then soon known.
 
     Args:
         ops: The operations.
@@ -78,11 +84,12 @@ def ordered(
     after: dict[tf.Operation, list[tf.Operation]] = collections.defaultdict(list)
     for op in ops:
         before = {tensor.op for tensor in op.inputs if not is_way_back(op, tensor)}
-        before = {other for other in (*before, *more.get(op, ())) if other in ops}
+        before = {other for other in (*before, *more.get(op, ()), *_turn_of(op)) if other in ops}
         waiting[op] = len(before)
         for other in before:
             after[other].append(op)
-    ready = [(op._id, op.name, op) for op, number in waiting.items() if not number]
+    wanted: dict[tf.Operation, int] = {}
+    ready = [(_wanted(op, after, wanted), op._id, op.name, op) for op in ops if not waiting[op]]
     heapq.heapify(ready)
     found = []
     while ready:
@@ -91,11 +98,35 @@ def ordered(
         for user in after[op]:
             waiting[user] -= 1
             if not waiting[user]:
-                heapq.heappush(ready, (user._id, user.name, user))
+                heapq.heappush(ready, (_wanted(user, after, wanted), user._id, user.name, user))
     if len(found) < len(ops):
         circle = sorted(op.name for op, number in waiting.items() if number)[:5]
         raise ValueError(f"Operations must not wait for each other; {', '.join(circle)} do.")
     return found
+
+
+def _turn_of(op: tf.Operation) -> list[tf.Operation]:
+    """Returns what ends a turn of the loop's variable that an operation leaves with, if any."""
+    if op.type not in kinds.EXITS or op.inputs[0].op.type not in kinds.SWITCHES:
+        return []
+    merge = op.inputs[0].op.inputs[0].op
+    return [tensor.op for tensor in merge.inputs if is_way_back(merge, tensor)]
+
+
+def _wanted(
+    op: tf.Operation,
+    after: Mapping[tf.Operation, Sequence[tf.Operation]],
+    found: dict[tf.Operation, int],
+) -> int:
+    """Returns the number of the first operation that uses what one makes or passes on."""
+    if op in found:
+        return found[op]
+    found[op] = op._id
+    has_handle = bool(op.outputs) and op.outputs[0].dtype in kinds.HANDLES
+    if has_handle and (op.type in _PASSED or op.type in _BEGUN):
+        users = [user for user in after.get(op, ()) if user.type not in kinds.EXITS]
+        found[op] = min((_wanted(user, after, found) for user in users), default=op._id)
+    return found[op]
 
 
 def in_order(before: Mapping[Each, Iterable[Each]]) -> tuple[list[Each], bool]:

@@ -1,0 +1,32 @@
+"""Operations come after what they read, and lists just before they are used."""
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting.structure import order
+from tests import control_flow
+
+
+def test_a_list_comes_just_before_what_is_written_and_leaves_its_loop_after_that():
+    with control_flow.of_version(1), tf.Graph().as_default() as graph:
+        shape = tf.constant([], tf.int32)
+        held = tf.raw_ops.EmptyTensorList(
+            element_shape=shape, max_num_elements=-1, element_dtype=tf.float32
+        )
+        x = tf1.placeholder(tf.float32, [])
+        for _ in range(20):
+            x = tf.tanh(x)
+
+        def turn(n, x, held):
+            for _ in range(20):
+                x = tf.sin(x)
+            return n + 1, x, tf.raw_ops.TensorListPushBack(input_handle=held, tensor=x)
+
+        tf.while_loop(lambda n, *_: n < 3, turn, [0, x, held])
+        ops = order.ordered(set(graph.get_operations()), {})
+    types = [op.type for op in ops]
+    written = types.index("TensorListPushBack")
+    # Between them: what enters the loop, begins its turn, and is passed on.
+    assert types[types.index("EmptyTensorList") : written] == [
+        *("EmptyTensorList", "Enter", "Merge", "Switch", "Identity"),
+    ]
+    leaves = next(op for op in ops if op.type == "Exit" and op.outputs[0].dtype == tf.variant)
+    assert ops.index(leaves) > written
