@@ -18,8 +18,10 @@ def in_branches(before: Mapping[Each, Sequence[Each]], kind: Callable[[Each], st
         before: For each operation those that it reads, in order, and those that it waits for.
         kind: Returns an operation's kind.
     """
+    begins = {each for each in before if kind(each) in kinds.SWITCHES}
+    begins = {each for each in begins if not _is_of_loop(before[each], kind)}
     depths: dict[Each, int] = {}
-    waiting = [(each, False) for each in before]
+    waiting = [(each, False) for each in before if begins]
     while waiting:
         each, is_ready = waiting.pop()
         if each in depths and not is_ready:
@@ -30,13 +32,17 @@ def in_branches(before: Mapping[Each, Sequence[Each]], kind: Callable[[Each], st
             waiting.append((each, True))
             waiting.extend((other, False) for other in others if other not in depths)
             continue
-        depth, name = max((depths[other] for other in others), default=0), kind(each)
-        if name in kinds.SWITCHES and (len(others) < 2 or kind(others[1]) != "LoopCond"):
-            depth += 1
-        if name in kinds.MERGES and all(kind(other) not in kinds.WAYS_BACK for other in others):
+        depth = max((depths[other] for other in others), default=0) + (each in begins)
+        is_merge = kind(each) in kinds.MERGES
+        if is_merge and all(kind(other) not in kinds.WAYS_BACK for other in others):
             depth -= 1
         depths[each] = max(depth, 0)
     return {each for each, depth in depths.items() if depth}
+
+
+def _is_of_loop(read: Sequence[Each], kind: Callable[[Each], str]) -> bool:
+    """Whether a `Switch` that reads these is one of a loop."""
+    return len(read) > 1 and kind(read[1]) == "LoopCond"
 
 
 class Loop(NamedTuple):

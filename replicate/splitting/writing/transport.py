@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting.structure import effects, frames, kinds, order
+from replicate.splitting.structure import effects, frames, kinds
 from replicate.splitting.structure.nodes import Maker, Node, Reference, Waited, maker, output
 from replicate.splitting.writing import writer as writers
 
@@ -76,6 +76,7 @@ class Transport:
         self._makers: dict[str, Maker] = {}
         self._constants: dict[str, bool] = {}
         self._copies: dict[tuple[object, ...], str] = {}
+        self._controls = dict(written.changes.controls)
 
     def run(self) -> None:
         """Packs the transfers."""
@@ -105,9 +106,11 @@ class Transport:
     def _learn(self) -> None:
         """Finds out where and when everything runs, and who wants it."""
         self._before = self._find_before()
-        self._order, self._has_circles = order.in_order(self._before)
+        turns = frames.without_turns(self._before, self._type, self._frame)
+        self._order = [each for each in turns if not isinstance(each, frames.Loop)]
+        self._has_circles = len(turns) > len(self._order)
         self._places = {each: self._device(each) for each in self._order}
-        self._stages = self._find_stages()
+        self._stages = self._find_stages(turns)
         self._wanted_by = self._find_wanted()
         self._dead = self._find_dead()
         self._effects = self._find_effects()
@@ -116,7 +119,6 @@ class Transport:
         """Returns what everything that runs reads or waits for."""
         before: dict[Maker, list[Maker]] = {}
         changed = {(op, n): reference for op, n, reference in self._changes.inputs}
-        controls = dict(self._changes.controls)
         waiting: list[Maker] = [*self._nodes.by_name, *self._writer.run_whole]
         while waiting:
             each = waiting.pop()
@@ -125,7 +127,7 @@ class Transport:
             if isinstance(each, str):
                 before[each] = self._inputs(each)
             else:
-                before[each] = list(self._inputs_of(each, changed, controls))
+                before[each] = list(self._inputs_of(each, changed))
             waiting.extend(other for other in before[each] if other not in before)
         self._add_pops(before)
         return before
@@ -145,11 +147,10 @@ class Transport:
         self,
         op: tf.Operation,
         changed: Mapping[tuple[tf.Operation, int], Reference],
-        controls: Mapping[tf.Operation, Sequence[Waited]],
     ) -> Iterator[Maker]:
         for n, tensor in enumerate(op.inputs):
             yield maker(changed.get((op, n), tensor))
-        yield from controls.get(op, op.control_inputs)
+        yield from self._controls.get(op, op.control_inputs)
 
     def _add_pops(self, before: dict[Maker, list[Maker]]) -> None:
         """Adds that what is popped from a stack comes after what is pushed."""
@@ -177,7 +178,9 @@ class Transport:
         while look() and self._has_circles:
             pass
 
-    def _find_stages(self) -> Mapping[Maker | frames.Loop, int]:
+    def _find_stages(
+        self, before: Mapping[Maker | frames.Loop, Sequence[Maker | frames.Loop]]
+    ) -> Mapping[Maker | frames.Loop, int]:
         """Returns how often what each value is made from has left a device.
 
         To leave home does not count: coming back leaves another device. To go over workers counts,
@@ -186,16 +189,11 @@ class Transport:
         """
         places: dict[Maker | frames.Loop, str] = {**self._places}
         sums, crossings = self._changes.sums, self._writer.joins.crossings
-        before: Mapping[Maker | frames.Loop, Sequence[Maker | frames.Loop]] = self._before
-        ordered: Sequence[Maker | frames.Loop] = self._order
-        if self._has_circles:
-            before = frames.without_turns(self._before, self._type, self._frame)
-            ordered = list(before)
-            # What enters a loop is where its exits are.
-            new = before.keys() - places.keys()
-            places |= {each: places[before[each][0]] for each in new}
+        # What enters a loop is where its exits are.
+        new = before.keys() - places.keys()
+        places |= {each: places[before[each][0]] for each in new}
         stages: dict[Maker | frames.Loop, int] = {}
-        for each in ordered:
+        for each in before:
             here = (self._home, places[each])
             stages[each] = max(
                 (
@@ -292,8 +290,7 @@ class Transport:
             elif isinstance(made_by, str):
                 is_free = not self._nodes.by_name[made_by].input
             else:
-                context = made_by._get_control_flow_context()
-                is_free = not made_by.control_inputs and context is None
+                is_free = made_by._get_control_flow_context() is None
             self._constants[written] = is_free
         return self._constants[written]
 
@@ -308,8 +305,21 @@ class Transport:
                     self._nodes.by_name[made_by] if isinstance(made_by, str) else made_by.node_def
                 )
                 attributes = {name: found.attr[name] for name in ("dtype", "value")}
-                self._copies[key] = self._nodes.add("Const", [], device, **attributes)
+                controls = self._waits_on(made_by, device)
+                self._copies[key] = self._nodes.add(
+                    "Const", [], device, controls=controls, **attributes
+                )
         return self._copies[key]
+
+    def _waits_on(self, made_by: Maker, device: str) -> list[str]:
+        """Returns what a constant's copy waits for on a device: for the same, at once."""
+        if isinstance(made_by, str) or not made_by.control_inputs:
+            return []
+        controls = self._controls.get(made_by, made_by.control_inputs)
+        key = (*sorted(map(self._nodes.wait, controls)), device)
+        if key not in self._copies:
+            self._copies[key] = self._nodes.add("NoOp", [], device, controls=controls)
+        return [self._copies[key]]
 
     # Sums.
 

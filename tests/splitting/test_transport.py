@@ -1,0 +1,63 @@
+"""What goes from one device to another travels together; constants do not travel at all."""
+
+import numpy as np
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import splitter
+
+DEVICES = [f"/device:CPU:{k}" for k in range(3)]
+X = np.arange(15.0).reshape(5, 3)  # rows that do not divide
+ONES = tf1.ones_initializer()
+
+
+def gathered_after_a_write(x):
+    """TensorFlow orders the gather behind the write by the constant alone, its only new input."""
+    table = tf1.get_variable("table", [4, 3], tf.float64, ONES, use_resource=True)
+    ids = tf.cast(x[:, 0] > 5.0, tf.int32)
+    with tf.control_dependencies([table.assign_add(tf.ones([4, 3], tf.float64))]):
+        return tf.reduce_sum(tf.gather(table, ids + 1) * x)
+
+
+def several_after_a_write(x):
+    c = tf1.get_variable("c", [], tf.float64, ONES, use_resource=True)
+    with tf.control_dependencies([c.assign_add(1.0)]):
+        return tf.add_n([tf.reduce_sum(tf.tanh(x) * n) for n in (2.0, 3.0, 4.0)])
+
+
+def in_a_branch(x):
+    c = tf1.get_variable("c", [], tf.float64, ONES, use_resource=True)
+    return tf1.cond(c > 0.0, lambda: tf.reduce_sum(x * 2.0 + 3.0), lambda: tf.reduce_sum(x * 4.0))
+
+
+def run(make, num_devices):
+    with tf.Graph().as_default() as graph:
+        x = tf1.placeholder(tf.float64, [None, 3])
+        fetch = make(x)
+        if num_devices > 1:
+            fetch = splitter.split_graph([x], DEVICES, [fetch], home=DEVICES[0]).fetch[0]
+        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 3})) as session:
+            session.run(tf1.global_variables_initializer())
+            found = [session.run(fetch, {x: X + step}) for step in range(2)]
+        return graph, found
+
+
+@pytest.mark.parametrize("make", [gathered_after_a_write, several_after_a_write, in_a_branch])
+def test_constants_that_wait_are_not_sent_but_wait_on_each_device(make):
+    graph, found = run(make, 3)
+    np.testing.assert_allclose(found, run(make, 1)[1], rtol=1e-12)
+    sent = [op for op in graph.get_operations() if op.type == "OptionalFromValue"]
+    assert not [each.name for op in sent for each in op.inputs if each.op.type == "Const"]
+    if make is not in_a_branch:  # of which nothing travels together
+        copies = [op for op in graph.get_operations() if op.name.startswith("tower_1/")]
+        read = [each.op for op in copies for each in op.inputs if each.op.type == "Const"]
+        assert read
+        assert {op.device for op in read} == {DEVICES[1]}
+
+
+def test_constants_of_a_device_wait_for_the_same_at_once():
+    # Three constants for each of two other devices; they wait for one write by one operation.
+    graph, _ = run(several_after_a_write, 3)
+    waits = [op for op in graph.get_operations() if op.type == "NoOp" and op.control_inputs]
+    waits = [op for op in waits if op.device in DEVICES[1:]]
+    assert len(waits) == 2
