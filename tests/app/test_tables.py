@@ -217,7 +217,7 @@ def test_pieces_hold_little_and_name_the_lines_of_the_file(tmp_path, monkeypatch
         ('x,n,s,y\n1,2,"a,1\n', "d.csv:2: must be CSV"),
         ("x,m,s,y\n", "d.csv:1: the header must have the column 'n' once, got x, m, s, y"),
         ("x,nn,s,y\n", "Did you mean nn?"),
-        ("x,n,s,n,y\n", "Rename n in the header: a name is there once."),
+        ("x,n,s,n,y\n", "Rename n in the header: it must be there once."),
         ("x,n,s,y\n", "must have rows, has none"),
         ("", "must have rows, has none"),
     ],

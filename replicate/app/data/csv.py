@@ -162,7 +162,7 @@ def _names(path: str, source: input_config.Csv, key: str) -> list[str]:
             near = " and ".join(filter(None, (types.nearest(name, names) for name in wrong)))
             then = f"Did you mean {near}?" if near else "Correct columns, or set header: false."
             if twice:
-                then = f"Rename {' and '.join(twice)} in the header: a name is there once."
+                then = f"Rename {' and '.join(twice)} in the header: it must be there once."
             raise errors.RunError(
                 f"{key}: {path}:{line}: the header must have the column "
                 f"{' and the column '.join(map(repr, wrong))} once, got {', '.join(names)}. {then}"
