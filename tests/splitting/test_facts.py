@@ -12,6 +12,7 @@ from replicate.splitting.inference.probes import KnownRows, KnownShape
 from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import OWN, SIZE, WHOLE, ListOf, Rows, Shape, Space, WholeError
 from replicate.splitting.structure import loops
+from tests import control_flow
 
 BATCH_SPACE = Space("the batch")
 ROW = Extent(None, 1)  # one entry for each row
@@ -185,6 +186,23 @@ def test_a_graph_that_wants_more_rows_has_them(graph):
     facts = facts_of(graph, [(x, 0)])
     assert facts.shape(x) == (ROW, Extent(4))
     assert facts.shape(first) == (Extent(10), Extent(4))
+
+
+def test_a_branch_of_more_rows_leaves_others_lengths_to_one_row(graph):
+    x = batch(4)
+    first = tf.matmul(x, x, transpose_b=True)[:, :3]  # [B, min(B, 3)]
+    with control_flow.of_version(1):
+        either = tf.cond(
+            tf.shape(x)[0] > 5,
+            lambda: first * tf.reduce_sum(tf.reshape(x[:6], [2, 12])),  # fails on fewer rows
+            lambda: tf.tanh(first),
+        )
+        by_value = tf.cond(x[0, 0] > 0, lambda: tf.reshape(x[:6], [24]), lambda: tf.zeros([24]))
+    facts = facts_of(graph, [(x, 0)])
+    assert facts.shape(x) == (ROW, Extent(4))
+    assert facts.shape(first) == (ROW, OPEN)
+    assert facts.shape(either) == (ROW, OPEN)
+    assert facts.shape(by_value) == (Extent(24),)
 
 
 def test_told_lengths_that_want_more_rows_leave_what_was_inferred(graph):

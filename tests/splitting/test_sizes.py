@@ -27,6 +27,11 @@ def column(x):
     return tf.tanh(tf.reduce_sum(x, 1, keepdims=True))
 
 
+def to_the_first(x):
+    """[B, min(B, 3)]: each row's products with the first ones."""
+    return tf.matmul(x, x[:3], transpose_b=True)
+
+
 @model
 def squeezed(x, rows):
     """[B], and of one row []."""
@@ -79,6 +84,28 @@ def two_of_two_and_more(x, rows):
     """At one row another length, and of even and odd numbers."""
     even = tf.ones([rows + rows % 2], F64)
     return [tf.reduce_sum(x[:2]), tf.reduce_mean(even * tf.reduce_sum(x), 0)]
+
+
+@model
+def beside_a_branch_of_six_rows(x, rows):
+    """[B * min(B, 3)]; the branch cannot be taken by fewer."""
+
+    def of_six():
+        return tf.reduce_sum(tf.tanh(tf.reshape(x[:6], [2, 3, 3])), [0, 1])
+
+    guarded = tf.cond(rows > 5, of_six, lambda: tf.reduce_sum(x, 0))
+    return [guarded, tf.reshape(to_the_first(x) + column(x), [-1])]
+
+
+@model
+def behind_a_branch_of_few_rows(x, rows):
+    """[min(B, 3), B] turned, which for few rows comes from the other branch."""
+
+    def of_six():
+        return to_the_first(x) * tf.reduce_sum(tf.reshape(x[:6], [2, 9]))
+
+    guarded = tf.cond(rows > 5, of_six, lambda: to_the_first(tf.tanh(x)))
+    return [tf.reshape(guarded + column(x), [-1])]
 
 
 @model

@@ -7,11 +7,13 @@ assumes the shortest inner dimensions that the graph allows, the other long ones
 A graph may cut, or take the larger of two numbers. A length then follows one expression up to some
 number of rows, and another beyond it. That number is made from numbers in the graph, or is a
 product of some; the many rows are far more than these. Fewer than two rows are one row, which the
-third inference assumes.
+third inference assumes. Where a branch that only more rows take does not allow one row, that
+inference leaves the branch out.
 """
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,7 +25,7 @@ from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf
 from replicate.splitting.inference import extents, folding
 from replicate.splitting.inference.extents import Number, Sizes
-from replicate.splitting.inference.turns import MEASURING, Turns
+from replicate.splitting.inference.turns import MEASURING, Sides, Turns
 from replicate.splitting.structure import kinds
 
 # Assumed rows of the batch, and picked rows; the first that the graph allows are used. Some graphs
@@ -89,6 +91,7 @@ class Probe:
         known: The assumed dimensions of tensors, by `ref()`.
         entries: The assumed entries of vectors, by `ref()`.
         sizes: The assumed numbers of rows.
+        sides: Which branches these take; by default whatever is in any of them must fit.
 
     Raises:
         UnfitError: If the graph does not allow what is assumed.
@@ -100,8 +103,10 @@ class Probe:
         known: Mapping[Hashable, Dims],
         entries: Mapping[Hashable, Dims],
         sizes: Sizes,
+        sides: Sides = MappingProxyType({}),
     ):
         self.sizes = sizes
+        self._sides = sides
         self._turns = turns
         self._known, self._entries = dict(known), entries
         self._infer()
@@ -116,7 +121,8 @@ class Probe:
             ref: [extents.at(number, self.sizes) for number in numbers]
             for ref, numbers in lengths.items()
         }
-        return Probe(self._turns, {**self._known, **more}, self._entries, self.sizes)
+        known = {**self._known, **more}
+        return Probe(self._turns, known, self._entries, self.sizes, self._sides)
 
     def _infer(self) -> None:
         refuted: dict[str, Dims | None] = {}
@@ -125,7 +131,7 @@ class Probe:
             before = dict(refuted)
             self._merged: dict[Hashable, Dims | None] = {}
             try:
-                written = self._turns.written(self._known, self._entries, refuted)
+                written = self._turns.written(self._known, self._entries, refuted, self._sides)
                 self._inferred = inference.Inferred(written)
                 refuted.update(self._turns.refuted(self.dims))
                 is_settled = refuted == before
@@ -178,8 +184,41 @@ def probed(turns: Turns, given: Sequence[Known], static_rows: int | None) -> Pro
         return Probes(found)
     sizes = found[0].sizes
     ones = [Sizes(rows, 1, sizes.inner) for rows in (static_rows or 1, sizes.batch)]
-    alone = _fitting(turns, given, [ones[: 1 + has_picked]])
-    return Probes(found, alone[0] if alone else None)
+    ones = ones[: 1 + has_picked]
+    alone = _fitting(turns, given, [ones])
+    return Probes(found, alone[0] if alone else _where_taken(turns, given, ones[0]))
+
+
+def _where_taken(turns: Turns, given: Sequence[Known], sizes: Sizes) -> Probe | None:
+    """Returns an inference for which branches that other sizes take need not fit."""
+    sides: Sides = {predicate.ref(): None for predicate in turns.predicates}
+    probe = _probe(turns, given, sizes, sides) if sides else None
+    for _ in turns.predicates:
+        if probe is None:
+            break
+        folder = folding.Folder(_lengths_of(probe), {}, turns.structure)
+        found: Sides = {each.ref(): _side(folder, each) for each in turns.predicates}
+        closer = None if found == sides else _probe(turns, given, sizes, found)
+        if closer is None:
+            break
+        probe, sides = closer, found
+    return probe
+
+
+def _lengths_of(probe: Probe) -> Callable[[tf.Tensor, int], Sequence[Number] | None]:
+    """Returns what returns the lengths that an inference found."""
+
+    def lengths(tensor: tf.Tensor, mode: int) -> Sequence[Number] | None:
+        dims = probe.dims(tensor)
+        return None if dims is None else _numbers_of(dims)
+
+    return lengths
+
+
+def _side(folder: folding.Folder, predicate: tf.Tensor) -> bool | None:
+    """Returns which side of a branch is taken, if that follows from lengths."""
+    found = folder.fold(predicate)
+    return None if found is None else bool(found.item())
 
 
 def _assumed(
@@ -270,8 +309,10 @@ def _whole_numbers(values: npt.ArrayLike) -> list[int]:
 def _static_lengths(tensor: tf.Tensor, mode: int) -> Sequence[Number] | None:
     """Returns the lengths that the graph itself knows."""
     dims = static_dims(tensor)
-    if dims is None:
-        return None
+    return None if dims is None else _numbers_of(dims)
+
+
+def _numbers_of(dims: Dims) -> list[Number]:
     return [extents.unknown() if size is None else size for size in dims]
 
 
@@ -336,7 +377,9 @@ def entry(number: str | int | None, static_rows: int | None) -> Number:
     return extents.inner() if number is None else int(number)
 
 
-def _probe(turns: Turns, given: Sequence[Known], sizes: Sizes) -> Probe | None:
+def _probe(
+    turns: Turns, given: Sequence[Known], sizes: Sizes, sides: Sides = MappingProxyType({})
+) -> Probe | None:
     """Returns an inference, or None if the graph does not allow what it assumes."""
     known: dict[Hashable, Dims] = {}
     entries: dict[Hashable, Dims] = {}
@@ -355,7 +398,7 @@ def _probe(turns: Turns, given: Sequence[Known], sizes: Sizes) -> Probe | None:
             dims = [sizes.inner if size is None else size for size in dims]
         known[each.tensor.ref()] = dims
     try:
-        return Probe(turns, known, entries, sizes)
+        return Probe(turns, known, entries, sizes, sides)
     except inference.UnfitError:
         return None
 

@@ -11,14 +11,18 @@ grows with the batch alone by operations that are told a size, which is measured
 these, nor what differs by turn: so inference costs what the graph costs, whatever is assumed.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from replicate.compat import inference
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting.structure import kinds, loops, order
+from replicate.splitting.structure import conditions, kinds, loops, order
 from replicate.splitting.structure.loops import Structure
+
+Sides: TypeAlias = Mapping[Hashable, bool | None]
+"""Which side of branches is taken, by the `ref()` of predicates; None if either may be."""
 
 MEASURING = ("Shape", "ShapeN", "Size")
 
@@ -130,6 +134,7 @@ class Turns:
         known: Mapping[Any, Dims],
         entries: Mapping[Any, Dims],
         refuted: Mapping[str, Dims | None],
+        sides: Sides,
     ) -> tf1.GraphDef:
         """Returns the definition for one inference.
 
@@ -138,6 +143,7 @@ class Turns:
             entries: The entries of the `vectors`, by `ref()`.
             refuted: What is known of links that do not have the shapes of their first sources, by
                 the nodes that stand for them.
+            sides: What is known of branches.
         """
         graph_def = tf1.GraphDef()
         graph_def.CopyFrom(self._graph_def)
@@ -157,7 +163,48 @@ class Turns:
             dtype = tf.as_dtype(node.attr["T" if "T" in node.attr else "dtype"].type)
             _rewrite(node, "Placeholder", [], dtype=dtype)
             _set_shape(node, shape)
+        if sides:
+            self._leave_out(graph_def, sides)
         return graph_def
+
+    @functools.cached_property
+    def predicates(self) -> list[tf.Tensor]:
+        """The predicates of branches, each after what it is made from."""
+        found = map(conditions.predicate_of, filter(conditions.begins_branch, self.ops))
+        return list({each.ref(): each for each in found}.values())
+
+    @functools.cached_property
+    def _conditions(self) -> conditions.Conditions:
+        return conditions.Conditions(self.ops[0].graph)
+
+    def _leave_out(self, graph_def: tf1.GraphDef, sides: Sides) -> None:
+        """Lets branches that are not taken, or of which that is not known, read unknown lengths."""
+        for op in self.ops:
+            node, dtype = graph_def.node[self._numbers[op.name]], op.outputs and op.outputs[0].dtype
+            if op.type == "Switch" and conditions.begins_branch(op) and dtype not in kinds.HANDLES:
+                predicate = conditions.predicate_of(op).ref()
+                if predicate in sides:
+                    open_node = graph_def.node.add(name=self._unused(f"{op.name}/open"))
+                    _rewrite(open_node, "Placeholder", [], dtype=dtype)
+                    own = op.inputs[0].shape
+                    _set_shape(open_node, None if own.rank is None else own.as_list())
+                    read = [open_node.name, open_node.name]
+                    if sides[predicate] is not None:
+                        read[int(bool(sides[predicate]))] = node.input[0]
+                    _rewrite(node, "IdentityN", read, T=[dtype, dtype])
+            elif op.type == "Merge" and not order.is_way_back(op, op.inputs[-1]):
+                taken = [n for n, each in enumerate(op.inputs) if self._is_taken(each, sides)]
+                if len(taken) == 1:
+                    number = graph_def.node.add(name=self._unused(f"{op.name}/taken"))
+                    _rewrite(number, "Placeholder", [], dtype=tf.int32)
+                    _set_shape(number, [])
+                    read = [node.input[taken[0]], number.name]
+                    _rewrite(node, "IdentityN", read, T=[dtype, tf.int32])
+
+    def _is_taken(self, tensor: tf.Tensor, sides: Sides) -> bool:
+        """Whether a tensor may have a value."""
+        found = self._conditions.of(tensor)
+        return all(sides.get(predicate.ref()) in (None, side) for predicate, side in found)
 
     @property
     def doubtful(self) -> list[str]:

@@ -6,18 +6,15 @@ if the branch is not taken), and what all workers have made comes back.
 """
 
 import collections
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, packing, reductions
-from replicate.splitting.structure import frames, kinds, loops
+from replicate.splitting.structure import frames, loops
 from replicate.splitting.structure.nodes import Made, Reference, resolved
-
-_Conditions: TypeAlias = frozenset[tuple[Hashable, bool]]
-"""Predicates of branches, by `ref()`, and on which side of them something is."""
 
 ROWS = "rows"
 FIRST = "first"
@@ -45,56 +42,6 @@ class Crossing(NamedTuple):
     axis: int = 0
     rows: Reference | None = None
     multiple: int = 1
-
-
-class Conditions:
-    """Which branches must be taken for a tensor to have a value, by the data.
-
-    Gradients of branches have no control flow context, so contexts do not tell.
-
-    Args:
-        graph: The graph, complete.
-    """
-
-    def __init__(self, graph: tf.Graph):
-        self._found: dict[tf.Operation, _Conditions] = {}
-        self._predicates: dict[Hashable, tf.Tensor] = {}
-        ops = graph.get_operations()
-        is_changed = any(_begins_branch(op) for op in ops)
-        while is_changed:
-            is_changed = False
-            for op in ops:
-                new = self._of_inputs(op)
-                if new and new != self._found.get(op):
-                    self._found[op] = new
-                    is_changed = True
-
-    def of(self, tensor: tf.Tensor) -> list[tuple[tf.Tensor, bool]]:
-        """Returns the predicates, innermost first, and on which side of them a tensor is."""
-        found = [(self._predicates[key], side) for key, side in self._of_tensor(tensor)]
-        return sorted(found, key=lambda each: (-len(self._of_tensor(each[0])), each[0].name))
-
-    def _of_inputs(self, op: tf.Operation) -> _Conditions:
-        if op.type in kinds.MERGES:
-            ways = [t for t in op.inputs if t.op.type not in kinds.WAYS_BACK]
-            return frozenset.intersection(*[self._of_tensor(tensor) for tensor in ways])
-        found = [self._of_tensor(tensor) for tensor in op.inputs]
-        found += [self._found.get(control, frozenset()) for control in op.control_inputs]
-        return frozenset[tuple[Hashable, bool]]().union(*found)
-
-    def _of_tensor(self, tensor: tf.Tensor) -> _Conditions:
-        found = self._found.get(tensor.op, frozenset())
-        if _begins_branch(tensor.op):
-            predicate = tensor.op.inputs[1]
-            while predicate.op.type == "Identity":
-                predicate = predicate.op.inputs[0]
-            self._predicates[predicate.ref()] = predicate
-            found |= {(predicate.ref(), bool(tensor.value_index))}
-        return found
-
-
-def _begins_branch(op: tf.Operation) -> bool:
-    return op.type in kinds.SWITCHES and op.inputs[1].op.type != "LoopCond"
 
 
 class _Join:

@@ -20,7 +20,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, operations, packing, reductions
 from replicate.graph import rows as counted
 from replicate.splitting.states import SIZE, WHOLE, Partial, Rows, Space, State
-from replicate.splitting.structure import effects, kinds, loops, runs
+from replicate.splitting.structure import conditions, effects, kinds, loops, runs
 from replicate.splitting.structure.nodes import Made, Nodes, Reference
 from replicate.splitting.structure.runs import Runs
 from replicate.splitting.writing import joins, levels
@@ -129,9 +129,9 @@ class SeveralWorkers:
                 self._dynamic = self._of_dynamic(_counts(given), num_devices)
 
     @functools.cached_property
-    def conditions(self) -> levels.Conditions:
+    def conditions(self) -> conditions.Conditions:
         """In which branches tensors are."""
-        return levels.Conditions(tf1.get_default_graph())
+        return conditions.Conditions(tf1.get_default_graph())
 
     def worker_runs(self, nodes: Nodes) -> "WorkerRuns":
         """Returns which rows of the batch are whose."""
