@@ -99,10 +99,8 @@ def main(program: dict) -> None:
 def _of_mode(program: dict, mode: str, tolerance: tuple[float, float]) -> Verdict:
     setting = program["SETTING"]
     batches = [program["batch"](rows, i) for i, rows in enumerate(setting.sizes)]
-    single = model = program["model_fn"]
-    optimizer_fn = program["optimizer_fn"]
-    if optimizer_fn is not None:
-        single = exactness.stepping(single, optimizer_fn)
+    model, optimizer_fn = program["model_fn"], program["optimizer_fn"]
+    single = model if optimizer_fn is None else exactness.stepping(model, optimizer_fn)
     options = dict(setting.options)
     replicated = model_fn.replicate_model_fn(
         model, optimizer_fn, devices=setting.devices, strategy=setting.strategy, **options
