@@ -1,6 +1,7 @@
 """Tells in one line that a batch's tensors disagree on their rows, where only a run finds that."""
 
 import re
+import weakref
 from typing import Any
 
 from replicate import types
@@ -43,11 +44,14 @@ class _Hook(tf1.train.SessionRunHook):
 
     def after_create_session(self, session: tf1.Session, coord: tf1.train.Coordinator) -> None:
         """See base class."""
-        run = session.run  # NOTE: what a step raises no hook hears of
+        # NOTE: what a step raises no hook hears of. A session that held itself would be kept, with
+        # all of its variables, until Python looks for circles.
+        run, itself = type(session).run, weakref.ref(session)
+        wrapped = vars(session).get("run")  # by another hook
 
         def step(*args: Any, **kwargs: Any) -> Any:
             try:
-                return run(*args, **kwargs)
+                return wrapped(*args, **kwargs) if wrapped else run(itself(), *args, **kwargs)
             except tf.errors.InvalidArgumentError as e:
                 text = told(e)
                 if not text:
