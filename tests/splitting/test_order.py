@@ -30,3 +30,16 @@ def test_a_list_comes_just_before_what_is_written_and_leaves_its_loop_after_that
     ]
     leaves = next(op for op in ops if op.type == "Exit" and op.outputs[0].dtype == tf.variant)
     assert ops.index(leaves) > written
+
+
+def test_a_list_may_be_passed_on_through_any_number_of_operations():
+    with tf.Graph().as_default() as graph:
+        held = tf.raw_ops.EmptyTensorList(
+            element_shape=tf.constant([], tf.int32), max_num_elements=-1, element_dtype=tf.float32
+        )
+        for _ in range(1200):  # more than Python lets functions call each other
+            held = tf.identity(held)
+        x = tf.tanh(tf.constant(1.0))
+        tf.raw_ops.TensorListPushBack(input_handle=held, tensor=x)
+        ops = order.ordered(set(graph.get_operations()), {})
+    assert ops.index(x.op) < [op.type for op in ops].index("EmptyTensorList")

@@ -89,7 +89,9 @@ def ordered(
         for other in before:
             after[other].append(op)
     wanted: dict[tf.Operation, int] = {}
-    ready = [(_wanted(op, after, wanted), op._id, op.name, op) for op in ops if not waiting[op]]
+    for op in sorted(ops, key=lambda op: op._id, reverse=True):  # users first: little recursion
+        _wanted(op, after, wanted)
+    ready = [(wanted[op], op._id, op.name, op) for op in ops if not waiting[op]]
     heapq.heapify(ready)
     found = []
     while ready:
@@ -98,7 +100,7 @@ def ordered(
         for user in after[op]:
             waiting[user] -= 1
             if not waiting[user]:
-                heapq.heappush(ready, (_wanted(user, after, wanted), user._id, user.name, user))
+                heapq.heappush(ready, (wanted[user], user._id, user.name, user))
     if len(found) < len(ops):
         circle = sorted(op.name for op, number in waiting.items() if number)[:5]
         raise ValueError(f"Operations must not wait for each other; {', '.join(circle)} do.")
