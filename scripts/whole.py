@@ -84,7 +84,7 @@ def _tell(name: str, result, num_devices: int) -> tuple[list, bool]:
 
     found = report.of(result, num_devices)
     split_flops = sum(_flops(result, op) for op in result.split)
-    wrong = [op for op in result.whole if _is_large(op)]
+    wrong = [op for op in result.whole if _is_large(op) and result.why(op)]  # with rows
     whole_flops = sum(_flops(result, op) for op in wrong)
     print(f"| {name} | {found.split} | {len(found.whole)} | {split_flops:,} | {whole_flops:,} |")
     lines = ["", f"{name}: the largest that are whole"]

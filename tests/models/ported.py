@@ -15,6 +15,7 @@ from tests.models import (
     simclr,
     speech,
     vae,
+    xlnet,
 )
 
 
@@ -57,4 +58,5 @@ MODELS = {
     "simclr": Ported(simclr.model_fn, simclr.input_fn, "mirrored", 4),
     "speech": Ported(speech.model_fn, speech.input_fn, "parameter_server", 2),
     "vae": Ported(vae.model_fn, vae.input_fn, "mirrored", 2),
+    "xlnet": Ported(xlnet.model_fn, xlnet.input_fn, "parameter_server", 3),
 }

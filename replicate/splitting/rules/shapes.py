@@ -45,24 +45,34 @@ def reshape(case: Case) -> Split:
 
 def _steps(case: Case, rows: Rows) -> Rows | None:
     """Returns the rows of [T, n, Q] that become [T * n, Q], or None if it is another reshape."""
-    old, new = case.shape(0), _reshaped(case)
+    old = case.shape(0)
     is_one_each = rows.axis and old[rows.axis].multiple == 1 and not rows.space.is_picked
-    if not is_one_each or not new or not _are_as_many(old[rows.axis + 1 :], new[1:]):
+    if not is_one_each or num_entries(old[: rows.axis]) == 1:
         return None
-    return None if num_entries(old[: rows.axis]) == 1 else Rows(0, rows.space.steps)
+    axis = _axis_alone(_reshaped(case), old[rows.axis + 1 :])
+    return None if axis is None else Rows(axis, rows.space.steps)
 
 
 def _reshaped_steps(case: Case, rows: Rows) -> Rows:
     """Returns the rows of [T * n, Q] that becomes [T * n, R], or [T, n, R]."""
-    behind, new = case.shape(0)[1:], _reshaped(case)
-    if rows.axis:
+    old, new = case.shape(0), _reshaped(case)
+    behind = old[rows.axis + 1 :]
+    if num_entries(old[: rows.axis]) != 1:
         raise WholeError("it mixes rows")
-    if new and _are_as_many(behind, new[1:]):
-        return rows
+    if (alone := _axis_alone(new, behind)) is not None:
+        return rows.at(alone)
     for axis, extent in enumerate(new):
         if axis and extent.multiple == 1 and _are_as_many(behind, new[axis + 1 :]):
             return Rows(axis, rows.space.base)
     raise WholeError("it mixes rows")
+
+
+def _axis_alone(shape: Sequence[Extent], behind: Sequence[Extent]) -> int | None:
+    """Returns the axis with nothing but ones before it, and as many entries behind it as given."""
+    for axis in range(len(shape)):
+        if num_entries(shape[:axis]) == 1 and _are_as_many(behind, shape[axis + 1 :]):
+            return axis
+    return None
 
 
 def _are_as_many(one: Sequence[Extent], other: Sequence[Extent]) -> bool:
@@ -74,7 +84,8 @@ def _are_as_many(one: Sequence[Extent], other: Sequence[Extent]) -> bool:
     if number is not None:
         return number > 0 and number == num_entries(other)
     are_known = all(each.size or (each.multiple and not each.is_picked) for each in one)
-    return are_known and list(one) == list(other)
+    longer, others = ([each for each in shape if not each.is_one] for shape in (one, other))
+    return are_known and longer == others
 
 
 def _reshaped_axis(case: Case, rows: Rows) -> int:

@@ -82,6 +82,15 @@ def tensor_products_of_steps(x, y, t):
     return [found, tf.tensordot(found, found, [[0, 1], [0, 1]])]
 
 
+@model((3, 2), (1, 1), kinds="Mul Reshape Tanh Transpose")
+def steps_behind_an_axis_of_one(x, y, t):
+    """As Keras normalises [v, B, 3], layer by layer."""
+    flat = tf.tanh(tf.reshape(tf.transpose(t, [1, 0, 2]), [1, -1, 3, 1]))
+    again = tf.reshape(flat * 2.0, [1, -1, 3])
+    back = tf.reshape(flat, [-1, tf.shape(t)[0], 3])
+    return [flat, tf.reduce_mean(flat, 1), tf.reshape(again, [-1, 3]), back, tf.reduce_sum(back, 0)]
+
+
 @model((3, 2), (1, 1), (4, 4))
 def steps_in_order(x, y, t):
     """What depends on the order of steps and rows."""
