@@ -1,5 +1,6 @@
 """What building the models of tests/models takes: seconds, and memory, beside one device."""
 
+import gc
 import multiprocessing
 import multiprocessing.pool
 import os
@@ -81,6 +82,7 @@ def _build(name: str, num_devices: int, builds: int) -> Builds:
         model_fn = replicate.replicate_model_fn(model_fn, devices=num_devices)
     seconds = []
     for _ in range(builds + 1):
+        gc.collect()  # a graph is garbage in circles: what is measured is this build's
         with tf.Graph().as_default():
             begin = time.process_time()
             model.build(model_fn)
