@@ -271,20 +271,18 @@ class Facts:
 
     def _told(self, op: tf.Operation) -> Sequence[Number]:
         """Returns the lengths that an operation is told, if inference found less."""
-        found = self._whole_lengths(op.outputs[0])
+        found, sizes = self._whole_lengths(op.outputs[0]), self._probes[0].sizes
+        missing = [extents.at(length, sizes) is None for length in found or ()]
+        if found is not None and not any(missing):
+            return ()
         shape = self._folder.fold(op.inputs[_TOLD[op.type]])
-        sizes = self._probes[0].sizes
         if shape is None or shape.ndim != 1 or any(_is_open(entry) for entry in shape):
             return ()
-        lengths = list(shape)
-        known = [extents.at(length, sizes) is not None for length in lengths]
-        if found is None or len(found) != len(lengths):
-            return lengths if found is None and any(known) else ()
-        is_more = any(
-            is_known and extents.at(length, sizes) is None
-            for is_known, length in zip(known, found, strict=True)
-        )
-        return lengths if is_more else ()
+        known = [extents.at(length, sizes) is not None for length in shape]
+        if found is None or len(found) != len(known):
+            return list(shape) if found is None and any(known) else ()
+        is_more = any(is_told and is_open for is_told, is_open in zip(known, missing, strict=True))
+        return list(shape) if is_more else ()
 
     def _whole_lengths(self, tensor: tf.Tensor) -> tuple[Number, ...] | None:
         key = tensor.ref()
