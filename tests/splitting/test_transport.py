@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+import replicate
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import operations
 from replicate.splitting import splitter
+from tests import exactness
 
 DEVICES = [f"/device:CPU:{k}" for k in range(3)]
 X = np.arange(15.0).reshape(5, 3)  # rows that do not divide
@@ -61,3 +64,50 @@ def test_constants_of_a_device_wait_for_the_same_at_once():
     waits = [op for op in graph.get_operations() if op.type == "NoOp" and op.control_inputs]
     waits = [op for op in waits if op.device in DEVICES[1:]]
     assert len(waits) == 2
+
+
+def moved(fetches):
+    """Returns how many bytes of float32 leave and reach each device; a pack counts once."""
+    found = dict.fromkeys(DEVICES, 0)
+    executed = operations.executed_by(fetches)
+    for source in executed:
+        for tensor in source.outputs:
+            packed = source.inputs if source.type == "OptionalFromValue" else [tensor]
+            entries = [each.shape.num_elements() for each in packed if each.dtype == tf.float32]
+            targets = {place(user) for user in tensor.consumers() if user in executed}
+            for target in targets - {place(source)}:
+                found[place(source)] += 4 * sum(entries)
+                found[target] += 4 * sum(entries)
+    return found
+
+
+def place(op):
+    """Returns where an operation runs: what uses a variable, where that is."""
+    variable = operations.variable_of(op)
+    return (op if variable is None else variable).device or DEVICES[0]
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "round_robin"])
+def test_gradients_go_to_their_variables_and_weights_from_them(fresh_graph, strategy):
+    """Each device sends (K - 1) / K of the weights, and as many gradients, and gets as many."""
+
+    def model(features, labels, mode):
+        x = features
+        for n in range(6):
+            w = tf1.get_variable(f"w{n}", [32, 32], initializer=exactness.start)
+            x = tf.tanh(tf.matmul(x, w))
+        loss = tf.reduce_mean(tf.square(x - labels))
+        step = tf1.train.get_global_step()
+        train_op = tf1.train.AdamOptimizer().minimize(loss, step)
+        return exactness.spec_of(mode, loss, train_op=train_op)
+
+    tf1.train.create_global_step()
+    replicated = replicate.replicate_model_fn(model, devices=DEVICES, strategy=strategy)
+    batch = [tf1.placeholder(tf.float32, [6, 32]) for _ in range(2)]
+    spec = replicated(*batch, "train")
+    weights = 6 * 32 * 32 * 4
+    bound = 4 * weights * 2 / 3
+    # Beside them there are the batch, powers of Adam's averages, numbers of rows.
+    of_batch = 2 * 6 * 32 * 4
+    found = moved([spec.loss, spec.train_op])
+    assert all(bound <= each <= bound + of_batch + 100 for each in found.values()), (bound, found)
