@@ -9,12 +9,14 @@ together only if the same fetches want it, so that nothing runs that is not aske
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from replicate.compat.tensorflow import tf
+from replicate.graph import operations
 from replicate.splitting.structure import effects, frames, kinds
 from replicate.splitting.structure.nodes import Maker, Node, Reference, Waited, maker, output
 from replicate.splitting.writing import writer as writers
@@ -80,6 +82,7 @@ class Transport:
 
     def run(self) -> None:
         """Packs the transfers."""
+        self._sum_where_read()
         self._copy_constants()
         self._learn()
         self._sum_end_to_end()
@@ -92,10 +95,12 @@ class Transport:
     # What is there.
 
     def _device(self, each: Maker) -> str:
-        """Returns the device of an operation."""
+        """Returns the device of an operation; what uses a variable is where that is."""
         if isinstance(each, str):
             return self._nodes.by_name[each].device
-        return each.device if each.device in self._devices else self._home
+        variable = operations.variable_of(each)
+        found = each.device if variable is None else variable.device
+        return found if found in self._devices else self._home
 
     def _maker(self, written: str) -> Maker:
         """Returns what makes an input as it is written."""
@@ -322,6 +327,21 @@ class Transport:
         return [self._copies[key]]
 
     # Sums.
+
+    def _sum_where_read(self) -> None:
+        """Puts each sum on the device where it is read, if that is one: beside its variable."""
+        places: dict[str, set[str]] = {name: set() for name in self._changes.sums}
+        for name, uses in self._readers().items():
+            places[name].update(node.device for node, _ in uses)
+        for op, _, reference in self._changes.inputs:
+            if isinstance(reference, str) and reference in places:
+                places[reference].add(self._device(op))
+        for wanted in itertools.chain(*self._fetch):
+            if isinstance(wanted, str) and wanted in places:
+                places[wanted].add(self._home)
+        for name, found in places.items():
+            if len(found) == 1:
+                self._nodes.by_name[name].device = found.pop()
 
     def _sum_end_to_end(self) -> None:
         """Makes small sums that are made at the same time as one."""
