@@ -123,7 +123,8 @@ def keep_beside_variables(graph: tf.Graph) -> None:
     keeps what it has read of them, and puts that beside the loop, beside the read, or beside both.
     A device function is asked before, and has no say.
     """
-    for op in graph.get_operations():
+    made = {op.name: op for op in graph.get_operations()}  # a function may name outer ones
+    for op in made.values():
         beside = operations.colocated_with(op)
         if not beside:
             continue
@@ -132,13 +133,12 @@ def keep_beside_variables(graph: tf.Graph) -> None:
             if set(beside) - {variable.name}:
                 op._clear_attr("_class")
                 op._set_device(variable.device)
-        elif any(_device(graph, name) != op.device for name in beside):
+        elif any(_device(other) != op.device for other in map(made.get, beside) if other):
             op._clear_attr("_class")
 
 
-def _device(graph: tf.Graph, name: str) -> str:
+def _device(op: tf.Operation) -> str:
     """Returns an operation's device, which is its variable's if it uses one or passes one on."""
-    op = graph.get_operation_by_name(name)
     handles = [tensor for tensor in op.outputs[:1] if tensor.dtype == tf.resource]
     variable = operations.made_by(handles[0]) if handles else operations.variable_of(op)
     return op.device if variable is None else variable.device

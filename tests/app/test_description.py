@@ -102,12 +102,12 @@ def test_a_split_graph_is_told_with_what_it_moves(describe):
     assert first.operations > second.operations >= second.of_tower
     assert (found.split.devices, found.split.whole) == (2, ())
     # To the second device: its 3 rows of x (36 bytes) and of y (24), which both its forward and
-    # its backward pass read; W (24) and b (8); and some numbers. Back: the gradients of W and b
-    # (32), its part of the loss (4).
+    # its backward pass read; W (24) and b (8); and some numbers. Back, in one: the gradients of W
+    # and b (32), its part of the loss (4).
     there, back = found.transfers
     assert (there.source, there.target, there.unsized) == (FIRST, SECOND, 0)
     assert 36 + 24 + 24 + 8 <= there.bytes <= 92 + 32
-    assert back == Transfer(SECOND, FIRST, 2, 32 + 4, 0)
+    assert back == Transfer(SECOND, FIRST, 1, 32 + 4, 0)
 
 
 def test_mirrored_variables_have_copies_and_do_not_travel(describe):
@@ -257,7 +257,7 @@ def test_the_command_prints_tables(folder, capsys, tmp_path):
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
     assert ["dense/kernel/Momentum", "slot", "3x2", "float32", "24", "CPU:0"] in cells
     assert ["global_step", "other", "scalar", "int64", "8", "CPU:0"] in cells
-    assert ["CPU:1", "CPU:0", "2", "36", "0"] in cells
+    assert ["CPU:1", "CPU:0", "1", "36", "0"] in cells
     assert f"picture: {path}" in shown.err
     assert path.read_bytes().startswith(b"\x89PNG")
     assert not (folder / "runs").exists()
