@@ -166,6 +166,10 @@ class Nodes:
         self.by_name[node.name] = node
         self._number += 1
 
+    def type_of(self, made_by: Maker) -> str:
+        """Returns the kind of an operation, a new one or one of the graph."""
+        return self.by_name[made_by].op if isinstance(made_by, str) else made_by.type
+
     def original(self, name: str) -> tf.Operation | None:
         """Returns the operation that a new one is a copy of, or None if it is no copy."""
         return self._originals.get(name)

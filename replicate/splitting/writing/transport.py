@@ -19,6 +19,7 @@ from replicate.compat.tensorflow import tf
 from replicate.graph import operations
 from replicate.splitting.structure import effects, frames, kinds
 from replicate.splitting.structure.nodes import Maker, Node, Reference, Waited, maker, output
+from replicate.splitting.writing import constants
 from replicate.splitting.writing import writer as writers
 
 SMALL_BYTES = 1 << 14  # sums of up to this many bytes each are made end to end
@@ -76,14 +77,16 @@ class Transport:
         self._writer = written
         self._fetch = fetch
         self._makers: dict[str, Maker] = {}
-        self._constants: dict[str, bool] = {}
         self._copies: dict[tuple[object, ...], str] = {}
         self._controls = dict(written.changes.controls)
+        self._constants = constants.Constants(
+            self._nodes, self._controls, self._device, self._maker
+        )
 
     def run(self) -> None:
         """Packs the transfers."""
         self._sum_where_read()
-        self._copy_constants()
+        self._constants.copy()
         self._learn()
         self._sum_end_to_end()
         self._leave_out_loans()
@@ -111,7 +114,7 @@ class Transport:
     def _learn(self) -> None:
         """Finds out where and when everything runs, and who wants it."""
         self._before = self._find_before()
-        turns = frames.without_turns(self._before, self._type, self._frame)
+        turns = frames.without_turns(self._before, self._nodes.type_of, self._frame)
         self._order = [each for each in turns if not isinstance(each, frames.Loop)]
         self._has_circles = len(turns) > len(self._order)
         self._places = {each: self._device(each) for each in self._order}
@@ -257,9 +260,9 @@ class Transport:
 
     def _find_dead(self) -> set[Maker]:
         """Returns what may have no value, since it is in a branch."""
-        if {self._type(each) for each in self._order}.isdisjoint(kinds.SWITCHES):
+        if {self._nodes.type_of(each) for each in self._order}.isdisjoint(kinds.SWITCHES):
             return set()
-        dead = frames.in_branches(self._before, self._type)
+        dead = frames.in_branches(self._before, self._nodes.type_of)
         for each in self._order:
             op = self._nodes.original(each) if isinstance(each, str) else each
             if op is not None and op._get_control_flow_context() is not None:
@@ -272,59 +275,6 @@ class Transport:
         if isinstance(enter, str):
             return self._nodes.by_name[enter].attr["frame_name"].s
         return enter.get_attr("frame_name")
-
-    def _type(self, each: Maker) -> str:
-        return self._nodes.by_name[each].op if isinstance(each, str) else each.type
-
-    # Constants.
-
-    def _copy_constants(self) -> None:
-        """Gives each device the constants that it reads."""
-        for node in list(self._nodes.by_name.values()):
-            device = node.device
-            for n, written in enumerate(node.input):
-                if not written.startswith("^") and self._is_constant(written):
-                    node.input[n] = self._constant_on(written, device)
-
-    def _is_constant(self, written: str) -> bool:
-        """Whether an input is a constant that may be anywhere."""
-        if written not in self._constants:
-            made_by = self._maker(written)
-            if self._type(made_by) != "Const":
-                is_free = False
-            elif isinstance(made_by, str):
-                is_free = not self._nodes.by_name[made_by].input
-            else:
-                is_free = made_by._get_control_flow_context() is None
-            self._constants[written] = is_free
-        return self._constants[written]
-
-    def _constant_on(self, written: str, device: str) -> str:
-        """Returns a constant on a device."""
-        key = (written, device)
-        if key not in self._copies:
-            made_by = self._maker(written)
-            self._copies[key] = written
-            if self._device(made_by) != device:
-                found = (
-                    self._nodes.by_name[made_by] if isinstance(made_by, str) else made_by.node_def
-                )
-                attributes = {name: found.attr[name] for name in ("dtype", "value")}
-                controls = self._waits_on(made_by, device)
-                self._copies[key] = self._nodes.add(
-                    "Const", [], device, controls=controls, **attributes
-                )
-        return self._copies[key]
-
-    def _waits_on(self, made_by: Maker, device: str) -> list[str]:
-        """Returns what a constant's copy waits for on a device: for the same, at once."""
-        if isinstance(made_by, str) or not made_by.control_inputs:
-            return []
-        controls = self._controls.get(made_by, made_by.control_inputs)
-        key = (*sorted(map(self._nodes.wait, controls)), device)
-        if key not in self._copies:
-            self._copies[key] = self._nodes.add("NoOp", [], device, controls=controls)
-        return [self._copies[key]]
 
     # Sums.
 
@@ -438,8 +388,8 @@ class Transport:
             if has_rows is None:
                 continue
             device = self._devices[k]
-            if isinstance(has_rows, str) and self._is_constant(has_rows):
-                has_rows = self._constant_on(has_rows, device)
+            if isinstance(has_rows, str) and self._constants.is_free(has_rows):
+                has_rows = self._constants.on(has_rows, device)
             for name, tensor in self._changes.sums.items():
                 node = self._nodes.by_name[name]
                 zero = self._nodes.constant(np.zeros([], tensor.dtype.as_numpy_dtype), device)

@@ -1,0 +1,79 @@
+"""Constants are not sent: each device that reads one has its own."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from replicate.compat.tensorflow import tf
+from replicate.splitting.structure.nodes import Maker, Nodes, Waited
+
+
+class Constants:
+    """The constants of one graph, of which new operations read copies.
+
+    Args:
+        nodes: The new operations.
+        controls: What operations of the graph wait for, where that changes.
+        device_of: Returns the device of an operation.
+        maker_of: Returns what makes an input as it is written.
+    """
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        controls: Mapping[tf.Operation, Sequence[Waited]],
+        device_of: Callable[[Maker], str],
+        maker_of: Callable[[str], Maker],
+    ):
+        self._nodes = nodes
+        self._controls = controls
+        self._device_of = device_of
+        self._maker_of = maker_of
+        self._are_free: dict[str, bool] = {}
+        self._copies: dict[tuple[str, ...], str] = {}
+
+    def copy(self) -> None:
+        """Gives each device the constants that it reads."""
+        for node in list(self._nodes.by_name.values()):
+            device = node.device
+            for n, written in enumerate(node.input):
+                if not written.startswith("^") and self.is_free(written):
+                    node.input[n] = self.on(written, device)
+
+    def is_free(self, written: str) -> bool:
+        """Whether an input is a constant that may be anywhere."""
+        if written not in self._are_free:
+            made_by = self._maker_of(written)
+            if self._nodes.type_of(made_by) != "Const":
+                is_free = False
+            elif isinstance(made_by, str):
+                is_free = not self._nodes.by_name[made_by].input
+            else:
+                is_free = made_by._get_control_flow_context() is None
+            self._are_free[written] = is_free
+        return self._are_free[written]
+
+    def on(self, written: str, device: str) -> str:
+        """Returns a constant on a device."""
+        key = (written, device)
+        if key not in self._copies:
+            made_by = self._maker_of(written)
+            self._copies[key] = written
+            if self._device_of(made_by) != device:
+                found = (
+                    self._nodes.by_name[made_by] if isinstance(made_by, str) else made_by.node_def
+                )
+                attributes = {name: found.attr[name] for name in ("dtype", "value")}
+                controls = self._waits_on(made_by, device)
+                self._copies[key] = self._nodes.add(
+                    "Const", [], device, controls=controls, **attributes
+                )
+        return self._copies[key]
+
+    def _waits_on(self, made_by: Maker, device: str) -> list[str]:
+        """Returns what a constant's copy waits for on a device: for the same, at once."""
+        if isinstance(made_by, str) or not made_by.control_inputs:
+            return []
+        controls = self._controls.get(made_by, made_by.control_inputs)
+        key = (*sorted(map(self._nodes.wait, controls)), device)
+        if key not in self._copies:
+            self._copies[key] = self._nodes.add("NoOp", [], device, controls=controls)
+        return [self._copies[key]]
