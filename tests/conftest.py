@@ -102,6 +102,10 @@ def nothing_left_behind():
     messages._said.clear()
     if tfc.eager_context.global_seed() is not None:  # as `seed` of a config does
         tf.random.set_seed(None)
+    for package in ("keras", "tf_keras"):  # the same seeds Keras 2, if it is loaded
+        seeds = getattr(sys.modules.get(f"{package}.src.backend"), "_SEED_GENERATOR", None)
+        if seeds is not None:
+            seeds.generator = None
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from replicate import estimator, model_fn
-from replicate.compat import keras
 from replicate.compat.tensorflow import tf, tf1
 
 # Of Keras 2.15 itself, where it draws a seed.
@@ -22,12 +21,6 @@ FEATURES = {
     "ids": np.random.RandomState(2).randint(0, 5, (ROWS, 12)),
 }
 LABELS = np.arange(ROWS) % 3
-
-
-@pytest.fixture(autouse=True)
-def _generator_of_keras(monkeypatch):
-    """Other tests of the process draw no seeds from the generator that these leave."""
-    monkeypatch.setattr(keras._keras_seeds(), "generator", None, raising=False)
 
 
 def convolved(features):
