@@ -196,7 +196,7 @@ def _where_taken(turns: Turns, given: Sequence[Known], sizes: Sizes) -> Probe | 
     for _ in turns.predicates:
         if probe is None:
             break
-        folder = folding.Folder(_lengths_of(probe), {}, turns.structure)
+        folder = folding.Folder(_lengths_by(probe.dims), {}, turns.structure)
         found: Sides = {each.ref(): _side(folder, each) for each in turns.predicates}
         closer = None if found == sides else _probe(turns, given, sizes, found)
         if closer is None:
@@ -205,12 +205,14 @@ def _where_taken(turns: Turns, given: Sequence[Known], sizes: Sizes) -> Probe | 
     return probe
 
 
-def _lengths_of(probe: Probe) -> Callable[[tf.Tensor, int], Sequence[Number] | None]:
-    """Returns what returns the lengths that an inference found."""
+def _lengths_by(
+    dims_of: Callable[[tf.Tensor], Dims | None],
+) -> Callable[[tf.Tensor, int], Sequence[Number] | None]:
+    """Returns what returns the lengths of tensors, from what returns their dimensions."""
 
     def lengths(tensor: tf.Tensor, mode: int) -> Sequence[Number] | None:
-        dims = probe.dims(tensor)
-        return None if dims is None else _numbers_of(dims)
+        dims = dims_of(tensor)
+        return None if dims is None else [extents.unknown() if n is None else n for n in dims]
 
     return lengths
 
@@ -275,7 +277,7 @@ def _largest_number(turns: Turns) -> int:
         dtype = op.outputs[0].dtype
         if dtype in (tf.int32, tf.int64) or (is_rounded and dtype.is_floating):
             found.update(_numbers(op))
-    folder = folding.Folder(_static_lengths, {}, turns.structure)
+    folder = folding.Folder(_lengths_by(static_dims), {}, turns.structure)
     for op in grown:
         if op.outputs[0].dtype in of_lengths:
             found.update(_grown_numbers(op.outputs[0], folder))
@@ -304,16 +306,6 @@ def _whole_numbers(values: npt.ArrayLike) -> list[int]:
     """Returns the sizes of numbers, rounded up."""
     sizes = np.abs(np.asarray(values).astype(np.float64).reshape(-1))
     return [math.ceil(each) for each in sizes[np.isfinite(sizes)]]
-
-
-def _static_lengths(tensor: tf.Tensor, mode: int) -> Sequence[Number] | None:
-    """Returns the lengths that the graph itself knows."""
-    dims = static_dims(tensor)
-    return None if dims is None else _numbers_of(dims)
-
-
-def _numbers_of(dims: Dims) -> list[Number]:
-    return [extents.unknown() if size is None else size for size in dims]
 
 
 def _compares_lengths(ops: Sequence[tf.Operation], given: Sequence[Known]) -> bool:

@@ -26,6 +26,7 @@ SMALL_BYTES = 1 << 14  # sums of up to this many bytes each are made end to end
 _FEWEST = 3  # it pays for so many sums
 
 _Bits: TypeAlias = dict[Maker, int]
+_Readers: TypeAlias = dict[str, list[tuple[Node, int]]]
 
 
 class _Way(NamedTuple):
@@ -85,10 +86,11 @@ class Transport:
 
     def run(self) -> None:
         """Packs the transfers."""
-        self._sum_where_read()
+        readers = self._readers()
+        self._sum_where_read(readers)
         self._constants.copy()
         self._learn()
-        self._sum_end_to_end()
+        self._sum_end_to_end(readers)
         self._leave_out_loans()
         self._learn()
         for way, uses in self._transfers().items():
@@ -278,11 +280,9 @@ class Transport:
 
     # Sums.
 
-    def _sum_where_read(self) -> None:
+    def _sum_where_read(self, readers: _Readers) -> None:
         """Puts each sum on the device where it is read, if that is one: beside its variable."""
-        places: dict[str, set[str]] = {name: set() for name in self._changes.sums}
-        for name, uses in self._readers().items():
-            places[name].update(node.device for node, _ in uses)
+        places = {name: {node.device for node, _ in uses} for name, uses in readers.items()}
         for op, _, reference in self._changes.inputs:
             if isinstance(reference, str) and reference in places:
                 places[reference].add(self._device(op))
@@ -293,9 +293,8 @@ class Transport:
             if len(found) == 1:
                 self._nodes.by_name[name].device = found.pop()
 
-    def _sum_end_to_end(self) -> None:
+    def _sum_end_to_end(self, readers: _Readers) -> None:
         """Makes small sums that are made at the same time as one."""
-        readers = self._readers()
         groups = collections.defaultdict(list)
         for name, tensor in self._changes.sums.items():
             size = tensor.shape.num_elements()
@@ -309,9 +308,9 @@ class Transport:
                 used = [use for name in names for use in readers[name]]
                 self._sum_together(names, dtype, device, used)
 
-    def _readers(self) -> dict[str, list[tuple[Node, int]]]:
+    def _readers(self) -> _Readers:
         """Returns the new operations that read each sum, and as which input."""
-        found: dict[str, list[tuple[Node, int]]] = {name: [] for name in self._changes.sums}
+        found: _Readers = {name: [] for name in self._changes.sums}
         for node in self._nodes.by_name.values():
             for n, written in enumerate(node.input):
                 if written in found:
