@@ -242,7 +242,7 @@ def _given(call: _Call) -> ends.Input:
 
 def _together(call: _Call, given: ends.Input, total: int | tf.Tensor | None) -> sessions.Together:
     """Returns what workers run together, and must have alike."""
-    compared = {"the options of replicate_model_fn": call.options.told()}
+    compared = {f"the option {line.partition('=')[0]}": line for line in call.options.told()}
     if not given.workers.is_alone:
-        compared["the batch"] = [str(total) if isinstance(total, int) else "of any size"]
+        compared["the batch"] = str(total) if isinstance(total, int) else "of any size"
     return sessions.Together(given.workers, compared, given.end)

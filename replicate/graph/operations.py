@@ -48,11 +48,18 @@ def executed_by(fetches: Iterable[types.Fetch]) -> set[tf.Operation]:
     )
 
 
-def made_from(fetches: Iterable[types.Fetch]) -> set[tf.Operation]:
-    """Returns all operations whose values `fetches` are made from, themselves included."""
+def made_from(
+    fetches: Iterable[types.Fetch], among: Callable[[tf.Operation], bool] = lambda op: True
+) -> set[tf.Operation]:
+    """Returns all operations whose values `fetches` are made from, themselves included.
+
+    Args:
+        fetches: Tensors or operations.
+        among: Whether an operation counts; of others nothing is followed.
+    """
     return _followed(
-        [getattr(fetch, "op", fetch) for fetch in fetches],
-        lambda op: [tensor.op for tensor in op.inputs],
+        filter(among, (getattr(fetch, "op", fetch) for fetch in fetches)),
+        lambda op: filter(among, (tensor.op for tensor in op.inputs)),
     )
 
 

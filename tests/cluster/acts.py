@@ -387,7 +387,7 @@ def lost_at_first(company) -> None:
     text = said_by(lambda: estimator.train(rows, max_steps=1000))
     company.tell("lost_at_first", said=text, lasted=time.monotonic() - begun[0])
     company.note("start-ps")
-    while not membership.answers(strategy.cluster.servers[1].address):
+    while not membership.is_there(strategy.cluster.servers[1].address):
         time.sleep(0.02)
 
 

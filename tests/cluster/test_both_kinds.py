@@ -195,7 +195,7 @@ def different(function, **options):
 
 DIFFERENCES = {
     "clip": ({"clip_global_norm": 0.5}, "clip_global_norm=0.5"),
-    "rate": ({"optimizer": different(descend, rate=0.2)}, "alpha made of 0.2"),
+    "rate": ({"optimizer": different(descend, rate=0.2)}, r"GradientDescent's alpha\. .* has 0.2"),
     "accumulation": ({"accumulate_steps": 2}, "accumulate_steps=2"),
     "random numbers": ({"random_numbers": "one_device"}, "random_numbers=one_device"),
     "model": ({"given": other_model}, "other_model"),
@@ -227,7 +227,7 @@ def test_tasks_that_differ_are_told_in_what(kind, monkeypatch):
     ids=["replicate", "TensorFlow", "numpy", "Python"],
 )
 def test_versions_are_compared(package, attribute, monkeypatch):
-    monkeypatch.setattr(manifest, "_of_updates", list)
+    monkeypatch.setattr(manifest, "_of_updates", dict)
     usual = manifest.of({})
     version = (lambda: "0.0.1") if attribute == "python_version" else "0.0.1"
     monkeypatch.setattr(package, attribute, version)
@@ -239,19 +239,17 @@ def test_versions_are_compared(package, attribute, monkeypatch):
 def test_each_thing_of_the_record_can_differ(kind, monkeypatch):
     usual = record_of(kind, monkeypatch, optimizer=tf1.train.AdamOptimizer)
     assert len(usual) > 8
-    for name, lines in usual.items():
-        for number in range(len(lines)):
-            changed = [*lines[:number], "another", *lines[number + 1 :]]
-            said = manifest.difference({"a": usual, "b": {**usual, name: changed}})
-            assert said.startswith(f"{name}. ")
-            assert "b has another" in said
+    for name in usual:
+        said = manifest.difference({"a": usual, "b": {**usual, name: "another"}})
+        assert said.startswith(f"{name}. ")
+        assert "b has another" in said
 
 
 def test_workers_that_join_gradients_have_variables_in_one_order(monkeypatch):
     turned = different(of_two, names=("w", "v"))
     records = [record_of(KINDS["workers"], monkeypatch, one) for one in (of_two, turned)]
     said = manifest.difference(dict(zip("ab", records, strict=True)))
-    assert said.startswith("the order of variables. Number 2: a has v; b has w")
+    assert said.startswith("number 2 of the variables. a has v; b has w")
 
 
 @all_kinds
@@ -261,7 +259,7 @@ def test_rates_of_optimizers_that_assign_are_compared(kind, building, monkeypatc
     options = {"accumulate_steps": 2, "tower_building": building}
     records = [record_of(kind, monkeypatch, optimizer=rate, **options) for rate in rates]
     said = manifest.difference(dict(zip("ab", records, strict=True)))
-    assert "AssignSubVariableOp with value made of" in said
+    assert said.startswith("the update AssignSubVariableOp's value. ")
 
 
 @pytest.mark.parametrize("building", ["split", "call"])

@@ -323,7 +323,7 @@ def core(worker: Worker, name: str) -> None:
         config = tf1.ConfigProto()
         strategy.configure(config)
         with tf1.Session(strategy.start(), config=config) as session:
-            strategy.agree({"what the test builds": ["the same"]})
+            strategy.agree({"what the test builds": "the same"})
             session.run(tf1.local_variables_initializer())
             if strategy.is_chief:
                 session.run(tf1.global_variables_initializer())

@@ -169,8 +169,8 @@ def test_workers_are_compared_once_all_are_there(monkeypatch):
     monkeypatch.setattr(
         multi_worker.manifest, "compare", lambda member, options, own: steps.append(own["mine"])
     )
-    strategy.agree({"mine": ["what is compared"]})
-    assert steps == ["started", ["chief:0", "worker:0"], ["what is compared"]]
+    strategy.agree({"mine": "what is compared"})
+    assert steps == ["started", ["chief:0", "worker:0"], "what is compared"]
 
 
 def test_a_worker_reduces_to_its_own_devices_unless_told_otherwise(fresh_graph):

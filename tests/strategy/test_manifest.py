@@ -9,28 +9,28 @@ from replicate.strategy.cluster import manifest, sessions
 from replicate.training import weight_decay
 
 
-def three(*lists):
+def three(*texts):
     """The manifests of three workers, which have the same numpy."""
-    return {f"worker:{n}": {"numpy": ["2"], "lines": lines} for n, lines in enumerate(lists)}
+    return {f"worker:{n}": {"numpy": "2", "thing": text} for n, text in enumerate(texts)}
 
 
 def test_one_text_is_said_of_each_group():
-    said = manifest.difference(three(["2.21"], ["2.15"], ["2.21"]))
-    assert said == "lines. worker:0, worker:2 has 2.21; worker:1 has 2.15"
-
-
-def test_of_a_list_the_first_difference_is_said():
-    said = manifest.difference(three(["w", "b"], ["w"], ["w", "b"]))
-    assert said == "lines. Number 2: worker:0, worker:2 has b; worker:1 has none"
+    said = manifest.difference(three("2.21", "2.15", "2.21"))
+    assert said == "thing. worker:0, worker:2 has 2.21; worker:1 has 2.15"
 
 
 def test_what_one_has_alone_is_a_difference():
     with pytest.raises(errors.ClusterError, match=r"differ in w\. a has w of 3; b has none\."):
-        manifest.require_alike({"a": {"w": ["w of 3"]}, "b": {}})
+        manifest.require_alike({"a": {"w": "w of 3"}, "b": {}})
+
+
+def test_of_several_differences_the_first_is_said():
+    said = manifest.difference({"a": {"w": "1", "v": "1"}, "b": {"w": "1", "v": "2", "u": "3"}})
+    assert said == "v. a has 1; b has 2"
 
 
 def test_manifests_that_are_alike_differ_in_nothing():
-    assert manifest.difference(three(["w"], ["w"], ["w"])) is None
+    assert manifest.difference(three("w", "w", "w")) is None
 
 
 # What variables are updated with.
@@ -105,7 +105,7 @@ def test_rates_schedules_and_options_are_compared(make, first, second, resources
         manifest.difference({"a": usual, "b": lines_of(make, *first, resources=resources)}) is None
     )
     said = manifest.difference({"a": usual, "b": lines_of(make, *second, resources=resources)})
-    assert said.startswith("the numbers of updates. ")
+    assert said.startswith("the update ")
 
 
 @pytest.mark.parametrize("make", [descend, ByHand, weight_decay.AdamW, weight_decay.LAMB])

@@ -169,10 +169,10 @@ def test_somebody_who_listens_is_found(monkeypatch):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert not membership.answers(address)
+        assert not membership.is_there(address)
         listener.listen()
         monkeypatch.setattr(membership, "_ANSWER", 0.1)
-        assert membership.answers(address)
+        assert membership.is_there(address)
 
 
 def with_servers(address, timeout=600.0, is_stopping=None):

@@ -111,23 +111,23 @@ def is_ready(chiefs, missing):
     def run(fetch):
         if chiefs is None:
             raise tf.errors.FailedPreconditionError(None, None, "not initialized")
-        written = json.dumps({"variables": chiefs, "of the chief alone": ["x"]})
+        written = json.dumps({"variables": chiefs, "of the chief alone": "x"})
         return {"written": written.encode(), "missing": missing}[fetch]
 
     own = types.SimpleNamespace(cluster=types.SimpleNamespace(name="worker:0"))
     notes = types.SimpleNamespace(
-        _written="written", _missing="missing", _built={"variables": ["w"]}, _member=own
+        _written="written", _missing="missing", _built={"variables": "w"}, _member=own
     )
     return sessions._Notes._is_ready(notes, types.SimpleNamespace(run=run))
 
 
 def test_a_worker_waits_until_the_chief_has_made_all_variables():
     assert not is_ready(None, [])
-    assert not is_ready(["w"], ["b"])
-    assert is_ready(["w"], [])
+    assert not is_ready("w", ["b"])
+    assert is_ready("w", [])
 
 
 def test_a_worker_that_has_built_other_variables_than_the_chief_is_refused():
     text = "differ in variables. the chief has u; worker:0 has w"
     with pytest.raises(errors.ClusterError, match=text):
-        is_ready(["u"], [])
+        is_ready("u", [])

@@ -23,7 +23,6 @@ _FIRST_WORD = 3.0  # seconds until somebody is told that others are missing
 _WORDS = 30.0  # and between two such messages
 _PAUSE = 0.2
 _ANSWER = 2.0  # seconds that a task may take to answer
-_SETTINGS = b"\x04"  # the kind of the frame with which a server of HTTP/2 begins, behind its length
 
 # What TensorFlow raises where another task is gone, or does not come; then, what may say so.
 _LOSSES = (
@@ -194,7 +193,7 @@ class Membership:
         missing = list(tasks)
 
         def still_missing() -> str:
-            missing[:] = silent(missing, serves)
+            missing[:] = silent(missing, must_speak=True)
             return listed(missing)
 
         self.wait_until(still_missing)
@@ -276,47 +275,34 @@ def serve(cluster: clusters.Cluster) -> NoReturn:
         time.sleep(1)
 
 
-def answers(address: str) -> bool:
-    """Whether somebody at an address speaks, as servers do first, or keeps connections open.
+def is_there(address: str, must_speak: bool = False) -> bool:
+    """Whether somebody at an address speaks first, as servers do, or keeps connections open.
 
     NOTE: connections are made to a process that is being ended, too, until all its files are
     closed. One that only stands still is not lost.
+
+    Args:
+        address: `host:port`.
+        must_speak: Whether who says nothing, as another program at the port, is not there.
     """
-    return _heard_at(address) != b""
-
-
-def serves(address: str) -> bool:
-    """Whether a server of TensorFlow speaks at an address, and nobody else who took its port."""
-    return (_heard_at(address) or b"")[3:4] == _SETTINGS
-
-
-def _heard_at(address: str) -> bytes | None:
-    """Returns what is said first at an address, b"" where nobody is; None: nothing yet."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _ANSWER) as connection:
             try:
-                return connection.recv(9)  # the length of a frame's head
+                return connection.recv(1) != b""
             except TimeoutError:
-                return None
+                return not must_speak
     except (OSError, ValueError):
-        return b""
+        return False
 
 
-def silent(
-    tasks: Sequence[clusters.Task], is_there: Callable[[str], bool] = answers
-) -> list[clusters.Task]:
-    """Returns those of some tasks that do not answer.
-
-    Args:
-        tasks: The tasks.
-        is_there: Asks at an address.
-    """
+def silent(tasks: Sequence[clusters.Task], must_speak: bool = False) -> list[clusters.Task]:
+    """Returns those of some tasks that are not there; see `is_there`."""
     if not tasks:
         return []
     with futures.ThreadPoolExecutor(min(len(tasks), 32)) as pool:
-        answered = list(pool.map(is_there, [task.address for task in tasks]))
-    return [task for task, found in zip(tasks, answered, strict=True) if not found]
+        found = list(pool.map(lambda task: is_there(task.address, must_speak), tasks))
+    return [task for task, answers in zip(tasks, found, strict=True) if not answers]
 
 
 def listed(tasks: Sequence[clusters.Task]) -> str:

@@ -374,7 +374,7 @@ class _Notes(_Scaffold):
         except _NOT_YET:
             return False
         found = json.loads(written)
-        chiefs = {name: found.get(name, []) for name in self._built}  # it may have more
+        chiefs = {name: found.get(name, "none") for name in self._built}  # it may have more
         manifest.require_alike({"the chief": chiefs, self._member.cluster.name: self._built})
         return not len(session.run(self._missing))
 

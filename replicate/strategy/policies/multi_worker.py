@@ -178,7 +178,7 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         """Waits until all workers are there, and compares what each was given and has built.
 
         Args:
-            own: What this worker has, in words, and all must have alike: lists of texts.
+            own: What this worker has, in words, and all must have alike.
 
         Raises:
             ClusterError: If a worker does not come in time, or differs.
@@ -189,7 +189,7 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         self._member.wait_for(self.cluster.others)
         given = manifest.of_config(self.compared)
         kinds = [tf.DeviceSpec.from_string(name).device_type for name in self._worker_devices]
-        devices = {"the towers' devices": [", ".join(kinds)]}
+        devices = {"the towers' devices": ", ".join(kinds)}
         manifest.compare(self._member, self._options, {**own, **given, **devices})
 
     def begin(self) -> tf.Operation:
