@@ -76,7 +76,7 @@ def _of_updates() -> dict[str, str]:
                 name = f"{op.type}'s {option.name}"
                 found.setdefault(name, set()).add(str(op.get_attr(option.name)))
     found.update((name, _numbers(tensors)) for name, tensors in arguments.items())
-    return {f"the update {name}": " ".join(sorted(texts)) for name, texts in found.items()}
+    return {f"the update {name}": " ".join(sorted(texts)) for name, texts in found.items() if texts}
 
 
 def _updates() -> list[tf.Operation]:

@@ -67,6 +67,7 @@ class _Scaffold(tf1.train.Scaffold):
     def __init__(self, inner: tf1.train.Scaffold | None, member: Membership, joined: Together):
         self._member = member
         self._joined = joined
+        self._built: manifest.Manifest = {}
         self._sessions = 0
         # NOTE: only the first worker makes values; the others are ready to be given them.
         ready = None if joined.workers.is_first else tf.constant([], tf.string)
@@ -81,6 +82,7 @@ class _Scaffold(tf1.train.Scaffold):
         self._sessions += 1
         self._wait()
         if self._sessions == 1:
+            self._built = self.built()  # before there is what tasks do not have alike
             local: tf.Operation | None = self._local_init_op
             if local is None:
                 keys = "local_init_op", tf1.GraphKeys.LOCAL_INIT_OP
@@ -169,7 +171,7 @@ class _Meeting(_Scaffold):
         return first_values(self._joined.workers)
 
     def _follow(self) -> None:
-        self._agree(self.built())
+        self._agree(self._built)
         sessions.watch_next(self._member.watched)
 
 
@@ -328,7 +330,6 @@ class _Notes(_Scaffold):
     ):
         self._home = home
         self._config = config
-        self._built: manifest.Manifest = {}
         self._missing: tf.Tensor | None = None
         self._place = member.cluster.servers[0].named("/device:CPU:0")
         super().__init__(inner, member, joined)
@@ -346,7 +347,6 @@ class _Notes(_Scaffold):
         self._member.wait_for(self._member.cluster.servers)
 
     def _operations(self) -> Sequence[tf.Operation]:
-        self._built = self.built()
         if not self._member.cluster.is_chief:
             with reductions.alone_on(self._home, _SCOPE):
                 self._missing = tf1.report_uninitialized_variables(tf1.global_variables())
