@@ -146,9 +146,9 @@ TAKEN = _rows(
             "_total_num_replicas": "without more tokens than it needs a step waits for its own",
         },
         "hook of a synchronous optimizer": {
-            "_sync_optimizer": "a hook of ours, which ends at once, takes its place",
-            "_is_chief": "a hook of ours, which ends at once, takes its place",
-            "_num_tokens": "a hook of ours, which ends at once, takes its place",
+            "_sync_optimizer": "a hook of ours, for whose thread nobody waits, takes its place",
+            "_is_chief": "a hook of ours, for whose thread nobody waits, takes its place",
+            "_num_tokens": "a hook of ours, for whose thread nobody waits, takes its place",
         },
         "Adam": {
             "_lr": "the learning rate is shown, by whichever of both names it has",

@@ -9,9 +9,9 @@ GPUs need, and a step that runs the last one runs them all.
 import contextlib
 import math
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple
 
 from replicate import types
 from replicate.compat import sessions
@@ -399,36 +399,3 @@ def _told(op: tf.Operation) -> str:
 def _key_of(*parts: object) -> int:
     """Returns a number that is the same in all workers."""
     return zlib.crc32(" ".join(map(str, parts)).encode()) & _KEYS
-
-
-Result = TypeVar("Result")
-
-Asking: TypeAlias = Generator[list[tf.Tensor], list[tf.Tensor], Result]
-"""Gives lists of what this worker has, and is sent their sums over workers."""
-
-
-def together(
-    running: Sequence[Asking[Result]], totals: Callable[[list[tf.Tensor]], list[tf.Tensor]]
-) -> list[Result]:
-    """Runs generators that ask for sums over workers, so that many share a transfer.
-
-    Args:
-        running: N generators. None may be inside of a scope, such as a device, where it asks.
-        totals: Returns the sums of N values over workers.
-
-    Returns:
-        What each of them returns.
-    """
-    results: dict[int, Result] = {}
-    waiting: dict[int, list[tf.Tensor] | None] = dict.fromkeys(range(len(running)))
-    while waiting:
-        wanted = {}
-        for n, given in waiting.items():
-            try:
-                wanted[n] = next(running[n]) if given is None else running[n].send(given)
-            except StopIteration as end:
-                results[n] = end.value
-        parts = [part for asked in wanted.values() for part in asked]
-        found = iter(totals(parts) if parts else parts)
-        waiting = {n: [next(found) for _ in asked] for n, asked in wanted.items()}
-    return [results[n] for n in range(len(running))]

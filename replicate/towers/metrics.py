@@ -7,12 +7,16 @@ tower's variables, from which its value tensors read.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import collectives, isolation, operations, reductions
+from replicate.graph import isolation, operations, reductions
 from replicate.strategy import context
 from replicate.strategy.variables import variables
+
+_Gathered: TypeAlias = tuple[list[tf.Tensor], Callable[..., tf.Operation]]
+"""What all workers are to add up, and what writes a metric's variable with their sums."""
 
 
 def metric_reduction(variable: tf.Variable, fn: Callable[[list[tf.Tensor]], tf.Tensor]) -> None:
@@ -137,23 +141,23 @@ def _gather(metric_variables: Sequence[variables.TowerLocalVariable]) -> list[tf
         between, they change nothing.
     """
     share = context.required_share()
-    running = [_gathered(variable, share) for variable in metric_variables]
-    return collectives.together(running, share.workers.totals)
+    gathered = [_gathered(variable, share) for variable in metric_variables]
+    parts = [part for own, _ in gathered for part in own]
+    totals = iter(share.workers.totals(parts) if parts else parts)
+    return [finish(*(next(totals) for _ in own)) for own, finish in gathered]
 
 
-def _gathered(
-    variable: variables.TowerLocalVariable, share: context.Share
-) -> collectives.Asking[tf.Operation]:
-    """Gathers one variable; gives by `yield` what workers are to add up."""
+def _gathered(variable: variables.TowerLocalVariable, share: context.Share) -> _Gathered:
+    """Gathers what the copies of one variable hold."""
     numeric = variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_complex
     copies = [tf.identity(member.read_value()) for member in variable.members]
     if variable.reduction is not None:
         return _reduced(variable, variable.reduction, copies, share)
     if variable.aggregation == variables.MEAN:
-        return (yield from _averaged(variable, copies, share))
+        return _averaged(variable, copies, share)
     if variable.aggregation == variables.SUM and numeric:
-        return (yield from _added(variable, copies, share))
-    return tf1.no_op()
+        return _added(variable, copies, share)
+    return [], tf1.no_op
 
 
 def _reduced(
@@ -161,46 +165,57 @@ def _reduced(
     reduction: Callable[[list[tf.Tensor]], tf.Tensor],
     copies: Sequence[tf.Tensor],
     share: context.Share,
-) -> tf.Operation:
+) -> _Gathered:
     with _beside(variable, copies):
-        starts = [tf.identity(member.initial_value) for member in variable.members]
-        kept = [_kept(*parts) for parts in zip(copies, starts, share.parts.has_rows, strict=True)]
-        kept = share.workers.all(kept)
-        return _move(variable.members, reduction(kept))
+        kept = [
+            copy if has is True else tf.where(has, copy, tf.identity(member.initial_value))
+            for copy, member, has in zip(
+                copies, variable.members, share.parts.has_rows, strict=True
+            )
+        ]
+        moved = _move(variable.members, reduction(share.workers.all(kept)))
+    return [], lambda: moved
 
 
 def _averaged(
     variable: variables.TowerLocalVariable, copies: Sequence[tf.Tensor], share: context.Share
-) -> collectives.Asking[tf.Operation]:
+) -> _Gathered:
     with _beside(variable, copies):
         counted = tf.add_n([tf.cast(has, copies[0].dtype) for has in share.parts.has_rows])
         total = tf.add_n(reductions.mask_rows(copies, share.parts.has_rows))
-    total, counted = yield [total, counted]
-    with _beside(variable, copies):
-        mean = total / counted
-        return tf1.group(*[member.assign(mean, read_value=False) for member in variable.members])
+
+    def write(total: tf.Tensor, counted: tf.Tensor) -> tf.Operation:
+        with _beside(variable, copies):
+            mean = total / counted
+            return tf1.group(*[copy.assign(mean, read_value=False) for copy in variable.members])
+
+    return [total, counted], write
 
 
 def _added(
     variable: variables.TowerLocalVariable, copies: Sequence[tf.Tensor], share: context.Share
-) -> collectives.Asking[tf.Operation]:
+) -> _Gathered:
     members, has_rows = variable.members, share.parts.has_rows
     with _beside(variable, copies):
         starts = [tf.identity(member.initial_value) for member in members[1:]]
         gathered = [copy - start for copy, start in zip(copies[1:], starts, strict=True)]
         gathered = reductions.mask_rows(gathered, has_rows[1:])
         if share.workers.is_alone:
-            return _move(members, tf.add_n([copies[0], *gathered]))
+            moved = _move(members, tf.add_n([copies[0], *gathered]))
+            return [], lambda: moved
         before = _before(variable)
         start = tf.identity(members[0].initial_value)
         own = reductions.mask_rows([copies[0] - start - before], has_rows[:1])
         increment = tf.add_n([*own, *gathered])
-    (increment,) = yield [increment]
-    with _beside(variable, copies):
-        total = before + increment
-        with tf1.control_dependencies([total]):
-            noted = before.assign(total, read_value=False)
-        return tf1.group(noted, _move(members, start + total))
+
+    def write(increment: tf.Tensor) -> tf.Operation:
+        with _beside(variable, copies):
+            total = before + increment
+            with tf1.control_dependencies([total]):
+                noted = before.assign(total, read_value=False)
+            return tf1.group(noted, _move(members, start + total))
+
+    return [increment], write
 
 
 @contextlib.contextmanager
@@ -221,10 +236,6 @@ def _before(variable: variables.TowerLocalVariable) -> tf.Variable:
         name=name,
         use_resource=True,
     )
-
-
-def _kept(copy: tf.Tensor, start: tf.Tensor, has_rows: bool | tf.Tensor) -> tf.Tensor:
-    return copy if has_rows is True else tf.where(has_rows, copy, start)
 
 
 def _move(members: Sequence[tf.Variable], total: tf.Tensor) -> tf.Operation:

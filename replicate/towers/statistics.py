@@ -5,13 +5,19 @@ updates alone run, the first copy is the statistic: checkpoints hold it, and the
 towers' copies, which nothing writes, do not dilute it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations, reductions
 from replicate.strategy import context
 from replicate.strategy.variables import variables
+
+Columns: TypeAlias = list[list[tf.Tensor]]
+"""Of each variable what its K copies hold, or are given; None: nothing."""
+
+Join: TypeAlias = Callable[[Columns], Columns]
 
 
 def join(
@@ -35,7 +41,7 @@ def join(
     local = [variable for variable in made if isinstance(variable, variables.TowerLocalVariable)]
     executed = operations.executed_by(running) if local else set()
     if update_ops == "mean":
-        return _averaged(local, executed, running)
+        return _rewritten(_written(local, executed), running, _means)
     counting = executed - operations.executed_by(later if update_ops == "first" else [])
     used = []
     for variable in local:
@@ -46,43 +52,15 @@ def join(
                 used.append(variable)
         elif not any(op in counting for member in members for op in operations.writes(member)):
             variable.follow_first()
-    if update_ops == "all":
-        return _without_rows(local, executed, running)
-    if not used:
+    if update_ops == "first":
+        return _rewritten(used, running, _firsts)
+    if all(has is True for has in context.required_share().parts.has_rows):
         return None
-    with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
-        return tf1.group(*[_spread_first(variable) for variable in used])
+    return _rewritten(_written(local, executed), running, _without_rows)
 
 
 def _is_statistic(variable: variables.TowerLocalVariable) -> bool:
     return variable.aggregation == variables.MEAN and variable.dtype.is_floating
-
-
-def _spread_first(variable: variables.TowerLocalVariable) -> tf.Operation:
-    value = variable.members[0].read_value()
-    return tf1.group(*[copy.assign(value, read_value=False) for copy in variable.members[1:]])
-
-
-def _without_rows(
-    local: Sequence[tf.Variable], executed: set[tf.Operation], running: Sequence[types.Fetch]
-) -> tf.Operation | None:
-    """Gives the statistics of towers without rows the mean of the others', so as to count not."""
-    share = context.required_share()
-    towers = [i for i, has in enumerate(share.parts.has_rows) if has is not True]
-    found = _written(local, executed) if towers else []
-    if not found:
-        return None
-    copies = _values_after(found, running)
-    with tf1.control_dependencies([copy for column in copies for copy in column]):
-        written = []
-        for variable, column in zip(found, copies, strict=True):
-            kept = reductions.mask_rows(column, share.parts.has_rows)
-            number = tf.add_n([tf.cast(has, variable.dtype) for has in share.parts.has_rows])
-            mean = tf.math.divide_no_nan(tf.add_n(kept), number)
-            for i in towers:
-                value = tf.where(share.parts.has_rows[i], column[i], mean)
-                written.append(variable.members[i].assign(value, read_value=False))
-        return tf1.group(*written)
 
 
 def _written(
@@ -97,33 +75,46 @@ def _written(
     ]
 
 
-def _values_after(
-    found: Sequence[variables.TowerLocalVariable], running: Sequence[types.Fetch]
-) -> list[list[tf.Tensor]]:
-    """Returns the values of all copies once a step is done."""
-    with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
-        return [[tf.identity(c.read_value()) for c in variable.members] for variable in found]
-
-
-def _averaged(
-    local: Sequence[tf.Variable], executed: set[tf.Operation], running: Sequence[types.Fetch]
+def _rewritten(
+    found: Sequence[variables.TowerLocalVariable], running: Sequence[types.Fetch], join: Join
 ) -> tf.Operation | None:
-    """Gives all copies of the statistics that a step writes their mean, weighted by rows."""
-    found = _written(local, executed)
+    """Gives the copies of variables what they make together once a step is done."""
     if not found:
         return None
-    share = context.required_share()
-    copies = _values_after(found, running)
-    with tf1.control_dependencies([copy for column in copies for copy in column]):
-        means = [
-            reductions.weighted_sum_onto(column, share.parts.weights, variable.members[0].device)
-            for variable, column in zip(found, copies, strict=True)
-        ]
-        means = share.workers.totals(means)
+    with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
+        columns = [[tf.identity(copy.read_value()) for copy in item.members] for item in found]
+    with tf1.control_dependencies([copy for column in columns for copy in column]):
         return tf1.group(
             *[
-                member.assign(mean, read_value=False)
-                for variable, mean in zip(found, means, strict=True)
-                for member in variable.members
+                copy.assign(value, read_value=False)
+                for variable, column in zip(found, join(columns), strict=True)
+                for copy, value in zip(variable.members, column, strict=True)
+                if value is not None
             ]
         )
+
+
+def _firsts(columns: Columns) -> Columns:
+    return [[None, *[column[0]] * (len(column) - 1)] for column in columns]
+
+
+def _without_rows(columns: Columns) -> Columns:
+    """Gives the copies of towers without rows the mean of the others', so as to count not."""
+    has_rows, joined = context.required_share().parts.has_rows, []
+    for column in columns:
+        kept = tf.add_n(reductions.mask_rows(column, has_rows))
+        number = tf.add_n([tf.cast(has, kept.dtype) for has in has_rows])
+        mean = tf.math.divide_no_nan(kept, number)
+        pairs = zip(column, has_rows, strict=True)
+        joined.append([None if has is True else tf.where(has, own, mean) for own, has in pairs])
+    return joined
+
+
+def _means(columns: Columns) -> Columns:
+    """Gives all copies their mean, weighted by rows, of all workers."""
+    share = context.required_share()
+    means = [
+        reductions.weighted_sum_onto(column, share.parts.weights, column[0].device)
+        for column in columns
+    ]
+    return [[mean] * len(share.parts.weights) for mean in share.workers.totals(means)]

@@ -184,31 +184,6 @@ def test_a_worker_brings_what_it_has_and_nothing_for_the_others(strategy, monkey
     np.testing.assert_array_equal(found, [[0, 0], [0, 0], [start, 1], [2, start]])
 
 
-def test_generators_run_until_none_asks_any_more():
-    def once(part):
-        (found,) = yield [part]
-        return found
-
-    def twice(part):
-        (found,) = yield [part]
-        again, other = yield [found, 1]
-        return again + other
-
-    def never():
-        return "done"
-        yield
-
-    asked = []
-
-    def totals(parts):
-        asked.append(list(parts))
-        return [10 * part for part in parts]
-
-    found = collectives.together([once(1), twice(2), never()], totals)
-    assert found == [10, 210, "done"]  # 20 * 10 + 1 * 10
-    assert asked == [[1, 2], [20, 1]]
-
-
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_all_workers_rows_may_be_along_any_axis(session, axis):
     def slices(values):  # this worker's, and another's, of which each is ten times as much

@@ -1,6 +1,4 @@
-"""The hook that begins synchronous steps, and the thread that applies what workers bring."""
-
-import types
+"""The hook that begins synchronous steps, and its thread, which applies what workers bring."""
 
 import pytest
 
@@ -8,62 +6,46 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy.cluster import synchronous
 
 
-def optimizer_of(missing, begun):
-    """Stands for a `SyncReplicasOptimizer` of a worker that is not the chief."""
-    ready = tf.constant(missing, tf.string, [len(missing)])
-    return types.SimpleNamespace(ready_for_local_init_op=ready, local_step_init_op=begun)
+def hook_of(loss, is_chief, workers=1):
+    """Returns the hook of one of several workers, and its step."""
+    optimizer = tf1.train.SyncReplicasOptimizer(
+        tf1.train.GradientDescentOptimizer(0.5), workers, workers
+    )
+    train = optimizer.minimize(loss, tf1.train.get_or_create_global_step())
+    return synchronous.Hook(optimizer, is_chief, -1), train
 
 
 def test_a_worker_that_is_not_the_chief_sets_its_own_step_alone(session):
-    step = tf1.get_variable("step", initializer=0, use_resource=True)
-    session.run(step.initializer)
-    hook = synchronous.Hook(optimizer_of([], step.assign(7)), False, -1)
+    w = tf1.get_variable("w", initializer=3.0)
+    hook, _ = hook_of(w * 2.0, False)
     hook.begin()
+    session.run([tf1.global_variables_initializer(), tf1.train.get_global_step().assign(7)])
     hook.after_create_session(session, tf1.train.Coordinator())
+    (step,) = [v for v in tf1.local_variables() if "sync_rep" in v.op.name]
     assert session.run(step) == 7
     assert hook.release is None
 
 
 def test_steps_begin_once_all_variables_are_initialized(session):
-    hook = synchronous.Hook(optimizer_of(["w", "b"], tf.no_op()), False, -1)
+    w = tf1.get_variable("w", initializer=3.0)
+    hook, _ = hook_of(w * 2.0, False)
     hook.begin()
-    with pytest.raises(RuntimeError, match=r"; w, b are not\. Let the scaffold's init_op"):
+    with pytest.raises(RuntimeError, match="Variables not initialized: w, global_step"):
         hook.after_create_session(session, tf1.train.Coordinator())
 
 
-def test_an_update_that_fails_ends_the_training(session):
-    coordinator, number = tf1.train.Coordinator(), tf1.placeholder_with_default(-1, [])
-    synchronous._apply(session, tf.zeros([number]).op, coordinator)
-    assert coordinator.should_stop()
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        coordinator.raise_requested_exception()
-
-
-def test_an_update_that_fails_after_the_end_is_nobodys(session):
-    class Ending(tf1.train.Coordinator):
-        """Is asked to stop while the update runs."""
-
-        asked = 0
-
-        def should_stop(self):
-            self.asked += 1
-            return self.asked > 1
-
-    coordinator, number = Ending(), tf1.placeholder_with_default(-1, [])
-    synchronous._apply(session, tf.zeros([number]).op, coordinator)
-    assert coordinator.asked == 2
-    coordinator.raise_requested_exception()
-
-
-def test_updates_end_with_the_session_and_with_the_training(fresh_graph):
-    count = tf1.get_variable("count", initializer=0, use_resource=True)
-    step = count.assign_add(1)
-    with tf1.Session(graph=fresh_graph) as session:
-        session.run(count.initializer)
-        coordinator = tf1.train.Coordinator()
-        coordinator.request_stop()
-        synchronous._apply(session, step.op, coordinator)
-        assert session.run(count) == 0
+def test_an_update_that_fails_ends_the_training_and_nobody_waits_for_its_thread(session):
+    w = tf1.get_variable("w", initializer=3.0)
+    hook, _ = hook_of(w * 2.0, True)
+    hook.begin()
+    # The update is behind an operation that fails.
+    (update,) = hook._q_runner.enqueue_ops
+    failing = tf.debugging.Assert(tf1.placeholder_with_default(False, []), ["no update"])
+    update._add_control_input(failing)
+    session.run(tf1.global_variables_initializer())
     coordinator = tf1.train.Coordinator()
-    synchronous._apply(session, step.op, coordinator)  # a session that is closed
-    assert not coordinator.should_stop()
+    hook.after_create_session(session, coordinator)
+    assert coordinator.wait_for_stop(60)
+    assert not coordinator._registered_threads
+    with pytest.raises(tf.errors.InvalidArgumentError, match="no update"):
+        coordinator.raise_requested_exception()

@@ -5,12 +5,12 @@ mean as soon as there are enough. TensorFlow's hook starts that thread, too, but
 two minutes for it at its end, as it waits itself for gradients that never come.
 """
 
-import threading
+from typing import Any
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 
-_ENDED = (tf.errors.CancelledError, RuntimeError)  # of a session that is closed
+_THEIRS: Any = type(tf1.train.SyncReplicasOptimizer.make_session_run_hook(None, True))
 
 
 def with_hook(
@@ -40,67 +40,36 @@ def _ours(hook: tf1.train.SessionRunHook) -> tf1.train.SessionRunHook:
     return Hook(hook._sync_optimizer, hook._is_chief, hook._num_tokens)
 
 
-class Hook(tf1.train.SessionRunHook):
-    """Begins synchronous steps, and has the chief apply what workers bring.
-
-    Args:
-        optimizer: The `SyncReplicasOptimizer`.
-        is_chief: Whether this worker is the one that applies.
-        num_tokens: How many steps may be made ahead of an update; -1: as many as workers.
+class Hook(_THEIRS):
+    """TensorFlow's hook, for whose thread no training waits.
 
     Attributes:
         release: In the chief, lets workers end the step that they are in, and make another one.
     """
 
-    def __init__(self, optimizer: tf1.train.SyncReplicasOptimizer, is_chief: bool, num_tokens: int):
-        self._optimizer = optimizer
-        self._is_chief = is_chief
-        self._num_tokens = num_tokens
-        self._tokens: tf.Operation | None = None
-        self._updates: list[tf.Operation] = []
-        self.release: tf.Operation | None = None
+    release: tf.Operation | None = None
 
     def begin(self) -> None:
         """See base class."""
+        super().begin()
         if self._is_chief:
-            self._updates = list(self._optimizer.get_chief_queue_runner().enqueue_ops)
-            self._tokens = self._optimizer.get_init_tokens_op(self._num_tokens)
-            most = max(self._optimizer._total_num_replicas, self._optimizer._replicas_to_aggregate)
-            self.release = self._optimizer.get_init_tokens_op(2 * most)
+            optimizer = self._sync_optimizer
+            most = max(optimizer._total_num_replicas, optimizer._replicas_to_aggregate)
+            self.release = optimizer.get_init_tokens_op(2 * most)
 
     def after_create_session(self, session: tf1.Session, coord: tf1.train.Coordinator) -> None:
         """See base class."""
-        missing = session.run(self._optimizer.ready_for_local_init_op)
-        if len(missing):
-            names = ", ".join(name.decode() for name in missing)
-            raise RuntimeError(
-                f"Synchronous steps begin once all variables are initialized; {names} are not. Let "
-                "the scaffold's init_op initialize them."
-            )
-        if not self._is_chief:
-            session.run(self._optimizer.local_step_init_op)
-            return
-        session.run(self._optimizer.chief_init_op)
-        session.run(self._tokens)
-        for update in self._updates:
-            apply = (session, update, coord)
-            threading.Thread(target=_apply, args=apply, name="updates", daemon=True).start()
+        super().after_create_session(session, _Unjoined(coord))
 
 
-def _apply(session: tf1.Session, update: tf.Operation, coordinator: tf1.train.Coordinator) -> None:
-    """Applies what workers bring, until the session is closed.
+class _Unjoined:
+    """A coordinator that waits for no thread: it is told of their errors, and when they end."""
 
-    NOTE: nobody waits for this thread: it waits for gradients until the session is closed, which
-    must not wait for it.
-    """
-    try:
-        while not coordinator.should_stop():
-            session.run(update)
-    except _ENDED:
-        return
-    except tf.errors.OpError as e:
-        if not coordinator.should_stop():
-            coordinator.request_stop(e)
+    def __init__(self, coordinator: tf1.train.Coordinator):
+        self._coordinator = coordinator
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coordinator, name)
 
-_THEIRS = type(tf1.train.SyncReplicasOptimizer.make_session_run_hook(None, True))
+    def register_thread(self, thread: object) -> None:
+        """Leaves the thread to itself: it waits for gradients until its session is closed."""
