@@ -56,7 +56,7 @@ class ReplicatedVariable(distributed_variable.DistributedVariable):
         mode = context.current()
         return mode is None or mode.update_device not in self._devices
 
-    def _tower(self) -> context.Tower | None:
+    def _tower(self) -> context.TowerContext | None:
         """Returns the tower context of the running code, if there are several towers."""
         mode = context.current()
         tower = None if mode is None else mode.tower

@@ -1,6 +1,7 @@
 """The strategy core, for whoever writes a distributed algorithm of their own."""
 
 from replicate.strategy.base import DistributionStrategy
+from replicate.strategy.context import TowerContext
 from replicate.strategy.cross_device import (
     HierarchicalCopyAllReduce,
     NcclAllReduce,
@@ -25,7 +26,6 @@ from replicate.strategy.policies.parameter_server import (
     LocalParameterServerStrategy,
     ParameterServerStrategy,
 )
-from replicate.strategy.towers.tower import TowerContext
 from replicate.strategy.variables.values import Mirrored, PerDevice
 from replicate.strategy.variables.variables import MirroredVariable, TowerLocalVariable
 

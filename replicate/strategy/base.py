@@ -13,12 +13,12 @@ from typing import Any, ClassVar, NoReturn
 from replicate import devices as device_names
 from replicate import types
 from replicate.compat import graphs
+from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
-from replicate.strategy import context, conversion, updates
+from replicate.strategy import context, conversion, datasets, updates
 from replicate.strategy.cluster import cluster as clusters
 from replicate.strategy.cluster import membership, sessions
-from replicate.strategy.tensorflow import bridge, datasets
 from replicate.strategy.towers import functions, lockstep, sharing
 from replicate.strategy.towers import tower as towers
 from replicate.strategy.variables import creation, values, variables
@@ -54,12 +54,11 @@ class DistributionStrategy(updates.Updates):
         parameter_devices: Sequence[str] = (),
         member: membership.Membership = membership.ALONE,
     ):
-        super().__init__(worker_devices)
         self._member = member
-        self._parameter_devices = tuple(parameter_devices) or self._worker_devices
+        self._parameter_devices = tuple(parameter_devices or worker_devices)
         self._settled = functions.Settled()
         self._traced = functions.Traced()
-        self._extended = bridge.BridgeStrategy(self).extended
+        super().__init__(worker_devices)
 
     @classmethod
     def named(cls, name: str, devices: Sequence[str]) -> "DistributionStrategy":
@@ -104,11 +103,6 @@ class DistributionStrategy(updates.Updates):
         """Which tower computes on which device: in each tower, its number."""
         return values.PerDevice(range(self.num_towers), self._worker_devices)
 
-    @property
-    def extended(self) -> bridge.BridgeExtended:
-        """The later spelling of the same core, as `tf.distribute` has it."""
-        return self._extended
-
     # Entering.
 
     @contextlib.contextmanager
@@ -131,7 +125,7 @@ class DistributionStrategy(updates.Updates):
             )
         with contextlib.ExitStack() as stack:
             if mode is None:
-                stack.enter_context(bridge.across(context.Mode(self)))
+                stack.enter_context(context.across(context.Mode(self)))
                 stack.enter_context(self._making())
                 stack.enter_context(graphs.entered_with(self._inherited))
             yield self
@@ -154,10 +148,15 @@ class DistributionStrategy(updates.Updates):
         """
         mode = context.current()
         is_mine = mode is not None and mode.strategy is self and mode.tower is None
-        if not is_mine or graph.finalized or bridge.is_told(graph, self):
+        told = [entry.strategy for entry in graph._distribution_strategy_stack]
+        if not is_mine or graph.finalized or self in told:
             yield
             return
-        with bridge.told_inside(self), self._making():
+        # NOTE: Estimators build graphs of their own, and make a metric of the loss in them, for
+        # which `tf.compat.v1.metrics` asks for a replica.
+        inside = tfc.distribute_lib._CrossReplicaThreadMode(self)
+        inside.replica_context = towers.StraightReplicaContext(self, 0)
+        with context.told(inside), self._making():
             devices = graph._device_function_stack
             try:
                 yield
@@ -171,7 +170,7 @@ class DistributionStrategy(updates.Updates):
     ) -> Iterator[None]:
         """Enters cross-tower context from a tower, for the function of a merge call."""
         mode = context.Mode(self, share=share, is_tensorflows=is_tensorflows)
-        with bridge.across(mode), tf.compat.v1.device(None):
+        with context.across(mode), tf.compat.v1.device(None):
             with self._default_device():
                 yield
 
@@ -244,7 +243,7 @@ class DistributionStrategy(updates.Updates):
         def body(thread: lockstep.TowerThread) -> types.Nest:
             i = thread.tower_id
             tower = towers.LockstepContext(self, thread, log, share)
-            with bridge.in_tower(tower, share), self._tower_device(i):
+            with towers.entered(tower, share), self._tower_device(i):
                 return fn(
                     *values.select_tower(i, tuple(args), self._worker_devices),
                     **values.select_tower(i, dict(kwargs or {}), self._worker_devices),
@@ -262,6 +261,7 @@ class DistributionStrategy(updates.Updates):
         fn: types.Function,
         args: Sequence[types.Nest] = (),
         kwargs: Mapping[str, types.Nest] | None = None,
+        options: tf.distribute.RunOptions | None = None,
     ) -> types.Nest:
         """Runs `fn` once per tower, entering the scope where needed.
 
@@ -270,7 +270,9 @@ class DistributionStrategy(updates.Updates):
                 towers inside, and as its own options say.
             args: Positional arguments; distributed ones are unwrapped.
             kwargs: Keyword arguments, likewise.
+            options: As `tf.distribute` has them; they change nothing.
         """
+        del options
         with self.scope():
             if functions.is_traced(fn):
                 call = self.call_for_each_tower
@@ -314,7 +316,7 @@ class DistributionStrategy(updates.Updates):
         return sharing.made(mode.tower, kwargs, lambda: self._make_variable(next_creator, kwargs))
 
     def _make_variable(self, next_creator: types.Function, kwargs: types.Arguments) -> tf.Variable:
-        kwargs["distribute_strategy"] = self._extended.container
+        kwargs["distribute_strategy"] = self
         if creation.is_tower_local(kwargs):
             return self._make_tower_local(next_creator, kwargs)
         beside = kwargs.pop("colocate_with", None)
@@ -429,6 +431,32 @@ class DistributionStrategy(updates.Updates):
             f"; got {self!r}. Leave them out, and pass replicate_model_fn(model_fn, strategy=...) "
             "to the Estimator."
         )
+
+    def experimental_distribute_dataset(self, dataset: object, options: object = None) -> NoReturn:
+        """Refuses to split a dataset, as `fit`, `evaluate` and `predict` of Keras ask it to.
+
+        Raises:
+            NotImplementedError: Names what there is in its place.
+        """
+        del options
+        raise NotImplementedError(
+            f"{self!r} does not split a {type(dataset).__name__}, as fit(), evaluate() and "
+            "predict() of a Keras model ask it to. Make and train that model in the scope of "
+            "tf.distribute.MirroredStrategy, TensorFlow's own; or call replicate.estimator."
+            "install() and pass tf.keras.estimator.model_to_estimator(model).model_fn to "
+            "replicate_model_fn. A loop of your own takes strategy.distribute_dataset(dataset_fn)."
+        )
+
+    distribute_datasets_from_function = experimental_distribute_dataset
+
+    @property
+    def _scale_loss_for_estimator(self) -> bool:
+        """Whether optimizers scale a tower's loss: not where a batch is split."""
+        return context.share() is None
+
+    @_scale_loss_for_estimator.setter
+    def _scale_loss_for_estimator(self, value: bool) -> None:
+        del value  # the base class initializes it; the rule above does not change
 
     def _require_mine(self, method: str) -> None:
         mode = context.current()

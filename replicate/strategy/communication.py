@@ -7,12 +7,12 @@ from replicate import devices as device_names
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import all_reduce, collectives, packing, reductions
-from replicate.strategy import context, conversion
+from replicate.strategy import context, conversion, extended
 from replicate.strategy.variables import values, variables
 
 
 @conversion.unconverted
-class Communication:
+class Communication(tf.distribute.Strategy):
     """The verbs of a strategy that move values; a policy overrides the private hooks.
 
     Args:
@@ -25,6 +25,7 @@ class Communication:
 
     def __init__(self, worker_devices: Sequence[str]):
         self._worker_devices = tuple(worker_devices)
+        super().__init__(extended.Extended(self))
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -65,7 +66,11 @@ class Communication:
         raise NotImplementedError
 
     def reduce(
-        self, aggregation: types.NamedReduction, value: types.Nest, destinations: types.Nest = None
+        self,
+        aggregation: types.NamedReduction,
+        value: types.Nest,
+        destinations: types.Nest = None,
+        **axis: types.Nest,
     ) -> types.Nest:
         """Reduces a value over towers.
 
@@ -76,6 +81,7 @@ class Communication:
                 A mean of integers is a float, of 64 bits where they have 32 or more. Under
                 a split batch a tower without rows counts as zero in a sum.
             destinations: A device, a list of devices, or a variable; None: where value is.
+            **axis: `axis=...`, as `tf.distribute` asks: for one tensor, reduced over that axis too.
 
         Returns:
             The reduced value on the destination, or a Mirrored over several.
@@ -84,6 +90,8 @@ class Communication:
             ValueError: If a plain value other than 0 is summed, or the aggregation is
                 neither SUM nor MEAN.
         """
+        if axis:
+            return super().reduce(aggregation, value, **axis)
         return self.batch_reduce(aggregation, [(value, destinations)])[0]
 
     def batch_reduce(
@@ -233,6 +241,21 @@ class Communication:
         tensor = _as_tensor(tensor)
         return self._mirrored([reductions.copy_onto(tensor, place) for place in places], places)
 
+    def gather(self, value: types.Nest, axis: int, destinations: types.Nest = None) -> types.Nest:
+        """Puts per-device values, of any lengths, end to end along an axis.
+
+        Args:
+            value: A PerDevice of K tensors.
+            axis: The axis.
+            destinations: As `reduce` takes them; None: the worker devices.
+
+        Returns:
+            The long tensor on the destination, or a Mirrored over several.
+        """
+        self._require_cross_tower("gather")
+        parts = tf.concat(self.unwrap(value), axis)
+        return self.broadcast(self.workers.concat(parts, axis), destinations)
+
     def destinations_of(self, destination: types.Nest) -> tuple[str, ...]:
         """Returns the devices meant by a device, a list of devices, a variable or a value."""
         if isinstance(destination, variables.DistributedVariable):
@@ -259,10 +282,6 @@ class Communication:
             if count > 1:
                 return [_pick(value, i, self.unwrap) for i in range(count)]
         return [value]
-
-    def experimental_local_results(self, value: types.Nest) -> tuple[types.Nest, ...]:
-        """Returns the values per device, as a tuple."""
-        return tuple(self.unwrap(value))
 
     def group(self, value: types.Nest, name: str | None = None) -> tf.Operation:
         """Returns one operation that runs all per-device operations of `value`."""

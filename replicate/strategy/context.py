@@ -1,18 +1,27 @@
 """Where the running code stands: in a tower, across towers, or in an update.
 
-A thread-local stack of modes, and nothing else. The empty stack means the default
-strategy's tower, which `base` supplies.
+A stack of modes for each thread. The empty stack means the default strategy's tower, which
+`default` supplies. `tf.distribute` has such a stack for each graph, of its own modes: who enters
+a mode of ours there enters the one that matches, so that optimizers, batch normalization, moving
+averages and metrics which ask `tf.distribute` find this strategy.
 """
 
 import contextlib
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from replicate import types
+from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import batches, collectives
+from replicate.strategy import conversion
+
+Strategy: TypeAlias = tf.distribute.Strategy
+"""A `DistributionStrategy`, to code below that class."""
+
+Merge: TypeAlias = Callable[[types.Function, Sequence[types.Nest], types.Arguments], types.Nest]
+"""Runs a function with arguments as across towers."""
 
 Pairs: TypeAlias = Sequence[tuple[types.Nest, tf.Variable]]
 """Gradients, or copies of them on several devices, or None, each with its variable."""
@@ -56,184 +65,6 @@ class Step(Protocol):
         """Lets the towers meet, and calls `optimizer.apply_gradients` once for all."""
 
 
-class Strategy(Protocol):
-    """What code below `DistributionStrategy` asks of it; see there."""
-
-    @property
-    def is_default(self) -> bool:
-        """Whether it is in charge only where nobody chose."""
-
-    @property
-    def is_between_graph(self) -> bool:
-        """Whether each worker builds a graph of its own."""
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process writes checkpoints and summaries."""
-
-    @property
-    def is_single_tower(self) -> bool:
-        """Whether there is one tower, over all workers."""
-
-    @property
-    def num_towers(self) -> int:
-        """K."""
-
-    @property
-    def all_towers(self) -> int:
-        """K, or W x K where W workers take part."""
-
-    @property
-    def first_tower(self) -> int:
-        """The number, over all workers, of the first tower."""
-
-    @property
-    def workers(self) -> collectives.Workers:
-        """The workers that join what they bring in the current graph."""
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """The K devices on which towers compute."""
-
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """The devices on which variables live and are updated."""
-
-    @property
-    def home(self) -> str:
-        """The device of what is computed once, across towers."""
-
-    @property
-    def extended(self) -> tf1.distribute.StrategyExtended:
-        """What `tf.distribute` sees."""
-
-    def scope(self) -> AbstractContextManager[object]:
-        """Enters cross-tower context."""
-
-    def merging(
-        self, share: "Share | None" = None, is_tensorflows: bool = False
-    ) -> AbstractContextManager[None]:
-        """Enters cross-tower context from a tower."""
-
-    def configure(self, session_config: tf1.ConfigProto | None) -> None:
-        """Sets what suits the strategy in a `ConfigProto`."""
-
-    def run(
-        self,
-        fn: types.Function,
-        args: Sequence[types.Nest] = (),
-        kwargs: Mapping[str, types.Nest] | None = None,
-    ) -> types.Nest:
-        """Runs a function once per tower, entering the scope where needed."""
-
-    def call_for_each_tower(
-        self,
-        fn: types.Function,
-        *args: types.Nest,
-        run_concurrently: bool = False,
-        **kwargs: types.Nest,
-    ) -> types.Nest:
-        """Runs a function once per tower."""
-
-    def reduce(
-        self,
-        aggregation: types.NamedReduction,
-        value: types.Nest,
-        destinations: types.Nest = None,
-    ) -> types.Nest:
-        """Reduces a value over towers."""
-
-    def batch_reduce(
-        self,
-        aggregation: types.NamedReduction,
-        value_destination_pairs: Sequence[tuple[types.Nest, types.Nest]],
-    ) -> list[types.Nest]:
-        """Reduces many values over towers."""
-
-    def mean_by_rows(self, value: types.Nest, destinations: types.Nest = None) -> types.Nest:
-        """Averages a value over towers, each weighted by its rows."""
-
-    def broadcast(self, tensor: types.Nest, destinations: types.Nest = None) -> types.Nest:
-        """Copies a tensor to devices."""
-
-    def destinations_of(self, destination: types.Nest) -> tuple[str, ...]:
-        """Returns the devices that are meant."""
-
-    def sum_places(self, destination: types.Nest) -> tuple[str, ...]:
-        """Returns the devices that get what towers bring, added up."""
-
-    def unwrap(self, value: types.Nest) -> list[types.Nest]:
-        """Returns the values per device."""
-
-    def group(self, value: types.Nest, name: str | None = None) -> tf.Operation:
-        """Returns one operation that runs those per device."""
-
-    def update(
-        self, var: tf.Variable, fn: types.Function, *args: types.Nest, **kwargs: types.Nest
-    ) -> types.Nest:
-        """Runs a function on each copy of a variable."""
-
-    def update_non_slot(
-        self,
-        colocate_with: Sequence[str],
-        fn: types.Function,
-        *args: types.Nest,
-        **kwargs: types.Nest,
-    ) -> types.Nest:
-        """Runs a function on each non-slot device."""
-
-    def non_slot_devices(self, var_list: Sequence[tf.Variable]) -> Sequence[str]:
-        """Returns where an optimizer's variables live that belong to no single variable."""
-
-    def colocate_vars_with(self, v: tf.Variable | Sequence[str]) -> AbstractContextManager[None]:
-        """Variables made inside live where another one lives."""
-
-    def read_var(self, v: tf.Variable) -> tf.Tensor:
-        """Returns a variable's value."""
-
-
-class Tower(Protocol):
-    """What code below `TowerContext` asks of it; see there."""
-
-    @property
-    def position(self) -> int:
-        """Which of this process's towers this is."""
-
-    @property
-    def tower_id(self) -> int:
-        """Which tower of all this is."""
-
-    @property
-    def device(self) -> str:
-        """The device on which it computes."""
-
-    @property
-    def is_of_one_batch(self) -> bool:
-        """Whether the towers hold the parts of one batch."""
-
-    @property
-    def has_rows(self) -> bool | tf.Tensor:
-        """Whether it holds rows of the batch."""
-
-    @property
-    def weight(self) -> float | tf.Tensor:
-        """Its part of the batch."""
-
-    @property
-    def distribution_strategy(self) -> Strategy:
-        """The strategy whose tower this is."""
-
-    def merge_call(
-        self, merge_fn: types.Function, *args: types.Nest, **kwargs: types.Nest
-    ) -> types.Nest:
-        """Runs a function once, across towers."""
-
-    def merge_for_tensorflow(
-        self, merge_fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
-    ) -> types.Nest:
-        """The same for functions of `tf.distribute`."""
-
-
 class Share(NamedTuple):
     """A batch that K towers share, and how what they bring is joined.
 
@@ -253,6 +84,113 @@ class Share(NamedTuple):
     is_gathered: bool = False
 
 
+@conversion.unconverted
+class TowerContext:
+    """What the code of one tower may ask and do.
+
+    Args:
+        strategy: The strategy whose tower this is.
+        position: Which of this process's towers it is, from 0.
+        share: The towers' parts of the batch, if one was split.
+    """
+
+    def __init__(self, strategy: Strategy, position: int, share: Share | None = None):
+        self._strategy = strategy
+        self._position = position
+        self._share = share
+
+    def merge_call(
+        self, merge_fn: types.Function, *args: types.Nest, **kwargs: types.Nest
+    ) -> types.Nest:
+        """Pauses until all towers are here, and runs a function across towers.
+
+        Args:
+            merge_fn: Called once as `merge_fn(strategy, *args, **kwargs)` in cross-tower
+                context, with what the K towers passed merged into one nest.
+            *args: This tower's positional arguments.
+            **kwargs: This tower's keyword arguments.
+
+        Returns:
+            This tower's part of what `merge_fn` returned.
+
+        Raises:
+            RuntimeError: If this is not the current tower context.
+            TowerMismatchError: If the towers make different numbers of calls, or pass
+                different functions.
+        """
+        require_current(self)
+        return self.meet(merge_fn, args, kwargs)
+
+    def meet(
+        self,
+        merge_fn: types.Function,
+        args: Sequence[types.Nest],
+        kwargs: types.Arguments,
+        is_tensorflows: bool = False,
+    ) -> types.Nest:
+        """Does what `merge_call` does, also for a function of `tf.distribute`'s kind."""
+
+        def run(
+            fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
+        ) -> types.Nest:
+            with self._strategy.merging(self._share, is_tensorflows):
+                return conversion.as_here(fn)(self._strategy, *args, **kwargs)
+
+        return self._meet(merge_fn, tuple(args), dict(kwargs), run)
+
+    def _meet(
+        self,
+        fn: types.Function,
+        args: tuple[types.Nest, ...],
+        kwargs: types.Arguments,
+        run: Merge,
+    ) -> types.Nest:
+        """Lets the towers meet, of which there is one."""
+        return run(fn, args, kwargs)
+
+    @property
+    def tower_id(self) -> int:
+        """Which tower this is, from 0 to `num_towers - 1`."""
+        return self._strategy.first_tower + self._position
+
+    @property
+    def position(self) -> int:
+        """Which of this process's towers this is, from 0."""
+        return self._position
+
+    @property
+    def num_towers(self) -> int:
+        """K, or W x K where W workers take part."""
+        return self._strategy.all_towers
+
+    @property
+    def is_single_tower(self) -> bool:
+        """Whether K is 1."""
+        return self._strategy.is_single_tower
+
+    @property
+    def distribution_strategy(self) -> Strategy:
+        """The strategy whose tower this is."""
+        return self._strategy
+
+    @property
+    def device(self) -> str:
+        """The device on which this tower computes."""
+        return self._strategy.worker_devices[self._position]
+
+    @property
+    def has_rows(self) -> bool | tf.Tensor:
+        """Whether this tower holds rows of the batch: a bool, or a bool tensor of shape []."""
+        return True if self._share is None else self._share.parts.has_rows[self._position]
+
+    @property
+    def weight(self) -> float | tf.Tensor:
+        """This tower's part of the batch, n_i / B: a float, or a float64 tensor of shape []."""
+        if self._share is None:
+            return 1.0 / self.num_towers
+        return self._share.parts.weights[self._position]
+
+
 class Mode(NamedTuple):
     """One entry of the stack.
 
@@ -265,7 +203,7 @@ class Mode(NamedTuple):
     """
 
     strategy: Strategy
-    tower: Tower | None = None
+    tower: "TowerContext | None" = None
     update_device: str | None = None
     share: Share | None = None
     is_tensorflows: bool = False
@@ -329,6 +267,47 @@ def entered(mode: Mode | None) -> Iterator[Mode | None]:
         yield mode
     finally:
         _stack.modes.pop()
+
+
+@contextlib.contextmanager
+def across(mode: Mode) -> Iterator[None]:
+    """Enters a mode across towers, ours and TensorFlow's."""
+    with entered(mode), told(tfc.distribute_lib._CrossReplicaThreadMode(mode.strategy)):
+        yield
+
+
+@contextlib.contextmanager
+def told(mode: object) -> Iterator[None]:
+    """Enters a mode of TensorFlow's alone, in the current graph."""
+    stack = tf1.get_default_graph()._distribution_strategy_stack
+    stack.append(mode)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def require_current(tower: TowerContext) -> None:
+    """Refuses a tower context other than the one the code runs in.
+
+    Raises:
+        RuntimeError: Says which context is current instead.
+    """
+    mode = current()
+    running = mode.tower if mode is not None else None
+    if running is tower or (mode is None and tower.distribution_strategy.is_default):
+        return
+    if mode is None:
+        found = "the default strategy's"
+    elif running is None:
+        found = f"none: this is cross-tower context of {mode.strategy!r}"
+    else:
+        found = f"tower {running.position} of {running.distribution_strategy!r}"
+    raise RuntimeError(
+        f"A tower context serves only while its tower runs: used tower {tower.position} of "
+        f"{tower.distribution_strategy!r}, but the current tower context is {found}. Ask "
+        "get_tower_context() where you need it."
+    )
 
 
 @contextlib.contextmanager

@@ -2,13 +2,11 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
 
 from replicate import devices as device_names
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import base, context, conversion
-from replicate.strategy.towers import tower as towers
 from replicate.strategy.variables import variables
 
 
@@ -59,7 +57,7 @@ class DefaultStrategy(base.DistributionStrategy):
     ) -> list[types.Nest]:
         """See base class."""
         del options  # a single tower shares nothing
-        with context.entered(context.Mode(self, towers.TowerContext(self, 0))):
+        with context.entered(context.Mode(self, context.TowerContext(self, 0))):
             return [fn(*args, **(kwargs or {}))]
 
     @contextlib.contextmanager
@@ -93,17 +91,16 @@ class DefaultStrategy(base.DistributionStrategy):
 
 
 _default = DefaultStrategy()
-_default_tower = towers.TowerContext(_default, 0)
+_default_tower = context.TowerContext(_default, 0)
 
 
-def get_tower_context() -> towers.TowerContext | None:
+def get_tower_context() -> context.TowerContext | None:
     """Returns the tower context of the running code, or None across towers."""
     mode = context.current()
-    # Modes hold what is below `TowerContext`; all of them are made with one.
-    return _default_tower if mode is None else cast("towers.TowerContext | None", mode.tower)
+    return _default_tower if mode is None else mode.tower
 
 
-def required_tower_context() -> towers.TowerContext:
+def required_tower_context() -> context.TowerContext:
     """Returns the tower context, to code that runs in a tower.
 
     Raises:
@@ -128,7 +125,7 @@ def get_cross_tower_context() -> base.DistributionStrategy | None:
 def get_distribution_strategy() -> base.DistributionStrategy:
     """Returns the strategy in charge: the default one where nobody chose."""
     mode = context.current()
-    return _default if mode is None else cast("base.DistributionStrategy", mode.strategy)
+    return _default if mode is None else mode.strategy
 
 
 def has_distribution_strategy() -> bool:
@@ -136,13 +133,13 @@ def has_distribution_strategy() -> bool:
     return get_distribution_strategy() is not _default
 
 
-def require_tower_context(tower_ctx: towers.TowerContext) -> None:
+def require_tower_context(tower_ctx: context.TowerContext) -> None:
     """Refuses a tower context that is not the current one.
 
     Raises:
         RuntimeError: Says which context is current instead.
     """
-    towers.require_current(tower_ctx)
+    context.require_current(tower_ctx)
 
 
 def get_loss_reduction() -> tf.VariableAggregation:

@@ -6,18 +6,15 @@ through `tf.distribute` a strategy of a single replica, whose updates reach ever
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 from replicate import types
 from replicate.compat import tensorflow as tfc
-from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import context, conversion
-from replicate.strategy.tensorflow import bridge
+from replicate.compat.tensorflow import tf
+from replicate.strategy import base, context, conversion, extended
 from replicate.strategy.variables import values
 
 
-@conversion.unconverted
-class MergedStrategy(tf1.distribute.Strategy):
+class MergedStrategy(tf.distribute.Strategy):
     """What `tf.distribute.get_strategy()` returns where all towers are one.
 
     Args:
@@ -25,40 +22,22 @@ class MergedStrategy(tf1.distribute.Strategy):
         gradients: N reduced gradients: tensors, IndexedSlices, or copies of these.
     """
 
-    def __init__(self, owner: context.Strategy, gradients: Sequence[types.Nest]):
-        self._owner = owner
-        super().__init__(MergedExtended(self, owner, gradients))
-
-    @property
-    def owner(self) -> context.Strategy:
-        """The `DistributionStrategy` that does the work."""
-        return self._owner
-
-    def scope(self) -> AbstractContextManager[object]:
-        """See base class."""
-        return self._owner.scope()
-
-    def __deepcopy__(self, memo: object) -> "MergedStrategy":
-        return self
+    def __init__(self, owner: base.DistributionStrategy, gradients: Sequence[types.Nest]):
+        super().__init__(_MergedExtended(self, owner, gradients))
 
 
 @conversion.unconverted
-class MergedExtended(bridge.BridgeExtended):
-    """A single replica, whose reductions are done and whose updates reach every copy.
-
-    Args:
-        container: The `MergedStrategy`.
-        strategy: The `DistributionStrategy` that does the work.
-        gradients: See `MergedStrategy`.
-    """
+class _MergedExtended(extended.Extended):
+    """A single replica, whose reductions are done and whose updates reach every copy."""
 
     def __init__(
         self,
         container: MergedStrategy,
-        strategy: context.Strategy,
+        owner: base.DistributionStrategy,
         gradients: Sequence[types.Nest],
     ):
-        super().__init__(container, strategy)
+        super().__init__(owner, container)
+        self._container = container
         # NOTE: an optimizer is shown the first copy; where it gives that back as it is, the
         # other copies are at hand, and nothing is sent again.
         self._copies = {
@@ -77,17 +56,6 @@ class MergedExtended(bridge.BridgeExtended):
         del reduce_op, options
         return [self._everywhere(value, variable) for value, variable in value_destination_pairs]
 
-    def reduce_to(
-        self,
-        reduce_op: types.NamedReduction,
-        value: types.Nest,
-        destinations: types.Nest,
-        options: object = None,
-    ) -> types.Nest:
-        """Returns the value, copied to the destinations."""
-        del reduce_op, options
-        return self._everywhere(value, destinations)
-
     def _everywhere(self, value: types.Nest, destination: types.Nest) -> types.Nest:
         if isinstance(value, values.DistributedValues):
             return value
@@ -104,14 +72,10 @@ class MergedExtended(bridge.BridgeExtended):
         kwargs: types.Arguments | None = None,
     ) -> types.Nest:
         """Runs `fn` once; of mirrored arguments it gets the first copy."""
-        with tf.distribute.ReplicaContext(self._bridge, 0):
+        with tf.distribute.ReplicaContext(self._container, 0):
             return fn(
                 *values.select_tower(0, tuple(args)), **values.select_tower(0, dict(kwargs or {}))
             )
-
-    def variable_created_in_scope(self, v: tf.Variable) -> bool:
-        """Whether `v` was made under the strategy that does the work."""
-        return self._strategy.extended.variable_created_in_scope(v)
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -126,7 +90,7 @@ class MergedExtended(bridge.BridgeExtended):
 
 
 def run(
-    owner: context.Strategy, apply: types.Function, pairs: context.Pairs, *args: types.Nest
+    owner: base.DistributionStrategy, apply: types.Function, pairs: context.Pairs, *args: types.Nest
 ) -> types.Nest:
     """Runs an optimizer's update across towers, with all towers as one.
 
@@ -137,7 +101,7 @@ def run(
         *args: Given on.
     """
     whole = MergedStrategy(owner, [gradient for gradient, _ in pairs])
-    with bridge.pushed(tfc.distribute_lib._CrossReplicaThreadMode(whole)):
+    with context.told(tfc.distribute_lib._CrossReplicaThreadMode(whole)):
         return apply(whole, list(pairs), *args)
 
 

@@ -15,7 +15,6 @@ from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations, reductions
 from replicate.strategy import base, context, conversion, default
-from replicate.strategy.tensorflow import bridge
 from replicate.strategy.variables import values, variables
 from replicate.training import accumulation, applied, merged
 
@@ -122,24 +121,23 @@ class GradientStep:
     def _apply(
         self,
         apply: types.Function,
-        strategy: base.DistributionStrategy | bridge.BridgeStrategy,
+        strategy: base.DistributionStrategy,
         brought: types.Nest,
         global_step: tf.Variable | None = None,
         name: str | None = None,
     ) -> tf.Operation:
         """The step of a `tf.compat.v1.train.Optimizer`."""
-        owner = strategy.owner if isinstance(strategy, bridge.BridgeStrategy) else strategy
         towers = _brought(brought)
         optimizer = towers[0].optimizer
-        pairs = self._joined(owner, towers)
+        pairs = self._joined(strategy, towers)
         if self._accumulate_steps > 1:
             _require_no_queues(optimizer)
             _create_slots(optimizer, towers[0].trained)
 
         def update(found: context.Pairs, step: tf.Variable | None) -> tf.Operation:
-            return merged.run(owner, apply, found, step, name)
+            return merged.run(strategy, apply, found, step, name)
 
-        updated = self._updated(owner, pairs, update, global_step)
+        updated = self._updated(strategy, pairs, update, global_step)
         for tower in towers[1:]:
             # NOTE: what one tower's optimizer made serves all: get_slot, variables().
             vars(tower.optimizer).update(vars(optimizer))
@@ -148,7 +146,7 @@ class GradientStep:
     def _apply_keras(
         self,
         merge_fn: types.Function,
-        strategy: bridge.BridgeStrategy,
+        strategy: base.DistributionStrategy,
         pairs: context.Pairs,
         **kwargs: types.Nest,
     ) -> tf.Operation:
@@ -158,10 +156,12 @@ class GradientStep:
             del step  # the optimizer's `iterations` is its own to advance
             return merge_fn(strategy, found, **kwargs)
 
-        return self._updated(strategy.owner, list(pairs), update)
+        return self._updated(strategy, list(pairs), update)
 
-    def _sum_keras(self, strategy: bridge.BridgeStrategy, brought: types.Nest) -> list[types.Nest]:
-        return [gradient for gradient, _ in self._joined(strategy.owner, _brought(brought))]
+    def _sum_keras(
+        self, strategy: base.DistributionStrategy, brought: types.Nest
+    ) -> list[types.Nest]:
+        return [gradient for gradient, _ in self._joined(strategy, _brought(brought))]
 
     def _joined(
         self, strategy: context.Strategy, towers: Sequence[applied.TowerGradients]

@@ -38,7 +38,7 @@ class Bridging:
             assert tf.distribute.has_strategy()
             assert tf.distribute.in_cross_replica_context()
             assert tf.distribute.get_replica_context() is None
-            assert tf.distribute.get_strategy() is strategy.extended.container
+            assert tf.distribute.get_strategy() is strategy
 
         bench.across(strategy, across)
         assert not tf.distribute.has_strategy()
@@ -48,7 +48,8 @@ class Bridging:
         K = strategy.num_towers
 
         def merge(distribution, x, scale):
-            assert isinstance(distribution, tf.distribute.Strategy | tf1.distribute.Strategy)
+            assert isinstance(distribution, tf.distribute.Strategy)
+            assert distribution is strategy
             assert tf.distribute.in_cross_replica_context()
             assert core.get_cross_tower_context() is strategy
             assert len(distribution.experimental_local_results(x)) == K

@@ -47,7 +47,7 @@ class Contexts:
         with strategy.scope(), tf.Graph().as_default() as graph:
             assert here() == (None, strategy)
             assert tf.distribute.in_cross_replica_context()
-            assert tf.distribute.get_strategy() is strategy.extended.container
+            assert tf.distribute.get_strategy() is strategy
             with pytest.raises(RuntimeError, match="cross-replica context"):
                 tf1.train.GradientDescentOptimizer(1.0).apply_gradients([(tf.constant(1.0), None)])
             tf1.metrics.mean(tf.constant(1.0))  # an Estimator makes one of its loss
@@ -198,14 +198,14 @@ class Contexts:
             bench.in_towers(strategy, tower)
 
     @pytest.mark.parametrize(
-        "method", ["call", "reduce", "batch", "broadcast", "update", "non_slot"]
+        "method", ["call", "reduce", "batch", "broadcast", "gather", "update", "non_slot"]
     )
     def test_cross_tower_method_without_a_scope_is_refused(self, bench, strategy, method):
         with pytest.raises(RuntimeError, match=r"no scope was entered.*strategy\.scope\(\)"):
             bench.run(lambda: cross_tower_calls(strategy)[method]())
 
     @pytest.mark.parametrize(
-        "method", ["call", "reduce", "batch", "broadcast", "update", "non_slot"]
+        "method", ["call", "reduce", "batch", "broadcast", "gather", "update", "non_slot"]
     )
     def test_cross_tower_method_in_a_tower_recommends_merge_call(self, bench, strategy, method):
         def tower():
@@ -263,6 +263,7 @@ def cross_tower_calls(strategy):
         "reduce": lambda: strategy.reduce(summed, 0),
         "batch": lambda: strategy.batch_reduce(summed, [(0, None)]),
         "broadcast": lambda: strategy.broadcast(1.0),
+        "gather": lambda: strategy.gather(1.0, 0),
         "update": lambda: strategy.update(None, lambda copy: None),
         "non_slot": lambda: strategy.update_non_slot("/cpu:0", lambda: None),
     }

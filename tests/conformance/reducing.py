@@ -10,12 +10,12 @@ SUM = tf.VariableAggregation.SUM
 MEAN = tf.VariableAggregation.MEAN
 
 
-def one_to_k(strategy):
+def one_to_k(strategy, shape=()):
     """A PerDevice of 1., 2., ..., K: its sum is K (K + 1) / 2, its mean (K + 1) / 2."""
     parts = []
     for i, device in enumerate(strategy.worker_devices):
         with tf.device(device):
-            parts.append(tf.constant(i + 1.0))
+            parts.append(tf.fill(shape, i + 1.0))
     return core.PerDevice(parts, strategy.worker_devices)
 
 
@@ -264,6 +264,40 @@ class Reducing:
             return copies
 
         assert bench.across(strategy, across) == [5.0, 5.0]
+
+    @pytest.mark.parametrize("axis", [0, 1])
+    def test_gather_puts_values_of_any_lengths_end_to_end(self, bench, strategy, axis):
+        K = strategy.num_towers
+
+        def across():
+            parts = [tf.fill([i + 1, 1] if axis == 0 else [1, i + 1], float(i)) for i in range(K)]
+            copies = strategy.unwrap(strategy.gather(core.PerDevice(parts), axis, "/cpu:3"))
+            assert [copy.device[-1] for copy in copies] == ["3"]
+            return copies[0]
+
+        expected = [float(i) for i in range(K) for _ in range(i + 1)]
+        assert bench.across(strategy, across).ravel().tolist() == expected
+
+    def test_gather_goes_to_every_worker_device(self, bench, strategy):
+        def across():
+            copies = strategy.unwrap(strategy.gather(one_to_k(strategy, [1]), 0))
+            for copy, place in zip(copies, strategy.worker_devices, strict=True):
+                assert copy.device.endswith(place)
+            return copies
+
+        expected = [i + 1.0 for i in range(strategy.num_towers)]
+        for copy in bench.across(strategy, across):
+            assert copy.tolist() == expected
+
+    @pytest.mark.parametrize("op", ["SUM", "MEAN"])
+    def test_reduce_over_an_axis_gives_one_tensor(self, bench, strategy, op):
+        K = strategy.num_towers
+
+        def across():
+            return strategy.reduce(op, one_to_k(strategy, [2]), axis=0)
+
+        total = K * (K + 1.0)  # 1 + 1 + 2 + 2 + ...
+        assert bench.across(strategy, across) == (total if op == "SUM" else total / (2 * K))
 
     def test_unwrap_lists_the_values_per_device(self, bench, strategy):
         K = strategy.num_towers

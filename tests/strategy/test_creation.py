@@ -207,8 +207,8 @@ def test_a_variable_is_not_changed_in_place(fresh_graph, mirrored, change, synch
 def test_a_partitioner_of_one_part_leaves_a_variable_whole(
     monkeypatch, shape, parts, is_of_one_batch, is_left
 ):
-    tower = types.SimpleNamespace(is_of_one_batch=is_of_one_batch)
-    mode = types.SimpleNamespace(tower=None if is_of_one_batch is None else tower)
+    share = object() if is_of_one_batch else None
+    mode = types.SimpleNamespace(tower=None if is_of_one_batch is None else "tower", share=share)
     monkeypatch.setattr(creation.context, "current", lambda: mode)
     found = creation._leaves_whole(lambda shape, dtype: [parts, 1], {"shape": shape})
     assert found is is_left

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 from replicate import devices, types
 from replicate.strategy import base, context
-from replicate.strategy.tensorflow import bridge
 from replicate.strategy.towers import lockstep
 from replicate.strategy.towers import tower as towers
 from replicate.strategy.variables import values
@@ -40,8 +39,8 @@ class OneDeviceStrategy(base.DistributionStrategy, names=("one_device",)):
         """See base class."""
         del options  # a single tower shares nothing
         share = context.share()
-        tower = towers.TowerContext(self, 0, share)
-        with self._noted(), bridge.in_tower(tower, share), self._tower_device(0):
+        tower = context.TowerContext(self, 0, share)
+        with self._noted(), towers.entered(tower, share), self._tower_device(0):
             return [
                 fn(
                     *values.select_tower(0, tuple(args)),

@@ -22,12 +22,9 @@ from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
-from replicate.strategy import conversion
+from replicate.strategy import context, conversion
 from replicate.strategy.towers import sharing
 from replicate.strategy.variables import values
-
-Merge: TypeAlias = Callable[[types.Function, Sequence[types.Nest], types.Arguments], types.Nest]
-"""Runs a function with arguments as across towers."""
 
 
 class MergeRequest(NamedTuple):
@@ -43,7 +40,7 @@ class MergeRequest(NamedTuple):
     fn: types.Function
     args: tuple[types.Nest, ...]
     kwargs: types.Arguments
-    run: Merge
+    run: context.Merge
 
 
 class _Stop(BaseException):

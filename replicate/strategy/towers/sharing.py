@@ -169,7 +169,7 @@ class Creations:
 
 
 def made(
-    tower: context.Tower | None, kwargs: types.Arguments, make: Callable[[], tf.Variable]
+    tower: context.TowerContext | None, kwargs: types.Arguments, make: Callable[[], tf.Variable]
 ) -> tf.Variable:
     """Returns a new variable, in later towers of several the one that the first has made.
 

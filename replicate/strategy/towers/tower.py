@@ -1,134 +1,22 @@
-"""What the code of one tower may ask and do."""
+"""Towers: one among several in lockstep, and what `tf.distribute` sees of one as a replica."""
 
-from collections.abc import Sequence
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from replicate import types
+from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
-from replicate.compat.tensorflow import tf
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import reductions
 from replicate.strategy import context, conversion
 from replicate.strategy.towers import lockstep, sharing
 from replicate.strategy.variables import values
 
 
 @conversion.unconverted
-class TowerContext:
-    """What the code of one tower may ask and do.
-
-    Args:
-        strategy: The strategy whose tower this is.
-        tower_id: From 0 to K - 1.
-        share: The towers' parts of the batch, if one was split.
-    """
-
-    def __init__(
-        self, strategy: context.Strategy, tower_id: int, share: context.Share | None = None
-    ):
-        self._strategy = strategy
-        self._tower_id = tower_id
-        self._share = share
-
-    def merge_call(
-        self, merge_fn: types.Function, *args: types.Nest, **kwargs: types.Nest
-    ) -> types.Nest:
-        """Pauses until all towers are here, and runs a function across towers.
-
-        Args:
-            merge_fn: Called once as `merge_fn(strategy, *args, **kwargs)` in cross-tower
-                context, with what the K towers passed merged into one nest.
-            *args: This tower's positional arguments.
-            **kwargs: This tower's keyword arguments.
-
-        Returns:
-            This tower's part of what `merge_fn` returned.
-
-        Raises:
-            RuntimeError: If this is not the current tower context.
-            TowerMismatchError: If the towers make different numbers of calls, or pass
-                different functions.
-        """
-        require_current(self)
-        return self._merge_call(merge_fn, args, kwargs, self._run_merge)
-
-    def merge_for_tensorflow(
-        self, merge_fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
-    ) -> types.Nest:
-        """The same for `tf.distribute`, whose functions take its own kind of strategy."""
-
-        def run(
-            fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
-        ) -> types.Nest:
-            with self._strategy.merging(self._share, is_tensorflows=True):
-                bridge_strategy = self._strategy.extended.container
-                return conversion.as_here(fn)(bridge_strategy, *args, **kwargs)
-
-        return self._merge_call(merge_fn, tuple(args), dict(kwargs or {}), run)
-
-    def _run_merge(
-        self, fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
-    ) -> types.Nest:
-        with self._strategy.merging(self._share):
-            return conversion.as_here(fn)(self._strategy, *args, **kwargs)
-
-    def _merge_call(
-        self,
-        fn: types.Function,
-        args: tuple[types.Nest, ...],
-        kwargs: types.Arguments,
-        run: lockstep.Merge,
-    ) -> types.Nest:
-        return run(fn, args, kwargs)
-
-    @property
-    def tower_id(self) -> int:
-        """Which tower this is, from 0 to `num_towers - 1`."""
-        return self._strategy.first_tower + self._tower_id
-
-    @property
-    def position(self) -> int:
-        """Which of this process's towers this is, from 0."""
-        return self._tower_id
-
-    @property
-    def num_towers(self) -> int:
-        """K, or W x K where W workers take part."""
-        return self._strategy.all_towers
-
-    @property
-    def is_single_tower(self) -> bool:
-        """Whether K is 1."""
-        return self._strategy.is_single_tower
-
-    @property
-    def distribution_strategy(self) -> context.Strategy:
-        """The strategy whose tower this is."""
-        return self._strategy
-
-    @property
-    def device(self) -> str:
-        """The device on which this tower computes."""
-        return self._strategy.worker_devices[self._tower_id]
-
-    @property
-    def is_of_one_batch(self) -> bool:
-        """Whether the towers hold the parts of one batch."""
-        return self._share is not None
-
-    @property
-    def has_rows(self) -> bool | tf.Tensor:
-        """Whether this tower holds rows of the batch: a bool, or a bool tensor of shape []."""
-        return True if self._share is None else self._share.parts.has_rows[self._tower_id]
-
-    @property
-    def weight(self) -> float | tf.Tensor:
-        """This tower's part of the batch, n_i / B: a float, or a float64 tensor of shape []."""
-        if self._share is None:
-            return 1.0 / self.num_towers
-        return self._share.parts.weights[self._tower_id]
-
-
-@conversion.unconverted
-class LockstepContext(TowerContext):
+class LockstepContext(context.TowerContext):
     """A tower among several, in a thread of its own."""
 
     def __init__(
@@ -142,12 +30,12 @@ class LockstepContext(TowerContext):
         self._thread = thread
         self.creations = creations
 
-    def _merge_call(
+    def _meet(
         self,
         fn: types.Function,
         args: tuple[types.Nest, ...],
         kwargs: types.Arguments,
-        run: lockstep.Merge,
+        run: context.Merge,
     ) -> types.Nest:
         answer = self._thread.sleep(lockstep.MergeRequest(fn, args, kwargs, run))
         if self._share is not None or self.is_single_tower:
@@ -184,24 +72,127 @@ def _without_gradient(answer: types.Nest, given: types.Nest) -> types.Nest:
     return values.map_nest(cut, answer)
 
 
-def require_current(tower: TowerContext) -> None:
-    """Refuses a tower context other than the one the code runs in.
+@conversion.unconverted
+class ReplicaContext(tf.distribute.ReplicaContext):
+    """What `tf.distribute.get_replica_context()` returns in a tower of ours.
 
-    Raises:
-        RuntimeError: Says which context is current instead.
+    Args:
+        tower: The `TowerContext` that does the work.
     """
-    mode = context.current()
-    running = mode.tower if mode is not None else None
-    if running is tower or (mode is None and tower.distribution_strategy.is_default):
-        return
-    if mode is None:
-        found = "the default strategy's"
-    elif running is None:
-        found = f"none: this is cross-tower context of {mode.strategy!r}"
-    else:
-        found = f"tower {running.position} of {running.distribution_strategy!r}"
-    raise RuntimeError(
-        f"A tower context serves only while its tower runs: used tower {tower.position} of "
-        f"{tower.distribution_strategy!r}, but the current tower context is {found}. Ask "
-        "get_tower_context() where you need it."
-    )
+
+    def __init__(self, tower: context.TowerContext):
+        super().__init__(tower.distribution_strategy, tower.position)
+        self._tower = tower
+
+    def _merge_call(
+        self, merge_fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
+    ) -> types.Nest:
+        share = context.share()
+        if share is not None:
+            merge_fn, args = share.step.wrap(merge_fn, args)
+        return self._tower.meet(merge_fn, args, kwargs, is_tensorflows=True)
+
+    def all_reduce(
+        self, reduce_op: types.NamedReduction, value: types.Nest, options: object = None
+    ) -> types.Nest:
+        """Reduces over all towers; a mean is that of the rows of the batch.
+
+        NOTE: in a graph TensorFlow's own looks for the variables behind the result, finds
+        those of the other towers, and refuses them.
+        """
+        flat = tf.nest.flatten(value)
+        if tf.executing_eagerly() or any(isinstance(v, tf.IndexedSlices) for v in flat):
+            return super().all_reduce(reduce_op, value, options)
+        flat = [tf.convert_to_tensor(v) for v in flat]
+        is_mean = reductions.aggregation_of(reduce_op) == tf.VariableAggregation.MEAN
+        reduced = [tf.stop_gradient(v) for v in self._summed(flat, is_mean)]
+
+        share = context.share()
+        is_by_rows = share is not None and share.reduction == "mean"
+
+        @tf.custom_gradient
+        def linked(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], types.Function]:
+            def gradient(*gradients: tf.Tensor) -> list[tf.Tensor | None]:
+                # NOTE: every tower's loss depends on what this one gave to the sum. Gradients
+                # that are joined by rows weigh as much as the rows of the towers they are of.
+                found = self._summed(gradients, is_by_rows)
+                if is_by_rows and not is_mean:
+                    found = self._divided(found)
+                elif is_mean and not is_by_rows:
+                    found = self._weighted(found)
+                return [*found, *[None] * len(reduced)]
+
+            return [tf.identity(tensor) for tensor in tensors[len(flat) :]], gradient
+
+        return tf.nest.pack_sequence_as(value, linked(*flat, *reduced))
+
+    def _weighted(self, tensors: Sequence[types.Gradient]) -> list[types.Gradient]:
+        return [reductions.scaled(tensor, self._tower.weight, None) for tensor in tensors]
+
+    def _divided(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        weight = self._tower.weight
+        return [tf.math.divide_no_nan(t, reductions.as_dtype(weight, t.dtype)) for t in tensors]
+
+    def _summed(self, tensors: Sequence[tf.Tensor], is_mean: bool) -> list[tf.Tensor]:
+        """Sums each of this tower's tensors, or its part of a mean, with the other towers'."""
+
+        def across(strategy: context.Strategy, *columns: types.Nest) -> list[types.Nest]:
+            pairs = [(column, column) for column in columns]
+            return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+
+        with tf1.name_scope(reductions.SCOPE):
+            parts = self._weighted(tensors) if is_mean else tensors
+            return self.merge_call(across, args=tuple(parts))
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """The number of this tower.
+
+        NOTE: TensorFlow asks to write summaries once; that is no model which asks.
+        """
+        frame = inspect.currentframe()
+        asker = None if frame is None else frame.f_back
+        name = "" if asker is None else asker.f_globals.get("__name__", "")
+        return self._tower.position if name.startswith("tensorflow.") else self._tower.tower_id
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of this tower."""
+        return (self._tower.device,)
+
+
+@conversion.unconverted
+class StraightReplicaContext(tf.distribute.ReplicaContext):
+    """Stands for a replica where the code runs across towers already: merge calls run at once."""
+
+    def _merge_call(
+        self, merge_fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
+    ) -> types.Nest:
+        return conversion.as_here(merge_fn)(self.strategy, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def entered(tower: context.TowerContext, share: context.Share | None) -> Iterator[None]:
+    """Enters a tower's mode, ours and TensorFlow's."""
+    mode = context.Mode(tower.distribution_strategy, tower, share=share)
+    with context.entered(mode), ReplicaContext(tower), _functions_named(tower.position):
+        yield
+
+
+@contextlib.contextmanager
+def _functions_named(tower_id: int) -> Iterator[None]:
+    """Names what tower i > 0 makes in functions of its graph as it names all else.
+
+    NOTE: a loop's gradient is colocated with operations of the loop's body, by their bare names
+    once both are inlined, so that towers which name them alike would have to share a device.
+    """
+
+    @contextlib.contextmanager
+    def around(graph: tf.Graph) -> Iterator[None]:
+        is_new = getattr(graph, "building_function", False) and not graph.get_name_scope()
+        with graph.name_scope(f"tower_{tower_id}/") if is_new else contextlib.nullcontext():
+            yield
+
+    is_in_graph = tower_id > 0 and not tf1.executing_eagerly_outside_functions()
+    with graphs.entered_with(around) if is_in_graph else contextlib.nullcontext():
+        yield

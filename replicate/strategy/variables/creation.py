@@ -154,7 +154,7 @@ def without_partitioners(strategy: context.Strategy) -> Iterator[None]:
 def _leaves_whole(partitioner: types.Function, kwargs: types.Arguments) -> bool:
     """Whether a partitioner makes one part of a variable, which is one of a model's."""
     mode = context.current()
-    if mode is None or mode.tower is None or not mode.tower.is_of_one_batch:
+    if mode is None or mode.tower is None or mode.share is None:
         return False
     start, shape = kwargs.get("initializer"), kwargs.get("shape")
     shape = tf.TensorShape(getattr(start, "shape", None) if shape is None else shape)

@@ -101,8 +101,8 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, _Tensor):
 
     @property
     def distribute_strategy(self) -> tf.distribute.Strategy | None:
-        """The strategy, as `tf.distribute` sees it."""
-        return None if self._strategy is None else self._strategy.extended.container
+        """The strategy, as `tf.distribute` asks for it."""
+        return self._strategy
 
     _distribute_strategy = distribute_strategy
 
@@ -117,7 +117,7 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, _Tensor):
             f"Variable {self.name} has no copy on {device!r}; its copies are on {self._devices}."
         )
 
-    def _tower(self) -> context.Tower | None:
+    def _tower(self) -> context.TowerContext | None:
         """Returns the tower context of the running code, if it is one of our strategy's."""
         mode = context.current()
         if mode is None or mode.tower is None or mode.strategy is not self._strategy:
@@ -290,7 +290,7 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, _Tensor):
         return self._write_across(method, value, kwargs)
 
     def _write_in_tower(
-        self, tower: context.Tower, method: str, value: types.Nest, kwargs: types.Arguments
+        self, tower: context.TowerContext, method: str, value: types.Nest, kwargs: types.Arguments
     ) -> types.Nest:
         raise NotImplementedError
 

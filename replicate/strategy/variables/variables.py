@@ -39,7 +39,7 @@ class MirroredVariable(DistributedVariable):
         return self._members[0]._as_graph_element()
 
     def _write_in_tower(
-        self, tower: context.Tower, method: str, value: types.Nest, kwargs: types.Arguments
+        self, tower: context.TowerContext, method: str, value: types.Nest, kwargs: types.Arguments
     ) -> types.Nest:
         share = context.share()
         if share is not None and self.trainable and share.step.is_left_out:
@@ -201,7 +201,7 @@ class TowerLocalVariable(DistributedVariable):
         return self._write_members(method, self.spread(value), kwargs)
 
     def _write_in_tower(
-        self, tower: context.Tower, method: str, value: types.Nest, kwargs: types.Arguments
+        self, tower: context.TowerContext, method: str, value: types.Nest, kwargs: types.Arguments
     ) -> types.Nest:
         member = self._members[tower.position if len(self._members) > 1 else 0]
         has_rows = tower.has_rows

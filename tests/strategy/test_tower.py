@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from replicate.strategy.tensorflow import bridge
+from replicate.strategy.towers import tower
 
 
 @pytest.mark.parametrize(
@@ -12,7 +12,7 @@ from replicate.strategy.tensorflow import bridge
 )
 def test_tensorflow_itself_gets_the_number_among_the_towers_of_a_worker(asker, expected):
     replica = types.SimpleNamespace(_tower=types.SimpleNamespace(position=0, tower_id=2))
-    number = bridge.BridgeReplicaContext.replica_id_in_sync_group.fget
+    number = tower.ReplicaContext.replica_id_in_sync_group.fget
     names = {"number": number, "replica": replica}
     if asker is not None:
         names["__name__"] = asker

@@ -1,1 +1,0 @@
-"""The strategy as TensorFlow's own code sees it."""
