@@ -145,7 +145,7 @@ class ReplicatedModelFn:
         with collector.paused():
             spec, joined = build(_Call(options, strategy, model, features, labels, config))
         if mode == types.TRAIN:
-            spec = synchronous.with_hook(spec, model.optimizer.made, config)
+            spec = synchronous.with_hook(spec, model.optimizer, config)
         spec = strategy.begin_session(spec, config, joined)
         device_names.require(used)
         spec = progress.added(spec, mode)
@@ -193,7 +193,7 @@ def _alone(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     """Builds the model on its one device; no operation is added."""
     options = call.options
     lone = single_tower.SingleTowerStrategy(call.strategy)
-    share = context.Share(batches.WHOLE, options.step.alone(), options.reduction or "mean")
+    share = context.Share(batches.WHOLE, options.step.of_graph(True), options.reduction or "mean")
     with lone.scope():
         spec = models.whole(lone, call.model, call.features, call.labels, share)
     return spec, _together(call, ends.Input(call.features, call.labels), None)
@@ -202,7 +202,7 @@ def _alone(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
 def _split(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     """Builds the model once, as on one device, and splits its graph over the devices."""
     lone = single_tower.SingleTowerStrategy(call.strategy)
-    share = context.Share(batches.WHOLE, call.options.step.alone())
+    share = context.Share(batches.WHOLE, call.options.step.of_graph(True))
     given = _given(call)
     with tf.device("/device:CPU:0"), tf.name_scope("replicate_split"):
         batch = splitting_batches.checked(given, call.strategy.home)
@@ -227,7 +227,9 @@ def _call_towers(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     with call.strategy.scope():
         given = _given(call)
         update_ops = options.update_ops or "first"
-        rules = building.Rules(options.reduction or "mean", update_ops, options.step.of_towers())
+        rules = building.Rules(
+            options.reduction or "mean", update_ops, options.step.of_graph(False)
+        )
         spec, total = building.build(call.strategy, call.model, given, rules)
     return spec, _together(call, given, total)
 

@@ -12,7 +12,7 @@ from replicate.exporting import export, saver
 from replicate.graph import placement
 from replicate.strategy import context
 from replicate.strategy.variables import values, variables
-from replicate.training import applied, model
+from replicate.training import applied, model, step
 
 TWO = ["/cpu:0", "/cpu:1"]
 
@@ -124,7 +124,7 @@ REFUSED = {
         r"must return an EstimatorSpec; got dict in mode 'train'\. Return",
     ),
     "no gradient": (
-        lambda: joined([(None, A)], [(None, A)]),
+        lambda: step.GradientStep().apply_gradients(None, [(None, A)]),
         ValueError,
         r"none of \['a'\] has a gradient\. Check",
     ),

@@ -75,7 +75,7 @@ def build(
     with models.entered(share):
         towers = _call(strategy, model, batch, creations)
         _require_same_variables(towers, creations)
-        if not model.optimizer.is_given:
+        if model.optimizer_fn is None:
             _refuse_queues(strategy, creations)
         spec = _merged(strategy, model, towers, creations, rules)
         _refuse_lone_writes(strategy, creations, spec)
@@ -144,7 +144,7 @@ def _updates(
     model: models.Model, towers: Sequence[models.Tower], update_ops: str
 ) -> list[types.Fetch]:
     """Returns the update operations that run beside the step."""
-    if update_ops == "first" and not model.optimizer.is_given:
+    if update_ops == "first" and model.optimizer_fn is None:
         return []  # a model_fn with an optimizer of its own runs what it wants
     running = towers[:1] if update_ops == "first" else towers
     return [update for tower in running for update in tower.update_ops]

@@ -18,76 +18,65 @@ Update: TypeAlias = Callable[[list[types.Nest], tf.Variable | None], types.Nest]
 """Updates by N gradients; advances the global step, if given, or leaves it to others."""
 
 
-class Accumulation:
-    """Adds up the gradients of successive batches; the code runs across towers.
+def accumulated(
+    strategy: context.Strategy,
+    steps: int,
+    is_mean: bool,
+    pairs: context.Pairs,
+    update: Update,
+    global_step: tf.Variable | None,
+) -> tf.Operation:
+    """Adds gradients to what is gathered, and updates with every `steps`-th batch.
+
+    Of other batches the global step is advanced, if updates do so: it counts batches.
 
     Args:
-        strategy: The strategy.
+        strategy: The strategy; the code runs across towers.
         steps: How many batches make one update, 2 or more.
         is_mean: Whether an update takes the mean of the batches' gradients, or their sum.
+        pairs: N pairs of a reduced gradient, a tensor, IndexedSlices or copies of these, and
+            its variable.
+        update: Takes the N gathered gradients and the global step.
+        global_step: Given to updates.
+
+    Returns:
+        One operation to run with every batch.
     """
+    scope = tf1.get_default_graph().get_name_scope()
+    with tf1.name_scope("accumulate"):
+        counter = _local(strategy, [strategy.home], "batches", [], tf.int64)
+        gathered = [_Gathered(strategy, *pair) for pair in pairs]
+        added = [item.add(pair[0]) for item, pair in zip(gathered, pairs, strict=True)]
+        with tf1.control_dependencies([*added, _everywhere(strategy, counter, _advance)]):
+            is_full = tf.equal(operations.copies_of(counter)[0].read_value(), steps)
+            before = writers(global_step)
 
-    def __init__(self, strategy: context.Strategy, steps: int, is_mean: bool):
-        self._strategy = strategy
-        self._steps = steps
-        self._divisor = steps if is_mean else 1
+            def apply() -> tf.Operation:
+                means = [item.value(steps if is_mean else 1) for item in gathered]
+                with tf1.name_scope(f"{scope}/" if scope else None):  # one device's names
+                    updated = update(means, global_step)
+                with tf1.control_dependencies([tf1.group(updated)]):  # begins anew
+                    filled = [counter, *(variable for item in gathered for variable in item.kept)]
+                    return tf1.group(*[_everywhere(strategy, each, _clear) for each in filled])
 
-    def add(
-        self,
-        pairs: context.Pairs,
-        update: Update,
-        global_step: tf.Variable | None,
-    ) -> tf.Operation:
-        """Adds gradients to what is gathered, and updates with every `steps`-th batch.
+            def count() -> tf.Operation:
+                is_counted = writers(global_step) > before
+                return _everywhere(strategy, global_step, _advance) if is_counted else tf1.no_op()
 
-        Of other batches the global step is advanced, if updates do so: it counts batches.
+            with legacy_cond(), _train_ops_kept():
+                done = tf1.cond(is_full, apply, count)
+    return tf1.group(done, name="accumulated")
 
-        Args:
-            pairs: N pairs of a reduced gradient, a tensor, IndexedSlices or copies of these, and
-                its variable.
-            update: Takes the N gathered gradients and the global step.
-            global_step: Given to updates.
 
-        Returns:
-            One operation to run with every batch.
-        """
-        scope = tf1.get_default_graph().get_name_scope()
-        with tf1.name_scope("accumulate"):
-            counter = _local(self._strategy, [self._strategy.home], "batches", [], tf.int64)
-            gathered = [_Gathered(self._strategy, *pair) for pair in pairs]
-            added = [
-                item.add(gradient) for item, (gradient, _) in zip(gathered, pairs, strict=True)
-            ]
-            with tf1.control_dependencies([*added, self._advanced(counter)]):
-                is_full = tf.equal(operations.copies_of(counter)[0].read_value(), self._steps)
-                before = writers(global_step)
+def _everywhere(
+    strategy: context.Strategy, variable: tf.Variable, fn: types.Function, *args: types.Nest
+) -> tf.Operation:
+    """Runs a function on each copy of a variable."""
+    return strategy.group(strategy.update(variable, fn, *args))
 
-                def apply() -> tf.Operation:
-                    means = [item.value(self._divisor) for item in gathered]
-                    with tf1.name_scope(f"{scope}/" if scope else None):  # one device's names
-                        updated = update(means, global_step)
-                    return self._restarted(gathered, counter, updated)
 
-                def count() -> tf.Operation:
-                    is_counted = writers(global_step) > before
-                    return self._advanced(global_step) if is_counted else tf1.no_op()
-
-                with legacy_cond(), _train_ops_kept():
-                    done = tf1.cond(is_full, apply, count)
-        return tf1.group(done, name="accumulated")
-
-    def _advanced(self, counter: tf.Variable) -> tf.Operation:
-        updated = self._strategy.update(counter, lambda copy: copy.assign_add(1, read_value=False))
-        return self._strategy.group(updated)
-
-    def _restarted(
-        self, gathered: Sequence["_Gathered"], counter: tf.Variable, updated: types.Nest
-    ) -> tf.Operation:
-        """Begins anew once the update is made."""
-        with tf1.control_dependencies([tf1.group(updated)]):
-            emptied = [item.empty() for item in gathered]
-            restarted = self._strategy.group(self._strategy.update(counter, _clear))
-            return tf1.group(*emptied, restarted)
+def _advance(copy: tf.Variable) -> tf.Operation:
+    return copy.assign_add(1, read_value=False)
 
 
 @contextlib.contextmanager
@@ -114,32 +103,29 @@ def _train_ops_kept() -> Iterator[None]:
 class _Gathered:
     """The gradients of one variable that wait for an update.
 
-    Dense ones are added up; of sparse ones each touched row is kept once.
+    Dense ones are added up; of sparse ones each touched row is kept once, beside its index.
     """
 
     def __init__(self, strategy: context.Strategy, gradient: types.Nest, variable: tf.Variable):
         self._strategy = strategy
         self._shape = variable.shape
-        example = values.first_of(gradient)
-        self._is_sparse = isinstance(example, tf.IndexedSlices)
+        dtype = values.first_of(gradient).dtype
+        self._is_sparse = isinstance(values.first_of(gradient), tf.IndexedSlices)
         name, places = variable.name.split(":")[0], strategy.sum_places(variable)
+        kept = [("gradient", variable.shape.as_list(), dtype)]
         if self._is_sparse:
-            shape = [None, *variable.shape[1:].as_list()]
-            self._sum = _local(strategy, places, f"{name}/rows", shape, example.dtype)
-            self._indices = _local(strategy, places, f"{name}/indices", [None], tf.int64)
-        else:
-            shape = variable.shape.as_list()
-            self._sum = _local(strategy, places, f"{name}/gradient", shape, example.dtype)
+            rows = [None, *variable.shape[1:].as_list()]
+            kept = [("rows", rows, dtype), ("indices", [None], tf.int64)]
+        self.kept = [_local(strategy, places, f"{name}/{own}", *kind) for own, *kind in kept]
 
     def add(self, gradient: types.Nest) -> tf.Operation:
         """Adds one batch's reduced gradient to each copy."""
-        if not self._is_sparse:
-            return self._everywhere(
-                self._sum, lambda copy, g: copy.assign_add(g, read_value=False), gradient
-            )
+
+        def add(copy: tf.Variable, g: tf.Tensor) -> tf.Operation:
+            return copy.assign_add(g, read_value=False)
 
         def append(rows: tf.Variable, g: tf.IndexedSlices) -> tf.Operation:
-            indices = _member_like(self._indices, rows)
+            indices = _member_like(self.kept[1], rows)
             joined = reductions.deduplicate(
                 tf.IndexedSlices(
                     tf.concat([rows.read_value(), g.values], 0),
@@ -151,30 +137,21 @@ class _Gathered:
                 indices.assign(joined.indices, read_value=False),
             )
 
-        return self._everywhere(self._sum, append, gradient)
+        fn = append if self._is_sparse else add
+        return _everywhere(self._strategy, self.kept[0], fn, gradient)
 
     def value(self, count: int) -> types.Nest:
         """Returns what is gathered, divided by `count`, copy by copy."""
         found = [
             reductions.divide_onto(copy.read_value(), count, copy.device)
-            for copy in operations.copies_of(self._sum)
+            for copy in operations.copies_of(self.kept[0])
         ]
         if self._is_sparse:
-            copies = operations.copies_of(self._indices)
+            copies = operations.copies_of(self.kept[1])
             shape = tf.constant(self._shape.as_list(), tf.int64)
             pairs = zip(found, copies, strict=True)
             found = [tf.IndexedSlices(rows, i.read_value(), shape) for rows, i in pairs]
-        return found[0] if len(found) == 1 else values.Mirrored(found, self._sum.devices)
-
-    def empty(self) -> tf.Operation:
-        """Forgets what is gathered."""
-        owned = [self._sum, self._indices] if self._is_sparse else [self._sum]
-        return tf1.group(*[self._everywhere(variable, _clear) for variable in owned])
-
-    def _everywhere(
-        self, variable: tf.Variable, fn: types.Function, *args: types.Nest
-    ) -> tf.Operation:
-        return self._strategy.group(self._strategy.update(variable, fn, *args))
+        return found[0] if len(found) == 1 else values.Mirrored(found, self.kept[0].devices)
 
 
 def writers(variable: tf.Variable | None) -> frozenset[tf.Operation]:

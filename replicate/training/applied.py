@@ -1,6 +1,8 @@
 """What K towers bring to an optimizer step: one list of gradients, clipped."""
 
+import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
@@ -9,23 +11,35 @@ from replicate.strategy import context
 from replicate.strategy.variables import values
 
 
-class TowerGradients:
+class TowerGradients(NamedTuple):
     """One tower's gradients, on their way to the other towers'.
 
-    Args:
+    Attributes:
         optimizer: The tower's optimizer.
         pairs: The tower's pairs of gradient (or None) and variable.
     """
 
-    def __init__(self, optimizer: tf1.train.Optimizer, pairs: context.Pairs):
-        self.optimizer = optimizer
-        self.pairs = [(gradient, variable) for gradient, variable in pairs if gradient is not None]
-        self.skipped = [variable for gradient, variable in pairs if gradient is None]
+    optimizer: tf1.train.Optimizer
+    pairs: context.Pairs
 
     @property
-    def trained(self) -> list[tf.Variable]:
-        """The variables that have a gradient."""
-        return [variable for _, variable in self.pairs]
+    def trained(self) -> list[tuple[types.Nest, tf.Variable]]:
+        """The pairs that have a gradient."""
+        return [pair for pair in self.pairs if pair[0] is not None]
+
+
+def require_gradients(tower: TowerGradients) -> None:
+    """Refuses gradients that are all None.
+
+    Raises:
+        ValueError: Names the variables.
+    """
+    if not tower.trained:
+        raise ValueError(
+            "The loss must depend on a trainable variable: none of "
+            f"{[_name(variable) for _, variable in tower.pairs]} has a gradient. Check the "
+            "model_fn for operations without gradients."
+        )
 
 
 def joined(
@@ -41,25 +55,18 @@ def joined(
         N pairs of a PerDevice gradient (K = 1: the gradient itself) and its variable.
 
     Raises:
-        ValueError: If no variable has a gradient.
         TowerMismatchError: If a variable has a gradient in some towers only, or the
             towers' optimizers differ.
     """
-    first = towers[0]
     for i, tower in enumerate(towers):
-        _require_same_kind(i, tower, first)
-        _require_same_variables(i, tower, first)
-    if not first.pairs:
-        raise ValueError(
-            "The loss must depend on a trainable variable: none of "
-            f"{[_name(variable) for variable in first.skipped]} has a gradient. Check the "
-            "model_fn for operations without gradients."
-        )
+        _require_same_kind(i, tower, towers[0])
+        _require_same_variables(i, tower, towers[0])
+    columns = list(zip(*(tower.trained for tower in towers), strict=True))
     if len(towers) == 1:
-        return list(first.pairs)
+        return [pair for (pair,) in columns]
     return [
-        (values.PerDevice([tower.pairs[n][0] for tower in towers], devices), variable)
-        for n, (_, variable) in enumerate(first.pairs)
+        (values.PerDevice([gradient for gradient, _ in column], devices), column[0][1])
+        for column in columns
     ]
 
 
@@ -75,19 +82,18 @@ def _require_same_kind(i: int, tower: TowerGradients, first: TowerGradients) -> 
 
 
 def _require_same_variables(i: int, tower: TowerGradients, first: TowerGradients) -> None:
-    here, there = tower.trained, first.trained
-    if [id(variable) for variable in here] == [id(variable) for variable in there]:
+    here, there = ([variable for _, variable in each.trained] for each in (tower, first))
+    pairs = itertools.zip_longest(here, there)
+    differing = [n for n, (own, other) in enumerate(pairs) if own is not other]
+    if not differing:
         return
-    only_there = _without(there, here)
-    only_here = _without(here, there)
+    only_there, only_here = _without(there, here), _without(here, there)
     if only_there:
         found = f"tower {i} has none for {_name(only_there[0])}, tower 0 has one"
     elif only_here:
         found = f"tower {i} has one for {_name(only_here[0])}, tower 0 has none"
     else:
-        at = next(
-            n for n, pair in enumerate(zip(here, there, strict=True)) if pair[0] is not pair[1]
-        )
+        at = differing[0]
         found = (
             f"as its number {at + 1}, tower {i} has {_name(here[at])}, "
             f"tower 0 has {_name(there[at])}"

@@ -18,51 +18,52 @@ from replicate.strategy import context
 from replicate.training import tower_optimizer
 
 
-class Gradients:
-    """What a model_fn has computed of gradients.
+@contextlib.contextmanager
+def watched(step: context.Step) -> Iterator[list[types.Nest]]:
+    """Lets a step take gradients that optimizers apply by themselves.
 
     Args:
         step: What is done with gradients before the update.
+
+    Yields:
+        All gradients that are computed meanwhile, if something is to be done with gradients.
     """
+    computed: list[types.Nest] = []
+    if not step.changes:
+        yield computed
+        return
+    with gradients.computed(computed.append), gradients.applied(_taken):
+        yield computed
 
-    def __init__(self, step: context.Step):
-        self._step = step
-        self._computed: list[types.Nest] = []
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Lets the step take gradients that optimizers apply by themselves, and notes all."""
-        if not self._step.changes:
-            yield
-            return
-        with gradients.computed(self._computed.append), gradients.applied(_taken):
-            yield
+def require_taken(step: context.Step, computed: types.Nest, train_op: types.Fetch) -> None:
+    """Refuses updates by gradients that no optimizer has applied.
 
-    def require_taken(self, train_op: types.Fetch) -> None:
-        """Refuses updates by gradients that no optimizer has applied.
+    Args:
+        step: What is done with gradients before the update.
+        computed: The gradients.
+        train_op: What is run.
 
-        Args:
-            train_op: What is run.
-
-        Raises:
-            ValueError: If there is one, and something is to be done with gradients.
-        """
-        leaves = tf.nest.flatten(self._computed, expand_composites=True)
-        sources = [leaf.op for leaf in leaves if isinstance(leaf, tf.Tensor) and _is_of_graph(leaf)]
-        if not sources:
-            return
-        reached, executed = operations.reached_from(sources), operations.executed_by([train_op])
-        for variable in tf1.trainable_variables():
-            for outer, write in operations.writers(operations.copies_of(variable)[0]):
-                is_run = outer in executed and (outer in reached or write in reached)
-                if is_run and write not in self._step.made:
-                    raise ValueError(
-                        "Gradients are accumulated and clipped where an optimizer applies them: "
-                        f"got {' and '.join(self._step.changes)}, and {variable.name!r} is "
-                        f"assigned by hand, from a gradient, by {write.name!r}, {_where(write)}. "
-                        "Write a subclass of tf.compat.v1.train.Optimizer whose apply_gradients "
-                        "assigns; pass an optimizer_fn; or accumulate and clip by hand as well."
-                    )
+    Raises:
+        ValueError: If there is one, and something is to be done with gradients.
+    """
+    leaves = tf.nest.flatten(computed, expand_composites=True)
+    # An eager tensor's graph raises AttributeError.
+    sources = [leaf.op for leaf in leaves if isinstance(leaf, tf.Tensor) and hasattr(leaf, "graph")]
+    if not sources:
+        return
+    reached, executed = operations.reached_from(sources), operations.executed_by([train_op])
+    for variable in tf1.trainable_variables():
+        for outer, write in operations.writers(operations.copies_of(variable)[0]):
+            is_run = outer in executed and (outer in reached or write in reached)
+            if is_run and write not in step.made:
+                raise ValueError(
+                    "Gradients are accumulated and clipped where an optimizer applies them: "
+                    f"got {' and '.join(step.changes)}, and {variable.name!r} is "
+                    f"assigned by hand, from a gradient, by {write.name!r}, {_where(write)}. "
+                    "Write a subclass of tf.compat.v1.train.Optimizer whose apply_gradients "
+                    "assigns; pass an optimizer_fn; or accumulate and clip by hand as well."
+                )
 
 
 def _taken(optimizer: tf1.train.Optimizer) -> types.Function | None:
@@ -75,10 +76,6 @@ def _taken(optimizer: tf1.train.Optimizer) -> types.Function | None:
     if isinstance(optimizer, tower_optimizer.TowerOptimizer):
         return None
     return functools.partial(mode.share.step.apply_gradients, optimizer)
-
-
-def _is_of_graph(tensor: tf.Tensor) -> bool:
-    return hasattr(tensor, "graph")  # an eager tensor's raises AttributeError
 
 
 def _where(op: tf.Operation) -> str:

@@ -14,6 +14,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import base, context
 from replicate.training import by_hand
 from replicate.training import optimizer as optimizers
+from replicate.training import step as steps
 
 _log = logging.getLogger("replicate")
 _ARGUMENTS = ("features", "labels", "mode", "params", "config")
@@ -47,7 +48,7 @@ class Model:
 
     Attributes:
         mode: The mode key.
-        optimizer: Makes the optimizer, where `optimizer_fn` does so.
+        optimizer_fn: Makes the optimizer; None: the model_fn uses its own, or does not train.
     """
 
     def __init__(
@@ -59,25 +60,34 @@ class Model:
         config: types.RunConfig | None,
     ):
         self.mode = mode
-        is_used = mode == types.TRAIN
-        self.optimizer = optimizers.OptimizerFactory(optimizer_fn if is_used else None, params)
+        self.optimizer_fn = optimizer_fn if mode == types.TRAIN else None
         self._model_fn = model_fn
         self._params = params
         self._config = config
         self._names = argument_names(model_fn)
 
+    @functools.cached_property
+    def optimizer(self) -> tf1.train.Optimizer | None:
+        """The optimizer of `optimizer_fn`, made once, in whichever tower asks first."""
+        return self.optimizer_fn and optimizers.made_by(self.optimizer_fn, self._params)
+
     def tower(self, features: types.Nest, labels: types.Nest) -> Tower:
         """Calls the model_fn in a tower, and has the optimizer minimise its loss."""
         before = set(map(id, tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)))
-        computed = by_hand.Gradients(context.required_share().step)
-        with self.optimizer.alone(), computed.watched():
+        mode, share = context.required(), context.required_share()
+        if self.optimizer_fn is not None:  # the model_fn's own optimizers are not run
+            left_out = share._replace(step=steps.GradientStep(is_left_out=True))
+            mode = mode._replace(share=left_out)
+        with context.entered(mode), by_hand.watched(share.step) as computed:
             spec = self(features, labels)
         updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
         train_op = spec.train_op
-        if self.optimizer.is_given:
-            train_op = optimizers.minimize(self.optimizer.get(), spec.loss)
+        if self.optimizer is not None:
+            pairs = self.optimizer.compute_gradients(spec.loss)
+            global_step = tf1.train.get_or_create_global_step()
+            train_op = share.step.apply_gradients(self.optimizer, pairs, global_step)
         elif self.mode == types.TRAIN:
-            computed.require_taken(train_op)
+            by_hand.require_taken(share.step, computed, train_op)
         return Tower(spec, train_op, tuple(op for op in updates if id(op) not in before))
 
     def step(self, towers: Sequence[Tower], updates: Sequence[types.Fetch]) -> types.Fetch:
@@ -88,7 +98,7 @@ class Model:
             updates: Update operations that run beside it.
         """
         runs = list(dict.fromkeys([towers[0].train_op, *updates]))
-        if self.optimizer.is_given:
+        if self.optimizer_fn is not None:
             optimizers.forget_unused([tower.spec for tower in towers], runs)
         return runs[0] if len(runs) == 1 else tf1.group(*runs, name="train")
 
@@ -170,7 +180,7 @@ def whole(
     """
     with entered(share):
         (tower,) = strategy.run_towers(lambda: model.tower(features, labels))
-    if not model.optimizer.is_given:
+    if model.optimizer_fn is None:
         return tower.spec
     return tower.spec._replace(train_op=model.step([tower], tower.update_ops))
 

@@ -1,20 +1,11 @@
-"""The optimizer step of one tower.
+"""The optimizer of an `optimizer_fn`, and what those of the model_fn leave behind beside it."""
 
-The step itself is in `step`: the towers meet, their gradients are reduced, and the
-optimizer updates every copy of every variable, then the non-slot variables and the
-global step, once. An optimizer inside a model_fn and one made by `optimizer_fn` take
-this same way.
-"""
-
-import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation, operations
-from replicate.strategy import context
-from replicate.training import step as steps
 from replicate.training import tower_optimizer
 
 # What each variable has: its initializer, and a value and a truth that sessions ask for.
@@ -27,54 +18,19 @@ _OF_EVERY_VARIABLE = (
 )
 
 
-class OptimizerFactory:
-    """Makes the optimizer once, in whichever tower asks first.
+def made_by(optimizer_fn: types.OptimizerFn, params: object) -> tf1.train.Optimizer:
+    """Returns the optimizer that an `optimizer_fn` makes.
 
     Args:
         optimizer_fn: Returns a `tf.compat.v1.train.Optimizer`; gets `params` if it names it.
-            None: there is none to make.
         params: The model's params.
 
-    Attributes:
-        made: The optimizer, once a tower has asked.
+    Raises:
+        TypeError: If it returned something else.
     """
-
-    def __init__(self, optimizer_fn: types.OptimizerFn | None, params: object):
-        self._optimizer_fn = optimizer_fn
-        self._params = params
-        self.made: tf1.train.Optimizer | None = None
-
-    @property
-    def is_given(self) -> bool:
-        """Whether there is an optimizer to make."""
-        return self._optimizer_fn is not None
-
-    def get(self) -> tf1.train.Optimizer:
-        """Returns the optimizer.
-
-        Raises:
-            RuntimeError: If there is none to make.
-            TypeError: If `optimizer_fn` returned something else.
-        """
-        if self._optimizer_fn is None:
-            raise RuntimeError("The model_fn uses its own optimizers; no optimizer_fn was given.")
-        if self.made is None:
-            made = self._optimizer_fn(**arguments(self._optimizer_fn, self._params))
-            made = tower_optimizer.required(made, "optimizer_fn")
-            if isinstance(made, tower_optimizer.TowerOptimizer):
-                made = made.optimizer
-            self.made = made
-        return self.made
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Leaves out the steps of optimizers that a model_fn makes beside this one, if given."""
-        mode = context.current()
-        if self.is_given:
-            share = context.required_share()._replace(step=steps.LeftOut())
-            mode = context.required()._replace(share=share)
-        with context.entered(mode):
-            yield
+    made = optimizer_fn(**arguments(optimizer_fn, params))
+    made = tower_optimizer.required(made, "optimizer_fn")
+    return made.optimizer if isinstance(made, tower_optimizer.TowerOptimizer) else made
 
 
 def arguments(optimizer_fn: types.OptimizerFn, params: object) -> dict[str, object]:
@@ -126,29 +82,3 @@ def _is_forgotten(
     others = {user for user in users - replaced if user.type not in _OF_EVERY_VARIABLE}
     is_read = any(t.consumers() for user in users - replaced for t in user.outputs)
     return not users & running and not others and not is_read
-
-
-def minimize(optimizer: tf1.train.Optimizer, loss: tf.Tensor) -> tf.Operation:
-    """Builds a tower's part of the optimizer step; all towers meet in it.
-
-    The optimizer's `apply_gradients` runs once, on the reduced gradients.
-
-    Args:
-        optimizer: The optimizer, the same one in every tower.
-        loss: This tower's loss, of shape [].
-
-    Returns:
-        The operation that reduces all towers' gradients and updates the model once.
-
-    Raises:
-        ValueError: If no variable has a gradient.
-    """
-    pairs = optimizer.compute_gradients(loss)
-    if all(gradient is None for gradient, _ in pairs):
-        raise ValueError(
-            "The loss must depend on a trainable variable: none of "
-            f"{[variable.name for _, variable in pairs]} has a gradient of {loss.name}. Check "
-            "the model_fn for operations without gradients."
-        )
-    global_step = tf1.train.get_or_create_global_step()
-    return context.required_share().step.apply_gradients(optimizer, pairs, global_step)

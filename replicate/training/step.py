@@ -6,9 +6,10 @@ successive batches, clips, and then lets the optimizer's own function update the
 variables, once, with all towers as one.
 """
 
+import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from replicate import types
@@ -29,50 +30,55 @@ _APPLY = "_distributed_apply"
 _KERAS_SUM = "_all_reduce_sum_fn"
 
 
+@dataclasses.dataclass(eq=False)
 class GradientStep:
     """Reduces, accumulates and clips the gradients of each optimizer step.
 
-    Args:
+    Attributes:
         accumulate_steps: How many batches' gradients make one update.
         clip_global_norm: The largest global norm of the reduced gradients, if it is limited.
+        has_whole_batch: Whether a single tower has the whole batch. Where nothing is to be done
+            with gradients, an optimizer then makes the operations that it makes on one device, no
+            other, and by the same names.
+        is_left_out: Whether optimizers are not run: the towers meet, and nothing is done.
+        made: The operations of the updates, if something is done with gradients.
 
     Raises:
-        ValueError: If one of them is not a positive number.
-
-    Attributes:
-        made: The operations of the updates, if something is done with gradients.
+        ValueError: If a number is not a positive one.
     """
 
-    is_left_out = False
+    accumulate_steps: int = 1
+    clip_global_norm: float | None = None
+    has_whole_batch: bool = False
+    is_left_out: bool = False
+    made: set[tf.Operation] = dataclasses.field(default_factory=set, init=False)
 
-    def __init__(self, accumulate_steps: int = 1, clip_global_norm: float | None = None):
-        _require_positive("accumulate_steps", accumulate_steps, int)
-        if clip_global_norm is not None:
-            _require_positive("clip_global_norm", clip_global_norm, (int, float))
-        self._accumulate_steps = accumulate_steps
-        self._clip_global_norm = clip_global_norm
-        self.made: set[tf.Operation] = set()
+    def __post_init__(self) -> None:
+        """Refuses what is no positive number."""
+        _require_positive("accumulate_steps", self.accumulate_steps, int)
+        if self.clip_global_norm is not None:
+            _require_positive("clip_global_norm", self.clip_global_norm, (int, float))
 
     def told(self) -> list[str]:
         """Returns in words what was asked for."""
         return [
-            f"accumulate_steps={self._accumulate_steps}",
-            f"clip_global_norm={self._clip_global_norm}",
+            f"accumulate_steps={self.accumulate_steps}",
+            f"clip_global_norm={self.clip_global_norm}",
         ]
 
     @property
     def changes(self) -> list[str]:
         """In words, what is done with gradients beside reducing them; may be empty."""
-        done = (self._accumulate_steps > 1, self._clip_global_norm is not None)
+        done = (self.accumulate_steps > 1, self.clip_global_norm is not None)
         return list(itertools.compress(self.told(), done))
 
-    def of_towers(self) -> "GradientStep":
-        """Returns this step for the towers of one more graph."""
-        return GradientStep(self._accumulate_steps, self._clip_global_norm)
+    @property
+    def _is_one_devices(self) -> bool:
+        return self.has_whole_batch and not self.changes
 
-    def alone(self) -> "OneDeviceStep":
-        """Returns this step for a single tower, which has the whole batch, of one more graph."""
-        return OneDeviceStep(self._accumulate_steps, self._clip_global_norm)
+    def of_graph(self, has_whole_batch: bool) -> "GradientStep":
+        """Returns this step for the towers, or the single tower, of one more graph."""
+        return dataclasses.replace(self, has_whole_batch=has_whole_batch)
 
     def wrap(self, merge_fn: types.Function, args: Sequence[types.Nest]) -> Merge:
         """Returns what to call across towers in place of `merge_fn(*args)`.
@@ -83,15 +89,24 @@ class GradientStep:
         """
         function = conversion.innermost(merge_fn)
         name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-        if name == _APPLY and isinstance(owner, tf1.train.Optimizer):
-            pairs, *others = args
-            brought = applied.TowerGradients(owner, list(pairs))
-            return functools.partial(self._apply, merge_fn), (brought, *others)
+        is_of_keras = not isinstance(owner, tf1.train.Optimizer)
         if name == _KERAS_SUM:
+            if self.is_left_out or self._is_one_devices:
+                return _as_given, args
             return self._sum_keras, (applied.TowerGradients(owner, list(args[0])),)
-        if name == _APPLY:
+        # NOTE: tf_keras has made variables by now, which are forgotten if their step is not run.
+        if name != _APPLY or (self.is_left_out and is_of_keras):
+            return merge_fn, args
+        if self.is_left_out:
+            return _nothing, args
+        if is_of_keras:
             return functools.partial(self._apply_keras, merge_fn), args
-        return merge_fn, args
+        is_usual = getattr(function, "__func__", None) is tf1.train.Optimizer._distributed_apply
+        if self._is_one_devices and is_usual:
+            return functools.partial(_apply_here, owner), args
+        pairs, *others = args
+        brought = applied.TowerGradients(owner, list(pairs))
+        return functools.partial(self._apply, merge_fn), (brought, *others)
 
     def apply_gradients(
         self,
@@ -112,8 +127,16 @@ class GradientStep:
 
         Returns:
             What `apply_gradients` returned.
+
+        Raises:
+            ValueError: If no variable has a gradient.
         """
+        if self.is_left_out:
+            return tf.no_op()
         brought = applied.TowerGradients(optimizer, list(grads_and_vars))
+        applied.require_gradients(brought)
+        if self._is_one_devices:
+            return _applied(optimizer, brought.pairs, global_step, name, others)
         apply = functools.partial(_apply_once, optimizer, others)
         across = functools.partial(self._apply, apply)
         return default.required_tower_context().merge_call(across, brought, global_step, name)
@@ -130,9 +153,9 @@ class GradientStep:
         towers = _brought(brought)
         optimizer = towers[0].optimizer
         pairs = self._joined(strategy, towers)
-        if self._accumulate_steps > 1:
+        if self.accumulate_steps > 1:
             _require_no_queues(optimizer)
-            _create_slots(optimizer, towers[0].trained)
+            _create_slots(optimizer, [variable for _, variable in pairs])
 
         def update(found: context.Pairs, step: tf.Variable | None) -> tf.Operation:
             return merged.run(strategy, apply, found, step, name)
@@ -195,81 +218,19 @@ class GradientStep:
         before = len(graph.get_operations()) if self.changes else 0
 
         def clipped(found: list[types.Nest], step: tf.Variable | None) -> tf.Operation:
-            if self._clip_global_norm is not None:
-                found = applied.clip(found, self._clip_global_norm)
+            if self.clip_global_norm is not None:
+                found = applied.clip(found, self.clip_global_norm)
             return update(list(zip(found, trained, strict=True)), step)
 
-        if self._accumulate_steps == 1:
+        if self.accumulate_steps == 1:
             updated = clipped([gradient for gradient, _ in pairs], global_step)
         else:
             is_mean = default.get_loss_reduction() == variables.MEAN
-            batches = accumulation.Accumulation(strategy, self._accumulate_steps, is_mean)
-            updated = batches.add(pairs, clipped, global_step)
+            batches = self.accumulate_steps, is_mean
+            updated = accumulation.accumulated(strategy, *batches, pairs, clipped, global_step)
         if self.changes:
             self.made.update(operations.with_called(graph.get_operations()[before:]))
         return updated
-
-
-class OneDeviceStep(GradientStep):
-    """The step of a single tower, which has the whole batch.
-
-    Where nothing is to be done with gradients, an optimizer makes the operations that it makes
-    on one device, no other, and by the same names.
-    """
-
-    def wrap(self, merge_fn: types.Function, args: Sequence[types.Nest]) -> Merge:
-        """See base class."""
-        function = conversion.innermost(merge_fn)
-        if self.changes:
-            return super().wrap(merge_fn, args)
-        if getattr(function, "__func__", None) is tf1.train.Optimizer._distributed_apply:
-            return functools.partial(_apply_here, getattr(function, "__self__", None)), args
-        if getattr(function, "__name__", "") == _KERAS_SUM:
-            return _as_given, args
-        return super().wrap(merge_fn, args)
-
-    def apply_gradients(
-        self,
-        optimizer: tf1.train.Optimizer,
-        grads_and_vars: context.Pairs,
-        global_step: tf.Variable | None = None,
-        name: str | None = None,
-        **others: object,
-    ) -> tf.Operation:
-        """See base class."""
-        if self.changes:
-            return super().apply_gradients(optimizer, grads_and_vars, global_step, name, **others)
-        return _applied(optimizer, grads_and_vars, global_step, name, others)
-
-
-class LeftOut:
-    """Stands for the step of optimizers that are not run: the towers meet, and nothing is done."""
-
-    is_left_out = True
-    changes: Sequence[str] = ()
-    made: Collection[tf.Operation] = ()
-
-    def wrap(self, merge_fn: types.Function, args: Sequence[types.Nest]) -> Merge:
-        """See `GradientStep.wrap`."""
-        function = conversion.innermost(merge_fn)
-        name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
-        if name == _KERAS_SUM:
-            return _as_given, args
-        # NOTE: tf_keras has made variables by now, which are forgotten if their step is not run.
-        is_left_out = name == _APPLY and isinstance(owner, tf1.train.Optimizer)
-        return (_nothing if is_left_out else merge_fn), args
-
-    def apply_gradients(
-        self,
-        optimizer: tf1.train.Optimizer,
-        grads_and_vars: context.Pairs,
-        global_step: tf.Variable | None = None,
-        name: str | None = None,
-        **others: object,
-    ) -> tf.Operation:
-        """Does nothing."""
-        del optimizer, grads_and_vars, global_step, name, others
-        return tf.no_op()
 
 
 def _brought(brought: types.Nest) -> Sequence[applied.TowerGradients]:
@@ -286,7 +247,7 @@ def _nothing(*args: object, **kwargs: object) -> tf.Operation:
 def _as_given(
     strategy: object, pairs: context.Pairs, *args: object, **kwargs: object
 ) -> list[types.Nest]:
-    """Stands for the sum of gradients for an optimizer that is left out."""
+    """Stands for the sum of gradients where there is nothing to sum."""
     del strategy, args, kwargs
     return [gradient for gradient, _ in pairs]
 

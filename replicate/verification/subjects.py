@@ -81,10 +81,10 @@ class Subject(NamedTuple):
                     self.model_fn, self.optimizer_fn, mode, self.params, self.config
                 )
                 spec = model(features, labels)
-                if not model.optimizer.is_given:
+                if model.optimizer is None:
                     return spec
                 global_step = tf1.train.get_global_step()
-                step = model.optimizer.get().minimize(spec.loss, global_step=global_step)
+                step = model.optimizer.minimize(spec.loss, global_step=global_step)
                 updates = tf1.get_collection(tf1.GraphKeys.UPDATE_OPS)
                 return spec._replace(train_op=tf1.group(step, *updates))
 
