@@ -1,8 +1,8 @@
 """What K towers bring to an optimizer step: one list of gradients, clipped."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
@@ -11,8 +11,9 @@ from replicate.strategy import context
 from replicate.strategy.variables import values
 
 
-class TowerGradients(NamedTuple):
-    """One tower's gradients, on their way to the other towers'.
+@dataclasses.dataclass(eq=False)
+class TowerGradients:
+    """One tower's gradients, on their way to the other towers': to them one thing, and no nest.
 
     Attributes:
         optimizer: The tower's optimizer.
