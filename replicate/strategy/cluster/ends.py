@@ -7,12 +7,11 @@ all end with the first of them, as an incomplete batch is dropped.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from replicate import messages, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import batches, collectives, operations, reductions, rows
-from replicate.strategy.cluster import copying
 
 _NEXT = "IteratorGetNext"
 _UNEVEN = (
@@ -26,7 +25,7 @@ class EndSignal(NamedTuple):
     """How a worker that ends before its input does tells the others.
 
     Attributes:
-        brought: What the worker brings to the first thing that workers join in a step: all end
+        brought: What the worker brings to where workers learn of the end in a step: all end
             in a step that is fed `LEAVING` in its place.
         ended: What ends the input. NOTE: it fails in all workers or in none: TensorFlow counts
             the steps that succeed, and workers that have counted otherwise never meet again.
@@ -82,24 +81,23 @@ def joined(
             "cluster.md#what-workers-share",
         )
         return given
+    leaves = [leaf for leaf in tf.nest.flatten((features, labels)) if rows.is_batched(leaf)]
+    static = [count for leaf in leaves if (count := rows.static_count(leaf)) is not None]
     with reductions.alone_on("/device:CPU:0", collectives.SCOPE):
-        found, has_next = source.next()
-        features, labels = nest = source.nest_of(found)
-        batched = [leaf for leaf in tf.nest.flatten(nest) if rows.is_batched(leaf)]
-        static = [count for leaf in batched if (count := rows.static_count(leaf)) is not None]
-        if not batched or static:
-            if static:
-                workers.note_rows(static[0] * workers.size)
-            end = _of_static(has_next, workers, is_complete)
-            return Input(features, labels, workers, None, (end.ended,), end)
-        number = rows.count(batched[0])
-        found = source.or_lent(number > 0, lambda: found)  # it may be other workers' alone
-        own = tf.where(has_next, number, 0)
-        end, whole = _of_dynamic(has_next, own, workers)
-        found = source.widened(found, own > 0, workers)
-        features, labels = source.nest_of(found)
-        numbers = batches.Numbers(own, whole)
-        return Input(features, labels, workers, numbers, (end.ended,), end)
+        values, has_next, has_rows = _next(*source)
+        if leaves and not static:
+            values = _widened(values, has_rows, workers)
+        features, labels = _reading(source[0].outputs, values, (features, labels))
+        if leaves and not static:
+            batched = filter(rows.is_batched, tf.nest.flatten((features, labels)))
+            own = tf.where(has_rows, rows.count(next(batched)), 0)
+            end, whole = _of_dynamic(has_next, own, workers)
+            numbers = batches.Numbers(own, whole)
+            return Input(features, labels, workers, numbers, (end.ended,), end)
+        if static:
+            workers.note_rows(static[0] * workers.size)
+        end = _of_static(has_next, workers, is_complete)
+        return Input(features, labels, workers, None, (end.ended,), end)
 
 
 def _of_dynamic(
@@ -157,111 +155,86 @@ def _refused() -> tf.Operation:
     return tf1.group(tf.debugging.Assert(tf.constant(False), [text]))
 
 
-class _Source:
-    """The operation that gives all of a nest that is made from a dataset.
-
-    Args:
-        op: The operation.
-        nest: Features and labels.
-        between: What makes the nest's tensors of what the operation gives.
-        lent: What stands for each of its outputs where there is none: a row of zeros.
-    """
-
-    def __init__(
-        self,
-        op: tf.Operation,
-        nest: types.Nest,
-        between: Sequence[tf.Operation],
-        lent: Sequence[Callable[[], tf.Tensor]],
-    ):
-        self._op = op
-        self._nest = nest
-        self._between = between
-        self._lent = lent
-
-    def next(self) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns what the operation gives, or what is lent for it, and whether it gave it."""
-        op = self._op
-        known = {name: op.get_attr(name) for name in ("output_types", "output_shapes")}
-        variant = tf.raw_ops.IteratorGetNextAsOptional(iterator=op.inputs[0], **known)
-        has_next = tf.raw_ops.OptionalHasValue(optional=variant)
-        get = lambda: tf.raw_ops.OptionalGetValue(optional=variant, **known)  # noqa: E731
-        return self.or_lent(has_next, get), has_next
-
-    def or_lent(
-        self, has_rows: tf.Tensor, get: Callable[[], Sequence[tf.Tensor]]
-    ) -> list[tf.Tensor]:
-        """Returns what the operation gave, or what is lent for it where that has no rows."""
-        found = tf.cond(has_rows, lambda: list(get()), lambda: [make() for make in self._lent])
-        found = list(found) if isinstance(found, (list, tuple)) else [found]
-        for tensor, before in zip(found, self._op.outputs, strict=True):
-            tensor.set_shape(before.shape)
-        return found
-
-    def widened(
-        self,
-        found: Sequence[tf.Tensor],
-        has_rows: tf.Tensor,
-        workers: collectives.CollectiveWorkers,
-    ) -> list[tf.Tensor]:
-        """Returns what is lent as wide as the others' rows are, where widths are not known."""
-        widened = list(found)
-        inner = {
-            n: t.shape[1:] for n, t in enumerate(found) if t.shape.rank and t.dtype != tf.variant
-        }
-        unknown = [n for n, shape in inner.items() if not shape.is_fully_defined()]
-        if not unknown:
-            return widened
-        own = tf.concat([tf.shape(found[n])[1:] for n in unknown], 0)
-        (widths,) = workers.max([tf.where(has_rows, own, 0)])
-        split = tf.split(widths, [inner[n].rank for n in unknown])
-        for n, width in zip(unknown, split, strict=True):
-            lengths, zero = tf.concat([[1], width], 0), tf.zeros([], found[n].dtype)
-            widened[n] = tf.cond(
-                has_rows,
-                lambda n=n: tf.identity(found[n]),
-                lambda lengths=lengths, zero=zero: tf.fill(lengths, zero),
-            )
-            widened[n].set_shape(found[n].shape)
-        return widened
-
-    def nest_of(self, found: Sequence[tf.Tensor]) -> tuple[types.Nest, types.Nest]:
-        """Returns features and labels of what the operation gives."""
-        outputs = zip(self._op.outputs, found, strict=True)
-        replaced = {before.ref(): tensor for before, tensor in outputs}
-        replaced.update(copying.copied(self._between, dict(replaced), "input"))
-
-        def copy(leaf: tf.Tensor | None) -> tf.Tensor | None:
-            if leaf is None:
-                return None
-            copied = replaced.get(leaf.ref(), leaf)
-            copied.set_shape(leaf.shape)
-            return copied
-
-        return tf.nest.map_structure(copy, self._nest, expand_composites=True)
+_Makers: TypeAlias = Sequence[Callable[[], tf.Tensor]]
+"""Of each output of an operation, what makes what stands for it: a row of zeros."""
 
 
-def _source(nest: types.Nest) -> _Source | None:
+def _source(nest: types.Nest) -> tuple[tf.Operation, _Makers] | None:
     """Returns what gives a nest; None: it is no dataset's alone, or cannot be lent."""
     leaves = [leaf for leaf in tf.nest.flatten(nest, expand_composites=True) if leaf is not None]
     if not leaves or not all(isinstance(leaf, tf.Tensor) for leaf in leaves):
         return None
-    behind = operations.made_from(leaves)
-    found = [op for op in behind if op.type == _NEXT]
+    found = [op for op in operations.made_from(leaves) if op.type == _NEXT]
     if len(found) != 1:
         return None
     reached = operations.reached_from(found)
-    between = sorted((behind & reached) - set(found), key=lambda op: op._id)
-    outputs = found[0].outputs
-    lent = [make for tensor in outputs if (make := _lent(tensor, nest, between)) is not None]
+    makers = [make for tensor in found[0].outputs if (make := _lent(tensor, nest)) is not None]
     is_seen = all(leaf.op in reached or leaf.shape.rank == 0 for leaf in leaves)
-    is_whole = is_seen and len(lent) == len(outputs)
-    return _Source(found[0], nest, between, lent) if is_whole else None
+    return (found[0], makers) if is_seen and len(makers) == len(found[0].outputs) else None
 
 
-def _lent(
-    tensor: tf.Tensor, nest: types.Nest, between: Sequence[tf.Operation]
-) -> Callable[[], tf.Tensor] | None:
+def _next(op: tf.Operation, makers: _Makers) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+    """Returns what an operation gives, or what is lent for it; whether it gave it, and had rows."""
+    known = {name: op.get_attr(name) for name in ("output_types", "output_shapes")}
+    variant = tf.raw_ops.IteratorGetNextAsOptional(iterator=op.inputs[0], **known)
+    has_next = tf.raw_ops.OptionalHasValue(optional=variant)
+
+    def get() -> list[tf.Tensor]:
+        return list(tf.raw_ops.OptionalGetValue(optional=variant, **known))
+
+    has_rows = has_next
+    dense = [n for n, t in enumerate(op.outputs) if t.dtype != tf.variant and t.shape.rank]
+    if dense:  # it may be other workers' alone
+        count = tf.cond(has_next, lambda: tf.shape(get()[dense[0]])[0], lambda: 0)
+        has_rows = count > 0
+    values = tf.cond(has_rows, get, lambda: [make() for make in makers])
+    values = list(values) if isinstance(values, (list, tuple)) else [values]
+    for value, before in zip(values, op.outputs, strict=True):
+        value.set_shape(before.shape)
+    return values, has_next, has_rows
+
+
+def _widened(
+    values: Sequence[tf.Tensor], has_rows: tf.Tensor, workers: collectives.CollectiveWorkers
+) -> list[tf.Tensor]:
+    """Returns what is lent as wide as the others' rows are, where widths are not known."""
+    widened = list(values)
+    inner = {n: t.shape[1:] for n, t in enumerate(values) if t.shape.rank and t.dtype != tf.variant}
+    unknown = [n for n, shape in inner.items() if not shape.is_fully_defined()]
+    if not unknown:
+        return widened
+    own = tf.concat([tf.shape(values[n])[1:] for n in unknown], 0)
+    (widths,) = workers.max([tf.where(has_rows, own, 0)])
+    split = tf.split(widths, [inner[n].rank for n in unknown])
+    for n, width in zip(unknown, split, strict=True):
+        lengths, zero = tf.concat([[1], width], 0), tf.zeros([], values[n].dtype)
+        widened[n] = tf.cond(
+            has_rows,
+            lambda n=n: tf.identity(values[n]),
+            lambda lengths=lengths, zero=zero: tf.fill(lengths, zero),
+        )
+        widened[n].set_shape(values[n].shape)
+    return widened
+
+
+def _reading(
+    outputs: Sequence[tf.Tensor], values: Sequence[tf.Tensor], nest: types.Nest
+) -> types.Nest:
+    """Lets all that reads some tensors read others in their place; returns the nest with these."""
+    instead = {before.ref(): value for before, value in zip(outputs, values, strict=True)}
+    for before, value in zip(outputs, values, strict=True):
+        for reader in before.consumers():
+            for n, tensor in enumerate(reader.inputs):
+                if tensor is before:
+                    reader._update_input(n, value)
+
+    def read(leaf: tf.Tensor | None) -> tf.Tensor | None:
+        return None if leaf is None else instead.get(leaf.ref(), leaf)
+
+    return tf.nest.map_structure(read, nest, expand_composites=True)
+
+
+def _lent(tensor: tf.Tensor, nest: types.Nest) -> Callable[[], tf.Tensor] | None:
     """Returns a factory of a row of zeros in place of a tensor; None: its layout is unknown."""
     if tensor.dtype != tf.variant:
         is_known = tensor.shape.rank is not None
@@ -269,7 +242,7 @@ def _lent(
     for leaf in tf.nest.flatten(nest):
         parts = tf.nest.flatten(leaf, expand_composites=True)
         makers = {part.op for part in parts if isinstance(part, tf.Tensor)}
-        if any(tensor is given for op in makers & set(between) for given in op.inputs):
+        if any(tensor is given for op in makers for given in op.inputs):
             if isinstance(leaf, tf.SparseTensor) and leaf.shape.rank is not None:
                 return functools.partial(_sparse, leaf)
             if isinstance(leaf, tf.RaggedTensor):
