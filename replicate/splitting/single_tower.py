@@ -8,12 +8,11 @@ from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation, placement
 from replicate.strategy import base, context
-from replicate.strategy.policies import mirrored, one_device
 from replicate.strategy.towers import lockstep
 from replicate.strategy.variables import variables
 
 
-class SingleTowerStrategy(one_device.OneDeviceStrategy):
+class SingleTowerStrategy(base.DistributionStrategy):
     """Builds one device's graph for another strategy, which splits it.
 
     While it is built there is one tower. Partitioned variables stay partitioned: the other strategy
@@ -24,9 +23,7 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
     """
 
     def __init__(self, owner: base.DistributionStrategy):
-        base.DistributionStrategy.__init__(
-            self, owner.worker_devices[:1], owner.parameter_devices[:1]
-        )
+        super().__init__(owner.worker_devices[:1], owner.parameter_devices[:1])
         self._owner = owner
         self._made: list[tf.Variable] = []
 
@@ -82,7 +79,7 @@ class SingleTowerStrategy(one_device.OneDeviceStrategy):
 
         NOTE: metrics' variables are not among them: they are written once, whole.
         """
-        if not isinstance(self._owner, mirrored.MirroredStrategy):
+        if not self._owner.keeps_copies:
             return []
         graph = tf1.get_default_graph()
         local = {id(each) for key in isolation.LOCAL for each in graph.get_collection(key)}

@@ -16,7 +16,7 @@ from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives
-from replicate.strategy import context, conversion, datasets, updates
+from replicate.strategy import context, conversion, datasets, verbs
 from replicate.strategy.cluster import cluster as clusters
 from replicate.strategy.cluster import membership, sessions
 from replicate.strategy.towers import functions, lockstep, sharing
@@ -27,7 +27,7 @@ NAMED: dict[str, type["DistributionStrategy"]] = {}
 """Strategies by the names that `replicate_model_fn` takes."""
 
 
-class DistributionStrategy(updates.Updates):
+class DistributionStrategy(verbs.Verbs):
     """Runs a function once per tower, and keeps the towers' variables one model.
 
     Args:
@@ -37,11 +37,13 @@ class DistributionStrategy(updates.Updates):
 
     Attributes:
         names: The names that mean the class, `class Mine(DistributionStrategy, names=["mine"])`.
+        keeps_copies: Whether a graph that is split has a copy of each variable on each device.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
     is_default = False
     is_between_graph = False
+    keeps_copies = False
 
     def __init_subclass__(cls, names: Sequence[str] = (), **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -229,6 +231,8 @@ class DistributionStrategy(updates.Updates):
     ) -> list[types.Nest]:
         """Runs a function once per tower and returns the K results, not merged.
 
+        A single tower runs in the caller's thread, several in threads of their own.
+
         Args:
             fn: The function.
             args: Positional arguments; distributed ones are unwrapped.
@@ -240,17 +244,25 @@ class DistributionStrategy(updates.Updates):
         share = context.share()
         log = creations or sharing.Creations(self.num_towers)
 
-        def body(thread: lockstep.TowerThread) -> types.Nest:
-            i = thread.tower_id
-            tower = towers.LockstepContext(self, thread, log, share)
+        def call(tower: context.TowerContext) -> types.Nest:
+            i = tower.position
             with towers.entered(tower, share), self._tower_device(i):
                 return fn(
                     *values.select_tower(i, tuple(args), self._worker_devices),
                     **values.select_tower(i, dict(kwargs or {}), self._worker_devices),
                 )
 
-        bodies = [body] * self.num_towers
-        return lockstep.run(bodies, log, concurrent, every_collection)
+        def body(thread: lockstep.TowerThread) -> types.Nest:
+            return call(towers.LockstepContext(self, thread, log, share))
+
+        if self.is_single_tower:
+            with self._noted():
+                return [call(context.TowerContext(self, 0, share))]
+        return lockstep.run([body] * self.num_towers, log, concurrent, every_collection)
+
+    def _noted(self) -> contextlib.AbstractContextManager[None]:
+        """Returns what adds to the notes of an exception that passes out of a single tower."""
+        return lockstep.noted(0, 1)
 
     def _tower_device(self, tower_id: int) -> contextlib.AbstractContextManager[object]:
         """Enters the device of a tower's operations."""
@@ -457,29 +469,6 @@ class DistributionStrategy(updates.Updates):
     @_scale_loss_for_estimator.setter
     def _scale_loss_for_estimator(self, value: bool) -> None:
         del value  # the base class initializes it; the rule above does not change
-
-    def _require_mine(self, method: str) -> None:
-        mode = context.current()
-        if mode is None:
-            raise RuntimeError(
-                f"{method}() needs this strategy's scope, and no scope was entered. Write "
-                f"`with strategy.scope():` around it."
-            )
-        if mode.strategy is not self:
-            raise RuntimeError(
-                f"{method}() of {self!r} was called in the scope of {mode.strategy!r}: two "
-                "strategies are mixed. Use get_distribution_strategy()."
-            )
-
-    def _require_cross_tower(self, method: str) -> None:
-        self._require_mine(method)
-        mode = context.required()
-        if mode.tower is not None:
-            raise RuntimeError(
-                f"{method}() sees all towers at once, but was called in tower "
-                f"{mode.tower.position}. Call it through "
-                "get_tower_context().merge_call(lambda strategy, ...: ...)."
-            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(worker_devices={list(self._worker_devices)})"

@@ -12,7 +12,7 @@ import pytest
 import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
-from replicate.strategy import communication
+from replicate.strategy import verbs
 from replicate.strategy.cluster import sessions, synchronous
 
 pytestmark = pytest.mark.filterwarnings("ignore:To construct input pipelines")
@@ -230,5 +230,5 @@ def test_a_session_that_waits_for_other_workers_is_told(fresh_graph, monkeypatch
 def test_a_tensor_of_one_tower_is_sent_when_it_is_applied(fresh_graph):
     variable = tf1.get_variable("v", [3], use_resource=True)
     dense, slices = tf.ones([3]), tf.IndexedSlices(tf.ones([1]), tf.constant([2]))
-    found = [communication.is_of_one(value) for value in (dense, slices, variable, 2.0)]
+    found = [verbs.is_of_one(value) for value in (dense, slices, variable, 2.0)]
     assert found == [True, True, False, False]

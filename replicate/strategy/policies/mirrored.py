@@ -17,6 +17,8 @@ class MirroredStrategy(base.DistributionStrategy, names=("mirrored",)):
             where all devices are GPUs and TensorFlow has it, else `ReductionToOneDevice`.
     """
 
+    keeps_copies = True
+
     def __init__(
         self,
         devices: Sequence[str] | int | None = None,

@@ -1,13 +1,9 @@
 """`OneDeviceStrategy`: one tower on one device."""
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from replicate import devices, types
-from replicate.strategy import base, context
-from replicate.strategy.towers import lockstep
-from replicate.strategy.towers import tower as towers
-from replicate.strategy.variables import values
+from replicate.strategy import base
 
 
 class OneDeviceStrategy(base.DistributionStrategy, names=("one_device",)):
@@ -28,29 +24,6 @@ class OneDeviceStrategy(base.DistributionStrategy, names=("one_device",)):
         """See base class."""
         del name
         return cls(devices[0])
-
-    def run_towers(
-        self,
-        fn: types.Function,
-        args: Sequence[types.Nest] = (),
-        kwargs: Mapping[str, types.Nest] | None = None,
-        **options: object,
-    ) -> list[types.Nest]:
-        """See base class."""
-        del options  # a single tower shares nothing
-        share = context.share()
-        tower = context.TowerContext(self, 0, share)
-        with self._noted(), towers.entered(tower, share), self._tower_device(0):
-            return [
-                fn(
-                    *values.select_tower(0, tuple(args)),
-                    **values.select_tower(0, dict(kwargs or {})),
-                )
-            ]
-
-    def _noted(self) -> contextlib.AbstractContextManager[None]:
-        """Returns what adds to the notes of an exception that passes."""
-        return lockstep.noted(0, 1)
 
     def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         return ("",)

@@ -11,7 +11,7 @@ from replicate import errors, types
 from replicate.compat import graphs
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import placement
-from replicate.strategy import base, communication
+from replicate.strategy import base, verbs
 from replicate.strategy.cluster import cluster as clusters
 from replicate.strategy.cluster import manifest, membership, sessions
 
@@ -237,7 +237,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
         self, aggregation: tf.VariableAggregation, value: types.Nest, destination: types.Nest
     ) -> types.Nest:
         is_sent_later = self.is_in_cluster and self.is_single_tower
-        if is_sent_later and communication.is_of_one(value):
+        if is_sent_later and verbs.is_of_one(value):
             return value
         return super()._reduce_plain(aggregation, value, destination)
 

@@ -198,20 +198,6 @@ class VariableTraceType(tf.types.experimental.TraceType):
         del placeholder_context
         return self._variable()
 
-    def to_tensors(self, value: object) -> list[tf.Tensor]:
-        """Returns nothing: the copies are captured, not passed."""
-        del value
-        return []
-
-    def from_tensors(self, tensors: object) -> tf.Variable:
-        """See `placeholder_value`."""
-        del tensors
-        return self._variable()
-
-    def flatten(self) -> list[tf.types.experimental.TraceType]:
-        """See `to_tensors`."""
-        return []
-
     def cast(self, value: tf.Variable, casting_context: object) -> tf.Variable:
         """See base class."""
         del casting_context

@@ -1,5 +1,6 @@
-"""How values travel between towers and devices: reduce, batch_reduce, broadcast."""
+"""The verbs of a strategy: how values travel between towers and devices, and update variables."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ from replicate.strategy.variables import values, variables
 
 
 @conversion.unconverted
-class Communication(tf.distribute.Strategy):
-    """The verbs of a strategy that move values; a policy overrides the private hooks.
+class Verbs(tf.distribute.Strategy):
+    """What a strategy does across towers; a policy overrides the private hooks.
 
     Args:
         worker_devices: K devices on which the towers compute.
@@ -60,10 +61,6 @@ class Communication(tf.distribute.Strategy):
 
     def _workers(self) -> collectives.Workers:
         return collectives.ALONE
-
-    def _require_cross_tower(self, method: str) -> None:
-        """Refuses a call that is not made across the towers of this strategy."""
-        raise NotImplementedError
 
     def reduce(
         self,
@@ -256,6 +253,85 @@ class Communication(tf.distribute.Strategy):
         parts = tf.concat(self.unwrap(value), axis)
         return self.broadcast(self.workers.concat(parts, axis), destinations)
 
+    def update(
+        self, var: tf.Variable, fn: types.Function, *args: types.Nest, **kwargs: types.Nest
+    ) -> types.Nest:
+        """Runs `fn(copy, ...)` on each device of a variable.
+
+        Args:
+            var: A variable of this strategy.
+            fn: Takes a copy, and the arguments' copies on its device.
+            *args: Mirrored arguments are unwrapped.
+            **kwargs: Likewise.
+
+        Returns:
+            The results, merged.
+
+        Raises:
+            ValueError: If an argument differs between towers, and would part the copies; those
+                of a tower-local variable are each tower's own.
+        """
+        self._require_cross_tower("update")
+        if not isinstance(var, variables.TowerLocalVariable):
+            _require_reduced("update", (args, kwargs))
+        if isinstance(var, variables.DistributedVariable):
+            return self._update_on(var.devices, var.members, fn, args, kwargs)
+        return self._update_on(self.destinations_of(var), (var,), fn, args, kwargs)
+
+    def update_non_slot(
+        self,
+        colocate_with: Sequence[str],
+        fn: types.Function,
+        *args: types.Nest,
+        **kwargs: types.Nest,
+    ) -> types.Nest:
+        """Runs `fn(...)` on each non-slot device.
+
+        Args:
+            colocate_with: What `non_slot_devices()` returned.
+            fn: Takes the arguments' copies.
+            *args: Mirrored arguments are unwrapped.
+            **kwargs: Likewise.
+
+        Returns:
+            The results, merged.
+
+        Raises:
+            ValueError: If an argument differs between towers.
+        """
+        self._require_cross_tower("update_non_slot")
+        _require_reduced("update_non_slot", (args, kwargs))
+        places = self.destinations_of(colocate_with)
+        return self._update_on(places, None, fn, args, kwargs)
+
+    def _update_on(
+        self,
+        places: Sequence[str],
+        members: Sequence[tf.Variable] | None,
+        fn: types.Function,
+        args: Sequence[types.Nest],
+        kwargs: Mapping[str, types.Nest],
+    ) -> types.Nest:
+        mode = context.required()
+        results = []
+        for i, place in enumerate(places):
+            updating = mode._replace(update_device=place)
+            with context.entered(updating), tf.device(place), self._copy_scope(i):
+                chosen = values.select_device(place, i, tuple(args))
+                named = values.select_device(place, i, dict(kwargs))
+                first = () if members is None else (members[i],)
+                results.append(fn(*first, *chosen, **named))
+        return values.regroup(results, values.Mirrored, places)
+
+    @staticmethod
+    def _copy_scope(index: int) -> contextlib.AbstractContextManager[object]:
+        """Copies after the first are updated under a name scope of their own."""
+        return tf1.name_scope(f"tower_{index}") if index > 0 else contextlib.nullcontext()
+
+    def non_slot_devices(self, var_list: Sequence[tf.Variable]) -> Sequence[str]:
+        """Returns where an optimizer's variables live that belong to no single variable."""
+        return self.destinations_of(min(var_list, key=lambda v: v.name))
+
     def destinations_of(self, destination: types.Nest) -> tuple[str, ...]:
         """Returns the devices meant by a device, a list of devices, a variable or a value."""
         if isinstance(destination, variables.DistributedVariable):
@@ -289,6 +365,29 @@ class Communication(tf.distribute.Strategy):
         if len(parts) == 1 and name is None:
             return getattr(parts[0], "op", parts[0])
         return tf1.group(*parts, name=name)
+
+    def _require_mine(self, method: str) -> None:
+        mode = context.current()
+        if mode is None:
+            raise RuntimeError(
+                f"{method}() needs this strategy's scope, and no scope was entered. Write "
+                f"`with strategy.scope():` around it."
+            )
+        if mode.strategy is not self:
+            raise RuntimeError(
+                f"{method}() of {self!r} was called in the scope of {mode.strategy!r}: two "
+                "strategies are mixed. Use get_distribution_strategy()."
+            )
+
+    def _require_cross_tower(self, method: str) -> None:
+        self._require_mine(method)
+        mode = context.required()
+        if mode.tower is not None:
+            raise RuntimeError(
+                f"{method}() sees all towers at once, but was called in tower "
+                f"{mode.tower.position}. Call it through "
+                "get_tower_context().merge_call(lambda strategy, ...: ...)."
+            )
 
 
 def is_of_one(value: object) -> bool:
@@ -352,3 +451,23 @@ def _pick(
         return parts[index if len(parts) > 1 else 0]
 
     return values.map_nest(leaf, nest)
+
+
+def _require_reduced(method: str, nest: types.Nest) -> None:
+    """Refuses what differs between towers as an argument of an update.
+
+    NOTE: in merge calls of TensorFlow's own kind it is taken as it is: Keras reduces gradients
+    in the towers, and clips them there, so that each brings an equal tensor of its own.
+    """
+    if context.required().is_tensorflows:
+        return
+
+    def leaf(value: types.Nest) -> None:
+        if values.differs(value):
+            raise ValueError(
+                f"{method}() takes what is the same for all copies, a plain or a Mirrored value: "
+                f"got {value!r}, which may differ between towers. Reduce it first: "
+                "strategy.reduce(aggregation, value, destinations=variable)."
+            )
+
+    values.map_nest(leaf, nest)
