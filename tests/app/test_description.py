@@ -7,9 +7,10 @@ import pytest
 
 from replicate.app.command import cli
 from replicate.app.config import config
-from replicate.app.inspect import description, scaling
+from replicate.app.inspect import description, scaling, traffic
 from replicate.app.inspect.traffic import Transfer
-from replicate.compat.tensorflow import tf1
+from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import all_reduce
 
 MODEL = '''
 from replicate import estimator
@@ -121,6 +122,56 @@ def test_mirrored_variables_have_copies_and_do_not_travel(describe):
     # As above without W and b, with the sum of their gradients.
     assert 36 + 24 + 32 <= there.bytes <= 92 + 32
     assert back.bytes == 32 + 4
+
+
+@pytest.mark.parametrize(
+    ("strategy", "held"),
+    [
+        ("parameter_server", [64, 0]),  # W, b and a momentum of each: 24 + 8 + 24 + 8
+        ("balanced", [48, 16]),  # W on the first device, b on the second
+        ("mirrored", [64, 64]),
+    ],
+)
+def test_each_device_is_told_beside_an_even_share_and_what_all_reduce_moves(
+    describe, strategy, held
+):
+    found = describe(f"strategy={strategy}")
+    assert [one.held for one in found.devices] == held
+    # Two devices: (32 + 32) / 2 bytes each, and 2 * (2 - 1) / 2 of W and b.
+    assert found.bound == description.Bound(held=32, moved=32)
+    there, back = found.transfers
+    assert [(one.sent, one.received) for one in found.devices] == [
+        (there.bytes, back.bytes),
+        (back.bytes, there.bytes),
+    ]
+
+
+def test_a_bound_is_rounded_up(describe):
+    # Three devices: 64 / 3 = 21 1/3 bytes of weights and slots, 2 * 2 / 3 * 32 = 42 2/3 moved.
+    found = describe("devices=[/cpu:0, /cpu:1, /cpu:2]")
+    assert found.bound == description.Bound(held=22, moved=43)
+    received = [sum(one.bytes for one in found.transfers if one.target == FIRST)]
+    assert [one.received for one in found.devices][:1] == received == [2 * (32 + 4)]
+
+
+def test_only_several_devices_of_one_machine_have_a_bound(describe, cluster):
+    assert describe("devices=[/cpu:1]").bound is None
+    assert cluster(scaling.Wanted(3)).bound is None
+
+
+def test_collectives_of_gpus_move_what_a_ring_does():
+    gpus = [f"/device:GPU:{number}" for number in range(4)]
+    with tf.Graph().as_default():
+        parts = []
+        for gpu in gpus:
+            with tf.device(gpu):
+                parts.append([tf.zeros([20]), tf.zeros([4])])
+        sums = all_reduce.nccl(parts, gpus)
+        moved = traffic.transfers([tensor for row in sums for tensor in row], {})
+    # Each passes 2 * 3 / 4 of 80 and of 16 bytes on to the next one.
+    assert moved == [
+        Transfer(gpus[k], gpus[(k + 1) % 4], tensors=2, bytes=120 + 24, unsized=0) for k in range(4)
+    ]
 
 
 def test_bytes_follow_the_batch_size_of_the_config(describe):
@@ -269,6 +320,8 @@ def test_machines_get_one_document(folder, capsys):
     assert found["batch_size"] == 6
     assert found["devices"][0]["tower"] == 0
     assert found["transfers"][1]["bytes"] == 36
+    assert (found["devices"][1]["held"], found["devices"][1]["sent"]) == (0, 36)
+    assert found["bound"] == {"held": 32, "moved": 32}
     assert found["variables"][0] == {
         "name": "dense/bias",
         "kind": "weight",

@@ -115,6 +115,25 @@ def test_what_travels_between_devices_is_told(capsys):
     ]
 
 
+def test_bytes_of_devices_are_told_above_their_bound(capsys):
+    devices = (
+        description.Device(TWO[0], 0, 1, 24, 1234, held=2000, sent=1200, received=800),
+        description.Device(TWO[1], 1, 0, 0, 10, held=0, sent=800, received=1200),
+    )
+    bound = description.Bound(held=1000, moved=900)
+    report.print_description(described(devices=devices, bound=bound))
+    lines, cells = printed(capsys)
+    assert lines[1:] == [
+        "bytes of weights and slots, and of a step; bound: an even share, what all-reduce moves"
+    ]
+    assert cells[-4:] == [
+        ["device", "held", "sent", "received"],
+        ["CPU:0", "2,000", "1,200", "800"],
+        ["CPU:1", "0", "800", "1,200"],
+        ["bound", "1,000", "900", "900"],
+    ]
+
+
 def test_workers_that_meet_are_told_with_their_collectives(capsys):
     # 1e9 bytes of a worker at 8 Gbit/s take a second, 100 messages of 1 ms a tenth of one: half
     # of a step that computes for 1.1 seconds.

@@ -79,6 +79,13 @@ def print_description(found: description.Description) -> None:
     _print_table(columns, (row[: len(columns)] for row in rows))
     if found.split is not None:
         _print_split(found.split)
+    _print_traffic(found)
+    if found.cluster is not None:
+        _print_cluster(found.cluster)
+
+
+def _print_traffic(found: description.Description) -> None:
+    """Prints what travels, and what each device holds and moves beside the bound."""
     if found.transfers:
         print("moved between devices in a step:")
         _print_table(
@@ -88,8 +95,13 @@ def print_description(found: description.Description) -> None:
                 for one in found.transfers
             ),
         )
-    if found.cluster is not None:
-        _print_cluster(found.cluster)
+    if found.bound is not None:
+        print(
+            "bytes of weights and slots, and of a step; bound: an even share, what all-reduce moves"
+        )
+        rows = [(description.short(d.name), d.held, d.sent, d.received) for d in found.devices]
+        rows.append(("bound", found.bound.held, found.bound.moved, found.bound.moved))
+        _print_table(("device", "held", "sent", "received"), rows)
 
 
 def _print_split(found: splitting.Report) -> None:

@@ -6,9 +6,10 @@ measured. Nothing runs, and no checkpoint is looked at.
 
 import contextlib
 import functools
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicate import estimator, model_fn
@@ -64,6 +65,9 @@ class Device(NamedTuple):
         of_tower: How many of a step are the tower's part of a graph that is split by rows.
         peak: How many bytes a step needs there at least: those of variables, and of what else is
             there at one moment. See `memory`.
+        held: How many bytes of weights and slots there are.
+        sent: How many bytes a step sends to other devices, as far as they are known.
+        received: How many it receives from them.
     """
 
     name: str
@@ -73,6 +77,21 @@ class Device(NamedTuple):
     operations: int
     of_tower: int = 0
     peak: int = 0
+    held: int = 0
+    sent: int = 0
+    received: int = 0
+
+
+class Bound(NamedTuple):
+    """What each of K devices holds and moves if all do as much, and no more than they must.
+
+    Attributes:
+        held: 1 / K of the bytes of weights and slots.
+        moved: 2 (K - 1) / K of the bytes of weights, sent and received: a ring all-reduce.
+    """
+
+    held: int
+    moved: int
 
 
 class Description(NamedTuple):
@@ -85,6 +104,7 @@ class Description(NamedTuple):
         variables: Weights first, then slots, others and local ones.
         devices: The towers', in their order, then all others that have something to do.
         transfers: What travels between them in a step.
+        bound: For each device; None: there is one tower, or a cluster.
         cluster: What travels between workers, of whom this is one; None: it is alone.
         split: What is split by rows of one device's graph, and what is whole; None: towers are
             calls of the model.
@@ -96,6 +116,7 @@ class Description(NamedTuple):
     variables: tuple[Variable, ...]
     devices: tuple[Device, ...]
     transfers: tuple[traffic.Transfer, ...]
+    bound: Bound | None = None
     cluster: scaling.Cluster | None = None
     split: report.Report | None = None
 
@@ -104,6 +125,7 @@ class Description(NamedTuple):
         told = self._asdict()
         for field in ("variables", "devices", "transfers"):
             told[field] = [one._asdict() for one in told[field]]
+        told["bound"] = None if self.bound is None else self.bound._asdict()
         told["cluster"] = None if self.cluster is None else self.cluster.as_dict()
         if self.split is not None:
             whole = [one._asdict() for one in self.split.whole]
@@ -151,14 +173,16 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         if wanted is not None:
             cluster = scaling.measured(step, wanted, len(workers), rows)
         counts, places = traffic.row_counts(graph, rows), traffic.Places()
-        held = memory.held(step, places, traffic.Sizes(counts, shape_of))
+        tensors = memory.held(step, places, traffic.Sizes(counts, shape_of))
+        transfers = traffic.transfers(step, counts, shape_of)
     return Description(
         settings.name,
         _name(settings.strategy, len(workers), wanted),
         rows,
         variables,
-        tuple(_devices(step, variables, workers, held, split is not None)),
-        tuple(traffic.transfers(step, counts, shape_of)),
+        tuple(_devices(step, variables, workers, tensors, transfers, split is not None)),
+        tuple(transfers),
+        _bound(variables, len(workers)) if wanted is None else None,
         cluster,
         split,
     )
@@ -245,11 +269,28 @@ def _measured(variable: tf.Variable, kind: str) -> Variable:
     )
 
 
+def _bound(variables: Iterable[Variable], num_towers: int) -> Bound | None:
+    """Returns what each device holds and moves at best; None where there is one tower."""
+    if num_towers == 1:
+        return None
+    weights, slots = (_bytes(variables, (kind,)) for kind in ("weight", "slot"))
+    return Bound(
+        held=math.ceil((weights + slots) / num_towers),
+        moved=math.ceil(2 * (num_towers - 1) * weights / num_towers),
+    )
+
+
+def _bytes(variables: Iterable[Variable], kinds: Container[str] = _LISTED) -> int:
+    """Returns the bytes of one copy of variables, as far as they are known."""
+    return sum(one.bytes or 0 for one in variables if one.kind in kinds)
+
+
 def _devices(
     step: traffic.Step,
     variables: Sequence[Variable],
     workers: Sequence[str],
     tensors: Mapping[str, int],
+    transfers: Sequence[traffic.Transfer],
     is_split: bool,
 ) -> Iterator[Device]:
     """Yields the towers' devices, then all others that hold or do something."""
@@ -259,7 +300,17 @@ def _devices(
     parts = Counter(match[1] for match in named if match)
     held = {name for variable in variables for name in variable.devices}
     for name in (*workers, *sorted({*counts, *held} - set(workers))):
-        own = [variable.bytes or 0 for variable in variables if name in variable.devices]
+        own = [variable for variable in variables if name in variable.devices]
         tower = workers.index(name) if name in workers else None
-        peak = sum(own) + tensors.get(name, 0)
-        yield Device(name, tower, len(own), sum(own), counts[name], parts[str(tower)], peak)
+        yield Device(
+            name,
+            tower,
+            len(own),
+            _bytes(own),
+            counts[name],
+            parts[str(tower)],
+            peak=_bytes(own) + tensors.get(name, 0),
+            held=_bytes(own, ("weight", "slot")),
+            sent=sum(one.bytes for one in transfers if one.source == name),
+            received=sum(one.bytes for one in transfers if one.target == name),
+        )

@@ -2,11 +2,12 @@
 
 A tensor that is read on another device than it is made on travels there once, however many
 operations read it. What happens inside of functions, loops and branches counts with the
-operation that calls them; what TensorFlow itself improves of a graph comes after this.
+operation that calls them; what TensorFlow itself improves of a graph comes after this. In NCCL's
+all-reduce each GPU sends 2 (K - 1) / K of a tensor's bytes to the next one of a ring.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from replicate import devices
@@ -19,6 +20,7 @@ _HELD = "OptionalGetValue"  # the same, where they arrive
 _AS_LARGE = {"Identity": 0, "Reshape": 0, "SelectV2": 1}  # as which of their inputs
 _JOINED = "ConcatV2"  # what is of one kind, end to end
 OPTIONAL = "IteratorGetNextAsOptional"  # a batch, or that there is none
+_ALL_REDUCE = "NcclAllReduce"
 _NEXT = ("IteratorGetNext", OPTIONAL)
 _BRANCHES = ("If", "StatelessIf")
 
@@ -109,6 +111,12 @@ def transfers(
         pair = places.of(tensor.op), target
         tensors[pair] += 1
         parts[pair] += map(sizes.of, tensor.op.inputs if tensor.op.type == _HOLDER else [tensor])
+    for ring in _rings(step):
+        for number, op in enumerate(ring):
+            pair = places.of(ring[number - 1]), places.of(op)
+            size = sizes.of(op.inputs[0])
+            tensors[pair] += 1
+            parts[pair].append(size and 2 * (len(ring) - 1) * size // len(ring))
     return [
         Transfer(*pair, tensors[pair], sum(size or 0 for size in each), each.count(None))
         for pair, each in sorted(parts.items())
@@ -127,6 +135,15 @@ def _crossing(step: Step, places: "Places") -> Iterator[tuple[tf.Tensor, str]]:
             if (tensor.ref(), target) not in known:
                 known.add((tensor.ref(), target))
                 yield tensor, target
+
+
+def _rings(step: Step) -> Iterable[list[tf.Operation]]:
+    """Returns the operations in which GPUs meet, together those that add one sum."""
+    rings: dict[bytes, list[tf.Operation]] = defaultdict(list)
+    for op in sorted(operations.executed_by(step), key=lambda op: op.name):
+        if op.type == _ALL_REDUCE:
+            rings[op.get_attr("shared_name")].append(op)
+    return rings.values()
 
 
 class Places:
