@@ -58,16 +58,18 @@ class Views:
 
 
 class GraphViews(Views):
-    """K views of one graph's collections, with one shown at a time.
+    """K views of one graph's collections and names, with one shown at a time.
 
     The store behind `get_variable` is always a tower's own, so that each tower may
     make, and reuse, variables as the first one does.
 
     Args:
-        graph: The graph whose collections are shown.
-        prefixes: What the K towers' names begin with.
-        every_collection: Whether all collections are a tower's own, or only the store.
-        unasked: Of a tower, see `Prefix`.
+        graph: The graph.
+        prefixes: What the K towers' names begin with, such as `outer/` and `outer/tower_1/`.
+        every_collection: Whether all collections are a tower's own, and look-ups by name may
+            leave its prefix out; or only the store is.
+        unasked: Returns variables that another tower has made and this one has not asked
+            for, each with the collections that it is listed in.
     """
 
     def __init__(
@@ -78,25 +80,18 @@ class GraphViews(Views):
         unasked: Callable[[int], Sequence[Listed]],
     ):
         self._graph = graph
+        self._prefixes = prefixes
         self._every_collection = every_collection
-        self._prefixes = [
-            Prefix(
-                graph,
-                prefix,
-                prefixes[0],
-                functools.partial(self.operations, i),
-                functools.partial(unasked, i),
-            )
-            for i, prefix in enumerate(prefixes)
-            if every_collection
-        ]
+        self._unasked = unasked
         self._before = self._noted()
         self._variables_before = dict(self._store()._vars)
         self._partitioned_before = dict(self._store()._partitioned_vars)
         self._views = [self._copy_of_before(i) for i in range(len(prefixes))]
         self._shown = 0
+        # NOTE: what a tower has made is noted, not told by its name: a model may well have a
+        # scope of its own that is called `tower_1`.
         self._operations: list[set[tf.Operation]] = [set() for _ in prefixes]
-        self._assigned = len(graph.get_operations())
+        self._started = self._assigned = len(graph.get_operations())
 
     def operations(self, tower_id: int) -> set[tf.Operation]:
         """See base class."""
@@ -110,35 +105,26 @@ class GraphViews(Views):
         if tower_id == self._shown:
             return
         self.operations(self._shown)
-        if self._every_collection:
-            self._prefixes[self._shown].hide()
+        for name in _LOOKUPS if self._shown > 0 and self._every_collection else ():
+            delattr(self._graph, name)
         self._views[self._shown] = self._noted()
         self._load(self._views[tower_id])
         self._shown = tower_id
         if tower_id > 0 and self._every_collection:
-            self._prefixes[tower_id].show()
+            for name in _LOOKUPS:
+                setattr(self._graph, name, getattr(self, name))
             for key, items in self._views[0].items():
                 # NOTE: a later tower makes no summaries, but whoever merges all must find some.
                 add_once(self._graph, key, [item for item in items if _is_summary(item)])
 
-    def added(self, tower_id: int, key: Hashable) -> list[Any]:
-        """Returns what tower `tower_id` has added to the collection `key`."""
-        if tower_id == self._shown:
-            now = self._graph.get_collection(key)
-        else:
-            now = self._views[tower_id].get(key, [])
-        before = {id(item) for item in self._before.get(key, [])}
-        return [item for item in now if id(item) not in before]
-
     def close(self) -> None:
         """See base class."""
-        kept = {
-            key: [item for i in range(len(self._views)) for item in self.added(i, key)]
-            for key in (KEPT_FROM_ALL if self._every_collection else ())
-        }
         self.show(0)
-        for key, items in kept.items():
-            add_once(self._graph, key, items)
+        for key in KEPT_FROM_ALL if self._every_collection else ():
+            before = set(map(id, self._before.get(key, [])))
+            for view in self._views[1:]:
+                items = view.get(key, [])
+                add_once(self._graph, key, [item for item in items if id(item) not in before])
 
     def _copy_of_before(self, tower_id: int) -> Collections:
         view = {key: list(items) for key, items in self._before.items()}
@@ -165,47 +151,7 @@ class GraphViews(Views):
         for key in {*self._noted(), *view}:
             self._graph.get_collection_ref(key)[:] = view.get(key, [])
 
-
-class Prefix:
-    """A name prefix that a graph's look-ups may leave out.
-
-    Args:
-        graph: The graph.
-        prefix: What names of this tower begin with, such as `outer/tower_1/`.
-        plain: What they begin with on one device, such as `outer/`; may be empty.
-        made: Returns what the tower has made so far. NOTE: a model may well have a
-            scope of its own that is called `tower_1`.
-        unasked: Returns variables that another tower has made and this one has not asked
-            for, each with the collections that it is listed in.
-    """
-
-    def __init__(
-        self,
-        graph: tf.Graph,
-        prefix: str,
-        plain: str,
-        made: Callable[[], set[tf.Operation]],
-        unasked: Callable[[], Sequence[Listed]],
-    ):
-        self._graph = graph
-        self.prefix = prefix
-        self._plain = plain
-        self._own_operations = made
-        self._unasked = unasked
-        self._before = len(graph.get_operations())
-        self._is_shown = False
-
-    def show(self) -> None:
-        """Lets this graph's look-ups leave the prefix out."""
-        for name in _LOOKUPS:
-            setattr(self._graph, name, getattr(self, name))
-        self._is_shown = True
-
-    def hide(self) -> None:
-        """Gives the graph its own look-ups back."""
-        for name in _LOOKUPS if self._is_shown else ():
-            delattr(self._graph, name)
-        self._is_shown = False
+    # What the graph's look-ups are while a later tower is shown.
 
     def as_graph_element(self, obj: object, *args: bool, **kwargs: bool) -> types.Fetch:
         """Returns the operation or tensor that a name, or an object, stands for.
@@ -228,13 +174,14 @@ class Prefix:
         self, find: Callable[..., types.Fetch], name: str, *args: bool, **kwargs: bool
     ) -> types.Fetch | None:
         """Returns what the tower itself has made under a name of one device, or None."""
-        if not name.startswith(self._plain):
+        plain, prefix = self._prefixes[0], self._prefixes[self._shown]
+        if not name.startswith(plain):
             return None
         try:
-            found = find(self.prefix + name.removeprefix(self._plain), *args, **kwargs)
+            found = find(prefix + name.removeprefix(plain), *args, **kwargs)
         except (KeyError, ValueError):
             return None
-        return found if getattr(found, "op", found) in self._own_operations() else None
+        return found if getattr(found, "op", found) in self.operations(self._shown) else None
 
     def _twin(self, found: types.Fetch) -> types.Fetch:
         """Returns what the tower has made in place of what another has made, if it is plain.
@@ -244,7 +191,7 @@ class Prefix:
         """
         op = getattr(found, "op", found)
         numbered = r"(_\d+)?/".join(map(re.escape, op.name.split("/"))) + r"(_\d+)?"
-        own = self._own_operations()
+        own = self.operations(self._shown)
         twins = [made for made in own if re.fullmatch(numbered, made.name) and made.type == op.type]
         if op in own or len(twins) != 1:
             return found
@@ -252,7 +199,7 @@ class Prefix:
 
     def _has(self, op: tf.Operation) -> bool:
         """Whether an operation makes no variable, or one that this tower has asked for."""
-        if op.type != "VarHandleOp" or op in self._graph.get_operations()[: self._before]:
+        if op.type != "VarHandleOp" or op in self._graph.get_operations()[: self._started]:
             return True
         keys = (tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.LOCAL_VARIABLES)
         listed = [variable for key in keys for variable in self.get_collection(key)]
@@ -285,9 +232,9 @@ class Prefix:
             return []
         own, known = None, {id(item) for item in held}
         found = []
-        for variable, keys in self._unasked():
+        for variable, keys in self._unasked(self._shown):
             if name in keys and id(variable) not in known:
-                own = self._own_operations() if own is None else own
+                own = self.operations(self._shown) if own is None else own
                 members = operations.copies_of(variable)
                 if any(user in own for member in members for user in member.handle.consumers()):
                     found.append(variable)
@@ -302,8 +249,9 @@ class Prefix:
 
     def _plain_name(self, item: types.Fetch | tf.Variable) -> str:
         """Returns the name that a tensor or operation has on one device; a variable's own."""
-        if isinstance(item, (tf.Tensor, tf.Operation)) and item.name.startswith(self.prefix):
-            return self._plain + item.name.removeprefix(self.prefix)
+        plain, prefix = self._prefixes[0], self._prefixes[self._shown]
+        if isinstance(item, (tf.Tensor, tf.Operation)) and item.name.startswith(prefix):
+            return plain + item.name.removeprefix(prefix)
         return item.name
 
 

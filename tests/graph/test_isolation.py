@@ -6,22 +6,26 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation
 
 
+def add_to(graph, prefix):
+    for name in ("G/act", "loss"):
+        value = tf.constant(1.0, name=prefix + name)
+        tf1.add_to_collection(tf1.GraphKeys.LOSSES, value)
+
+
 @pytest.fixture
 def graph():
     with tf.Graph().as_default() as made:
-        for prefix in ("", "tower_1/", "outer/", "outer/tower_1/"):
-            for name in ("G/act", "loss"):
-                value = tf.constant(1.0, name=prefix + name)
-                tf1.add_to_collection(tf1.GraphKeys.LOSSES, value)
+        for prefix in ("", "outer/"):
+            add_to(made, prefix)
         tf.constant(2.0, name="shared")
         yield made
 
 
 def shown(graph, prefix="tower_1/", plain=""):
-    own = {op for op in graph.get_operations() if op.name.startswith(prefix)}
-    made = isolation.Prefix(graph, prefix, plain, lambda: own, list)
-    made.show()
-    return made
+    views = isolation.GraphViews(graph, [plain, prefix], True, lambda tower_id: [])
+    views.show(1)
+    add_to(graph, prefix)
+    return views
 
 
 def test_a_name_is_the_towers_own(graph):
@@ -51,20 +55,21 @@ def test_a_tower_within_a_scope(graph):
 
 @pytest.mark.parametrize("scope", [None, "abs"])
 def test_what_was_made_without_the_prefix_is_found_by_its_number(scope):
-    def make():
-        with tf1.name_scope(None), tf1.name_scope(scope):
-            return tf.split(tf.constant([1.0, 2.0], name="start"), 2, name="y")[1]
-
     with tf.Graph().as_default() as graph:
-        first, second = make(), make()
+        start = tf.constant([1.0, 2.0], name="start")
+
+        def make():
+            with tf1.name_scope(None), tf1.name_scope(scope):
+                return tf.split(start, 2, name="y")[1]
+
+        first = make()
+        isolation.GraphViews(graph, ["", "tower_1/"], True, lambda tower_id: []).show(1)
+        second = make()
         assert first.name != second.name
-        own = {second.op}
-        isolation.Prefix(graph, "tower_1/", "", lambda: own, list).show()
         assert graph.get_tensor_by_name(first.name).name == second.name
         assert graph.get_operation_by_name(first.op.name) is second.op
         assert graph.get_tensor_by_name(second.name).name == second.name
-        start = "start:0" if scope is None else "abs/start:0"
-        assert graph.get_tensor_by_name(start).name == start
+        assert graph.get_tensor_by_name("start:0") is start
 
 
 def test_a_collection_is_filtered_by_one_devices_names(graph):
@@ -75,13 +80,13 @@ def test_a_collection_is_filtered_by_one_devices_names(graph):
     assert [item.name for item in found] == ["G/act:0", "tower_1/G/act:0"]
     given = tf1.losses.get_losses("tower_1/G/")
     assert [item.name for item in given] == ["tower_1/G/act:0"]
-    assert len(tf1.get_collection(tf1.GraphKeys.LOSSES)) == 8
+    assert len(tf1.get_collection(tf1.GraphKeys.LOSSES)) == 6
 
 
 def test_the_graph_is_as_it_was_afterwards(graph):
-    made = shown(graph)
-    made.hide()
-    made.hide()
+    views = shown(graph)
+    views.close()
+    views.close()
     assert graph.get_tensor_by_name("G/act:0").name == "G/act:0"
     assert len(tf1.get_collection(tf1.GraphKeys.LOSSES, "G")) == 1
 
