@@ -106,7 +106,7 @@ def _gather_different(case: Case) -> Split:
     params, indices = case.inputs[:2]
     if not _is_local(params) and not _is_local(indices):
         raise WholeError("none of its operands is a device's own")
-    more = [case.number(2)] if case.type == "GatherV2" else []
+    more = [items.same(case, 2)] if case.type == "GatherV2" else []
     if more and (case.attribute("batch_dims") or case.axis(2, case.rank(0))):
         raise WholeError("it gathers along another dimension")
     if _is_local(params):

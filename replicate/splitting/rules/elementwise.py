@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import items
+from replicate.splitting.rules import signatures
 from replicate.splitting.rules.registry import Case, Extent, rule
+from replicate.splitting.rules.signatures import Said, by_axes, names, signature
 from replicate.splitting.states import (
     FIRST,
     FLOW,
@@ -51,6 +52,21 @@ SoftplusGrad SoftsignGrad SqrtGrad TanhGrad
 """
 
 
+BROADCAST_SAID, ALIKE_SAID = "...|1+ -> ...", "...+ -> ..."
+
+signature("... -> ...", UNARY)
+signature("... -> ...", LINEAR, linear=1)
+signature(ALIKE_SAID, ALIKE)
+signature(
+    "... -> ...",  # texts; patterns, lengths and defaults are for all of them
+    """AsString DecodeBase64 DecodeCSV DecodeCompressed DecodePaddedRaw EncodeBase64
+    RegexFullMatch RegexReplace StaticRegexFullMatch StaticRegexReplace StringLength
+    StringLower StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong
+    StringToNumber StringUpper UnicodeScript UnicodeTranscode""",
+)
+signature("... -> ...N", "DecodeRaw", needs_rows=True)  # N is the texts' length, the same for all
+
+
 def rows_of(case: Case, n: int = 0) -> Rows:
     """Returns the state of input n, which must have rows."""
     state = case.inputs[n]
@@ -59,87 +75,30 @@ def rows_of(case: Case, n: int = 0) -> Rows:
     return state
 
 
-def linear(case: Case, n: int = 0) -> Split:
-    """Splits an operation that is linear in input n, a partial sum."""
-    wants = [SUM if other == n else WHOLE for other in range(len(case.inputs))]
-    return Split(wants, [SUM] * len(case.op.outputs))
-
-
-def broadcast(case: Case) -> Split:
-    """Splits an operation on operands that are broadcast, along the first axis with rows."""
-    wants, rows = stretched(case)
-    return Split(wants, [rows])
-
-
-def stretched(case: Case) -> tuple[list[states.View], Rows]:
-    """Returns the views of operands that are broadcast, and the first rows along the result."""
-    _values_only(case)
-    rank = max(case.rank(n) for n in range(len(case.inputs)))
-    found = [
-        state.at(state.axis + rank - case.rank(n))
-        for n, state in enumerate(case.inputs)
-        if states.is_rows(state)
-    ]
-    if not found:
-        raise WholeError("no operand has rows")
-    rows = min(found, key=lambda each: each.axis)
-    wants = [
-        items.along_or_one(case, n, rows.at(rows.axis - rank + case.rank(n)))
-        for n in range(len(case.inputs))
-    ]
-    return wants, rows
-
-
-def alike(case: Case) -> Split:
-    """Splits an operation on operands of one shape, which is the result's too."""
-    wants, rows = operands(case)
-    return Split(wants, [rows])
-
-
-def operands(case: Case) -> tuple[list[Rows], Rows]:
-    """Returns the views of operands that are all of one shape, and the rows along it."""
-    _values_only(case)
-    rows = case.rows
-    if rows is None or len({case.rank(n) for n in range(len(case.inputs))}) > 1:
-        raise WholeError("no operand has rows, or ranks differ")
-    return [items.along(case, n, rows) for n in range(len(case.inputs))], rows
-
-
-def _values_only(case: Case) -> None:
-    if any(state is FLOW or isinstance(state, ListOf) for state in case.inputs):
-        raise WholeError("an operand is a list")
-
-
-@rule(*UNARY.split())
-def unary(case: Case) -> Split:
-    """One operand, and attributes."""
-    rows = rows_of(case)
-    return Split([rows], [rows])
-
-
-@rule(*LINEAR.split())
-def linear_unary(case: Case) -> Split:
-    """One operand, in which the operation is linear."""
-    return linear(case) if case.inputs[0] == SUM else unary(case)
+def said(case: Case, text: str) -> Split:
+    """Splits an operation as a signature says."""
+    return signatures.split(case, signatures.read(case, text))
 
 
 @rule("ZerosLike")
 def zeros(case: Case) -> Split:
     """Zeros of a shape, or a list of them."""
     state = case.inputs[0]
-    return Split([state], [state]) if isinstance(state, ListOf) else unary(case)
+    if isinstance(state, ListOf):
+        return Split([state], [state])
+    return said(case, "... -> ...")
 
 
 @rule("Cast")
 def cast(case: Case) -> Split:
     """Parts of a sum are cast apart only to a dtype that holds all their values."""
     if case.inputs[0] != SUM:
-        return unary(case)
+        return said(case, "... -> ...")
     old, new = case.op.inputs[0].dtype, case.op.outputs[0].dtype
     is_one_kind = (old.is_floating and new.is_floating) or (old.is_complex and new.is_complex)
     if old != new and not (is_one_kind and old.size < new.size):
         raise WholeError("a sum is cast to a dtype that rounds")
-    return linear(case)
+    return signatures.in_parts(case)
 
 
 @rule(*SAME.split())
@@ -173,7 +132,7 @@ def _passes(state: states.State) -> bool:
 def ensure_shape(case: Case) -> Split:
     """A check of a shape; copies leave the number of rows open."""
     if case.inputs[0] == SUM:
-        return linear(case)
+        return signatures.in_parts(case)
     rows = rows_of(case)
     if case.result_shape()[rows.axis].size is not None:
         raise WholeError("it fixes the number of rows")
@@ -190,7 +149,7 @@ def nary(case: Case) -> Split:
     """Operands that are broadcast to each other."""
     if case.type in ("Equal", "NotEqual") and not case.attribute("incompatible_shape_error"):
         _check_compatible(case)
-    return broadcast(case)
+    return said(case, BROADCAST_SAID)
 
 
 def _check_compatible(case: Case) -> None:
@@ -205,12 +164,6 @@ def _is_known(extent: Extent) -> bool:
     return extent.size is not None or bool(extent.multiple and not extent.is_picked)
 
 
-@rule(*ALIKE.split())
-def gradient(case: Case) -> Split:
-    """Gradients of functions of one operand; all operands are of one shape."""
-    return alike(case)
-
-
 @rule("Add", "AddV2", "Sub")
 def add(case: Case) -> Split:
     """Parts of sums are added apart, and so are flows."""
@@ -218,7 +171,7 @@ def add(case: Case) -> Split:
         return Split([SUM, SUM], [SUM])
     if case.type != "Sub" and FLOW in case.inputs:
         return _add_flows(case)
-    return broadcast(case)
+    return said(case, BROADCAST_SAID)
 
 
 @rule("AddN")
@@ -227,7 +180,7 @@ def add_all(case: Case) -> Split:
     first = case.inputs[0]
     if all(state == first for state in case.inputs) and (first == SUM or isinstance(first, ListOf)):
         return Split(case.inputs, [first])
-    return _add_flows(case) if FLOW in case.inputs else alike(case)
+    return _add_flows(case) if FLOW in case.inputs else said(case, ALIKE_SAID)
 
 
 def _add_flows(case: Case) -> Split:
@@ -244,7 +197,7 @@ def scale(case: Case) -> Split:
     NOTE: a device's part may be 0 where the sum is not, and 0 / 0 and 0 * inf are NaN.
     """
     if case.rows is not None:
-        return broadcast(case)
+        return said(case, BROADCAST_SAID)
     n = 1 if case.type == "Mul" and case.inputs[1] == SUM else 0
     if case.inputs[n] != SUM or case.inputs[1 - n] not in (WHOLE, SIZE):
         raise WholeError("no operand has rows")
@@ -253,7 +206,7 @@ def scale(case: Case) -> Split:
     value = check_finite(case, 1 - n)
     if case.type != "Mul" and not np.all(value):
         raise WholeError("a sum may be divided by zero")
-    return linear(case, n)
+    return signatures.in_parts(case, (n,))
 
 
 def check_finite(case: Case, n: int) -> npt.NDArray[Any]:
@@ -267,63 +220,33 @@ def check_finite(case: Case, n: int) -> npt.NDArray[Any]:
     return value
 
 
-@rule("Select")
-def select(case: Case) -> Split:
+@by_axes("Select")
+def select(case: Case) -> Said:
     """By a condition of the operands' shape, for each entry of the first dimension, or one."""
-    _values_only(case)
-    rows = case.rows
-    if rows is None:
-        raise WholeError("no operand has rows")
-    wants = [items.along(case, 1, rows), items.along(case, 2, rows)]
-    is_for_all = case.rank(0) == 0 or (case.rank(0) == 1 and rows.axis > 0)
-    return Split([WHOLE if is_for_all else items.along(case, 0, rows), *wants], [rows])
-
-
-# Texts, on each by itself.
-
-
-@rule(
-    *"""AsString DecodeBase64 DecodeCSV DecodeCompressed DecodePaddedRaw EncodeBase64
-    RegexFullMatch RegexReplace StaticRegexFullMatch StaticRegexReplace StringLength
-    StringLower StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong
-    StringToNumber StringUpper UnicodeScript UnicodeTranscode""".split()
-)
-def _texts(case: Case) -> Split:
-    """One or more results for each text; patterns, lengths and defaults are for all texts."""
-    return items.split(case, 0)
-
-
-@rule("DecodeRaw")
-def _bytes(case: Case) -> Split:
-    """A new last dimension, of the texts' length, which is the same for all."""
-    return items.never_none(items.split(case, 0))
+    x = names(case, 1)
+    return Said([x[: case.rank(0)], x, x], [x])
 
 
 @rule("StringJoin")
 def _join(case: Case) -> Split:
     """Texts of one shape, and single texts."""
-    _, rows = items.rows_of(case, range(len(case.inputs)))
-    wants = [items.along(case, n, rows) if case.rank(n) else WHOLE for n in range(len(case.inputs))]
-    return Split(wants, [rows])
+    ranks = [case.rank(n) for n in range(len(case.inputs))]
+    return said(case, ", ".join("..." if rank else "*" for rank in ranks) + " -> ...")
 
 
 @rule("Substr")
 def _part(case: Case) -> Split:
     """Texts, positions and lengths, which are broadcast."""
-    wants, rows = stretched(case)
-    if wants[1] != wants[2]:
+    found = said(case, BROADCAST_SAID)
+    if states.is_rows(found.wants[1]) != states.is_rows(found.wants[2]):
         raise WholeError("positions and lengths differ")
-    return Split(wants, [rows])
+    return found
 
 
-@rule("ReduceJoin")
-def _reduce_join(case: Case) -> Split:
+@by_axes("ReduceJoin")
+def _reduce_join(case: Case) -> Said:
     """Joins texts along axes, or along all axes if none is named."""
-    rows = case.inputs[0]
-    if not states.is_rows(rows):
-        raise WholeError("its texts have no rows")
-    axes = case.axes(1, case.rank(0))
-    if not axes or rows.axis in axes:
-        raise WholeError("it is along the rows")
-    gone = 0 if case.attribute("keep_dims") else sum(axis < rows.axis for axis in axes)
-    return Split([rows, case.number(1)], [rows.at(rows.axis - gone)])
+    rank = case.rank(0)
+    axes = case.axes(1, rank) or range(rank)
+    x = signatures.whole(names(case), axes)
+    return Said([x], [signatures.reduced(x, axes, case.attribute("keep_dims"))])

@@ -5,8 +5,9 @@ Numbers that are drawn once are those that one device draws. Stateless draws, as
 """
 
 from replicate.splitting import states
-from replicate.splitting.rules import items, shapes
+from replicate.splitting.rules import items, shapes, signatures
 from replicate.splitting.rules.registry import Case, rule
+from replicate.splitting.rules.signatures import Said, by_axes
 from replicate.splitting.states import Split, WholeError
 
 # Kinds whose attributes `seed` and `seed2` determine what is drawn. So that copies draw different
@@ -50,11 +51,11 @@ def _draw_for_each(case: Case) -> Split:
     return Split([items.same(case, 0), parameters], [parameters.at(parameters.axis + front)])
 
 
-@rule("Multinomial")
-def _draw_classes(case: Case) -> Split:
+@by_axes("Multinomial")
+def _draw_classes(case: Case) -> Said:
     """`logits` of shape [n, C], and how many numbers to draw for each row."""
     _drawn_by_devices(case)
-    return items.split_first(case)
+    return signatures.read(case, "nC -> nK")
 
 
 def _drawn_by_devices(case: Case) -> None:

@@ -1,9 +1,14 @@
 """Sums, maxima and other reductions, and operations along an axis."""
 
+import dataclasses
+
+import numpy as np
+
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import elementwise, items
+from replicate.splitting.rules import elementwise, items, signatures
 from replicate.splitting.rules.registry import Case, rule
+from replicate.splitting.rules.signatures import Said, by_axes, names, signature
 from replicate.splitting.states import (
     OWN,
     SIZE,
@@ -27,6 +32,10 @@ KINDS = {
 }
 
 
+signature("... -> ", "L2Loss")  # half the sum of all squares
+signature("... -> N", "HistogramFixedWidth")  # counts
+
+
 @rule(*KINDS)
 def reduction(case: Case) -> Split:
     """Over rows each device makes a part; parts of the same kind are reduced apart."""
@@ -35,7 +44,7 @@ def reduction(case: Case) -> Split:
         return Split([part, items.same(case, 1)], [part])
     if case.type == "Sum" and case.facts.value(case.op.inputs[1]) is None:
         return summed(case)
-    return _reduced(case) or Split(_reads(case), [part])
+    return signatures.split(case, _over_axes(case), part)
 
 
 @rule("Mean")
@@ -46,98 +55,65 @@ def mean(case: Case) -> Split:
     the other are rounded to eight bits.
     """
     if case.inputs[0] == SUM and case.is_float():
-        return Split([SUM, case.number(1)], [SUM])
-    found = _reduced(case)
-    is_short = case.op.inputs[0].dtype in (tf.float16, tf.bfloat16)
-    if found is None and (is_short or not case.is_float()):
+        return signatures.in_parts(case)
+    part = Partial(Kind.MEAN)
+    found = signatures.split(case, _over_axes(case), part)
+    if found.gives[0] != part:
+        return found
+    if case.op.inputs[0].dtype in (tf.float16, tf.bfloat16) or not case.is_float():
         raise WholeError("a mean of integers or of short floats over rows")
-    return found or Split(_reads(case), [Partial(Kind.MEAN)], type="Sum")
+    return dataclasses.replace(found, type="Sum")
 
 
-@rule("EuclideanNorm")
-def norm(case: Case) -> Split:
+def _over_axes(case: Case) -> Said:
+    x, axes = names(case), case.axes(1, case.rank(0))
+    return Said([x], [signatures.reduced(x, axes, case.attribute("keep_dims"))])
+
+
+@by_axes("EuclideanNorm")
+def norm(case: Case) -> Said:
     """Not over rows: roots of parts of a sum do not add up."""
-    found = _reduced(case)
-    if found is None:
-        raise WholeError("a norm over rows")
-    return found
+    x, axes = names(case), case.axes(1, case.rank(0))
+    x = signatures.whole(x, axes)
+    return Said([x], [signatures.reduced(x, axes, case.attribute("keep_dims"))])
 
 
-def _reads(case: Case) -> list[View]:
-    rows = elementwise.rows_of(case)
-    return [rows, case.number(1)]
-
-
-def _reduced(case: Case) -> Split | None:
-    """Splits a reduction of axes other than the rows'; returns None if it reduces those, too."""
-    rows = elementwise.rows_of(case)
-    axes = case.axes(1, case.rank(0))
-    if rows.axis in axes:
-        return None
-    before = 0 if case.attribute("keep_dims") else sum(axis < rows.axis for axis in axes)
-    return Split(_reads(case), [rows.at(rows.axis - before)])
-
-
-@rule("ArgMax", "ArgMin")
-def position(case: Case) -> Split:
+@by_axes("ArgMax ArgMin")
+def position(case: Case) -> Said:
     """Along an axis other than the rows', which goes away."""
-    rows = elementwise.rows_of(case)
     axis = case.axis(1, case.rank(0))
-    if axis == rows.axis:
-        raise WholeError("a position among rows")
-    return Split(_reads(case), [rows.at(rows.axis - (axis < rows.axis))])
+    x = signatures.whole(names(case), [axis])
+    return Said([x], [signatures.reduced(x, [axis])])
 
 
-@rule("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2")
-def in_order(case: Case) -> Split:
+def in_order(case: Case) -> Said:
     """Not along rows: each entry is made from those before it."""
-    if case.inputs[0] == SUM and case.type in ("Cumsum", "ReverseV2"):
-        return elementwise.linear(case)
-    rows = elementwise.rows_of(case)
-    if rows.axis in case.axes(1, case.rank(0)):
-        raise WholeError("along rows")
-    return Split(_reads(case), [rows])
+    x = signatures.whole(names(case), case.axes(1, case.rank(0)))
+    return Said([x], [x])
 
 
-@rule("Reverse")
-def reverse(case: Case) -> Split:
-    """Whether to reverse, for each axis; it fails on no rows."""
-    if case.inputs[0] == SUM:
-        return elementwise.linear(case)
-    rows = elementwise.rows_of(case)
-    if rows.space.is_picked or case.value(1)[rows.axis]:
-        raise WholeError("along rows, or of rows of which a device may have none")
-    return Split(_reads(case), [rows])
+by_axes("Cumsum ReverseV2", linear=1)(in_order)
+by_axes("Cumprod CumulativeLogsumexp")(in_order)
 
 
-@rule("L2Loss")
-def squares(case: Case) -> Split:
-    """Half the sum of all squares."""
-    rows = elementwise.rows_of(case)
-    return Split([rows], [SUM])
+@by_axes("Reverse", linear=1, needs_rows=True)
+def reverse(case: Case) -> Said:
+    """Whether to reverse, for each axis."""
+    x = signatures.whole(names(case), np.flatnonzero(case.value(1)).tolist())
+    return Said([x], [x])
 
 
-@rule("BiasAddGrad")
-def bias_gradient(case: Case) -> Split:
+@by_axes("BiasAddGrad", linear=1)
+def bias_gradient(case: Case) -> Said:
     """A sum over all axes but the channels'."""
-    if case.inputs[0] == SUM:
-        return elementwise.linear(case)
-    rows = elementwise.rows_of(case)
-    gives = rows.at(0) if rows.axis == channels(case) else SUM
-    return Split([rows], [gives])
+    x = names(case)
+    return Said([x], [[x[channels(case)]]])
 
 
 def channels(case: Case) -> int:
     """Returns which axis of input 0 has the channels of a bias."""
     is_last = case.type == "BiasAddV1" or case.attribute("data_format") == "NHWC"
     return case.rank(0) - 1 if is_last else 1
-
-
-@rule("HistogramFixedWidth")
-def histogram(case: Case) -> Split:
-    """Counts of values of any shape, in a whole range."""
-    rows = elementwise.rows_of(case)
-    return Split([rows, WHOLE, case.number(2)], [SUM])
 
 
 @rule("Bincount", "DenseBincount")
@@ -151,7 +127,7 @@ def counts(case: Case) -> Split:
     if is_binary and not is_matrix:
         raise WholeError("whether a number is there, over rows")
     return Split(
-        [rows, case.number(1), _weights(case, rows)],
+        [rows, items.same(case, 1), _weights(case, rows)],
         [rows.at(0) if is_matrix else SUM],
     )
 

@@ -217,13 +217,6 @@ class Case:
             raise WholeError("a shape is not known")
         return found
 
-    def number(self, n: int) -> states.View:
-        """Returns the view of input n, which must be the same on every device."""
-        if self.inputs[n] is states.SIZE:
-            self.value(n)
-            return states.OWN
-        return states.WHOLE
-
     def shape_view(self, n: int, rows: Rows) -> states.View:
         """Returns the view of input n, the shape of a result with these rows."""
         made_by = self.op.inputs[n].op

@@ -9,10 +9,13 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import elementwise, items, reductions
+from replicate.splitting.rules import elementwise, items, reductions, signatures
 from replicate.splitting.rules.registry import Case, Extent, rule
+from replicate.splitting.rules.signatures import Said, by_axes, inserted, names, reduced, whole
 from replicate.splitting.states import (
     OWN,
     SIZE,
@@ -32,7 +35,7 @@ from replicate.splitting.states import (
 def reshape(case: Case) -> Split:
     """Rows stay if the entries before them are as many as before, or become `Steps`."""
     if case.inputs[0] == SUM:
-        return elementwise.linear(case)
+        return signatures.in_parts(case)
     if (found := reductions.shaped(case)) is not None:
         return found
     rows = elementwise.rows_of(case)
@@ -140,21 +143,18 @@ def num_entries(extents: Sequence[Extent]) -> int | None:
     return math.prod(sizes) if len(sizes) == len(extents) else None
 
 
-@rule("ExpandDims")
-def expand(case: Case) -> Split:
+@by_axes("ExpandDims", linear=1)
+def expand(case: Case) -> Said:
     """A new axis of length 1."""
-    if case.inputs[0] == SUM:
-        return elementwise.linear(case)
-    rows = elementwise.rows_of(case)
-    axis = case.axis(1, case.rank(0) + 1)
-    return Split([rows, case.number(1)], [rows.at(rows.axis + (axis <= rows.axis))])
+    x = names(case)
+    return Said([x], [inserted(x, case.axis(1, len(x) + 1))])
 
 
 @rule("Squeeze")
 def squeeze(case: Case) -> Split:
     """Axes of length 1 go away; copies name them, since a device may have one row."""
     if case.inputs[0] == SUM:
-        return elementwise.linear(case)
+        return signatures.in_parts(case)
     rows, extents = elementwise.rows_of(case), case.shape(0)
     axes = sorted({axis % len(extents) for axis in case.attribute("squeeze_dims")})
     if not axes:
@@ -176,58 +176,41 @@ def _may_be_one(case: Case, rows: Rows) -> bool:
     return not is_fixed and (case.shape(0)[rows.axis].multiple or 1) == 1
 
 
-@rule("Transpose", "ConjugateTranspose")
-def transpose(case: Case) -> Split:
+@by_axes("Transpose ConjugateTranspose", linear=1)
+def transpose(case: Case) -> Said:
     """Output axis n is the input's axis `perm[n]`."""
-    if case.inputs[0] == SUM:
-        return elementwise.linear(case)
-    rows = elementwise.rows_of(case)
-    order = [int(axis) for axis in case.value(1).reshape(-1)]
-    return Split([rows, case.number(1)], [rows.at(order.index(rows.axis))])
+    x = names(case)
+    return Said([x], [[x[int(axis)] for axis in case.value(1).reshape(-1)]])
 
 
-@rule("Pack")
-def pack(case: Case) -> Split:
+@by_axes("Pack", linear=signatures.ALL)
+def pack(case: Case) -> Said:
     """Values of one shape along a new axis."""
-    if all(state == SUM for state in case.inputs):
-        return Split(case.inputs, [SUM])
-    wants, rows = elementwise.operands(case)
-    axis = case.attribute("axis") % (case.rank(0) + 1)
-    return Split(wants, [rows.at(rows.axis + (axis <= rows.axis))])
+    x = names(case)
+    return Said([x] * len(case.inputs), [inserted(x, case.attribute("axis"))])
 
 
-@rule("Unpack")
-def unpack(case: Case) -> Split:
+@by_axes("Unpack", linear=1)
+def unpack(case: Case) -> Said:
     """The parts along an axis, which goes away."""
-    if case.inputs[0] == SUM:
-        return elementwise.linear(case)
-    rows = elementwise.rows_of(case)
     axis = case.attribute("axis") % case.rank(0)
-    _check_other(axis, rows)
-    new = rows.at(rows.axis - (axis < rows.axis))
-    return Split([rows], [new] * len(case.op.outputs))
-
-
-def _check_other(axis: int, rows: Rows) -> None:
-    if axis == rows.axis:
-        raise WholeError("along rows")
+    x = whole(names(case), [axis])
+    return Said([x], [reduced(x, [axis])])
 
 
 @rule("Concat", "ConcatV2")
 def concat(case: Case) -> Split:
     """Values end to end along an axis, which is the last operand, in version 1 the first."""
-    numbers = range(len(case.inputs))
-    place = 0 if case.type == "Concat" else len(numbers) - 1
-    values = [n for n in numbers if n != place]
+    place = 0 if case.type == "Concat" else len(case.inputs) - 1
+    values = [n for n in range(len(case.inputs)) if n != place]
     if all(case.inputs[n] == SUM for n in values):
-        return Split([WHOLE if n == place else SUM for n in numbers], [SUM])
-    rows = next((s for n in values if isinstance(s := case.inputs[n], Rows)), None)
-    ranks = {case.rank(n) for n in values}
-    if rows is None or len(ranks) > 1:
-        raise WholeError("no value has rows, or ranks differ")
-    _check_other(case.axis(place, *ranks), rows)
-    wants = [case.number(n) if n == place else items.along(case, n, rows) for n in numbers]
-    return Split(wants, [rows])
+        return signatures.in_parts(case, values)
+    if len({case.rank(n) for n in values}) > 1:
+        raise WholeError("ranks differ")
+    x = whole(names(case, values[0]), [case.axis(place, case.rank(values[0]))])
+    return signatures.split(
+        case, Said([x if n in values else () for n in range(len(case.inputs))], [x])
+    )
 
 
 @rule("Split", "SplitV")
@@ -235,46 +218,34 @@ def split(case: Case) -> Split:
     """Runs along an axis: `Split(axis, value)`, `SplitV(value, sizes, axis)`."""
     value, place = (1, 0) if case.type == "Split" else (0, 2)
     if case.inputs[value] == SUM:
-        return elementwise.linear(case, value)
-    rows = elementwise.rows_of(case, value)
-    _check_other(case.axis(place, case.rank(value)), rows)
-    wants = [items.same(case, n) for n in range(len(case.inputs))]
-    wants[value] = rows
-    return Split(wants, [rows] * len(case.op.outputs))
+        return signatures.in_parts(case, (value,))
+    x = whole(names(case, value), [case.axis(place, case.rank(value))])
+    return signatures.split(case, Said([(), x] if value else [x], [x]))
 
 
-@rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
-def pad(case: Case) -> Split:
-    """Entries before and behind each axis, none along rows; mirroring fails on no rows."""
-    if case.inputs[0] == SUM and case.type != "PadV2":
-        return elementwise.linear(case)
-    rows = elementwise.rows_of(case)
-    if case.value(1)[rows.axis].any():
-        raise WholeError("along rows")
-    if rows.space.is_picked and case.type.startswith("Mirror"):
-        raise WholeError("a device may have no rows")
-    wants = [rows, case.number(1), WHOLE][: len(case.inputs)]
-    return Split(wants, [rows])
+def pad(case: Case) -> Said:
+    """Entries before and behind each axis, none along rows."""
+    x = whole(names(case), np.flatnonzero(case.value(1).any(1)).tolist())
+    return Said([x], [x])
 
 
-@rule("Roll")
-def roll(case: Case) -> Split:
+by_axes("Pad", linear=1)(pad)
+by_axes("PadV2")(pad)
+by_axes("MirrorPad MirrorPadGrad", linear=1, needs_rows=True)(pad)
+
+
+@by_axes("Roll", linear=1)
+def roll(case: Case) -> Said:
     """Shifts along axes, each by its number."""
-    if case.inputs[0] == SUM:
-        return elementwise.linear(case)
-    rows = elementwise.rows_of(case)
-    if rows.axis in case.axes(2, case.rank(0)):
-        raise WholeError("along rows")
-    return Split([rows, items.same(case, 1), case.number(2)], [rows])
+    x = whole(names(case), case.axes(2, case.rank(0)))
+    return Said([x], [x])
 
 
-@rule("Bitcast")
-def bitcast(case: Case) -> Split:
+@by_axes("Bitcast")
+def bitcast(case: Case) -> Said:
     """The last axis may go away, or come."""
-    rows = elementwise.rows_of(case)
-    if rows.axis >= case.result_rank():
-        raise WholeError("along rows")
-    return Split([rows], [rows])
+    x = whole(names(case), range(case.result_rank(), case.rank(0)))
+    return Said([x], [x])
 
 
 @rule("Fill")
@@ -295,7 +266,7 @@ def fill(case: Case) -> Split:
 def tile(case: Case) -> Split:
     """Copies along each axis: one of rows, or one for each row of an axis of length 1."""
     if case.inputs[0] == SUM:
-        return elementwise.linear(case)
+        return signatures.in_parts(case)
     if states.is_rows(case.inputs[0]):
         rows = elementwise.rows_of(case)
         if not case.entries(1)[rows.axis].is_one:
@@ -311,7 +282,7 @@ def tile(case: Case) -> Split:
 def broadcast_to(case: Case) -> Split:
     """To a shape: rows stay rows, a length 1 may become the number of rows."""
     if case.inputs[0] == SUM:
-        return elementwise.linear(case)
+        return signatures.in_parts(case)
     entries = case.entries(1)
     more = len(entries) - case.rank(0)
     if not states.is_rows(case.inputs[0]):
@@ -419,7 +390,7 @@ def _spec(case: Case, rank: int) -> _Spec:
 def strided_slice(case: Case) -> Split:
     """`input`, `begin`, `end`, `strides`: all rows are taken."""
     if case.inputs[0] == SUM:
-        return elementwise.linear(case)
+        return signatures.in_parts(case)
     rows = elementwise.rows_of(case)
     spec = _spec(case, case.rank(0))
     place = spec.place[rows.axis]
@@ -433,7 +404,7 @@ def strided_slice(case: Case) -> Split:
 def strided_slice_gradient(case: Case) -> Split:
     """`shape`, `begin`, `end`, `strides`, `dy`: zeros of a shape, with a slice set to `dy`."""
     if case.inputs[4] == SUM:
-        return elementwise.linear(case, 4)
+        return signatures.in_parts(case, (4,))
     rows, entries = elementwise.rows_of(case, 4), case.entries(0)
     spec = _spec(case, len(entries))
     axis = next((n for n, place in spec.place.items() if place == rows.axis), None)
@@ -469,7 +440,7 @@ def _check_length(entry: Extent, length: Extent) -> None:
 def slice_of_size(case: Case) -> Split:
     """`input`, `begin`, `size`: all rows are taken."""
     if case.inputs[0] == SUM:
-        return elementwise.linear(case)
+        return signatures.in_parts(case)
     rows = elementwise.rows_of(case)
     if case.entries(1)[rows.axis].size != 0:
         raise WholeError("it slices rows")

@@ -124,7 +124,7 @@ def _range(case: Case) -> registry.Answer:
     space = _space_of_number(case, 1)
     view = case.facts.number_view(case.op.inputs[1], space)
     found = RowNumbers(0, space, Ids(space, None, number.multiple, True))
-    return Split([case.number(0), view, case.number(2)], [found])
+    return Split([items.same(case, 0), view, items.same(case, 2)], [found])
 
 
 def _space_of_number(case: Case, n: int) -> Space:
@@ -177,7 +177,7 @@ def _slice(case: Case) -> Split:
     made = state.at(0)
     if int(begin[1]) % width == state.ids.column:
         made = state.numbering(dataclasses.replace(state.ids, column=None))
-    return Split([state, *[case.number(n) for n in (1, 2, 3)]], [made])
+    return Split([state, *[items.same(case, n) for n in (1, 2, 3)]], [made])
 
 
 @rule_of_ids("Transpose")
@@ -189,7 +189,7 @@ def _transposed(case: Case) -> Split:
     if case.rank(0) != 2 or list(case.value(1).reshape(-1)) != [1, 0]:
         raise WholeError("it makes no coordinates")
     ids = dataclasses.replace(state.ids, is_upright=False)
-    return Split([state, case.number(1)], [RowNumbers(1 - state.axis, state.space, ids)])
+    return Split([state, items.same(case, 1)], [RowNumbers(1 - state.axis, state.space, ids)])
 
 
 @rule_of_ids("BroadcastTo", "ExpandDims", "Reshape", "Squeeze", "Tile")
@@ -242,7 +242,7 @@ def _joined_columns(case: Case) -> Split:
         raise WholeError("it makes no coordinates")
     widths = [case.shape(n)[-1].size for n in values]
     wants, made = _beside(case, values, widths)
-    return Split([*wants, case.number(len(case.inputs) - 1)], [made])
+    return Split([*wants, items.same(case, len(case.inputs) - 1)], [made])
 
 
 def _beside(
@@ -279,7 +279,7 @@ def _beside(
 def _gather(case: Case) -> Split:
     """A device's own rows of `params`, by their numbers there."""
     params, indices = case.inputs[:2]
-    more = [case.number(2)] if case.type == "GatherV2" else []
+    more = [items.same(case, 2)] if case.type == "GatherV2" else []
     if case.type == "GatherV2" and (case.attribute("batch_dims") or case.axis(2, case.rank(0))):
         raise WholeError("it gathers along another dimension")
     if not isinstance(indices, RowNumbers) or not _are_of(indices, case, 0):

@@ -148,7 +148,7 @@ def _reorder(case: Case) -> Split:
 def _reduce(case: Case) -> Split:
     """Over other dimensions for each row; over rows each device makes a part of a sum."""
     rows = _entries(case, 0, 1, 2)
-    wants = [case.inputs[0], _values(case, 0), case.shape_view(2, rows), case.number(3)]
+    wants = [case.inputs[0], _values(case, 0), case.shape_view(2, rows), items.same(case, 3)]
     rank = len(case.entries(2))
     axes = case.axes(3, rank) or range(rank)
     if 0 not in axes:
@@ -286,7 +286,7 @@ def _begins_or_ends(case: Case) -> Split:
         part = "ends"
     else:
         raise WholeError("it takes some of the places")
-    views = [case.number(n) for n in (1, 2, 3)]
+    views = [items.same(case, n) for n in (1, 2, 3)]
     made = Local(dataclasses.replace(found, part=part))
     return Split([case.inputs[0], *views], [made])
 

@@ -39,7 +39,11 @@ SHAPES = [
         None,
         lambda x: tf.roll(tf.reduce_sum(tf.cast(_whole_numbers(x), tf.float64), 0), 1, 0),
     ),
-    ("Bitcast", "along rows", lambda x: tf.bitcast(_whole_numbers(x, tf.int16)[:, 0], tf.int64)),
+    (
+        "Bitcast",
+        "it works along rows",
+        lambda x: tf.bitcast(_whole_numbers(x, tf.int16)[:, 0], tf.int64),
+    ),
     ("BroadcastTo", "the shape has no rows there", lambda x: tf.broadcast_to(x, [4, 4])),
     (
         "EnsureShape",
@@ -74,7 +78,7 @@ GATHERS = [
     ),
     (
         "ReverseSequence",
-        "it is along the rows",
+        "it works along rows",
         lambda x: tf.reverse_sequence(x, [1, 2, 3, 4], seq_axis=0, batch_axis=1),
     ),
     (
@@ -86,7 +90,7 @@ GATHERS = [
     ),
     (
         "ResourceGather",
-        "rows are inside of the indices",
+        "it works along rows",
         lambda x: _RAW.ResourceGather(
             resource=_variable(4, 4).handle,
             indices=_whole_numbers(x)[:, :2],
@@ -301,7 +305,7 @@ OTHERS = [
     ("Sum", None, lambda x: tf.reduce_sum(_kept(x), axis=_open([1]))),
     (
         "Conv2D",
-        "rows are inside of the items",
+        "it works along rows",
         lambda x: tf.nn.conv2d(_image(x), tf.ones([2, 2, 1, 1], tf.float64), 1, "SAME"),
     ),
     (
@@ -329,7 +333,7 @@ OTHERS = [
     ),
     (
         "ImageProjectiveTransformV3",
-        "rows are inside of the items",
+        "it works along rows",
         lambda x: _RAW.ImageProjectiveTransformV3(
             images=_image(x),
             transforms=[[1.0, 0, 0, 0, 1, 0, 0, 0]],
@@ -340,7 +344,7 @@ OTHERS = [
     ),
     (
         "MatrixTriangularSolve",
-        "rows are inside of the items",
+        "it works along rows",
         lambda x: tf.linalg.triangular_solve(x, tf.exp(x)),
     ),
     ("Add", None, lambda x: _flows(x, lambda a, b: _RAW.Add(x=a, y=b))),

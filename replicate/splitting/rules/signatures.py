@@ -1,0 +1,258 @@
+"""Rules that one line says: which axes of operands and results are the same, and may have rows.
+
+A signature has a term for each operand and each result, and in a term a letter for each axis, as
+in Einstein's notation: `"...MN, ...MK -> ...NK"`.
+
+| sign | meaning |
+|---|---|
+| `n` | a small letter: an axis that may have rows; all terms with this letter have them there |
+| `C` | a capital: an axis that each device has whole |
+| `...` | any number of axes that may have rows, the same ones in all terms |
+| `*` | any number of axes that each device has whole |
+| `n|1`, `...|1` | broadcast: an operand may have length 1 there, or lack the axis |
+| `[nC]` | an operand that is a shape: that of the first result |
+| `=` | a result that is the same on each device |
+| `3 nC`, `nC+` | three such operands or results; one or more operands |
+
+Rows along a letter that a result has are rows of the result; of any other each device makes a part,
+and the parts are added. Operands that have no term go whole; results without one are like the last.
+"""
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from replicate.splitting import states
+from replicate.splitting.rules import items, registry
+from replicate.splitting.rules.registry import Case
+from replicate.splitting.states import (
+    FIRST,
+    FLOW,
+    SUM,
+    ListOf,
+    Partial,
+    Rows,
+    Split,
+    State,
+    View,
+    WholeError,
+)
+
+Axes: TypeAlias = Sequence[str]
+"""A name for each axis of an operand or a result; one in small letters may have rows.
+
+Behind the name of an axis that an operand may lack, or have of length 1, is `|1`.
+"""
+
+ALL = 99  # operands
+_FRONT, _REST, _SHAPE, _SAME, _ONE = "...", "*", "[]", "=", "|1"
+
+
+class Said(NamedTuple):
+    """A signature for the ranks of one operation.
+
+    Attributes:
+        operands: The axes of each operand; `[]` alone for a shape.
+        results: The axes of each result; `=` alone for what is the same on each device.
+    """
+
+    operands: Sequence[Axes]
+    results: Sequence[Axes]
+
+
+def signature(text: str, types: str, *, linear: int = 0, needs_rows: bool = False) -> None:
+    """Registers a signature as the rule of kinds of operations.
+
+    Args:
+        text: The signature.
+        types: The kinds, with blanks in between.
+        linear: In how many of the first operands together the operation is linear, so that parts
+            of sums stay apart.
+        needs_rows: Whether kernels fail on no rows, of which a device may have picked none.
+    """
+    by_axes(types, linear=linear, needs_rows=needs_rows)(lambda case: read(case, text))
+
+
+def by_axes(
+    types: str, *, linear: int = 0, needs_rows: bool = False
+) -> Callable[[Callable[[Case], Said]], Callable[[Case], Said]]:
+    """Registers a function that returns a signature as the rule of kinds; see `signature`."""
+
+    def register(function: Callable[[Case], Said]) -> Callable[[Case], Said]:
+        @registry.rule(*types.split())
+        def answer(case: Case) -> Split:
+            numbers = range(min(linear, len(case.inputs)))
+            if numbers and case.rows is None and all(case.inputs[n] == SUM for n in numbers):
+                return in_parts(case, numbers)
+            return split(case, function(case), needs_rows=needs_rows)
+
+        return function
+
+    return register
+
+
+def in_parts(case: Case, inputs: Sequence[int] = (0,)) -> Split:
+    """Splits an operation that is linear in some inputs together, all partial sums."""
+    numbers = range(len(case.inputs))
+    wants = [SUM if n in inputs else items.same(case, n) for n in numbers]
+    return Split(wants, [SUM] * len(case.op.outputs))
+
+
+def names(case: Case, n: int = 0, letter: str = "a") -> list[str]:
+    """Returns names for the axes of input n, all of which may have rows."""
+    return [f"{letter}{axis}" for axis in range(case.rank(n))]
+
+
+def whole(axes: Axes, which: Sequence[int]) -> list[str]:
+    """Returns axes of which some must be whole."""
+    return [name.upper() if axis in which else name for axis, name in enumerate(axes)]
+
+
+def reduced(axes: Axes, which: Sequence[int], is_kept: bool = False) -> list[str]:
+    """Returns axes of which some go away, or are kept with length 1."""
+    if is_kept:
+        return ["1" if axis in which else name for axis, name in enumerate(axes)]
+    return [name for axis, name in enumerate(axes) if axis not in which]
+
+
+def inserted(axes: Axes, place: int) -> list[str]:
+    """Returns axes with a new one at a place, counted from the end if below 0."""
+    place %= len(axes) + 1
+    return [*axes[:place], "NEW", *axes[place:]]
+
+
+def split(case: Case, said: Said, part: Partial = SUM, *, needs_rows: bool = False) -> Split:
+    """Splits an operation along the first axis with rows that may have some.
+
+    Args:
+        case: The operation.
+        said: Its signature.
+        part: What each device has of a result that lacks the axis.
+        needs_rows: See `signature`.
+    """
+    if any(state is FLOW or isinstance(state, ListOf) for state in case.inputs):
+        raise WholeError("an operand is a list")
+    axis, rows = _first_rows(case, said)
+    if any(axes.count(axis) > 1 for axes in (*said.operands, *said.results)):
+        raise WholeError("a diagonal")
+    more = len(case.op.outputs) - len(said.results)
+    results = [*said.results, *[said.results[-1]] * more][: len(case.op.outputs)]
+    gives = [_given(axes, axis, rows, part) for axes in results]
+    wants = [_wanted(case, n, said, axis, rows, gives[0]) for n in range(len(case.inputs))]
+    return not_none(Split(wants, gives)) if needs_rows else Split(wants, gives)
+
+
+def not_none(found: Split) -> Split:
+    """Refuses picked rows, of which a device may have none, for a kernel that fails on no rows."""
+    if any(states.is_rows(want) and want.space.is_picked for want in found.wants):
+        raise WholeError("a device may have no rows")
+    return found
+
+
+def _first_rows(case: Case, said: Said) -> tuple[str, Rows]:
+    """Returns the axis that is split, and the first rows along it.
+
+    Axes that the result has come first; of those that are broadcast the result's first.
+    """
+    with_rows = [
+        (axes[state.axis], state)
+        for axes, state in zip(said.operands, case.inputs, strict=False)
+        if states.is_rows(state) and state.axis < len(axes)
+    ]
+    # NOTE: rows that may be stretched to another operand's length need not be as many.
+    fixed = {name for axes in said.operands for name in axes if not name.endswith(_ONE)}
+    found = [
+        (name.removesuffix(_ONE), rows)
+        for name, rows in with_rows
+        if (name[0].islower() or name[0] == ".") and name.removesuffix(_ONE) not in fixed - {name}
+    ]
+    if not found:
+        raise WholeError("it works along rows" if with_rows else "no operand has rows")
+    result = list(said.results[0])
+    kept = [each for each in found if each[0] in result]
+    if kept and not fixed.intersection(axis for axis, _ in kept):
+        return min(kept, key=lambda each: result.index(each[0]))
+    return (kept or found)[0]
+
+
+def _given(axes: Axes, axis: str, rows: Rows, part: Partial) -> State:
+    if axes == (_SAME,):
+        return FIRST
+    return rows.at(list(axes).index(axis)) if axis in axes else part
+
+
+def _wanted(case: Case, n: int, said: Said, axis: str, rows: Rows, result: State) -> View:
+    axes = list(said.operands[n]) if n < len(said.operands) else []
+    if axes == [_SHAPE] and states.is_rows(result):
+        return case.shape_view(n, result)
+    if axis + _ONE in axes:
+        return items.along_or_one(case, n, rows.at(axes.index(axis + _ONE)))
+    return items.along(case, n, rows.at(axes.index(axis))) if axis in axes else items.same(case, n)
+
+
+# Reading.
+
+
+def read(case: Case, text: str) -> Said:
+    """Returns a signature for the ranks of an operation."""
+    operands, results = _parsed(text, len(case.inputs))
+    ranks = [case.rank(n) if _is_ranked(term) else 0 for n, term in enumerate(operands)]
+    front = _number_in_front(case, operands, results, ranks)
+    found = [_expanded(term, rank, front) for term, rank in zip(operands, ranks, strict=True)]
+    return Said(found, [_expanded(term, None, front) for term in results])
+
+
+@functools.cache
+def _parsed(text: str, number: int) -> tuple[list[Axes], list[Axes]]:
+    """Returns the signs of operands and results, of an operation of so many operands."""
+    left, right = text.split("->")
+    operands = [term for each in left.split(",") for term in _terms(each, number)]
+    return operands[:number], [term for each in right.split(",") for term in _terms(each, number)]
+
+
+def _terms(text: str, number: int) -> list[Axes]:
+    """Returns what stands between two commas: for each operand its signs."""
+    term = text.strip()
+    if term.startswith("["):
+        return [(_SHAPE,)]
+    times, blank, last = term.rpartition(" ")
+    number = number if last.endswith("+") else int(times) if blank else 1
+    return [tuple(re.findall(r"(?:\.\.\.|[A-Za-z*=])(?:\|1)?", last))] * number
+
+
+def _is_ranked(term: Axes) -> bool:
+    """Whether an operand's rank says how many axes a sign stands for."""
+    return any(sign.startswith(_FRONT) for sign in term) or (_REST in term and len(term) > 1)
+
+
+def _number_in_front(
+    case: Case, operands: Sequence[Axes], results: Sequence[Axes], ranks: Sequence[int]
+) -> int:
+    """Returns how many axes `...` stands for."""
+    terms = [(term, rank - len(term) + 1) for term, rank in zip(operands, ranks, strict=True)]
+    fixed = {number for term, number in terms if _FRONT in term and _REST not in term}
+    if len(fixed) > 1:
+        raise WholeError("ranks differ")
+    broadcast = [number for term, number in terms if _FRONT + _ONE in term]
+    if not fixed and any(_FRONT in term for term in operands):
+        return case.result_rank() - len(results[0]) + 1
+    return max([*fixed, *broadcast], default=0)
+
+
+def _expanded(term: Axes, rank: int | None, front: int) -> Axes:
+    """Returns the axes of a term, those that `...` stands for counted from the last one."""
+    signs: list[str] = []
+    for sign in term:
+        if sign == _FRONT:
+            signs += [f".{place}" for place in range(-front, 0)]
+        elif sign == _FRONT + _ONE and rank is not None:
+            signs += [f".{place}{_ONE}" for place in range(len(term) - 1 - rank, 0)]
+        else:
+            signs.append(sign)
+    if rank is not None and _REST in signs and len(signs) > 1:
+        at, rest = signs.index(_REST), rank - len(signs) + 1
+        if rest < 0:
+            raise WholeError("ranks differ")
+        signs[at : at + 1] = [_REST] * rest
+    return tuple(signs)
