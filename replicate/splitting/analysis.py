@@ -187,7 +187,9 @@ class Analysis:
 
     def _answer(self, rule: registry.Rule, op: tf.Operation, inputs: Sequence[states.State]) -> How:
         """Returns how a rule splits an operation; raises `WholeError`."""
-        found = rule(registry.Case(op, inputs, self, self._random_numbers))
+        known = (self.facts, self.structure, self.assumptions, self.batch)
+        asked = (self.state, self.is_at_hand, self.space_of)
+        found = rule(registry.Case(op, inputs, *known, *asked, self._random_numbers))
         if found is None:
             raise WholeError("its inputs do not fit its rule")
         if not isinstance(found, Split):

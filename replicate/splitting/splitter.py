@@ -13,9 +13,9 @@ from replicate.graph import operations
 from replicate.splitting import analysis as analyses
 from replicate.splitting import states
 from replicate.splitting.inference import facts as graph_facts
+from replicate.splitting.inference.extents import Extent
 from replicate.splitting.lowering import batch_norm, branches, functions, reads
 from replicate.splitting.mirroring import mirroring, repeating
-from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import Space
 from replicate.splitting.structure import effects, loops, order
 from replicate.splitting.structure.nodes import (

@@ -6,10 +6,9 @@ import pytest
 from replicate.compat import inference
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting.inference import extents, folding
-from replicate.splitting.inference.extents import BATCH, PICKED, UnknownError, rows
+from replicate.splitting.inference.extents import BATCH, PICKED, Extent, UnknownError, rows
 from replicate.splitting.inference.facts import Facts
 from replicate.splitting.inference.probes import KnownRows, KnownShape
-from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import OWN, SIZE, WHOLE, ListOf, Rows, Shape, Space, WholeError
 from replicate.splitting.structure import loops
 from tests import control_flow

@@ -5,9 +5,9 @@ import pytest
 
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import analysis, splitter
+from replicate.splitting.inference.extents import Extent
 from replicate.splitting.inference.facts import Facts
 from replicate.splitting.inference.probes import KnownRows
-from replicate.splitting.rules.registry import Extent
 from replicate.splitting.structure import loops
 from tests import control_flow
 

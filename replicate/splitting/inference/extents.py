@@ -8,13 +8,37 @@ for every number of rows and every such length; what would hold for some only ra
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import Space
 
 MOST_ENTRIES = 256  # of a value that may be a length, or several
 
 BATCH = "the batch's rows"
 PICKED = "picked rows"  # of any space: not known to be equal to itself
+
+
+class Extent(NamedTuple):
+    """The length of one dimension, or an entry of a shape.
+
+    Attributes:
+        size: The length, or None if it is unknown or depends on the batch. In a shape, -1 stands
+            for what is left over.
+        multiple: How many entries each row has along the dimension: 0 if it has no rows, None if
+            only a run tells.
+        is_picked: Whether an operation picked the rows; else they are the batch's.
+    """
+
+    size: int | None
+    multiple: int | None = 0
+    is_picked: bool = False
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the dimension is of length 1, always."""
+        return self.size == 1
+
+    def has_rows(self, space: Space | None = None) -> bool:
+        """Whether the length grows with rows; those of a space like this one, if given."""
+        return self.multiple != 0 and (space is None or space.is_picked == self.is_picked)
 
 
 class UnknownError(Exception):

@@ -17,10 +17,9 @@ from replicate.compat.tensorflow import tf
 from replicate.graph import operations
 from replicate.splitting import states
 from replicate.splitting.inference import extents, folding, probes, turns
-from replicate.splitting.inference.extents import Number, Sizes, UnknownError
+from replicate.splitting.inference.extents import Extent, Number, Sizes, UnknownError
 from replicate.splitting.inference.folding import WHOLE_MODE
 from replicate.splitting.inference.probes import Known, KnownRows, KnownShape
-from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import (
     OWN,
     SIZE,
@@ -95,10 +94,10 @@ class Facts:
         self._state = state_of
         self._folder.begin()
 
-    # What rules ask; see `registry.Facts`.
+    # What rules ask.
 
     def shape(self, tensor: tf.Tensor) -> tuple[Extent, ...] | None:
-        """See `registry.Facts`."""
+        """Returns the extents of a tensor, or None if its rank is unknown."""
         key = tensor.ref()
         if key not in self._extents:
             lengths = self._whole_lengths(tensor)
@@ -106,7 +105,7 @@ class Facts:
         return self._extents[key]
 
     def value(self, tensor: tf.Tensor) -> npt.NDArray[Any] | None:
-        """See `registry.Facts`."""
+        """Returns a small value that is the same for every batch, or None if it is not."""
         if tensor.op.type == "Const":
             number = tensor.shape.num_elements()
             return tf.get_static_value(tensor) if number <= extents.MOST_ENTRIES else None
@@ -117,7 +116,10 @@ class Facts:
         return found
 
     def shape_entries(self, tensor: tf.Tensor) -> tuple[Extent, ...] | None:
-        """See `registry.Facts`."""
+        """Returns the entries of a tensor that is a shape, or None if they are unknown.
+
+        An entry -1, for what is left over, has the size -1.
+        """
         whole = self._folder.fold(tensor)
         return None if whole is None or whole.ndim != 1 else self._extents_of(whole)
 
@@ -125,7 +127,7 @@ class Facts:
         return tuple(extents.extent(number, self._literal) for number in numbers)
 
     def shape_view(self, tensor: tf.Tensor, axis: int, space: Space) -> states.View:
-        """See `registry.Facts`."""
+        """Returns the view that gives a device's own shape; raises `WholeError`."""
         if self.is_measured(tensor, axis, space):
             return OWN
         whole = self._folder.fold(tensor)
@@ -141,14 +143,14 @@ class Facts:
         return Shape(axis, space)
 
     def is_measured(self, shape: tf.Tensor, axis: int, space: Space) -> bool:
-        """See `registry.Facts`."""
+        """Whether a shape is that of a tensor with rows along an axis."""
         if shape.op.type != "Shape" or self._state(shape) is not SIZE:
             return False
         state = self._state(shape.op.inputs[0])
         return isinstance(state, Rows) and (state.axis, state.space) == (axis, space)
 
     def is_own_shape(self, shape: tf.Tensor, axis: int, space: Space) -> bool:
-        """See `registry.Facts`."""
+        """Whether on each device a shape is the whole one, but for its own rows along an axis."""
         if self.is_measured(shape, axis, space):
             return True
         whole = self._folder.fold(shape)
@@ -159,18 +161,18 @@ class Facts:
         return self._is_same_everywhere(shape, whole)
 
     def number(self, tensor: tf.Tensor) -> Extent | None:
-        """See `registry.Facts`."""
+        """Returns a whole number of shape [], or None if it is unknown."""
         whole = self._folder.fold(tensor)
         if whole is None or whole.ndim:
             return None
         return extents.extent(whole.item(), self._literal)
 
     def number_view(self, tensor: tf.Tensor, space: Space) -> states.View:
-        """See `registry.Facts`."""
+        """Returns the view that gives a device's own part of a number that grows with rows."""
         return OWN if self._is_own(tensor, (), space) else Shape(None, space)
 
     def is_own(self, tensor: tf.Tensor, space: Space) -> bool:
-        """See `registry.Facts`."""
+        """Whether on each device the first entry of a shape is that of its own rows."""
         return self._is_own(tensor, (0,), space)
 
     def _is_own(self, tensor: tf.Tensor, place: tuple[int, ...], space: Space) -> bool:
@@ -188,7 +190,7 @@ class Facts:
         return True
 
     def literal(self, tensor: tf.Tensor) -> npt.NDArray[Any] | None:
-        """See `registry.Facts`."""
+        """Returns the numbers that the graph of a static batch has for the whole batch."""
         if self._literal is None:
             return None
         return folding.plain(self._graphs_own.fold(tensor), tensor.dtype)
@@ -208,7 +210,7 @@ class Facts:
         return None if found is None else found[axis].multiple or None
 
     def rank(self, tensor: tf.Tensor) -> int | None:
-        """See `registry.Facts`."""
+        """Returns the rank of a tensor, or None if it is unknown."""
         lengths = self._whole_lengths(tensor)
         return None if lengths is None else len(lengths)
 

@@ -4,7 +4,6 @@ A device finds the different values of its own rows alone. What it makes for eac
 state of their source; sums over rows are parts of the sums for the different values of all rows.
 """
 
-import copy
 import dataclasses
 from typing import TypeGuard
 
@@ -246,8 +245,9 @@ def alone(case: Case) -> Split:
     if not isinstance(local.source, Leading) and (not is_list or case.type in _OF_LEADING):
         raise WholeError("it is no list of values")
     rows = Rows(0, Space("a device's own", local.source))
-    case = copy.copy(case)
-    case.inputs = tuple(rows if state == local else state for state in case.inputs)
+    case = dataclasses.replace(
+        case, inputs=tuple(rows if state == local else state for state in case.inputs)
+    )
     found = registry.RULES[case.type](case)
     if not isinstance(found, Split) or any(give != rows for give in found.gives):
         raise WholeError("it mixes different values")

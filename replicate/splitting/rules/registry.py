@@ -1,13 +1,16 @@
 """The rules by kinds of operations, and what a rule sees of an operation."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
+from replicate.splitting.inference.extents import Extent
+from replicate.splitting.inference.facts import Facts
 from replicate.splitting.states import Rows, Space, WholeError
 from replicate.splitting.structure import loops
 
@@ -63,116 +66,38 @@ def rule_of_ids(*types: str) -> Callable[[_Rule], _Rule]:
     return register
 
 
-class Extent(NamedTuple):
-    """The length of one dimension, or an entry of a shape.
-
-    Attributes:
-        size: The length, or None if it is unknown or depends on the batch. In a shape, -1 stands
-            for what is left over.
-        multiple: How many entries each row has along the dimension: 0 if it has no rows, None if
-            only a run tells.
-        is_picked: Whether an operation picked the rows; else they are the batch's.
-    """
-
-    size: int | None
-    multiple: int | None = 0
-    is_picked: bool = False
-
-    @property
-    def is_one(self) -> bool:
-        """Whether the dimension is of length 1, always."""
-        return self.size == 1
-
-    def has_rows(self, space: Space | None = None) -> bool:
-        """Whether the length grows with rows; those of a space like this one, if given."""
-        return self.multiple != 0 and (space is None or space.is_picked == self.is_picked)
-
-
-class Facts(Protocol):
-    """What is known of a graph for every size of the batch; see `facts.Facts`."""
-
-    def shape(self, tensor: tf.Tensor) -> tuple[Extent, ...] | None:
-        """Returns the extents of a tensor, or None if its rank is unknown."""
-
-    def rank(self, tensor: tf.Tensor) -> int | None:
-        """Returns the rank of a tensor, or None if it is unknown."""
-
-    def value(self, tensor: tf.Tensor) -> npt.NDArray[Any] | None:
-        """Returns a small value that is the same for every batch, or None if it is not."""
-
-    def number(self, tensor: tf.Tensor) -> Extent | None:
-        """Returns a whole number of shape [], or None if it is unknown."""
-
-    def number_view(self, tensor: tf.Tensor, space: Space) -> states.View:
-        """Returns the view that gives a device's own part of a number that grows with rows."""
-
-    def shape_entries(self, tensor: tf.Tensor) -> tuple[Extent, ...] | None:
-        """Returns the entries of a tensor that is a shape, or None if they are unknown.
-
-        An entry -1, for what is left over, has the size -1.
-        """
-
-    def shape_view(self, tensor: tf.Tensor, axis: int, space: Space) -> states.View:
-        """Returns the view that gives a device's own shape; raises `WholeError`."""
-
-    def is_measured(self, shape: tf.Tensor, axis: int, space: Space) -> bool:
-        """Whether a shape is that of a tensor with rows along an axis."""
-
-    def is_own(self, tensor: tf.Tensor, space: Space) -> bool:
-        """Whether on each device the first entry of a shape is that of its own rows."""
-
-    def is_own_shape(self, shape: tf.Tensor, axis: int, space: Space) -> bool:
-        """Whether on each device a shape is the whole one, but for its own rows along an axis."""
-
-    def literal(self, tensor: tf.Tensor) -> npt.NDArray[Any] | None:
-        """Returns the numbers that the graph of a static batch has for the whole batch."""
-
-
-class Known(Protocol):
-    """What an analysis knows so far; see `analysis.Analysis`."""
-
-    @property
-    def facts(self) -> Facts:
-        """What is known for every size of the batch."""
-
-    structure: loops.Structure
-    assumptions: loops.Assumptions
-    batch: Space
-
-    def state(self, tensor: tf.Tensor) -> states.State:
-        """Returns the state of a tensor."""
-
-    def is_at_hand(self, tensor: tf.Tensor) -> bool:
-        """Whether a tensor has rows, and its whole value is there as well."""
-
-    def space_of(self, tensor: tf.Tensor) -> Space:
-        """Returns the space of the rows that an operation picks, the same for equal picks."""
-
-
+@dataclasses.dataclass(frozen=True)
 class Case:
     """One operation with the states of its inputs, as a rule sees it.
 
-    Args:
+    Attributes:
         op: The operation.
         inputs: The states of its inputs.
-        known: What is known of the graph.
+        facts: What is known of the graph for every size of the batch.
+        structure: The graph's loops, stacks and lists.
+        assumptions: What is assumed of these.
+        batch: The space of the batch's rows.
+        state_of: Returns the state of a tensor, as far as the analysis has come.
+        is_at_hand: Whether a tensor has rows, and its whole value is there as well.
+        space_of: Returns the space of the rows that an operation picks, the same for equal picks.
         random_numbers: `"one_device"` or `"per_device"`.
     """
 
-    def __init__(
-        self, op: tf.Operation, inputs: Sequence[states.State], known: Known, random_numbers: str
-    ):
-        self.op = op
-        self.type: str = op.type
-        self.inputs = tuple(inputs)
-        self.facts = known.facts
-        self.structure = known.structure
-        self.assumptions = known.assumptions
-        self.state_of = known.state
-        self.is_at_hand = known.is_at_hand
-        self.space_of = known.space_of
-        self.batch = known.batch
-        self.random_numbers = random_numbers
+    op: tf.Operation
+    inputs: Sequence[states.State]
+    facts: Facts
+    structure: loops.Structure
+    assumptions: loops.Assumptions
+    batch: Space
+    state_of: Callable[[tf.Tensor], states.State]
+    is_at_hand: Callable[[tf.Tensor], bool]
+    space_of: Callable[[tf.Tensor], Space]
+    random_numbers: str
+
+    @property
+    def type(self) -> str:
+        """The operation's kind."""
+        return self.op.type
 
     def attribute(self, name: str) -> Any:
         """Returns an attribute; text as str."""

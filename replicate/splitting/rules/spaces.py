@@ -5,7 +5,6 @@ from: each device has a run of it, whose length only a run of the graph tells. O
 of rows count from its own first row, so that it finds its own rows by them.
 """
 
-import copy
 import dataclasses
 from collections.abc import Sequence
 
@@ -212,8 +211,7 @@ def _moved(case: Case) -> Split:
 
 def _of_plain(case: Case, inputs: Sequence[State]) -> Split:
     """Returns what the operation's rule for states without ids returns."""
-    case = copy.copy(case)
-    case.inputs = tuple(inputs)
+    case = dataclasses.replace(case, inputs=tuple(inputs))
     found = registry.RULES[case.type](case)
     if not isinstance(found, Split):
         raise WholeError("its inputs do not fit its rule")

@@ -15,8 +15,8 @@ from replicate import types
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
 from replicate.splitting import states
+from replicate.splitting.inference.extents import Extent
 from replicate.splitting.rules import random
-from replicate.splitting.rules.registry import Extent
 from replicate.splitting.states import (
     FIRST,
     FLOW,
