@@ -1,5 +1,7 @@
 """The end of a dataset that towers share."""
 
+import collections
+
 import pytest
 
 from replicate import errors
@@ -8,6 +10,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import rows
 
 TWO = ["/cpu:0", "/cpu:1"]
+Point = collections.namedtuple("Point", "x y")
 TEXT = r"a scalar has no rows.*Call\s+batch\(\)"
 
 
@@ -78,3 +81,27 @@ def test_sparse_and_ragged_batches_end_in_zero_rows(session, made):
     assert parts[1].shape.as_list()[0] is None
     assert session.run(numbers) == [1, 1]
     assert session.run(numbers) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "structure", [lambda x: (x,), lambda x: Point(x, x), lambda x: ({"a": x}, (x, x))]
+)
+def test_an_uneven_end_keeps_the_structure_of_elements(structure):
+    strategy = core.MirroredStrategy([*TWO, "/cpu:2"])
+    dataset = strategy.distribute_dataset(lambda: tf.data.Dataset.range(4).batch(1).map(structure))
+    last = strategy.unwrap(list(dataset)[-1])
+    assert len(last) == 3
+    for part, length in zip(last, (1, 0, 0), strict=True):
+        tf.nest.assert_same_structure(part, structure(0))
+        assert {leaf.shape[0] for leaf in tf.nest.flatten(part)} == {length}
+
+
+def test_batches_of_three_devices_are_each_on_its_own():
+    strategy = core.MirroredStrategy([*TWO, "/cpu:2"])
+    config = tf1.ConfigProto(allow_soft_placement=False, device_count={"CPU": 8})
+    with tf.Graph().as_default(), tf1.Session(config=config) as session:
+        dataset = strategy.distribute_dataset(lambda: tf.data.Dataset.range(4).batch(1))
+        parts = strategy.unwrap(dataset.make_one_shot_iterator().get_next())
+        assert [part.device[-1] for part in parts] == ["0", "1", "2"]
+        assert [part.tolist() for part in session.run(parts)] == [[0], [1], [2]]
+        assert [part.tolist() for part in session.run(parts)] == [[3], [], []]

@@ -19,7 +19,8 @@ def test_a_worker_that_is_not_the_chief_sets_its_own_step_alone(session):
     w = tf1.get_variable("w", initializer=3.0)
     hook, _ = hook_of(w * 2.0, False)
     hook.begin()
-    session.run([tf1.global_variables_initializer(), tf1.train.get_global_step().assign(7)])
+    session.run(tf1.global_variables_initializer())
+    session.run(tf1.train.get_global_step().assign(7))
     hook.after_create_session(session, tf1.train.Coordinator())
     (step,) = [v for v in tf1.local_variables() if "sync_rep" in v.op.name]
     assert session.run(step) == 7
