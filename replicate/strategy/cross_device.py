@@ -27,6 +27,8 @@ class CrossDeviceOps:
         ValueError: If an option has no such value.
     """
 
+    _algorithm: all_reduce.Algorithm  # sums K x N dense tensors to K x N copies
+
     def __init__(self, pack_bytes: int = 0, transfer_dtype: tf.DType | None = None):
         wanted = None if transfer_dtype is None else tf.as_dtype(transfer_dtype)
         if wanted not in _TRANSFER_DTYPES:
@@ -59,35 +61,26 @@ class CrossDeviceOps:
         Returns:
             N lists of copies, one per destination.
         """
+        copies: dict[int, list[types.Gradient]] = {}
         together = [
             n
             for n, (parts, place) in enumerate(zip(columns, places, strict=True))
             if tuple(place) == tuple(workers) and len(parts) == len(workers) and _all_dense(parts)
         ]
-        found: dict[int, list[types.Gradient]] = {}
         if together:
             rows = [list(row) for row in zip(*[columns[n] for n in together], strict=True)]
             summed = all_reduce.transferred(
                 rows, workers, self._algorithm, self._pack_bytes, self._transfer_dtype
             )
-            found = {
-                n: list(copies)
-                for n, copies in zip(together, zip(*summed, strict=True), strict=True)
-            }
+            copies = dict(zip(together, map(list, zip(*summed, strict=True)), strict=True))
         for n, (parts, place) in enumerate(zip(columns, places, strict=True)):
-            if n not in found:
+            if n not in copies:
                 first = reductions.sum_onto(parts, place[0])
-                found[n] = [first] + [reductions.copy_onto(first, other) for other in place[1:]]
+                copies[n] = [first, *(reductions.copy_onto(first, other) for other in place[1:])]
             if aggregation == tf.VariableAggregation.MEAN:
-                copies = zip(found[n], place, strict=True)
-                found[n] = [reductions.divide_onto(c, len(parts), device) for c, device in copies]
-        return [found[n] for n in range(len(columns))]
-
-    def _algorithm(
-        self, rows: all_reduce.Rows, devices: Sequence[str], wire: all_reduce.Wire
-    ) -> list[list[tf.Tensor]]:
-        """Sums K x N dense tensors to K x N copies; see `all_reduce`."""
-        raise NotImplementedError
+                sums = zip(copies[n], place, strict=True)
+                copies[n] = [reductions.divide_onto(c, len(parts), device) for c, device in sums]
+        return [copies[n] for n in range(len(columns))]
 
     def __repr__(self) -> str:
         return (
@@ -103,10 +96,7 @@ def _all_dense(parts: Sequence[types.Gradient]) -> bool:
 class ReductionToOneDevice(CrossDeviceOps):
     """Sums on one device and copies the sum to all; see `CrossDeviceOps`."""
 
-    def _algorithm(
-        self, rows: all_reduce.Rows, devices: Sequence[str], wire: all_reduce.Wire
-    ) -> list[list[tf.Tensor]]:
-        return all_reduce.to_one_device(rows, devices, wire)
+    _algorithm = staticmethod(all_reduce.to_one_device)
 
 
 class HierarchicalCopyAllReduce(CrossDeviceOps):
@@ -135,19 +125,13 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 class RingAllReduce(CrossDeviceOps):
     """Sums around a ring of the devices; see `CrossDeviceOps` and `all_reduce.ring`."""
 
-    def _algorithm(
-        self, rows: all_reduce.Rows, devices: Sequence[str], wire: all_reduce.Wire
-    ) -> list[list[tf.Tensor]]:
-        return all_reduce.ring(rows, devices, wire)
+    _algorithm = staticmethod(all_reduce.ring)
 
 
 class NcclAllReduce(CrossDeviceOps):
     """Lets NVIDIA's library sum between GPUs; see `CrossDeviceOps`."""
 
-    def _algorithm(
-        self, rows: all_reduce.Rows, devices: Sequence[str], wire: all_reduce.Wire
-    ) -> list[list[tf.Tensor]]:
-        return all_reduce.nccl(rows, devices, wire)
+    _algorithm = staticmethod(all_reduce.nccl)
 
     def require(self, devices: Sequence[str]) -> None:
         """Refuses devices that are no GPUs.

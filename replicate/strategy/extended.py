@@ -3,7 +3,7 @@
 Each name says in the words of `tf.distribute` what a verb of `DistributionStrategy` does.
 """
 
-import contextlib
+import operator
 from collections.abc import Sequence
 
 from replicate import types
@@ -11,6 +11,11 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import reductions
 from replicate.strategy import context, conversion
 from replicate.strategy.variables import values
+
+
+def _asked(name: str) -> property:
+    """Returns what asks the strategy, which has it by this name."""
+    return property(operator.attrgetter(f"_strategy.{name}"))
 
 
 @conversion.unconverted
@@ -25,6 +30,18 @@ class Extended(tf1.distribute.StrategyExtended):
     def __init__(self, strategy: context.Strategy, container: tf.distribute.Strategy | None = None):
         super().__init__(container or strategy)
         self._strategy = strategy
+
+    worker_devices = _asked("worker_devices")
+    parameter_devices = _asked("parameter_devices")
+    non_slot_devices = _asked("non_slot_devices")
+    colocate_vars_with = _asked("colocate_vars_with")
+    read_var = _asked("read_var")
+    broadcast_to = _asked("broadcast")
+    experimental_between_graph = _asked("is_between_graph")
+    experimental_should_init = _asked("is_chief")
+    should_checkpoint = _asked("is_chief")
+    should_save_summary = _asked("is_chief")
+    _num_replicas_in_sync = _asked("all_towers")
 
     def reduce_to(
         self,
@@ -122,12 +139,6 @@ class Extended(tf1.distribute.StrategyExtended):
                 read.append(tf.nest.map_structure(tf.identity, copy, expand_composites=True))
         return values.Mirrored(read, leaf.devices) if len(read) > 1 else read[0]
 
-    def colocate_vars_with(
-        self, colocate_with_variable: tf.Variable
-    ) -> contextlib.AbstractContextManager[None]:
-        """Variables made inside live where this one lives."""
-        return self._strategy.colocate_vars_with(colocate_with_variable)
-
     def value_container(self, value: types.Nest) -> types.Nest:
         """Returns the distributed variable that `value` is a copy of, else `value`."""
         container = values.container_of(value)
@@ -146,55 +157,9 @@ class Extended(tf1.distribute.StrategyExtended):
         """See `DistributionStrategy.call_for_each_tower`."""
         return self._strategy.call_for_each_tower(fn, *args, **(kwargs or {}))
 
-    def read_var(self, v: tf.Variable) -> tf.Tensor:
-        """See `DistributionStrategy.read_var`."""
-        return self._strategy.read_var(v)
-
-    def broadcast_to(self, tensor: tf.Tensor, destinations: types.Nest) -> types.Nest:
-        """See `DistributionStrategy.broadcast`."""
-        return self._strategy.broadcast(tensor, destinations)
-
-    def non_slot_devices(self, var_list: Sequence[tf.Variable]) -> Sequence[str]:
-        """See `DistributionStrategy.non_slot_devices`."""
-        return self._strategy.non_slot_devices(var_list)
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """Where the towers compute."""
-        return tuple(self._strategy.worker_devices)
-
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """Where variables live."""
-        return tuple(self._strategy.parameter_devices)
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        """See base class."""
-        return self._strategy.is_between_graph
-
-    @property
-    def experimental_should_init(self) -> bool:
-        """See base class."""
-        return self._strategy.is_chief
-
-    @property
-    def should_checkpoint(self) -> bool:
-        """See base class."""
-        return self._strategy.is_chief
-
-    @property
-    def should_save_summary(self) -> bool:
-        """See base class."""
-        return self._strategy.is_chief
-
     @property
     def _global_batch_size(self) -> bool:
         return True
-
-    @property
-    def _num_replicas_in_sync(self) -> int:
-        return self._strategy.all_towers
 
     def _local_results(self, val: types.Nest) -> tuple[types.Nest, ...]:
         return tuple(self._strategy.unwrap(val))
@@ -206,8 +171,7 @@ class Extended(tf1.distribute.StrategyExtended):
         return self._strategy.is_between_graph
 
     def _reduce(self, reduce_op: types.NamedReduction, value: types.Nest) -> types.Nest:
-        reduced = self._strategy.reduce(reductions.aggregation_of(reduce_op), value)
-        return self._strategy.unwrap(reduced)[0]
+        return self._strategy.unwrap(self._strategy.reduce(reduce_op, value))[0]
 
     def _gather_to_implementation(
         self, value: types.Nest, destinations: types.Nest, axis: int, options: object
