@@ -212,7 +212,7 @@ def test_a_session_that_waits_for_other_workers_is_told(fresh_graph, monkeypatch
             own=types.SimpleNamespace(device="/job:worker/task:1"), is_chief=False, is_stopping=None
         ),
     )
-    monkeypatch.setattr(sessions, "_Notes", lambda *_: tf1.train.Scaffold())
+    monkeypatch.setattr(sessions, "_Notes", lambda *_: types.SimpleNamespace(making=None))
     told = []
     monkeypatch.setattr(sessions.messages, "warn", lambda text, place: told.append(text))
     spec = estimator.EstimatorSpec(
@@ -221,7 +221,7 @@ def test_a_session_that_waits_for_other_workers_is_told(fresh_graph, monkeypatch
     filtered = tf1.ConfigProto(device_filters=["/job:ps"])
     for session_config in (filtered, None):
         config = types.SimpleNamespace(session_config=session_config)
-        sessions.beside_servers(spec, member, "/cpu:0", config, None)
+        sessions.beside_servers(spec, member, "/cpu:0", config, sessions.Together())
     (text,) = told
     assert "session of /job:worker/task:1 waits for all other workers" in text
     assert "has no device_filters. Leave session_config out of RunConfig" in text

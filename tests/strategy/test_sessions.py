@@ -89,13 +89,13 @@ def test_a_worker_asks_in_each_step_whether_the_chief_has_ended(is_chief, is_sto
 def test_the_chief_writes_down_what_it_has_built(fresh_graph, monkeypatch, job):
     jobs = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["p:3"]}
     own = cluster.of({"cluster": jobs, "task": {"type": job, "index": 0}})
-    for waits in ("_wait", "_follow"):
-        monkeypatch.setattr(sessions._Notes, waits, lambda self: None)
+    monkeypatch.setattr(membership.Membership, "wait_for", lambda self, tasks: None)
+    monkeypatch.setattr(sessions._Notes, "_follow", lambda self, built: None)
     tf1.train.create_global_step()
-    joined = sessions.Together(collectives.ALONE)
-    notes = sessions._Notes(None, membership.Membership(own), "/device:CPU:0", None, joined)
-    assert notes.finalize() is notes  # as TensorFlow's own
-    written, waiting = set(), [notes.local_init_op]
+    notes = sessions._Notes(membership.Membership(own), "/device:CPU:0", None)
+    scaffold = sessions._Scaffold(None, sessions.Together(collectives.ALONE), notes.making)
+    assert scaffold.finalize() is scaffold  # as TensorFlow's own
+    written, waiting = set(), [scaffold.local_init_op]
     while waiting:
         op = waiting.pop()
         waiting += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
@@ -115,10 +115,9 @@ def is_ready(chiefs, missing):
         return {"written": written.encode(), "missing": missing}[fetch]
 
     own = types.SimpleNamespace(cluster=types.SimpleNamespace(name="worker:0"))
-    notes = types.SimpleNamespace(
-        _written="written", _missing="missing", _built={"variables": "w"}, _member=own
-    )
-    return sessions._Notes._is_ready(notes, types.SimpleNamespace(run=run))
+    notes = types.SimpleNamespace(_written="written", _missing="missing", _member=own)
+    session = types.SimpleNamespace(run=run)
+    return sessions._Notes._is_ready(notes, session, {"variables": "w"})
 
 
 def test_a_worker_waits_until_the_chief_has_made_all_variables():

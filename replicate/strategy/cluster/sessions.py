@@ -16,9 +16,9 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from replicate import errors, messages, types
 from replicate.compat import sessions
@@ -55,18 +55,28 @@ class Together(NamedTuple):
     end: ends.EndSignal | None = None
 
 
+Making: TypeAlias = Callable[
+    [int, manifest.Manifest], contextlib.AbstractContextManager[Sequence[tf.Operation]]
+]
+"""Entered where the n-th session is made, with what this task has built.
+
+It waits for others, gives what sessions run once their variables are ready, which counts for the
+first one, and once the graph is complete follows what others have made.
+"""
+
+
 class _Scaffold(tf1.train.Scaffold):
     """A scaffold whose sessions wait for others, and begin with what these have made.
 
     Args:
         inner: The scaffold of the model, or None.
-        member: This process.
         joined: What workers run together, and all tasks must have alike.
+        making: How sessions are made.
     """
 
-    def __init__(self, inner: tf1.train.Scaffold | None, member: Membership, joined: Together):
-        self._member = member
+    def __init__(self, inner: tf1.train.Scaffold | None, joined: Together, making: Making):
         self._joined = joined
+        self._making = making
         self._built: manifest.Manifest = {}
         self._sessions = 0
         # NOTE: only the first worker makes values; the others are ready to be given them.
@@ -80,27 +90,16 @@ class _Scaffold(tf1.train.Scaffold):
     def finalize(self) -> "_Scaffold":
         """See base class; once for each session that is made."""
         self._sessions += 1
-        self._wait()
-        if self._sessions == 1:
-            self._built = self.built()  # before there is what tasks do not have alike
-            local: tf.Operation | None = self._local_init_op
-            if local is None:
-                keys = "local_init_op", tf1.GraphKeys.LOCAL_INIT_OP
-                local = self.get_or_default(*keys, self.default_local_init_op)
-            self._local_init_op: tf.Operation = tf1.group(local, *self._operations())
-        super().finalize()
-        self._follow()
+        self._built = self._built or self.built()  # before there is what tasks do not have alike
+        with self._making(self._sessions, self._built) as operations:
+            if self._sessions == 1:
+                local: tf.Operation | None = self._local_init_op
+                if local is None:
+                    keys = "local_init_op", tf1.GraphKeys.LOCAL_INIT_OP
+                    local = self.get_or_default(*keys, self.default_local_init_op)
+                self._local_init_op: tf.Operation = tf1.group(local, *operations)
+            super().finalize()
         return self
-
-    def _wait(self) -> None:
-        """Waits before a session is made."""
-
-    def _operations(self) -> Sequence[tf.Operation]:
-        """Returns what sessions run once their variables are ready; is called once."""
-        raise NotImplementedError
-
-    def _follow(self) -> None:
-        """Does what is to be done once the graph is complete."""
 
 
 # Workers that take each step together.
@@ -123,12 +122,21 @@ def together(
     workers = joined.workers
     if not isinstance(workers, collectives.CollectiveWorkers):
         return spec
+
+    @contextlib.contextmanager
+    def making(number: int, built: manifest.Manifest) -> Iterator[Sequence[tf.Operation]]:
+        if number > 1:  # NOTE: who has lost another one cannot meet the others again.
+            raise member.lost(errors.RunError("the session was lost"))
+        yield first_values(workers)
+        agree(built)
+        sessions.watch_next(member.watched)
+
     is_training = spec.mode == types.TRAIN
     hooks = "training_hooks" if is_training else "evaluation_hooks"
     meeting = workers.meeting() if is_training else None
     watch = _Watch(member, joined.end, meeting)
     return _run_all(spec, workers.made)._replace(
-        scaffold=_Meeting(spec.scaffold, member, joined, agree),
+        scaffold=_Scaffold(spec.scaffold, joined, making),
         **{hooks: (*(getattr(spec, hooks) or ()), watch)},
     )
 
@@ -148,31 +156,6 @@ def _run_all(spec: types.EstimatorSpec, made: Sequence[tf.Operation]) -> types.E
         for name, (value, update) in (spec.eval_metric_ops or {}).items()
     }
     return spec._replace(loss=loss, eval_metric_ops=metrics)
-
-
-class _Meeting(_Scaffold):
-    """A scaffold whose local initialization is where workers meet."""
-
-    def __init__(
-        self,
-        inner: tf1.train.Scaffold | None,
-        member: Membership,
-        joined: Together,
-        agree: Callable[[manifest.Manifest], None],
-    ):
-        self._agree = agree
-        super().__init__(inner, member, joined)
-
-    def _wait(self) -> None:
-        if self._sessions > 1:  # NOTE: who has lost another one cannot meet the others again.
-            raise self._member.lost(errors.RunError("the session was lost"))
-
-    def _operations(self) -> Sequence[tf.Operation]:
-        return first_values(self._joined.workers)
-
-    def _follow(self) -> None:
-        self._agree(self._built)
-        sessions.watch_next(self._member.watched)
 
 
 def first_values(workers: collectives.Workers) -> list[tf.Operation]:
@@ -305,34 +288,33 @@ def beside_servers(
             "ParameterServerStrategy.configure(session_config).",
             "cluster.md#what-workers-share",
         )
-    scaffold = _Notes(spec.scaffold, member, home, config, joined)
+    notes = _Notes(member, home, config)
+    scaffold = _Scaffold(spec.scaffold, joined, notes.making)
     given = (*spec.training_hooks, *spec.training_chief_hooks)
     waiting = [hook for hook in given if isinstance(hook, synchronous.Hook)]
-    hooks = (_End(member, scaffold, waiting), *spec.training_hooks)
+    hooks = (_End(member, notes, waiting), *spec.training_hooks)
     return spec._replace(scaffold=scaffold, training_hooks=hooks)
 
 
-class _Notes(_Scaffold):
-    """A scaffold for what the chief writes down on the first server, and workers look at.
+class _Notes:
+    """What the chief writes down on the first server, and workers look at.
+
+    Args:
+        member: This process.
+        home: Its device.
+        config: The RunConfig.
 
     Attributes:
         end: Writes down that the training is over.
         is_over: Whether that was written.
     """
 
-    def __init__(
-        self,
-        inner: tf1.train.Scaffold | None,
-        member: Membership,
-        home: str,
-        config: types.RunConfig,
-        joined: Together,
-    ):
+    def __init__(self, member: Membership, home: str, config: types.RunConfig):
+        self._member = member
         self._home = home
         self._config = config
         self._missing: tf.Tensor | None = None
         self._place = member.cluster.servers[0].named("/device:CPU:0")
-        super().__init__(inner, member, joined)
         with reductions.alone_on(self._place, _SCOPE):
             options = {"trainable": False, "collections": [], "use_resource": True}
             self._kept = tf1.Variable("", name="built", **options)
@@ -341,41 +323,50 @@ class _Notes(_Scaffold):
             self.end = self._over.assign(True, read_value=False)
             self.is_over = self._over.read_value()
 
-    def _wait(self) -> None:
-        if self._sessions > 1:
+    @contextlib.contextmanager
+    def making(self, number: int, built: manifest.Manifest) -> Iterator[Sequence[tf.Operation]]:
+        """Waits for the servers, and in a worker until the chief has made the variables.
+
+        Args:
+            number: The number of the session.
+            built: What this task has built; the chief writes it down.
+        """
+        if number > 1:
             time.sleep(_AGAIN)  # TensorFlow tries again at once what has failed at once
         self._member.wait_for(self._member.cluster.servers)
-
-    def _operations(self) -> Sequence[tf.Operation]:
-        if not self._member.cluster.is_chief:
+        if number > 1:
+            yield ()
+        elif self._member.cluster.is_chief:
+            with reductions.alone_on(self._place, _SCOPE):
+                begun = self._over.assign(False, read_value=False)
+                with tf1.control_dependencies([begun]):
+                    written = self._kept.assign(json.dumps(built), read_value=False)
+            yield (written,)
+        else:
             with reductions.alone_on(self._home, _SCOPE):
                 self._missing = tf1.report_uninitialized_variables(tf1.global_variables())
-            return ()
-        with reductions.alone_on(self._place, _SCOPE):
-            begun = self._over.assign(False, read_value=False)
-            with tf1.control_dependencies([begun]):
-                return (self._kept.assign(json.dumps(self._built), read_value=False),)
+            yield ()
+        if not self._member.cluster.is_chief:
+            self._follow(built)
 
-    def _follow(self) -> None:
-        """Waits, in a worker, until the chief has made the variables."""
-        if self._member.cluster.is_chief:
-            return
+    def _follow(self, built: manifest.Manifest) -> None:
         hint = (
             "Look at the log of the chief, and start it again. All processes must run the same "
             "model, with the same config and packages."
         )
         with tf1.Session(self._config.master, config=self._config.session_config) as session:
             _close_soon(session)
-            self._member.wait_until(lambda: "" if self._is_ready(session) else "the chief", hint)
+            missing = lambda: "" if self._is_ready(session, built) else "the chief"  # noqa: E731
+            self._member.wait_until(missing, hint)
 
-    def _is_ready(self, session: tf1.Session) -> bool:
+    def _is_ready(self, session: tf1.Session, built: manifest.Manifest) -> bool:
         try:
             written = session.run(self._written).decode()
         except _NOT_YET:
             return False
         found = json.loads(written)
-        chiefs = {name: found.get(name, "none") for name in self._built}  # it may have more
-        manifest.require_alike({"the chief": chiefs, self._member.cluster.name: self._built})
+        chiefs = {name: found.get(name, "none") for name in built}  # it may have more
+        manifest.require_alike({"the chief": chiefs, self._member.cluster.name: built})
         return not len(session.run(self._missing))
 
 
