@@ -56,24 +56,16 @@ def merge(
 def _merged(
     strategy: base.DistributionStrategy, leaves: Sequence[types.Rows], where: str
 ) -> types.Rows:
-    first = leaves[0]
+    first, parts = leaves[0], context.required_share().parts
     if not isinstance(first, tf.Tensor) or first.shape.rank != 0:
-        return _concatenated(strategy, leaves, where)
+        kept = [
+            leaf if has is True else batches.take_rows(leaf, _row_limit(has))
+            for leaf, has in zip(leaves, parts.has_rows, strict=True)
+        ]
+        return reductions.concat_onto(_of_one_width(kept, where), strategy.home)
     if not first.dtype.is_floating:
         return reductions.copy_onto(first, strategy.home)
-    weights = context.required_share().parts.weights
-    return reductions.weighted_sum_onto(leaves, weights, strategy.home)
-
-
-def _concatenated(
-    strategy: base.DistributionStrategy, leaves: Sequence[types.Rows], where: str
-) -> types.Rows:
-    has_rows = context.required_share().parts.has_rows
-    kept = [
-        leaf if has is True else batches.take_rows(leaf, _row_limit(has))
-        for leaf, has in zip(leaves, has_rows, strict=True)
-    ]
-    return reductions.concat_onto(_of_one_width(kept, where), strategy.home)
+    return reductions.weighted_sum_onto(leaves, parts.weights, strategy.home)
 
 
 def _of_one_width(leaves: Sequence[types.Rows], where: str) -> list[types.Rows]:

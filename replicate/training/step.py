@@ -98,12 +98,13 @@ class GradientStep:
         if name != _APPLY or (self.is_left_out and is_of_keras):
             return merge_fn, args
         if self.is_left_out:
-            return _nothing, args
+            return (lambda *_, **__: tf.no_op()), args
         if is_of_keras:
             return functools.partial(self._apply_keras, merge_fn), args
         is_usual = getattr(function, "__func__", None) is tf1.train.Optimizer._distributed_apply
         if self._is_one_devices and is_usual:
-            return functools.partial(_apply_here, owner), args
+            apply = functools.partial(tf1.train.Optimizer.apply_gradients, owner)
+            return (lambda _, *given: apply(*given, skip_gradients_aggregation=True)), args
         pairs, *others = args
         brought = applied.TowerGradients(owner, list(pairs))
         return functools.partial(self._apply, merge_fn), (brought, *others)
@@ -135,10 +136,23 @@ class GradientStep:
             return tf.no_op()
         brought = applied.TowerGradients(optimizer, list(grads_and_vars))
         applied.require_gradients(brought)
+
+        def apply(
+            pairs: context.Pairs,
+            global_step: tf.Variable | None,
+            name: str | None,
+            others: Mapping[str, object],
+        ) -> tf.Operation:
+            given = {"global_step": global_step, "name": name}  # which an optimizer may not take
+            given = {key: value for key, value in given.items() if value is not None}
+            return optimizer.apply_gradients(pairs, **given, **others)
+
+        def apply_once(whole: merged.MergedStrategy, *args: types.Nest) -> tf.Operation:
+            return whole.extended.call_for_each_replica(apply, (*args, others))
+
         if self._is_one_devices:
-            return _applied(optimizer, brought.pairs, global_step, name, others)
-        apply = functools.partial(_apply_once, optimizer, others)
-        across = functools.partial(self._apply, apply)
+            return apply(brought.pairs, global_step, name, others)
+        across = functools.partial(self._apply, apply_once)
         return default.required_tower_context().merge_call(across, brought, global_step, name)
 
     def _apply(
@@ -238,57 +252,12 @@ def _brought(brought: types.Nest) -> Sequence[applied.TowerGradients]:
     return brought.values if isinstance(brought, values.PerDevice) else [brought]
 
 
-def _nothing(*args: object, **kwargs: object) -> tf.Operation:
-    """Stands for the update of an optimizer that is left out."""
-    del args, kwargs
-    return tf.no_op()
-
-
 def _as_given(
     strategy: object, pairs: context.Pairs, *args: object, **kwargs: object
 ) -> list[types.Nest]:
     """Stands for the sum of gradients where there is nothing to sum."""
     del strategy, args, kwargs
     return [gradient for gradient, _ in pairs]
-
-
-def _apply_here(
-    optimizer: tf1.train.Optimizer,
-    strategy: object,
-    pairs: context.Pairs,
-    step: tf.Variable | None,
-    name: str | None,
-) -> tf.Operation:
-    """Applies gradients as where there is no strategy."""
-    del strategy
-    apply = functools.partial(tf1.train.Optimizer.apply_gradients, optimizer)
-    return apply(pairs, step, name, skip_gradients_aggregation=True)
-
-
-def _apply_once(
-    optimizer: tf1.train.Optimizer,
-    others: Mapping[str, object],
-    whole: merged.MergedStrategy,
-    pairs: context.Pairs,
-    global_step: tf.Variable | None,
-    name: str | None,
-) -> tf.Operation:
-    """Calls `apply_gradients` with all towers as one."""
-    apply = functools.partial(_applied, optimizer)
-    return whole.extended.call_for_each_replica(apply, (pairs, global_step, name, others))
-
-
-def _applied(
-    optimizer: tf1.train.Optimizer,
-    pairs: context.Pairs,
-    global_step: tf.Variable | None,
-    name: str | None,
-    others: Mapping[str, object],
-) -> tf.Operation:
-    """Calls `apply_gradients`, with only those arguments that were given."""
-    given = {"global_step": global_step, "name": name}
-    kwargs = {key: value for key, value in given.items() if value is not None}
-    return optimizer.apply_gradients(pairs, **kwargs, **others)
 
 
 def _create_slots(optimizer: tf1.train.Optimizer, trained: Sequence[tf.Variable]) -> None:
