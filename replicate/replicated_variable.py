@@ -380,7 +380,7 @@ def _replicating_creator(num_replicas: int, device_pattern: str) -> types.Functi
             next_creator = functools.partial(tfc.ref_variable.default_variable_creator, None)
         tower = None if mode is None else mode.tower
         make = functools.partial(_make, next_creator, kwargs, devices)
-        made = sharing.made(tower, kwargs, make)
+        made = sharing.variable_for(tower, kwargs, make)
         creation.add_to_collections(made, kwargs)
         return made
 

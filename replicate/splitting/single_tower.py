@@ -82,13 +82,17 @@ class SingleTowerStrategy(base.DistributionStrategy):
         if not self._owner.keeps_copies:
             return []
         graph = tf1.get_default_graph()
-        local = {id(each) for key in isolation.LOCAL for each in graph.get_collection(key)}
-        return [each for each in self._made if id(each) not in local and _is_of(each, graph)]
+        local = {id(variable) for key in isolation.LOCAL for variable in graph.get_collection(key)}
+        return [
+            variable
+            for variable in self._made
+            if id(variable) not in local and _is_of(variable, graph)
+        ]
 
     def _make_variable(self, next_creator: types.Function, kwargs: types.Arguments) -> tf.Variable:
-        made = super()._make_variable(next_creator, kwargs)
-        self._made.append(made)
-        return made
+        variable = super()._make_variable(next_creator, kwargs)
+        self._made.append(variable)
+        return variable
 
     def _tower_device(self, tower_id: int) -> contextlib.AbstractContextManager[object]:
         return self._owner._tower_device(tower_id)

@@ -150,15 +150,15 @@ class DistributionStrategy(verbs.Verbs):
         """
         mode = context.current()
         is_mine = mode is not None and mode.strategy is self and mode.tower is None
-        told = [entry.strategy for entry in graph._distribution_strategy_stack]
-        if not is_mine or graph.finalized or self in told:
+        strategies = [entry.strategy for entry in graph._distribution_strategy_stack]
+        if not is_mine or graph.finalized or self in strategies:
             yield
             return
         # NOTE: Estimators build graphs of their own, and make a metric of the loss in them, for
         # which `tf.compat.v1.metrics` asks for a replica.
         inside = tfc.distribute_lib._CrossReplicaThreadMode(self)
         inside.replica_context = towers.StraightReplicaContext(self, 0)
-        with context.told(inside), self._making():
+        with context.in_tensorflow(inside), self._making():
             devices = graph._device_function_stack
             try:
                 yield
@@ -325,7 +325,9 @@ class DistributionStrategy(verbs.Verbs):
         mode = context.required()
         if mode.strategy is not self:
             return next_creator(**kwargs)
-        return sharing.made(mode.tower, kwargs, lambda: self._make_variable(next_creator, kwargs))
+        return sharing.variable_for(
+            mode.tower, kwargs, lambda: self._make_variable(next_creator, kwargs)
+        )
 
     def _make_variable(self, next_creator: types.Function, kwargs: types.Arguments) -> tf.Variable:
         kwargs["distribute_strategy"] = self

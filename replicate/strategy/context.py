@@ -8,8 +8,8 @@ averages and metrics which ask `tf.distribute` find this strategy.
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from replicate import types
 from replicate.compat import tensorflow as tfc
@@ -27,50 +27,12 @@ Pairs: TypeAlias = Sequence[tuple[types.Nest, tf.Variable]]
 """Gradients, or copies of them on several devices, or None, each with its variable."""
 
 
-class Step(Protocol):
-    """Stands between the gradients that towers bring and the update of an optimizer.
-
-    Attributes:
-        is_left_out: Whether optimizers update nothing.
-    """
-
-    is_left_out: bool
-
-    @property
-    def changes(self) -> Sequence[str]:
-        """In words, what is done with gradients beside reducing them."""
-
-    @property
-    def made(self) -> Collection[tf.Operation]:
-        """The operations of the updates, if something is done with gradients."""
-
-    def wrap(
-        self, merge_fn: types.Function, args: Sequence[types.Nest]
-    ) -> tuple[types.Function, Sequence[types.Nest]]:
-        """Returns what to call across towers in place of `merge_fn(*args)`.
-
-        Args:
-            merge_fn: What a tower passed to `tf.distribute`'s merge call.
-            args: Its arguments, this tower's.
-        """
-
-    def apply_gradients(
-        self,
-        optimizer: tf1.train.Optimizer,
-        grads_and_vars: Pairs,
-        global_step: tf.Variable | None = None,
-        name: str | None = None,
-        **others: object,
-    ) -> types.Nest:
-        """Lets the towers meet, and calls `optimizer.apply_gradients` once for all."""
-
-
 class Share(NamedTuple):
     """A batch that K towers share, and how what they bring is joined.
 
     Attributes:
         parts: What part of the batch each tower holds.
-        step: What is done with gradients before the update.
+        step: What is done with gradients before the update, a `training.step.GradientStep`.
         reduction: `"sum"` or `"mean"`, by rows: of losses and gradients.
         workers: The workers that join what they bring.
         is_gathered: Whether what towers count becomes that of all towers, and of all workers,
@@ -78,7 +40,7 @@ class Share(NamedTuple):
     """
 
     parts: batches.Parts
-    step: Step
+    step: Any
     reduction: types.Reduction = "mean"
     workers: collectives.Workers = collectives.ALONE
     is_gathered: bool = False
@@ -250,13 +212,13 @@ def required_share() -> Share:
     Raises:
         RuntimeError: If none was.
     """
-    found = share()
-    if found is None:
+    mode = current()
+    if mode is None or mode.share is None:
         raise RuntimeError(
             "This code runs in the towers of a batch that was split, or joins what they bring; no "
             "batch was split. Call the model_fn through replicate_model_fn."
         )
-    return found
+    return mode.share
 
 
 @contextlib.contextmanager
@@ -272,12 +234,15 @@ def entered(mode: Mode | None) -> Iterator[Mode | None]:
 @contextlib.contextmanager
 def across(mode: Mode) -> Iterator[None]:
     """Enters a mode across towers, ours and TensorFlow's."""
-    with entered(mode), told(tfc.distribute_lib._CrossReplicaThreadMode(mode.strategy)):
+    with (
+        entered(mode),
+        in_tensorflow(tfc.distribute_lib._CrossReplicaThreadMode(mode.strategy)),
+    ):
         yield
 
 
 @contextlib.contextmanager
-def told(mode: object) -> Iterator[None]:
+def in_tensorflow(mode: object) -> Iterator[None]:
     """Enters a mode of TensorFlow's alone, in the current graph."""
     stack = tf1.get_default_graph()._distribution_strategy_stack
     stack.append(mode)
@@ -298,14 +263,14 @@ def require_current(tower: TowerContext) -> None:
     if running is tower or (mode is None and tower.distribution_strategy.is_default):
         return
     if mode is None:
-        found = "the default strategy's"
+        where = "the default strategy's"
     elif running is None:
-        found = f"none: this is cross-tower context of {mode.strategy!r}"
+        where = f"none: this is cross-tower context of {mode.strategy!r}"
     else:
-        found = f"tower {running.position} of {running.distribution_strategy!r}"
+        where = f"tower {running.position} of {running.distribution_strategy!r}"
     raise RuntimeError(
         f"A tower context serves only while its tower runs: used tower {tower.position} of "
-        f"{tower.distribution_strategy!r}, but the current tower context is {found}. Ask "
+        f"{tower.distribution_strategy!r}, but the current tower context is {where}. Ask "
         "get_tower_context() where you need it."
     )
 

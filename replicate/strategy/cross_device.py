@@ -30,15 +30,15 @@ class CrossDeviceOps:
     _algorithm: all_reduce.Algorithm  # sums K x N dense tensors to K x N copies
 
     def __init__(self, pack_bytes: int = 0, transfer_dtype: tf.DType | None = None):
-        wanted = None if transfer_dtype is None else tf.as_dtype(transfer_dtype)
-        if wanted not in _TRANSFER_DTYPES:
+        dtype = None if transfer_dtype is None else tf.as_dtype(transfer_dtype)
+        if dtype not in _TRANSFER_DTYPES:
             raise ValueError(
                 f"transfer_dtype is tf.float16, tf.bfloat16 or None; got {transfer_dtype!r}."
             )
         if pack_bytes < 0:
             raise ValueError(f"pack_bytes counts bytes, 0 or more; got {pack_bytes}.")
         self._pack_bytes = pack_bytes
-        self._transfer_dtype = wanted
+        self._transfer_dtype = dtype
 
     def require(self, devices: Sequence[str]) -> None:
         """Refuses devices that this way cannot serve."""

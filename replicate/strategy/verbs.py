@@ -110,9 +110,9 @@ class Verbs(tf.distribute.Strategy):
         nests = [(_as_nest(value), place) for value, place in value_destination_pairs]
         leaves: list[tuple[types.Nest, types.Nest]] = []
         for nest, place in nests:
-            found: list[types.Nest] = []
-            values.map_nest(found.append, nest)
-            leaves += [(leaf, place) for leaf in found]
+            parts: list[types.Nest] = []
+            values.map_nest(parts.append, nest)
+            leaves += [(leaf, place) for leaf in parts]
         with tf1.name_scope(reductions.SCOPE):
             reduced = iter(self._reduce_leaves(aggregation, leaves))
         return [values.map_nest(lambda leaf: next(reduced), nest) for nest, _ in nests]

@@ -15,11 +15,12 @@ from replicate.compat import gradients
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.strategy import context
+from replicate.training import step as steps
 from replicate.training import tower_optimizer
 
 
 @contextlib.contextmanager
-def watched(step: context.Step) -> Iterator[list[types.Nest]]:
+def watched(step: steps.GradientStep) -> Iterator[list[types.Nest]]:
     """Lets a step take gradients that optimizers apply by themselves.
 
     Args:
@@ -36,7 +37,7 @@ def watched(step: context.Step) -> Iterator[list[types.Nest]]:
         yield computed
 
 
-def require_taken(step: context.Step, computed: types.Nest, train_op: types.Fetch) -> None:
+def require_taken(step: steps.GradientStep, computed: types.Nest, train_op: types.Fetch) -> None:
     """Refuses updates by gradients that no optimizer has applied.
 
     Args:

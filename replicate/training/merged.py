@@ -101,7 +101,7 @@ def run(
         *args: Given on.
     """
     whole = MergedStrategy(owner, [gradient for gradient, _ in pairs])
-    with context.told(tfc.distribute_lib._CrossReplicaThreadMode(whole)):
+    with context.in_tensorflow(tfc.distribute_lib._CrossReplicaThreadMode(whole)):
         return apply(whole, list(pairs), *args)
 
 

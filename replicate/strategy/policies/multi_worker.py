@@ -51,22 +51,22 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
             raise ValueError(f"communication is one of {_HINTS}; got {communication!r}.")
         membership.require_timeout(timeout)
         workers = device_names.resolve(devices)
-        found = clusters.of(cluster)
-        if found.servers:
+        cluster = clusters.of(cluster)
+        if cluster.servers:
             raise errors.ConfigError(
                 "MultiWorkerStrategy keeps a copy of each variable with each worker, and parameter "
-                f"servers have nothing to do in it: TF_CONFIG has {len(found.servers)} in its job "
-                "ps. Use ParameterServerStrategy, in a config strategy: parameter_server; or leave "
-                "the job out."
+                f"servers have nothing to do in it: TF_CONFIG has {len(cluster.servers)} in its "
+                "job ps. Use ParameterServerStrategy, in a config strategy: parameter_server; or "
+                "leave the job out."
             )
         self.compared = dict(compared or {})
         cpus = device_names.number_of_cpus(workers)
-        packs = packing.pack_bytes(found.size) if pack_bytes is None else pack_bytes
+        packs = packing.pack_bytes(cluster.size) if pack_bytes is None else pack_bytes
         self._options = collectives.Options(
-            found.size, found.position or 0, communication, packs, timeout
+            cluster.size, cluster.position or 0, communication, packs, timeout
         )
         self._graphs = graphs.PerGraph(self._new_workers)
-        super().__init__(workers, workers, membership.Membership(found, cpus, timeout))
+        super().__init__(workers, workers, membership.Membership(cluster, cpus, timeout))
 
     @property
     def num_workers(self) -> int:
@@ -133,16 +133,16 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         """
         if config is None or not self.is_in_cluster:
             return
-        given = getattr(config, "session_config", None)
+        session_config = getattr(config, "session_config", None)
         if not config.master:
-            found = "has no master"
-        elif given is not None and not given.device_filters:
-            found = "has a session_config without device_filters, which shows all tasks' devices"
+            fault = "has no master"
+        elif session_config is not None and not session_config.device_filters:
+            fault = "has a session_config without device_filters, which shows all tasks' devices"
         else:
             return
         raise errors.ConfigError(
             f"A worker's session is in its cluster, on its own devices: the RunConfig of "
-            f"{self.cluster.name} {found}. Make it with strategy.run_config(...), and a "
+            f"{self.cluster.name} {fault}. Make it with strategy.run_config(...), and a "
             "session_config with strategy.configure(session_config)."
         )
 
@@ -187,10 +187,10 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
             return
         self.start()
         self._member.wait_for(self.cluster.others)
-        given = manifest.of_config(self.compared)
+        config = manifest.of_config(self.compared)
         kinds = [tf.DeviceSpec.from_string(name).device_type for name in self._worker_devices]
         devices = {"the towers' devices": ", ".join(kinds)}
-        manifest.compare(self._member, self._options, {**own, **given, **devices})
+        manifest.compare(self._member, self._options, {**own, **config, **devices})
 
     def begin(self) -> tf.Operation:
         """Returns what each worker's session runs once, before any step.

@@ -137,18 +137,18 @@ class ParameterServerStrategy(_OneCopyStrategy):
                 f"placement is one of {', '.join(_SPREAD)}; got {placement!r}. Choose one."
             )
         membership.require_timeout(timeout)
-        found = clusters.of(cluster)
+        cluster = clusters.of(cluster)
         self.compared = dict(compared or {})
         self._alone = LocalParameterServerStrategy(devices, None, placement or "single")
         workers, parameters = self._alone.worker_devices, self._alone.parameter_devices
         cpus = device_names.number_of_cpus(workers)
         self._home = parameters[0]
-        if found.is_joined:
-            self._home = found.own.named(device_names.parameter_device(workers))
-            workers = tuple(found.own.named(worker) for worker in workers)
-            parameters = tuple(server.named("/device:CPU:0") for server in found.servers)
+        if cluster.is_joined:
+            self._home = cluster.own.named(device_names.parameter_device(workers))
+            workers = tuple(cluster.own.named(worker) for worker in workers)
+            parameters = tuple(server.named("/device:CPU:0") for server in cluster.servers)
             placement = placement or "round_robin"
-        member = membership.Membership(found, cpus, timeout)
+        member = membership.Membership(cluster, cpus, timeout)
         super().__init__(workers, parameters, placement or "single", member)
 
     @classmethod

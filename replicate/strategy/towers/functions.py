@@ -84,11 +84,11 @@ class Traced:
             args, kwargs = bound.args, bound.kwargs
             specs = fn.input_signature[: len(args)]  # what is not given has a default
             signature = (_signed(specs, args), {})
-        made = self._made.setdefault(fn, {})
+        traced = self._made.setdefault(fn, {})
         key = None if signature is None else tuple(tf.nest.flatten(signature))
-        if key not in made:
-            made[key] = _all_towers(fn, call_for_each_tower, signature)
-        return made[key](args, kwargs)
+        if key not in traced:
+            traced[key] = _all_towers(fn, call_for_each_tower, signature)
+        return traced[key](args, kwargs)
 
 
 def _all_towers(

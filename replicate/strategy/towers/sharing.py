@@ -41,17 +41,17 @@ class Request(NamedTuple):
     scope: str = ""
     collections: tuple[Hashable, ...] | None = None
 
-    def is_exactly(self, made: "Request") -> bool:
-        """Whether `made` has the same full name."""
-        return self.matches(made) and (self.name, self.scope) == (made.name, made.scope)
+    def is_exactly(self, other: "Request") -> bool:
+        """Whether `other` has the same full name."""
+        return self.matches(other) and (self.name, self.scope) == (other.name, other.scope)
 
-    def matches(self, made: "Request") -> bool:
-        """Whether `made` may serve this request, numbers that TensorFlow added aside."""
+    def matches(self, other: "Request") -> bool:
+        """Whether `other` may serve this request, numbers that TensorFlow added aside."""
         return (
-            self._plain(self.name) == self._plain(made.name)
-            and ("?" in (self.shape, made.shape) or self.shape == made.shape)
-            and ("?" in (self.dtype, made.dtype) or self.dtype == made.dtype)
-            and self.trainable == made.trainable
+            self._plain(self.name) == self._plain(other.name)
+            and ("?" in (self.shape, other.shape) or self.shape == other.shape)
+            and ("?" in (self.dtype, other.dtype) or self.dtype == other.dtype)
+            and self.trainable == other.trainable
         )
 
     @staticmethod
@@ -97,13 +97,13 @@ class Creations:
             return create()
         self._first_is_making = True
         try:
-            made = create()
+            variable = create()
         finally:
             self._first_is_making = False
         with self._changed:
-            self._made.append((request, made))
+            self._made.append((request, variable))
             self._changed.notify_all()
-        return made
+        return variable
 
     def find(self, tower_id: int, request: Request) -> tf.Variable:
         """Returns the first tower's variable for what tower `tower_id` asks.
@@ -132,7 +132,7 @@ class Creations:
     def untaken(self, tower_id: int) -> list[tuple[Request, tf.Variable]]:
         """Returns what the first tower made and tower `tower_id` never asked for."""
         taken = self._taken[tower_id]
-        return [made for i, made in enumerate(self._made) if i not in taken]
+        return [logged for i, logged in enumerate(self._made) if i not in taken]
 
     def unasked(self, tower_id: int) -> list[isolation.Listed]:
         """Returns `untaken` as pairs of a variable and the collections that it is listed in."""
@@ -155,20 +155,20 @@ class Creations:
         named = [i for i in alike if self._made[i][0].name == request.name]
         if named:
             return named[0]
-        names = {made.name for made, _ in self._made}
+        names = {logged.name for logged, _ in self._made}
         return alike[0] if alike and request.name not in names - {None} else None
 
     def _mismatch(self, tower_id: int, request: Request) -> errors.TowerMismatchError:
         step = self._next[tower_id]
-        made = str(self._made[step][0]) if step < len(self._made) else "no further variable"
+        expected = str(self._made[step][0]) if step < len(self._made) else "no further variable"
         return errors.TowerMismatchError(
             "Every tower must create the same variables in the same order: as its number "
-            f"{step + 1}, tower {tower_id} created {request} where tower 0 created {made}. "
+            f"{step + 1}, tower {tower_id} created {request} where tower 0 created {expected}. "
             "Look for a branch on the tower, or a name that changes from call to call."
         )
 
 
-def made(
+def variable_for(
     tower: context.TowerContext | None, kwargs: types.Arguments, make: Callable[[], tf.Variable]
 ) -> tf.Variable:
     """Returns a new variable, in later towers of several the one that the first has made.

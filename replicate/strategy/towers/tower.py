@@ -43,13 +43,13 @@ class LockstepContext(context.TowerContext):
         return _without_gradient(answer, (args, kwargs))
 
 
-def _without_gradient(answer: types.Nest, given: types.Nest) -> types.Nest:
+def _without_gradient(answer: types.Nest, arguments: types.Nest) -> types.Nest:
     """Lets a tape refuse to derive what a merge call returned by what a tower gave to it.
 
     NOTE: a tape belongs to one thread. The merge function runs in the first tower's, and to the
     other towers' tapes, in silence, what it returns would depend on nothing.
     """
-    leaves = tf.nest.flatten(given, expand_composites=True)
+    leaves = tf.nest.flatten(arguments, expand_composites=True)
     tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
     if not tfc.record.should_record_backprop(tensors):
         return answer
@@ -115,12 +115,12 @@ class ReplicaContext(tf.distribute.ReplicaContext):
             def gradient(*gradients: tf.Tensor) -> list[tf.Tensor | None]:
                 # NOTE: every tower's loss depends on what this one gave to the sum. Gradients
                 # that are joined by rows weigh as much as the rows of the towers they are of.
-                found = self._summed(gradients, is_by_rows)
+                joined = self._summed(gradients, is_by_rows)
                 if is_by_rows and not is_mean:
-                    found = self._divided(found)
+                    joined = self._divided(joined)
                 elif is_mean and not is_by_rows:
-                    found = self._weighted(found)
-                return [*found, *[None] * len(reduced)]
+                    joined = self._weighted(joined)
+                return [*joined, *[None] * len(reduced)]
 
             return [tf.identity(tensor) for tensor in tensors[len(flat) :]], gradient
 

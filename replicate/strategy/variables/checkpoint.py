@@ -75,9 +75,9 @@ def saveable(
 
     # NOTE: a Saver keeps one of each name, and parts of one value are several.
     own = name if part is None else variable.shared_name
-    made = tfc.saveable_object.SaveableObject(saved, [spec], own)
-    made.restore = restore_variable
-    return made
+    variable_saveable = tfc.saveable_object.SaveableObject(saved, [spec], own)
+    variable_saveable.restore = restore_variable
+    return variable_saveable
 
 
 _SymbolicTensor: Any = tfc.ops.SymbolicTensor
@@ -123,10 +123,10 @@ def reference(variable: "Persistent") -> Reference:
 
     The graph keeps the tensor it has: this is another object, of the same operation.
     """
-    made = copy.copy(variable.read_across())
-    made.__class__ = Reference
-    made.variable = variable
-    return made
+    tensor = copy.copy(variable.read_across())
+    tensor.__class__ = Reference
+    tensor.variable = variable
+    return tensor
 
 
 class PartOfCopies(tf.Variable.SaveSliceInfo):

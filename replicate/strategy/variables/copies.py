@@ -34,9 +34,9 @@ class CopyName(str):
 
     def __new__(cls, name: str, first: str) -> "CopyName":
         """See base class."""
-        made = super().__new__(cls, name)
-        made.first = first
-        return made
+        copy_name = super().__new__(cls, name)
+        copy_name.first = first
+        return copy_name
 
     def __eq__(self, other: object) -> bool:
         return str.__eq__(self, other) is True or self.first == other

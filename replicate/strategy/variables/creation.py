@@ -23,20 +23,20 @@ def require_known(kwargs: types.Arguments) -> None:
     Raises:
         ValueError: Names the variable, and what it may have.
     """
-    name, found = kwargs.get("name"), kwargs.get("synchronization")
+    name, synchronization = kwargs.get("name"), kwargs.get("synchronization")
     kinds = [kind for kind in tf.VariableSynchronization if kind.name != "NONE"]
-    if found is not None and found not in kinds:
+    if synchronization is not None and synchronization not in kinds:
         raise ValueError(
             "Copies of a variable are synchronized ON_WRITE, ON_READ or as is best (AUTO): "
-            f"variable {name!r} has synchronization={found!r}. Leave it out, or pass one of "
-            "tf.VariableSynchronization."
+            f"variable {name!r} has synchronization={synchronization!r}. Leave it out, or pass one "
+            "of tf.VariableSynchronization."
         )
-    found = kwargs.get("aggregation")
+    aggregation = kwargs.get("aggregation")
     kinds = [*tf.VariableAggregation, *tf1.VariableAggregation]
-    if found is not None and found not in kinds:
+    if aggregation is not None and aggregation not in kinds:
         raise ValueError(
             "What towers bring is aggregated by SUM, MEAN, ONLY_FIRST_REPLICA or not at all "
-            f"(NONE): variable {name!r} has aggregation={found!r}. Pass one of "
+            f"(NONE): variable {name!r} has aggregation={aggregation!r}. Pass one of "
             "tf.VariableAggregation."
         )
 
@@ -80,9 +80,9 @@ def make_tower_local(
         with tf.device(places[0]):
             return next_creator(**kwargs)
     members, collections = _members(next_creator, kwargs, places, same_start=False)
-    made = variables.TowerLocalVariable(strategy, members, places, aggregation, is_assumed)
-    _list_once(made, collections)
-    return made
+    variable = variables.TowerLocalVariable(strategy, members, places, aggregation, is_assumed)
+    _list_once(variable, collections)
+    return variable
 
 
 def make_mirrored(
@@ -113,9 +113,9 @@ def make_mirrored(
         place or device_names.canonical_or_same(member.device)
         for place, member in zip(places, members, strict=True)
     ]
-    made = variables.MirroredVariable(strategy, members, devices, aggregation)
-    _list_once(made, collections)
-    return made
+    variable = variables.MirroredVariable(strategy, members, devices, aggregation)
+    _list_once(variable, collections)
+    return variable
 
 
 @contextlib.contextmanager
@@ -172,15 +172,15 @@ def add_to_collections(variable: tf.Variable, kwargs: types.Arguments) -> None:
 
 
 def _aggregation(kwargs: types.Arguments) -> tf.VariableAggregation:
-    found = kwargs.get("aggregation")
-    return variables.NONE if found is None else tf.VariableAggregation(found.value)
+    aggregation = kwargs.get("aggregation")
+    return variables.NONE if aggregation is None else tf.VariableAggregation(aggregation.value)
 
 
 def _members(
     next_creator: types.Function, kwargs: types.Arguments, places: Sequence[str], same_start: bool
 ) -> tuple[list[tf.Variable], list[Hashable]]:
     """Makes the copies outside of all collections; returns them and the collections."""
-    wanted = kwargs.get("collections")
+    collections = kwargs.get("collections")
     members: list[tf.Variable] = []
     for i, place in enumerate(places):
         copy = {**kwargs, "collections": []}
@@ -193,13 +193,13 @@ def _members(
             members.append(next_creator(**copy))
     copies.name_after_first(members)
     copies.take_from_collections(members)
-    return members, collections_of({**kwargs, "collections": wanted}, members[0])
+    return members, collections_of({**kwargs, "collections": collections}, members[0])
 
 
 def collections_of(kwargs: types.Arguments, variable: tf.Variable) -> list[Hashable]:
     """Returns the collections that a variable is listed in."""
-    wanted = kwargs.get("collections")
-    listed = [tf1.GraphKeys.GLOBAL_VARIABLES] if wanted is None else list(wanted)
+    collections = kwargs.get("collections")
+    listed = [tf1.GraphKeys.GLOBAL_VARIABLES] if collections is None else list(collections)
     if copies.is_of_function(variable):
         return [key for key in listed if key != tf1.GraphKeys.TRAINABLE_VARIABLES]
     if variable.trainable and tf1.GraphKeys.TRAINABLE_VARIABLES not in listed:

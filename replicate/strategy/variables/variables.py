@@ -82,7 +82,7 @@ class MirroredVariable(DistributedVariable):
     def aggregate(self, strategy: context.Strategy, value: types.Nest) -> types.Nest:
         """Joins what K towers bring; a value that all share counts once per tower."""
         if isinstance(value, values.PerDevice):
-            value = values.PerDevice([self._as_own(each) for each in value.values], value.devices)
+            value = values.PerDevice([self._as_own(part) for part in value.values], value.devices)
         if self._aggregation == FIRST:
             return self._first(strategy, value)
         if not isinstance(value, values.DistributedValues):
@@ -104,8 +104,8 @@ class MirroredVariable(DistributedVariable):
         first = values.select_tower(0, value)
         if tf.executing_eagerly() or not isinstance(value, values.DistributedValues):
             return first
-        made = [part for part in strategy.unwrap(value)[1:] if part is not None]
-        with tf1.control_dependencies(tf.nest.flatten(made, expand_composites=True)):
+        others = [part for part in strategy.unwrap(value)[1:] if part is not None]
+        with tf1.control_dependencies(tf.nest.flatten(others, expand_composites=True)):
             first = tf.nest.map_structure(tf.identity, first, expand_composites=True)
         return strategy.workers.from_first([first])[0]
 
