@@ -116,8 +116,10 @@ def split_batch(
     if isinstance(total, int):
         runs = _static_runs(total, num_towers, total * workers.size)
     else:
-        total = total if numbers is None else numbers.own
-        runs = _runs(total, num_towers, _of_all_workers(total, workers, numbers))
+        if numbers is None:
+            numbers = Numbers(total, workers.total(total))
+        total = numbers.own
+        runs = _runs(total, num_towers, None if workers.is_alone else numbers.whole)
     shards = [
         [rows.cut(value, begin, end) if rows.is_batched(value) else value for value in leaves]
         for begin, end in zip(runs.begins, runs.ends, strict=True)
@@ -155,18 +157,6 @@ def checked_leaves(
     total = _agreed_rows(batched)
     total, own_checks = _checked_total(total, batched)
     return [_gated(leaf.value, total, [*own_checks, *checks]) for leaf in named], total
-
-
-def take_rows(nest: types.Nest, count: rows.Bound) -> types.Nest:
-    """Returns the first rows of each leaf that has rows; scalars and None stay.
-
-    Args:
-        nest: Nest of dense, sparse and ragged tensors.
-        count: How many rows at most: an int, or an int64 tensor of shape [].
-    """
-    leaves = [_as_tensor(leaf).value for leaf in leaves_of(nest)]
-    taken = [rows.take(leaf, count) if rows.is_batched(leaf) else leaf for leaf in leaves]
-    return tf.nest.pack_sequence_as(nest, taken)
 
 
 def leaves_of(features: types.Nest, *labels: types.Nest) -> list[Leaf]:
@@ -301,15 +291,6 @@ def _static_runs(total: int, num_towers: int, whole: int) -> _Runs:
     ends = [begin + max(number, 1) for begin, number in zip(begins, counts, strict=True)]
     weights = tuple(number / whole for number in counts)
     return _Runs(begins, ends, Parts(weights, tuple(number > 0 for number in counts)))
-
-
-def _of_all_workers(
-    total: tf.Tensor, workers: collectives.Workers, numbers: Numbers | None
-) -> tf.Tensor | None:
-    """Returns how many rows all workers have, if there are several."""
-    if workers.is_alone:
-        return None
-    return workers.total(total) if numbers is None else numbers.whole
 
 
 def _runs(total: tf.Tensor, num_towers: int, whole: tf.Tensor | None) -> _Runs:

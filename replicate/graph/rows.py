@@ -53,14 +53,11 @@ def cut(value: types.Rows, begin: Bound, end: Bound) -> types.Rows:
     return value[begin:end]
 
 
-def take(value: types.Rows, limit: Bound) -> types.Rows:
-    """Returns the first `limit` rows, or all where there are fewer."""
-    if not isinstance(value, (tf.SparseTensor, tf.RaggedTensor)):
-        return value[:limit]
-    if isinstance(limit, int) and limit == 0:
-        return cut(value, 0, 0)
-    rows = value.dense_shape[0] if isinstance(value, tf.SparseTensor) else value.nrows(tf.int64)
-    return cut(value, 0, tf.minimum(rows, tf.cast(limit, tf.int64)))
+def kept(value: types.Rows, has_rows: bool | tf.Tensor) -> types.Rows:
+    """Returns all rows, or none; `has_rows` is a bool, or a bool tensor of shape []."""
+    if has_rows is True:
+        return value
+    return cut(value, 0, 0 if has_rows is False else tf.where(has_rows, count(value), 0))
 
 
 def _cut_sparse(value: tf.SparseTensor, begin: Bound, end: Bound) -> tf.SparseTensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from replicate import errors, types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import batches
+from replicate.graph import rows
 from replicate.strategy.variables import values
 
 _SCALARS = (
@@ -50,7 +50,8 @@ def _filled_up(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
         checks = [tf1.Assert(False, [refusal])] if scalars else []
         with tf1.control_dependencies(checks):
             element = tf.nest.map_structure(tf.identity, element, expand_composites=True)
-        return batches.take_rows(tf.nest.pack_sequence_as(spec, tf.nest.flatten(element)), 0)
+        leaves = [rows.kept(leaf, leaf.shape.rank == 0) for leaf in tf.nest.flatten(element)]
+        return tf.nest.pack_sequence_as(spec, leaves)
 
     def filled_up(_: tf.Tensor, group: tf.data.Dataset) -> tf.data.Dataset:
         return group.concatenate(group.take(1).map(without_rows).repeat()).take(count)

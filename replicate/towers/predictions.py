@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import batches, reductions
+from replicate.graph import reductions, rows
 from replicate.strategy import base, context
 
 ExportOutput: TypeAlias = Any
@@ -58,10 +58,7 @@ def _merged(
 ) -> types.Rows:
     first, parts = leaves[0], context.required_share().parts
     if not isinstance(first, tf.Tensor) or first.shape.rank != 0:
-        kept = [
-            leaf if has is True else batches.take_rows(leaf, _row_limit(has))
-            for leaf, has in zip(leaves, parts.has_rows, strict=True)
-        ]
+        kept = [rows.kept(leaf, has) for leaf, has in zip(leaves, parts.has_rows, strict=True)]
         return reductions.concat_onto(_of_one_width(kept, where), strategy.home)
     if not first.dtype.is_floating:
         return reductions.copy_onto(first, strategy.home)
@@ -83,13 +80,6 @@ def _of_one_width(leaves: Sequence[types.Rows], where: str) -> list[types.Rows]:
     ]
     with tf1.control_dependencies(checks):
         return [tf.identity(first), *leaves[1:]]
-
-
-def _row_limit(has_rows: bool | tf.Tensor) -> int | tf.Tensor:
-    """Returns how many rows a tower may add: none without rows, else all of them."""
-    if has_rows is False:
-        return 0
-    return tf.where(has_rows, tf.int64.max, tf.constant(0, tf.int64))
 
 
 def merge_export_outputs(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import batches
+from replicate.graph import rows as row_runs
 
 Pair = collections.namedtuple("Pair", ["left", "right"])
 MODES = ("eager", "graph", "function")
@@ -371,24 +372,18 @@ def test_no_rows_in_a_run_are_an_invalid_argument(session):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("count", "left"), [(0, 0), (2, 2), (9, 3), (2**63 - 1, 3)])
+@pytest.mark.parametrize(("has_rows", "left"), [(False, 0), (True, 3)])
 @pytest.mark.parametrize("is_tensor", [False, True])
-def test_first_rows_are_taken_of_every_kind(mode, count, left, is_tensor):
+def test_all_rows_of_every_kind_are_kept_or_none(mode, has_rows, left, is_tensor):
     def make():
-        nest = {
-            "d": tf.constant(rows(3)),
-            "s": sparse_rows(3),
-            "r": ragged_rows(3),
-            "scalar": tf.constant(7),
-            "none": None,
-        }
-        return batches.take_rows(nest, tf.constant(count, tf.int64) if is_tensor else count)
+        nest = {"d": tf.constant(rows(3)), "s": sparse_rows(3), "r": ragged_rows(3)}
+        has = tf.constant(has_rows) if is_tensor else has_rows
+        return {name: row_runs.kept(leaf, has) for name, leaf in nest.items()}
 
-    taken = run(mode, make)
-    np.testing.assert_array_equal(taken["d"], rows(3)[:left])
-    np.testing.assert_array_equal(taken["s"], np.array([[1, 0, 0], [0, 2, 0], [0, 0, 3]])[:left])
-    assert taken["r"] == [[], [0], [0, 1]][:left]
-    assert (taken["scalar"], taken["none"]) == (7, None)
+    kept = run(mode, make)
+    np.testing.assert_array_equal(kept["d"], rows(3)[:left])
+    np.testing.assert_array_equal(kept["s"], np.array([[1, 0, 0], [0, 2, 0], [0, 0, 3]])[:left])
+    assert kept["r"] == [[], [0], [0, 1]][:left]
 
 
 def test_leaves_share_the_arithmetic_of_the_split(fresh_graph):
