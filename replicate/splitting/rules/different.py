@@ -41,6 +41,7 @@ ALONE = (
     *"Add AddV2 BiasAdd Div DivNoNan Max Mean Min Mul Prod RealDiv Select Sub Sum".split(),
     *elementwise.UNARY.split(),
     *elementwise.BROADCAST.split(),
+    *elementwise.COMPARING.split(),
     *elementwise.LINEAR.split(),
 )
 

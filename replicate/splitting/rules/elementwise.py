@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import signatures
+from replicate.splitting.rules import items, signatures
 from replicate.splitting.rules.registry import Case, Extent, rule
 from replicate.splitting.rules.signatures import Said, by_axes, names, signature
 from replicate.splitting.states import (
@@ -20,7 +20,6 @@ from replicate.splitting.states import (
     SUM,
     WHOLE,
     ListOf,
-    Rows,
     Split,
     WholeError,
 )
@@ -40,11 +39,13 @@ Softplus Softsign Spence Sqrt Square Tan Tanh
 """
 
 BROADCAST = """
-ApproximateEqual Atan2 Betainc BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex Equal FloorDiv
+ApproximateEqual Atan2 Betainc BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex FloorDiv
 FloorMod Greater GreaterEqual Igamma IgammaGradA Igammac LeftShift Less LessEqual LogicalAnd
-LogicalOr Maximum Minimum Mod MulNoNan NextAfter NotEqual Polygamma Pow RightShift SelectV2
+LogicalOr Maximum Minimum Mod MulNoNan NextAfter Polygamma Pow RightShift SelectV2
 SquaredDifference TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta
 """
+
+COMPARING = "Equal NotEqual"
 
 ALIKE = """
 EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad
@@ -56,6 +57,7 @@ BROADCAST_SAID, ALIKE_SAID = "...|1+ -> ...", "...+ -> ..."
 
 signature("... -> ...", UNARY)
 signature("... -> ...", LINEAR, linear=1)
+signature(BROADCAST_SAID, BROADCAST)
 signature(ALIKE_SAID, ALIKE)
 signature(
     "... -> ...",  # texts; patterns, lengths and defaults are for all of them
@@ -65,14 +67,6 @@ signature(
     StringToNumber StringUpper UnicodeScript UnicodeTranscode""",
 )
 signature("... -> ...N", "DecodeRaw", needs_rows=True)  # N is the texts' length, the same for all
-
-
-def rows_of(case: Case, n: int = 0) -> Rows:
-    """Returns the state of input n, which must have rows."""
-    state = case.inputs[n]
-    if not states.is_rows(state):
-        raise WholeError("its operand has no rows")
-    return state
 
 
 def said(case: Case, text: str) -> Split:
@@ -101,18 +95,9 @@ def cast(case: Case) -> Split:
     return signatures.in_parts(case)
 
 
-@rule(*SAME.split())
+@rule(*SAME.split(), "IdentityN")
 def same(case: Case) -> Split:
-    """The value itself, whatever devices hold of it."""
-    state = case.inputs[0]
-    if not _passes(state):
-        raise WholeError("its operand is whole")
-    return Split([state], [state])
-
-
-@rule("IdentityN")
-def same_each(case: Case) -> Split:
-    """The values themselves; of whole ones each device's copy has the same."""
+    """The values themselves, whatever devices hold of them; of whole ones each has the same."""
     if not any(_passes(state) for state in case.inputs):
         raise WholeError("its operands are whole")
     if any(
@@ -133,7 +118,7 @@ def ensure_shape(case: Case) -> Split:
     """A check of a shape; copies leave the number of rows open."""
     if case.inputs[0] == SUM:
         return signatures.in_parts(case)
-    rows = rows_of(case)
+    rows = items.rows_of(case)
     if case.result_shape()[rows.axis].size is not None:
         raise WholeError("it fixes the number of rows")
     shape = tf.TensorShape(case.attribute("shape"))
@@ -144,10 +129,10 @@ def ensure_shape(case: Case) -> Split:
     return Split([rows], [rows], attributes={"shape": shape})
 
 
-@rule(*BROADCAST.split())
-def nary(case: Case) -> Split:
-    """Operands that are broadcast to each other."""
-    if case.type in ("Equal", "NotEqual") and not case.attribute("incompatible_shape_error"):
+@rule(*COMPARING.split())
+def compared(case: Case) -> Split:
+    """Operands that are broadcast to each other, or of shapes that do not fit."""
+    if not case.attribute("incompatible_shape_error"):
         _check_compatible(case)
     return said(case, BROADCAST_SAID)
 
@@ -164,23 +149,15 @@ def _is_known(extent: Extent) -> bool:
     return extent.size is not None or bool(extent.multiple and not extent.is_picked)
 
 
-@rule("Add", "AddV2", "Sub")
+@rule("Add", "AddN", "AddV2", "Sub")
 def add(case: Case) -> Split:
-    """Parts of sums are added apart, and so are flows."""
-    if all(state == SUM for state in case.inputs):
-        return Split([SUM, SUM], [SUM])
-    if case.type != "Sub" and FLOW in case.inputs:
-        return _add_flows(case)
-    return said(case, BROADCAST_SAID)
-
-
-@rule("AddN")
-def add_all(case: Case) -> Split:
-    """A sum of operands of one shape, or of lists."""
+    """Parts of sums are added apart, and so are flows and lists; a sum of many is of one shape."""
     first = case.inputs[0]
     if all(state == first for state in case.inputs) and (first == SUM or isinstance(first, ListOf)):
         return Split(case.inputs, [first])
-    return _add_flows(case) if FLOW in case.inputs else said(case, ALIKE_SAID)
+    if case.type != "Sub" and FLOW in case.inputs:
+        return _add_flows(case)
+    return said(case, ALIKE_SAID if case.type == "AddN" else BROADCAST_SAID)
 
 
 def _add_flows(case: Case) -> Split:

@@ -9,7 +9,15 @@ import dataclasses
 from replicate.splitting import states
 from replicate.splitting.rules import items, signatures
 from replicate.splitting.rules.registry import Case, rule
-from replicate.splitting.rules.signatures import Said, by_axes, inserted, names, signature, whole
+from replicate.splitting.rules.signatures import (
+    SHAPE,
+    Said,
+    by_axes,
+    inserted,
+    names,
+    signature,
+    whole,
+)
 from replicate.splitting.states import SUM, WHOLE, Kind, Partial, Split, WholeError
 from replicate.splitting.structure import kinds
 
@@ -40,18 +48,12 @@ def _gather_nd(case: Case) -> Split:
     params, indices = case.inputs
     if params == SUM and not states.is_rows(indices):
         return signatures.in_parts(case)
-    depth = _depth(case, 1) if states.is_rows(params) else case.rank(0)
-    p, i = whole(names(case), range(depth)), whole(names(case, 1, "i"), [case.rank(1) - 1])
-    found = signatures.split(case, Said([p, i], [[*i[:-1], *p[depth:]]]))
+    front = case.rank(1) - 1
+    depth = front + case.rank(0) - case.result_rank()
+    p = whole(names(case), range(depth))
+    i = whole(names(case, 1, "i"), [front])
+    found = signatures.split(case, Said([p, i], [[*i[:front], *p[depth:]]]))
     return signatures.not_none(found) if states.is_rows(found.wants[0]) else found
-
-
-def _depth(case: Case, n: int) -> int:
-    """Returns how many numbers make one index, of input n of shape [..., D]."""
-    depth = case.shape(n)[-1].size
-    if depth is None:
-        raise WholeError("how many numbers make an index is not known")
-    return depth
 
 
 @rule("ResourceGather", "ResourceGatherNd")
@@ -161,7 +163,7 @@ def _sparse_segments(case: Case) -> Split:
     # NOTE: for a mean a device would have to know how many entries the others have.
     if case.type not in ("SparseSegmentSumWithNumSegments", "SparseSegmentSumGrad"):
         raise WholeError("devices have some entries of each segment, and their number counts")
-    _, rows = items.rows_of(case, (1, 2))
+    rows = next(rows for rows in places if states.is_rows(rows))
     wants = [items.along(case, n, rows.at(0)) for n in (1, 2)]
     # NOTE: the gradient of no entries is uninitialized memory.
     found = Split([WHOLE, *wants, others[2]], [SUM])
@@ -171,22 +173,19 @@ def _sparse_segments(case: Case) -> Split:
 @rule("ScatterNd")
 def _scatter(case: Case) -> Split:
     """Adds `updates` of shape [I, Q] at `indices` of [I, D] to zeros of [n1, ..., nD, Q]."""
-    indices, updates = case.inputs[:2]
-    if updates == SUM and not states.is_rows(indices):
-        return Split([items.same(case, 0), SUM, items.same(case, 2)], [SUM])
-    n, rows = items.rows_of(case, (1, 0))
+    if case.inputs[1] == SUM and not states.is_rows(case.inputs[0]):
+        return signatures.in_parts(case, (1,))
     front = case.rank(0) - 1
-    if n == 1 and rows.axis >= front:
-        found = rows.at(rows.axis - front + _depth(case, 0))
-        return signatures.not_none(Split([WHOLE, rows, case.shape_view(2, found)], [found]))
-    if rows.axis >= front:
-        raise WholeError("rows are inside of the indices")
+    i, q = whole(names(case, 0, "i"), [front]), names(case, 1)[front:]
+    depth = case.result_rank() - len(q)
+    found = signatures.split(case, Said([i, [*i[:front], *q], SHAPE], [["N"] * depth + q]))
+    if states.is_rows(found.gives[0]):
+        return signatures.not_none(found)
     if not case.is_float(1):
         raise WholeError("only floating sums are joined")
     if any(extent.has_rows() for extent in case.result_shape()):
         raise WholeError("it makes rows")
-    wants = [items.along(case, 0, rows), items.along(case, 1, rows), items.same(case, 2)]
-    return Split(wants, [SUM])
+    return found
 
 
 @by_axes(" ".join(f"TensorScatter{how}" for how in _INTO), needs_rows=True)
@@ -195,7 +194,8 @@ def _scatter_into(case: Case) -> Said:
 
     Split along Q alone, so that every device writes the same entries.
     """
-    depth, front = _depth(case, 1), case.rank(1) - 1
+    front = case.rank(1) - 1
+    depth = case.rank(0) - case.rank(2) + front
     x = whole(names(case), range(depth))
     return Said([x, (), [*"I" * front, *x[depth:]]], [x])
 

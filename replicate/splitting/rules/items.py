@@ -1,19 +1,16 @@
 """What rules ask of one operand: whether it has rows, and in which view the copies read it."""
 
-from collections.abc import Sequence
-
 from replicate.splitting import states
 from replicate.splitting.rules.registry import Case
 from replicate.splitting.states import OWN, SIZE, WHOLE, Rows, View, WholeError
 
 
-def rows_of(case: Case, inputs: Sequence[int]) -> tuple[int, Rows]:
-    """Returns the first of some inputs that has rows, and its state."""
-    for n in inputs:
-        state = case.inputs[n]
-        if states.is_rows(state):
-            return n, state
-    raise WholeError("its rows are not where items are")
+def rows_of(case: Case, n: int = 0) -> Rows:
+    """Returns the state of input n, which must have rows."""
+    state = case.inputs[n]
+    if not states.is_rows(state):
+        raise WholeError("its operand has no rows")
+    return state
 
 
 def along(case: Case, n: int, rows: Rows) -> Rows:

@@ -198,20 +198,12 @@ def _shape_of_new(case: registry.Case, n: int, element: states.State) -> states.
         raise
 
 
-@registry.rule("TensorListPushBack")
-def _push_back(case: registry.Case) -> Split | None:
-    """(list, value) -> list."""
-    held, value = case.inputs
+@registry.rule("TensorListPushBack", "TensorListSetItem")
+def _list_write(case: registry.Case) -> Split | None:
+    """(list, value) or (list, index, value) -> list."""
+    held, value = case.inputs[0], case.inputs[-1]
     element = _written(case, held, value)
-    return Split([held, element], [held])
-
-
-@registry.rule("TensorListSetItem")
-def _set_item(case: registry.Case) -> Split | None:
-    """(list, index, value) -> list."""
-    held, _, value = case.inputs
-    element = _written(case, held, value)
-    return Split([held, WHOLE, element], [held])
+    return Split([held, *[WHOLE] * (len(case.inputs) - 2), element], [held])
 
 
 def _written(case: registry.Case, held: states.State, value: states.State) -> states.View:
@@ -226,18 +218,12 @@ def _written(case: registry.Case, held: states.State, value: states.State) -> st
     return held.element
 
 
-@registry.rule("TensorListPopBack")
-def _pop_back(case: registry.Case) -> Split | None:
-    """(list, element_shape) -> list, value."""
-    held = _own_list(case)
-    return Split([held, _shape_of_own(case, 1, held.element)], [held, held.element])
-
-
-@registry.rule("TensorListGetItem")
-def _get_item(case: registry.Case) -> Split | None:
-    """(list, index, element_shape) -> value."""
-    held = _own_list(case)
-    return Split([held, WHOLE, _shape_of_own(case, 2, held.element)], [held.element])
+@registry.rule("TensorListGetItem", "TensorListPopBack")
+def _list_read(case: registry.Case) -> Split | None:
+    """(list, index, element_shape) -> value, or (list, element_shape) -> list, value."""
+    held, last = _own_list(case), len(case.inputs) - 1
+    wants = [held, *[WHOLE] * (last - 1), _shape_of_own(case, last, held.element)]
+    return Split(wants, [held, held.element][-len(case.op.outputs) :])
 
 
 @registry.rule("TensorListStack")

@@ -6,7 +6,7 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import elementwise, items, signatures
+from replicate.splitting.rules import items, signatures
 from replicate.splitting.rules.registry import Case, rule
 from replicate.splitting.rules.signatures import Said, by_axes, names, signature
 from replicate.splitting.states import (
@@ -73,9 +73,8 @@ def _over_axes(case: Case) -> Said:
 @by_axes("EuclideanNorm")
 def norm(case: Case) -> Said:
     """Not over rows: roots of parts of a sum do not add up."""
-    x, axes = names(case), case.axes(1, case.rank(0))
-    x = signatures.whole(x, axes)
-    return Said([x], [signatures.reduced(x, axes, case.attribute("keep_dims"))])
+    (x,), results = _over_axes(case)
+    return Said([signatures.whole(x, case.axes(1, len(x)))], results)
 
 
 @by_axes("ArgMax ArgMin")
@@ -119,7 +118,7 @@ def channels(case: Case) -> int:
 @rule("Bincount", "DenseBincount")
 def counts(case: Case) -> Split:
     """Counts of whole numbers, or sums of their weights; of a matrix, for each of its rows."""
-    rows = elementwise.rows_of(case)
+    rows = items.rows_of(case)
     is_matrix = case.type == "DenseBincount" and case.rank(0) == 2
     is_binary = case.type == "DenseBincount" and case.attribute("binary_output")
     if is_matrix and rows.axis > 0:

@@ -142,10 +142,14 @@ class Case:
             raise WholeError("a shape is not known")
         return found
 
+    def measured(self, n: int) -> states.State:
+        """Returns the state of the tensor of which input n is the shape; else `WHOLE`."""
+        made_by = self.op.inputs[n].op
+        return self.state_of(made_by.inputs[0]) if made_by.type == "Shape" else states.WHOLE
+
     def shape_view(self, n: int, rows: Rows) -> states.View:
         """Returns the view of input n, the shape of a result with these rows."""
-        made_by = self.op.inputs[n].op
-        measured = self.state_of(made_by.inputs[0]) if made_by.type == "Shape" else states.WHOLE
+        measured = self.measured(n)
         if isinstance(measured, states.Local) and measured.source is rows.space.source:
             return states.OWN
         return self.facts.shape_view(self.op.inputs[n], rows.axis, rows.space)

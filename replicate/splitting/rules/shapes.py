@@ -7,15 +7,22 @@ value's shape, and so read whole shapes.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import elementwise, items, reductions, signatures
+from replicate.splitting.rules import items, reductions, signatures
 from replicate.splitting.rules.registry import Case, Extent, rule
-from replicate.splitting.rules.signatures import Said, by_axes, inserted, names, reduced, whole
+from replicate.splitting.rules.signatures import (
+    Axes,
+    Said,
+    by_axes,
+    inserted,
+    names,
+    reduced,
+    whole,
+)
 from replicate.splitting.states import (
     OWN,
     SIZE,
@@ -38,7 +45,7 @@ def reshape(case: Case) -> Split:
         return signatures.in_parts(case)
     if (found := reductions.shaped(case)) is not None:
         return found
-    rows = elementwise.rows_of(case)
+    rows = items.rows_of(case)
     if isinstance(rows.space, Steps):
         new = _reshaped_steps(case, rows)
     else:
@@ -155,7 +162,7 @@ def squeeze(case: Case) -> Split:
     """Axes of length 1 go away; copies name them, since a device may have one row."""
     if case.inputs[0] == SUM:
         return signatures.in_parts(case)
-    rows, extents = elementwise.rows_of(case), case.shape(0)
+    rows, extents = items.rows_of(case), case.shape(0)
     axes = sorted({axis % len(extents) for axis in case.attribute("squeeze_dims")})
     if not axes:
         if any(each.size is None for n, each in enumerate(extents) if n != rows.axis):
@@ -254,8 +261,7 @@ def fill(case: Case) -> Split:
 
     A fill of the shape of a device's own values is its own too.
     """
-    made_by = case.op.inputs[0].op
-    measured = case.state_of(made_by.inputs[0]) if made_by.type == "Shape" else WHOLE
+    measured = case.measured(0)
     if isinstance(measured, Local):
         return Split([OWN, WHOLE], [Local(measured.source)])
     rows = rows_of_shape(case, 0)
@@ -268,7 +274,7 @@ def tile(case: Case) -> Split:
     if case.inputs[0] == SUM:
         return signatures.in_parts(case)
     if states.is_rows(case.inputs[0]):
-        rows = elementwise.rows_of(case)
+        rows = items.rows_of(case)
         if not case.entries(1)[rows.axis].is_one:
             raise WholeError("along rows")
         return Split([rows, items.same(case, 1)], [rows])
@@ -290,7 +296,7 @@ def broadcast_to(case: Case) -> Split:
         if rows.axis >= more and not case.shape(0)[rows.axis - more].is_one:
             raise WholeError("its operand is whole")
         return Split([WHOLE, case.shape_view(1, rows)], [rows])
-    own = elementwise.rows_of(case)
+    own = items.rows_of(case)
     rows = own.at(own.axis + more)
     if not entries[rows.axis].has_rows(rows.space):
         raise WholeError("the shape has no rows there")
@@ -299,8 +305,7 @@ def broadcast_to(case: Case) -> Split:
 
 def rows_of_shape(case: Case, n: int) -> Rows:
     """Returns the rows of a result whose shape is input n."""
-    made_by = case.op.inputs[n].op
-    measured = case.state_of(made_by.inputs[0]) if made_by.type == "Shape" else WHOLE
+    measured = case.measured(n)
     if states.is_rows(measured):
         return measured.plain
     for axis, entry in enumerate(case.entries(n)):
@@ -347,43 +352,27 @@ def _may_count_others(case: Case, tensor: tf.Tensor) -> bool:
     )
 
 
-class _Spec(NamedTuple):
-    """What the entries of a strided slice stand for.
-
-    Attributes:
-        entry: For axes of the input that an entry is for, which one.
-        place: For each axis of the input that of the result, or None if it goes away.
-    """
-
-    entry: dict[int, int]
-    place: dict[int, int | None]
-
-
-def _spec(case: Case, rank: int) -> _Spec:
-    """Reads the masks of a strided slice of a value of a rank."""
+def _sliced(case: Case, axes: Axes) -> tuple[list[str], dict[str, int]]:
+    """Returns the axes of a strided slice of a value with some axes, and the entry for each."""
     number = case.shape(1)[0].size
     if number is None:
         raise WholeError("how many entries a slice has is not known")
     ellipsis, new, shrink = (
         case.attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")
     )
-    named = sum(not (ellipsis | new) >> n & 1 for n in range(number))
-    found, axis, place = _Spec({}, {}), 0, 0
+    more = len(axes) - sum(not (ellipsis | new) >> n & 1 for n in range(number))
+    left, found, entries = list(axes), [], {}
     for n in range(number):
         if ellipsis >> n & 1:
-            for _ in range(rank - named):
-                found.place[axis] = place
-                axis, place = axis + 1, place + 1
+            found += left[:more]
+            del left[:more]
         elif new >> n & 1:
-            place += 1
+            found.append("NEW")
         else:
-            is_kept = not shrink >> n & 1
-            found.entry[axis] = n
-            found.place[axis] = place if is_kept else None
-            axis, place = axis + 1, place + is_kept
-    for left in range(axis, rank):
-        found.place[left] = place + left - axis
-    return found
+            axis = left.pop(0)
+            entries[axis] = n
+            found += [] if shrink >> n & 1 else [axis]
+    return found + left, entries
 
 
 @rule("StridedSlice")
@@ -391,13 +380,13 @@ def strided_slice(case: Case) -> Split:
     """`input`, `begin`, `end`, `strides`: all rows are taken."""
     if case.inputs[0] == SUM:
         return signatures.in_parts(case)
-    rows = elementwise.rows_of(case)
-    spec = _spec(case, case.rank(0))
-    place = spec.place[rows.axis]
-    if place is None:
+    rows, x = items.rows_of(case), names(case)
+    found, entries = _sliced(case, x)
+    axis = x[rows.axis]
+    if axis not in found:
         raise WholeError("it picks a row")
-    views = _views_of_all(case, spec.entry.get(rows.axis), rows, case.shape(0)[rows.axis])
-    return Split([rows, *views], [rows.at(place)])
+    views = _views_of_all(case, entries.get(axis), rows, case.shape(0)[rows.axis])
+    return Split([rows, *views], [rows.at(found.index(axis))])
 
 
 @rule("StridedSliceGrad")
@@ -405,13 +394,13 @@ def strided_slice_gradient(case: Case) -> Split:
     """`shape`, `begin`, `end`, `strides`, `dy`: zeros of a shape, with a slice set to `dy`."""
     if case.inputs[4] == SUM:
         return signatures.in_parts(case, (4,))
-    rows, entries = elementwise.rows_of(case, 4), case.entries(0)
-    spec = _spec(case, len(entries))
-    axis = next((n for n, place in spec.place.items() if place == rows.axis), None)
-    if axis is None:
+    rows, lengths = items.rows_of(case, 4), case.entries(0)
+    x = [f"a{n}" for n in range(len(lengths))]
+    found, entries = _sliced(case, x)
+    if found[rows.axis] not in x:
         raise WholeError("a new axis has the rows")
-    views = _views_of_all(case, spec.entry.get(axis), rows, entries[axis])
-    new = rows.at(axis)
+    new = rows.at(x.index(found[rows.axis]))
+    views = _views_of_all(case, entries.get(found[rows.axis]), rows, lengths[new.axis])
     return Split([case.shape_view(0, new), *views, rows], [new])
 
 
@@ -441,7 +430,7 @@ def slice_of_size(case: Case) -> Split:
     """`input`, `begin`, `size`: all rows are taken."""
     if case.inputs[0] == SUM:
         return signatures.in_parts(case)
-    rows = elementwise.rows_of(case)
+    rows = items.rows_of(case)
     if case.entries(1)[rows.axis].size != 0:
         raise WholeError("it slices rows")
     size, leading = case.entries(2)[rows.axis], _leading_measured(case, 2)

@@ -46,7 +46,8 @@ Behind the name of an axis that an operand may lack, or have of length 1, is `|1
 """
 
 ALL = 99  # operands
-_FRONT, _REST, _SHAPE, _SAME, _ONE = "...", "*", "[]", "=", "|1"
+SHAPE: Axes = ("[]",)
+_FRONT, _REST, _SAME, _ONE = "...", "*", "=", "|1"
 
 
 class Said(NamedTuple):
@@ -184,7 +185,7 @@ def _given(axes: Axes, axis: str, rows: Rows, part: Partial) -> State:
 
 def _wanted(case: Case, n: int, said: Said, axis: str, rows: Rows, result: State) -> View:
     axes = list(said.operands[n]) if n < len(said.operands) else []
-    if axes == [_SHAPE] and states.is_rows(result):
+    if axes == list(SHAPE) and states.is_rows(result):
         return case.shape_view(n, result)
     if axis + _ONE in axes:
         return items.along_or_one(case, n, rows.at(axes.index(axis + _ONE)))
@@ -215,7 +216,7 @@ def _terms(text: str, number: int) -> list[Axes]:
     """Returns what stands between two commas: for each operand its signs."""
     term = text.strip()
     if term.startswith("["):
-        return [(_SHAPE,)]
+        return [SHAPE]
     times, blank, last = term.rpartition(" ")
     number = number if last.endswith("+") else int(times) if blank else 1
     return [tuple(re.findall(r"(?:\.\.\.|[A-Za-z*=])(?:\|1)?", last))] * number

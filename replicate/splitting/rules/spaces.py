@@ -30,6 +30,7 @@ from replicate.splitting.states import (
 _ENTRY_BY_ENTRY = (
     *elementwise.UNARY.split(),
     *elementwise.BROADCAST.split(),
+    *elementwise.COMPARING.split(),
     *("Add", "AddN", "AddV2", "BiasAdd", "Cast", "Div", "DivNoNan", "Identity", "LookupTableFind"),
     *("LookupTableFindV2", "Mul", "RealDiv", "Select", "Sub"),
 )

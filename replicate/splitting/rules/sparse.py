@@ -6,7 +6,7 @@ operation does not look at them.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from replicate.splitting import states
 from replicate.splitting.rules import items, shapes, spaces
@@ -174,41 +174,41 @@ def _concat(case: Case) -> Split:
     number = case.attribute("N")
     if case.attribute("concat_dim") % len(case.entries(2 * number)) == 0:
         raise WholeError("it puts rows behind rows")
-    spaces.check_no_loop(case)
-    wants: list[View] = [WHOLE] * len(case.inputs)
-    found = set()
-    for n in range(number):
-        rows = _entries(case, n, number + n, 2 * number + n)
-        found.add((rows, _coordinates(case, n).ids.stride))
-        wants[n], wants[number + n] = case.inputs[n], _values(case, n)
-        wants[2 * number + n] = case.shape_view(2 * number + n, rows)
-    if len(found) > 1:
-        raise WholeError("its rows are several tensors'")
-    return Split(wants, _made(case, *found.pop()))
+    return _side_by_side(case, range(0), case.shape_view)
 
 
-def _made(case: Case, rows: Rows, stride: int) -> list[State]:
-    """Returns the states of coordinates, values and the shape of new entries."""
-    source = case.space_of(case.op.outputs[1])
-    return [RowNumbers(0, source, Ids(rows.space, 0, stride)), Rows(0, source), SIZE]
-
-
+@rule_of_ids("SparseCross", "SparseCrossHashed", "SparseCrossV2")
 @rule("SparseCross", "SparseCrossHashed", "SparseCrossV2")
 def cross(case: Case) -> Split:
     """Combines what N sparse tensors and dense matrices have, row by row.
 
     Of shapes it looks at the number of rows alone.
     """
-    number, spare = case.attribute("N"), {"SparseCrossV2": 1, "SparseCrossHashed": 3}
+    spare = {"SparseCrossV2": 1, "SparseCrossHashed": 3}.get(case.type, 0)
+    dense = range(3 * case.attribute("N"), len(case.inputs) - spare)
+    return _side_by_side(case, dense, lambda n, rows: _shape_of_rows(case, n, rows))
+
+
+def _side_by_side(
+    case: Case, dense: Sequence[int], shape_view: Callable[[int, Rows], View]
+) -> Split:
+    """Splits an operation on N sparse tensors of the same rows, and on dense ones.
+
+    Args:
+        case: The operation; its inputs are all indices, then all values, then all shapes.
+        dense: The dense inputs.
+        shape_view: Returns the view of an input that is a shape of rows.
+    """
     spaces.check_no_loop(case)
+    number = case.attribute("N")
     wants: list[View] = [WHOLE] * len(case.inputs)
     found = set()
     for n in range(number):
         rows = _entries(case, n, number + n, 2 * number + n)
         found.add((rows, _coordinates(case, n).ids.stride))
         wants[n], wants[number + n] = case.inputs[n], _values(case, n)
-        wants[2 * number + n] = _shape_of_rows(case, 2 * number + n, rows)
-    for n in range(3 * number, len(case.inputs) - spare.get(case.type, 0)):
+        wants[2 * number + n] = shape_view(2 * number + n, rows)
+    for n in dense:
         state = case.inputs[n]
         if not states.is_rows(state) or state.axis != 0:
             raise WholeError("its rows are not along the first dimension")
@@ -219,10 +219,10 @@ def cross(case: Case) -> Split:
     return Split(wants, _made(case, *found.pop()))
 
 
-@rule_of_ids("SparseCross", "SparseCrossHashed", "SparseCrossV2")
-def _cross_of_ids(case: Case) -> Split:
-    """See `cross`."""
-    return cross(case)
+def _made(case: Case, rows: Rows, stride: int) -> list[State]:
+    """Returns the states of coordinates, values and the shape of new entries."""
+    source = case.space_of(case.op.outputs[1])
+    return [RowNumbers(0, source, Ids(rows.space, 0, stride)), Rows(0, source), SIZE]
 
 
 @rule("StringSplit", "StringSplitV2")
