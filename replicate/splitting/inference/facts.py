@@ -68,7 +68,8 @@ class Facts:
         self._given = [each for each in given if isinstance(each, KnownRows)]
         self._axes = {each.tensor.ref(): each for each in self._given}
         straight = self._straightened(graph, given, structure)
-        self._probes, self._of_one_row = probes.Probes()
+        self._probes: Sequence[probes.Probe] = ()
+        self._of_one_row: probes.Probe | None = None
         if straight is not None:
             self._probes, self._of_one_row = probes.probed(straight, given, static_rows)
         self._lengths: dict[Hashable, tuple[Number, ...] | None] = {}

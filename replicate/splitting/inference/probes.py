@@ -151,25 +151,19 @@ class Probe:
         return self._merged[key]
 
 
-class Probes(NamedTuple):
-    """What inferences tell of one graph.
-
-    Attributes:
-        found: For few rows, and for many; none if the graph allows none.
-        of_one_row: For one row, if there can be one.
-    """
-
-    found: Sequence[Probe] = ()
-    of_one_row: Probe | None = None
-
-
-def probed(turns: Turns, given: Sequence[Known], static_rows: int | None) -> Probes:
+def probed(
+    turns: Turns, given: Sequence[Known], static_rows: int | None
+) -> tuple[Sequence[Probe], Probe | None]:
     """Infers a graph's shapes for several sizes of the batch.
 
     Args:
         turns: The graph's definition.
         given: What is given.
         static_rows: B, where it is static; else None.
+
+    Returns:
+        The inferences for few rows and for many, none if the graph allows none; and that for one
+        row, if there can be one.
     """
     has_picked = any(isinstance(each, KnownRows) and each.is_picked for each in given)
     has_inner = any(map(_number_of_inner, given))
@@ -179,14 +173,14 @@ def probed(turns: Turns, given: Sequence[Known], static_rows: int | None) -> Pro
         if found and not (found[0].sizes.inner and _compares_lengths(turns.ops, given)):
             break
     else:
-        return Probes()
+        return (), None
     if static_rows and not has_picked:
-        return Probes(found)
+        return found, None
     sizes = found[0].sizes
     ones = [Sizes(rows, 1, sizes.inner) for rows in (static_rows or 1, sizes.batch)]
     ones = ones[: 1 + has_picked]
     alone = _fitting(turns, given, [ones])
-    return Probes(found, alone[0] if alone else _where_taken(turns, given, ones[0]))
+    return found, alone[0] if alone else _where_taken(turns, given, ones[0])
 
 
 def _where_taken(turns: Turns, given: Sequence[Known], sizes: Sizes) -> Probe | None:

@@ -28,7 +28,7 @@ def _batches_of_matrices(case: Case) -> Split:
 @rule("Einsum")
 def _einsum(case: Case) -> Split:
     """An equation such as `...ij,jk->...ik`; what an ellipsis stands for is broadcast."""
-    equation = case.attribute("equation")
+    equation = case.attribute("equation").replace(" ", "")
     terms, arrow, result = equation.partition("->")
     if not arrow or len(terms.split(",")) != len(case.inputs):
         raise WholeError("an equation without a result")

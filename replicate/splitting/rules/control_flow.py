@@ -75,8 +75,8 @@ def _check(case: registry.Case) -> Split:
     graphs = [body.outputs[0].graph for body in bodies]
     if any(op.type not in _CHECKING for graph in graphs for op in graph.get_operations()):
         raise WholeError("its branches do more than fail")
-    told = zip(case.op.inputs, case.inputs, strict=True)
-    if not any(states.is_rows(state) and not case.is_at_hand(tensor) for tensor, state in told):
+    operands = zip(case.op.inputs, case.inputs, strict=True)
+    if not any(states.is_rows(state) and not case.is_at_hand(tensor) for tensor, state in operands):
         raise WholeError("all that it tells of is at hand")
     if states.is_rows(case.inputs[0]) or any(tensor.dtype != tf.bool for tensor in case.op.outputs):
         raise WholeError("what it gives is more than that it did not fail")

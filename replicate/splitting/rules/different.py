@@ -249,16 +249,16 @@ def alone(case: Case) -> Split:
     case = dataclasses.replace(
         case, inputs=tuple(rows if state == local else state for state in case.inputs)
     )
-    found = registry.RULES[case.type](case)
-    if not isinstance(found, Split) or any(give != rows for give in found.gives):
+    answer = registry.RULES[case.type](case)
+    if not isinstance(answer, Split) or any(give != rows for give in answer.gives):
         raise WholeError("it mixes different values")
-    gives = [local] * len(found.gives)
-    return dataclasses.replace(found, wants=_views(case, found, rows, local), gives=gives)
+    gives = [local] * len(answer.gives)
+    return dataclasses.replace(answer, wants=_views(case, answer, rows, local), gives=gives)
 
 
-def _views(case: Case, found: Split, rows: Rows, local: Local) -> list[View]:
+def _views(case: Case, answer: Split, rows: Rows, local: Local) -> list[View]:
     views: list[View] = []
-    for state, want in zip(case.inputs, found.wants, strict=True):
+    for state, want in zip(case.inputs, answer.wants, strict=True):
         if (state == rows) != (want == rows) or isinstance(want, states.Shape):
             raise WholeError("another operand has other values")
         views.append(local if want == rows else want)

@@ -214,10 +214,10 @@ def _join(case: Case) -> Split:
 @rule("Substr")
 def _part(case: Case) -> Split:
     """Texts, positions and lengths, which are broadcast."""
-    found = said(case, BROADCAST_SAID)
-    if states.is_rows(found.wants[1]) != states.is_rows(found.wants[2]):
+    texts = said(case, BROADCAST_SAID)
+    if states.is_rows(texts.wants[1]) != states.is_rows(texts.wants[2]):
         raise WholeError("positions and lengths differ")
-    return found
+    return texts
 
 
 @by_axes("ReduceJoin")

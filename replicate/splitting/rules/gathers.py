@@ -52,8 +52,8 @@ def _gather_nd(case: Case) -> Split:
     depth = front + case.rank(0) - case.result_rank()
     p = whole(names(case), range(depth))
     i = whole(names(case, 1, "i"), [front])
-    found = signatures.split(case, Said([p, i], [[*i[:front], *p[depth:]]]))
-    return signatures.not_none(found) if states.is_rows(found.wants[0]) else found
+    gathered = signatures.split(case, Said([p, i], [[*i[:front], *p[depth:]]]))
+    return signatures.not_none(gathered) if states.is_rows(gathered.wants[0]) else gathered
 
 
 @rule("ResourceGather", "ResourceGatherNd")
@@ -65,8 +65,8 @@ def _gather_variable(case: Case) -> Split:
     is_nd = case.type == "ResourceGatherNd"
     i = names(case, 1)
     i = whole(i, [len(i) - 1] if is_nd else range(case.attribute("batch_dims")))
-    found = signatures.split(case, Said([(), i], [i]))
-    return dataclasses.replace(found, is_beside=True)
+    gathered = signatures.split(case, Said([(), i], [i]))
+    return dataclasses.replace(gathered, is_beside=True)
 
 
 _TABLES = """
@@ -127,14 +127,14 @@ def _segments(case: Case) -> Split:
         return signatures.in_parts(case)
     x, ids_rank = names(case), case.rank(1)
     said = Said([x, x[:ids_rank]], [["S", *x[ids_rank:]]])
-    found = signatures.split(case, said, kind)
+    sums = signatures.split(case, said, kind)
     segments = case.result_shape()[0]
-    if found.gives[0] == kind and segments.has_rows():
+    if sums.gives[0] == kind and segments.has_rows():
         raise WholeError("there are as many segments as rows")
-    if found.gives[0] == kind and segments.size is None:
+    if sums.gives[0] == kind and segments.size is None:
         # As with ids from `unique`: the devices' sums may well be larger than their rows.
         raise WholeError("how many segments there are is known only when it runs")
-    return found
+    return sums
 
 
 _SPARSE_SEGMENTS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum")
@@ -166,8 +166,8 @@ def _sparse_segments(case: Case) -> Split:
     rows = next(rows for rows in places if states.is_rows(rows))
     wants = [items.along(case, n, rows.at(0)) for n in (1, 2)]
     # NOTE: the gradient of no entries is uninitialized memory.
-    found = Split([WHOLE, *wants, others[2]], [SUM])
-    return signatures.not_none(found) if case.type.endswith("Grad") else found
+    sums = Split([WHOLE, *wants, others[2]], [SUM])
+    return signatures.not_none(sums) if case.type.endswith("Grad") else sums
 
 
 @rule("ScatterNd")
@@ -178,14 +178,14 @@ def _scatter(case: Case) -> Split:
     front = case.rank(0) - 1
     i, q = whole(names(case, 0, "i"), [front]), names(case, 1)[front:]
     depth = case.result_rank() - len(q)
-    found = signatures.split(case, Said([i, [*i[:front], *q], SHAPE], [["N"] * depth + q]))
-    if states.is_rows(found.gives[0]):
-        return signatures.not_none(found)
+    sums = signatures.split(case, Said([i, [*i[:front], *q], SHAPE], [["N"] * depth + q]))
+    if states.is_rows(sums.gives[0]):
+        return signatures.not_none(sums)
     if not case.is_float(1):
         raise WholeError("only floating sums are joined")
     if any(extent.has_rows() for extent in case.result_shape()):
         raise WholeError("it makes rows")
-    return found
+    return sums
 
 
 @by_axes(" ".join(f"TensorScatter{how}" for how in _INTO), needs_rows=True)

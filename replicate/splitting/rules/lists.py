@@ -247,12 +247,12 @@ def _length(case: registry.Case) -> Split | None:
 def _list_shape(case: registry.Case) -> Split | None:
     """(list) -> shape of its elements, the same on all devices unless it has their rows."""
     held = _own_list(case)
-    element, made = held.element, case.op.outputs[0]
-    if states.is_rows(element) and case.facts.literal(made) is not None:
-        entries = case.facts.shape_entries(made)
+    element, result = held.element, case.op.outputs[0]
+    if states.is_rows(element) and case.facts.literal(result) is not None:
+        entries = case.facts.shape_entries(result)
         if entries and entries[element.axis].has_rows(element.space):
             return Split([held], [SIZE])
-    shape: Any = case.facts.value(made)
+    shape: Any = case.facts.value(result)
     if shape is None:
         raise WholeError("the shape of a list's elements is not known")
     if states.is_rows(element) and np.ndim(shape) and shape[element.axis] != -1:

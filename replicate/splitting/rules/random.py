@@ -24,8 +24,8 @@ _SEED_STEP = 1_000_003
 
 def seed_of_copy(seed2: int, k: int) -> int:
     """Returns the attribute `seed2` of copy k, of an operation of `SEEDED` that has a seed."""
-    found = seed2 + k * _SEED_STEP
-    return found if found < 2**63 else found - 2**63
+    seed = seed2 + k * _SEED_STEP
+    return seed if seed < 2**63 else seed - 2**63
 
 
 @rule("RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal", always=True)

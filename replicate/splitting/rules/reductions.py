@@ -57,12 +57,12 @@ def mean(case: Case) -> Split:
     if case.inputs[0] == SUM and case.is_float():
         return signatures.in_parts(case)
     part = Partial(Kind.MEAN)
-    found = signatures.split(case, _over_axes(case), part)
-    if found.gives[0] != part:
-        return found
+    sums = signatures.split(case, _over_axes(case), part)
+    if sums.gives[0] != part:
+        return sums
     if case.op.inputs[0].dtype in (tf.float16, tf.bfloat16) or not case.is_float():
         raise WholeError("a mean of integers or of short floats over rows")
-    return dataclasses.replace(found, type="Sum")
+    return dataclasses.replace(sums, type="Sum")
 
 
 def _over_axes(case: Case) -> Said:
@@ -172,10 +172,10 @@ def _are_own(case: Case, rows: Rows) -> bool:
 
 def shaped(case: Case) -> Split | None:
     """Splits the `Reshape` of such a sum to the operand's shape; returns None if it is another."""
-    made, shape, rows = case.op.inputs[0].op, case.op.inputs[1], case.inputs[0]
-    if made.type != "Sum" or _shape_summed_to(made) is not shape or not states.is_rows(rows):
+    summing, shape, rows = case.op.inputs[0].op, case.op.inputs[1], case.inputs[0]
+    if summing.type != "Sum" or _shape_summed_to(summing) is not shape or not states.is_rows(rows):
         return None
-    axis = _axis_in(case, shape, rows, case.rank(0)) if made.get_attr("keep_dims") else None
+    axis = _axis_in(case, shape, rows, case.rank(0)) if summing.get_attr("keep_dims") else None
     if axis is None:
         return None
     new = rows.at(axis)

@@ -122,10 +122,10 @@ class Case:
 
     def value(self, n: int) -> npt.NDArray[Any]:
         """Returns input n where it is a small constant, the same for every batch."""
-        found = self.facts.value(self.op.inputs[n])
-        if found is None:
+        constant = self.facts.value(self.op.inputs[n])
+        if constant is None:
             raise WholeError("an operand is not constant")
-        return np.asarray(found)
+        return np.asarray(constant)
 
     def axes(self, n: int, rank: int) -> list[int]:
         """Returns input n, which names axes, as sorted numbers from 0 to rank - 1."""
@@ -137,10 +137,10 @@ class Case:
 
     def entries(self, n: int) -> tuple[Extent, ...]:
         """Returns the entries of input n, which is a shape."""
-        found = self.facts.shape_entries(self.op.inputs[n])
-        if found is None:
+        entries = self.facts.shape_entries(self.op.inputs[n])
+        if entries is None:
             raise WholeError("a shape is not known")
-        return found
+        return entries
 
     def measured(self, n: int) -> states.State:
         """Returns the state of the tensor of which input n is the shape; else `WHOLE`."""
@@ -165,7 +165,7 @@ class Case:
         return dtype.is_floating or dtype.is_complex
 
     @staticmethod
-    def _known(found: tuple[Extent, ...] | None) -> tuple[Extent, ...]:
-        if found is None:
+    def _known(extents: tuple[Extent, ...] | None) -> tuple[Extent, ...]:
+        if extents is None:
             raise WholeError("a rank is not known")
-        return found
+        return extents

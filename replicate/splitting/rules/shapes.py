@@ -43,8 +43,8 @@ def reshape(case: Case) -> Split:
     """Rows stay if the entries before them are as many as before, or become `Steps`."""
     if case.inputs[0] == SUM:
         return signatures.in_parts(case)
-    if (found := reductions.shaped(case)) is not None:
-        return found
+    if (of_gradient := reductions.shaped(case)) is not None:
+        return of_gradient
     rows = items.rows_of(case)
     if isinstance(rows.space, Steps):
         new = _reshaped_steps(case, rows)
@@ -120,11 +120,11 @@ def _reshaped_axis(case: Case, rows: Rows) -> int:
 def _reshaped(case: Case) -> list[Extent]:
     """Returns the extents of a reshaped value: as inferred, else as asked for."""
     entries = case.facts.shape_entries(case.op.inputs[1]) or ()
-    found = list(case.result_shape())
+    extents = list(case.result_shape())
     for axis, entry in enumerate(entries):
-        if found[axis].size is None and not found[axis].has_rows() and entry.size != -1:
-            found[axis] = entry
-    return found
+        if extents[axis].size is None and not extents[axis].has_rows() and entry.size != -1:
+            extents[axis] = entry
+    return extents
 
 
 def _is_multiple(old: Sequence[Extent], new: Sequence[Extent], space: Space) -> bool:
@@ -321,7 +321,7 @@ def space_of_size(case: Case, n: int, is_picked: bool) -> Space:
     """
     if case.inputs[n] is WHOLE and case.facts.literal(case.op.inputs[n]) is not None:
         return case.batch
-    found: set[Space] = set()
+    spaces: set[Space] = set()
     seen, waiting = set(), [case.op.inputs[n]]
     while waiting:
         tensor = waiting.pop()
@@ -332,12 +332,12 @@ def space_of_size(case: Case, n: int, is_picked: bool) -> Space:
         if state is SIZE:
             waiting.extend(tensor.op.inputs)
         elif states.is_rows(state) and state.space.is_picked == is_picked:
-            found.add(state.space.base)
+            spaces.add(state.space.base)
         if is_picked and state is not SIZE and _may_count_others(case, tensor):
             raise WholeError("whose picked rows a size counts is not known")
-    if len(found) != 1:
+    if len(spaces) != 1:
         raise WholeError("whose rows a size counts is not known")
-    return found.pop()
+    return spaces.pop()
 
 
 def _may_count_others(case: Case, tensor: tf.Tensor) -> bool:
@@ -361,18 +361,18 @@ def _sliced(case: Case, axes: Axes) -> tuple[list[str], dict[str, int]]:
         case.attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")
     )
     more = len(axes) - sum(not (ellipsis | new) >> n & 1 for n in range(number))
-    left, found, entries = list(axes), [], {}
+    left, result, entries = list(axes), [], {}
     for n in range(number):
         if ellipsis >> n & 1:
-            found += left[:more]
+            result += left[:more]
             del left[:more]
         elif new >> n & 1:
-            found.append("NEW")
+            result.append("NEW")
         else:
             axis = left.pop(0)
             entries[axis] = n
-            found += [] if shrink >> n & 1 else [axis]
-    return found + left, entries
+            result += [] if shrink >> n & 1 else [axis]
+    return result + left, entries
 
 
 @rule("StridedSlice")
@@ -381,12 +381,12 @@ def strided_slice(case: Case) -> Split:
     if case.inputs[0] == SUM:
         return signatures.in_parts(case)
     rows, x = items.rows_of(case), names(case)
-    found, entries = _sliced(case, x)
+    result, entries = _sliced(case, x)
     axis = x[rows.axis]
-    if axis not in found:
+    if axis not in result:
         raise WholeError("it picks a row")
     views = _views_of_all(case, entries.get(axis), rows, case.shape(0)[rows.axis])
-    return Split([rows, *views], [rows.at(found.index(axis))])
+    return Split([rows, *views], [rows.at(result.index(axis))])
 
 
 @rule("StridedSliceGrad")
@@ -396,11 +396,11 @@ def strided_slice_gradient(case: Case) -> Split:
         return signatures.in_parts(case, (4,))
     rows, lengths = items.rows_of(case, 4), case.entries(0)
     x = [f"a{n}" for n in range(len(lengths))]
-    found, entries = _sliced(case, x)
-    if found[rows.axis] not in x:
+    result, entries = _sliced(case, x)
+    if result[rows.axis] not in x:
         raise WholeError("a new axis has the rows")
-    new = rows.at(x.index(found[rows.axis]))
-    views = _views_of_all(case, entries.get(found[rows.axis]), rows, lengths[new.axis])
+    new = rows.at(x.index(result[rows.axis]))
+    views = _views_of_all(case, entries.get(result[rows.axis]), rows, lengths[new.axis])
     return Split([case.shape_view(0, new), *views, rows], [new])
 
 

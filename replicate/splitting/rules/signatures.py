@@ -1,7 +1,7 @@
 """Rules that one line says: which axes of operands and results are the same, and may have rows.
 
 A signature has a term for each operand and each result, and in a term a letter for each axis, as
-in Einstein's notation: `"...MN, ...MK -> ...NK"`.
+in Einstein's notation: `"...MN, ...NK -> ...MK"`.
 
 | sign | meaning |
 |---|---|
@@ -20,6 +20,7 @@ and the parts are added. Operands that have no term go whole; results without on
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -45,7 +46,7 @@ Axes: TypeAlias = Sequence[str]
 Behind the name of an axis that an operand may lack, or have of length 1, is `|1`.
 """
 
-ALL = 99  # operands
+ALL = sys.maxsize  # operands
 SHAPE: Axes = ("[]",)
 _FRONT, _REST, _SAME, _ONE = "...", "*", "=", "|1"
 
@@ -144,11 +145,11 @@ def split(case: Case, said: Said, part: Partial = SUM, *, needs_rows: bool = Fal
     return not_none(Split(wants, gives)) if needs_rows else Split(wants, gives)
 
 
-def not_none(found: Split) -> Split:
+def not_none(copies: Split) -> Split:
     """Refuses picked rows, of which a device may have none, for a kernel that fails on no rows."""
-    if any(states.is_rows(want) and want.space.is_picked for want in found.wants):
+    if any(states.is_rows(want) and want.space.is_picked for want in copies.wants):
         raise WholeError("a device may have no rows")
-    return found
+    return copies
 
 
 def _first_rows(case: Case, said: Said) -> tuple[str, Rows]:
@@ -163,18 +164,18 @@ def _first_rows(case: Case, said: Said) -> tuple[str, Rows]:
     ]
     # NOTE: rows that may be stretched to another operand's length need not be as many.
     fixed = {name for axes in said.operands for name in axes if not name.endswith(_ONE)}
-    found = [
+    candidates = [
         (name.removesuffix(_ONE), rows)
         for name, rows in with_rows
         if (name[0].islower() or name[0] == ".") and name.removesuffix(_ONE) not in fixed - {name}
     ]
-    if not found:
+    if not candidates:
         raise WholeError("it works along rows" if with_rows else "no operand has rows")
     result = list(said.results[0])
-    kept = [each for each in found if each[0] in result]
+    kept = [each for each in candidates if each[0] in result]
     if kept and not fixed.intersection(axis for axis, _ in kept):
         return min(kept, key=lambda each: result.index(each[0]))
-    return (kept or found)[0]
+    return (kept or candidates)[0]
 
 
 def _given(axes: Axes, axis: str, rows: Rows, part: Partial) -> State:
@@ -200,8 +201,8 @@ def read(case: Case, text: str) -> Said:
     operands, results = _parsed(text, len(case.inputs))
     ranks = [case.rank(n) if _is_ranked(term) else 0 for n, term in enumerate(operands)]
     front = _number_in_front(case, operands, results, ranks)
-    found = [_expanded(term, rank, front) for term, rank in zip(operands, ranks, strict=True)]
-    return Said(found, [_expanded(term, None, front) for term in results])
+    axes = [_expanded(term, rank, front) for term, rank in zip(operands, ranks, strict=True)]
+    return Said(axes, [_expanded(term, None, front) for term in results])
 
 
 @functools.cache

@@ -123,8 +123,8 @@ def _range(case: Case) -> registry.Answer:
         raise WholeError("numbers of rows are whole")
     space = _space_of_number(case, 1)
     view = case.facts.number_view(case.op.inputs[1], space)
-    found = RowNumbers(0, space, Ids(space, None, number.multiple, True))
-    return Split([items.same(case, 0), view, items.same(case, 2)], [found])
+    numbers_of_all = RowNumbers(0, space, Ids(space, None, number.multiple, True))
+    return Split([items.same(case, 0), view, items.same(case, 2)], [numbers_of_all])
 
 
 def _space_of_number(case: Case, n: int) -> Space:
@@ -174,10 +174,10 @@ def _slice(case: Case) -> Split:
     width = case.shape(0)[1].size
     if not is_column or width is None:
         raise WholeError("it takes no column of coordinates")
-    made = state.at(0)
+    column = state.at(0)
     if int(begin[1]) % width == state.ids.column:
-        made = state.numbering(dataclasses.replace(state.ids, column=None))
-    return Split([state, *[items.same(case, n) for n in (1, 2, 3)]], [made])
+        column = state.numbering(dataclasses.replace(state.ids, column=None))
+    return Split([state, *[items.same(case, n) for n in (1, 2, 3)]], [column])
 
 
 @rule_of_ids("Transpose")
@@ -200,23 +200,23 @@ def _moved(case: Case) -> Split:
         raise WholeError("they are no numbers of rows")
     if state.ids.column is not None and not case.shape(0)[-1].is_one:
         raise WholeError("they are coordinates in several dimensions")
-    found = _of_plain(case, [state.plain, *others])
-    (made,) = found.gives
-    if found.wants[0] != state.plain or not states.is_rows(made):
+    moved = _of_plain(case, [state.plain, *others])
+    (rows,) = moved.gives
+    if moved.wants[0] != state.plain or not states.is_rows(rows):
         raise WholeError("its rows are others then")
     is_complete = state.ids.is_complete and case.type in ("ExpandDims", "Reshape", "Squeeze")
     ids = dataclasses.replace(state.ids, column=None, is_complete=is_complete)
-    wants = [state, *found.wants[1:]]
-    return dataclasses.replace(found, wants=wants, gives=[RowNumbers(made.axis, made.space, ids)])
+    wants = [state, *moved.wants[1:]]
+    return dataclasses.replace(moved, wants=wants, gives=[RowNumbers(rows.axis, rows.space, ids)])
 
 
 def _of_plain(case: Case, inputs: Sequence[State]) -> Split:
     """Returns what the operation's rule for states without ids returns."""
     case = dataclasses.replace(case, inputs=tuple(inputs))
-    found = registry.RULES[case.type](case)
-    if not isinstance(found, Split):
+    answer = registry.RULES[case.type](case)
+    if not isinstance(answer, Split):
         raise WholeError("its inputs do not fit its rule")
-    return found
+    return answer
 
 
 @rule_of_ids("Pack")
@@ -226,11 +226,11 @@ def _columns(case: Case) -> Split:
     axis = case.attribute("axis") % (rank + 1)
     if axis not in (0, rank):
         raise WholeError("it makes no coordinates")
-    wants, made = _beside(case, range(len(case.inputs)), [1] * len(case.inputs))
+    wants, coordinates = _beside(case, range(len(case.inputs)), [1] * len(case.inputs))
     if axis != rank:
-        ids = dataclasses.replace(made.ids, is_upright=True)
-        made = RowNumbers(made.axis + 1, made.space, ids)
-    return Split(wants, [made])
+        ids = dataclasses.replace(coordinates.ids, is_upright=True)
+        coordinates = RowNumbers(coordinates.axis + 1, coordinates.space, ids)
+    return Split(wants, [coordinates])
 
 
 @rule_of_ids("ConcatV2")
@@ -240,8 +240,8 @@ def _joined_columns(case: Case) -> Split:
     if case.axis(len(case.inputs) - 1, case.rank(0)) != case.rank(0) - 1 or case.rank(0) < 2:
         raise WholeError("it makes no coordinates")
     widths = [case.shape(n)[-1].size for n in values]
-    wants, made = _beside(case, values, widths)
-    return Split([*wants, items.same(case, len(case.inputs) - 1)], [made])
+    wants, coordinates = _beside(case, values, widths)
+    return Split([*wants, items.same(case, len(case.inputs) - 1)], [coordinates])
 
 
 def _beside(
@@ -251,10 +251,10 @@ def _beside(
 
     They are put side by side into the last axis, in which they have widths.
     """
-    found = [n for n in values if isinstance(case.inputs[n], RowNumbers)]
-    if len(found) != 1:
+    with_ids = [n for n in values if isinstance(case.inputs[n], RowNumbers)]
+    if len(with_ids) != 1:
         raise WholeError("several operands are numbers of rows")
-    (n,) = found
+    (n,) = with_ids
     state, before = numbers(case, n), [width for width in widths[:n] if width is not None]
     rows = state.plain
     is_column = state.ids.column is None
@@ -346,8 +346,8 @@ def _scatter(case: Case) -> Split:
     if without(updates) != Rows(0, indices.space):
         raise WholeError("the updates are not as the coordinates")
     check_shape(case, 2, indices.ids)
-    found = Rows(0, indices.ids.space)
-    return Split([indices, without(updates), case.shape_view(2, found)], [found])
+    rows = Rows(0, indices.ids.space)
+    return Split([indices, without(updates), case.shape_view(2, rows)], [rows])
 
 
 def check_shape(case: Case, n: int, ids: Ids) -> None:

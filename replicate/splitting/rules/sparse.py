@@ -63,6 +63,12 @@ def _values(case: Case, indices: int) -> Rows:
     return _coordinates(case, indices).at(0)
 
 
+def _operand(case: Case) -> tuple[Rows, list[View]]:
+    """Returns the rows of a sparse operand, the first three inputs, and the views of these."""
+    rows = _entries(case, 0, 1, 2)
+    return rows, [case.inputs[0], _values(case, 0), case.shape_view(2, rows)]
+
+
 def _shape_of_rows(case: Case, n: int, rows: Rows) -> View:
     """Returns the view of a shape of which only the number of rows counts."""
     return OWN if case.facts.is_own(case.op.inputs[n], rows.space) else case.shape_view(n, rows)
@@ -129,8 +135,7 @@ def _to_dense(case: Case) -> Split:
 @rule_of_ids("SparseTensorDenseMatMul")
 def _product_of_matrices(case: Case) -> Split:
     """A sparse matrix A of rows times a matrix; or of A's transpose, which is a sum over rows."""
-    rows = _entries(case, 0, 1, 2)
-    wants = [case.inputs[0], _values(case, 0), case.shape_view(2, rows)]
+    rows, wants = _operand(case)
     if not case.attribute("adjoint_a"):
         return Split([*wants, WHOLE], [rows])
     return Split([*wants, items.along(case, 3, rows.at(int(case.attribute("adjoint_b"))))], [SUM])
@@ -139,33 +144,28 @@ def _product_of_matrices(case: Case) -> Split:
 @rule_of_ids("SparseReorder")
 def _reorder(case: Case) -> Split:
     """Entries in order, row by row."""
-    rows = _entries(case, 0, 1, 2)
-    state, values = case.inputs[0], _values(case, 0)
-    return Split([state, values, case.shape_view(2, rows)], [state, values])
+    _, wants = _operand(case)
+    return Split(wants, [case.inputs[0], _values(case, 0)])
 
 
 @rule_of_ids("SparseReduceSum", "SparseReduceMax")
 def _reduce(case: Case) -> Split:
     """Over other dimensions for each row; over rows each device makes a part of a sum."""
-    rows = _entries(case, 0, 1, 2)
-    wants = [case.inputs[0], _values(case, 0), case.shape_view(2, rows), items.same(case, 3)]
+    rows, wants = _operand(case)
     rank = len(case.entries(2))
-    axes = case.axes(3, rank) or range(rank)
-    if 0 not in axes:
-        return Split(wants, [rows])
-    if case.type == "SparseReduceMax":
+    is_over_rows = 0 in (case.axes(3, rank) or range(rank))
+    if is_over_rows and case.type == "SparseReduceMax":
         raise WholeError("it is over rows")
-    return Split(wants, [SUM])
+    return Split([*wants, items.same(case, 3)], [SUM if is_over_rows else rows])
 
 
 @rule_of_ids("SparseSoftmax")
 def _softmax(case: Case) -> Split:
     """Over entries that differ in the last coordinate alone."""
-    rows = _entries(case, 0, 1, 2)
+    _, wants = _operand(case)
     if len(case.entries(2)) < 2:
         raise WholeError("it is over rows")
-    values = _values(case, 0)
-    return Split([case.inputs[0], values, case.shape_view(2, rows)], [values])
+    return Split(wants, [_values(case, 0)])
 
 
 @rule_of_ids("SparseConcat")
@@ -202,21 +202,21 @@ def _side_by_side(
     spaces.check_no_loop(case)
     number = case.attribute("N")
     wants: list[View] = [WHOLE] * len(case.inputs)
-    found = set()
+    tensors = set()
     for n in range(number):
         rows = _entries(case, n, number + n, 2 * number + n)
-        found.add((rows, _coordinates(case, n).ids.stride))
+        tensors.add((rows, _coordinates(case, n).ids.stride))
         wants[n], wants[number + n] = case.inputs[n], _values(case, n)
         wants[2 * number + n] = shape_view(2 * number + n, rows)
     for n in dense:
         state = case.inputs[n]
         if not states.is_rows(state) or state.axis != 0:
             raise WholeError("its rows are not along the first dimension")
-        found.add((state.at(0), spaces.entries_of_a_row(case, n)))
+        tensors.add((state.at(0), spaces.entries_of_a_row(case, n)))
         wants[n] = state.at(0)
-    if len(found) != 1:
+    if len(tensors) != 1:
         raise WholeError("its rows are several tensors'")
-    return Split(wants, _made(case, *found.pop()))
+    return Split(wants, _made(case, *tensors.pop()))
 
 
 def _made(case: Case, rows: Rows, stride: int) -> list[State]:
@@ -274,11 +274,11 @@ def _bounds(case: Case, n: int) -> Bounds:
 @rule_of_ids("StridedSlice")
 def _begins_or_ends(case: Case) -> Split:
     """`[:-1]` and `[1:]`."""
-    found = _bounds(case, 0)
+    bounds = _bounds(case, 0)
     begin, end, strides = (list(case.value(n)) for n in (1, 2, 3))
     masks = {name: case.attribute(f"{name}_mask") for name in ("begin", "end")}
     others = (case.attribute(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis"))
-    if found.part != "all" or strides != [1] or any(others):
+    if bounds.part != "all" or strides != [1] or any(others):
         raise WholeError("it takes some of the places")
     if (masks["begin"] or begin == [0]) and not masks["end"] and end == [-1]:
         part = "begins"
@@ -287,8 +287,8 @@ def _begins_or_ends(case: Case) -> Split:
     else:
         raise WholeError("it takes some of the places")
     views = [items.same(case, n) for n in (1, 2, 3)]
-    made = Local(dataclasses.replace(found, part=part))
-    return Split([case.inputs[0], *views], [made])
+    half = Local(dataclasses.replace(bounds, part=part))
+    return Split([case.inputs[0], *views], [half])
 
 
 @rule_of_ids("Sub")
@@ -305,11 +305,11 @@ def _to_sparse(case: Case) -> Split:
     """Coordinates of the values, in two dimensions, the values, and the shape."""
     if len(case.inputs) != 2 or case.rank(1) != 1:
         raise WholeError("it has several ragged dimensions, or inner ones")
-    found = _bounds(case, 0)
-    if found.part != "all" or spaces.without(case.inputs[1]) != Rows(0, found.values):
+    bounds = _bounds(case, 0)
+    if bounds.part != "all" or spaces.without(case.inputs[1]) != Rows(0, bounds.values):
         raise WholeError("the values are others'")
-    values = Rows(0, found.values)
-    indices = RowNumbers(0, found.values, Ids(found.rows, 0))
+    values = Rows(0, bounds.values)
+    indices = RowNumbers(0, bounds.values, Ids(bounds.rows, 0))
     return Split([case.inputs[0], values], [indices, values, SIZE])
 
 

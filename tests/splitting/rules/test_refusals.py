@@ -71,7 +71,7 @@ GATHERS = [
     ("GatherNd", None, lambda x: tf.gather_nd(_whole(9), _whole_numbers(x)[:, :1] * _open([[1]]))),
     (
         "ScatterNd",
-        "rows are inside of the indices",
+        "it works along rows",
         lambda x: tf.scatter_nd(
             tf.ensure_shape(tf.transpose(_whole_numbers(x)), [4, None]), _whole(4), [4, 4, 4, 4]
         ),

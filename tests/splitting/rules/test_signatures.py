@@ -91,3 +91,27 @@ def test_result_that_each_device_has_is_marked():
     values, vectors = states_of(no_vectors, [None, 3, 3])[0]
     assert values.axis == 0
     assert vectors == FIRST
+
+
+def test_sums_over_rows_are_packed_apart_however_many():
+    # A part of each sum is on each device; if one of 120 were whole, all would have to be.
+    (made,), _ = states_of(
+        lambda x: tf.stack([tf.reduce_sum(x * n, 0) for n in range(120)]), [None, 3]
+    )
+    assert made == SUM
+
+
+def test_sum_and_rows_together_keep_the_rows():
+    # `params` is a sum over rows; each device needs all of it for its own indices.
+    def look_up(x, y):
+        return tf.gather(tf.reduce_sum(x, 0), tf.cast(y, tf.int32))
+
+    (made,), _ = states_of(look_up, [None, 3], [None])
+    assert made.axis == 0
+
+
+def test_capital_of_an_equation_is_a_letter_like_others():
+    (made,), _ = states_of(lambda x: tf.einsum("Bn,Bm->nm", x, x), [None, 3])
+    assert made == SUM
+    (made,), _ = states_of(lambda x: tf.einsum("Bn,nb->bB", x, tf.ones([3, 2])), [None, 3])
+    assert made.axis == 1
