@@ -111,10 +111,10 @@ class Facts:
             number = tensor.shape.num_elements()
             return tf.get_static_value(tensor) if number <= extents.MOST_ENTRIES else None
         whole = self._folder.fold(tensor)
-        found = folding.plain(whole, tensor.dtype)
-        if whole is None or found is None or not self._is_same_everywhere(tensor, whole):
+        constant = folding.plain(whole, tensor.dtype)
+        if whole is None or constant is None or not self._is_same_everywhere(tensor, whole):
             return None
-        return found
+        return constant
 
     def shape_entries(self, tensor: tf.Tensor) -> tuple[Extent, ...] | None:
         """Returns the entries of a tensor that is a shape, or None if they are unknown.
@@ -182,9 +182,9 @@ class Facts:
         if self._state(tensor) is not SIZE or whole is None or whole.ndim != len(place):
             return False
         for mode in self._modes:
-            found = self._folder.fold(tensor, mode)
+            own = self._folder.fold(tensor, mode)
             try:
-                if found is None or found[place] != self._own(whole[place], space, mode):
+                if own is None or own[place] != self._own(whole[place], space, mode):
                     return False
             except UnknownError:
                 return False
@@ -200,15 +200,15 @@ class Facts:
 
     def constant(self, tensor: tf.Tensor) -> npt.NDArray[Any] | None:
         """Returns a value that is the same for every batch, if it follows from the graph alone."""
-        found = self.value(tensor)
-        if found is None or tensor.op.type == "Const":
-            return found
+        constant = self.value(tensor)
+        if constant is None or tensor.op.type == "Const":
+            return constant
         return folding.plain(self._graphs_own.fold(tensor), tensor.dtype)
 
     def multiple(self, tensor: tf.Tensor, axis: int) -> int | None:
         """Returns how many entries a row has along an axis, or None if only a run tells."""
-        found = self.shape(tensor)
-        return None if found is None else found[axis].multiple or None
+        lengths = self.shape(tensor)
+        return None if lengths is None else lengths[axis].multiple or None
 
     def rank(self, tensor: tf.Tensor) -> int | None:
         """Returns the rank of a tensor, or None if it is unknown."""
@@ -255,18 +255,22 @@ class Facts:
         """
         learned: dict[Hashable, Sequence[Number]] = {}
         while True:
-            told = {op.outputs[0].ref(): self._told(op) for op in ops}
-            more = {ref: lengths for ref, lengths in told.items() if lengths and ref not in learned}
+            lengths_told = {op.outputs[0].ref(): self._told(op) for op in ops}
+            more = {
+                ref: lengths
+                for ref, lengths in lengths_told.items()
+                if lengths and ref not in learned
+            }
             if not more:
                 return
             learned.update(more)
             one = self._of_one_row
             try:
-                found = [probe.learned(more) for probe in self._probes]
+                knowing = [probe.learned(more) for probe in self._probes]
                 alone = None if one is None else one.learned(more)
             except inference.UnfitError:
                 return  # the graph wants more rows than were assumed: what was inferred stays
-            self._probes, self._of_one_row = found, alone
+            self._probes, self._of_one_row = knowing, alone
             self._lengths.clear()
             self._extents.clear()
             self._folder.forget()
@@ -274,16 +278,16 @@ class Facts:
 
     def _told(self, op: tf.Operation) -> Sequence[Number]:
         """Returns the lengths that an operation is told, if inference found less."""
-        found, sizes = self._whole_lengths(op.outputs[0]), self._probes[0].sizes
-        missing = [extents.at(length, sizes) is None for length in found or ()]
-        if found is not None and not any(missing):
+        inferred, sizes = self._whole_lengths(op.outputs[0]), self._probes[0].sizes
+        missing = [extents.at(length, sizes) is None for length in inferred or ()]
+        if inferred is not None and not any(missing):
             return ()
         shape = self._folder.fold(op.inputs[_TOLD[op.type]])
         if shape is None or shape.ndim != 1 or any(_is_open(entry) for entry in shape):
             return ()
         known = [extents.at(length, sizes) is not None for length in shape]
-        if found is None or len(found) != len(known):
-            return list(shape) if found is None and any(known) else ()
+        if inferred is None or len(inferred) != len(known):
+            return list(shape) if inferred is None and any(known) else ()
         is_more = any(is_told and is_open for is_told, is_open in zip(known, missing, strict=True))
         return list(shape) if is_more else ()
 
@@ -298,19 +302,19 @@ class Facts:
         numbers = tuple(size for size in own or () if size is not None)
         if own is not None and len(numbers) == len(own) and given is None:
             return numbers
-        found = [probe.dims(tensor) for probe in self._probes]
-        ranks = {None if dims is None else len(dims) for dims in found}
-        if not found or ranks == {None} or len(ranks) > 1:
-            found = [own] * max(len(found), 1)
+        inferences = [probe.dims(tensor) for probe in self._probes]
+        ranks = {None if dims is None else len(dims) for dims in inferences}
+        if not inferences or ranks == {None} or len(ranks) > 1:
+            inferences = [own] * max(len(inferences), 1)
         one = self._of_one_row
         alone = None if one is None else one.dims(tensor)
-        dims = found[0]
+        dims = inferences[0]
         if dims is None or (alone is not None and len(dims) != len(alone)):
             return None
         sizes = [probe.sizes for probe in self._probes] or [Sizes(1, 1)]
         lengths = [
             extents.inferred(each, sizes, self.static_rows)
-            for each in zip(*[each for each in found if each is not None], strict=True)
+            for each in zip(*[each for each in inferences if each is not None], strict=True)
         ]
         for axis, size in enumerate(alone or ()):
             expected = None if one is None else extents.at(lengths[axis], one.sizes)
@@ -341,12 +345,12 @@ class Facts:
             return [extents.unknown(), *lengths[1:]]
         if lengths is None or mode == WHOLE_MODE or not isinstance(state, Rows):
             return lengths
-        found = list(lengths)
+        own_lengths = list(lengths)
         try:
-            found[state.axis] = self._own(found[state.axis], state.space, mode)
+            own_lengths[state.axis] = self._own(own_lengths[state.axis], state.space, mode)
         except UnknownError:
-            found[state.axis] = extents.unknown()
-        return found
+            own_lengths[state.axis] = extents.unknown()
+        return own_lengths
 
     def _own(self, number: Number, space: Space, mode: int) -> Number:
         """Returns one device's part of a number that all rows make; raises `UnknownError`."""
@@ -362,9 +366,9 @@ class Facts:
         element = state.element if isinstance(state, ListOf) else WHOLE
         if not isinstance(element, Rows) or not whole.ndim or whole[element.axis] == -1:
             return whole
-        found = whole.copy()
-        found[element.axis] = self._own(whole[element.axis], element.space, mode)
-        return found
+        own_shape = whole.copy()
+        own_shape[element.axis] = self._own(whole[element.axis], element.space, mode)
+        return own_shape
 
     def _is_size(self, tensor: tf.Tensor) -> bool:
         return self._state(tensor) is SIZE
@@ -382,8 +386,8 @@ class Facts:
         return True
 
     def _is_value(self, tensor: tf.Tensor, wanted: folding.Value, mode: int) -> bool:
-        found = self._folder.fold(tensor, mode)
-        return found is not None and folding.equal(found, wanted)
+        own = self._folder.fold(tensor, mode)
+        return own is not None and folding.equal(own, wanted)
 
     def _entries_of(self, given: KnownShape) -> Callable[[int], Sequence[Number]]:
         """Returns what returns the entries of a given shape in a mode."""

@@ -97,11 +97,11 @@ class Folder:
         if len(operands) < len(folded):
             return None
         try:
-            found = FOLD[op.type](op, operands)
+            result = FOLD[op.type](op, operands)
         except (UnknownError, TypeError, ValueError, IndexError, ZeroDivisionError):
             return None
-        found = _array(found[tensor.value_index] if isinstance(found, list) else found)
-        return found if _fits(found, tensor.dtype) else None
+        result = _array(result[tensor.value_index] if isinstance(result, list) else result)
+        return result if _fits(result, tensor.dtype) else None
 
     def _leaf(self, tensor: tf.Tensor, mode: int) -> Value | None:
         op = tensor.op
@@ -141,28 +141,28 @@ class Folder:
 
     def _listed(self, tensor: tf.Tensor, mode: int) -> Value | None:
         """Returns the value that comes from a stack or a list, if that is always the same."""
-        op, found = tensor.op, []
+        op, held = tensor.op, []
         if op.type == "TensorListElementShape" and mode != WHOLE_MODE:
             return self._shape_of_own(tensor, mode)
         if op.type == "StackPopV2":
             push = self._structure.push_of(op)
-            found = [] if push is None else [push.inputs[1]]
+            held = [] if push is None else [push.inputs[1]]
         elif op.type == "StackPushV2":
-            found = [op.inputs[1]]
+            held = [op.inputs[1]]
         elif op.type == "TensorListElementShape":
             for source in self._structure.list_sources(op.inputs[0]):
-                found.append(source.inputs[1 if source.type == "TensorListFromTensor" else 0])
+                held.append(source.inputs[1 if source.type == "TensorListFromTensor" else 0])
         elif op.type == "OptionalGetValue":
             for source in self._structure.list_sources(op.inputs[0]):
                 if tensor.value_index < len(source.inputs):
-                    found.append(source.inputs[tensor.value_index])
+                    held.append(source.inputs[tensor.value_index])
         elif tensor.value_index == 1:  # TensorListPopBack
             for source in self._structure.list_sources(op.inputs[0]):
                 pushes = self._structure.push_backs(source)
                 if not pushes:
                     return None
-                found += [push.inputs[1] for push in pushes]
-        first, *others = [self.fold(each, mode) for each in found] or [None]
+                held += [push.inputs[1] for push in pushes]
+        first, *others = [self.fold(each, mode) for each in held] or [None]
         if first is None or any(each is None or not equal(first, each) for each in others):
             return None
         return first
@@ -212,12 +212,12 @@ def _array(value: Any) -> Value:
     if isinstance(value, np.ndarray):
         return value.astype(object)
     if isinstance(value, list | tuple):
-        made: Value = np.empty(len(value), object)
-        made[:] = value
-        return made
-    made = np.empty((), object)
-    made[()] = value.item() if isinstance(value, np.generic) else value
-    return made
+        array: Value = np.empty(len(value), object)
+        array[:] = value
+        return array
+    array = np.empty((), object)
+    array[()] = value.item() if isinstance(value, np.generic) else value
+    return array
 
 
 def _numbers(value: Value) -> list[int]:
@@ -309,12 +309,12 @@ def _stitched(op: tf.Operation, v: Sequence[Value]) -> Value:
         raise UnknownError("entries that are not there")
     inner = v[half].shape[v[0].ndim :]
     length = max((max(each) for each in places if each), default=-1) + 1
-    made = np.full((length, *inner), None, object)
+    result = np.full((length, *inner), None, object)
     for where, data in zip(places, v[half:], strict=True):
-        made[where] = np.reshape(data, (len(where), *inner))
-    if any(each is None for each in made.flat):
+        result[where] = np.reshape(data, (len(where), *inner))
+    if any(each is None for each in result.flat):
         raise UnknownError("entries that nothing sets")
-    return made
+    return result
 
 
 def _range(op: tf.Operation, v: Sequence[Value]) -> Value:
@@ -332,13 +332,13 @@ def _filled(op: tf.Operation, v: Sequence[Value]) -> Value:
 
 
 def _concat_offset(op: tf.Operation, v: Sequence[Value]) -> list[Value]:
-    axis, offset, found = _number(v[0]), 0, []
+    axis, offset, offsets = _number(v[0]), 0, []
     for shape in v[1:]:
-        made = np.full(shape.shape, 0, object)
-        made[axis] = offset
+        places = np.full(shape.shape, 0, object)
+        places[axis] = offset
         offset = offset + shape[axis]
-        found.append(made)
-    return found
+        offsets.append(places)
+    return offsets
 
 
 def _aligned(v: Sequence[Value]) -> list[list[Number]]:
@@ -352,16 +352,16 @@ def _broadcast_axes(op: tf.Operation, v: Sequence[Value]) -> list[Value]:
     Of equal shapes there are none, though they have 1. A length that grows may be 1, too: then the
     kernel has other axes, which are of length 1, and over which a sum has the same entries.
     """
-    found: list[list[int]] = [[], []]
+    summed: list[list[int]] = [[], []]
     if equal(*v):
-        return [_array(axes) for axes in found]
+        return [_array(axes) for axes in summed]
     for axis, (a, b) in enumerate(zip(*_aligned(v), strict=True)):
         for one, each in enumerate((a, b)):
             if _is_one(each):
-                found[one].append(axis)
+                summed[one].append(axis)
         if not (a == b or _is_one(a) or _is_one(b)) and not extents.same(a, b):
             raise UnknownError("shapes that do not fit")
-    return [_array(axes) for axes in found]
+    return [_array(axes) for axes in summed]
 
 
 def _is_one(number: Number) -> bool:
@@ -370,12 +370,12 @@ def _is_one(number: Number) -> bool:
 
 
 def _broadcast_shape(op: tf.Operation, v: Sequence[Value]) -> Value:
-    found = []
+    shape = []
     for a, b in zip(*_aligned(v), strict=True):
         if not (a == b or _is_one(a) or _is_one(b)):
             raise UnknownError("shapes that may not fit")
-        found.append(b if _is_one(a) else a)
-    return _array(found)
+        shape.append(b if _is_one(a) else a)
+    return _array(shape)
 
 
 def _selected(op: tf.Operation, v: Sequence[Value]) -> Value:
@@ -399,13 +399,13 @@ def _reshaped(old: Value, new: Value) -> Value:
     left = [n for n, entry in enumerate(new) if isinstance(entry, int) and entry == -1]
     if not left:
         return new
-    found, total, others = new.copy(), 1, 1
+    filled, total, others = new.copy(), 1, 1
     for entry in old:
         total = total * entry
     for n, entry in enumerate(new):
         others = others if n in left else others * entry
-    found[left[0]] = total // others
-    return found
+    filled[left[0]] = total // others
+    return filled
 
 
 # Which output of an operation on sparse entries is their shape.

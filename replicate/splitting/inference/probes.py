@@ -169,18 +169,18 @@ def probed(
     has_inner = any(map(_number_of_inner, given))
     least = _FAR * _largest_number(turns)
     for assumed in _assumed(least, static_rows, has_picked, has_inner):
-        found = _fitting(turns, given, assumed)
-        if found and not (found[0].sizes.inner and _compares_lengths(turns.ops, given)):
+        inferences = _fitting(turns, given, assumed)
+        if inferences and not (inferences[0].sizes.inner and _compares_lengths(turns.ops, given)):
             break
     else:
         return (), None
     if static_rows and not has_picked:
-        return found, None
-    sizes = found[0].sizes
+        return inferences, None
+    sizes = inferences[0].sizes
     ones = [Sizes(rows, 1, sizes.inner) for rows in (static_rows or 1, sizes.batch)]
     ones = ones[: 1 + has_picked]
     alone = _fitting(turns, given, [ones])
-    return found, alone[0] if alone else _where_taken(turns, given, ones[0])
+    return inferences, alone[0] if alone else _where_taken(turns, given, ones[0])
 
 
 def _where_taken(turns: Turns, given: Sequence[Known], sizes: Sizes) -> Probe | None:
@@ -191,11 +191,11 @@ def _where_taken(turns: Turns, given: Sequence[Known], sizes: Sizes) -> Probe | 
         if probe is None:
             break
         folder = folding.Folder(_lengths_by(probe.dims), {}, turns.structure)
-        found: Sides = {each.ref(): _side(folder, each) for each in turns.predicates}
-        closer = None if found == sides else _probe(turns, given, sizes, found)
+        taken: Sides = {each.ref(): _side(folder, each) for each in turns.predicates}
+        closer = None if taken == sides else _probe(turns, given, sizes, taken)
         if closer is None:
             break
-        probe, sides = closer, found
+        probe, sides = closer, taken
     return probe
 
 
@@ -213,8 +213,8 @@ def _lengths_by(
 
 def _side(folder: folding.Folder, predicate: tf.Tensor) -> bool | None:
     """Returns which side of a branch is taken, if that follows from lengths."""
-    found = folder.fold(predicate)
-    return None if found is None else bool(found.item())
+    side = folder.fold(predicate)
+    return None if side is None else bool(side.item())
 
 
 def _assumed(
@@ -242,24 +242,24 @@ def _fitting(
     turns: Turns, given: Sequence[Known], assumed: Sequence[Sequence[Sizes]]
 ) -> list[Probe]:
     """Returns an inference for each assumption, or nothing if the graph does not allow one."""
-    found = []
+    inferences = []
     for sizes in assumed:
         probes = (_probe(turns, given, each) for each in sizes)
         probe = next((each for each in probes if each is not None), None)
         if probe is None:
             return []
-        found.append(probe)
-    return found
+        inferences.append(probe)
+    return inferences
 
 
 def _largest_number(turns: Turns) -> int:
     """Returns a graph's largest number that lengths may be made from, or compared with."""
-    found = {1}
+    numbers = {1}
     constants, grown = [], []
     is_rounded = False
     for op in turns.ops:
         if op.type in MEASURING:
-            found.update(size for each in op.inputs for size in static_dims(each) or () if size)
+            numbers.update(size for each in op.inputs for size in static_dims(each) or () if size)
         elif op.type == "Const":
             constants.append(op)
         elif op.type in _GROWING:
@@ -270,12 +270,12 @@ def _largest_number(turns: Turns) -> int:
     for op in constants:
         dtype = op.outputs[0].dtype
         if dtype in (tf.int32, tf.int64) or (is_rounded and dtype.is_floating):
-            found.update(_numbers(op))
+            numbers.update(_numbers(op))
     folder = folding.Folder(_lengths_by(static_dims), {}, turns.structure)
     for op in grown:
         if op.outputs[0].dtype in of_lengths:
-            found.update(_grown_numbers(op.outputs[0], folder))
-    return max(number for number in found if number < _MANY[0][0])
+            numbers.update(_grown_numbers(op.outputs[0], folder))
+    return max(number for number in numbers if number < _MANY[0][0])
 
 
 def _numbers(constant: tf.Operation) -> list[int]:
@@ -322,14 +322,14 @@ def _compares_lengths(ops: Sequence[tf.Operation], given: Sequence[Known]) -> bo
                 is_open = dims is None or None in dims[1:]
                 lengths[tensor.ref()] = frozenset([measured.ref()]) if is_open else nothing
             elif tensor.shape.rank in (0, 1) and tensor.dtype not in kinds.HANDLES:
-                found = (lengths.get(each.ref(), nothing) for each in op.inputs)
-                lengths[tensor.ref()] = nothing.union(*found)
+                read = (lengths.get(each.ref(), nothing) for each in op.inputs)
+                lengths[tensor.ref()] = nothing.union(*read)
         if _may_hide(op) and len(lengths.get(op.outputs[0].ref(), nothing)) > 1:
             return True
         if op.type == "Reshape":
             own, shape = (each.ref() for each in op.inputs)
-            told = lengths.get(shape, nothing)
-            if not all(origins[each] <= origins.get(own, nothing) for each in told):
+            asked = lengths.get(shape, nothing)
+            if not all(origins[each] <= origins.get(own, nothing) for each in asked):
                 return True
     return False
 

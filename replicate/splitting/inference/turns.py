@@ -87,7 +87,7 @@ class Link(NamedTuple):
             if other is None or len(other) - self.has_parts != len(element):
                 return [None]
             pairs = zip(element, other[self.has_parts :], strict=True)
-            element = [size if size == found else None for size, found in pairs]
+            element = [size if size == other_size else None for size, other_size in pairs]
         agreed = [*whole[: self.is_stacked], *element]
         return [] if agreed == whole else [agreed]
 
@@ -170,8 +170,8 @@ class Turns:
     @functools.cached_property
     def predicates(self) -> list[tf.Tensor]:
         """The predicates of branches, each after what it is made from."""
-        found = map(conditions.predicate_of, filter(conditions.begins_branch, self.ops))
-        return list({each.ref(): each for each in found}.values())
+        predicates = map(conditions.predicate_of, filter(conditions.begins_branch, self.ops))
+        return list({each.ref(): each for each in predicates}.values())
 
     @functools.cached_property
     def _conditions(self) -> conditions.Conditions:
@@ -203,8 +203,8 @@ class Turns:
 
     def _is_taken(self, tensor: tf.Tensor, sides: Sides) -> bool:
         """Whether a tensor may have a value."""
-        found = self._conditions.of(tensor)
-        return all(sides.get(predicate.ref()) in (None, side) for predicate, side in found)
+        branches = self._conditions.of(tensor)
+        return all(sides.get(predicate.ref()) in (None, side) for predicate, side in branches)
 
     @property
     def doubtful(self) -> list[str]:
@@ -225,9 +225,9 @@ class Turns:
         names = [self._new("Placeholder", f"{name}/{n}", [], dtype=dtype) for n in range(number)]
         for each in names:
             _set_shape(self._nodes[each], [])
-        made = self._new("Pack", name, names, T=dtype)
-        self._nodes[made].attr["N"].i = number
-        self._instead[vector.name] = made
+        packed = self._new("Pack", name, names, T=dtype)
+        self._nodes[packed].attr["N"].i = number
+        self._instead[vector.name] = packed
         return names
 
     def _redirect(self) -> None:
@@ -367,11 +367,11 @@ class Turns:
 
     def _hide(self, op: tf.Operation) -> None:
         node = self._nodes[op.name]
-        made = self._graph_def.node.add()
-        made.CopyFrom(node)
-        made.name = self._unused(f"{op.name}/sized")
-        self._nodes[made.name] = made
-        _hide(node, made.name, op.outputs[0].dtype)
+        sized = self._graph_def.node.add()
+        sized.CopyFrom(node)
+        sized.name = self._unused(f"{op.name}/sized")
+        self._nodes[sized.name] = sized
+        _hide(node, sized.name, op.outputs[0].dtype)
 
     # Nodes.
 
@@ -383,9 +383,9 @@ class Turns:
         return node.name
 
     def _constant(self, name: str, value: int | list[int]) -> str:
-        made = self._new("Const", name, [], dtype=tf.int32)
-        _set_constant(self._nodes[made], value)
-        return made
+        constant = self._new("Const", name, [], dtype=tf.int32)
+        _set_constant(self._nodes[constant], value)
+        return constant
 
     def _new(self, kind: str, name: str, inputs: Sequence[str], **dtypes: Any) -> str:
         """Adds a node and returns its name."""
