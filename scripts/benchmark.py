@@ -7,6 +7,7 @@ scripts/benchmark.py all --subjects ours,ours@beside --beside ../before
 scripts/benchmark.py cluster --workers 2 --subjects ours,mirrored,one
 scripts/benchmark.py profile --models deep --towers 8 --subjects ours,loop,limit
 scripts/benchmark.py models --towers 3  building each of tests/models beside one device
+scripts/benchmark.py bytes             what devices hold and move in a step, under each strategy
 scripts/benchmark.py table             the figures that must hold, and whether they do
 scripts/benchmark.py show FILE...      tables of what --json wrote
 
@@ -22,7 +23,7 @@ import functools
 import json
 import sys
 
-from benchmarking import building, clusters, goals, names, processes, rounds, tables
+from benchmarking import building, clusters, goals, names, processes, rounds, tables, traffic
 
 COMMANDS = {
     "steps": ("steps",),
@@ -54,12 +55,19 @@ def main() -> None:
     command.add_argument("--models", type=_words, default=(), help="of tests/models (all)")
     command.add_argument("--towers", type=int, default=3, help="K (3)")
     command.add_argument("--builds", type=int, default=20, help="of each model (20)")
+    command = commands.add_parser("bytes", help="counts what devices hold and move in a step")
+    command.add_argument("--models", type=_models, default=goals.MOST)
+    command.add_argument("--towers", type=_numbers, default=goals.MANY, help="K (2,4,8)")
     command = commands.add_parser("show", help="tables of what --json wrote")
     command.add_argument("files", nargs="+", metavar="FILE")
     command.add_argument("--plot", metavar="FILE")
     options = parser.parse_args()
     if options.command == "show":
         _show(options)
+    elif options.command == "bytes":
+        if min(options.towers) < 2:
+            parser.error("argument --towers: must be at least 2; one device moves nothing")
+        print(traffic.counted(options.models, options.towers))
     elif options.command == "models":
         known = building.names()
         unknown = [name for name in options.models if name not in known]

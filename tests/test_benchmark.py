@@ -172,6 +172,35 @@ def test_goals_are_measured_and_judged(module):
     assert [*steps, "1.30", "no"] in lines
 
 
+def test_bytes_are_told_beside_their_bounds(module):
+    # mlp has (784 + 1) * 256 + (256 + 1) * 256 + (256 + 1) * 10 = 269,322 weights of 4 bytes, and
+    # Adam keeps two slots of each. A batch has 128 rows of 784 numbers and a label.
+    weights, rows = 1077.288, 128 * 785 * 4 / 1e3
+    head, *lines = map(str.split, module("traffic").counted(["mlp"], [2]).splitlines())
+    found = {line[2]: dict(zip(head, line, strict=True)) for line in lines}
+    assert list(found) == list(module("names").STRATEGIES)
+    for row in found.values():
+        assert (row["model"], row["K"]) == ("mlp", "2")
+        assert row["share"] == f"{3 * weights / 2:,.1f}"
+        assert row["ring"] == f"{weights:,.1f}"
+        assert row["rows"] == f"{rows / 2:,.1f}"
+        # Weights one way and their gradients the other, however they are placed.
+        moved = float(row["sent"].replace(",", ""))
+        assert weights + rows / 2 <= moved <= weights + rows / 2 + 1
+        assert row["/ring"] == f"{moved / weights:.2f}"
+    # The first of the kernels, which no placement divides, is 784 * 256 * 4 bytes.
+    assert [row["held"] for row in found.values()] == ["3,231.9", "3,225.6", "2,408.4", "3,231.9"]
+    assert [row["/share"] for row in found.values()] == ["2.00", "2.00", "1.49", "2.00"]
+
+
+@pytest.mark.thorough
+def test_one_device_moves_no_bytes():
+    line = [sys.executable, str(SCRIPTS / "benchmark.py"), "bytes", "--towers", "1,2"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--towers: must be at least 2; one device moves nothing" in done.stderr
+
+
 def test_a_plot_is_drawn_or_its_lack_is_told(module, tmp_path):
     tables, rounds = module("tables"), module("rounds")
     results = {rounds.Case("mlp", 2, "ours"): [{"steps": 10.0}]}

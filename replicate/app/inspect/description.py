@@ -162,7 +162,9 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         tf1.train.create_global_step()
         spec = _built(described, make)
         step = [spec.train_op, spec.loss]
-        variables = tuple(sorted(_variables(), key=lambda one: (_LISTED.index(one.kind), one.name)))
+        variables = tuple(
+            sorted(find_variables(), key=lambda one: (_LISTED.index(one.kind), one.name))
+        )
         split, shape_of = None, traffic.unknown_shape
         if heard:
             executed = operations.executed_by(step)
@@ -180,9 +182,9 @@ def describe(settings: config.Config, wanted: scaling.Wanted | None = None) -> D
         _name(settings.strategy, len(workers), wanted),
         rows,
         variables,
-        tuple(_devices(step, variables, workers, tensors, transfers, split is not None)),
+        tuple(measure_devices(step, variables, workers, tensors, transfers, split is not None)),
         tuple(transfers),
-        _bound(variables, len(workers)) if wanted is None else None,
+        bound_of(variables, len(workers)) if wanted is None else None,
         cluster,
         split,
     )
@@ -245,13 +247,15 @@ def _built(
     return replicated(features, labels, mode, params=params, config=described.config)
 
 
-def _variables() -> Iterator[Variable]:
-    """Yields the variables of the default graph."""
+def find_variables() -> tuple[Variable, ...]:
+    """Returns the variables of the default graph: weights, slots, others, local ones."""
     weights = {variable.name for variable in tf1.trainable_variables()}
-    for variable in tf1.global_variables():
-        yield _measured(variable, _KINDS[verified.kind_of(variable.name, weights)])
-    for variable in tf1.local_variables():
-        yield _measured(variable, "local")
+    found = [
+        _measured(variable, _KINDS[verified.kind_of(variable.name, weights)])
+        for variable in tf1.global_variables()
+    ]
+    found += [_measured(variable, "local") for variable in tf1.local_variables()]
+    return tuple(sorted(found, key=lambda one: (_LISTED.index(one.kind), one.name)))
 
 
 def _measured(variable: tf.Variable, kind: str) -> Variable:
@@ -269,7 +273,7 @@ def _measured(variable: tf.Variable, kind: str) -> Variable:
     )
 
 
-def _bound(variables: Iterable[Variable], num_towers: int) -> Bound | None:
+def bound_of(variables: Iterable[Variable], num_towers: int) -> Bound | None:
     """Returns what each device holds and moves at best; None where there is one tower."""
     if num_towers == 1:
         return None
@@ -285,7 +289,7 @@ def _bytes(variables: Iterable[Variable], kinds: Container[str] = _LISTED) -> in
     return sum(one.bytes or 0 for one in variables if one.kind in kinds)
 
 
-def _devices(
+def measure_devices(
     step: traffic.Step,
     variables: Sequence[Variable],
     workers: Sequence[str],
@@ -293,7 +297,16 @@ def _devices(
     transfers: Sequence[traffic.Transfer],
     is_split: bool,
 ) -> Iterator[Device]:
-    """Yields the towers' devices, then all others that hold or do something."""
+    """Yields the towers' devices, then all others that hold or do something.
+
+    Args:
+        step: What is run.
+        variables: Of its graph.
+        workers: The towers' devices.
+        tensors: Bytes of what else is there on a device at one moment; see `memory`.
+        transfers: What travels in a step.
+        is_split: Whether towers are parts of a graph that is split by rows.
+    """
     executed, places = operations.executed_by(step), traffic.Places()
     counts = Counter(map(places.of, executed))
     named = (_TOWER.match(op.name) for op in executed if is_split)
