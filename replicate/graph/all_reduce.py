@@ -11,10 +11,14 @@ from typing import NamedTuple, TypeAlias
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import packing, reductions
+from replicate.graph import packing, placement, reductions
 
 Rows: TypeAlias = Sequence[Sequence[types.Gradient]]
 """K x N tensors: those of device k are `rows[k]`."""
+
+
+HasRows: TypeAlias = Sequence[bool | tf.Tensor]
+"""K bools, or bool tensors of shape []: whether a device has rows, and so counts."""
 
 
 class Wire(NamedTuple):
@@ -22,9 +26,11 @@ class Wire(NamedTuple):
 
     Attributes:
         dtype: What wider floating tensors are cast to on their way, if they are.
+        is_shared: Whether tensors that one device sends to another at once share a transfer.
     """
 
     dtype: tf.DType | None = None
+    is_shared: bool = False
 
     def narrows(self, tensor: tf.Tensor) -> bool:
         """Whether a tensor travels in fewer bits than it has."""
@@ -34,28 +40,41 @@ class Wire(NamedTuple):
             and tensor.dtype.size > self.dtype.size
         )
 
-    def send(self, tensor: tf.Tensor, source: str | None, target: str | None) -> tf.Tensor:
-        """Returns the tensor as `target` receives it from `source`, in its own dtype."""
-        if source == target or not self.narrows(tensor):
-            return tensor
-        with reductions.on(source):
-            narrow = tf.cast(tensor, self.dtype)
-        with reductions.on(target):
-            return tf.cast(narrow, tensor.dtype)
+    def send(
+        self, tensors: Sequence[tf.Tensor], source: str | None, target: str | None
+    ) -> list[tf.Tensor]:
+        """Returns tensors as `target` receives them from `source`, in their own dtypes."""
+        if source == target:
+            return list(tensors)
+        narrow = self._narrowed(tensors, source)
+        return self._widened(self._sent(narrow, source, target), tensors, target)
 
     def spread(
-        self, tensor: tf.Tensor, source: str | None, targets: Sequence[str]
-    ) -> list[tf.Tensor]:
-        """Returns one copy per target, all of them equal, the source's own included."""
-        if not self.narrows(tensor):
-            return [reductions.copy_onto(tensor, target) for target in targets]
-        with reductions.on(source):
-            narrow = tf.cast(tensor, self.dtype)
+        self, tensors: Sequence[tf.Tensor], source: str | None, targets: Sequence[str]
+    ) -> list[list[tf.Tensor]]:
+        """Returns one copy of tensors per target, all of them equal, the source's own included."""
+        narrow = self._narrowed(tensors, source)
         copies = []
         for target in targets:
-            with reductions.on(target):
-                copies.append(tf.cast(narrow, tensor.dtype))
+            found = self._widened(self._sent(narrow, source, target), tensors, target)
+            copies.append([reductions.copy_onto(tensor, target) for tensor in found])
         return copies
+
+    def _sent(
+        self, tensors: Sequence[tf.Tensor], source: str | None, target: str | None
+    ) -> list[tf.Tensor]:
+        return packing.sent(tensors, source, target) if self.is_shared else list(tensors)
+
+    def _narrowed(self, tensors: Sequence[tf.Tensor], source: str | None) -> list[tf.Tensor]:
+        with reductions.on(source):
+            return [tf.cast(t, self.dtype) if self.narrows(t) else t for t in tensors]
+
+    def _widened(
+        self, narrow: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor], target: str | None
+    ) -> list[tf.Tensor]:
+        with reductions.on(target):
+            pairs = zip(narrow, tensors, strict=True)
+            return [tf.cast(t, own.dtype) if self.narrows(own) else t for t, own in pairs]
 
 
 PLAIN = Wire()
@@ -70,6 +89,7 @@ def transferred(
     algorithm: Algorithm,
     pack_bytes: int = 0,
     transfer_dtype: tf.DType | None = None,
+    has_rows: HasRows | None = None,
 ) -> list[list[tf.Tensor]]:
     """Runs an all-reduce on packed tensors, which travel in another dtype.
 
@@ -79,6 +99,7 @@ def transferred(
         algorithm: Makes the sums.
         pack_bytes: Tensors of up to this many bytes share a transfer.
         transfer_dtype: What wider floating tensors are cast to on their way, if they are.
+        has_rows: K bools, or bool tensors of shape []: what counts; None: all.
 
     Returns:
         K x N sums in their own dtypes and shapes.
@@ -87,63 +108,88 @@ def transferred(
         TowerMismatchError: If the dtypes or shapes of a column differ.
     """
     plan = packing.Packing(rows, pack_bytes)
-    packed = [plan.pack(row, device) for row, device in zip(rows, devices, strict=True)]
-    summed = algorithm(packed, devices, Wire(transfer_dtype))
+    packed = _packed(plan, rows, devices, has_rows)
+    summed = algorithm(packed, devices, Wire(transfer_dtype, pack_bytes > 0))
     return [plan.unpack(row, device) for row, device in zip(summed, devices, strict=True)]
 
 
 def batch_sum_onto(
-    rows: Rows,
+    columns: Sequence[Sequence[types.Gradient]],
     sources: Sequence[str],
-    places: Sequence[str],
+    places: Sequence[Sequence[str]],
     pack_bytes: int = 0,
+    has_rows: HasRows | None = None,
     over_workers: Callable[[list[types.Gradient]], list[types.Gradient]] = list,
-) -> list[types.Gradient]:
-    """Sums N columns, each onto a place of its own.
+) -> list[list[types.Gradient]]:
+    """Sums N columns, each onto places of its own: on the first, and copied to the others.
 
     Args:
-        rows: K x N tensors or IndexedSlices.
-        sources: K canonical names of the devices that hold the rows.
-        places: N canonical names of the devices that get the sums.
-        pack_bytes: Dense tensors of up to this many bytes that go to one place share a
-            transfer.
+        columns: N lists of tensors or IndexedSlices, a tensor for each source; others are summed
+            as they are.
+        sources: K canonical names of the devices that hold them.
+        places: For each column the canonical names of the devices that get its sum.
+        pack_bytes: Dense tensors of up to this many bytes that go to the same places are made
+            end to end, and all that one device sends to another shares a transfer; 0: none does.
+        has_rows: See `transferred`.
         over_workers: Takes the sums of this worker's rows, still packed, and returns those of
-            all workers.
+            all workers, where they were.
 
     Returns:
-        N sums in their own dtypes and shapes. IndexedSlices keep duplicate indices.
+        N lists of copies, one for each place, in their own dtypes and shapes. IndexedSlices keep
+        duplicate indices.
 
     Raises:
         TowerMismatchError: If the kinds, dtypes or shapes of a column differ.
     """
-    columns = list(zip(*rows, strict=True))
-    sparse = [n for n, column in enumerate(columns) if _is_sparse(column)]
-    together: dict[str, list[int]] = {}
-    for n in sorted(set(range(len(columns))) - set(sparse)):
-        together.setdefault(places[n], []).append(n)
-    plans, summed = [], [reductions.sum_onto(columns[n], places[n]) for n in sparse]
-    for place, members in together.items():
-        part = [[row[n] for n in members] for row in rows]
+    alone: list[int] = []
+    together: dict[tuple[str, ...], list[int]] = {}
+    for n, column in enumerate(columns):
+        is_alone = len(column) != len(sources) or _is_sparse(column)
+        (alone if is_alone else together.setdefault(tuple(places[n]), [])).append(n)
+    wire = Wire(is_shared=pack_bytes > 0)
+    plans, summed = [], [_sum_alone(columns[n], places[n][0], has_rows) for n in alone]
+    for targets, members in together.items():
+        part = list(zip(*(columns[n] for n in members), strict=True))
         plan = packing.Packing(part, pack_bytes)
-        packed = [plan.pack(row, source) for row, source in zip(part, sources, strict=True)]
-        summed += [_sum(column, sources, place, PLAIN) for column in zip(*packed, strict=True)]
-        plans.append((place, members, plan))
+        packed = _packed(plan, part, sources, has_rows)
+        summed += _sums(packed, sources, targets[0], wire)
+        plans.append((targets, members, plan))
     found = iter(over_workers(summed))
-    sums = {n: next(found) for n in sparse}
-    for place, members, plan in plans:
+    sums: dict[int, list[types.Gradient]] = {}
+    for n in alone:
+        whole = next(found)
+        sums[n] = [whole, *(reductions.copy_onto(whole, place) for place in places[n][1:])]
+    for targets, members, plan in plans:
         packed = [next(found) for _ in plan.packs]
-        sums.update(zip(members, plan.unpack(packed, place), strict=True))
+        copies = [packed, *wire.spread(packed, targets[0], targets[1:])]
+        own = [plan.unpack(copy, target) for copy, target in zip(copies, targets, strict=True)]
+        sums.update(zip(members, map(list, zip(*own, strict=True)), strict=True))
     return [sums[n] for n in range(len(columns))]
+
+
+def _packed(
+    plan: packing.Packing, rows: Rows, devices: Sequence[str], has_rows: HasRows | None
+) -> list[list[tf.Tensor]]:
+    counts = [True] * len(devices) if has_rows is None else has_rows
+    return [plan.pack(*each) for each in zip(rows, devices, counts, strict=True)]
 
 
 def _is_sparse(column: Sequence[types.Gradient]) -> bool:
     return any(isinstance(tensor, tf.IndexedSlices) for tensor in column)
 
 
-def _sum(column: Sequence[tf.Tensor], sources: Sequence[str], place: str, wire: Wire) -> tf.Tensor:
-    """Sums one column of dense tensors onto a place."""
-    parts = [wire.send(t, source, place) for t, source in zip(column, sources, strict=True)]
-    return reductions.sum_onto(parts, place)
+def _sum_alone(
+    column: Sequence[types.Gradient], place: str, has_rows: HasRows | None
+) -> types.Gradient:
+    if has_rows is not None and len(has_rows) == len(column):
+        column = reductions.mask_rows(column, has_rows)
+    return reductions.sum_onto(column, place)
+
+
+def _sums(rows: Rows, sources: Sequence[str], place: str, wire: Wire) -> list[tf.Tensor]:
+    """Sums K x N dense tensors onto a place."""
+    brought = [wire.send(row, source, place) for row, source in zip(rows, sources, strict=True)]
+    return [reductions.sum_onto(column, place) for column in zip(*brought, strict=True)]
 
 
 def to_one_device(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list[tf.Tensor]]:
@@ -151,18 +197,24 @@ def to_one_device(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> lis
 
     Args:
         rows: K x N dense tensors; a column has one shape and dtype.
-        devices: K canonical device names. Column n is summed on device n modulo K, which
-            spreads the work.
+        devices: K canonical device names. Each column is summed on the one that has summed the
+            fewest bytes so far, which spreads the work.
         wire: How tensors travel.
 
     Returns:
         K x N copies.
     """
-    columns = []
-    for n, column in enumerate(zip(*rows, strict=True)):
-        home = devices[n % len(devices)]
-        columns.append(wire.spread(_sum(column, devices, home, wire), home, devices))
-    return _by_device(columns, devices)
+    choose = placement.balanced_by_bytes(devices)
+    members: dict[str, list[int]] = {}
+    for n, tensor in enumerate(rows[0]):
+        members.setdefault(choose(tensor.shape, tensor.dtype), []).append(n)
+    found: list[list[tf.Tensor]] = [list(row) for row in rows]
+    for home, columns in members.items():
+        sums = _sums([[row[n] for n in columns] for row in rows], devices, home, wire)
+        for own, copies in zip(found, wire.spread(sums, home, devices), strict=True):
+            for n, copy in zip(columns, copies, strict=True):
+                own[n] = copy
+    return found
 
 
 def hierarchical_copy(
@@ -185,16 +237,16 @@ def hierarchical_copy(
     for n, column in enumerate(zip(*rows, strict=True)):
         leaders = [devices[group[n % len(group)]] for group in groups]
         partial = [
-            _sum([column[k] for k in group], [devices[k] for k in group], leader, wire)
+            _sums([[column[k]] for k in group], [devices[k] for k in group], leader, wire)
             for group, leader in zip(groups, leaders, strict=True)
         ]
         home = leaders[n % len(groups)]
-        near = wire.spread(_sum(partial, leaders, home, wire), home, leaders)
+        near = wire.spread(_sums(partial, leaders, home, wire), home, leaders)
         columns.append(
             [
                 copy
                 for group, leader, total in zip(groups, leaders, near, strict=True)
-                for copy in wire.spread(total, leader, [devices[k] for k in group])
+                for (copy,) in wire.spread(total, leader, [devices[k] for k in group])
             ]
         )
     return _by_device(columns, devices)
@@ -269,7 +321,7 @@ def _ring_column(
         order = [(c + step) % count for step in range(count)]
         running = chunks[c][c]
         for before, k in itertools.pairwise(order):
-            running = wire.send(running, devices[before], devices[k])
+            (running,) = wire.send([running], devices[before], devices[k])
             with tf.device(devices[k]):
                 running = running + chunks[k][c]
         _pass_on(running, c, [order[-1], *order[:-1]], devices, wire, finished)

@@ -3,7 +3,10 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from replicate import types
+from replicate.compat import graphs
 from replicate.compat.tensorflow import tf
 from replicate.graph import reductions
 
@@ -67,13 +70,22 @@ class Packing:
             members.append(n)
             opened[dtype] = members, held + size
 
-    def pack(self, row: Sequence[tf.Tensor], device: str | None = None) -> list[tf.Tensor]:
-        """Returns M <= N tensors that hold a row's N, packed on the row's device."""
+    def pack(
+        self, row: Sequence[tf.Tensor], device: str | None = None, counts: bool | tf.Tensor = True
+    ) -> list[tf.Tensor]:
+        """Returns M <= N tensors that hold a row's N, packed on the row's device.
+
+        Args:
+            row: The N tensors.
+            device: The row's device.
+            counts: Whether the row counts, a bool or of shape []; otherwise all is zero.
+        """
         with reductions.on(device):
-            return [
+            packed = [
                 _end_to_end([row[n] for n in members]) if len(members) > 1 else row[members[0]]
                 for members in self.packs
             ]
+            return packed if counts is True else reductions.masked(packed, counts)
 
     def unpack(self, packed: Sequence[tf.Tensor], device: str | None = None) -> list[tf.Tensor]:
         """Returns a row's N tensors again, on the row's device."""
@@ -87,18 +99,40 @@ class Packing:
         """Returns the tensors of one pack again, on a device."""
         shapes = [tuple(self._shapes[n].as_list()) for n in members]
         with reductions.on(device):
-            constants = {shape: tf.constant(shape, tf.int32) for shape in dict.fromkeys(shapes)}
+            constants = {shape: _lengths(shape) for shape in dict.fromkeys(shapes)}
             parts = tf.split(flat, [math.prod(shape) for shape in shapes])
             return [
-                part if len(shape) == 1 else tf.reshape(part, constants[shape])
+                part if len(shape) == 1 else graphs.reshaped(part, constants[shape])
                 for shape, part in zip(shapes, parts, strict=True)
             ]
 
 
+def sent(tensors: Sequence[tf.Tensor], source: str | None, target: str | None) -> list[tf.Tensor]:
+    """Returns tensors as one device gets them from another: in a graph, in one transfer.
+
+    Args:
+        tensors: N tensors of the source, of any dtypes and shapes.
+        source: Canonical name of the device that sends.
+        target: Canonical name of the device that receives.
+    """
+    if source == target or not source or not target or len(tensors) < 2 or tf.executing_eagerly():
+        return list(tensors)
+    types_, shapes = [t.dtype for t in tensors], [t.shape for t in tensors]
+    with reductions.on(source):
+        held = tf.raw_ops.OptionalFromValue(components=list(tensors))
+    with reductions.on(target):
+        return tf.raw_ops.OptionalGetValue(optional=held, output_types=types_, output_shapes=shapes)
+
+
+def _lengths(shape: Sequence[int]) -> tf.Tensor:
+    # NOTE: of a scalar's shape a plain list would not tell the dtype.
+    return tf.constant(np.array(shape, np.int32))
+
+
 def _end_to_end(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns tensors of one dtype, flat, one after the other."""
-    flat = tf.constant([-1])
-    return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, flat) for t in tensors], 0)
+    flat = _lengths([-1])
+    return tf.concat([t if t.shape.rank == 1 else graphs.reshaped(t, flat) for t in tensors], 0)
 
 
 def _static_shape(column: Sequence[tf.Tensor]) -> tf.TensorShape:

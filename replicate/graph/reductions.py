@@ -173,20 +173,34 @@ def mask_rows(
         K values, each on the device where it was.
     """
     return [
-        value if keep is True else _masked(value, keep)
+        value if keep is True else masked([value], keep)[0]
         for value, keep in zip(tensors, has_rows, strict=True)
     ]
 
 
-def _masked(value: types.Gradient, keep: bool | tf.Tensor) -> types.Gradient:
-    value = _as_tensor(value)
-    with on(value.device):
-        if isinstance(value, tf.IndexedSlices):
-            # NOTE: a slice of zeros would still count as touched in a lazy optimizer.
-            limit = 0 if keep is False else tf.where(keep, tf.size(value.indices), 0)
-            return tf.IndexedSlices(value.values[:limit], value.indices[:limit], value.dense_shape)
-        zeros = tf.zeros_like(value)
-        return zeros if keep is False else tf.where(keep, value, zeros)
+def masked(tensors: Sequence[types.Gradient], counts: bool | tf.Tensor) -> list[types.Gradient]:
+    """Returns tensors of one device if they count, else zeros; of IndexedSlices, nothing.
+
+    Args:
+        tensors: N tensors or IndexedSlices.
+        counts: A bool, or a bool tensor of shape [].
+    """
+    found: list[types.Gradient] = []
+    zeros: dict[tf.DType, tf.Tensor] = {}
+    for value in map(_as_tensor, tensors):
+        with on(device_of(value)):
+            if isinstance(value, tf.IndexedSlices):
+                # NOTE: a slice of zeros would still count as touched in a lazy optimizer.
+                limit = 0 if counts is False else tf.where(counts, tf.size(value.indices), 0)
+                rows, indices = value.values[:limit], value.indices[:limit]
+                found.append(tf.IndexedSlices(rows, indices, value.dense_shape))
+            elif counts is False:
+                found.append(tf.zeros_like(value))
+            else:
+                if value.dtype not in zeros:
+                    zeros[value.dtype] = tf.zeros([], value.dtype)
+                found.append(tf.where(counts, value, zeros[value.dtype]))
+    return found
 
 
 def concat_onto(values: Sequence[types.Rows | None], device: str | None) -> types.Rows | None:

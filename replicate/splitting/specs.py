@@ -51,6 +51,7 @@ def split(
         cluster=batch.cluster,
         mirrored=mirrored,
         is_optimized=is_optimized,
+        strategy=strategy,
     )
     mirrored_variables.list_copies(strategy, mirrored, result.copies, result.made)
     _tell(result, strategy)

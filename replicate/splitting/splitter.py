@@ -28,7 +28,8 @@ from replicate.splitting.structure.nodes import (
     moved_to,
     resolved,
 )
-from replicate.splitting.writing import inputs, leftovers, transport, workers, writer
+from replicate.splitting.writing import inputs, leftovers, sums, transport, workers, writer
+from replicate.strategy import base
 
 
 class Result:
@@ -105,6 +106,7 @@ def split_graph(
     cluster: workers.WorkerBatch | None = None,
     mirrored: Sequence[tf.Variable] = (),
     is_optimized: bool = True,
+    strategy: base.DistributionStrategy | None = None,
 ) -> Result:
     """Splits the current graph over K devices, in place.
 
@@ -121,6 +123,7 @@ def split_graph(
             that is written aside of what is run, by what cannot be repeated.
         is_optimized: Whether sessions optimize the graph, and so leave out branches that are known
             not to be taken.
+        strategy: What adds up devices' parts; by default one that does so where sums are read.
     """
     leaves = given if static_rows != 1 else ()  # one row is whole
     plan = _Plan(
@@ -131,9 +134,11 @@ def split_graph(
     mirrored = plan.followed(groups, mirrored)
     written, fetch = plan.write(groups, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
-    transport.pack(written, fetch)
+    stages = transport.pack(written, fetch)
     left = leftovers.joined(written) if cluster is None else []
+    joined = sums.Sums(written, stages, fetch)
     made = written.nodes.write()
+    joined.make(strategy or base.DistributionStrategy(devices, (home,)), made)
     _apply(written.changes, made)
     effects.order(written, made)
     if cluster is None:

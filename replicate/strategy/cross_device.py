@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from replicate import devices as device_names
 from replicate import errors, types
 from replicate.compat.tensorflow import tf
-from replicate.graph import all_reduce, reductions
+from replicate.graph import all_reduce, packing, reductions
 
 _TRANSFER_DTYPES = (None, tf.float16, tf.bfloat16)
 
@@ -19,7 +19,8 @@ class CrossDeviceOps:
     """A way to reduce, and the options that all ways share.
 
     Args:
-        pack_bytes: Tensors of up to this many bytes share one transfer; 0: none do.
+        pack_bytes: Tensors of up to this many bytes are made end to end, and all that one device
+            sends to another at once shares a transfer; 0: each tensor travels alone.
         transfer_dtype: `tf.float16` or `tf.bfloat16` for floating tensors on their way;
             None: their own. Halves the bytes, and rounds.
 
@@ -49,6 +50,7 @@ class CrossDeviceOps:
         columns: Sequence[Sequence[types.Gradient]],
         places: Sequence[Sequence[str]],
         workers: Sequence[str],
+        has_rows: all_reduce.HasRows | None = None,
     ) -> list[list[types.Gradient]]:
         """Reduces N columns.
 
@@ -57,6 +59,7 @@ class CrossDeviceOps:
             columns: N lists of K tensors or IndexedSlices.
             places: N tuples of destination devices.
             workers: The K worker devices.
+            has_rows: K bools, or bool tensors of shape []: what counts in a sum; None: all.
 
         Returns:
             N lists of copies, one per destination.
@@ -67,17 +70,21 @@ class CrossDeviceOps:
             for n, (parts, place) in enumerate(zip(columns, places, strict=True))
             if tuple(place) == tuple(workers) and len(parts) == len(workers) and _all_dense(parts)
         ]
+        alone = sorted(set(range(len(columns))) - set(together))
         if together:
             rows = [list(row) for row in zip(*[columns[n] for n in together], strict=True)]
             summed = all_reduce.transferred(
-                rows, workers, self._algorithm, self._pack_bytes, self._transfer_dtype
+                rows, workers, self._algorithm, self._pack_bytes, self._transfer_dtype, has_rows
             )
             copies = dict(zip(together, map(list, zip(*summed, strict=True)), strict=True))
-        for n, (parts, place) in enumerate(zip(columns, places, strict=True)):
-            if n not in copies:
-                first = reductions.sum_onto(parts, place[0])
-                copies[n] = [first, *(reductions.copy_onto(first, other) for other in place[1:])]
-            if aggregation == tf.VariableAggregation.MEAN:
+        if alone:
+            others, targets = [columns[n] for n in alone], [places[n] for n in alone]
+            reduced = all_reduce.batch_sum_onto(
+                others, workers, targets, self._pack_bytes, has_rows
+            )
+            copies.update(zip(alone, reduced, strict=True))
+        if aggregation == tf.VariableAggregation.MEAN:
+            for n, (parts, place) in enumerate(zip(columns, places, strict=True)):
                 sums = zip(copies[n], place, strict=True)
                 copies[n] = [reductions.divide_onto(c, len(parts), device) for c, device in sums]
         return [copies[n] for n in range(len(columns))]
@@ -156,5 +163,5 @@ def best_for(devices: Sequence[str]) -> CrossDeviceOps:
     gpus = set(device_names.local_devices("GPU"))
     has_nccl = len(devices) > 1 and all(_is_gpu(d) and d in gpus for d in devices)
     if has_nccl and tf.test.is_built_with_cuda():
-        return NcclAllReduce()
-    return ReductionToOneDevice()
+        return NcclAllReduce(packing.SMALL_BYTES)
+    return ReductionToOneDevice(packing.SMALL_BYTES)

@@ -140,16 +140,18 @@ class Verbs(tf.distribute.Strategy):
         """Reduces N pairs, of which none is a nest."""
         results: list[types.Nest] = [None] * len(pairs)
         columns, places, positions = [], [], []
+        is_mean, share = aggregation == variables.MEAN, context.share()
         for i, (value, destination) in enumerate(pairs):
             parts = self._parts(value)
             if parts is None:
                 results[i] = self._reduce_plain(aggregation, value, destination)
                 continue
-            columns.append(_prepared(aggregation, parts))
+            columns.append([_as_floating(part) for part in parts] if is_mean else parts)
             places.append(self._places_of(destination, value))
             positions.append(i)
         if columns:
-            reduced = self._batch_reduce(aggregation, columns, places)
+            has_rows = None if is_mean or share is None else share.parts.has_rows
+            reduced = self._batch_reduce(aggregation, columns, places, has_rows)
             for i, copies, place in zip(positions, reduced, places, strict=True):
                 results[i] = self._mirrored(copies, place)
         return results
@@ -188,25 +190,27 @@ class Verbs(tf.distribute.Strategy):
         aggregation: tf.VariableAggregation,
         columns: Sequence[Sequence[types.Gradient]],
         places: Sequence[Sequence[str]],
+        has_rows: all_reduce.HasRows | None = None,
     ) -> list[list[types.Gradient]]:
-        """Reduces N columns of K tensors; returns N lists of copies, one per place."""
-        homes = [place[0] for place in places]
+        """Reduces N columns of K tensors; returns N lists of copies, one per place.
+
+        Args:
+            aggregation: `tf.VariableAggregation.SUM` or `.MEAN`.
+            columns: N lists of K tensors or IndexedSlices.
+            places: N tuples of devices.
+            has_rows: K bools, or bool tensors of shape []: what counts in a sum; None: all.
+        """
         workers = self.workers
-        if all(len(parts) == self.num_towers for parts in columns):
-            pack_bytes = 0 if tf.executing_eagerly() else packing.SMALL_BYTES
-            rows, devices = list(zip(*columns, strict=True)), self._worker_devices
-            sums = all_reduce.batch_sum_onto(rows, devices, homes, pack_bytes, workers.totals)
-        else:
-            pairs = zip(columns, homes, strict=True)
-            sums = workers.totals([reductions.sum_onto(parts, home) for parts, home in pairs])
-        if not workers.is_alone:
-            joined = zip(sums, homes, strict=True)
-            sums = [reductions.copy_onto(total, home) for total, home in joined]
-        reduced = []
-        for first, parts, place in zip(sums, columns, places, strict=True):
-            if aggregation == variables.MEAN:
-                first = reductions.divide_onto(first, workers.size * len(parts), place[0])
-            reduced.append([first] + [reductions.copy_onto(first, other) for other in place[1:]])
+        pack_bytes = 0 if tf.executing_eagerly() else packing.SMALL_BYTES
+        totals = list if workers.is_alone else _staying(workers.totals)
+        reduced = all_reduce.batch_sum_onto(
+            columns, self._worker_devices, places, pack_bytes, has_rows, totals
+        )
+        if aggregation == variables.MEAN:
+            for copies, parts, place in zip(reduced, columns, places, strict=True):
+                number = workers.size * len(parts)
+                pairs = zip(copies, place, strict=True)
+                copies[:] = [reductions.divide_onto(copy, number, on) for copy, on in pairs]
         return reduced
 
     @staticmethod
@@ -397,14 +401,16 @@ def is_of_one(value: object) -> bool:
     )
 
 
-def _prepared(
-    aggregation: tf.VariableAggregation, parts: list[types.Gradient]
-) -> list[types.Gradient]:
-    """Returns the tensors that are summed for K tensors that are reduced."""
-    if aggregation == variables.MEAN:
-        return [_as_floating(part) for part in parts]
-    share = context.share()
-    return parts if share is None else reductions.mask_rows(parts, share.parts.has_rows)
+def _staying(
+    totals: Callable[[list[types.Gradient]], list[types.Gradient]],
+) -> Callable[[list[types.Gradient]], list[types.Gradient]]:
+    """Lets totals over workers be where a worker's own sums are."""
+
+    def found(sums: list[types.Gradient]) -> list[types.Gradient]:
+        pairs = zip(totals(sums), sums, strict=True)
+        return [reductions.copy_onto(total, reductions.device_of(own)) for total, own in pairs]
+
+    return found
 
 
 def _as_floating(value: types.Gradient) -> types.Gradient:

@@ -23,8 +23,8 @@ Waited: TypeAlias = str | tf.Tensor | tf.Operation
 Maker: TypeAlias = str | tf.Operation
 """A new operation by its name, or an operation of the graph."""
 
-Made: TypeAlias = Mapping[str, tf.Operation]
-"""New operations of a graph by their names."""
+Made: TypeAlias = Mapping[str, Any]
+"""New operations of a graph by their names, and tensors by the names of sums."""
 
 Moved: TypeAlias = dict[Any, tf.Tensor]
 """Tensors by the `ref()` of those that they replace."""
@@ -309,7 +309,8 @@ def resolved(reference: Waited, made: Made) -> tf.Tensor | tf.Operation:
     if not isinstance(reference, str):
         return reference
     name, _, index = reference.partition(":")
-    return made[name].outputs[int(index or 0)]
+    found = made[name]
+    return found.outputs[int(index or 0)] if isinstance(found, tf.Operation) else found
 
 
 def read_instead(users: Iterable[tf.Operation], old: tf.Tensor, new: tf.Tensor) -> None:

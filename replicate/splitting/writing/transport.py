@@ -1,32 +1,26 @@
 """Few transfers: what goes from one device to another at the same time travels together.
 
 Each edge between devices is a transfer; many small ones, not the arithmetic, set the time of a
-step. Each device has its own constants. Small sums are made end to end, as one. What goes from one
-device to another at one *stage* travels in one Optional: the stage counts how often what a value is
-made from has left a device, so that nothing that travels together waits for itself. And it travels
-together only if the same fetches want it, so that nothing runs that is not asked for.
+step. Each device has its own constants. Parts of sums, and sums, are sent by the strategy. What
+else goes from one device to another at one *stage* travels in one Optional: the stage counts how
+often what a value is made from has left a device, so that nothing that travels together waits for
+itself. And it travels together only if the same fetches want it, so that nothing runs that is not
+asked for.
 """
 
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
 from replicate.compat.tensorflow import tf
-from replicate.graph import operations
 from replicate.splitting.structure import effects, frames, kinds
-from replicate.splitting.structure.nodes import Maker, Node, Reference, Waited, maker, output
+from replicate.splitting.structure.nodes import Maker, Reference, Waited, maker, output
 from replicate.splitting.writing import constants
 from replicate.splitting.writing import writer as writers
 
-SMALL_BYTES = 1 << 14  # sums of up to this many bytes each are made end to end
-_FEWEST = 3  # it pays for so many sums
-
 _Bits: TypeAlias = dict[Maker, int]
-_Readers: TypeAlias = dict[str, list[tuple[Node, int]]]
 
 
 class _Way(NamedTuple):
@@ -52,14 +46,18 @@ _Use: TypeAlias = Callable[[str], None]
 _Uses: TypeAlias = dict[str, list[_Use]]
 
 
-def pack(written: writers.Writer, fetch: list[list[Waited]]) -> None:
+def pack(written: writers.Writer, fetch: Sequence[Sequence[Waited]]) -> dict[str, Hashable]:
     """Packs the transfers of a graph that is written, but not added yet.
 
     Args:
         written: The writer.
-        fetch: What is run, in groups that are run together; changed in place.
+        fetch: What is run, in groups that are run together.
+
+    Returns:
+        For each sum by name what is equal for those that are made at the same point of a step;
+        nothing for those that may have no value.
     """
-    Transport(written, fetch).run()
+    return Transport(written, fetch).run()
 
 
 class Transport:
@@ -70,7 +68,7 @@ class Transport:
         fetch: See `pack`.
     """
 
-    def __init__(self, written: writers.Writer, fetch: list[list[Waited]]):
+    def __init__(self, written: writers.Writer, fetch: Sequence[Sequence[Waited]]):
         self._nodes = written.nodes
         self._changes = written.changes
         self._home = written.home
@@ -84,28 +82,27 @@ class Transport:
             self._nodes, self._controls, self._device, self._maker
         )
 
-    def run(self) -> None:
-        """Packs the transfers."""
-        readers = self._readers()
-        self._sum_where_read(readers)
+    def run(self) -> dict[str, Hashable]:
+        """Packs the transfers; returns what `pack` does."""
+        self._place_sums()
         self._constants.copy()
-        self._learn()
-        self._sum_end_to_end(readers)
-        self._leave_out_loans()
         self._learn()
         for way, uses in self._transfers().items():
             if len(uses) > 1:
                 self._send_together(way, uses)
+        return {
+            name: (self._stages[name], self._wanted_by[name], self._effects.get(name, 0))
+            for name in self._changes.sums
+            if name not in self._dead
+        }
 
     # What is there.
 
     def _device(self, each: Maker) -> str:
-        """Returns the device of an operation; what uses a variable is where that is."""
+        """Returns the device of an operation."""
         if isinstance(each, str):
             return self._nodes.by_name[each].device
-        variable = operations.variable_of(each)
-        found = each.device if variable is None else variable.device
-        return found if found in self._devices else self._home
+        return self._writer.device_of(each)
 
     def _maker(self, written: str) -> Maker:
         """Returns what makes an input as it is written."""
@@ -280,9 +277,13 @@ class Transport:
 
     # Sums.
 
-    def _sum_where_read(self, readers: _Readers) -> None:
+    def _place_sums(self) -> None:
         """Puts each sum on the device where it is read, if that is one: beside its variable."""
-        places = {name: {node.device for node, _ in uses} for name, uses in readers.items()}
+        places: dict[str, set[str]] = {name: set() for name in self._changes.sums}
+        for node in self._nodes.by_name.values():
+            for written in node.input:
+                if written in places:
+                    places[written].add(node.device)
         for op, _, reference in self._changes.inputs:
             if isinstance(reference, str) and reference in places:
                 places[reference].add(self._device(op))
@@ -293,123 +294,20 @@ class Transport:
             if len(found) == 1:
                 self._nodes.by_name[name].device = found.pop()
 
-    def _sum_end_to_end(self, readers: _Readers) -> None:
-        """Makes small sums that are made at the same time as one."""
-        groups = collections.defaultdict(list)
-        for name, tensor in self._changes.sums.items():
-            size = tensor.shape.num_elements()
-            if name not in self._nodes.by_name or name in self._dead or size is None:
-                continue
-            if size * tensor.dtype.size <= SMALL_BYTES:
-                when = (self._stages[name], self._wanted_by[name], self._effects.get(name, 0))
-                groups[tensor.dtype, self._device(name), when].append(name)
-        for (dtype, device, _), names in groups.items():
-            if len(names) >= _FEWEST:
-                used = [use for name in names for use in readers[name]]
-                self._sum_together(names, dtype, device, used)
-
-    def _readers(self) -> _Readers:
-        """Returns the new operations that read each sum, and as which input."""
-        found: _Readers = {name: [] for name in self._changes.sums}
-        for node in self._nodes.by_name.values():
-            for n, written in enumerate(node.input):
-                if written in found:
-                    found[written].append((node, n))
-        return found
-
-    def _sum_together(
-        self, names: list[str], dtype: tf.DType, device: str, uses: Sequence[tuple[Node, int]]
-    ) -> None:
-        nodes, sums = self._nodes, self._changes.sums
-        parts = []
-        for k, place in enumerate(self._devices):
-            own = {name: nodes.by_name[name].input[k] for name in names}
-            flat = [self._shaped(own[name], sums[name], [-1], place) for name in names]
-            zero = nodes.constant(np.int32(0), place)
-            attributes = {"T": dtype, "Tidx": tf.int32, "N": len(flat)}
-            parts.append(nodes.add("ConcatV2", [*flat, zero], place, **attributes))
-        total = nodes.add("AddN", parts, device, T=dtype, N=len(parts))
-        self._read_pieces(total, names, dtype, device, uses)
-        for name in names:
-            nodes.remove(name)
-            del sums[name]
-        sums[total] = tf.TensorSpec([None], dtype)
-
-    def _read_pieces(
-        self,
-        total: str,
-        names: list[str],
-        dtype: tf.DType,
-        device: str,
-        uses: Sequence[tuple[Node, int]],
-    ) -> None:
-        """Lets everything read pieces of a sum; a device that reads several gets all as one."""
-        pieces = self._pieces(total, names, dtype, device)
-        by_place = collections.defaultdict(list)
-        for node, n in uses:
-            by_place[node.device].append((node, n))
-        for place, found in by_place.items():
-            is_sent = place in self._devices and place != device
-            is_sent = is_sent and len({node.input[n] for node, n in found}) >= _FEWEST
-            own = self._pieces(total, names, dtype, place) if is_sent else pieces
-            for node, n in found:
-                node.input[n] = own[node.input[n]]
-        changes = self._changes
-        changes.inputs = [(op, n, _in(pieces, reference)) for op, n, reference in changes.inputs]
-        self._fetch[:] = [[_in(pieces, each) for each in group] for group in self._fetch]
-
-    def _pieces(self, total: str, names: list[str], dtype: tf.DType, device: str) -> dict[str, str]:
-        """Returns the pieces of a sum, by the names of the sums that they stand for."""
-        nodes, sums = self._nodes, self._changes.sums
-        lengths = [sums[name].shape.num_elements() for name in names]
-        sizes = nodes.constant(np.array(lengths, np.int64), device)
-        zero = nodes.constant(np.int32(0), device)
-        attributes = {"T": dtype, "Tlen": tf.int64, "num_split": len(names)}
-        cut = nodes.add("SplitV", [total, sizes, zero], device, **attributes)
-        parts = {name: (output(cut, n), sums[name]) for n, name in enumerate(names)}
-        return {
-            name: self._shaped(part, whole, whole.shape.as_list(), device)
-            for name, (part, whole) in parts.items()
-        }
-
-    def _shaped(self, written: str, tensor: tf.Tensor, lengths: list[int], device: str) -> str:
-        """Returns a sum, or a part of it, of the shape of the sum or flat."""
-        if tensor.shape.rank == 1:
-            return written
-        given = self._nodes.tensors.get(written, written)
-        shape = self._nodes.constant(np.array(lengths, np.int32), device)
-        attributes = {"T": tensor.dtype, "Tshape": tf.int32}
-        return self._nodes.add("Reshape", [given, shape], device, **attributes)
-
-    def _leave_out_loans(self) -> None:
-        """Leaves out of sums what a device without rows adds."""
-        for k, has_rows in enumerate(self._writer.joins.has_rows):
-            if has_rows is None:
-                continue
-            device = self._devices[k]
-            if isinstance(has_rows, str) and self._constants.is_free(has_rows):
-                has_rows = self._constants.on(has_rows, device)
-            for name, tensor in self._changes.sums.items():
-                node = self._nodes.by_name[name]
-                zero = self._nodes.constant(np.zeros([], tensor.dtype.as_numpy_dtype), device)
-                part = self._nodes.tensors.get(node.input[k], node.input[k])
-                node.input[k] = self._nodes.add(
-                    "SelectV2", [has_rows, part, zero], device, T=tensor.dtype
-                )
-
     # Transfers.
 
     def _transfers(self) -> dict[_Way, _Uses]:
         """Returns what is read on another device, and by what, by the ways that it travels."""
         found: dict[_Way, _Uses] = collections.defaultdict(lambda: collections.defaultdict(list))
-        for node in list(self._nodes.by_name.values()):
+        sums = self._changes.sums
+        for node in [each for name, each in self._nodes.by_name.items() if name not in sums]:
             device = node.device
             for n, written in enumerate(node.input):
-                if not written.startswith("^"):
+                if not written.startswith("^") and written not in sums:
                     use = functools.partial(node.input.__setitem__, n)
                     self._note(found, written, device, use)
         for n, (op, _, reference) in enumerate(self._changes.inputs):
-            if isinstance(reference, str):
+            if isinstance(reference, str) and reference not in sums:
                 use = functools.partial(self._change, n)
                 self._note(found, reference, self._device(op), use)
         return found
@@ -456,7 +354,3 @@ class Transport:
         """Returns the dtype of an input as it is written."""
         tensor = self._nodes.tensors.get(written)
         return tensor.dtype if tensor is not None else self._nodes.dtype(written)
-
-
-def _in(moved: Mapping[str, str], reference: Waited) -> Waited:
-    return moved.get(reference, reference) if isinstance(reference, str) else reference

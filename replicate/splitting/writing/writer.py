@@ -13,6 +13,7 @@ import numpy as np
 
 from replicate import types
 from replicate.compat.tensorflow import tf
+from replicate.graph import operations
 from replicate.splitting import analysis as analyses
 from replicate.splitting import states
 from replicate.splitting.inference.extents import Extent
@@ -306,6 +307,12 @@ class Writer:
             if not is_known or before != after or not is_ranked:
                 return False
         return not any(map(loop_copies.is_waited_for, op.control_inputs))
+
+    def device_of(self, op: tf.Operation) -> str:
+        """Returns where an operation that runs once is; what uses a variable is where that is."""
+        variable = operations.variable_of(op)
+        found = op.device if variable is None else variable.device
+        return found if found in self.devices else self.home
 
     # Making.
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from replicate import devices as device_names
 from replicate import types
 from replicate.compat.tensorflow import tf
+from replicate.graph import all_reduce
 from replicate.strategy import base, cross_device
 
 
@@ -40,7 +41,8 @@ class MirroredStrategy(base.DistributionStrategy, names=("mirrored",)):
         aggregation: tf.VariableAggregation,
         columns: Sequence[Sequence[types.Gradient]],
         places: Sequence[Sequence[str]],
+        has_rows: all_reduce.HasRows | None = None,
     ) -> list[list[types.Gradient]]:
         return self._cross_device_ops.batch_reduce(
-            aggregation, columns, places, self._worker_devices
+            aggregation, columns, places, self._worker_devices, has_rows
         )

@@ -10,7 +10,7 @@ from replicate import devices as device_names
 from replicate import errors, types
 from replicate.compat import graphs
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import placement
+from replicate.graph import all_reduce, placement
 from replicate.strategy import base, verbs
 from replicate.strategy.cluster import cluster as clusters
 from replicate.strategy.cluster import manifest, membership, sessions
@@ -229,9 +229,10 @@ class ParameterServerStrategy(_OneCopyStrategy):
         aggregation: tf.VariableAggregation,
         columns: Sequence[Sequence[types.Gradient]],
         places: Sequence[Sequence[str]],
+        has_rows: all_reduce.HasRows | None = None,
     ) -> list[list[types.Gradient]]:
         places = [(self._home,)] * len(places) if self.is_in_cluster else places
-        return super()._batch_reduce(aggregation, columns, places)
+        return super()._batch_reduce(aggregation, columns, places, has_rows)
 
     def _reduce_plain(
         self, aggregation: tf.VariableAggregation, value: types.Nest, destination: types.Nest
