@@ -134,9 +134,9 @@ def split_graph(
     mirrored = plan.followed(groups, mirrored)
     written, fetch = plan.write(groups, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
-    stages = transport.pack(written, fetch)
+    packed = transport.pack(written, fetch)
     left = leftovers.joined(written) if cluster is None else []
-    joined = sums.Sums(written, stages, fetch)
+    joined = sums.Sums(written, packed, fetch)
     made = written.nodes.write()
     joined.make(strategy or base.DistributionStrategy(devices, (home,)), made)
     _apply(written.changes, made)

@@ -14,6 +14,7 @@ from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import batches
 from replicate.splitting.structure.nodes import Made, Node, Reference, Waited, resolved
+from replicate.splitting.writing import transport
 from replicate.splitting.writing import writer as writers
 from replicate.strategy import base, context
 from replicate.strategy.variables import values
@@ -48,22 +49,20 @@ class Sums:
 
     Args:
         written: The writer.
-        stages: For each sum by name what is equal for those that are made together; None: it is
-            made alone.
+        packed: Which sums are made together, and which devices count.
         fetch: What will be run, in groups.
     """
 
     def __init__(
         self,
         written: writers.Writer,
-        stages: Mapping[str, Hashable],
+        packed: transport.Packed,
         fetch: Sequence[Sequence[Waited]],
     ):
         self._written = written
         self._nodes = written.nodes
         self._home = device_names.canonical_or_same(written.home)
-        self._stages = stages
-        self._has_rows = written.joins.has_rows
+        self._packed = packed
         names = written.changes.sums
         readers: dict[str, list[tuple[Waited, int, str]]] = {name: [] for name in names}
         waiting: dict[str, list[str]] = {name: [] for name in names}
@@ -88,7 +87,7 @@ class Sums:
         for n, written in enumerate(node.input):
             if written in readers and node.name not in readers:
                 readers[written].append((node.name, n, node.device))
-            elif written[1:] in waiting:
+            elif written.startswith("^") and written[1:] in waiting:
                 waiting[written[1:]].append(node.name)
 
     def _taken(
@@ -97,7 +96,8 @@ class Sums:
         """Takes a sum out of the graph; what reads it reads a part until it is made."""
         nodes = self._nodes
         node = nodes.by_name[name]
-        parts = [nodes.tensors.get(each, each) for each in node.input]
+        inputs = node.input[: len(self._written.devices)]
+        parts = [nodes.tensors.get(each, each) for each in inputs]
         for reader, n, _ in readers:
             if isinstance(reader, str) and reader:
                 nodes.by_name[reader].input[n] = node.input[0]
@@ -118,15 +118,17 @@ class Sums:
         """
         together: dict[Hashable, list[Sum]] = collections.defaultdict(list)
         for each in self._sums:
-            stage = self._stages.get(each.name)
+            stage = self._packed.stages.get(each.name)
             together[each.name if stage is None else stage].append(each)
+        if not self._sums:
+            return
         with strategy.scope(), tf1.control_dependencies(None), strategy.merging(self._share(made)):
             for members in together.values():
                 self._make(strategy, members, made)
 
     def _share(self, made: Made) -> context.Share:
         """Returns what tells the strategy which devices have rows."""
-        counts = [True if each is None else resolved(each, made) for each in self._has_rows]
+        counts = [True if each is None else resolved(each, made) for each in self._packed.has_rows]
         no_weights, no_step = (float("nan"),) * len(counts), cast(context.Step, None)
         return context.Share(batches.Parts(no_weights, tuple(counts)), no_step)
 

@@ -23,6 +23,19 @@ from replicate.splitting.writing import writer as writers
 _Bits: TypeAlias = dict[Maker, int]
 
 
+class Packed(NamedTuple):
+    """What the strategy is to know of sums.
+
+    Attributes:
+        stages: For each sum by name what is equal for those that are made at the same point of a
+            step; nothing for those that may have no value.
+        has_rows: For each device, and there, whether it has rows; None if it always has.
+    """
+
+    stages: dict[str, Hashable]
+    has_rows: Sequence[Reference | None]
+
+
 class _Way(NamedTuple):
     """What travels together.
 
@@ -46,16 +59,12 @@ _Use: TypeAlias = Callable[[str], None]
 _Uses: TypeAlias = dict[str, list[_Use]]
 
 
-def pack(written: writers.Writer, fetch: Sequence[Sequence[Waited]]) -> dict[str, Hashable]:
+def pack(written: writers.Writer, fetch: Sequence[Sequence[Waited]]) -> Packed:
     """Packs the transfers of a graph that is written, but not added yet.
 
     Args:
         written: The writer.
         fetch: What is run, in groups that are run together.
-
-    Returns:
-        For each sum by name what is equal for those that are made at the same point of a step;
-        nothing for those that may have no value.
     """
     return Transport(written, fetch).run()
 
@@ -82,19 +91,21 @@ class Transport:
             self._nodes, self._controls, self._device, self._maker
         )
 
-    def run(self) -> dict[str, Hashable]:
+    def run(self) -> Packed:
         """Packs the transfers; returns what `pack` does."""
         self._place_sums()
+        has_rows = self._have_rows() if self._changes.sums else ()
         self._constants.copy()
         self._learn()
         for way, uses in self._transfers().items():
             if len(uses) > 1:
                 self._send_together(way, uses)
-        return {
+        stages: dict[str, Hashable] = {
             name: (self._stages[name], self._wanted_by[name], self._effects.get(name, 0))
             for name in self._changes.sums
             if name not in self._dead
         }
+        return Packed(stages, has_rows)
 
     # What is there.
 
@@ -293,6 +304,17 @@ class Transport:
         for name, found in places.items():
             if len(found) == 1:
                 self._nodes.by_name[name].device = found.pop()
+
+    def _have_rows(self) -> list[Reference | None]:
+        """Returns on each device whether it has rows, for sums, which wait for that."""
+        found: list[Reference | None] = []
+        for has_rows, device in zip(self._writer.joins.has_rows, self._devices, strict=True):
+            if has_rows is not None:
+                has_rows = self._nodes.add("Identity", [has_rows], device, T=tf.bool)
+                for name in self._changes.sums:
+                    self._nodes.by_name[name].input.append(self._nodes.wait(has_rows))
+            found.append(has_rows)
+        return found
 
     # Transfers.
 
