@@ -43,6 +43,7 @@ class MirroredStrategy(base.DistributionStrategy, names=("mirrored",)):
         places: Sequence[Sequence[str]],
         has_rows: all_reduce.HasRows | None = None,
     ) -> list[list[types.Gradient]]:
+        counted = {} if has_rows is None else {"has_rows": has_rows}
         return self._cross_device_ops.batch_reduce(
-            aggregation, columns, places, self._worker_devices, has_rows
+            aggregation, columns, places, self._worker_devices, **counted
         )

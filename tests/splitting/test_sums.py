@@ -1,0 +1,111 @@
+"""A split graph's sums are the strategy's `batch_reduce`: where, by what and in how many bits."""
+
+import numpy as np
+import pytest
+
+import replicate
+from replicate.compat.tensorflow import tf, tf1
+from tests import exactness
+
+DEVICES = [f"/device:CPU:{k}" for k in range(3)]
+GPUS = ["/device:GPU:0", "/device:GPU:1"]
+X = np.arange(15.0).reshape(5, 3)  # rows that do not divide
+ONES = tf1.ones_initializer()
+
+
+class Noting(replicate.RingAllReduce):
+    """Notes how many columns go where, in each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def batch_reduce(self, aggregation, columns, places, workers, **kwargs):
+        self.calls.append(places)
+        return super().batch_reduce(aggregation, columns, places, workers, **kwargs)
+
+
+class NotingStrategy(replicate.LocalParameterServerStrategy):
+    """Notes the pairs of `batch_reduce`."""
+
+    calls = ()
+
+    def batch_reduce(self, aggregation, value_destination_pairs):
+        self.calls = [*self.calls, list(value_destination_pairs)]
+        return super().batch_reduce(aggregation, value_destination_pairs)
+
+
+def model(features, labels, mode):
+    w = tf1.get_variable("w", [3, 2], tf.float64, ONES)
+    b = tf1.get_variable("b", [2], tf.float64, ONES)
+    loss = tf.reduce_sum(tf.square(tf.matmul(features, w) + b))
+    optimizer = tf1.train.GradientDescentOptimizer(0.01)
+    train_op = optimizer.minimize(loss, tf1.train.get_global_step())
+    return exactness.spec_of(mode, loss, train_op=train_op)
+
+
+def build(devices=DEVICES, rows=None, **options):
+    """Returns the spec of the model, built in the current graph, and what it is fed."""
+    tf1.train.create_global_step()
+    x = tf1.placeholder(tf.float64, [rows, 3])
+    replicated = replicate.replicate_model_fn(model, devices=devices, **options)
+    return replicated(x, None, "train"), x
+
+
+def stepped(spec, x, rows=5):
+    """Returns the loss of a step, and the weights after it."""
+    with tf1.Session(config=exactness.session_config()) as session:
+        session.run(tf1.global_variables_initializer())
+        loss, _ = session.run([spec.loss, spec.train_op], {x: X[:rows]})
+        return [loss, *session.run(tf1.trainable_variables())]
+
+
+@pytest.mark.parametrize("rows", [5, 2])  # one device has no row
+@pytest.mark.parametrize(
+    "ops",
+    [
+        *(replicate.RingAllReduce(), replicate.RingAllReduce(pack_bytes=1000)),
+        replicate.HierarchicalCopyAllReduce(group_size=2),
+        *(replicate.ReductionToOneDevice(), replicate.ReductionToOneDevice(pack_bytes=1000)),
+    ],
+    ids=repr,
+)
+def test_cross_device_ops_give_one_devices_step(ops, rows):
+    strategy = replicate.MirroredStrategy(DEVICES, cross_device_ops=ops)
+    with tf.Graph().as_default():
+        found = stepped(*build(None, strategy=strategy), rows)
+    with tf.Graph().as_default():
+        expected = stepped(*build(DEVICES[:1]), rows)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+def test_gradients_go_to_all_devices_in_one_call_of_cross_device_ops(fresh_graph):
+    ops = Noting()
+    build(None, strategy=replicate.MirroredStrategy(DEVICES, cross_device_ops=ops))
+    assert [tuple(DEVICES)] * 2 in [list(map(tuple, places)) for places in ops.calls]
+
+
+def test_nccl_sums_gradients_between_gpus(fresh_graph):
+    ops = replicate.NcclAllReduce(pack_bytes=1000)
+    build(None, strategy=replicate.MirroredStrategy(GPUS, cross_device_ops=ops))
+    summed = [op for op in fresh_graph.get_operations() if op.type == "NcclAllReduce"]
+    assert sorted(op.device for op in summed) == GPUS  # both gradients are one
+
+
+def test_gradients_travel_in_few_bits_if_that_is_asked_for(fresh_graph):
+    ops = replicate.RingAllReduce(transfer_dtype=tf.float16)
+    strategy = replicate.MirroredStrategy(DEVICES, cross_device_ops=ops)
+    build(None, strategy=strategy)
+    casts = [op for op in fresh_graph.get_operations() if op.type == "Cast"]
+    assert {op.device for op in casts if op.outputs[0].dtype == tf.float16} == set(DEVICES)
+
+
+def test_a_strategy_reduces_what_is_wanted_at_one_time_in_one_call(fresh_graph):
+    strategy = NotingStrategy(DEVICES, placement="round_robin")
+    build(None, strategy=strategy)
+    gradients = [v.shape for v in tf1.trainable_variables()]
+    calls = [[value.values[0].shape for value, _ in pairs] for pairs in strategy.calls]
+    assert sorted(map(str, gradients)) in [sorted(map(str, call)) for call in calls]
+    places = {str(v.values[0].shape): place for pairs in strategy.calls for v, place in pairs}
+    assert all(places[str(v.shape)] == [v.device] for v in tf1.trainable_variables())
