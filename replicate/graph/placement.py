@@ -81,17 +81,23 @@ def size_in_bytes(shape: tf.TensorShape | None, dtype: tf.DType | None) -> int:
     return math.prod(dimensions) * item
 
 
-def device_function(chooser: Chooser, worker_device: str) -> Callable[[tf.Operation], str]:
+def device_function(
+    chooser: Chooser, worker_device: str, unnamed: set[str] | None = None
+) -> Callable[[tf.Operation], str]:
     """Returns what `tf.device` takes in a graph.
 
     Args:
         chooser: Decides where variables live.
         worker_device: Canonical device of every other operation, but for those that read or
             write a variable by its handle.
+        unnamed: Gets the names of operations of which the user's code names no device.
     """
+    unnamed = set() if unnamed is None else unnamed
     is_of_cluster = tf.DeviceSpec.from_string(worker_device).job is not None
 
     def choose(op: tf.Operation) -> str:
+        if not op.device:
+            unnamed.add(op.name)
         if op.type in VARIABLE_TYPES:
             named = tf.DeviceSpec.from_string(op.device or "")
             if is_of_cluster:

@@ -28,7 +28,7 @@ from replicate.splitting.structure.nodes import (
     moved_to,
     resolved,
 )
-from replicate.splitting.writing import inputs, leftovers, sums, transport, workers, writer
+from replicate.splitting.writing import inputs, leftovers, places, sums, transport, workers, writer
 from replicate.strategy import base
 
 
@@ -125,6 +125,7 @@ def split_graph(
             not to be taken.
         strategy: What adds up devices' parts; by default one that does so where sums are read.
     """
+    strategy = strategy or base.DistributionStrategy(devices, (home,))
     leaves = given if static_rows != 1 else ()  # one row is whole
     plan = _Plan(
         leaves, devices, home, static_rows, cluster, random_numbers, is_optimized=is_optimized
@@ -134,11 +135,12 @@ def split_graph(
     mirrored = plan.followed(groups, mirrored)
     written, fetch = plan.write(groups, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
+    places.choose(written, strategy)
     packed = transport.pack(written, fetch)
     left = leftovers.joined(written) if cluster is None else []
     joined = sums.Sums(written, packed, fetch)
     made = written.nodes.write()
-    joined.make(strategy or base.DistributionStrategy(devices, (home,)), made)
+    joined.make(strategy, made)
     _apply(written.changes, made)
     effects.order(written, made)
     if cluster is None:

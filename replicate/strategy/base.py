@@ -180,6 +180,11 @@ class DistributionStrategy(verbs.Verbs):
         """Enters the device for what runs across towers: the first tower's, by default."""
         return tf.device(self._worker_devices[0])
 
+    def may_move(self, name: str) -> bool:
+        """Whether an operation of the current graph is where it is by this strategy alone."""
+        del name
+        return False
+
     # Towers.
 
     def call_for_each_tower(

@@ -111,3 +111,45 @@ def test_gradients_go_to_their_variables_and_weights_from_them(fresh_graph, stra
     of_batch = 2 * 6 * 32 * 4
     found = moved([spec.loss, spec.train_op])
     assert all(bound <= each <= bound + of_batch + 100 for each in found.values()), (bound, found)
+
+
+def clipped(gradients, step):
+    return tf.clip_by_global_norm([gradient for gradient, _ in gradients], 1.0)[0]
+
+
+def decayed(gradients, step):
+    """Adds a part of each weight, and an average of gradients, that is kept in a variable."""
+    found = []
+    for n, (gradient, weight) in enumerate(gradients):
+        average = tf1.get_variable(f"m{n}", [32, 32], initializer=exactness.start, trainable=False)
+        with tf.control_dependencies([average.assign(0.9 * average + 0.1 * gradient)]):
+            found.append(average / (tf.sqrt(tf.cast(step, tf.float32)) + 1.0) + 0.01 * weight)
+    return found
+
+
+@pytest.mark.parametrize("of_gradients", [clipped, decayed])
+def test_what_is_made_of_gradients_lies_beside_their_variables(fresh_graph, of_gradients):
+    """Norms, clipped gradients and decayed weights move no more bytes than the gradients do."""
+
+    def model(features, labels, mode):
+        x = features
+        for n in range(6):
+            w = tf1.get_variable(f"w{n}", [32, 32], initializer=exactness.start)
+            x = tf.tanh(tf.matmul(x, w))
+        loss = tf.reduce_mean(tf.square(x - labels))
+        step = tf1.train.get_global_step()
+        optimizer = tf1.train.GradientDescentOptimizer(0.1)
+        found = optimizer.compute_gradients(loss)
+        new = of_gradients(found, step)
+        pairs = [(gradient, weight) for gradient, (_, weight) in zip(new, found, strict=True)]
+        return exactness.spec_of(mode, loss, train_op=optimizer.apply_gradients(pairs, step))
+
+    tf1.train.create_global_step()
+    strategy = replicate.LocalParameterServerStrategy(DEVICES, placement="round_robin")
+    replicated = replicate.replicate_model_fn(model, strategy=strategy)
+    batch = [tf1.placeholder(tf.float32, [6, 32]) for _ in range(2)]
+    spec = replicated(*batch, "train")
+    bound = 4 * 6 * 32 * 32 * 4 * 2 / 3
+    of_batch = 2 * 6 * 32 * 4
+    found = moved([spec.loss, spec.train_op])
+    assert all(bound <= each <= bound + of_batch + 400 for each in found.values()), (bound, found)

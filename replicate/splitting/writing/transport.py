@@ -332,7 +332,26 @@ class Transport:
             if isinstance(reference, str) and reference not in sums:
                 use = functools.partial(self._change, n)
                 self._note(found, reference, self._device(op), use)
+        self._note_between_wholes(found)
         return found
+
+    def _note_between_wholes(self, found: dict[_Way, _Uses]) -> None:
+        """Notes what operations that run once read of others on another device."""
+        changed = {(op, n) for op, n, _ in self._changes.inputs}
+        for op in self._writer.run_whole:
+            target = self._places[op]
+            for n, tensor in enumerate(op.inputs):
+                if self._places.get(tensor.op, target) == target or (op, n) in changed:
+                    continue
+                use = functools.partial(self._read, op, n)
+                written = self._nodes.name(tensor)
+                if self._constants.is_free(written):
+                    use(self._constants.on(written, target))
+                else:
+                    self._note(found, written, target, use)
+
+    def _read(self, op: tf.Operation, n: int, reference: str) -> None:
+        self._changes.inputs.append((op, n, reference))
 
     def _change(self, n: int, reference: str) -> None:
         op, which, _ = self._changes.inputs[n]

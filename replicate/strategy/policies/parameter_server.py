@@ -39,6 +39,7 @@ class _OneCopyStrategy(base.DistributionStrategy):
         self._placement_name = placement_name
         make = placement.PLACEMENTS[placement_name]
         self._choosers = graphs.PerGraph(lambda: make(self._parameter_devices))
+        self._unnamed: graphs.PerGraph[set[str]] = graphs.PerGraph(set)
 
     def _tower_device(self, tower_id: int) -> contextlib.AbstractContextManager[object]:
         return self._devices_of(self._worker_devices[tower_id])
@@ -58,7 +59,12 @@ class _OneCopyStrategy(base.DistributionStrategy):
         """Enters a worker's device; in a graph, with variables on their own."""
         if tf1.executing_eagerly_outside_functions():
             return tf.device(worker)
-        return tf1.device(placement.device_function(self._choose, worker))
+        choose = placement.device_function(self._choose, worker, self._unnamed.get())
+        return tf1.device(choose)
+
+    def may_move(self, name: str) -> bool:
+        """See base class."""
+        return name in self._unnamed.get()
 
     def _choose(self, shape: tf.TensorShape | None, dtype: tf.DType | None) -> str:
         """Returns the device of the next variable: in each graph as if it were the first."""
