@@ -153,3 +153,30 @@ def test_what_is_made_of_gradients_lies_beside_their_variables(fresh_graph, of_g
     of_batch = 2 * 6 * 32 * 4
     found = moved([spec.loss, spec.train_op])
     assert all(bound <= each <= bound + of_batch + 400 for each in found.values()), (bound, found)
+
+
+def test_rows_of_a_tables_gradient_are_gathered_beside_the_table(fresh_graph):
+    """The second table is on the second device: no row of its gradient goes by the first one."""
+
+    def model(features, labels, mode):
+        tables = [
+            tf1.get_variable(f"t{n}", [1000, 16], initializer=exactness.start) for n in range(2)
+        ]
+        loss = tf.reduce_sum(tf.square(tf.nn.embedding_lookup(tables[1], features)))
+        loss += 0.0 * tf.reduce_sum(tables[0])
+        train_op = tf1.train.GradientDescentOptimizer(0.1).minimize(
+            loss, tf1.train.get_global_step(), var_list=tables[1:]
+        )
+        return exactness.spec_of(mode, loss, train_op=train_op)
+
+    tf1.train.create_global_step()
+    strategy = replicate.LocalParameterServerStrategy(DEVICES[:2], placement="round_robin")
+    replicated = replicate.replicate_model_fn(model, strategy=strategy)
+    spec = replicated(tf1.placeholder(tf.int32, [6]), None, "train")
+    update = [op for op in fresh_graph.get_operations() if op.type == "ResourceScatterSub"]
+    update += [op for op in fresh_graph.get_operations() if "ScatterAdd" in op.type]
+    executed = operations.executed_by([spec.train_op])
+    (update,) = [op for op in update if op in executed]
+    gathered = [op for op in operations.executed_by([update]) if op.type == "ConcatV2"]
+    assert gathered
+    assert {op.device for op in gathered} == {DEVICES[1]}

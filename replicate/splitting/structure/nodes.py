@@ -285,11 +285,18 @@ class Changes:
         controls: Operations, and all that they wait for from then on.
         sums: For operations by name that add K parts: the sum. What a device without rows adds
             is left out of them.
+        gathered: The names of operations that make rows of devices those of all.
     """
 
     inputs: list[tuple[tf.Operation, int, Reference]] = dataclasses.field(default_factory=list)
     controls: list[tuple[tf.Operation, Sequence[Waited]]] = dataclasses.field(default_factory=list)
     sums: dict[str, tf.Tensor | tf.TensorSpec] = dataclasses.field(default_factory=dict)
+    gathered: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def joined(self) -> dict[str, None]:
+        """The names of operations that join parts, each before what reads it."""
+        return dict.fromkeys([*self.sums, *self.gathered])
 
 
 def output(name: str, index: int) -> str:

@@ -265,7 +265,9 @@ class Joins:
             axis = self._writer.constant(np.int32(self._steps.layout(tensor, state)[1]), None)
             kinds = {"T": tensor.dtype, "Tidx": tf.int32, "N": len(parts)}
             found = self._nodes.add("ConcatV2", [*parts, axis], self._home, **kinds)
-        return self._without_loans(found, tensor, state)
+        rows = self._without_loans(found, tensor, state)
+        self._writer.changes.gathered += [each for each in (found, rows) if isinstance(each, str)]
+        return rows
 
     def _without_loans(self, found: Reference, tensor: tf.Tensor, state: Rows) -> Reference:
         """Returns this worker's rows without borrowed ones."""

@@ -47,7 +47,7 @@ class _Places:
         self._strategy = strategy
         self._devices = devices
         self._home = written.home
-        self._sums = written.changes.sums
+        self._joined = written.changes.joined
         self._made = {(op, n): reference for op, n, reference in written.changes.inputs}
         self._readers_of: Mapping[Reference, list[tf.Operation]] = collections.defaultdict(list)
         for op in devices:
@@ -92,12 +92,12 @@ class _Places:
     def _sources(
         self, op: tf.Operation, n: int, counts: Callable[[tf.Operation], bool]
     ) -> Iterable[str]:
-        """Returns where an input is; a sum is made wherever others read it."""
+        """Returns where an input is; what joins parts is wherever others read it."""
         reference = self._made.get((op, n), op.inputs[n])
         if not isinstance(reference, str):
             source = reference.op
             return [self._devices.get(source, self._home)] if counts(source) else []
-        if reference not in self._sums:
+        if reference not in self._joined:
             return [self._home]
         others = [each for each in self._readers_of[reference] if each is not op and counts(each)]
         return {self._devices[each] for each in others}

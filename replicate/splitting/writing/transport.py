@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting.structure import effects, frames, kinds
-from replicate.splitting.structure.nodes import Maker, Reference, Waited, maker, output
+from replicate.splitting.structure.nodes import Maker, Node, Reference, Waited, maker, output
 from replicate.splitting.writing import constants
 from replicate.splitting.writing import writer as writers
 
@@ -93,7 +93,7 @@ class Transport:
 
     def run(self) -> Packed:
         """Packs the transfers; returns what `pack` does."""
-        self._place_sums()
+        self._place_joins()
         has_rows = self._have_rows() if self._changes.sums else ()
         self._constants.copy()
         self._learn()
@@ -286,22 +286,24 @@ class Transport:
             return self._nodes.by_name[enter].attr["frame_name"].s
         return enter.get_attr("frame_name")
 
-    # Sums.
+    # Joins.
 
-    def _place_sums(self) -> None:
-        """Puts each sum on the device where it is read, if that is one: beside its variable."""
-        places: dict[str, set[str]] = {name: set() for name in self._changes.sums}
+    def _place_joins(self) -> None:
+        """Puts each join on the device where it is read, if that is one: beside its variable."""
+        readers: dict[str, list[Node]] = {name: [] for name in self._changes.joined}
+        places: dict[str, set[str]] = {name: set() for name in readers}
         for node in self._nodes.by_name.values():
             for written in node.input:
-                if written in places:
-                    places[written].add(node.device)
+                if written in readers:
+                    readers[written].append(node)
         for op, _, reference in self._changes.inputs:
             if isinstance(reference, str) and reference in places:
                 places[reference].add(self._device(op))
         for wanted in itertools.chain(*self._fetch):
             if isinstance(wanted, str) and wanted in places:
                 places[wanted].add(self._home)
-        for name, found in places.items():
+        for name in reversed(readers):
+            found = places[name] | {node.device for node in readers[name]}
             if len(found) == 1:
                 self._nodes.by_name[name].device = found.pop()
 
