@@ -140,12 +140,13 @@ def split_graph(
     left = leftovers.joined(written) if cluster is None else []
     joined = sums.Sums(written, packed, fetch)
     made = written.nodes.write()
-    joined.make(strategy, made)
+    added = joined.make(strategy, made)
     _apply(written.changes, made)
     effects.order(written, made)
     if cluster is None:
         leftovers.repoint(left, written, made)
-    found = [[resolved(each, made) for each in group] for group in fetch]
+    whole = {**made, **added}
+    found = [[resolved(each, whole) for each in group] for group in fetch]
     plan.place.write(written, made, [each for group in found for each in group])
     fetch_moved(tf1.get_default_graph(), plan.moved)
     kept = zip(keep, found, strict=True)

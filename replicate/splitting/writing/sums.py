@@ -7,8 +7,8 @@ sum, which is of the same dtype and shape.
 """
 
 import collections
-from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias, cast
 
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
@@ -22,6 +22,10 @@ from replicate.strategy.variables import values
 _SUM = tf.VariableAggregation.SUM
 
 
+_Read: TypeAlias = tuple[str | tf.Operation, int, str]
+_canonical = device_names.canonical_or_same
+
+
 class Sum(NamedTuple):
     """A sum that the strategy makes.
 
@@ -29,6 +33,7 @@ class Sum(NamedTuple):
         name: Stands for it.
         parts: The K devices' parts.
         shape: What is known of its shape.
+        places: The devices where it is wanted.
         readers: What reads it, as which input, and on which device.
         waiting: What waits for it.
     """
@@ -36,12 +41,9 @@ class Sum(NamedTuple):
     name: str
     parts: Sequence[Reference]
     shape: tf.TensorShape
-    readers: Sequence[tuple[Waited, int, str]]
+    places: Sequence[str]
+    readers: Sequence[_Read]
     waiting: Sequence[str]
-
-    def places(self, home: str) -> tuple[str, ...]:
-        """Returns the devices where it is read; home if it is fetched alone."""
-        return tuple(sorted({place for _, _, place in self.readers})) or (home,)
 
 
 class Sums:
@@ -61,70 +63,67 @@ class Sums:
     ):
         self._written = written
         self._nodes = written.nodes
-        self._home = device_names.canonical_or_same(written.home)
+        self._home = _canonical(written.home)
         self._packed = packed
         names = written.changes.sums
-        readers: dict[str, list[tuple[Waited, int, str]]] = {name: [] for name in names}
-        waiting: dict[str, list[str]] = {name: [] for name in names}
+        self._readers: dict[str, list[_Read]] = {name: [] for name in names}
+        self._waiting: dict[str, list[str]] = {name: [] for name in names}
         for node in self._nodes.by_name.values():
-            self._take_reads_of(node, readers, waiting)
+            self._note_reads(node)
         changes = written.changes.inputs
         for op, n, reference in changes:
-            if reference in readers:
-                readers[str(reference)].append((op, n, written.device_of(op)))
-        changes[:] = [each for each in changes if each[2] not in readers]
-        for wanted in (each for group in fetch for each in group):
-            if isinstance(wanted, str) and wanted in readers:
-                readers[wanted].append(("", 0, written.home))
-        self._sums = [self._taken(name, readers[name], waiting[name]) for name in names]
+            if reference in names:
+                self._readers[str(reference)].append((op, n, _canonical(written.device_of(op))))
+        changes[:] = [each for each in changes if each[2] not in names]
+        fetched = {wanted for group in fetch for wanted in group if isinstance(wanted, str)}
+        self._sums = [self._taken(name, name in fetched) for name in names]
 
-    def _take_reads_of(
-        self,
-        node: Node,
-        readers: Mapping[str, list[tuple[Waited, int, str]]],
-        waiting: Mapping[str, list[str]],
-    ) -> None:
+    def _note_reads(self, node: Node) -> None:
+        """Notes which sums an operation reads, or waits for."""
+        if node.name in self._readers:
+            return
         for n, written in enumerate(node.input):
-            if written in readers and node.name not in readers:
-                readers[written].append((node.name, n, node.device))
-            elif written.startswith("^") and written[1:] in waiting:
-                waiting[written[1:]].append(node.name)
+            if written in self._readers:
+                self._readers[written].append((node.name, n, _canonical(node.device)))
+            elif written.startswith("^") and written[1:] in self._waiting:
+                self._waiting[written[1:]].append(node.name)
 
-    def _taken(
-        self, name: str, readers: Sequence[tuple[Waited, int, str]], waiting: Sequence[str]
-    ) -> Sum:
+    def _taken(self, name: str, is_fetched: bool) -> Sum:
         """Takes a sum out of the graph; what reads it reads a part until it is made."""
         nodes = self._nodes
-        node = nodes.by_name[name]
-        inputs = node.input[: len(self._written.devices)]
-        parts = [nodes.tensors.get(each, each) for each in inputs]
+        node, readers = nodes.by_name[name], self._readers[name]
         for reader, n, _ in readers:
-            if isinstance(reader, str) and reader:
+            if isinstance(reader, str):
                 nodes.by_name[reader].input[n] = node.input[0]
-        for reader in waiting:
+        for reader in self._waiting[name]:
             nodes.by_name[reader].input.remove("^" + name)
         nodes.remove(name)
-        known = [place for _, _, place in readers]
-        canonical = map(device_names.canonical_or_same, known)
-        places = [(each[0], each[1], place) for each, place in zip(readers, canonical, strict=True)]
-        return Sum(name, parts, self._written.changes.sums[name].shape, places, waiting)
+        places = sorted({place for _, _, place in readers})
+        if is_fetched or not places:
+            places = [self._home, *(place for place in places if place != self._home)]
+        inputs = node.input[: len(self._written.devices)]
+        parts = [nodes.tensors.get(each, each) for each in inputs]
+        shape = self._written.changes.sums[name].shape
+        return Sum(name, parts, shape, places, readers, self._waiting[name])
 
-    def make(self, strategy: base.DistributionStrategy, made: dict[str, tf.Operation]) -> None:
-        """Lets the strategy make the sums, and lets everything read them.
+    def make(self, strategy: base.DistributionStrategy, made: Made) -> dict[str, tf.Tensor]:
+        """Lets the strategy make the sums, and lets everything read them; returns them by name.
 
         Args:
             strategy: The strategy, of the same devices.
-            made: The new operations by their names; gets what stands for the sums.
+            made: The new operations by their names.
         """
         together: dict[Hashable, list[Sum]] = collections.defaultdict(list)
         for each in self._sums:
             stage = self._packed.stages.get(each.name)
             together[each.name if stage is None else stage].append(each)
+        found: dict[str, tf.Tensor] = {}
         if not self._sums:
-            return
+            return found
         with strategy.scope(), tf1.control_dependencies(None), strategy.merging(self._share(made)):
             for members in together.values():
-                self._make(strategy, members, made)
+                found.update(self._made(strategy, members, made))
+        return found
 
     def _share(self, made: Made) -> context.Share:
         """Returns what tells the strategy which devices have rows."""
@@ -132,28 +131,23 @@ class Sums:
         no_weights, no_step = (float("nan"),) * len(counts), cast(context.Step, None)
         return context.Share(batches.Parts(no_weights, tuple(counts)), no_step)
 
-    def _make(
-        self,
-        strategy: base.DistributionStrategy,
-        members: Sequence[Sum],
-        made: dict[str, tf.Operation],
-    ) -> None:
+    def _made(
+        self, strategy: base.DistributionStrategy, members: Sequence[Sum], made: Made
+    ) -> Iterator[tuple[str, tf.Tensor]]:
+        """Makes sums of one stage, and yields each with its name."""
         pairs = []
         for each in members:
             parts = [resolved(part, made) for part in each.parts]
-            pairs.append(
-                (values.PerDevice(parts, strategy.worker_devices), list(each.places(self._home)))
-            )
-        for each, found in zip(members, strategy.batch_reduce(_SUM, pairs), strict=True):
-            places = each.places(self._home)
-            copies = dict(zip(places, strategy.unwrap(found), strict=True))
+            pairs.append((values.PerDevice(parts, strategy.worker_devices), list(each.places)))
+        for each, whole in zip(members, strategy.batch_reduce(_SUM, pairs), strict=True):
+            copies = dict(zip(each.places, strategy.unwrap(whole), strict=True))
             for tensor in copies.values():
                 tensor.set_shape(each.shape)
             for reader, n, place in each.readers:
-                op = made[reader] if reader and isinstance(reader, str) else reader
-                if op:
-                    op._update_input(n, copies[place])
-            first = copies.get(self._home, copies[places[0]])
-            for reader in each.waiting:
-                made[reader]._add_control_input(first.op)
-            made[each.name] = first
+                (made[reader] if isinstance(reader, str) else reader)._update_input(
+                    n, copies[place]
+                )
+            first = copies.get(self._home, copies[each.places[0]])
+            for name in each.waiting:
+                made[name]._add_control_input(first.op)
+            yield each.name, first
