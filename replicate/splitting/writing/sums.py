@@ -8,7 +8,7 @@ sum, which is of the same dtype and shape.
 
 import collections
 from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 from replicate import devices as device_names
 from replicate.compat.tensorflow import tf, tf1
@@ -128,8 +128,8 @@ class Sums:
     def _share(self, made: Made) -> context.Share:
         """Returns what tells the strategy which devices have rows."""
         counts = [True if each is None else resolved(each, made) for each in self._packed.has_rows]
-        no_weights, no_step = (float("nan"),) * len(counts), cast(context.Step, None)
-        return context.Share(batches.Parts(no_weights, tuple(counts)), no_step)
+        no_weights = (float("nan"),) * len(counts)
+        return context.Share(batches.Parts(no_weights, tuple(counts)), step=None)
 
     def _made(
         self, strategy: base.DistributionStrategy, members: Sequence[Sum], made: Made
