@@ -185,18 +185,15 @@ class Joins:
         if state.kind is Kind.SUM:
             return self._sum(parts, tensor)
         if state.kind is Kind.MEAN:
+            number = self._cast(self._number_of_elements(tensor), tensor.dtype, self._home)
             total = self._sum(parts, tensor)
-            return self._divided(total, self._number_of_elements(tensor), tensor.dtype)
+            return self._binary("RealDiv", total, number, tensor.dtype, self._home)
         return self._reduced(parts, tensor, state.kind)
 
     def _sum(self, parts: Sequence[Reference], tensor: tf.Tensor) -> Reference:
         found = self._add(parts, tensor.dtype)
         self._writer.changes.sums[found] = tensor
         return self.of_all(found, "Add", tensor, tensor.dtype)
-
-    def _divided(self, total: Reference, number: Reference, dtype: tf.DType) -> Reference:
-        number = self._cast(number, dtype, self._home)
-        return self._binary("RealDiv", total, number, dtype, self._home)
 
     def _number_of_elements(self, mean: tf.Tensor) -> Reference:
         """Returns how many elements a mean is of, int32."""
