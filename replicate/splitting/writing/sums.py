@@ -64,6 +64,8 @@ class Sums:
         self._written = written
         self._nodes = written.nodes
         self._home = _canonical(written.home)
+        devices = map(_canonical, [written.home, *written.devices])
+        self._in_order = list(dict.fromkeys(devices))
         self._packed = packed
         names = written.changes.sums
         self._readers: dict[str, list[_Read]] = {name: [] for name in names}
@@ -98,9 +100,11 @@ class Sums:
         for reader in self._waiting[name]:
             nodes.by_name[reader].input.remove("^" + name)
         nodes.remove(name)
-        places = sorted({place for _, _, place in readers})
-        if is_fetched or not places:
-            places = [self._home, *(place for place in places if place != self._home)]
+        found = {place for _, _, place in readers}
+        if is_fetched or not found:
+            found.add(self._home)
+        places = [place for place in self._in_order if place in found]
+        places += sorted(found.difference(places))
         inputs = node.input[: len(self._written.devices)]
         parts = [nodes.tensors.get(each, each) for each in inputs]
         shape = self._written.changes.sums[name].shape
