@@ -11,7 +11,7 @@ from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting import analysis as analyses
-from replicate.splitting import states
+from replicate.splitting import reads_first, states
 from replicate.splitting.inference import facts as graph_facts
 from replicate.splitting.inference.extents import Extent
 from replicate.splitting.lowering import batch_norm, branches, functions, reads
@@ -142,7 +142,7 @@ def split_graph(
     made = written.nodes.write()
     added = joined.make(strategy, made)
     _apply(written.changes, made)
-    effects.order(written, made)
+    reads_first.read_first(written, made)
     if cluster is None:
         leftovers.repoint(left, written, made)
     whole = {**made, **added}

@@ -16,14 +16,12 @@ mirrored variables: there copies may differ by rounding.
 
 import collections
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting import analysis as analyses
 from replicate.splitting.mirroring import mirrored_functions, repeating
 from replicate.splitting.structure import definitions, effects, kinds, loops, order
 from replicate.splitting.structure.nodes import (
-    Changes,
     Node,
     Reference,
     Waited,
@@ -31,24 +29,15 @@ from replicate.splitting.structure.nodes import (
     output,
     shapes_of,
 )
+from replicate.splitting.writing import writer as writers
 
 Copies: TypeAlias = dict[tf.Operation, list[str]]
 """The operations that hold variables, and the names of those that hold copies, by devices."""
 
 
-class Written(effects.Written, Protocol):
-    """A split graph, as far as mirroring is concerned; see `writer.Writer`."""
-
-    analysis: analyses.Analysis
-    changes: Changes
-    devices: tuple[str, ...]
-    home: str
-
-    def copy_name(self, op: tf.Operation, k: int) -> str:
-        """Returns the name of an operation's copy on device k."""
-
-
-def mirror(written: Written, variables: Sequence[tf.Variable], fetch: list[list[Waited]]) -> Copies:
+def mirror(
+    written: writers.Writer, variables: Sequence[tf.Variable], fetch: list[list[Waited]]
+) -> Copies:
     """Gives variables copies on all devices but the first, and lets these read and write them.
 
     Args:
@@ -87,7 +76,7 @@ class _Mirroring:
         handles: See `mirror`.
     """
 
-    def __init__(self, written: Written, variables: Sequence[tf.Variable]):
+    def __init__(self, written: writers.Writer, variables: Sequence[tf.Variable]):
         self._written = written
         self._nodes = written.nodes
         self._devices = written.devices

@@ -272,7 +272,7 @@ def is_waited_for(control: tf.Operation) -> bool:
     """Whether a copy waits for an operation that runs once and comes after no effect.
 
     It waits for pivots, and for reads of tables, which may be written later. Reads and writes of
-    variables are ordered by `effects.order`.
+    variables are ordered by `reads_first`.
     """
     if control._get_control_flow_context() is not None:
         return True
