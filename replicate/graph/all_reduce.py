@@ -6,6 +6,7 @@ Sums are made in the tensors' own dtype, whatever they travel in.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -90,6 +91,8 @@ def transferred(
     pack_bytes: int = 0,
     transfer_dtype: tf.DType | None = None,
     has_rows: HasRows | None = None,
+    *,
+    is_spread: bool = False,
 ) -> list[list[tf.Tensor]]:
     """Runs an all-reduce on packed tensors, which travel in another dtype.
 
@@ -100,6 +103,8 @@ def transferred(
         pack_bytes: Tensors of up to this many bytes share a transfer.
         transfer_dtype: What wider floating tensors are cast to on their way, if they are.
         has_rows: K bools, or bool tensors of shape []: what counts; None: all.
+        is_spread: Whether the algorithm sums each pack on one device, so that there are to be
+            packs for all of them.
 
     Returns:
         K x N sums in their own dtypes and shapes.
@@ -107,7 +112,8 @@ def transferred(
     Raises:
         TowerMismatchError: If the dtypes or shapes of a column differ.
     """
-    plan = packing.Packing(rows, pack_bytes)
+    most = packing.even_share(rows[0], len(devices)) if is_spread else math.inf
+    plan = packing.Packing(rows, pack_bytes, most)
     packed = _packed(plan, rows, devices, has_rows)
     summed = algorithm(packed, devices, Wire(transfer_dtype, pack_bytes > 0))
     return [plan.unpack(row, device) for row, device in zip(summed, devices, strict=True)]

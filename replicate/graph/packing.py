@@ -142,6 +142,15 @@ def _static_shape(column: Sequence[tf.Tensor]) -> tf.TensorShape:
     return shapes[0] if known else tf.TensorShape(None)
 
 
+def even_share(tensors: Sequence[tf.Tensor], number: int) -> float:
+    """Returns up to how many bytes share a transfer, if a number of devices sum a pack each.
+
+    NOTE: of few bytes a device of its own is not worth more transfers.
+    """
+    sizes = [t.shape.num_elements() * t.dtype.size for t in tensors if t.shape.is_fully_defined()]
+    return max(sum(sizes) / number, _PIECE_BYTES)
+
+
 def pack_bytes(workers: int) -> int:
     """Returns up to how many bytes tensors share a transfer of a ring of W workers.
 

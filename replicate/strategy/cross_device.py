@@ -29,6 +29,7 @@ class CrossDeviceOps:
     """
 
     _algorithm: all_reduce.Algorithm  # sums K x N dense tensors to K x N copies
+    _is_spread = False  # whether it sums each tensor on one device
 
     def __init__(self, pack_bytes: int = 0, transfer_dtype: tf.DType | None = None):
         dtype = None if transfer_dtype is None else tf.as_dtype(transfer_dtype)
@@ -74,7 +75,13 @@ class CrossDeviceOps:
         if together:
             rows = [list(row) for row in zip(*[columns[n] for n in together], strict=True)]
             summed = all_reduce.transferred(
-                rows, workers, self._algorithm, self._pack_bytes, self._transfer_dtype, has_rows
+                rows,
+                workers,
+                self._algorithm,
+                self._pack_bytes,
+                self._transfer_dtype,
+                has_rows,
+                is_spread=self._is_spread,
             )
             copies = dict(zip(together, map(list, zip(*summed, strict=True)), strict=True))
         if alone:
@@ -101,9 +108,13 @@ def _all_dense(parts: Sequence[types.Gradient]) -> bool:
 
 
 class ReductionToOneDevice(CrossDeviceOps):
-    """Sums on one device and copies the sum to all; see `CrossDeviceOps`."""
+    """Sums each tensor, or pack, on one device and copies the sum to all; see `CrossDeviceOps`.
+
+    The devices share that work evenly.
+    """
 
     _algorithm = staticmethod(all_reduce.to_one_device)
+    _is_spread = True
 
 
 class HierarchicalCopyAllReduce(CrossDeviceOps):

@@ -113,6 +113,30 @@ def test_gradients_go_to_their_variables_and_weights_from_them(fresh_graph, stra
     assert all(bound <= each <= bound + of_batch + 100 for each in found.values()), (bound, found)
 
 
+def test_mirrored_weights_are_summed_by_all_devices_alike(fresh_graph):
+    """Small gradients are made end to end, but not so many that one device adds up all."""
+
+    def model(features, labels, mode):
+        x = features
+        for n in range(30):
+            w = tf1.get_variable(f"w{n}", [64, 64], initializer=exactness.start)
+            x = tf.tanh(tf.matmul(x, w))
+        loss = tf.reduce_mean(tf.square(x - labels))
+        train_op = tf1.train.AdamOptimizer().minimize(loss, tf1.train.get_global_step())
+        return exactness.spec_of(mode, loss, train_op=train_op)
+
+    tf1.train.create_global_step()
+    replicated = replicate.replicate_model_fn(model, devices=DEVICES, strategy="mirrored")
+    batch = [tf1.placeholder(tf.float32, [6, 64]) for _ in range(2)]
+    spec = replicated(*batch, "train")
+    weights = 30 * 64 * 64 * 4
+    bound = 4 * weights * 2 / 3
+    of_batch = 2 * 6 * 64 * 4
+    found = moved([spec.loss, spec.train_op])
+    assert all(each <= bound + of_batch + 100 for each in found.values()), (bound, found)
+    assert sum(found.values()) >= 3 * bound
+
+
 def clipped(gradients, step):
     return tf.clip_by_global_norm([gradient for gradient, _ in gradients], 1.0)[0]
 
