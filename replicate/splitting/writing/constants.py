@@ -57,7 +57,8 @@ class Constants:
         if key not in self._copies:
             made_by = self._maker_of(written)
             self._copies[key] = written
-            if self._device_of(made_by) != device:
+            # NOTE: what waits for copies, which all devices have, would wait for other devices.
+            if self._device_of(made_by) != device or made_by in self._controls:
                 found = (
                     self._nodes.by_name[made_by] if isinstance(made_by, str) else made_by.node_def
                 )
@@ -73,7 +74,14 @@ class Constants:
         if isinstance(made_by, str) or not made_by.control_inputs:
             return []
         controls = self._controls.get(made_by, made_by.control_inputs)
+        controls = [each for each in controls if self._is_on(each, device)]
+        if not controls:
+            return []
         key = (*sorted(map(self._nodes.wait, controls)), device)
         if key not in self._copies:
             self._copies[key] = self._nodes.add("NoOp", [], device, controls=controls)
         return [self._copies[key]]
+
+    def _is_on(self, waited: Waited, device: str) -> bool:
+        """Whether something is a copy on a device, or no copy, which all wait for."""
+        return not isinstance(waited, str) or self._nodes.by_name[waited].device == device
