@@ -109,3 +109,18 @@ def test_a_strategy_reduces_what_is_wanted_at_one_time_in_one_call(fresh_graph):
     assert sorted(map(str, gradients)) in [sorted(map(str, call)) for call in calls]
     places = {str(v.values[0].shape): place for pairs in strategy.calls for v, place in pairs}
     assert all(places[str(v.shape)] == [v.device] for v in tf1.trainable_variables())
+
+
+def test_a_worker_beside_servers_brings_sums_to_each_of_its_devices(fresh_graph):
+    jobs = {"chief": ["a:1"], "ps": ["b:1"]}
+    cluster = {"cluster": jobs, "task": {"type": "chief", "index": 0}}
+    strategy = replicate.ParameterServerStrategy(DEVICES, cluster)
+
+    def centered(features, labels, mode):
+        return model(features - tf.reduce_sum(features, 0, name="total"), labels, mode)
+
+    tf1.train.create_global_step()
+    x = tf1.placeholder(tf.float64, [None, 3])
+    replicate.replicate_model_fn(centered, strategy=strategy)(x, None, "train")
+    subtracted = [fresh_graph.get_operation_by_name(f"tower_{k}/sub") for k in range(3)]
+    assert [op.inputs[1].device for op in subtracted] == list(strategy.worker_devices)

@@ -237,7 +237,9 @@ class ParameterServerStrategy(_OneCopyStrategy):
         places: Sequence[Sequence[str]],
         has_rows: all_reduce.HasRows | None = None,
     ) -> list[list[types.Gradient]]:
-        places = [(self._home,)] * len(places) if self.is_in_cluster else places
+        if self.is_in_cluster:
+            own = {self._home, *self._worker_devices}
+            places = [[each if each in own else self._home for each in place] for place in places]
         return super()._batch_reduce(aggregation, columns, places, has_rows)
 
     def _reduce_plain(
