@@ -83,7 +83,8 @@ def test_cross_device_ops_give_one_devices_step(ops, rows):
 def test_gradients_go_to_all_devices_in_one_call_of_cross_device_ops(fresh_graph):
     ops = Noting()
     build(None, strategy=replicate.MirroredStrategy(DEVICES, cross_device_ops=ops))
-    assert [tuple(DEVICES)] * 2 in [list(map(tuple, places)) for places in ops.calls]
+    calls = [list(map(tuple, places)) for places in ops.calls]
+    assert 2 in [places.count(tuple(DEVICES)) for places in calls]  # both gradients
 
 
 def test_nccl_sums_gradients_between_gpus(fresh_graph):
@@ -104,9 +105,9 @@ def test_gradients_travel_in_few_bits_if_that_is_asked_for(fresh_graph):
 def test_a_strategy_reduces_what_is_wanted_at_one_time_in_one_call(fresh_graph):
     strategy = NotingStrategy(DEVICES, placement="round_robin")
     build(None, strategy=strategy)
-    gradients = [v.shape for v in tf1.trainable_variables()]
-    calls = [[value.values[0].shape for value, _ in pairs] for pairs in strategy.calls]
-    assert sorted(map(str, gradients)) in [sorted(map(str, call)) for call in calls]
+    gradients = {str(v.shape) for v in tf1.trainable_variables()}
+    calls = [{str(value.values[0].shape) for value, _ in pairs} for pairs in strategy.calls]
+    assert [call for call in calls if gradients <= call]
     places = {str(v.values[0].shape): place for pairs in strategy.calls for v, place in pairs}
     assert all(places[str(v.shape)] == [v.device] for v in tf1.trainable_variables())
 
