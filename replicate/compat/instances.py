@@ -49,6 +49,7 @@ TAKEN = _rows(
             "_control_dependencies_stack": "a tower's thread inherits the control dependencies",
             "_device_function_stack": "a tower's thread inherits the devices",
             "_colocation_stack": "a tower's thread inherits the colocations",
+            "_create_op_internal": "many reshapes are made in a third of the time",
             "_distribution_strategy_stack": "where tf.distribute keeps its own mode",
             "_get_control_flow_context": "a merge call inside tf.cond or tf.while_loop is refused",
             "_mutation_lock": "a tower that waits for others lets them run sessions of the graph",
