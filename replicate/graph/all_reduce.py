@@ -296,11 +296,12 @@ def nccl(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list[tf
         copies = []
         for tensor, device in zip(column, devices, strict=True):
             with tf.device(device):
-                sent = tf.cast(tensor, wire.dtype) if wire.narrows(tensor) else tensor
+                is_narrow = wire.narrows(tensor)
+                sent = tf.cast(tensor, wire.dtype) if is_narrow else packing.carried(tensor)
                 total = tf.raw_ops.NcclAllReduce(
                     input=sent, reduction="sum", num_devices=len(devices), shared_name=key
                 )
-                copies.append(tf.cast(total, tensor.dtype))
+                copies.append(packing.restored(total, tensor))
         columns.append(copies)
     return _by_device(columns, devices)
 

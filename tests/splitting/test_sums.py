@@ -94,6 +94,23 @@ def test_nccl_sums_gradients_between_gpus(fresh_graph):
     assert sorted(op.device for op in summed) == sorted(GPUS)  # both gradients are one
 
 
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.complex64, tf.complex128, tf.uint8, tf.uint64])
+def test_nccl_sums_what_it_has_no_kernel_for_as_what_it_has(fresh_graph, dtype):
+    def shifted(features, labels, mode):
+        total = tf.reduce_sum(tf.cast(features, dtype), 0)
+        differences = tf.cast(features, dtype) - total  # on each device
+        return exactness.spec_of(mode, tf.reduce_sum(tf.cast(differences, tf.float64)))
+
+    x = tf1.placeholder(tf.float64, [None, 3])
+    strategy = replicate.MirroredStrategy(GPUS, cross_device_ops=replicate.NcclAllReduce())
+    replicate.replicate_model_fn(shifted, strategy=strategy)(x, None, "eval")
+    summed = [op for op in fresh_graph.get_operations() if op.type == "NcclAllReduce"]
+    assert sorted(op.device for op in summed) == sorted(GPUS)
+    for k, place in enumerate(GPUS):
+        read = fresh_graph.get_operation_by_name(f"tower_{k}/sub").inputs[1]
+        assert (read.dtype, read.device) == (dtype, place)
+
+
 def test_gradients_travel_in_few_bits_if_that_is_asked_for(fresh_graph):
     ops = replicate.RingAllReduce(transfer_dtype=tf.float16)
     strategy = replicate.MirroredStrategy(DEVICES, cross_device_ops=ops)
