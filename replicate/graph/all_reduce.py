@@ -111,7 +111,10 @@ def transferred(
 
     Raises:
         TowerMismatchError: If the dtypes or shapes of a column differ.
+        TypeError: If some are bools, which have no sum.
     """
+    for tensor in rows[0] if len(devices) > 1 else ():
+        reductions.require_sum(tensor.dtype)
     most = packing.even_share(rows[0], len(devices)) if is_spread else math.inf
     plan = packing.Packing(rows, pack_bytes, most)
     packed = _packed(plan, rows, devices, has_rows)

@@ -79,9 +79,14 @@ def sum_onto(tensors: Sequence[types.Gradient], device: str | None) -> types.Gra
     with on(device):
         if isinstance(tensors[0], tf.IndexedSlices):
             return _joined_slices(tensors)
-        if tensors[0].dtype == tf.bool:
-            raise TypeError("bool tensors have no sum; cast them to a number first.")
+        require_sum(tensors[0].dtype)
         return tf.add_n(tensors)
+
+
+def require_sum(dtype: tf.DType) -> None:
+    """Refuses bools, which have no sum."""
+    if dtype == tf.bool:
+        raise TypeError("bool tensors have no sum; cast them to a number first.")
 
 
 def mean_onto(tensors: Sequence[types.Gradient], device: str | None) -> types.Gradient:

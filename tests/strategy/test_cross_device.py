@@ -1,5 +1,7 @@
 """Which tensors an algorithm of several devices sums."""
 
+import pytest
+
 from replicate import strategy as core
 from replicate.compat.tensorflow import tf
 
@@ -24,3 +26,11 @@ def test_an_algorithm_sums_what_is_dense_and_goes_to_all_devices(fresh_graph):
     assert counting.summed == [2, 2]  # the first and the third column of each device
     assert [len(copies) for copies in found] == [2, 2, 2, 1]
     assert isinstance(found[1][0], tf.IndexedSlices)
+
+
+@pytest.mark.parametrize(
+    "ops", [core.NcclAllReduce(), core.RingAllReduce(), core.ReductionToOneDevice()], ids=repr
+)
+def test_no_algorithm_sums_bools(fresh_graph, ops):
+    with pytest.raises(TypeError, match="bool tensors have no sum"):
+        ops.batch_reduce(SUM, [[tf.constant([True])] * 2], [TWO], TWO)
