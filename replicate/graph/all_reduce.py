@@ -296,7 +296,7 @@ def nccl(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list[tf
     columns = []
     for column in zip(*rows, strict=True):
         key = f"replicate_{tf1.get_default_graph().unique_name('nccl')}"
-        copies = []
+        totals, copies = [], []
         for tensor, device in zip(column, devices, strict=True):
             with tf.device(device):
                 is_narrow = wire.narrows(tensor)
@@ -304,7 +304,13 @@ def nccl(rows: Rows, devices: Sequence[str], wire: Wire = PLAIN) -> list[list[tf
                 total = tf.raw_ops.NcclAllReduce(
                     input=sent, reduction="sum", num_devices=len(devices), shared_name=key
                 )
-                copies.append(packing.restored(total, tensor))
+                totals.append(total)
+        # NOTE: each waits for all others: whoever wants one device's copy must run all of them.
+        with tf.device(devices[0]), tf1.control_dependencies(totals):
+            done = tf.no_op()
+        for tensor, total, device in zip(column, totals, devices, strict=True):
+            with tf.device(device), tf1.control_dependencies([done]):
+                copies.append(tf.identity(packing.restored(total, tensor)))
         columns.append(copies)
     return _by_device(columns, devices)
 

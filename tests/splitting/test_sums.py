@@ -94,6 +94,19 @@ def test_nccl_sums_gradients_between_gpus(fresh_graph):
     assert sorted(op.device for op in summed) == sorted(GPUS)  # both gradients are one
 
 
+def test_who_wants_one_devices_copy_of_what_nccl_sums_runs_all_devices(fresh_graph):
+    def shifted(features, labels, mode):
+        differences = features - tf.reduce_sum(features, 0)  # on each device
+        return exactness.spec_of(mode, tf.reduce_sum(differences))
+
+    x = tf1.placeholder(tf.float64, [None, 3])
+    strategy = replicate.MirroredStrategy(GPUS, cross_device_ops=replicate.NcclAllReduce())
+    replicate.replicate_model_fn(shifted, strategy=strategy)(x, None, "eval")
+    run = tf1.graph_util.extract_sub_graph(fresh_graph.as_graph_def(), ["tower_1/sub"])
+    summed = [node.device for node in run.node if node.op == "NcclAllReduce"]
+    assert sorted(summed) == sorted(GPUS)
+
+
 @pytest.mark.parametrize("dtype", [tf.bfloat16, tf.complex64, tf.complex128, tf.uint8, tf.uint64])
 def test_nccl_sums_what_it_has_no_kernel_for_as_what_it_has(fresh_graph, dtype):
     def shifted(features, labels, mode):
