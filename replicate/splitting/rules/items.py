@@ -55,5 +55,5 @@ def has(case: Case, n: int, rows: Rows) -> bool:
 
 def same(case: Case, n: int) -> View:
     """Returns the view of input n, which is the same on every device, constant or not."""
-    is_constant = case.facts.value(case.op.inputs[n]) is not None
-    return OWN if case.inputs[n] is SIZE and is_constant else WHOLE
+    is_size = case.inputs[n] is SIZE
+    return OWN if is_size and case.facts.value(case.op.inputs[n]) is not None else WHOLE

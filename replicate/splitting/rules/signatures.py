@@ -162,18 +162,20 @@ def _first_rows(case: Case, said: Said) -> tuple[str, Rows]:
         for axes, state in zip(said.operands, case.inputs, strict=False)
         if states.is_rows(state) and state.axis < len(axes)
     ]
+    is_broadcast = any(name.endswith(_ONE) for name, _ in with_rows)
     # NOTE: rows that may be stretched to another operand's length need not be as many.
-    fixed = {name for axes in said.operands for name in axes if not name.endswith(_ONE)}
+    fixed = {name for axes in said.operands for name in axes} if is_broadcast else set()
     candidates = [
         (name.removesuffix(_ONE), rows)
         for name, rows in with_rows
-        if (name[0].islower() or name[0] == ".") and name.removesuffix(_ONE) not in fixed - {name}
+        if (name[0].islower() or name[0] == ".")
+        and not (name.endswith(_ONE) and name.removesuffix(_ONE) in fixed)
     ]
     if not candidates:
         raise WholeError("it works along rows" if with_rows else "no operand has rows")
-    result = list(said.results[0])
+    result = said.results[0]
     kept = [each for each in candidates if each[0] in result]
-    if kept and not fixed.intersection(axis for axis, _ in kept):
+    if kept and is_broadcast and not fixed.intersection(axis for axis, _ in kept):
         return min(kept, key=lambda each: result.index(each[0]))
     return (kept or candidates)[0]
 
@@ -181,36 +183,68 @@ def _first_rows(case: Case, said: Said) -> tuple[str, Rows]:
 def _given(axes: Axes, axis: str, rows: Rows, part: Partial) -> State:
     if axes == (_SAME,):
         return FIRST
-    return rows.at(list(axes).index(axis)) if axis in axes else part
+    return rows.at(axes.index(axis)) if axis in axes else part
 
 
 def _wanted(case: Case, n: int, said: Said, axis: str, rows: Rows, result: State) -> View:
-    axes = list(said.operands[n]) if n < len(said.operands) else []
-    if axes == list(SHAPE) and states.is_rows(result):
+    axes = said.operands[n] if n < len(said.operands) else ()
+    for name, view in ((axis, items.along), (axis + _ONE, items.along_or_one)):
+        if name in axes:
+            place = axes.index(name)
+            is_as_given = case.inputs[n] is rows and rows.axis == place
+            return rows if is_as_given else view(case, n, rows.at(place))
+    if SHAPE[0] in axes and states.is_rows(result):
         return case.shape_view(n, result)
-    if axis + _ONE in axes:
-        return items.along_or_one(case, n, rows.at(axes.index(axis + _ONE)))
-    return items.along(case, n, rows.at(axes.index(axis))) if axis in axes else items.same(case, n)
+    return items.same(case, n)
 
 
 # Reading.
 
 
+class _Signs(NamedTuple):
+    """The signs of a signature, for a number of operands.
+
+    Attributes:
+        operands: Those of each operand.
+        results: Those of each result.
+        ranked: The operands whose ranks say how many axes a sign stands for.
+        is_open: Whether only the result's rank says how many `...` stands for.
+    """
+
+    operands: Sequence[Axes]
+    results: Sequence[Axes]
+    ranked: Sequence[int]
+    is_open: bool
+
+
 def read(case: Case, text: str) -> Said:
     """Returns a signature for the ranks of an operation."""
-    operands, results = _parsed(text, len(case.inputs))
-    ranks = [case.rank(n) if _is_ranked(term) else 0 for n, term in enumerate(operands)]
-    front = _number_in_front(case, operands, results, ranks)
-    axes = [_expanded(term, rank, front) for term, rank in zip(operands, ranks, strict=True)]
-    return Said(axes, [_expanded(term, None, front) for term in results])
+    signs = _parsed(text, len(case.inputs))
+    ranks = tuple(case.rank(n) for n in signs.ranked)
+    return _of_ranks(text, len(case.inputs), ranks, case.result_rank() if signs.is_open else 0)
 
 
 @functools.cache
-def _parsed(text: str, number: int) -> tuple[list[Axes], list[Axes]]:
+def _of_ranks(text: str, number: int, ranks: Sequence[int], result_rank: int) -> Said:
+    """Returns a signature for ranks of the operands that have some, and of an open result."""
+    signs = _parsed(text, number)
+    front = result_rank - len(signs.results[0]) + 1
+    if not signs.is_open:
+        front = _number_in_front([signs.operands[n] for n in signs.ranked], ranks)
+    of_operands = dict(zip(signs.ranked, ranks, strict=True))
+    axes = [_expanded(term, of_operands.get(n), front) for n, term in enumerate(signs.operands)]
+    return Said(axes, [_expanded(term, None, front) for term in signs.results])
+
+
+@functools.cache
+def _parsed(text: str, number: int) -> _Signs:
     """Returns the signs of operands and results, of an operation of so many operands."""
     left, right = text.split("->")
-    operands = [term for each in left.split(",") for term in _terms(each, number)]
-    return operands[:number], [term for each in right.split(",") for term in _terms(each, number)]
+    operands = [term for each in left.split(",") for term in _terms(each, number)][:number]
+    results = [term for each in right.split(",") for term in _terms(each, number)]
+    ranked = [n for n, term in enumerate(operands) if _is_ranked(term)]
+    is_open = any(_FRONT in term for term in operands)
+    return _Signs(operands, results, ranked, is_open and not any(map(_is_fixed, operands)))
 
 
 def _terms(text: str, number: int) -> list[Axes]:
@@ -228,17 +262,18 @@ def _is_ranked(term: Axes) -> bool:
     return any(sign.startswith(_FRONT) for sign in term) or (_REST in term and len(term) > 1)
 
 
-def _number_in_front(
-    case: Case, operands: Sequence[Axes], results: Sequence[Axes], ranks: Sequence[int]
-) -> int:
+def _is_fixed(term: Axes) -> bool:
+    """Whether a rank says how many axes `...` stands for."""
+    return _FRONT in term and _REST not in term
+
+
+def _number_in_front(operands: Sequence[Axes], ranks: Sequence[int]) -> int:
     """Returns how many axes `...` stands for."""
     terms = [(term, rank - len(term) + 1) for term, rank in zip(operands, ranks, strict=True)]
-    fixed = {number for term, number in terms if _FRONT in term and _REST not in term}
+    fixed = {number for term, number in terms if _is_fixed(term)}
     if len(fixed) > 1:
         raise WholeError("ranks differ")
     broadcast = [number for term, number in terms if _FRONT + _ONE in term]
-    if not fixed and any(_FRONT in term for term in operands):
-        return case.result_rank() - len(results[0]) + 1
     return max([*fixed, *broadcast], default=0)
 
 

@@ -53,6 +53,12 @@ def test_front_of_a_result_counts_where_operands_leave_it_open():
     assert found.operands == [(".-2", ".-1", "*")]
 
 
+def test_signature_is_read_once_for_all_operations_of_the_same_ranks():
+    text = "...|1+ -> ..."
+    assert signatures.read(Ranks(2, 1), text) is signatures.read(Ranks(2, 1), text)
+    assert signatures.read(Ranks(2, 2), text) != signatures.read(Ranks(2, 1), text)
+
+
 def test_dimensions_in_front_are_as_many_in_all_operands():
     with pytest.raises(WholeError, match="ranks differ"):
         signatures.read(Ranks(3, 2), "...MM, ...MK -> ...MK")
