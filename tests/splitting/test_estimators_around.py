@@ -302,7 +302,7 @@ def test_names_and_collections_are_one_devices(num_devices):
     more, found = collected(made)
     assert found == expected
     assert names.items() <= more.items()
-    own = {name for name in more if not name.startswith(("tower_", "replicate_split"))}
+    own = {name for name in more if not name.startswith(("tower_", "replicate_"))}
     # What is grouped lies on several devices, and has an operation for each.
     assert {name for name in own - set(names) if "group_deps" not in name} == set()
     assert num_devices > 1 or own == set(more)
