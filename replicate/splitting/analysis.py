@@ -14,6 +14,8 @@ from replicate.splitting.inference import facts as known
 from replicate.splitting.inference import folding
 from replicate.splitting.rules import registry
 from replicate.splitting.states import (
+    COPIED,
+    OWN,
     SIZE,
     WHOLE,
     How,
@@ -24,10 +26,18 @@ from replicate.splitting.states import (
     Split,
     WholeError,
 )
-from replicate.splitting.structure import equal, kinds, loops
+from replicate.splitting.structure import definitions, equal, kinds, loops
 
 LEAVES = folding.LEAVES
 FILLS = ("Const", "Fill")  # of no cost
+_OF_LOOPS = (
+    *kinds.ENTERS,
+    *kinds.EXITS,
+    *kinds.MERGES,
+    *kinds.SWITCHES,
+    *kinds.WAYS_BACK,
+    "LoopCond",
+)
 MOST_DIMENSIONS = 8  # of a tensor that TensorFlow cuts
 
 
@@ -162,8 +172,21 @@ class Analysis:
             self._take(op, [WHOLE if each is WHOLE else SIZE for each in measured], SIZE)
         elif not is_asked and self._is_of_sizes(op, inputs):
             self._take(op, [SIZE] * len(op.outputs), SIZE)
+        elif not is_asked and self._is_copied(op, inputs):
+            given = [COPIED] * len(op.outputs)
+            self._take(op, given, Split([OWN] * len(inputs), given))
         else:
             self._split(op, inputs, rule)
+
+    def _is_copied(self, op: tf.Operation, inputs: Sequence[states.State]) -> bool:
+        """Whether an operation makes the same on each device, of values that all devices have."""
+        if not all(state is WHOLE or state is COPIED for state in inputs):
+            return False
+        if kinds.is_stateful(op.type) or op.type in _OF_LOOPS or definitions.called(op.node_def):
+            return False
+        if any(tensor.dtype in kinds.HANDLES for tensor in op.outputs):
+            return False
+        return all(self._axis_with_rows(tensor) is None for tensor in op.outputs)
 
     def _split(
         self, op: tf.Operation, inputs: Sequence[states.State], rule: registry.Rule | None
@@ -172,6 +195,8 @@ class Analysis:
         of_ids = registry.OF_IDS.get(op.type, ()) if _have_ids(inputs) else ()
         attempts = [(each, inputs) for each in of_ids]
         attempts += [(rule, [_plain(each) for each in inputs])] if rule is not None else []
+        if op.type not in _OF_LOOPS:  # to a rule, a copied value is a whole one
+            attempts = [(each, [_as_whole(state) for state in seen]) for each, seen in attempts]
         reason = f"{op.type} has no rule"
         for each, given in attempts:
             try:
@@ -275,6 +300,10 @@ def _is_number(tensor: tf.Tensor) -> bool:
 def _have_ids(inputs: Sequence[states.State]) -> bool:
     """Whether a tensor has numbers of rows, or a value of each device's own."""
     return any(isinstance(state, (Local, RowNumbers)) for state in inputs)
+
+
+def _as_whole(state: states.State) -> states.State:
+    return WHOLE if state is COPIED else state
 
 
 def _plain(state: states.State) -> states.State:

@@ -75,7 +75,6 @@ class Kind(enum.Enum):
     PROD = "prod"
     ALL = "all"
     ANY = "any"
-    FIRST = "first"  # all devices hold the same
 
 
 class _Named(enum.Enum):
@@ -87,6 +86,7 @@ class Simple(_Named):
     """States with nothing more to tell."""
 
     WHOLE = "whole"  # one value, as one device has it
+    COPIED = "copied"  # the same, and each device has it
     SIZE = "size"  # whole numbers made from numbers of rows: the whole ones, and each device's own
     FLOW = "flow"  # the order of a TensorArray's operations, each device's own
 
@@ -94,11 +94,12 @@ class Simple(_Named):
 class Own(_Named):
     """Views of what is each device's own."""
 
-    OWN = "own"  # of a size the device's own; of any other tensor the whole value
+    OWN = "own"  # of a size the device's own; of any other tensor the value
     HANDLE = "handle"  # the device's own TensorArray or stack
 
 
 WHOLE: Final = Simple.WHOLE
+COPIED: Final = Simple.COPIED
 SIZE: Final = Simple.SIZE
 FLOW: Final = Simple.FLOW
 
@@ -235,7 +236,6 @@ State: TypeAlias = Simple | Rows | Partial | ListOf | Local
 View: TypeAlias = State | Own | Shape
 
 SUM = Partial(Kind.SUM)
-FIRST = Partial(Kind.FIRST)
 
 
 def is_rows(state: View) -> TypeGuard[Rows]:

@@ -13,7 +13,7 @@ from replicate.compat.tensorflow import tf
 from replicate.graph import operations
 from replicate.splitting import states
 from replicate.splitting.rules import registry
-from replicate.splitting.states import FIRST, FLOW, SIZE, SUM, WHOLE, ListOf, Split, WholeError
+from replicate.splitting.states import COPIED, FLOW, SIZE, SUM, WHOLE, ListOf, Split, WholeError
 from replicate.splitting.structure import kinds, loops
 
 _SUMS = ("Add", "AddV2", "AddN")
@@ -23,7 +23,7 @@ _SUMS = ("Add", "AddV2", "AddN")
 def _pass(case: registry.Case) -> Split | None:
     """Passes on one value."""
     (state,) = case.inputs
-    if _is_held(state) or state in (SUM, FIRST):
+    if _is_held(state) or state in (SUM, COPIED):
         return Split([state], [state])
     return None
 
@@ -81,7 +81,7 @@ def _check(case: registry.Case) -> Split:
     if states.is_rows(case.inputs[0]) or any(tensor.dtype != tf.bool for tensor in case.op.outputs):
         raise WholeError("what it gives is more than that it did not fail")
     wants = [state if states.is_rows(state) else WHOLE for state in case.inputs]
-    return Split(wants, [FIRST] * len(case.op.outputs))
+    return Split(wants, [COPIED] * len(case.op.outputs))
 
 
 def _merge_flows(case: registry.Case) -> Split | None:

@@ -14,7 +14,7 @@ from replicate.splitting.rules import items, signatures
 from replicate.splitting.rules.registry import Case, Extent, rule
 from replicate.splitting.rules.signatures import Said, by_axes, names, signature
 from replicate.splitting.states import (
-    FIRST,
+    COPIED,
     FLOW,
     SIZE,
     SUM,
@@ -106,7 +106,7 @@ def same(case: Case) -> Split:
     ):
         raise WholeError("an operand is a handle")
     wants = [state if _passes(state) else WHOLE for state in case.inputs]
-    return Split(wants, [FIRST if want is WHOLE else want for want in wants])
+    return Split(wants, [COPIED if want is WHOLE else want for want in wants])
 
 
 def _passes(state: states.State) -> bool:

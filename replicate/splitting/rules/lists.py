@@ -13,7 +13,7 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.rules import control_flow, registry
 from replicate.splitting.states import (
-    FIRST,
+    COPIED,
     FLOW,
     HANDLE,
     OWN,
@@ -78,7 +78,7 @@ def _array_read(case: registry.Case) -> Split | None:
 @registry.rule("TensorArraySizeV3", always=True)
 def _array_size(case: registry.Case) -> Split | None:
     """(handle, flow) -> size, which is the same on all devices."""
-    return Split([HANDLE, FLOW], [FIRST]) if _own_array(case) is not None else None
+    return Split([HANDLE, FLOW], [COPIED]) if _own_array(case) is not None else None
 
 
 @registry.rule("TensorArrayGradV3", always=True)
@@ -240,7 +240,7 @@ def _stack(case: registry.Case) -> Split | None:
 @registry.rule("TensorListLength")
 def _length(case: registry.Case) -> Split | None:
     """(list) -> number of elements, which is the same on all devices."""
-    return Split([_own_list(case)], [FIRST])
+    return Split([_own_list(case)], [COPIED])
 
 
 @registry.rule("TensorListElementShape")
@@ -257,7 +257,7 @@ def _list_shape(case: registry.Case) -> Split | None:
         raise WholeError("the shape of a list's elements is not known")
     if states.is_rows(element) and np.ndim(shape) and shape[element.axis] != -1:
         raise WholeError("the shape of a list's elements tells their rows")
-    return Split([held], [FIRST])
+    return Split([held], [COPIED])
 
 
 def _own_list(case: registry.Case) -> ListOf:

@@ -28,7 +28,7 @@ from replicate.splitting import states
 from replicate.splitting.rules import items, registry
 from replicate.splitting.rules.registry import Case
 from replicate.splitting.states import (
-    FIRST,
+    COPIED,
     FLOW,
     SUM,
     ListOf,
@@ -182,7 +182,7 @@ def _first_rows(case: Case, said: Said) -> tuple[str, Rows]:
 
 def _given(axes: Axes, axis: str, rows: Rows, part: Partial) -> State:
     if axes == (_SAME,):
-        return FIRST
+        return COPIED
     return rows.at(axes.index(axis)) if axis in axes else part
 
 

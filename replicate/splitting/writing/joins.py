@@ -352,7 +352,8 @@ class Joins:
     def _cut_out(
         self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int
     ) -> Reference:
-        device = self._home if self._loop(tensor) is None else self._devices[k]
+        is_here = self._analysis.state(tensor) is not states.COPIED and self._loop(tensor) is None
+        device = self._home if is_here else self._devices[k]
         whole = self._steps.apart(whole, rows.total, tensor, want)
         begin, length = self._window(tensor, whole, rows, want, k)
         kinds = {"T": tensor.dtype, "Index": tf.int32}

@@ -13,7 +13,7 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
-from replicate.splitting.states import FIRST, FLOW, SUM, ListOf, RowNumbers, Rows, Space
+from replicate.splitting.states import COPIED, FLOW, SUM, ListOf, RowNumbers, Rows, Space
 from replicate.splitting.structure import kinds, loops, nodes
 from replicate.splitting.writing import writer as writers
 
@@ -92,7 +92,7 @@ def _is_plain(op: tf.Operation, structure: loops.Structure) -> bool:
 def _whole(tensor: tf.Tensor, written: writers.Writer) -> nodes.Reference | None:
     """Returns what all devices' copies make, or None if it cannot be joined."""
     state = written.analysis.state(tensor)
-    if state == FIRST:
+    if state is COPIED:
         return written.own(tensor, 0)
     if state == SUM:
         return _sum(tensor, written)

@@ -14,7 +14,7 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
-from replicate.splitting.states import FIRST, FLOW, SIZE, WHOLE, ListOf, Partial, Rows
+from replicate.splitting.states import COPIED, FLOW, SIZE, WHOLE, ListOf, Partial, Rows
 from replicate.splitting.structure import kinds, loops, nodes
 from replicate.splitting.structure.nodes import Reference
 
@@ -46,7 +46,9 @@ class LoopCopies:
 
     def whole(self, tensor: tf.Tensor, k: int) -> Reference:
         """Returns a whole value as device k's own loop has it; outside of loops, the value."""
-        op = tensor.op
+        op, state = tensor.op, self._analysis.state(tensor)
+        if state is COPIED:
+            return self._writer.own(tensor, k)
         loop = self._structure.loop(op)
         if loop is None:
             is_exit = op.type in kinds.EXITS and self._is_inside
@@ -54,9 +56,6 @@ class LoopCopies:
                 return self._writer.whole(tensor)
         elif self._is_in_whole_loop(op):
             return self._writer.whole(tensor)
-        state = self._analysis.state(tensor)
-        if state == FIRST:
-            return self._writer.own(tensor, k)
         is_apart = isinstance(state, (Partial, ListOf)) or state is FLOW
         is_rows = isinstance(state, Rows) and not self._analysis.is_at_hand(tensor)
         if is_apart or is_rows:

@@ -19,7 +19,7 @@ from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, operations, packing, reductions
 from replicate.graph import rows as counted
-from replicate.splitting.states import SIZE, WHOLE, Partial, Rows, Space, State
+from replicate.splitting.states import COPIED, SIZE, WHOLE, Partial, Rows, Space, State
 from replicate.splitting.structure import conditions, effects, kinds, loops, runs
 from replicate.splitting.structure.nodes import Made, Nodes, Reference
 from replicate.splitting.structure.runs import Runs
@@ -400,7 +400,7 @@ class WorkerJoins(joins.Joins):
     def _is_short(self, tensor: tf.Tensor, state: State) -> bool:
         """Whether a value has few entries for each row of the batch."""
         if not isinstance(state, Rows):
-            return isinstance(state, Partial)
+            return isinstance(state, Partial) or state is COPIED
         shape = self._analysis.facts.known_shape(tensor, state.axis)
         if shape is None or state.space is not self._analysis.batch:
             return False

@@ -19,7 +19,7 @@ from replicate.splitting import states
 from replicate.splitting.inference.extents import Extent
 from replicate.splitting.rules import random
 from replicate.splitting.states import (
-    FIRST,
+    COPIED,
     FLOW,
     HANDLE,
     OWN,
@@ -197,7 +197,7 @@ class Writer:
                 return self.constant(self.analysis.facts.literal(tensor), None)
             self.want_whole(op)
             return tensor
-        if state == FIRST:
+        if state is COPIED:
             return self.own(tensor, 0)
         if isinstance(state, Partial):
             return self.nodes.know(self.joins.of_parts(tensor, state), tensor.shape)

@@ -5,7 +5,7 @@ import pytest
 from replicate.compat.tensorflow import tf, tf1
 from replicate.splitting import splitter
 from replicate.splitting.rules import signatures
-from replicate.splitting.states import FIRST, SUM, WholeError
+from replicate.splitting.states import COPIED, SUM, WholeError
 from tests.splitting.rules.harness import raw
 
 DEVICES = [f"/device:CPU:{k}" for k in range(2)]
@@ -96,7 +96,7 @@ def test_result_that_each_device_has_is_marked():
     no_vectors = raw("SelfAdjointEigV2", compute_v=False)
     values, vectors = states_of(no_vectors, [None, 3, 3])[0]
     assert values.axis == 0
-    assert vectors == FIRST
+    assert vectors is COPIED
 
 
 def test_sums_over_rows_are_packed_apart_however_many():

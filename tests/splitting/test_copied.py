@@ -1,0 +1,62 @@
+"""What each device has the whole value of is made, and read, on each device."""
+
+import numpy as np
+import pytest
+
+from replicate.compat.tensorflow import tf, tf1
+from replicate.splitting import splitter
+from replicate.splitting.states import COPIED
+from tests import exactness
+
+DEVICES = [f"/device:CPU:{k}" for k in range(3)]
+X = np.arange(15.0).reshape(5, 3)
+
+
+def passed_on_with_rows(x):
+    passed, number = tf.raw_ops.IdentityN(input=[x, tf.constant(3.0, tf.float64)])
+    root = tf.sqrt(number)
+    return root, passed * root
+
+
+def of_a_lists_length(x):
+    handle = tf.raw_ops.TensorListFromTensor(
+        tensor=tf.transpose(x), element_shape=tf.constant([-1], tf.int32)
+    )
+    length = tf.sqrt(tf.cast(tf.raw_ops.TensorListLength(input_handle=handle), tf.float64))
+    return length, x * length
+
+
+MODELS = [passed_on_with_rows, of_a_lists_length]
+
+
+def run(session, values, rows, x):
+    return session.run(values, {x: X[:rows]})
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("rows", [5, 2])
+def test_what_is_made_of_copied_values_is_one_devices(make, rows):
+    found = []
+    for devices in (DEVICES, DEVICES[:1]):
+        with tf.Graph().as_default():
+            x = tf1.placeholder(tf.float64, [None, 3])
+            values = list(make(x))
+            if len(devices) > 1:
+                values = splitter.split_graph([x], devices, values, home=DEVICES[0]).fetch
+            with tf1.Session(config=exactness.session_config()) as session:
+                found.append(run(session, values, rows, x))
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_what_is_made_of_copied_values_is_made_and_read_on_each_device(fresh_graph, make):
+    x = tf1.placeholder(tf.float64, [None, 3])
+    length, whole = make(x)
+    result = splitter.split_graph([x], DEVICES, [whole], home=DEVICES[0])
+    assert result.state(length) is COPIED
+    for k, device in enumerate(DEVICES):
+        copy = fresh_graph.get_operation_by_name(f"tower_{k}/{length.op.name}")
+        assert copy.device == device
+        users = [user for user in copy.outputs[0].consumers() if user.type == "Mul"]
+        assert [user.device for user in users] == [device]
