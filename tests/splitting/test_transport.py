@@ -141,6 +141,15 @@ def clipped(gradients, step):
     return tf.clip_by_global_norm([gradient for gradient, _ in gradients], 1.0)[0]
 
 
+def clipped_beside(gradients, step):
+    """What does not run, as each gradient that is not clipped, is beside what does."""
+    found = clipped(gradients, step)
+    for gradient in found:
+        with tf1.colocate_with(gradient):
+            tf.identity(gradient, "fetched_by_nobody")
+    return found
+
+
 def decayed(gradients, step):
     """Adds a part of each weight, and an average of gradients, that is kept in a variable."""
     found = []
@@ -151,7 +160,7 @@ def decayed(gradients, step):
     return found
 
 
-@pytest.mark.parametrize("of_gradients", [clipped, decayed])
+@pytest.mark.parametrize("of_gradients", [clipped, clipped_beside, decayed])
 def test_what_is_made_of_gradients_lies_beside_their_variables(fresh_graph, of_gradients):
     """Norms, clipped gradients and decayed weights move no more bytes than the gradients do."""
 
@@ -177,6 +186,9 @@ def test_what_is_made_of_gradients_lies_beside_their_variables(fresh_graph, of_g
     of_batch = 2 * 6 * 32 * 4
     found = moved([spec.loss, spec.train_op])
     assert all(bound <= each <= bound + of_batch + 400 for each in found.values()), (bound, found)
+    with tf1.Session(config=exactness.session_config()) as session:
+        session.run(tf1.global_variables_initializer())
+        session.run(spec.train_op, dict.fromkeys(batch, np.ones([6, 32])))
 
 
 def test_rows_of_a_tables_gradient_are_gathered_beside_the_table(fresh_graph):

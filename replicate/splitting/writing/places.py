@@ -44,7 +44,9 @@ class _Places:
         strategy: base.DistributionStrategy,
         devices: dict[tf.Operation, str],
     ):
+        self._graph = written.nodes.graph
         self._strategy = strategy
+        self._moved: set[str] = set()
         self._devices = devices
         self._home = written.home
         self._joined = written.changes.joined
@@ -65,6 +67,10 @@ class _Places:
             self._move(op, lambda source: source not in self._movable)
         for op in found:  # to what it reads
             self._move(op, lambda source: True)
+        others = (op for op in self._graph.get_operations() if op not in self._devices)
+        for op in others if self._moved else ():
+            if not self._moved.isdisjoint(operations.colocated_with(op)):
+                op._clear_attr("_class")
 
     def _may_move(self, op: tf.Operation) -> bool:
         if op.op_def.is_stateful or op._get_control_flow_context() is not None:
@@ -120,6 +126,7 @@ class _Places:
         chosen = max([self._devices[op], *held], key=lambda place: held.get(place, 0.0))
         if chosen != self._devices[op]:
             self._devices[op] = chosen
+            self._moved.add(op.name)
             op._clear_attr("_class")
             op._set_device(chosen)
 
