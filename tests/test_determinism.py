@@ -216,7 +216,7 @@ def drawn_in_a_loop(most, **options):
 
 @needs_cores
 def test_turns_of_a_loop_that_overlap_draw_in_any_order():
-    assert len(drawn_in_a_loop(PATIENCE)) > 1
+    assert len(drawn_in_a_loop(10 * PATIENCE)) > 1  # a busy machine lets one thread run on
 
 
 def test_turns_of_a_loop_one_at_a_time_draw_in_one_order():
