@@ -153,7 +153,7 @@ def batch_sum_onto(
     alone: list[int] = []
     together: dict[tuple[str, ...], list[int]] = {}
     for n, column in enumerate(columns):
-        is_alone = len(column) != len(sources) or _is_sparse(column)
+        is_alone = len(column) != len(sources) or is_sparse(column)
         (alone if is_alone else together.setdefault(tuple(places[n]), [])).append(n)
     wire = Wire(is_shared=pack_bytes > 0)
     plans, summed = [], [_sum_alone(columns[n], places[n][0], has_rows) for n in alone]
@@ -183,7 +183,8 @@ def _packed(
     return [plan.pack(*each) for each in zip(rows, devices, counts, strict=True)]
 
 
-def _is_sparse(column: Sequence[types.Gradient]) -> bool:
+def is_sparse(column: Sequence[types.Gradient]) -> bool:
+    """Whether some of a column are IndexedSlices."""
     return any(isinstance(tensor, tf.IndexedSlices) for tensor in column)
 
 

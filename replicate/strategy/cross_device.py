@@ -66,10 +66,12 @@ class CrossDeviceOps:
             N lists of copies, one per destination.
         """
         copies: dict[int, list[types.Gradient]] = {}
+        everywhere = tuple(workers)
         together = [
             n
             for n, (parts, place) in enumerate(zip(columns, places, strict=True))
-            if tuple(place) == tuple(workers) and len(parts) == len(workers) and _all_dense(parts)
+            if tuple(place) == everywhere and len(parts) == len(workers)
+            if not all_reduce.is_sparse(parts)
         ]
         alone = sorted(set(range(len(columns))) - set(together))
         if together:
@@ -83,7 +85,7 @@ class CrossDeviceOps:
                 has_rows,
                 is_spread=self._is_spread,
             )
-            copies = dict(zip(together, map(list, zip(*summed, strict=True)), strict=True))
+            copies.update(zip(together, map(list, zip(*summed, strict=True)), strict=True))
         if alone:
             others, targets = [columns[n] for n in alone], [places[n] for n in alone]
             reduced = all_reduce.batch_sum_onto(
@@ -92,8 +94,7 @@ class CrossDeviceOps:
             copies.update(zip(alone, reduced, strict=True))
         if aggregation == tf.VariableAggregation.MEAN:
             for n, (parts, place) in enumerate(zip(columns, places, strict=True)):
-                sums = zip(copies[n], place, strict=True)
-                copies[n] = [reductions.divide_onto(c, len(parts), device) for c, device in sums]
+                copies[n] = reductions.divided_copies(copies[n], len(parts), place)
         return [copies[n] for n in range(len(columns))]
 
     def __repr__(self) -> str:
@@ -101,10 +102,6 @@ class CrossDeviceOps:
             f"{type(self).__name__}(pack_bytes={self._pack_bytes}, "
             f"transfer_dtype={getattr(self._transfer_dtype, 'name', None)!r})"
         )
-
-
-def _all_dense(parts: Sequence[types.Gradient]) -> bool:
-    return not any(isinstance(part, tf.IndexedSlices) for part in parts)
 
 
 class ReductionToOneDevice(CrossDeviceOps):

@@ -209,8 +209,7 @@ class Verbs(tf.distribute.Strategy):
         if aggregation == variables.MEAN:
             for copies, parts, place in zip(reduced, columns, places, strict=True):
                 number = workers.size * len(parts)
-                pairs = zip(copies, place, strict=True)
-                copies[:] = [reductions.divide_onto(copy, number, on) for copy, on in pairs]
+                copies[:] = reductions.divided_copies(copies, number, place)
         return reduced
 
     @staticmethod

@@ -87,24 +87,40 @@ def place(op):
     return (op if variable is None else variable).device or DEVICES[0]
 
 
-@pytest.mark.parametrize("strategy", ["balanced", "round_robin"])
-def test_gradients_go_to_their_variables_and_weights_from_them(fresh_graph, strategy):
-    """Each device sends (K - 1) / K of the weights, and as many gradients, and gets as many."""
+def minimized(optimizer):
+    """Returns what makes a train_op of a loss by an optimizer."""
+    return lambda loss: optimizer().minimize(loss, tf1.train.get_global_step())
+
+
+def trained(train, strategy, number=6, width=32):
+    """Returns the spec of a training of some layers over the devices, and what it is fed.
+
+    Args:
+        train: Returns the train_op of a loss.
+        strategy: The strategy, or its name.
+        number: How many layers there are.
+        width: How many units each has.
+    """
 
     def model(features, labels, mode):
         x = features
-        for n in range(6):
-            w = tf1.get_variable(f"w{n}", [32, 32], initializer=exactness.start)
+        for n in range(number):
+            w = tf1.get_variable(f"w{n}", [width, width], initializer=exactness.start)
             x = tf.tanh(tf.matmul(x, w))
         loss = tf.reduce_mean(tf.square(x - labels))
-        step = tf1.train.get_global_step()
-        train_op = tf1.train.AdamOptimizer().minimize(loss, step)
-        return exactness.spec_of(mode, loss, train_op=train_op)
+        return exactness.spec_of(mode, loss, train_op=train(loss))
 
     tf1.train.create_global_step()
-    replicated = replicate.replicate_model_fn(model, devices=DEVICES, strategy=strategy)
-    batch = [tf1.placeholder(tf.float32, [6, 32]) for _ in range(2)]
-    spec = replicated(*batch, "train")
+    devices = DEVICES if isinstance(strategy, str) else None
+    replicated = replicate.replicate_model_fn(model, devices=devices, strategy=strategy)
+    batch = [tf1.placeholder(tf.float32, [6, width]) for _ in range(2)]
+    return replicated(*batch, "train"), batch
+
+
+@pytest.mark.parametrize("strategy", ["balanced", "round_robin"])
+def test_gradients_go_to_their_variables_and_weights_from_them(fresh_graph, strategy):
+    """Each device sends (K - 1) / K of the weights, and as many gradients, and gets as many."""
+    spec, _ = trained(minimized(tf1.train.AdamOptimizer), strategy)
     weights = 6 * 32 * 32 * 4
     bound = 4 * weights * 2 / 3
     # Beside them there are the batch, powers of Adam's averages, numbers of rows.
@@ -115,20 +131,7 @@ def test_gradients_go_to_their_variables_and_weights_from_them(fresh_graph, stra
 
 def test_mirrored_weights_are_summed_by_all_devices_alike(fresh_graph):
     """Small gradients are made end to end, but not so many that one device adds up all."""
-
-    def model(features, labels, mode):
-        x = features
-        for n in range(30):
-            w = tf1.get_variable(f"w{n}", [64, 64], initializer=exactness.start)
-            x = tf.tanh(tf.matmul(x, w))
-        loss = tf.reduce_mean(tf.square(x - labels))
-        train_op = tf1.train.AdamOptimizer().minimize(loss, tf1.train.get_global_step())
-        return exactness.spec_of(mode, loss, train_op=train_op)
-
-    tf1.train.create_global_step()
-    replicated = replicate.replicate_model_fn(model, devices=DEVICES, strategy="mirrored")
-    batch = [tf1.placeholder(tf.float32, [6, 64]) for _ in range(2)]
-    spec = replicated(*batch, "train")
+    spec, _ = trained(minimized(tf1.train.AdamOptimizer), "mirrored", number=30, width=64)
     weights = 30 * 64 * 64 * 4
     bound = 4 * weights * 2 / 3
     of_batch = 2 * 6 * 64 * 4
@@ -163,24 +166,16 @@ def decayed(gradients, step):
 def test_what_is_made_of_gradients_lies_beside_their_variables(fresh_graph, of_gradients):
     """Norms, clipped gradients and decayed weights move no more bytes than the gradients do."""
 
-    def model(features, labels, mode):
-        x = features
-        for n in range(6):
-            w = tf1.get_variable(f"w{n}", [32, 32], initializer=exactness.start)
-            x = tf.tanh(tf.matmul(x, w))
-        loss = tf.reduce_mean(tf.square(x - labels))
+    def train(loss):
         step = tf1.train.get_global_step()
         optimizer = tf1.train.GradientDescentOptimizer(0.1)
         found = optimizer.compute_gradients(loss)
         new = of_gradients(found, step)
         pairs = [(gradient, weight) for gradient, (_, weight) in zip(new, found, strict=True)]
-        return exactness.spec_of(mode, loss, train_op=optimizer.apply_gradients(pairs, step))
+        return optimizer.apply_gradients(pairs, step)
 
-    tf1.train.create_global_step()
     strategy = replicate.LocalParameterServerStrategy(DEVICES, placement="round_robin")
-    replicated = replicate.replicate_model_fn(model, strategy=strategy)
-    batch = [tf1.placeholder(tf.float32, [6, 32]) for _ in range(2)]
-    spec = replicated(*batch, "train")
+    spec, batch = trained(train, strategy)
     bound = 4 * 6 * 32 * 32 * 4 * 2 / 3
     of_batch = 2 * 6 * 32 * 4
     found = moved([spec.loss, spec.train_op])

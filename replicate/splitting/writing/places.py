@@ -96,10 +96,9 @@ class _Places:
         return list(dict.fromkeys(map(self._devices.__getitem__, found)))
 
     def _sources(
-        self, op: tf.Operation, n: int, counts: Callable[[tf.Operation], bool]
+        self, op: tf.Operation, reference: Reference, counts: Callable[[tf.Operation], bool]
     ) -> Iterable[str]:
         """Returns where an input is; what joins parts is wherever others read it."""
-        reference = self._made.get((op, n), op.inputs[n])
         if not isinstance(reference, str):
             source = reference.op
             return [self._devices.get(source, self._home)] if counts(source) else []
@@ -120,8 +119,8 @@ class _Places:
         held: dict[str, float] = collections.defaultdict(float)
         for place in self._readers(op):
             held[place] += _size(op.outputs[0])
-        for n, tensor in enumerate(op.inputs):
-            for place in self._sources(op, n, counts):
+        for tensor, reference in zip(op.inputs, self._inputs(op), strict=True):
+            for place in self._sources(op, reference, counts):
                 held[place] += _size(tensor)
         chosen = max([self._devices[op], *held], key=lambda place: held.get(place, 0.0))
         if chosen != self._devices[op]:
