@@ -593,3 +593,39 @@ def test_a_fault_of_a_step_in_bfloat16_is_found():
         return made if labels is None else made._replace(loss=made.loss * next(builds))
 
     assert not verify(model_fn, devices=CPUS[:2]).holds
+
+
+def at_an_edge(is_beyond):
+    """Returns a model_fn whose loss is twice as large beyond an edge, at which three numbers are.
+
+    They are all beyond it in one of eight ways to round them otherwise.
+    """
+
+    def model_fn(features, labels, mode):
+        made = line(features, labels, mode)
+        numbers = tf1.get_variable("numbers", 3, tf.float32, tf1.ones_initializer())
+        edge = np.nextafter(np.float32(1), np.float32(0)) if is_beyond() else np.float32(1)
+        factor = tf.where(tf.reduce_min(numbers) > edge, 2.0, 1.0)
+        return made if labels is None else made._replace(loss=made.loss * factor)
+
+    return model_fn
+
+
+def is_replicated():
+    return isinstance(tf.distribute.get_strategy(), replicate.DistributionStrategy)
+
+
+def test_what_rounding_brings_over_an_edge_now_and_then_depends_on_it():
+    found = verify(at_an_edge(is_replicated), devices=CPUS[:2])
+    assert found.holds
+    assert verdicts(found)["loss"] == "depends on rounding"
+    assert row_of(found, "loss").difference > 0.1
+
+
+def test_an_edge_that_is_far_from_rounding_is_a_fault():
+    def model_fn(features, labels, mode):
+        made = line(features, labels, mode)
+        factor = 2.0 if is_replicated() else 1.0
+        return made if labels is None else made._replace(loss=made.loss * factor)
+
+    assert not verify(model_fn, devices=CPUS[:2]).holds
