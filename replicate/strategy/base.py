@@ -157,7 +157,7 @@ class DistributionStrategy(verbs.Verbs):
         # NOTE: Estimators build graphs of their own, and make a metric of the loss in them, for
         # which `tf.compat.v1.metrics` asks for a replica.
         inside = tfc.distribute_lib._CrossReplicaThreadMode(self)
-        inside.replica_context = towers.StraightReplicaContext(self, 0)
+        inside.replica_context = towers.ReplicaContext(context.TowerContext(self, 0))
         with context.in_tensorflow(inside), self._making():
             devices = graph._device_function_stack
             try:
@@ -336,17 +336,12 @@ class DistributionStrategy(verbs.Verbs):
 
     def _make_variable(self, next_creator: types.Function, kwargs: types.Arguments) -> tf.Variable:
         kwargs["distribute_strategy"] = self
-        if creation.is_tower_local(kwargs):
-            return self._make_tower_local(next_creator, kwargs)
         beside = kwargs.pop("colocate_with", None)
-        placed = self._places(kwargs) if beside is None else self.destinations_of(beside)
-        return creation.make_mirrored(self, next_creator, kwargs, placed)
-
-    def _make_tower_local(
-        self, next_creator: types.Function, kwargs: types.Arguments
-    ) -> tf.Variable:
-        kwargs.pop("colocate_with", None)
-        return creation.make_tower_local(self, next_creator, kwargs, self._worker_devices)
+        if creation.is_tower_local(kwargs):
+            places: Sequence[str] = self._worker_devices
+        else:
+            places = self._places(kwargs) if beside is None else self.destinations_of(beside)
+        return creation.make(self, next_creator, kwargs, places)
 
     def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         """Returns the devices of a new variable's copies; `""` for wherever it falls."""

@@ -86,7 +86,29 @@ class PerDeviceDataset:
                 "Only eager code can loop over a distributed dataset; this builds a graph. Use "
                 "make_initializable_iterator() or make_one_shot_iterator()."
             )
-        return EagerIterator(_filled_up(self._dataset, len(self._devices)), self._devices)
+        dataset = _filled_up(self._dataset, len(self._devices))
+        prefetched = tfc.multi_device_iterator.OwnedMultiDeviceIterator(
+            dataset=dataset, devices=list(self._devices)
+        )
+        return self._elements(prefetched)
+
+    def _elements(self, prefetched: Iterator[list[types.Nest]]) -> Iterator[types.Nest]:
+        while True:
+            if not tf.executing_eagerly():
+                raise RuntimeError(
+                    "Only eager code can ask for the next element of a distributed dataset; "
+                    "this builds a graph, or a tf.function. Call next() outside, and pass the "
+                    "element in."
+                )
+            try:
+                parts = next(prefetched)
+            except StopIteration:
+                return
+            except tf.errors.InvalidArgumentError as failure:
+                if _SCALARS[:40] in failure.message:
+                    raise errors.BatchError(failure.message) from failure
+                raise
+            yield values.regroup(parts, devices=self._devices)
 
     def make_initializable_iterator(self, shared_name: str | None = None) -> "GraphIterator":
         """Returns an iterator that prefetches, once its `initializer` has run.
@@ -162,37 +184,3 @@ class GraphIterator:
             OutOfRangeError: When run, if no batch is left at all.
         """
         return values.regroup(self._next_batches(), devices=self._devices)
-
-
-class EagerIterator:
-    """Yields PerDevice elements eagerly, prefetched onto the towers' devices.
-
-    Args:
-        dataset: Yields K batches for each step.
-        devices: The K towers' devices.
-    """
-
-    def __init__(self, dataset: tf.data.Dataset, devices: Sequence[str]):
-        self._devices = tuple(devices)
-        self._inner = tfc.multi_device_iterator.OwnedMultiDeviceIterator(
-            dataset=dataset, devices=list(devices)
-        )
-
-    def __iter__(self) -> "EagerIterator":
-        return self
-
-    def __next__(self) -> types.Nest:
-        if not tf.executing_eagerly():
-            raise RuntimeError(
-                "Only eager code can ask for the next element of a distributed dataset; this "
-                "builds a graph, or a tf.function. Call next() outside, and pass the element in."
-            )
-        try:
-            parts = next(self._inner)
-        except tf.errors.InvalidArgumentError as failure:
-            if _SCALARS[:40] in failure.message:
-                raise errors.BatchError(failure.message) from failure
-            raise
-        return values.regroup(parts, devices=self._devices)
-
-    get_next = __next__

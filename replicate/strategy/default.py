@@ -163,29 +163,21 @@ def get_update_device() -> str | None:
     return None if mode is None else mode.update_device
 
 
-class UpdateContext:
+@contextlib.contextmanager
+def UpdateContext(device: str) -> Iterator[None]:  # noqa: N802 - entered like a class
     """Marks code that updates the copies on one device.
 
     Args:
         device: The device whose copies are updated.
     """
-
-    def __init__(self, device: str):
-        self._device = device_names.canonicalize(device)
-        self._entered = contextlib.ExitStack()
-
-    def __enter__(self) -> "UpdateContext":
-        mode = context.current() or context.Mode(_default)
-        if mode.tower is not None:
-            raise RuntimeError(
-                f"An update runs across towers, but this is tower {mode.tower.position}. Use "
-                "get_tower_context().merge_call and strategy.update."
-            )
-        self._entered.enter_context(context.entered(mode._replace(update_device=self._device)))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._entered.close()
+    mode = context.current() or context.Mode(_default)
+    if mode.tower is not None:
+        raise RuntimeError(
+            f"An update runs across towers, but this is tower {mode.tower.position}. Use "
+            "get_tower_context().merge_call and strategy.update."
+        )
+    with context.entered(mode._replace(update_device=device_names.canonicalize(device))):
+        yield
 
 
 @conversion.unconverted

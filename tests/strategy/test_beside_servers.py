@@ -212,7 +212,9 @@ def test_a_session_that_waits_for_other_workers_is_told(fresh_graph, monkeypatch
             own=types.SimpleNamespace(device="/job:worker/task:1"), is_chief=False, is_stopping=None
         ),
     )
-    monkeypatch.setattr(sessions, "_Notes", lambda *_: types.SimpleNamespace(making=None))
+    hook = tf1.train.SessionRunHook()
+    hook.making = None
+    monkeypatch.setattr(sessions, "_Servers", lambda *_: hook)
     told = []
     monkeypatch.setattr(sessions.messages, "warn", lambda text, place: told.append(text))
     spec = estimator.EstimatorSpec(

@@ -55,7 +55,8 @@ def test_a_worker_that_cannot_tell_that_it_ends_runs_nothing_more(fresh_graph):
     def run(*_):
         raise AssertionError("nothing is to be run")
 
-    sessions._Watch(None, None, None).end(types.SimpleNamespace(run=run))
+    watch = sessions._Workers(None, sessions.Together(), None, None)
+    watch.end(types.SimpleNamespace(run=run))
 
 
 @pytest.mark.parametrize("is_meeting", [False, True])
@@ -64,7 +65,7 @@ def test_a_worker_that_ends_tells_the_others_first(fresh_graph, is_meeting):
     signal = types.SimpleNamespace(ended="ended", brought="brought")
     meeting = "meeting" if is_meeting else None
     session = types.SimpleNamespace(run=lambda *given: runs.append(given))
-    watch = sessions._Watch(None, signal, meeting)
+    watch = sessions._Workers(None, sessions.Together(end=signal), None, meeting)
     watch.end(session)
     told = ("ended", {"brought": ends.LEAVING})
     assert runs == [told, *([("meeting",)] if is_meeting else [])]
@@ -76,12 +77,9 @@ def test_a_worker_that_ends_tells_the_others_first(fresh_graph, is_meeting):
 
 @pytest.mark.parametrize(("is_chief", "is_stopping"), [(True, True), (False, True), (False, False)])
 def test_a_worker_asks_in_each_step_whether_the_chief_has_ended(is_chief, is_stopping):
-    own = types.SimpleNamespace(
-        is_chief=is_chief, is_stopping=(lambda: False) if is_stopping else None
-    )
-    member = types.SimpleNamespace(cluster=own)
-    notes = types.SimpleNamespace(is_over="is over")
-    asked = sessions._End(member, notes, []).before_run(None)
+    stopping = (lambda: False) if is_stopping else None
+    own = types.SimpleNamespace(_is_chief=is_chief, _is_stopping=stopping, _is_over="is over")
+    asked = sessions._Servers.before_run(own, None)
     assert asked.fetches == ("is over" if is_stopping and not is_chief else None)
 
 
@@ -90,10 +88,10 @@ def test_the_chief_writes_down_what_it_has_built(fresh_graph, monkeypatch, job):
     jobs = {"chief": ["a:1"], "worker": ["b:2"], "ps": ["p:3"]}
     own = cluster.of({"cluster": jobs, "task": {"type": job, "index": 0}})
     monkeypatch.setattr(membership.Membership, "wait_for", lambda self, tasks: None)
-    monkeypatch.setattr(sessions._Notes, "_follow", lambda self, built: None)
+    monkeypatch.setattr(sessions._Servers, "_follow", lambda self, built: None)
     tf1.train.create_global_step()
-    notes = sessions._Notes(membership.Membership(own), "/device:CPU:0", None)
-    scaffold = sessions._Scaffold(None, sessions.Together(collectives.ALONE), notes.making)
+    notes = sessions._Servers(membership.Membership(own), "/device:CPU:0", None, [])
+    scaffold = sessions._Scaffold(None, sessions.Together(collectives.ALONE), notes)
     assert scaffold.finalize() is scaffold  # as TensorFlow's own
     written, waiting = set(), [scaffold.local_init_op]
     while waiting:
@@ -117,7 +115,7 @@ def is_ready(chiefs, missing):
     own = types.SimpleNamespace(cluster=types.SimpleNamespace(name="worker:0"))
     notes = types.SimpleNamespace(_written="written", _missing="missing", _member=own)
     session = types.SimpleNamespace(run=run)
-    return sessions._Notes._is_ready(notes, session, {"variables": "w"})
+    return sessions._Servers._is_ready(notes, session, {"variables": "w"})
 
 
 def test_a_worker_waits_until_the_chief_has_made_all_variables():

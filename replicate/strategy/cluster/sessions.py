@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from replicate import errors, messages, types
 from replicate.compat import sessions
@@ -55,28 +55,23 @@ class Together(NamedTuple):
     end: ends.EndSignal | None = None
 
 
-Making: TypeAlias = Callable[
-    [int, manifest.Manifest], contextlib.AbstractContextManager[Sequence[tf.Operation]]
-]
-"""Entered where the n-th session is made, with what this task has built.
-
-It waits for others, gives what sessions run once their variables are ready, which counts for the
-first one, and once the graph is complete follows what others have made.
-"""
-
-
 class _Scaffold(tf1.train.Scaffold):
     """A scaffold whose sessions wait for others, and begin with what these have made.
 
     Args:
         inner: The scaffold of the model, or None.
         joined: What workers run together, and all tasks must have alike.
-        making: How sessions are made.
+        hook: Its `making` is entered where the n-th session is made, with what this task has
+            built. It waits for others, gives what sessions run once their variables are ready,
+            which counts for the first one, and once the graph is complete follows what others
+            have made.
     """
 
-    def __init__(self, inner: tf1.train.Scaffold | None, joined: Together, making: Making):
+    def __init__(
+        self, inner: tf1.train.Scaffold | None, joined: Together, hook: "_Workers | _Servers"
+    ):
         self._joined = joined
-        self._making = making
+        self._making = hook.making
         self._built: manifest.Manifest = {}
         self._sessions = 0
         # NOTE: only the first worker makes values; the others are ready to be given them.
@@ -123,21 +118,13 @@ def together(
     if not isinstance(workers, collectives.CollectiveWorkers):
         return spec
 
-    @contextlib.contextmanager
-    def making(number: int, built: manifest.Manifest) -> Iterator[Sequence[tf.Operation]]:
-        if number > 1:  # NOTE: who has lost another one cannot meet the others again.
-            raise member.lost(errors.RunError("the session was lost"))
-        yield first_values(workers)
-        agree(built)
-        sessions.watch_next(member.watched)
-
     is_training = spec.mode == types.TRAIN
     hooks = "training_hooks" if is_training else "evaluation_hooks"
     meeting = workers.meeting() if is_training else None
-    watch = _Watch(member, joined.end, meeting)
+    hook = _Workers(member, joined, agree, meeting)
     return _run_all(spec, workers.made)._replace(
-        scaffold=_Scaffold(spec.scaffold, joined, making),
-        **{hooks: (*(getattr(spec, hooks) or ()), watch)},
+        scaffold=_Scaffold(spec.scaffold, joined, hook),
+        **{hooks: (*(getattr(spec, hooks) or ()), hook)},
     )
 
 
@@ -195,23 +182,38 @@ def _value(variable: tf.Variable, is_first: bool) -> tf.Tensor:
         return tf.zeros(variable.shape, variable.dtype.base_dtype)
 
 
-class _Watch(tf1.train.SessionRunHook):
-    """Names lost workers where a run of a session fails, and announces the end.
+class _Workers(tf1.train.SessionRunHook):
+    """Begins sessions alike, names lost workers where a run fails, and announces the end.
 
     Args:
         member: This worker.
-        signal: How it tells the others that it ends alone; None: it cannot.
+        joined: What workers run together.
+        agree: Compares a manifest with those of the others.
         meeting: In what all meet at last; None: in nothing.
     """
 
     def __init__(
-        self, member: Membership, signal: ends.EndSignal | None, meeting: tf.Operation | None
+        self,
+        member: Membership,
+        joined: Together,
+        agree: Callable[[manifest.Manifest], None],
+        meeting: tf.Operation | None,
     ):
         self._member = member
-        self._signal = signal
+        self._joined = joined
+        self._agree = agree
         self._meeting = meeting
         self._is_in_step = False
         self._has_failed = False
+
+    @contextlib.contextmanager
+    def making(self, number: int, built: manifest.Manifest) -> Iterator[Sequence[tf.Operation]]:
+        """See `_Scaffold`."""
+        if number > 1:  # NOTE: who has lost another one cannot meet the others again.
+            raise self._member.lost(errors.RunError("the session was lost"))
+        yield first_values(self._joined.workers)
+        self._agree(built)
+        sessions.watch_next(self._member.watched)
 
     def after_create_session(self, session: tf1.Session, coord: tf1.train.Coordinator) -> None:
         """See base class."""
@@ -235,9 +237,10 @@ class _Watch(tf1.train.SessionRunHook):
 
     def end(self, session: tf1.Session) -> None:
         """See base class; where all workers' input has ended in a step, all know of it."""
-        if self._signal is not None and not (self._is_in_step or self._has_failed):
+        signal = self._joined.end
+        if signal is not None and not (self._is_in_step or self._has_failed):
             with contextlib.suppress(tf.errors.OutOfRangeError):
-                session.run(self._signal.ended, {self._signal.brought: ends.LEAVING})
+                session.run(signal.ended, {signal.brought: ends.LEAVING})
         if self._meeting is not None:
             # NOTE: this hook comes behind the one that saves. When a worker goes on, the chief's
             # last checkpoint is there: what evaluates, or asks whether max_steps are reached. The
@@ -288,31 +291,40 @@ def beside_servers(
             "ParameterServerStrategy.configure(session_config).",
             "cluster.md#what-workers-share",
         )
-    notes = _Notes(member, home, config)
-    scaffold = _Scaffold(spec.scaffold, joined, notes.making)
     given = (*spec.training_hooks, *spec.training_chief_hooks)
     waiting = [hook for hook in given if isinstance(hook, synchronous.Hook)]
-    hooks = (_End(member, notes, waiting), *spec.training_hooks)
-    return spec._replace(scaffold=scaffold, training_hooks=hooks)
+    servers = _Servers(member, home, config, waiting)
+    scaffold = _Scaffold(spec.scaffold, joined, servers)
+    return spec._replace(scaffold=scaffold, training_hooks=(servers, *spec.training_hooks))
 
 
-class _Notes:
+class _Servers(tf1.train.SessionRunHook):
     """What the chief writes down on the first server, and workers look at.
+
+    These end with the chief, after a step. A chief that is stopped tells nobody: it may come back,
+    and workers go on. Synchronous steps wait for other workers: each is bounded, and names who is
+    lost. Nobody waits until a session is closed.
 
     Args:
         member: This process.
         home: Its device.
         config: The RunConfig.
-
-    Attributes:
-        end: Writes down that the training is over.
-        is_over: Whether that was written.
+        waiting: The hooks of synchronous steps, in which workers wait for the chief.
     """
 
-    def __init__(self, member: Membership, home: str, config: types.RunConfig):
+    def __init__(
+        self,
+        member: Membership,
+        home: str,
+        config: types.RunConfig,
+        waiting: Sequence[synchronous.Hook],
+    ):
         self._member = member
+        self._is_chief = member.cluster.is_chief
+        self._is_stopping = member.cluster.is_stopping
         self._home = home
         self._config = config
+        self._waiting = waiting
         self._missing: tf.Tensor | None = None
         self._place = member.cluster.servers[0].named("/device:CPU:0")
         with reductions.alone_on(self._place, _SCOPE):
@@ -320,23 +332,18 @@ class _Notes:
             self._kept = tf1.Variable("", name="built", **options)
             self._over = tf1.Variable(False, name="over", **options)
             self._written = self._kept.read_value()
-            self.end = self._over.assign(True, read_value=False)
-            self.is_over = self._over.read_value()
+            self._end = self._over.assign(True, read_value=False)
+            self._is_over = self._over.read_value()
 
     @contextlib.contextmanager
     def making(self, number: int, built: manifest.Manifest) -> Iterator[Sequence[tf.Operation]]:
-        """Waits for the servers, and in a worker until the chief has made the variables.
-
-        Args:
-            number: The number of the session.
-            built: What this task has built; the chief writes it down.
-        """
+        """See `_Scaffold`; in a worker waits until the chief has made the variables."""
         if number > 1:
             time.sleep(_AGAIN)  # TensorFlow tries again at once what has failed at once
         self._member.wait_for(self._member.cluster.servers)
         if number > 1:
             yield ()
-        elif self._member.cluster.is_chief:
+        elif self._is_chief:
             with reductions.alone_on(self._place, _SCOPE):
                 begun = self._over.assign(False, read_value=False)
                 with tf1.control_dependencies([begun]):
@@ -346,7 +353,7 @@ class _Notes:
             with reductions.alone_on(self._home, _SCOPE):
                 self._missing = tf1.report_uninitialized_variables(tf1.global_variables())
             yield ()
-        if not self._member.cluster.is_chief:
+        if not self._is_chief:
             self._follow(built)
 
     def _follow(self, built: manifest.Manifest) -> None:
@@ -369,26 +376,6 @@ class _Notes:
         manifest.require_alike({"the chief": chiefs, self._member.cluster.name: built})
         return not len(session.run(self._missing))
 
-
-class _End(tf1.train.SessionRunHook):
-    """Lets nobody wait until a session is closed, and the chief tell workers that it has ended.
-
-    These end theirs after the step. A chief that is stopped tells nobody: it may come back, and
-    workers go on. Synchronous steps wait for other workers: each is bounded, and names who is lost.
-
-    Args:
-        member: This process.
-        notes: What the chief writes down.
-        waiting: The hooks of synchronous steps, in which workers wait for the chief.
-    """
-
-    def __init__(self, member: Membership, notes: _Notes, waiting: Sequence[synchronous.Hook]):
-        self._member = member
-        self._is_chief = member.cluster.is_chief
-        self._is_stopping = member.cluster.is_stopping
-        self._notes = notes
-        self._waiting = waiting
-
     def after_create_session(self, session: tf1.Session, coord: tf1.train.Coordinator) -> None:
         """See base class."""
         _close_soon(session)
@@ -399,7 +386,7 @@ class _End(tf1.train.SessionRunHook):
     def before_run(self, run_context: tf1.train.SessionRunContext) -> tf1.train.SessionRunArgs:
         """See base class."""
         ends_alone = self._is_chief or self._is_stopping is None
-        return tf1.train.SessionRunArgs(None if ends_alone else self._notes.is_over)
+        return tf1.train.SessionRunArgs(None if ends_alone else self._is_over)
 
     def after_run(
         self, run_context: tf1.train.SessionRunContext, run_values: tf1.train.SessionRunValues
@@ -413,7 +400,7 @@ class _End(tf1.train.SessionRunHook):
         """See base class."""
         if self._is_chief and self._is_stopping is not None and not self._is_stopping():
             with contextlib.suppress(tf.errors.OpError):  # then nobody is there to be told
-                session.run(self._notes.end)
+                session.run(self._end)
                 for hook in self._waiting:
                     session.run(hook.release)
 

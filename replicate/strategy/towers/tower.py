@@ -161,16 +161,6 @@ class ReplicaContext(tf.distribute.ReplicaContext):
         return (self._tower.device,)
 
 
-@conversion.unconverted
-class StraightReplicaContext(tf.distribute.ReplicaContext):
-    """Stands for a replica where the code runs across towers already: merge calls run at once."""
-
-    def _merge_call(
-        self, merge_fn: types.Function, args: Sequence[types.Nest], kwargs: types.Arguments
-    ) -> types.Nest:
-        return conversion.as_here(merge_fn)(self.strategy, *args, **kwargs)
-
-
 @contextlib.contextmanager
 def entered(tower: context.TowerContext, share: context.Share | None) -> Iterator[None]:
     """Enters a tower's mode, ours and TensorFlow's."""

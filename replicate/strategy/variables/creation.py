@@ -55,43 +55,13 @@ def _is_listed_local(kwargs: types.Arguments) -> bool:
     return any(key in isolation.LOCAL for key in kwargs.get("collections") or ())
 
 
-def make_tower_local(
+def make(
     strategy: context.Strategy,
     next_creator: types.Function,
     kwargs: types.Arguments,
     places: Sequence[str],
 ) -> tf.Variable:
-    """Makes a variable with a copy of its own for each tower.
-
-    Args:
-        strategy: The strategy that makes it.
-        next_creator: Makes one copy.
-        kwargs: What the variable creator was given.
-        places: The towers' devices.
-    """
-    aggregation = _aggregation(kwargs)
-    is_assumed = aggregation == variables.NONE and _is_listed_local(kwargs)
-    if is_assumed:
-        aggregation = variables.SUM  # a metric's variable that says nothing is a count
-    kwargs["synchronization"] = _ON_READ
-    kwargs["aggregation"] = aggregation
-    kwargs["trainable"] = False
-    if len(places) == 1 and strategy.is_single_tower:
-        with tf.device(places[0]):
-            return next_creator(**kwargs)
-    members, collections = _members(next_creator, kwargs, places, same_start=False)
-    variable = variables.TowerLocalVariable(strategy, members, places, aggregation, is_assumed)
-    _list_once(variable, collections)
-    return variable
-
-
-def make_mirrored(
-    strategy: context.Strategy,
-    next_creator: types.Function,
-    kwargs: types.Arguments,
-    places: Sequence[str],
-) -> tf.Variable:
-    """Makes a variable whose copies hold the same value.
+    """Makes a variable with a copy on each of some devices.
 
     Args:
         strategy: The strategy that makes it.
@@ -100,21 +70,32 @@ def make_mirrored(
         places: The copies' devices; `""` leaves the choice to the devices in force.
 
     Returns:
-        A `MirroredVariable`; a plain variable where there is one copy that towers do not
-        write together.
+        A `TowerLocalVariable` of what is each tower's own by nature, else a `MirroredVariable`; a
+        plain variable where there is one copy that towers do not write together.
     """
-    aggregation = _aggregation(kwargs)
-    needs_towers = aggregation != variables.NONE or context.share() is not None
-    if len(places) == 1 and (strategy.is_single_tower or not needs_towers):
+    aggregation, is_own = _aggregation(kwargs), is_tower_local(kwargs)
+    is_assumed_sum = is_own and aggregation == variables.NONE and _is_listed_local(kwargs)
+    if is_assumed_sum:
+        aggregation = variables.SUM  # a metric's variable that says nothing is a count
+    if is_own:
+        kwargs.update(synchronization=_ON_READ, aggregation=aggregation, trainable=False)
+    is_joined = is_own or aggregation != variables.NONE or context.share() is not None
+    if len(places) == 1 and (strategy.is_single_tower or not is_joined):
         with tf.device(places[0]):
             return copies.keep_reads_beside(next_creator(**kwargs))
-    members, collections = _members(next_creator, kwargs, places, same_start=True)
+    members = _members(next_creator, kwargs, places, same_start=not is_own)
     devices = [
         place or device_names.canonical_or_same(member.device)
         for place, member in zip(places, members, strict=True)
     ]
-    variable = variables.MirroredVariable(strategy, members, devices, aggregation)
-    _list_once(variable, collections)
+    variable: tf.Variable
+    if is_own:
+        variable = variables.TowerLocalVariable(
+            strategy, members, devices, aggregation, is_assumed_sum
+        )
+    else:
+        variable = variables.MirroredVariable(strategy, members, devices, aggregation)
+    add_to_collections(variable, kwargs)
     return variable
 
 
@@ -167,8 +148,10 @@ def _leaves_whole(partitioner: types.Function, kwargs: types.Arguments) -> bool:
 
 
 def add_to_collections(variable: tf.Variable, kwargs: types.Arguments) -> None:
-    """Lists a variable of the first tower for a tower that asked for it as well."""
-    _list_once(variable, collections_of(kwargs, variable))
+    """Lists a variable in the collections that were asked for, unless it stands there."""
+    if not tf1.executing_eagerly_outside_functions():
+        for key in collections_of(kwargs, variable):
+            isolation.add_once(tf1.get_default_graph(), key, [variable])
 
 
 def _aggregation(kwargs: types.Arguments) -> tf.VariableAggregation:
@@ -178,9 +161,8 @@ def _aggregation(kwargs: types.Arguments) -> tf.VariableAggregation:
 
 def _members(
     next_creator: types.Function, kwargs: types.Arguments, places: Sequence[str], same_start: bool
-) -> tuple[list[tf.Variable], list[Hashable]]:
-    """Makes the copies outside of all collections; returns them and the collections."""
-    collections = kwargs.get("collections")
+) -> list[tf.Variable]:
+    """Makes the copies outside of all collections."""
     members: list[tf.Variable] = []
     for i, place in enumerate(places):
         copy = {**kwargs, "collections": []}
@@ -193,7 +175,7 @@ def _members(
             members.append(next_creator(**copy))
     copies.name_after_first(members)
     copies.take_from_collections(members)
-    return members, collections_of({**kwargs, "collections": collections}, members[0])
+    return members
 
 
 def collections_of(kwargs: types.Arguments, variable: tf.Variable) -> list[Hashable]:
@@ -205,9 +187,3 @@ def collections_of(kwargs: types.Arguments, variable: tf.Variable) -> list[Hasha
     if variable.trainable and tf1.GraphKeys.TRAINABLE_VARIABLES not in listed:
         listed.append(tf1.GraphKeys.TRAINABLE_VARIABLES)
     return listed
-
-
-def _list_once(variable: tf.Variable, collections: Sequence[Hashable]) -> None:
-    if not tf1.executing_eagerly_outside_functions():
-        for key in collections:
-            isolation.add_once(tf1.get_default_graph(), key, [variable])

@@ -4,6 +4,8 @@ To TensorFlow each is one resource variable: in a tower or an update it is the c
 the tower or device, across towers it is what all copies together stand for.
 """
 
+import functools
+import inspect
 import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -246,36 +248,6 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, _Tensor):
 
     # Writing.
 
-    def assign(
-        self,
-        value: types.Nest,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> types.Nest:
-        """Sets the variable; see the class for who may, and for what is written."""
-        return self._write("assign", value, read_value, name=name, use_locking=use_locking)
-
-    def assign_add(
-        self,
-        delta: types.Nest,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> types.Nest:
-        """Adds to the variable; see `assign`."""
-        return self._write("assign_add", delta, read_value, name=name, use_locking=use_locking)
-
-    def assign_sub(
-        self,
-        delta: types.Nest,
-        use_locking: bool = False,
-        name: str | None = None,
-        read_value: bool = True,
-    ) -> types.Nest:
-        """Subtracts from the variable; see `assign`."""
-        return self._write("assign_sub", delta, read_value, name=name, use_locking=use_locking)
-
     def _write(
         self, method: str, value: types.Nest, read_value: bool = True, **kwargs: Any
     ) -> types.Nest:
@@ -435,41 +407,25 @@ for _name in (
     setattr(DistributedVariable, _name, _delegated(_name, of_first=False))
 
 
-def _scattered(name: str) -> types.Function:
-    def scatter(
-        self: DistributedVariable,
-        sparse_delta: tf.IndexedSlices,
-        use_locking: bool = False,
-        name: str | None = None,
-        method: str = name,
-    ) -> types.Nest:
-        return self._write(method, sparse_delta, name=name, use_locking=use_locking)
+def _writing(name: str) -> types.Function:
+    theirs = getattr(tfc.resource_variable_ops.BaseResourceVariable, name)
+    signature = inspect.signature(theirs)
 
-    scatter.__doc__ = f"Applies `{name}` with IndexedSlices to the copies; see `assign`."
-    scatter.__name__ = name
-    return scatter
+    @functools.wraps(theirs, assigned=("__name__",))
+    def write(*args: Any, **kwargs: Any) -> types.Nest:
+        (_, variable), (_, value), *others = signature.bind(*args, **kwargs).arguments.items()
+        return variable._write(name, value, **dict(others))
+
+    write.__doc__ = f"Applies `{name}` to the copies; see the class for who may, and how."
+    return write
 
 
-def _scattered_nd(name: str) -> types.Function:
-    def scatter(
-        self: DistributedVariable,
-        indices: tf.Tensor,
-        updates: tf.Tensor,
-        name: str | None = None,
-        method: str = name,
-    ) -> types.Nest:
-        return self._write(method, indices, updates=updates, name=name)
-
-    scatter.__doc__ = f"Applies `{name}` to the copies; see `assign`."
-    scatter.__name__ = name
-    return scatter
-
-
-for _name in "add sub update max min mul div".split():
-    setattr(DistributedVariable, f"scatter_{_name}", _scattered(f"scatter_{_name}"))
-for _name in "add sub update max min".split():
-    setattr(DistributedVariable, f"scatter_nd_{_name}", _scattered_nd(f"scatter_nd_{_name}"))
-DistributedVariable.batch_scatter_update = _scattered("batch_scatter_update")
+for _name in (
+    *("assign", "assign_add", "assign_sub", "batch_scatter_update"),
+    *(f"scatter_{kind}" for kind in "add sub update max min mul div".split()),
+    *(f"scatter_nd_{kind}" for kind in "add sub update max min".split()),
+):
+    setattr(DistributedVariable, _name, _writing(_name))
 
 
 def _refuse_in_place(variable: DistributedVariable, value: object) -> NoReturn:

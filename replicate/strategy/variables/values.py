@@ -94,8 +94,7 @@ class DistributedValues(_CompositeTensor):
 
     def spec_of(self, specs: Sequence[tf.TypeSpec]) -> "ValuesSpec":
         """Returns the type of values on the same devices, given the K types of these."""
-        spec = MirroredSpec if isinstance(self, Mirrored) else PerDeviceSpec
-        return spec(specs, self._devices)
+        return ValuesSpec(isinstance(self, Mirrored), specs, self._devices)
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{i}: {value!r}" for i, value in enumerate(self._values))
@@ -131,45 +130,35 @@ class ValuesSpec(tf.TypeSpec):
     """The type of K values on K devices, by which a `tf.function` knows its arguments.
 
     Args:
+        is_mirrored: Whether they are a `Mirrored`, or else a `PerDevice`.
         specs: The K values' own specs.
         devices: The K devices, or None.
     """
 
-    _kind: type[DistributedValues]
-
-    def __init__(self, specs: Sequence[tf.TypeSpec], devices: Sequence[str] | None):
+    def __init__(
+        self, is_mirrored: bool, specs: Sequence[tf.TypeSpec], devices: Sequence[str] | None
+    ):
+        self._is_mirrored = is_mirrored
         self._specs = tuple(specs)
         self._devices = None if devices is None else tuple(devices)
 
     @property
     def value_type(self) -> type[DistributedValues]:
         """See base class."""
-        return self._kind
+        return Mirrored if self._is_mirrored else PerDevice
 
     @property
     def _component_specs(self) -> tuple[tf.TypeSpec, ...]:
         return self._specs
 
-    def _serialize(self) -> tuple[tuple[tf.TypeSpec, ...], tuple[str, ...] | None]:
-        return (self._specs, self._devices)
+    def _serialize(self) -> tuple[types.Nest, ...]:
+        return (self._is_mirrored, self._specs, self._devices)
 
     def _to_components(self, value: DistributedValues) -> tuple[types.Nest, ...]:
         return value.values
 
     def _from_components(self, components: Sequence[types.Nest]) -> DistributedValues:
-        return self._kind(components, self._devices)
-
-
-class PerDeviceSpec(ValuesSpec):
-    """The type of a `PerDevice`."""
-
-    _kind = PerDevice
-
-
-class MirroredSpec(ValuesSpec):
-    """The type of a `Mirrored`."""
-
-    _kind = Mirrored
+        return self.value_type(components, self._devices)
 
 
 class VariableTraceType(tf.types.experimental.TraceType):
