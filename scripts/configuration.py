@@ -132,7 +132,7 @@ def _section(title: str, section: Mapping[str, Any]) -> Iterator[str]:
     yield _row(["---"] * len(_COLUMNS))
     filled_in = {}
     if title == _TITLES["Config"]:
-        filled_in = {**config.Config.filled_in(), "run": "each at its own"}
+        filled_in = {**config.Config.FILLED_IN, "run": "each at its own"}
         filled_in["cluster"] = filled_in["run"]
         yield _row([f"`{documents.EXTENDS}`", "text", "", schema.EXTENDS["description"]])
     for name, key in section["properties"].items():

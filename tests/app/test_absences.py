@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from replicate.app.config import catalog, config
+from replicate.app.config import config
 from replicate.app.inspect import absences
 
 DIGITS = "replicate.examples.digits:model_fn"
@@ -78,28 +78,6 @@ def test_the_first_rows_of_csv_files_are_looked_at(tmp_path):
         "got id, rent, size. Did you mean id?",
         f"train.input: warning: {b}:2: rent must be float32, got 'x'. Correct the cell, or "
         "columns.",
-    ]
-
-
-def test_cells_are_not_blamed_for_a_default_nor_a_column_for_its_dtype(tmp_path):
-    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
-    (tmp_path / "c.yaml").write_text(
-        f"model_fn: {DIGITS}\n"
-        "train: {steps: 1, input: {kind: csv, file: [a.csv, b.csv, 3],\n"
-        "  columns: {x: float32}, defaults: {x: none}}}\n"
-        "eval: {input: {kind: csv, file: a.csv, columns: {x: foat32, z: int8}}}\n"
-        "predict: {input: {kind: csv, file: a.csv, columns: {x: int8, z: int8}, label: z}}\n"
-    )
-    read, faults = config.read(str(tmp_path / "c.yaml"))
-    assert [fault.partition(": ")[2].partition(", got")[0] for fault in faults] == [
-        "train.input.file[2]: must be a path",
-        "train.input.defaults: x must be float32 as its column is",
-        "eval.input.columns.x: must be one of " + ", ".join(catalog.DTYPES),
-    ]
-    assert absences.warnings(read) == [
-        f"train.input.file: warning: there is no {tmp_path / 'b.csv'} yet",
-        f"eval.input: warning: {tmp_path / 'a.csv'}:1: the header must have the column 'z' once, "
-        "got x, y. Correct columns, or set header: false.",
     ]
 
 

@@ -100,6 +100,4 @@ def test_texts_that_look_like_variables_are_dumped_as_texts(text):
 
 def test_an_assignment_may_name_one(monkeypatch):
     monkeypatch.setenv("R_STEPS", "5")
-    document = documents.parse("a: 1\n", "c.yaml")
-    documents.override(document, ["a=${R_STEPS}"])
-    assert document.data == {"a": 5}
+    assert documents.parse("a: 1\n", "c.yaml", ["a=${R_STEPS}"]).data == {"a": 5}

@@ -160,7 +160,7 @@ def _said(words: Iterable[str]) -> Mapping[str, Any] | None:
 
     config = next((word for word in words if word.endswith((".yaml", ".yml"))), "")
     with contextlib.suppress(errors.ConfigError):
-        return documents.read(config)[0].data
+        return documents.read(config).data
     return None
 
 

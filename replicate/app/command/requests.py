@@ -38,8 +38,8 @@ class Request:
         options: Those of the command line.
         line: The whole command line.
         launcher: The line to `replicate launch`; None: it has not started this process.
-        configs: The configs, by path, as far as they can be read; see `config.read`.
-        faults: What is wrong with them, by path.
+        configs: The configs that can be read, by path.
+        faults: What is wrong with the others, by path.
         out: Where the result goes; with `--json` nobody else writes there.
     """
 
@@ -62,18 +62,16 @@ class Request:
 
 
 def read_configs(options: argparse.Namespace) -> tuple[dict[str, config.Config], dict[str, str]]:
-    """Returns the configs, as far as they can be read, and what is wrong with them, by path."""
+    """Returns the configs that can be read, and what is wrong with the others, by path."""
     found, faults = {}, {}
     for path in options.configs:
         try:
             data = getattr(options, "data", None)
-            given = options.assignments, options.model_dir, data is not None
-            found[path], broken = config.read(path, *given)
-            if broken:
-                raise errors.ConfigError("\n".join(broken))
+            settings = config.load(path, options.assignments, options.model_dir, data is not None)
             if data is not None:
-                found[path] = _predicting(found[path], data)
-            _require_section(found[path], path, options)
+                settings = _predicting(settings, data)
+            _require_section(settings, path, options)
+            found[path] = settings
         except errors.ConfigError as e:
             faults[path] = str(e)
     return found, faults

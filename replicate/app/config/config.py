@@ -5,9 +5,8 @@ stand in one place. `load` reads a file, applies `--set`, checks everything and 
 faults at once.
 """
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,12 +17,12 @@ from replicate import errors
 from replicate.app.config import (
     catalog,
     documents,
-    faults,
     files,
     input_config,
     optimizer_config,
     sections,
     types,
+    yaml_nodes,
 )
 
 _RUNS = "runs"  # where a run is by its name
@@ -36,14 +35,19 @@ def _model_dir(path: str) -> str:
     """
     path = os.path.expanduser(types.path_of(path, None))
     if path.startswith("~"):
-        raise types.expected("a path in a home folder that is known", "Write the path without ~.")
+        rule = "a path in a home folder that is known"
+        raise types.expected(rule, path, "Write the path without ~.")
     if set(path.replace(os.sep, "/")) & set("*?[\\"):
-        raise types.expected("a path without * ? [ and \\, by which TensorFlow finds no checkpoint")
+        rule = "a path without * ? [ and \\, by which TensorFlow finds no checkpoint"
+        raise types.expected(rule, path)
     return path
 
 
 class Config(types.Section):
     """A whole config."""
+
+    ALSO = (documents.EXTENDS,)
+    FILLED_IN = {"name": "the file's name", "model_dir": "runs/<name>"}  # noqa: RUF012
 
     name: types.Text = Field(
         description="What the run is called; else as the file without its ending."
@@ -97,7 +101,7 @@ class Config(types.Section):
         "per_device lets each device draw its own, of the same distribution; null: the latter. "
         "`replicate verify` takes the first.",
     )
-    seed: Annotated[int, types.whole()] | None = Field(
+    seed: Annotated[int, types.number(int)] | None = Field(
         None,
         description="Of every random operation and initial value, and of Python's and NumPy's "
         "generators; null: another one in each run.",
@@ -116,19 +120,9 @@ class Config(types.Section):
     )
     _folder: str = pydantic.PrivateAttr("")
 
-    @classmethod
-    def known_keys(cls) -> tuple[str, ...]:
-        """See base class; one key is for `documents`."""
-        return (documents.EXTENDS, *super().known_keys())
-
-    @classmethod
-    def filled_in(cls) -> dict[str, str]:
+    def model_post_init(self, context: Path | None) -> None:
         """See base class."""
-        return {"name": "the file's name", "model_dir": "runs/<name>"}
-
-    def model_post_init(self, context: types.Reading | None) -> None:
-        """See base class."""
-        self._folder = str(context.folder) if context is not None else ""
+        self._folder = str(context or "")
 
     @property
     def folder(self) -> str:
@@ -140,7 +134,7 @@ class Config(types.Section):
         """The steps between two evaluations in training; None where there are none."""
         return self.eval.every_steps if self.eval is not None else None
 
-    def section(self, kind: type[types.S]) -> types.S:
+    def section(self, kind: type[types.T]) -> types.T:
         """Returns a section that what is asked for needs.
 
         Raises:
@@ -162,13 +156,19 @@ class Config(types.Section):
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
-        return types.known(
-            self._faults_of_name(),
-            self._faults_of_exporters(),
-            self._faults_of_building(),
-            self._faults_of_evaluation(),
-            self._faults_of_training(),
-        )
+        inside = os.path.join(_RUNS, "")
+        is_by_name = self.model_dir == os.path.join(_RUNS, self.name)
+        if is_by_name and not os.path.normpath(self.model_dir).startswith(inside):
+            rule = f"must not lead out of {_RUNS}, where the run is by its name, got {self.name!r}"
+            yield "name", f"{rule}. Choose another one, or set model_dir."
+        for exporter in self.export.exporters if self.export is not None else ():
+            if exporter.kind != "final" and self.eval is None:
+                rule = f"must have no {exporter.kind} exporter without an eval section. Add one."
+                yield "export", rule
+        if self.train and self.eval and self.eval.input.is_trained_on(self.train.input):
+            yield "eval", "must have the input.holdout that train has, or it has rows of training."
+        yield from self._faults_of_building()
+        yield from self._faults_of_training()
 
     def require_cluster(self, workers: int, servers: int) -> None:
         """Refuses a strategy that would leave the workers of a cluster alone.
@@ -188,20 +188,6 @@ class Config(types.Section):
                 f"parameter servers, got {wanted}. Set that, or leave strategy out."
             )
 
-    def _faults_of_name(self) -> Iterator[tuple[str, str]]:
-        """Yields a name by which the run would be anywhere but in the folder of runs."""
-        inside = os.path.join(_RUNS, "")
-        is_by_name = self.model_dir == os.path.join(_RUNS, self.name)
-        if is_by_name and not os.path.normpath(self.model_dir).startswith(inside):
-            rule = f"must not lead out of {_RUNS}, where the run is by its name, got {self.name!r}"
-            yield "name", f"{rule}. Choose another one, or set model_dir."
-
-    def _faults_of_exporters(self) -> Iterator[tuple[str, str]]:
-        exporters = self.export.exporters if self.export is not None else ()
-        for kind in types.each(lambda one: one.kind, exporters):
-            if kind != "final" and self.eval is None:
-                yield "export", f"must have no {kind} exporter without an eval section. Add one."
-
     def _faults_of_building(self) -> Iterator[tuple[str, str]]:
         """Yields what only the other way of building towers has."""
         of_towers = [n for n in ("loss_reduction", "update_ops") if getattr(self, n) is not None]
@@ -219,37 +205,28 @@ class Config(types.Section):
                 f"must be left out with {said}: each tower draws its own. Leave out one of them.",
             )
 
-    def _faults_of_evaluation(self) -> Iterator[tuple[str, str]]:
-        if self.train and self.eval and self.eval.input.is_trained_on(self.train.input):
-            yield "eval", "must have the input.holdout that train has, or it has rows of training."
-
     def _faults_of_training(self) -> Iterator[tuple[str, str]]:
-        """Yields what training lacks; a key that cannot be read hides only what is about it."""
         train = self.train
         if train is None:
             return
-        rules: dict[str, Callable[[], object]] = {
-            "early_stopping without eval.every_steps. Set that.": lambda: (
-                train.early_stopping and not (self.eval and self.eval.every_steps)
-            ),
-            "keep_best without an eval section. Add one.": lambda: (
-                train.keep_best and not self.eval
-            ),
-            "mixed_precision where model_fn has an optimizer of its own. Name the optimizer in the "
-            "config, or scale the loss in model_fn.": lambda: (
-                train.mixed_precision and self.optimizer is None
-            ),
-        }
-        for rule, is_broken in rules.items():
-            with contextlib.suppress(types.UnreadError):
-                if is_broken():
-                    yield "train", f"must have no {rule}"
+        if train.early_stopping and not (self.eval and self.eval.every_steps):
+            yield "train", "must have no early_stopping without eval.every_steps. Set that."
+        if train.keep_best and not self.eval:
+            yield "train", "must have no keep_best without an eval section. Add one."
+        if train.mixed_precision and self.optimizer is None:
+            rule = "must have no mixed_precision where model_fn has an optimizer of its own. Name"
+            yield "train", f"{rule} the optimizer in the config, or scale the loss in model_fn."
 
 
 _PLACEHOLDER = "in.place:of"  # an input that another one replaces
 
 
-def load(path: str, assignments: Sequence[str] = (), model_dir: str | None = None) -> Config:
+def load(
+    path: str,
+    assignments: Sequence[str] = (),
+    model_dir: str | None = None,
+    has_input: bool = False,
+) -> Config:
     """Reads a config file.
 
     Args:
@@ -257,78 +234,57 @@ def load(path: str, assignments: Sequence[str] = (), model_dir: str | None = Non
         assignments: `a.b=value` texts that override keys, in order; one that stood for itself
             on the command line begins with `--`.
         model_dir: Overrides the key model_dir.
+        has_input: Whether predict.input may be missing, as something else takes its place.
 
     Raises:
         ConfigError: If anything is wrong; one line for each fault, with file, line and key.
     """
-    made, broken = read(path, assignments, model_dir)
-    if broken:
-        raise errors.ConfigError("\n".join(broken))
-    return made
-
-
-def read(
-    path: str,
-    assignments: Sequence[str] = (),
-    model_dir: str | None = None,
-    has_input: bool = False,
-) -> tuple[Config, list[str]]:
-    """Reads a config file as far as it can be read.
-
-    Args:
-        path: See `load`.
-        assignments: See `load`.
-        model_dir: See `load`.
-        has_input: Whether predict.input may be missing, as something else takes its place.
-
-    Returns:
-        The config, which has no attributes for keys that are wrong, and its faults.
-
-    Raises:
-        ConfigError: If nothing can be read.
-    """
-    made, broken = _checked(path, assignments, model_dir, has_input)
-    return made, list(_blamed(broken, path, assignments)) if broken else []
+    made, faults = _checked(path, assignments, model_dir, has_input)
+    if made is not None and not faults:
+        return made
+    # What comes with an assignment has that for its place, also where it stands in no line.
+    counts = range(len(assignments))
+    before = [_checked(path, assignments[:n], model_dir, has_input)[1] for n in counts]
+    lines = []
+    for fault, place in faults.items():
+        came = [one for one, known in zip(assignments, before, strict=True) if fault not in known]
+        place = documents.source_of(came[-1]) if came and place else place
+        lines.append(f"{place}: {fault}" if place else fault)
+    raise errors.ConfigError("\n".join(lines))
 
 
 def _checked(
-    path: str, assignments: Sequence[str], model_dir: str | None, has_input: bool = False
-) -> tuple[Config, list[tuple[str, str]]]:
-    """Reads and checks; returns the config, and for each fault its place and its text."""
-    document, folder = documents.read(documents.file_of(path))
+    path: str, assignments: Sequence[str], model_dir: str | None, has_input: bool
+) -> tuple[Config | None, dict[str, str]]:
+    """Reads and checks; returns the config, and for each fault its place."""
+    document = documents.read(documents.file_of(path), assignments)
+    data, folder = document.data, document.folder
     if os.path.isdir(path):
-        document.data["model_dir"] = os.path.normpath(path)
-    documents.override(document, assignments)
+        data["model_dir"] = os.path.normpath(path)
     if model_dir is not None:
-        document.data["model_dir"] = model_dir
-        document.places[("model_dir",)] = "--model-dir"
-    name = document.data.setdefault("name", Path(path).stem)
-    document.data.setdefault("model_dir", os.path.join(_RUNS, str(name)))
-    if has_input and isinstance(predict := document.data.get("predict"), dict):
+        data["model_dir"] = model_dir
+        document.places[("model_dir",)] = yaml_nodes.Place("--model-dir", ("", 0))
+    data.setdefault("name", Path(path).stem)
+    data.setdefault("model_dir", os.path.join(_RUNS, str(data["name"])))
+    if has_input and isinstance(predict := data.get("predict"), dict):
         predict.setdefault("input", _PLACEHOLDER)
-    reading = types.Reading(folder)
-    error = None
     try:
-        made = Config.model_validate(document.data, context=reading)
+        return Config.model_validate(data, context=folder), dict.fromkeys(document.faults, "")
     except pydantic.ValidationError as e:
-        made, error = reading.section_of(document.data, Config), e
-    broken = [("", text) for text in document.faults]
-    return made, broken + faults.found(error, document, reading)
+        return None, {**dict.fromkeys(document.faults, ""), **_faults(e, document)}
 
 
-def _blamed(broken: list[tuple[str, str]], path: str, assignments: Sequence[str]) -> Iterator[str]:
-    """Yields faults as lines; one that came with an assignment has that for its place.
-
-    A key that `--set` makes wanted stands in no line of the file.
-    """
-    texts = [{text for _, text in broken}]
-    for count in reversed(range(len(assignments))):
-        texts.insert(0, {text for _, text in _checked(path, assignments[:count], None)[1]})
-    for place, text in broken:
-        came = [i for i in range(len(assignments)) if text not in texts[i] and text in texts[i + 1]]
-        if came and not place.startswith("--"):
-            place = documents.source_of(assignments[came[-1]])
-        yield f"{place}: {text}" if place else text
+def _faults(error: pydantic.ValidationError, document: documents.Document) -> dict[str, str]:
+    """Returns the place of each fault; what is wrong behind an anchor is told once."""
+    found, known = {}, set()
+    for one in error.errors(include_url=False):
+        path = types.keys_of(one["loc"], document.data)
+        place = document.place(path)
+        fault = place.origin, one["msg"]
+        if one["input"] is not yaml_nodes.UNREAD and fault not in known:
+            found[f"{yaml_nodes.dotted(path)}: {one['msg']}" if path else one["msg"]] = place.text
+        known.add(fault)
+    return found
 
 
 def to_yaml(config: Config, folder: str | None = None) -> str:

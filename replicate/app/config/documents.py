@@ -8,12 +8,12 @@ or a schedule of another `name`: their keys would not fit.
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from replicate import errors
-from replicate.app.config import yaml_walk
+from replicate.app.config import yaml_nodes
 
 EXTENDS = "extends"
 RECORD = "config.yaml"  # what a run's folder has of its config
@@ -25,8 +25,34 @@ _HEAD = f"""{_MARK}: the config of this run, with all defaults. {_FUNCTIONS}{{}}
 # run `replicate check FOLDER --print-config > COPY`, which prints absolute paths; put COPY beside
 # its functions' modules, or run commands where these are.
 """
-_MAX_BASES = 16
 _MAX_BYTES = 2**24  # of a file; a device may have no end
+
+
+class Document(NamedTuple):
+    """What a config says.
+
+    Attributes:
+        source: Its file, as the user wrote it.
+        folder: Where its functions are imported from: its own, or, of what a run has written
+            down, that of the run's config.
+        data: The plain values.
+        places: Where each key stands, e.g. `("train", "steps")` at `digits.yaml:12`.
+        faults: What is wrong with the YAML itself, as finished lines of text.
+    """
+
+    source: str
+    folder: Path
+    data: dict[str, Any]
+    places: dict[yaml_nodes.KeyPath, yaml_nodes.Place]
+    faults: list[str]
+
+    def place(self, path: yaml_nodes.KeyPath) -> yaml_nodes.Place:
+        """Returns where a key stands, or else the nearest key around it."""
+        whole, top = path, yaml_nodes.Place(f"{self.source}:1", (self.source, 0))
+        while path and path not in self.places:
+            path = path[:-1]
+        found = self.places.get(path, top)
+        return found if path == whole else found._replace(origin=(str(whole), -1))
 
 
 class _Dumper(yaml.SafeDumper):
@@ -43,25 +69,43 @@ def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
 
-_Dumper.add_implicit_resolver(*yaml_walk.FLOAT)
+_Dumper.add_implicit_resolver(*yaml_nodes.FLOAT)
 _Dumper.add_representer(str, _represent_text)
 
 
-def read(path: Path | str) -> tuple[yaml_walk.Document, Path]:
+def read(path: Path | str, assignments: Iterable[str] = ()) -> Document:
     """Reads a config file, and the files that it extends.
 
-    Returns:
-        The document, and the folder that its functions are imported from: its own, or, of what a
-        run has written down, that of the run's config.
+    Args:
+        path: The file.
+        assignments: `a.b=value` texts that override keys, in order, typed as in the file; one that
+            stood for itself on the command line begins with `--`.
 
     Raises:
-        ConfigError: If a file cannot be read or is no YAML mapping, or extends itself.
+        ConfigError: If a file cannot be read or is no YAML mapping, or extends itself; or an
+            assignment has no `=`, is no YAML, or goes through a value that has no keys.
     """
     text, folder = _text_of(path), Path(path).absolute().parent
-    if not is_record(text):
-        return _with_bases(parse(text, str(path)), Path(path), ()), folder
-    functions = text.partition("\n")[0].partition(_FUNCTIONS)[2]
-    return parse(text, str(path), folder), Path(os.path.normpath(folder / functions))
+    functions, tree = folder, _tree(text, str(path), folder if is_record(text) else None)
+    if is_record(text):
+        named = text.partition("\n")[0].partition(_FUNCTIONS)[2]
+        functions = Path(os.path.normpath(folder / named))
+    else:
+        _extend(tree, Path(path), [])
+    return _document(tree, str(path), functions, assignments)
+
+
+def parse(text: str, source: str, assignments: Iterable[str] = ()) -> Document:
+    """Reads a config from text, which extends no other one; see `read`."""
+    return _document(_tree(text, source), source, Path(), assignments)
+
+
+def _document(
+    tree: yaml_nodes.Tree, source: str, folder: Path, assignments: Iterable[str]
+) -> Document:
+    for text in assignments:
+        _assign(tree, text, source)
+    return Document(source, folder, tree.read(), tree.places, tree.faults)
 
 
 def file_of(path: str) -> str:
@@ -115,61 +159,39 @@ def _text_of(path: Path | str) -> str:
     raise errors.ConfigError(f"{path}: {fault}")
 
 
-def parse(text: str, source: str, folder: Path | None = None) -> yaml_walk.Document:
-    """Reads a config from text.
+def _tree(text: str, source: str, folder: Path | None = None) -> yaml_nodes.Tree:
+    """Returns the nodes of a config; its paths are relative to the folder, if one is given."""
+    node = yaml_nodes.compose(text, source)
+    if node is None:
+        node = yaml_nodes.compose("{}", source)
+    if isinstance(node, yaml.MappingNode):
+        return yaml_nodes.Tree(node, folder)
+    raise errors.ConfigError(
+        f"{source}:1: a config is a mapping of keys to values, got {yaml_nodes.kind_of(node)}. "
+        "Start with e.g. `model_fn: package.module:function`."
+    )
+
+
+def _extend(tree: yaml_nodes.Tree, file: Path, above: list[tuple[Path, str]]) -> None:
+    """Puts what stands in a file over what it extends.
 
     Args:
-        text: The YAML.
-        source: What to call it in error texts.
-        folder: What paths in its texts are relative to; None: left to who reads them.
-
-    Raises:
-        ConfigError: If the text is no YAML mapping; names source and line.
-    """
-    document = yaml_walk.Document(source, folder=folder)
-    value = yaml_walk.Walk(document, f"{source}:{{line}}").run(text)
-    if value is None:
-        value = {}
-    if not isinstance(value, dict):
-        if not document.faults:
-            document.faults.append(
-                f"{source}:1: a config is a mapping of keys to values, "
-                f"got {_kind_of(value)}. Start with e.g. `model_fn: package.module:function`."
-            )
-        raise errors.ConfigError("\n".join(document.faults))
-    document.data = value
-    return document
-
-
-def _with_bases(
-    document: yaml_walk.Document, file: Path, above: tuple[tuple[Path, str], ...]
-) -> yaml_walk.Document:
-    """Returns a document merged over what it extends.
-
-    Args:
-        document: What stands in the file.
+        tree: What stands there.
         file: The file.
         above: The files that extend this one, the first of them first, with their names.
     """
-    if EXTENDS not in document.data:
-        return document
-    place = f"{document.place((EXTENDS,))}: {EXTENDS}"
-    name = document.data.pop(EXTENDS)
-    if (EXTENDS,) in document.unread:
-        return document
-    known = (*above, (file.resolve(), document.source))
+    name, place = tree.pop(EXTENDS)
+    if place is None or name is yaml_nodes.UNREAD:
+        return
+    place = f"{place}: {EXTENDS}"
+    known = [*above, (file.resolve(), os.path.normpath(file))]
     base = _base(name, file, place)
     if any(base.resolve() == one for one, _ in known):
         names = " -> ".join([*(name for _, name in known), os.path.normpath(base)])
         raise errors.ConfigError(f"{place}: must not lead back to a file: {names}. Remove one.")
-    if len(known) > _MAX_BASES:
-        raise errors.ConfigError(
-            f"{place}: must go through at most {_MAX_BASES} files. Merge some of them."
-        )
-    source = os.path.normpath(base)
-    below = parse(_text_of(source), source, folder=base.absolute().parent)
-    _merge(document, _with_bases(below, base, known))
-    return document
+    below = _tree(_text_of(base), os.path.normpath(base), base.absolute().parent)
+    _extend(below, base, known)
+    tree.extend(below, _deciding)
 
 
 def _base(name: object, file: Path, place: str) -> Path:
@@ -187,40 +209,11 @@ def _base(name: object, file: Path, place: str) -> Path:
     )
 
 
-def _merge(over: yaml_walk.Document, base: yaml_walk.Document) -> None:
-    """Puts a document over its base, values and places."""
-    over.data, replaced = _merged(over.data, base.data, ())
-    kept = {
-        path
-        for path in base.places
-        if not any(path[:end] in replaced for end in range(1, len(path) + 1))
-    }
-    over.places.update({path: base.places[path] for path in kept - over.places.keys()})
-    over.unread |= base.unread & kept
-    over.faults += base.faults
-
-
-def _merged(
-    over: dict[str, Any], base: dict[str, Any], path: yaml_walk.KeyPath
-) -> tuple[dict[str, Any], set[yaml_walk.KeyPath]]:
-    """Returns one mapping over another, and the paths at which it replaces."""
-    made, replaced = dict(base), set()
-    for name, value in over.items():
-        below, other = (*path, name), base.get(name)
-        if isinstance(value, dict) and isinstance(other, dict) and _are_alike(value, other, below):
-            made[name], more = _merged(value, other, below)
-            replaced |= more
-        else:
-            made[name] = value
-            replaced.add(below)
-    return made, replaced
-
-
-def _are_alike(over: dict[str, Any], base: dict[str, Any], path: yaml_walk.KeyPath) -> bool:
-    if path[0] == "params":
-        return True
-    deciding = "name" if path[0] == "optimizer" else "kind"
-    return over.get(deciding, base.get(deciding)) == base.get(deciding)
+def _deciding(path: yaml_nodes.KeyPath) -> str:
+    """Returns the key by which a mapping at a path takes keys from the base's, or does not."""
+    if path[:1] in ((), ("params",)):
+        return ""
+    return "name" if path[0] == "optimizer" else "kind"
 
 
 def source_of(assignment: str) -> str:
@@ -228,53 +221,29 @@ def source_of(assignment: str) -> str:
     return assignment if assignment.startswith("--") else f"--set {assignment}"
 
 
-def override(document: yaml_walk.Document, assignments: Iterable[str]) -> None:
-    """Sets keys from `a.b=value` texts, typed as in the file.
-
-    Raises:
-        ConfigError: If a text has no `=`, is no YAML, or goes through a value that has no keys;
-            or if it is to extend a config when all files were read.
-    """
-    for text in assignments:
-        source = source_of(text)
-        key, equals, written = text.removeprefix("--").partition("=")
-        path = tuple(key.strip().split("."))
-        if not equals or not all(path):
-            raise errors.ConfigError(
-                f"{source}: must be key=value, with dots between the parts of the key. "
-                "Write e.g. --set train.steps=1000."
-            )
-        if path[0] == EXTENDS:
-            raise errors.ConfigError(
-                f"{source}: {EXTENDS}: must stand in a config. Write it there."
-            )
-        _assign(document, path, written, source)
-
-
-def _assign(document: yaml_walk.Document, path: tuple[str, ...], written: str, source: str) -> None:
-    """Puts one value at `path`, making the mappings on the way where there are none."""
-    fresh = yaml_walk.Document(source)
-    value = yaml_walk.Walk(fresh, source).run(written)
-    if fresh.faults:
-        raise errors.ConfigError("\n".join(fresh.faults))
-    at: Any = document.data
-    for depth, part in enumerate(path[:-1], start=1):
-        if at.get(part) is None:
-            at[part] = {}
-        at = at[part]
-        if not isinstance(at, dict):
-            key = yaml_walk.dotted(path[:depth])
-            left = path[depth:]
-            whole = "{" + ": {".join(left) + f": {written}" + "}" * len(left)
-            option = f"--set {key}=" if source.startswith("--set ") else f"--{key}="
-            raise errors.ConfigError(
-                f"{source}: {key} is {_kind_of(at)} in {document.source} and has no keys. "
-                f"Set all of it: {option}'{whole}'"
-            )
-    at[path[-1]] = value
-    for known in [known for known in document.places if known[: len(path)] == path]:
-        del document.places[known]
-    document.places[path] = source
+def _assign(tree: yaml_nodes.Tree, assignment: str, file: str) -> None:
+    """Sets a key from an `a.b=value` text."""
+    source = source_of(assignment)
+    key, equals, written = assignment.removeprefix("--").partition("=")
+    path = tuple(key.strip().split("."))
+    if not equals or not all(path):
+        raise errors.ConfigError(
+            f"{source}: must be key=value, with dots between the parts of the key. "
+            "Write e.g. --set train.steps=1000."
+        )
+    if path[0] == EXTENDS:
+        raise errors.ConfigError(f"{source}: {EXTENDS}: must stand in a config. Write it there.")
+    value = yaml_nodes.compose(written, source) or yaml_nodes.compose("null", source)
+    try:
+        tree.assign(path, value)
+    except yaml_nodes.NoKeysError as e:
+        above, left = ".".join(path[: e.depth]), path[e.depth :]
+        whole = "{" + ": {".join(left) + f": {written}" + "}" * len(left)
+        option = f"--set {above}=" if source.startswith("--set ") else f"--{above}="
+        raise errors.ConfigError(
+            f"{source}: {above} is {yaml_nodes.kind_of(e.node)} in {file} and has no keys. "
+            f"Set all of it: {option}'{whole}'"
+        ) from None
 
 
 def dump(data: Mapping[str, Any], flow: bool = False) -> str:
@@ -300,9 +269,4 @@ def _escaped(value: Any) -> Any:
         return {name: _escaped(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_escaped(one) for one in value]
-    return yaml_walk.escaped(value) if isinstance(value, str) else value
-
-
-def _kind_of(value: object) -> str:
-    names = {dict: "a mapping", list: "a list", str: "a text", bool: "true/false"}
-    return names.get(type(value), "nothing" if value is None else f"{value!r}")
+    return yaml_nodes.escaped(value) if isinstance(value, str) else value

@@ -16,12 +16,13 @@ _MAX_BUFFER = 10**8  # rows; TensorFlow makes room for all of them at once
 
 _Times = Annotated[types.Boolean | types.Positive, types.either("true, false or a number")]
 _Buffer = Annotated[
-    types.Boolean | Annotated[int, types.whole(1, _MAX_BUFFER)],
+    types.Boolean | Annotated[int, types.number(int, 1, _MAX_BUFFER), types.tag("number")],
     types.either("true, false or a number"),
 ]
 _Cache = Annotated[types.Boolean | types.PathText, types.either("true, false or a path")]
 _Columns = Annotated[
-    types.Named[catalog.Dtype], types.mapping("a mapping of columns to dtypes, as {age: float32}")
+    types.Named[catalog.Dtype],
+    types.form(dict, "a mapping of columns to dtypes, as {age: float32}"),
 ]
 _Arrays = Annotated[
     types.Text | types.Several[types.Text] | types.Named[types.Text],
@@ -29,17 +30,18 @@ _Arrays = Annotated[
 ]
 
 
-def _listed(value: object, info: pydantic.ValidationInfo) -> object:
+def _listed(value: object) -> object:
     """Takes a path for a list of one."""
     if not isinstance(value, str | list | tuple):
-        raise types.expected("a path or a list of paths")
-    return (types.path(value, info),) if isinstance(value, str) else value
+        raise types.expected("a path or a list of paths", value)
+    return (value,) if isinstance(value, str) else value
 
 
 _Files = Annotated[
     types.Several[types.PathText],
-    pydantic.BeforeValidator(_listed),
-    types.OrText({"minLength": 1}),
+    pydantic.BeforeValidator(
+        _listed, json_schema_input_type=types.PathText | types.Several[types.PathText]
+    ),
 ]
 
 
@@ -47,7 +49,7 @@ def _rows(rows: tuple[int | None, ...]) -> tuple[int | None, ...]:
     """Takes [start, stop]; either may be null."""
     start, stop = rows if len(rows) == 2 else (1, 0)
     if stop is not None and stop <= (start or 0):
-        raise types.expected("[start, stop] with start below stop")
+        raise types.expected("[start, stop] with start below stop", list(rows))
     return rows
 
 
@@ -57,7 +59,8 @@ _Rows = Annotated[tuple[types.NotNegative | None, ...], pydantic.AfterValidator(
 def _shape(sizes: tuple[int | None, ...]) -> tuple[int | None, ...]:
     """Takes a shape that TensorFlow can hold."""
     if len(sizes) > _MAX_RANK or math.prod(size or 1 for size in sizes) > _MAX_BATCH:
-        raise types.expected(f"a shape of at most {_MAX_RANK} sizes and {_MAX_BATCH:,} values")
+        rule = f"a shape of at most {_MAX_RANK} sizes and {_MAX_BATCH:,} values"
+        raise types.expected(rule, list(sizes))
     return sizes
 
 
@@ -67,7 +70,7 @@ SHAPE = pydantic.AfterValidator(_shape)
 def _share(share: float) -> float:
     """Takes a part of all rows."""
     if share >= 1:
-        raise types.expected("a number above 0 and below 1")
+        raise types.expected("a number above 0 and below 1", share)
     return share
 
 
@@ -82,7 +85,7 @@ class Input(types.Section):
     """What every kind of input has."""
 
     kind: str
-    batch_size: Annotated[int, types.whole(1, _MAX_BATCH)] = Field(
+    batch_size: Annotated[int, types.number(int, 1, _MAX_BATCH)] = Field(
         32, description="Rows of the global batch, all towers together."
     )
     shuffle: _Buffer | None = Field(
@@ -95,7 +98,7 @@ class Input(types.Section):
         None,
         description="true: for ever; false: once; or so many times. null: true in training only.",
     )
-    prefetch: Annotated[int, types.whole(0, _MAX_BUFFER)] = Field(
+    prefetch: Annotated[int, types.number(int, 0, _MAX_BUFFER)] = Field(
         2, description="Batches made ahead of time."
     )
 
@@ -202,7 +205,7 @@ class Table(Divisible):
         if self.label is not None and self.label not in self.columns:
             then = types.meant(self.label, self.columns, "Add it there.")
             yield "label", f"must be one of columns, got {self.label!r}. {then}"
-        for rule in filter(None, types.each(self._fault_of_default, self.defaults)):
+        for rule in filter(None, map(self._fault_of_default, self.defaults)):
             yield "defaults", rule
 
     def _fault_of_default(self, name: str) -> str:
@@ -217,6 +220,13 @@ class Table(Divisible):
         return ""
 
 
+def _character(value: object) -> str:
+    if not isinstance(value, str) or len(value) != 1 or value in '\0\r\n"':
+        rule = "a single character in quotes, which ends no line and is no quote"
+        raise types.expected(rule, value)
+    return value
+
+
 class Csv(Table):
     """Comma-separated text, UTF-8, also compressed with gzip; features are a dict of columns."""
 
@@ -229,7 +239,9 @@ class Csv(Table):
     header: types.Boolean = Field(
         True, description="Whether the first line has the names; else `columns` are all, in order."
     )
-    delimiter: types.Character = Field(",", description="What separates the cells.")
+    delimiter: Annotated[
+        str, Field(min_length=1, max_length=1), pydantic.BeforeValidator(_character)
+    ] = Field(",", description="What separates the cells.")
 
 
 class Parquet(Table):
@@ -312,7 +324,7 @@ class Feature(types.Section):
 
 _Features = Annotated[
     types.Named[Feature],
-    types.mapping("a mapping of features to how they are read, as {age: {dtype: float32}}"),
+    types.form(dict, "a mapping of features to how they are read, as {age: {dtype: float32}}"),
 ]
 
 
@@ -328,7 +340,7 @@ class Tfrecord(Divisible):
     compression: Literal["none", "GZIP", "ZLIB"] = Field(
         "none", description="How the files are compressed."
     )
-    parallel_reads: Annotated[int, types.whole(1, _MAX_READS)] = Field(
+    parallel_reads: Annotated[int, types.number(int, 1, _MAX_READS)] = Field(
         1,
         description="How many files are read at a time. Above 1, records come from so many files "
         "in turn, always in the same order where nothing is shuffled.",
@@ -385,11 +397,12 @@ def _spelt_out(value: object) -> object:
 AnyTable: TypeAlias = Csv | Parquet
 AnyInput: TypeAlias = AnyTable | Npz | Tfrecord | Function
 
+_Section = Annotated[
+    AnyInput, types.one_section(*get_args(AnyInput), or_else=", or package.module:function")
+]
 _Any = Annotated[
-    AnyInput,
-    types.one_section(*get_args(AnyInput), or_else=", or package.module:function"),
-    pydantic.BeforeValidator(_spelt_out),
-    types.OrText(types.FUNCTION_FORM),
+    _Section,
+    pydantic.BeforeValidator(_spelt_out, json_schema_input_type=types.Function | _Section),
 ]
 TrainingInput = Annotated[_Any, pydantic.AfterValidator(lambda one: one.for_training(True))]
 OtherInput = Annotated[_Any, pydantic.AfterValidator(lambda one: one.for_training(False))]

@@ -69,7 +69,7 @@ _OWN = {
     "inverse_sqrt_decay": "learning_rate / sqrt(1 + step / decay_steps).",
 }
 _Number = Annotated[float, types.number()]
-_AtLeastZero = Annotated[float, types.number(0)]
+_AtLeastZero = Annotated[float, types.number(ge=0)]
 _TYPES: dict[str, types.Type] = {
     "boundaries": types.Several[types.NotNegative],
     "decay_steps": types.Positive,
@@ -106,7 +106,10 @@ _SCHEDULES = {
     for name, row in catalog.SCHEDULES.items()
 }
 _Rate = Annotated[
-    _AtLeastZero | Annotated[Schedule, types.one_section(*_SCHEDULES.values(), key="name")],
+    Annotated[_AtLeastZero, types.tag("number")]
+    | Annotated[
+        Schedule, types.one_section(*_SCHEDULES.values(), key="name"), types.tag("mapping")
+    ],
     types.either("a number of at least 0, or a schedule as {name: exponential_decay, ...}"),
 ]
 _OPTIMIZERS = {
@@ -122,15 +125,17 @@ def _spelt_out(value: object) -> object:
     if value not in catalog.OPTIMIZERS:
         near = types.nearest(value, catalog.OPTIMIZERS)
         meant = types.with_colon(value) or (near and f"Did you mean {{name: {near}, ...}}?")
-        raise types.expected(_RULE, meant)
+        raise types.expected(_RULE, value, meant)
     return {"name": value}
 
 
 _RULE = "{name: Adam, ...}, or a function's name as package.module:function"
 _READY = [name for name, row in catalog.OPTIMIZERS.items() if catalog.REQUIRED not in row.values()]
+_Section = Annotated[
+    Optimizer, types.one_section(*_OPTIMIZERS.values(), key="name"), types.tag("mapping")
+]
+_Either = Annotated[types.Function | _Section, types.either(_RULE)]
 OptimizerOrFunction = Annotated[
-    types.Function | Annotated[Optimizer, types.one_section(*_OPTIMIZERS.values(), key="name")],
-    types.either(_RULE),
-    pydantic.BeforeValidator(_spelt_out),
-    types.OrText({"enum": _READY}),
+    _Either,
+    pydantic.BeforeValidator(_spelt_out, json_schema_input_type=Literal[tuple(_READY)] | _Either),
 ]

@@ -41,6 +41,7 @@ class _Generator(json_schema.GenerateJsonSchema):
     def tagged_union_schema(self, schema: Any) -> dict[str, Any]:
         """See base class; what goes by a value's type need not be exclusive."""
         made = super().tagged_union_schema(schema)
+        made.pop("discriminator", None)
         if not all("$ref" in member for member in made.get("oneOf", ())):
             made["anyOf"] = made.pop("oneOf")
         return made

@@ -22,7 +22,7 @@ _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII
 _UNITS = (86400, 3600, 60, 1)  # seconds
 _MAX_SECONDS = 10**9  # 31 years; a system's clocks and waits can take no number whatever
 # With some ten thousand threads TensorFlow does not come to its first step.
-_Threads = Annotated[int, types.whole(1, 2**12)]
+_Threads = Annotated[int, types.number(int, 1, 2**12)]
 
 
 class Compared(types.Section):
@@ -63,7 +63,7 @@ class EarlyStopping(Compared):
     patience: types.Positive = Field(
         3, description="After how many evaluations without an improvement training ends."
     )
-    min_delta: Annotated[float, types.number(0)] = Field(
+    min_delta: Annotated[float, types.number(ge=0)] = Field(
         0.0, description="An improvement must be better by more than this."
     )
 
@@ -74,19 +74,24 @@ def _seconds(value: object) -> object:
         return value
     found = _DURATION.fullmatch(value)
     if found is None:
-        raise types.expected("seconds above 0, or a time such as 1h30m")
+        raise types.expected("seconds above 0, or a time such as 1h30m", value)
     return sum(int(count or 0) * unit for count, unit in zip(found.groups(), _UNITS, strict=True))
 
 
 def _limited(seconds: float) -> float:
     """Takes a time that can pass."""
     if seconds > _MAX_SECONDS:
-        raise types.expected(f"at most {_MAX_SECONDS} seconds")
+        raise types.expected(f"at most {_MAX_SECONDS} seconds", seconds)
     return seconds
 
 
 _Seconds = Annotated[types.AboveZero, pydantic.AfterValidator(_limited)]
-_Time = Annotated[_Seconds, pydantic.BeforeValidator(_seconds), types.OrText({"minLength": 2})]
+_Time = Annotated[
+    _Seconds,
+    pydantic.BeforeValidator(
+        _seconds, json_schema_input_type=_Seconds | Annotated[str, Field(min_length=2)]
+    ),
+]
 
 
 class Train(types.Section):
@@ -144,12 +149,12 @@ class Train(types.Section):
     save_checkpoints_steps: types.Positive | None = Field(
         None, description="Saves a checkpoint at each multiple of so many steps."
     )
-    save_checkpoints_secs: Annotated[int, types.whole(1, _MAX_SECONDS)] | None = Field(
+    save_checkpoints_secs: Annotated[int, types.number(int, 1, _MAX_SECONDS)] | None = Field(
         None,
         description="Seconds between checkpoints, in place of steps. With neither: every "
         "eval.every_steps, else every 600 seconds.",
     )
-    keep_checkpoint_max: Annotated[int, types.whole(0, _MAX_KEPT)] = Field(
+    keep_checkpoint_max: Annotated[int, types.number(int, 0, _MAX_KEPT)] = Field(
         5, description="How many checkpoints to keep; 0 keeps all."
     )
     log_every_steps: types.Positive = Field(
@@ -214,7 +219,7 @@ def _folder_name(value: object) -> str:
     name = value if isinstance(value, str) else ""
     is_name = name.strip(". ") and name.isprintable() and not name.isdecimal()
     if not is_name or set(name) & set('/\\:*?"<>|'):
-        raise types.expected("a folder's name that is no number")
+        raise types.expected("a folder's name that is no number", value)
     return name
 
 
@@ -222,7 +227,7 @@ def _asset(name: str) -> str:
     """Takes a path within an export."""
     is_plain = name and "\0" not in name and posixpath.normpath(name) == name
     if not is_plain or name.startswith(("/", "..", "~")):
-        raise types.expected("named by a path within assets.extra, such as vocabulary.txt")
+        raise types.expected("named by a path within assets.extra, such as vocabulary.txt", name)
     return name
 
 
@@ -245,7 +250,7 @@ class ServingInput(types.Section):
 
 _Inputs = Annotated[
     types.Named[ServingInput],
-    types.mapping("a mapping of features to what is fed, as {age: {dtype: float32}}"),
+    types.form(dict, "a mapping of features to what is fed, as {age: {dtype: float32}}"),
 ]
 
 
@@ -319,8 +324,7 @@ class Export(types.Section):
 
     def faults(self) -> Iterator[tuple[str, str]]:
         """See base class."""
-        folders = types.each(lambda one: one.folder, self.exporters)
-        for name, count in Counter(folders).items():
+        for name, count in Counter(one.folder for one in self.exporters).items():
             if count > 1:
                 yield (
                     "exporters",
@@ -337,22 +341,20 @@ def _device_id(value: object) -> tuple[str, int, int, str, int] | None:
     return match["job"] or "localhost", replica, task, match["kind"].upper(), index
 
 
-def _bad_devices(names: Sequence[object]) -> Iterator[types.Fault]:
-    known = [_device_id(name) for name in names]
-    for index, (name, one) in enumerate(zip(names, known, strict=True)):
-        if one is None:
-            yield (
-                (index,),
-                name,
-                types.expected("a device such as /gpu:0, GPU:0 or /device:CPU:1"),
-            )
-        elif one in known[:index]:
-            yield (index,), name, types.expected("a device that is not listed yet")
-
-
 def _different(names: Sequence[object]) -> Sequence[object]:
     """Takes devices in any usual spelling, each once; whether they exist is known in use."""
-    types.refuse(_bad_devices(names))
+    known = [_device_id(name) for name in names]
+    rules = [
+        "a device such as /gpu:0, GPU:0 or /device:CPU:1"
+        if one is None
+        else "a device that is not listed yet" * (one in known[:index])
+        for index, one in enumerate(known)
+    ]
+    types.refuse(
+        ((index,), name, types.expected(rule, name).message())
+        for index, (name, rule) in enumerate(zip(names, rules, strict=True))
+        if rule
+    )
     return names
 
 
@@ -361,19 +363,19 @@ def _devices(value: object) -> object:
     for kind, count in value.items() if isinstance(value, dict) else ():
         if kind not in ("gpu", "cpu") and str(kind).lower() in ("gpu", "gpus", "cpu", "cpus"):
             meant = f"{{{kind[:3].lower()}: {count}}}"
-            raise types.expected(_DEVICES, f"Did you mean {meant}?")
+            raise types.expected(_DEVICES, value, f"Did you mean {meant}?")
     is_unknown = isinstance(value, dict) and list(value) not in (["gpu"], ["cpu"])
     if is_unknown or (isinstance(value, str) and value != "auto"):
-        raise types.expected(_DEVICES)
+        raise types.expected(_DEVICES, value)
     return value
 
 
 _DEVICES = "auto, a list of devices, how many, {gpu: n} or {cpu: n}"
 Devices = Annotated[
-    Literal["auto"]
+    Annotated[Literal["auto"], types.tag("text")]
     | types.Positive
-    | Annotated[types.Several[str], pydantic.BeforeValidator(_different)]
-    | dict[Literal["gpu", "cpu"], types.Positive],
+    | Annotated[types.Several[str], pydantic.BeforeValidator(_different), types.tag("list")]
+    | Annotated[dict[Literal["gpu", "cpu"], types.Positive], types.tag("mapping")],
     types.either(_DEVICES),
     pydantic.BeforeValidator(_devices),
 ]

@@ -1,20 +1,17 @@
 """The types that values of a config have: what each takes, and the rule it tells otherwise.
 
 pydantic reads the values. What stands here is what it cannot say by itself: numbers as YAML
-writes them, paths relative to the config's folder, unions that go by a value's type, and rules
-between keys. `faults` shows the texts of `expected` and `fault` as they are.
+writes them, paths relative to the config's folder, unions that go by a value's form, and the texts
+of its errors, which every section gives its own.
 """
 
-import contextlib
-import dataclasses
 import difflib
-import math
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar, Union, get_args
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar, Union
 
 import pydantic
 import pydantic_core
@@ -22,80 +19,31 @@ import pydantic_core
 from replicate.app.config import catalog
 
 T = TypeVar("T")
-U = TypeVar("U")
-S = TypeVar("S", bound="Section")
 Type: TypeAlias = Any
 """What pydantic reads a value by: a class, a union, an Annotated."""
-Fault: TypeAlias = tuple[tuple[str | int, ...], object, pydantic_core.PydanticCustomError]
+KeyPath: TypeAlias = tuple[str | int, ...]
+Fault: TypeAlias = tuple[KeyPath, object, str]
 """The path below what is read, the value there, and what is wrong with it."""
 
 _FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
-FUNCTION_FORM = {"pattern": rf"{_FUNCTION}|\$\{{"}  # or a variable
-TAG = "\0"  # begins the parts of an error's place that are no keys, but members of a union
 _MAX_WHOLE = 2**63 - 1
 _TYPO, _ALIKE = 0.8, 0.6  # how much of two words is the same, of 1
-
-
-@dataclasses.dataclass
-class Reading:
-    """What is known while a document is read; pydantic hands it to every check.
-
-    Attributes:
-        folder: What relative paths are relative to.
-        sections: For each mapping that was read, by its id: it, and what could be read of it.
-        values: Of each section that is being read, the outermost first: what was read so far.
-    """
-
-    folder: Path
-    sections: dict[int, tuple[object, "Section"]] = dataclasses.field(default_factory=dict)
-    values: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-
-    def section_of(self, mapping: object, kind: type[S]) -> S:
-        """Returns what was read of a mapping; an empty section of a kind where nothing was."""
-        found: object = self.sections.get(id(mapping), (mapping, None))[1]
-        empty: Any = kind.model_construct()  # to pydantic's plugin it is one of the bound
-        return found if isinstance(found, kind) else empty
-
-    def part_of(
-        self, value: Any, read: Callable[[Any], Any], error: pydantic.ValidationError
-    ) -> Any:
-        """Returns a list or a mapping with wrong items, as far as it can be read; else None."""
-        items = value if isinstance(value, dict) else {}
-        items = dict(enumerate(value)) if isinstance(value, list) else items
-        wrong: dict[object, object] = {}
-        for one in error.errors():
-            for key in [part for part in one["loc"] if part in items][:1]:
-                wrong[key] = self.sections.get(id(items[key]), (None, _Unread()))[1]
-        if not wrong:
-            return None
-        left = {key: one for key, one in items.items() if key not in wrong}
-        try:
-            good = left and read(left if isinstance(value, dict) else list(left.values()))
-        except pydantic.ValidationError:
-            return None
-        good = good if isinstance(good, dict) else dict(zip(left, good, strict=True))
-        made = {key: wrong[key] if key in wrong else good[key] for key in items}
-        return made if isinstance(value, dict) else tuple(made.values())
-
-
-class UnreadError(Exception):
-    """What a config says of a key could not be read, and is asked for."""
-
-
-class _Unread:
-    """Stands in a list or a mapping for an item that could not be read."""
-
-    def _ask(self, *_: object) -> Any:
-        raise UnreadError
-
-    __getattr__ = __eq__ = __lt__ = __gt__ = _ask
-    __hash__ = object.__hash__
+TAG = "\0"  # begins the parts of an error's place that are no keys, but forms of a union
+_FORMS = {bool: "truth", int | float: "number", str: "text", list | tuple: "list", dict: "mapping"}
+_RULES = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping of keys to values",
+    "tuple_type": "a list",
+}
+_COUNTS = {"Tuple": "a list of at least {} values", "Dictionary": "a mapping of at least {} keys"}
 
 
 class Section(pydantic.BaseModel):
     """A mapping of known keys. Values do not change once they are read."""
 
-    FORM: ClassVar[str] = "a mapping of keys to values"  # what is told of anything else
+    FORM: ClassVar[str] = _RULES["dict_type"]  # what is told of anything else
+    ALSO: ClassVar[tuple[str, ...]] = ()  # keys that are read before
+    FILLED_IN: ClassVar[Mapping[str, str]] = {}  # what stands for required keys, in words
     model_config = pydantic.ConfigDict(
         frozen=True, extra="forbid", defer_build=True, protected_namespaces=()
     )
@@ -109,69 +57,44 @@ class Section(pydantic.BaseModel):
         own = handler.resolve_ref_schema(made)
         keys = own.get("properties", {})
         named = [name for name in ("kind", "name") if "const" in keys.get(name, ())]
-        required = [name for name in own.get("required", ()) if name not in cls.filled_in()]
-        own.pop("required", None)
+        required = [name for name in own.pop("required", ()) if name not in cls.FILLED_IN]
         if named + required:
             own["required"] = named + required
         return made
 
     @pydantic.model_validator(mode="wrap")
     @classmethod
-    def _note(
-        cls,
-        data: Any,
-        handler: Callable[[Any], "Section"],
-        info: pydantic.ValidationInfo,
-    ) -> "Section":
-        """Notes what is read of a mapping, and, where it is wrong, of its other keys."""
+    def _explain(cls, data: Any, handler: Callable[[Any], "Section"]) -> "Section":
+        """Gives every error its text, and tells the rules between keys."""
         if not isinstance(data, dict | Section):
-            raise expected(cls.FORM)
-        reading = info.context
-        if not isinstance(reading, Reading) or not isinstance(data, dict):
-            return handler(data)
-        reading.values.append({})
+            raise expected(cls.FORM, data)
         try:
             made = handler(data)
         except pydantic.ValidationError as e:
-            made = cls.model_construct(**reading.values[-1])
-            made.model_post_init(reading)
-            for name in {str(one["loc"][0]) for one in e.errors()} - reading.values[-1].keys():
-                made.__dict__.pop(name, None)
+            refuse(cls._faults_of(e.errors(include_url=False), data))
             raise
-        finally:
-            reading.values.pop()
-            reading.sections[id(data)] = data, made
+        refuse(((key,), getattr(made, key), text) for key, text in made.faults())
         return made
 
-    @pydantic.field_validator("*", mode="wrap")
     @classmethod
-    def _note_value(
-        cls, value: object, handler: Callable[[object], object], info: pydantic.ValidationInfo
-    ) -> object:
-        """Notes what is read of a key; where it is wrong, the part of it that can be read."""
-        if not isinstance(info.context, Reading):
-            return handler(value)
-        name, reading = str(info.field_name), info.context
-        try:
-            read = reading.values[-1][name] = handler(value)
-        except pydantic.ValidationError as e:
-            part = reading.sections.get(id(value), (None, None))[1]
-            if getattr(cls.model_fields[name].annotation, "__origin__", None) in (dict, tuple):
-                part = reading.part_of(value, handler, e)
-            if part is not None:
-                reading.values[-1][name] = part
-            raise
-        return read
-
-    @classmethod
-    def known_keys(cls) -> tuple[str, ...]:
-        """Returns the keys that may stand here."""
-        return tuple(cls.model_fields)
-
-    @classmethod
-    def filled_in(cls) -> Mapping[str, str]:
-        """Returns what stands for required keys that a file may lack, in words."""
-        return {}
+    def _faults_of(cls, details: Sequence[Any], data: Any) -> Iterator[Fault]:
+        """Yields unknown keys, then the other faults; not that a key meant by one is missing."""
+        known, right = (*cls.ALSO, *cls.model_fields), set()
+        for one in details:
+            if one["type"] == "extra_forbidden":
+                name = str(one["loc"][0])
+                right.add(nearest(name, known))
+                then = _spaced({name: data[name]})
+                then = then or meant(name, known, f"Known: {', '.join(sorted(known))}.")
+                yield one["loc"], one["input"], f"unknown key. {then}"
+        for one in details:
+            path, value = one["loc"], one["input"]
+            if one["type"] == "extra_forbidden" or (path and path[0] in right - data.keys()):
+                continue
+            if one["type"] == "missing":
+                yield (), value, cls.missing_text(str(path[0]))
+            else:
+                yield path, value, _text_of(one)
 
     @classmethod
     def missing_text(cls, name: str) -> str:
@@ -182,44 +105,62 @@ class Section(pydantic.BaseModel):
         """Yields (key, rule) for rules between keys that are broken."""
         return ()
 
-    if not TYPE_CHECKING:  # to which any attribute would be known
 
-        def __getattr__(self, name: str) -> Any:
-            if name in type(self).model_fields:
-                raise UnreadError(name)
-            return super().__getattr__(name)
-
-
-def known(*parts: Iterable[T]) -> Iterator[T]:
-    """Yields what all parts yield; one that asks for a key that could not be read ends there."""
-    for part in parts:
-        with contextlib.suppress(UnreadError):
-            yield from part
-
-
-def each(ask: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
-    """Yields what is asked of items, but of those that it could not be read of."""
-    return known(*(map(ask, (one,)) for one in items))
+def _text_of(detail: Any) -> str:
+    """Returns the text of an error that is no section's."""
+    kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
+    if kind == "fault":
+        return str(detail["msg"])
+    if kind == "literal_error":
+        return one_of(re.findall(r"'([^']*)'", context["expected"]), value).message()
+    rule = context.get("rule") or _RULES.get(kind)
+    if kind == "too_short":
+        rule = _COUNTS[context["field_type"]].format(context["min_length"])
+    return expected(rule, value).message() if rule else f"must be valid, got {value!r}."
 
 
-def expected(rule: str, then: str = "") -> pydantic_core.PydanticCustomError:
+def keys_of(place: Sequence[str | int], data: Any) -> KeyPath:
+    """Returns the keys on the way to an error, without what pydantic puts between them."""
+    path: list[str | int] = []
+    for n, part in enumerate(place, 1):
+        is_last, is_whole = n == len(place), not path
+        within = data if isinstance(data, dict) else {}
+        # A section goes by its kind or name, but the whole config.
+        is_tag = part in (within.get("kind"), within.get("name")) and not is_whole
+        is_tag = is_tag or str(part).startswith(TAG)
+        has_it = part in within or (isinstance(data, list) and part in range(len(data)))
+        if (has_it and (is_last or not is_tag)) or (is_last and within and not is_tag):
+            path.append(part)
+            data = data[part] if has_it else None
+    return tuple(path)
+
+
+def expected(rule: str, value: object, then: str = "") -> pydantic_core.PydanticCustomError:
     """Returns the error that a value is not what the rule says, and what to do then."""
-    return pydantic_core.PydanticCustomError("expected", "{rule}", {"rule": rule, "then": then})
+    then = then or _spaced(value)
+    return fault(f"must be {rule}, got {value!r}." + (f" {then}" if then else ""))
 
 
 def fault(text: str) -> pydantic_core.PydanticCustomError:
-    """Returns the error of a rule that is broken, in a text of its own."""
-    return pydantic_core.PydanticCustomError("fault", "{rule}", {"rule": text})
+    """Returns the error of a rule that is broken."""
+    return pydantic_core.PydanticCustomError("fault", "{text}", {"text": text})
 
 
 def refuse(faults: Iterable[Fault]) -> None:
     """Raises all faults at once, if any."""
     details = [
-        pydantic_core.InitErrorDetails(type=error, loc=path, input=value)
-        for path, value, error in faults
+        pydantic_core.InitErrorDetails(type=fault(text), loc=path, input=value)
+        for path, value, text in faults
     ]
     if details:
         raise pydantic_core.ValidationError.from_exception_data("config", details)
+
+
+def _spaced(value: object) -> str:
+    """Returns what to do about `{cpu:2}`, which YAML takes for a key `cpu:2` without a value."""
+    keys = [key for key, one in value.items() if one is None] if isinstance(value, dict) else ()
+    joined = [key.partition(":") for key in keys if isinstance(key, str) and ":" in key]
+    return f"YAML wants a space after the colon: {joined[0][0]}: {joined[0][2]}" if joined else ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -252,187 +193,37 @@ def one_of(
     names: Sequence[str], value: object, then: str = ""
 ) -> pydantic_core.PydanticCustomError:
     """Returns the error of a value that is none of a few words."""
-    return expected(f"one of {', '.join(names)}", then or meant(str(value), names))
+    rule = f"one of {', '.join(names)}"
+    return expected(rule, value, then or meant(str(value), names))
 
 
-def _plain(value: Any) -> Any:
-    """Returns a value without what `yaml_walk` notes on texts."""
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return str(value) if isinstance(value, str) else value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise expected("a text", "Put it in quotes if it looks like a number.")
-    return value
-
-
-def _character(value: object) -> str:
-    if not isinstance(value, str) or len(value) != 1 or value in '\0\r\n"':
-        raise expected("a single character in quotes, which ends no line and is no quote")
-    return value
-
-
-def is_function(value: object) -> bool:
-    """Tells whether a value is a function's name as `package.module:function`."""
-    return isinstance(value, str) and re.match(_FUNCTION, value) is not None
-
-
-def _function(value: object) -> object:
-    if not is_function(value):
-        raise expected("a function's name as package.module:function", with_colon(value))
-    return value
-
-
-def with_colon(value: object) -> str:
-    """Returns what is meant by a function's name in which the colon is a dot."""
-    meant = ":".join(value.rsplit(".", 1)) if isinstance(value, str) else ""
-    return f"Did you mean {meant}?" if is_function(meant) else ""
-
-
-class File(str):
-    """A path as it was read, so that it is told from other texts."""
-
-
-def path_of(value: str, folder: Path | str | None) -> str:
-    """Returns a path; a relative one is put below the folder it is relative to, if any.
-
-    Raises:
-        PydanticCustomError: If it cannot be a path.
-    """
-    if "\0" in value:
-        raise expected("a path without the character 0", "Remove it.")
-    if "://" in value or folder is None:
-        return value
-    try:
-        return os.path.abspath(Path(folder, Path(value).expanduser()))
-    except RuntimeError:
-        rule = "a path in a home folder that is known"
-        raise expected(rule, "Write the path without ~.") from None
-
-
-def path(value: object, info: pydantic.ValidationInfo) -> str:
-    """Takes a path; a relative one is put below the config's folder."""
-    if not isinstance(value, str) or not value:
-        raise expected("a path")
-    folder = info.context.folder if isinstance(info.context, Reading) else None
-    return path_of(value, getattr(value, "folder", folder))
-
-
-Anything = Annotated[Any, pydantic.AfterValidator(_plain)]
-Boolean = Annotated[bool, pydantic.Strict()]
-Text = Annotated[str, pydantic.Field(min_length=1), pydantic.BeforeValidator(_text)]
-Character = Annotated[
-    str, pydantic.Field(min_length=1, max_length=1), pydantic.BeforeValidator(_character)
-]
-# Whether it exists is known when it is used.
-Function = Annotated[
-    str,
-    pydantic.BeforeValidator(_function),
-    pydantic.WithJsonSchema({"type": "string", **FUNCTION_FORM}),
-]
-PathText = Annotated[
-    str,
-    pydantic.Field(min_length=1),
-    pydantic.BeforeValidator(path),
-    pydantic.AfterValidator(File),
-]
-
-
-def whole(minimum: int | None = None, maximum: int = _MAX_WHOLE) -> pydantic.BeforeValidator:
-    """Returns what reads whole numbers that TensorFlow can hold; 1e3 is one."""
-    rule = "a whole number" + ("" if minimum is None else f" of at least {minimum}")
-    least = -math.inf if minimum is None else minimum
-
-    def read(value: object) -> int:
-        number = int(value) if isinstance(value, float) and value.is_integer() else value
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise expected(rule)
-        if abs(number) > maximum:
-            raise expected(f"{rule} and at most {maximum}")
-        return number
-
-    bounds = pydantic.Field(ge=minimum, le=maximum if maximum < _MAX_WHOLE else None)
-    return pydantic.BeforeValidator(read, json_schema_input_type=Annotated[int, bounds])
-
-
-def number(minimum: float | None = None, *, above: float | None = None) -> pydantic.BeforeValidator:
-    """Returns what reads finite numbers, at least `minimum` or truly above `above`."""
-    rule = "a number"
-    rule += "" if minimum is None else f" of at least {minimum:g}"
-    rule += "" if above is None else f" above {above:g}"
-
-    def read(value: object) -> int | float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise expected(rule)
-        # Of whole numbers, too, some are beyond what a float can hold.
-        if not abs(value) <= sys.float_info.max:
-            raise expected("a finite number")
-        if (minimum is not None and value < minimum) or (above is not None and value <= above):
-            raise expected(rule)
-        return value
-
-    bounds = pydantic.Field(ge=minimum, gt=above)
-    return pydantic.BeforeValidator(read, json_schema_input_type=Annotated[float, bounds])
-
-
-Positive = Annotated[int, whole(1)]
-NotNegative = Annotated[int, whole(0)]
-AboveZero = Annotated[float, number(above=0)]
-Several = Annotated[tuple[T, ...], pydantic.Field(min_length=1)]
-Named = Annotated[dict[str, T], pydantic.Field(min_length=1)]
-
-
-def mapping(rule: str) -> pydantic.BeforeValidator:
-    """Returns what refuses all but mappings, with a rule that says more than pydantic's."""
+def form(kind: type, rule: str, **schema: Type) -> pydantic.BeforeValidator:
+    """Returns what refuses all but values of a Python type, with a rule that says more."""
 
     def read(value: object) -> object:
-        if not isinstance(value, dict):
-            raise expected(rule)
+        if not isinstance(value, kind):
+            raise expected(rule, value)
         return value
 
-    return pydantic.BeforeValidator(read)
-
-
-def _choice(kinds: Mapping[str, Type], tag_of: Callable[[Any], str], rule: str = "") -> Type:
-    """Returns the type of values that are of one of several types.
-
-    Args:
-        kinds: Tag -> type.
-        tag_of: Tells which one a value is to be.
-        rule: What is told of a value that is of none.
-    """
-    told: dict[str, str | int | float] = {"rule": rule, "then": ""}
-    members = tuple(Annotated[kind, pydantic.Tag(TAG + tag)] for tag, kind in kinds.items())
-    return Annotated[
-        Union[members],  # noqa: UP007 - as many as there are
-        pydantic.Discriminator(lambda value: TAG + tag_of(value), "expected", "{rule}", told),
-    ]
-
-
-_FORMS: dict[type, str] = {bool: "truth", int: "number", float: "number", str: "text"}
-_FORMS |= {list: "list", tuple: "list", dict: "mapping", Section: "mapping"}
-
-
-def _form(kind: Type) -> str:
-    """Returns what the values of a type are in YAML; nothing where they are nothing of it."""
-    while hasattr(kind, "__origin__"):
-        kind = kind.__origin__
-    cls = kind if isinstance(kind, type) else str  # Literals are texts
-    return next((form for one, form in _FORMS.items() if issubclass(cls, one)), "")
+    return pydantic.BeforeValidator(read, **schema)
 
 
 def either(rule: str) -> pydantic.GetPydanticSchema:
-    """Returns what reads a union by a value's Python type, e.g. a text or a list of texts."""
+    """Returns what tells the members of a union apart by a value's form, which their Tag names."""
 
-    def schema(union: Type, handler: pydantic.GetCoreSchemaHandler) -> pydantic_core.CoreSchema:
-        kinds = {_form(kind): kind for kind in get_args(union)}
-        return handler.generate_schema(_choice(kinds, lambda value: _form(type(value)), rule))
+    def form_of(value: object) -> str:
+        value = {} if isinstance(value, Section) else value
+        return next((TAG + name for kind, name in _FORMS.items() if isinstance(value, kind)), "")
 
-    return pydantic.GetPydanticSchema(schema)
+    by_form = pydantic.Discriminator(form_of, "form", "{rule}", {"rule": rule})
+    return pydantic.GetPydanticSchema(
+        lambda union, handler: handler.generate_schema(Annotated[union, by_form])
+    )
+
+
+def tag(form: str) -> pydantic.Tag:
+    """Says which form of value a member of a union takes; see `either`."""
+    return pydantic.Tag(TAG + form)
 
 
 def one_section(
@@ -445,38 +236,59 @@ def one_section(
         key: The key that decides.
         or_else: What else the caller takes, for the fault's text.
     """
-    kinds = {cls.model_fields[key].default: cls for cls in classes}
+    names = [cls.model_fields[key].default for cls in classes]
 
     def check(value: object) -> object:
         if isinstance(value, classes):
             return value
         if not isinstance(value, dict):
-            raise expected(f"a mapping with its {key}{or_else}")
+            raise expected(f"a mapping with its {key}{or_else}", value)
         kind = value.get(key)
         if kind is None:
-            raise fault(f"the key {key} is required here: one of {', '.join(kinds)}. Add it.")
-        if not isinstance(kind, str) or kind not in kinds:
-            refuse([((key,), kind, one_of(list(kinds), kind))])
+            then = _spaced(value) or "Add it."
+            raise fault(f"the key {key} is required here: one of {', '.join(names)}. {then}")
+        if kind not in names:
+            refuse([((key,), kind, one_of(names, kind).message())])
         return value
 
-    def tag_of(value: Any) -> str:
-        return value[key] if isinstance(value, dict) else getattr(value, key)
-
-    made: Type = Annotated[_choice(kinds, tag_of), pydantic.BeforeValidator(check)]
+    made: Type = Annotated[
+        Union[classes],  # noqa: UP007 - as many as there are
+        pydantic.Field(discriminator=key),
+        pydantic.BeforeValidator(check),
+    ]
     return pydantic.GetPydanticSchema(lambda _, handler: handler.generate_schema(made))
 
 
-class OrText:
-    """Says in a JSON Schema that a value may also be a text of some form."""
+def _plain(value: Any) -> Any:
+    """Returns a value without what `yaml_nodes` notes on texts."""
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, str) else value
 
-    def __init__(self, form: Mapping[str, Any]):
-        self._form = form
 
-    def __get_pydantic_json_schema__(
-        self, core_schema: pydantic_core.CoreSchema, handler: pydantic.GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        """See pydantic."""
-        return {"anyOf": [{"type": "string", **self._form}, handler(core_schema)]}
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise expected("a text", value, "Put it in quotes if it looks like a number.")
+    return value
+
+
+def is_function(value: object) -> bool:
+    """Tells whether a value is a function's name as `package.module:function`."""
+    return isinstance(value, str) and re.match(_FUNCTION, value) is not None
+
+
+def _function(value: object) -> object:
+    if not is_function(value):
+        raise expected("a function's name as package.module:function", value, with_colon(value))
+    return value
+
+
+def with_colon(value: object) -> str:
+    """Returns what is meant by a function's name in which the colon is a dot."""
+    meant = ":".join(value.rsplit(".", 1)) if isinstance(value, str) else ""
+    return f"Did you mean {meant}?" if is_function(meant) else ""
 
 
 def word_or_function(*names: str) -> pydantic.BeforeValidator:
@@ -490,3 +302,86 @@ def word_or_function(*names: str) -> pydantic.BeforeValidator:
         return value
 
     return pydantic.BeforeValidator(read)
+
+
+class File(str):
+    """A path as it was read, so that it is told from other texts."""
+
+
+def path_of(value: str, folder: Path | str | None) -> str:
+    """Returns a path; a relative one is put below the folder it is relative to, if any.
+
+    Raises:
+        PydanticCustomError: If it cannot be a path.
+    """
+    if "\0" in value:
+        raise expected("a path without the character 0", value, "Remove it.")
+    if "://" in value or folder is None:
+        return value
+    try:
+        return os.path.abspath(Path(folder, Path(value).expanduser()))
+    except RuntimeError:
+        rule = "a path in a home folder that is known"
+        raise expected(rule, value, "Write the path without ~.") from None
+
+
+def _path(value: object, info: pydantic.ValidationInfo) -> str:
+    """Takes a path; a relative one is put below the config's folder, which is the context."""
+    if not isinstance(value, str) or not value:
+        raise expected("a path", value)
+    return path_of(value, getattr(value, "folder", info.context))
+
+
+def number(
+    kind: type[int] | type[float] = float,
+    ge: float | None = None,
+    le: float | None = None,
+    *,
+    gt: float | None = None,
+) -> pydantic.BeforeValidator:
+    """Returns what reads finite numbers, or whole ones that TensorFlow can hold; 1e3 is one."""
+    is_whole = kind is int
+    rule = "a whole number" if is_whole else "a number"
+    rule += "" if ge is None else f" of at least {ge:g}"
+    rule += "" if gt is None else f" above {gt:g}"
+    most: float = _MAX_WHOLE if is_whole else sys.float_info.max
+    most = most if le is None else le
+
+    def read(value: object) -> int | float:
+        if is_whole and isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
+            raise expected(rule, value)
+        if (ge is not None and value < ge) or (gt is not None and value <= gt):
+            raise expected(rule, value)
+        if not abs(value) <= most:
+            of_range = f"{rule} and at most {most}" if is_whole else "a finite number"
+            raise expected(of_range, value)
+        return value
+
+    bounds = pydantic.Field(ge=ge, le=le, gt=gt)
+    return pydantic.BeforeValidator(read, json_schema_input_type=Annotated[kind, bounds])
+
+
+Anything = Annotated[Any, pydantic.AfterValidator(_plain)]
+Boolean = Annotated[bool, pydantic.Strict(), tag("truth")]
+Text = Annotated[str, pydantic.Field(min_length=1), pydantic.BeforeValidator(_text), tag("text")]
+# Whether it exists is known when it is used.
+Function = Annotated[
+    str,
+    pydantic.BeforeValidator(_function),
+    pydantic.WithJsonSchema({"type": "string", "pattern": rf"{_FUNCTION}|\$\{{"}),  # a variable
+    tag("text"),
+]
+PathText = Annotated[
+    str,
+    pydantic.Field(min_length=1),
+    pydantic.BeforeValidator(_path),
+    pydantic.AfterValidator(File),
+    tag("text"),
+]
+Positive = Annotated[int, number(int, 1), tag("number")]
+NotNegative = Annotated[int, number(int, 0)]
+AboveZero = Annotated[float, number(gt=0)]
+Several = Annotated[tuple[T, ...], pydantic.Field(min_length=1), tag("list")]
+Named = Annotated[dict[str, T], pydantic.Field(min_length=1), tag("mapping")]

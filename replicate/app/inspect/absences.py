@@ -64,7 +64,8 @@ def require_data(settings: config.Config, names: Iterable[str]) -> None:
 
 def _absent(settings: config.Config) -> Iterator[tuple[str, str]]:
     """Yields keys, and what is not there of what they name."""
-    yield from types.known(*(_absent_in(settings, name) for name in sections.WITH_INPUT))
+    for section in sections.WITH_INPUT:
+        yield from _absent_in(settings, section)
     places = [settings.folder, os.getcwd(), *sys.path]
     for key, name in _functions(settings):
         text = _lacks(name, places)
@@ -75,25 +76,22 @@ def _absent(settings: config.Config) -> Iterator[tuple[str, str]]:
 def _absent_in(settings: config.Config, section: str) -> Iterator[tuple[str, str]]:
     key = f"{section}.input"
     source = _value(settings, key)
-    names = [name for name in input_config.files_of(source) if isinstance(name, str)]
+    names = input_config.files_of(source) if source else ()
     for name in files.absent(names):
         yield f"{key}.file", f"there is no {name} yet"
-    # To predict no label is needed; where a default is wrong, that is told, and no cell is.
+    # To predict no label is needed.
     source = source.for_predictions() if section == "predict" and source else source
-    is_table = isinstance(source, input_config.AnyTable)
-    if is_table and "defaults" not in dict(types.known(source.faults())):
+    if isinstance(source, input_config.AnyTable):
         for fault in _unlike(source, names, key):
             yield key, str(fault).removeprefix(f"{key}: ")
 
 
 def _value(settings: config.Config, key: str) -> Any:
-    """Returns what a config says of a key with dots; None where that is nothing, or wrong."""
+    """Returns what a config says of a key with dots; None where that is nothing."""
     value: Any = settings
-    with contextlib.suppress(types.UnreadError):
-        for part in key.split("."):
-            value = getattr(value, part, None)
-        return value
-    return None
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    return value
 
 
 def _unlike(
@@ -109,8 +107,6 @@ def _unlike(
             next(csv.pieces(source.model_copy(update={"file": (name,), "holdout": None}), key))
         except errors.RunError as e:
             yield e
-        except types.UnreadError:  # of columns that are told to be wrong
-            continue
 
 
 def _functions(settings: config.Config) -> Iterator[tuple[str, str]]:
