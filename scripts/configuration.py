@@ -16,7 +16,8 @@ _HEAD = """\
 # Configuration
 
 All keys of a config, from the model that reads it; `scripts/configuration.py` writes this page.
-`replicate check CONFIG` names every fault of a config at once, and warns of files, modules and
+`replicate check CONFIG` names every fault of a config at once; rules between the keys of a section
+are told once each key by itself is right. Where there is no fault it warns of files, modules and
 functions that are not there, and of tables whose first rows do not fit. `--print-config` shows a
 config with all defaults, `replicate check --schema` prints the JSON Schema. An editor with a YAML
 language server completes and explains the keys of a config that begins with the line
