@@ -5,12 +5,10 @@ in `registry.RULES`.
 """
 
 from replicate.splitting.rules import (
-    contractions,
     control_flow,
     different,
     elementwise,
     gathers,
-    images,
     lists,
     matrices,
     networks,
@@ -23,15 +21,13 @@ from replicate.splitting.rules import (
 )
 
 FAMILIES = (
-    contractions,  # products of matrices, einsum, biases
     control_flow,  # loops and branches of version 1
     different,  # different values, and sums for each
     elementwise,  # element-wise: one operand, or several that are broadcast; texts
     gathers,  # gathers, scatters, segments, lookups, top k
-    images,  # convolutions, pools, images
     lists,  # TensorArrays, stacks and tensor lists
-    matrices,  # linear algebra, FFT, diagonals, bands
-    networks,  # softmax, cross entropies, batch normalisation, recurrent cells
+    matrices,  # products of matrices, einsum, biases, linear algebra, FFT, diagonals
+    networks,  # convolutions, pools, images, cross entropies, normalisation, recurrent cells
     random,  # random numbers
     reductions,  # sums, maxima, arg max, cumulative sums, counts
     shapes,  # shapes, slices, concatenation, padding

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import elementwise, items, registry
+from replicate.splitting.rules import elementwise, registry
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
 from replicate.splitting.rules.spaces import (
     SPARSE_SEGMENTS,
@@ -106,7 +106,7 @@ def _gather_different(case: Case) -> Split:
     params, indices = case.inputs[:2]
     if not _is_local(params) and not _is_local(indices):
         raise WholeError("none of its operands is a device's own")
-    more = [items.same(case, 2)] if case.type == "GatherV2" else []
+    more = [case.same(2)] if case.type == "GatherV2" else []
     if more and (case.attribute("batch_dims") or case.axis(2, case.rank(0))):
         raise WholeError("it gathers along another dimension")
     if _is_local(params):
@@ -164,7 +164,7 @@ def _sums(case: Case) -> Split:
     if not states.is_rows(rows):
         raise WholeError("the places are no rows'")
     _check_counts(case, 2, made_by.outputs[0])
-    return Split([items.along(case, 0, rows), case.inputs[1], OWN], [Sums(made_by.outputs[0])])
+    return Split([case.along(0, rows), case.inputs[1], OWN], [Sums(made_by.outputs[0])])
 
 
 @rule_of_ids(*(f"{kind}Grad" for kind in SPARSE_SEGMENTS))
@@ -187,7 +187,7 @@ def _sorted_gradient(case: Case) -> Split:
         raise WholeError("the values are not as the numbers")
     source = case.op.outputs[1]
     return Split(
-        [_gradient_of_rows(case, ids), without(values), ids, items.same(case, 3)],
+        [_gradient_of_rows(case, ids), without(values), ids, case.same(3)],
         [Sums(source), Local(source)],
     )
 
@@ -197,7 +197,7 @@ def _gradient_of_rows(case: Case, ids: RowNumbers) -> Rows | Local:
     rows, leading = Rows(0, ids.ids.space), Local(Leading(ids.ids.space))
     if case.inputs[0] == leading:
         return leading
-    if not items.has(case, 0, rows) or entries_of_a_row(case, 0) != ids.ids.stride:
+    if not case.has(0, rows) or entries_of_a_row(case, 0) != ids.ids.stride:
         raise WholeError("there are not as many gradients as rows")
     return rows
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import items, signatures
+from replicate.splitting.rules import signatures
 from replicate.splitting.rules.registry import Case, Extent, rule
 from replicate.splitting.rules.signatures import Said, by_axes, names, signature
 from replicate.splitting.states import (
@@ -56,7 +56,7 @@ SoftplusGrad SoftsignGrad SqrtGrad TanhGrad
 BROADCAST_SAID, ALIKE_SAID = "...|1+ -> ...", "...+ -> ..."
 
 signature("... -> ...", UNARY)
-signature("... -> ...", LINEAR, linear=1)
+signature("... -> ...", LINEAR, linear=[0])
 signature(BROADCAST_SAID, BROADCAST)
 signature(ALIKE_SAID, ALIKE)
 signature(
@@ -69,30 +69,25 @@ signature(
 signature("... -> ...N", "DecodeRaw", needs_rows=True)  # N is the texts' length, the same for all
 
 
-def said(case: Case, text: str) -> Split:
-    """Splits an operation as a signature says."""
-    return signatures.split(case, signatures.read(case, text))
-
-
 @rule("ZerosLike")
 def zeros(case: Case) -> Split:
     """Zeros of a shape, or a list of them."""
     state = case.inputs[0]
     if isinstance(state, ListOf):
         return Split([state], [state])
-    return said(case, "... -> ...")
+    return signatures.split(case, "... -> ...")
 
 
 @rule("Cast")
 def cast(case: Case) -> Split:
     """Parts of a sum are cast apart only to a dtype that holds all their values."""
     if case.inputs[0] != SUM:
-        return said(case, "... -> ...")
+        return signatures.split(case, "... -> ...")
     old, new = case.op.inputs[0].dtype, case.op.outputs[0].dtype
     is_one_kind = (old.is_floating and new.is_floating) or (old.is_complex and new.is_complex)
     if old != new and not (is_one_kind and old.size < new.size):
         raise WholeError("a sum is cast to a dtype that rounds")
-    return signatures.in_parts(case)
+    return case.in_parts([0])
 
 
 @rule(*SAME.split(), "IdentityN")
@@ -113,12 +108,10 @@ def _passes(state: states.State) -> bool:
     return states.is_rows(state) or state == SUM or state is FLOW or isinstance(state, ListOf)
 
 
-@rule("EnsureShape")
+@rule("EnsureShape", linear=[0])
 def ensure_shape(case: Case) -> Split:
     """A check of a shape; copies leave the number of rows open."""
-    if case.inputs[0] == SUM:
-        return signatures.in_parts(case)
-    rows = items.rows_of(case)
+    rows = case.rows_of(0)
     if case.result_shape()[rows.axis].size is not None:
         raise WholeError("it fixes the number of rows")
     shape = tf.TensorShape(case.attribute("shape"))
@@ -134,7 +127,7 @@ def compared(case: Case) -> Split:
     """Operands that are broadcast to each other, or of shapes that do not fit."""
     if not case.attribute("incompatible_shape_error"):
         _check_compatible(case)
-    return said(case, BROADCAST_SAID)
+    return signatures.split(case, BROADCAST_SAID)
 
 
 def _check_compatible(case: Case) -> None:
@@ -157,7 +150,7 @@ def add(case: Case) -> Split:
         return Split(case.inputs, [first])
     if case.type != "Sub" and FLOW in case.inputs:
         return _add_flows(case)
-    return said(case, ALIKE_SAID if case.type == "AddN" else BROADCAST_SAID)
+    return signatures.split(case, ALIKE_SAID if case.type == "AddN" else BROADCAST_SAID)
 
 
 def _add_flows(case: Case) -> Split:
@@ -174,7 +167,7 @@ def scale(case: Case) -> Split:
     NOTE: a device's part may be 0 where the sum is not, and 0 / 0 and 0 * inf are NaN.
     """
     if case.rows is not None:
-        return said(case, BROADCAST_SAID)
+        return signatures.split(case, BROADCAST_SAID)
     n = 1 if case.type == "Mul" and case.inputs[1] == SUM else 0
     if case.inputs[n] != SUM or case.inputs[1 - n] not in (WHOLE, SIZE):
         raise WholeError("no operand has rows")
@@ -183,7 +176,7 @@ def scale(case: Case) -> Split:
     value = check_finite(case, 1 - n)
     if case.type != "Mul" and not np.all(value):
         raise WholeError("a sum may be divided by zero")
-    return signatures.in_parts(case, (n,))
+    return case.in_parts((n,))
 
 
 def check_finite(case: Case, n: int) -> npt.NDArray[Any]:
@@ -208,13 +201,13 @@ def select(case: Case) -> Said:
 def _join(case: Case) -> Split:
     """Texts of one shape, and single texts."""
     ranks = [case.rank(n) for n in range(len(case.inputs))]
-    return said(case, ", ".join("..." if rank else "*" for rank in ranks) + " -> ...")
+    return signatures.split(case, ", ".join("..." if rank else "*" for rank in ranks) + " -> ...")
 
 
 @rule("Substr")
 def _part(case: Case) -> Split:
     """Texts, positions and lengths, which are broadcast."""
-    texts = said(case, BROADCAST_SAID)
+    texts = signatures.split(case, BROADCAST_SAID)
     if states.is_rows(texts.wants[1]) != states.is_rows(texts.wants[2]):
         raise WholeError("positions and lengths differ")
     return texts

@@ -7,7 +7,7 @@ In a scatter each device adds up what its rows have, and the parts are joined.
 import dataclasses
 
 from replicate.splitting import states
-from replicate.splitting.rules import items, signatures
+from replicate.splitting.rules import signatures
 from replicate.splitting.rules.registry import Case, rule
 from replicate.splitting.rules.signatures import (
     SHAPE,
@@ -22,7 +22,7 @@ from replicate.splitting.states import SUM, WHOLE, Kind, Partial, Split, WholeEr
 from replicate.splitting.structure import kinds
 
 
-@by_axes("GatherV2", linear=1)
+@by_axes("GatherV2", linear=[0])
 def _gather(case: Case) -> Said:
     """`params` of shape [batch, P, n, Q] and `indices` of [batch, I] to [batch, P, I, Q]."""
     batch_dims = case.attribute("batch_dims")
@@ -30,7 +30,7 @@ def _gather(case: Case) -> Said:
     return _gathered(case, case.axis(2, case.rank(0)), batch_dims)
 
 
-@by_axes("Gather", linear=1)
+@by_axes("Gather", linear=[0])
 def _gather_first(case: Case) -> Said:
     """`params` of shape [n, Q] and `indices` of [I] to [I, Q]."""
     return _gathered(case, 0, 0)
@@ -42,12 +42,9 @@ def _gathered(case: Case, axis: int, batch_dims: int) -> Said:
     return Said([params, indices], [[*params[:axis], *indices[batch_dims:], *params[axis + 1 :]]])
 
 
-@rule("GatherNd")
+@rule("GatherNd", linear=[0])
 def _gather_nd(case: Case) -> Split:
     """`params` of shape [n1, ..., nD, Q] and `indices` of [I, D] to [I, Q]."""
-    params, indices = case.inputs
-    if params == SUM and not states.is_rows(indices):
-        return signatures.in_parts(case)
     front = case.rank(1) - 1
     depth = front + case.rank(0) - case.result_rank()
     p = whole(names(case), range(depth))
@@ -113,7 +110,8 @@ _SEGMENTS = {
 }
 
 
-@rule(*_SEGMENTS)
+@rule("UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
+@rule("UnsortedSegmentSum", linear=[0])
 def _segments(case: Case) -> Split:
     """`data` of shape [I, Q] and `segment_ids` of [I] to [num_segments, Q].
 
@@ -122,9 +120,6 @@ def _segments(case: Case) -> Split:
     is that of the entries after the last NaN. Here it is NaN.
     """
     kind = Partial(_SEGMENTS[case.type])
-    data, ids = case.inputs[:2]
-    if data == SUM and kind == SUM and not states.is_rows(ids):
-        return signatures.in_parts(case)
     x, ids_rank = names(case), case.rank(1)
     said = Said([x, x[:ids_rank]], [["S", *x[ids_rank:]]])
     sums = signatures.split(case, said, kind)
@@ -144,6 +139,7 @@ _SPARSE_SEGMENTS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum
     *_SPARSE_SEGMENTS,
     *(f"{kind}WithNumSegments" for kind in _SPARSE_SEGMENTS),
     *(f"{kind}Grad" for kind in _SPARSE_SEGMENTS),
+    linear=[0],
 )
 def _sparse_segments(case: Case) -> Split:
     """`data` of shape [n, Q], `indices` and `segment_ids` of [I]: sums of what the indices pick.
@@ -151,10 +147,8 @@ def _sparse_segments(case: Case) -> Split:
     Gradients have `grad` of shape [m, Q], and the number of the data's rows.
     """
     data, *places = case.inputs[:3]
-    others = [items.same(case, n) for n in range(1, len(case.inputs))]
+    others = [case.same(n) for n in range(1, len(case.inputs))]
     if not any(map(states.is_rows, places)):
-        if data == SUM:
-            return Split([SUM, *others], [SUM])
         if states.is_rows(data) and data.axis > 0:
             return Split([data, *others], [data])
         raise WholeError("it picks rows")
@@ -164,17 +158,15 @@ def _sparse_segments(case: Case) -> Split:
     if case.type not in ("SparseSegmentSumWithNumSegments", "SparseSegmentSumGrad"):
         raise WholeError("devices have some entries of each segment, and their number counts")
     rows = next(rows for rows in places if states.is_rows(rows))
-    wants = [items.along(case, n, rows.at(0)) for n in (1, 2)]
+    wants = [case.along(n, rows.at(0)) for n in (1, 2)]
     # NOTE: the gradient of no entries is uninitialized memory.
     sums = Split([WHOLE, *wants, others[2]], [SUM])
     return signatures.not_none(sums) if case.type.endswith("Grad") else sums
 
 
-@rule("ScatterNd")
+@rule("ScatterNd", linear=[1])
 def _scatter(case: Case) -> Split:
     """Adds `updates` of shape [I, Q] at `indices` of [I, D] to zeros of [n1, ..., nD, Q]."""
-    if case.inputs[1] == SUM and not states.is_rows(case.inputs[0]):
-        return signatures.in_parts(case, (1,))
     front = case.rank(0) - 1
     i, q = whole(names(case, 0, "i"), [front]), names(case, 1)[front:]
     depth = case.result_rank() - len(q)

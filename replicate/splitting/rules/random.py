@@ -5,9 +5,9 @@ Numbers that are drawn once are those that one device draws. Stateless draws, as
 """
 
 from replicate.splitting import states
-from replicate.splitting.rules import items, shapes, signatures
+from replicate.splitting.rules import shapes
 from replicate.splitting.rules.registry import Case, rule
-from replicate.splitting.rules.signatures import Said, by_axes
+from replicate.splitting.rules.signatures import by_axes
 from replicate.splitting.states import Split, WholeError
 
 # Kinds whose attributes `seed` and `seed2` determine what is drawn. So that copies draw different
@@ -33,7 +33,7 @@ def _draw(case: Case) -> Split:
     """A shape, and perhaps bounds, which are numbers."""
     _drawn_by_devices(case)
     rows = shapes.rows_of_shape(case, 0)
-    others = [items.same(case, n) for n in range(1, len(case.inputs))]
+    others = [case.same(n) for n in range(1, len(case.inputs))]
     return Split([case.shape_view(0, rows), *others], [rows])
 
 
@@ -44,18 +44,18 @@ def _draw_for_each(case: Case) -> Split:
     parameters = case.inputs[1]
     if not states.is_rows(parameters):
         rows = shapes.rows_of_shape(case, 0)
-        return Split([case.shape_view(0, rows), items.same(case, 1)], [rows])
+        return Split([case.shape_view(0, rows), case.same(1)], [rows])
     front = case.shape(0)[0].size
     if front is None:
         raise WholeError("a shape is not known")
-    return Split([items.same(case, 0), parameters], [parameters.at(parameters.axis + front)])
+    return Split([case.same(0), parameters], [parameters.at(parameters.axis + front)])
 
 
 @by_axes("Multinomial")
-def _draw_classes(case: Case) -> Said:
+def _draw_classes(case: Case) -> str:
     """`logits` of shape [n, C], and how many numbers to draw for each row."""
     _drawn_by_devices(case)
-    return signatures.read(case, "nC -> nK")
+    return "nC -> nK"
 
 
 def _drawn_by_devices(case: Case) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import items, signatures
+from replicate.splitting.rules import signatures
 from replicate.splitting.rules.registry import Case, rule
 from replicate.splitting.rules.signatures import Said, by_axes, names, signature
 from replicate.splitting.states import (
@@ -41,7 +41,7 @@ def reduction(case: Case) -> Split:
     """Over rows each device makes a part; parts of the same kind are reduced apart."""
     part = Partial(KINDS[case.type])
     if case.inputs[0] == part:
-        return Split([part, items.same(case, 1)], [part])
+        return Split([part, case.same(1)], [part])
     if case.type == "Sum" and case.facts.value(case.op.inputs[1]) is None:
         return summed(case)
     return signatures.split(case, _over_axes(case), part)
@@ -55,7 +55,7 @@ def mean(case: Case) -> Split:
     the other are rounded to eight bits.
     """
     if case.inputs[0] == SUM and case.is_float():
-        return signatures.in_parts(case)
+        return case.in_parts([0])
     part = Partial(Kind.MEAN)
     sums = signatures.split(case, _over_axes(case), part)
     if sums.gives[0] != part:
@@ -91,18 +91,18 @@ def in_order(case: Case) -> Said:
     return Said([x], [x])
 
 
-by_axes("Cumsum ReverseV2", linear=1)(in_order)
+by_axes("Cumsum ReverseV2", linear=[0])(in_order)
 by_axes("Cumprod CumulativeLogsumexp")(in_order)
 
 
-@by_axes("Reverse", linear=1, needs_rows=True)
+@by_axes("Reverse", linear=[0], needs_rows=True)
 def reverse(case: Case) -> Said:
     """Whether to reverse, for each axis."""
     x = signatures.whole(names(case), np.flatnonzero(case.value(1)).tolist())
     return Said([x], [x])
 
 
-@by_axes("BiasAddGrad", linear=1)
+@by_axes("BiasAddGrad", linear=[0])
 def bias_gradient(case: Case) -> Said:
     """A sum over all axes but the channels'."""
     x = names(case)
@@ -118,7 +118,7 @@ def channels(case: Case) -> int:
 @rule("Bincount", "DenseBincount")
 def counts(case: Case) -> Split:
     """Counts of whole numbers, or sums of their weights; of a matrix, for each of its rows."""
-    rows = items.rows_of(case)
+    rows = case.rows_of(0)
     is_matrix = case.type == "DenseBincount" and case.rank(0) == 2
     is_binary = case.type == "DenseBincount" and case.attribute("binary_output")
     if is_matrix and rows.axis > 0:
@@ -126,7 +126,7 @@ def counts(case: Case) -> Split:
     if is_binary and not is_matrix:
         raise WholeError("whether a number is there, over rows")
     return Split(
-        [rows, items.same(case, 1), _weights(case, rows)],
+        [rows, case.same(1), _weights(case, rows)],
         [rows.at(0) if is_matrix else SUM],
     )
 
@@ -141,7 +141,7 @@ def _weights(case: Case, rows: states.Rows) -> View:
         extents[axis].has_rows() or (states.is_rows(state) and state.axis == axis)
     ):
         raise WholeError("whether there are weights is not known")
-    return items.along(case, 2, rows.at(axis))
+    return case.along(2, rows.at(axis))
 
 
 def summed(case: Case) -> Split:

@@ -11,7 +11,7 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.inference.extents import Extent
 from replicate.splitting.inference.facts import Facts
-from replicate.splitting.states import Rows, Space, WholeError
+from replicate.splitting.states import OWN, SIZE, SUM, WHOLE, Rows, Space, Split, View, WholeError
 from replicate.splitting.structure import loops
 
 Answer: TypeAlias = states.How | None
@@ -27,22 +27,30 @@ OF_IDS: dict[str, list[Rule]] = {}
 ALWAYS: set[str] = set()
 
 
-def rule(*types: str, always: bool = False) -> Callable[[_Rule], _Rule]:
+def rule(*types: str, always: bool = False, linear: Sequence[int] = ()) -> Callable[[_Rule], _Rule]:
     """Registers a function as the rule of kinds of operations.
 
     Args:
         *types: The kinds.
         always: Whether the rule is asked even if all inputs are whole, as for a list that will
             hold rows.
+        linear: The operands in which together the operation is linear. If all of these are parts of
+            sums, and no other has rows, so is the result; the rule is not asked.
     """
     if always:
         ALWAYS.update(types)
 
     def register(function: _Rule) -> _Rule:
+        def answer(case: Case) -> Answer:
+            parts = [n for n in range(len(case.inputs)) if n in linear]
+            if parts and case.rows is None and all(case.inputs[n] == SUM for n in parts):
+                return case.in_parts(parts)
+            return function(case)
+
         for name in types:
             if name in RULES:
                 raise ValueError(f"An operation has one rule; {name} has two. Remove one.")
-            RULES[name] = function
+            RULES[name] = answer if linear else function
         return function
 
     return register
@@ -163,6 +171,62 @@ class Case:
         """Whether input n is of a floating or complex dtype, of which sums may be made."""
         dtype = self.op.inputs[n].dtype.base_dtype
         return dtype.is_floating or dtype.is_complex
+
+    # In which view the copies read an input.
+
+    def same(self, n: int) -> View:
+        """Returns the view of input n, which is the same on every device, constant or not."""
+        is_size = self.inputs[n] is SIZE
+        return OWN if is_size and self.facts.value(self.op.inputs[n]) is not None else WHOLE
+
+    def in_parts(self, inputs: Sequence[int]) -> Split:
+        """Splits an operation that is linear in some inputs together, all partial sums."""
+        numbers = range(len(self.inputs))
+        wants = [SUM if n in inputs else self.same(n) for n in numbers]
+        return Split(wants, [SUM] * len(self.op.outputs))
+
+    def rows_of(self, n: int) -> Rows:
+        """Returns the state of input n, which must have rows."""
+        state = self.inputs[n]
+        if not states.is_rows(state):
+            raise WholeError("its operand has no rows")
+        return state
+
+    def has(self, n: int, rows: Rows) -> bool:
+        """Whether input n has these rows, along the same axis."""
+        state = self.inputs[n]
+        return states.is_rows(state) and state.plain == rows.plain
+
+    def along(self, n: int, rows: Rows) -> Rows:
+        """Returns the view of input n, which has an entry for each row.
+
+        Only for an operation that fails if lengths differ: an unknown length counts as fitting.
+        """
+        extents = self.shape(n)
+        if not 0 <= rows.axis < len(extents):
+            raise WholeError("an input has no dimension for the rows")
+        extent = extents[rows.axis]
+        is_unknown = extent.size is None and extent.multiple == 0
+        if is_unknown or extent.has_rows(rows.space) or self.has(n, rows):
+            return rows
+        raise WholeError("an input has another length than there are rows")
+
+    def along_or_one(self, n: int, rows: Rows) -> View:
+        """Returns the view of input n, which has an entry for each row, or one for all rows.
+
+        The latter if its dimension is of length 1, or missing. Refuses a length that is unknown, or
+        the number of other picked rows: it may happen to be 1.
+
+        Args:
+            n: Which input.
+            rows: The rows, along the input's own axis; below 0 if the input does not have it.
+        """
+        if rows.axis < 0 or self.shape(n)[rows.axis].is_one:
+            return WHOLE
+        is_counted = not rows.space.is_picked and self.shape(n)[rows.axis].has_rows(rows.space)
+        if self.has(n, rows) or is_counted:
+            return rows
+        raise WholeError("whether an operand is as long as the rows is not known")
 
     @staticmethod
     def _known(extents: tuple[Extent, ...] | None) -> tuple[Extent, ...]:

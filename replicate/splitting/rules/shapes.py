@@ -12,7 +12,7 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import items, reductions, signatures
+from replicate.splitting.rules import reductions, signatures
 from replicate.splitting.rules.registry import Case, Extent, rule
 from replicate.splitting.rules.signatures import (
     Axes,
@@ -38,14 +38,12 @@ from replicate.splitting.states import (
 )
 
 
-@rule("Reshape")
+@rule("Reshape", linear=[0])
 def reshape(case: Case) -> Split:
     """Rows stay if the entries before them are as many as before, or become `Steps`."""
-    if case.inputs[0] == SUM:
-        return signatures.in_parts(case)
     if (of_gradient := reductions.shaped(case)) is not None:
         return of_gradient
-    rows = items.rows_of(case)
+    rows = case.rows_of(0)
     if isinstance(rows.space, Steps):
         new = _reshaped_steps(case, rows)
     else:
@@ -150,19 +148,17 @@ def num_entries(extents: Sequence[Extent]) -> int | None:
     return math.prod(sizes) if len(sizes) == len(extents) else None
 
 
-@by_axes("ExpandDims", linear=1)
+@by_axes("ExpandDims", linear=[0])
 def expand(case: Case) -> Said:
     """A new axis of length 1."""
     x = names(case)
     return Said([x], [inserted(x, case.axis(1, len(x) + 1))])
 
 
-@rule("Squeeze")
+@rule("Squeeze", linear=[0])
 def squeeze(case: Case) -> Split:
     """Axes of length 1 go away; copies name them, since a device may have one row."""
-    if case.inputs[0] == SUM:
-        return signatures.in_parts(case)
-    rows, extents = items.rows_of(case), case.shape(0)
+    rows, extents = case.rows_of(0), case.shape(0)
     axes = sorted({axis % len(extents) for axis in case.attribute("squeeze_dims")})
     if not axes:
         if any(each.size is None for n, each in enumerate(extents) if n != rows.axis):
@@ -183,7 +179,7 @@ def _may_be_one(case: Case, rows: Rows) -> bool:
     return not is_fixed and (case.shape(0)[rows.axis].multiple or 1) == 1
 
 
-@by_axes("Transpose ConjugateTranspose", linear=1)
+@by_axes("Transpose ConjugateTranspose", linear=[0])
 def transpose(case: Case) -> Said:
     """Output axis n is the input's axis `perm[n]`."""
     x = names(case)
@@ -197,7 +193,7 @@ def pack(case: Case) -> Said:
     return Said([x] * len(case.inputs), [inserted(x, case.attribute("axis"))])
 
 
-@by_axes("Unpack", linear=1)
+@by_axes("Unpack", linear=[0])
 def unpack(case: Case) -> Said:
     """The parts along an axis, which goes away."""
     axis = case.attribute("axis") % case.rank(0)
@@ -211,7 +207,7 @@ def concat(case: Case) -> Split:
     place = 0 if case.type == "Concat" else len(case.inputs) - 1
     values = [n for n in range(len(case.inputs)) if n != place]
     if all(case.inputs[n] == SUM for n in values):
-        return signatures.in_parts(case, values)
+        return case.in_parts(values)
     if len({case.rank(n) for n in values}) > 1:
         raise WholeError("ranks differ")
     x = whole(names(case, values[0]), [case.axis(place, case.rank(values[0]))])
@@ -220,12 +216,11 @@ def concat(case: Case) -> Split:
     )
 
 
-@rule("Split", "SplitV")
+@rule("Split", linear=[1])
+@rule("SplitV", linear=[0])
 def split(case: Case) -> Split:
     """Runs along an axis: `Split(axis, value)`, `SplitV(value, sizes, axis)`."""
     value, place = (1, 0) if case.type == "Split" else (0, 2)
-    if case.inputs[value] == SUM:
-        return signatures.in_parts(case, (value,))
     x = whole(names(case, value), [case.axis(place, case.rank(value))])
     return signatures.split(case, Said([(), x] if value else [x], [x]))
 
@@ -236,12 +231,12 @@ def pad(case: Case) -> Said:
     return Said([x], [x])
 
 
-by_axes("Pad", linear=1)(pad)
+by_axes("Pad", linear=[0])(pad)
 by_axes("PadV2")(pad)
-by_axes("MirrorPad MirrorPadGrad", linear=1, needs_rows=True)(pad)
+by_axes("MirrorPad MirrorPadGrad", linear=[0], needs_rows=True)(pad)
 
 
-@by_axes("Roll", linear=1)
+@by_axes("Roll", linear=[0])
 def roll(case: Case) -> Said:
     """Shifts along axes, each by its number."""
     x = whole(names(case), case.axes(2, case.rank(0)))
@@ -268,27 +263,23 @@ def fill(case: Case) -> Split:
     return Split([case.shape_view(0, rows), WHOLE], [rows])
 
 
-@rule("Tile")
+@rule("Tile", linear=[0])
 def tile(case: Case) -> Split:
     """Copies along each axis: one of rows, or one for each row of an axis of length 1."""
-    if case.inputs[0] == SUM:
-        return signatures.in_parts(case)
     if states.is_rows(case.inputs[0]):
-        rows = items.rows_of(case)
+        rows = case.rows_of(0)
         if not case.entries(1)[rows.axis].is_one:
             raise WholeError("along rows")
-        return Split([rows, items.same(case, 1)], [rows])
+        return Split([rows, case.same(1)], [rows])
     rows = rows_of_shape(case, 1)
     if not case.shape(0)[rows.axis].is_one:
         raise WholeError("it repeats several entries")
     return Split([WHOLE, case.shape_view(1, rows)], [rows])
 
 
-@rule("BroadcastTo")
+@rule("BroadcastTo", linear=[0])
 def broadcast_to(case: Case) -> Split:
     """To a shape: rows stay rows, a length 1 may become the number of rows."""
-    if case.inputs[0] == SUM:
-        return signatures.in_parts(case)
     entries = case.entries(1)
     more = len(entries) - case.rank(0)
     if not states.is_rows(case.inputs[0]):
@@ -296,7 +287,7 @@ def broadcast_to(case: Case) -> Split:
         if rows.axis >= more and not case.shape(0)[rows.axis - more].is_one:
             raise WholeError("its operand is whole")
         return Split([WHOLE, case.shape_view(1, rows)], [rows])
-    own = items.rows_of(case)
+    own = case.rows_of(0)
     rows = own.at(own.axis + more)
     if not entries[rows.axis].has_rows(rows.space):
         raise WholeError("the shape has no rows there")
@@ -375,12 +366,10 @@ def _sliced(case: Case, axes: Axes) -> tuple[list[str], dict[str, int]]:
     return result + left, entries
 
 
-@rule("StridedSlice")
+@rule("StridedSlice", linear=[0])
 def strided_slice(case: Case) -> Split:
     """`input`, `begin`, `end`, `strides`: all rows are taken."""
-    if case.inputs[0] == SUM:
-        return signatures.in_parts(case)
-    rows, x = items.rows_of(case), names(case)
+    rows, x = case.rows_of(0), names(case)
     result, entries = _sliced(case, x)
     axis = x[rows.axis]
     if axis not in result:
@@ -389,12 +378,10 @@ def strided_slice(case: Case) -> Split:
     return Split([rows, *views], [rows.at(result.index(axis))])
 
 
-@rule("StridedSliceGrad")
+@rule("StridedSliceGrad", linear=[4])
 def strided_slice_gradient(case: Case) -> Split:
     """`shape`, `begin`, `end`, `strides`, `dy`: zeros of a shape, with a slice set to `dy`."""
-    if case.inputs[4] == SUM:
-        return signatures.in_parts(case, (4,))
-    rows, lengths = items.rows_of(case, 4), case.entries(0)
+    rows, lengths = case.rows_of(4), case.entries(0)
     x = [f"a{n}" for n in range(len(lengths))]
     result, entries = _sliced(case, x)
     if result[rows.axis] not in x:
@@ -406,7 +393,7 @@ def strided_slice_gradient(case: Case) -> Split:
 
 def _views_of_all(case: Case, entry: int | None, rows: Rows, length: Extent) -> list[states.View]:
     """Returns the views of begin, end and strides, one entry of which must take all rows."""
-    views = [items.same(case, n) for n in (1, 2, 3)]
+    views = [case.same(n) for n in (1, 2, 3)]
     if entry is None:
         return views
     if case.value(3)[entry] != 1:
@@ -425,20 +412,18 @@ def _check_length(entry: Extent, length: Extent) -> None:
         raise WholeError("it slices rows")
 
 
-@rule("Slice")
+@rule("Slice", linear=[0])
 def slice_of_size(case: Case) -> Split:
     """`input`, `begin`, `size`: all rows are taken."""
-    if case.inputs[0] == SUM:
-        return signatures.in_parts(case)
-    rows = items.rows_of(case)
+    rows = case.rows_of(0)
     if case.entries(1)[rows.axis].size != 0:
         raise WholeError("it slices rows")
     size, leading = case.entries(2)[rows.axis], _leading_measured(case, 2)
     if leading == Local(Leading(rows.space)) and not rows.axis:
-        return Split([rows, items.same(case, 1), OWN], [leading])
+        return Split([rows, case.same(1), OWN], [leading])
     if size.size != -1:
         _check_length(size, case.shape(0)[rows.axis])
-    return Split([rows, items.same(case, 1), case.shape_view(2, rows)], [rows])
+    return Split([rows, case.same(1), case.shape_view(2, rows)], [rows])
 
 
 def _leading_measured(case: Case, n: int) -> Local | None:

@@ -21,11 +21,12 @@ and the parts are added. Operands that have no term go whole; results without on
 import functools
 import re
 import sys
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from replicate.splitting import states
-from replicate.splitting.rules import items, registry
+from replicate.splitting.rules import registry
 from replicate.splitting.rules.registry import Case
 from replicate.splitting.states import (
     COPIED,
@@ -46,7 +47,7 @@ Axes: TypeAlias = Sequence[str]
 Behind the name of an axis that an operand may lack, or have of length 1, is `|1`.
 """
 
-ALL = sys.maxsize  # operands
+ALL = range(sys.maxsize)  # operands
 SHAPE: Axes = ("[]",)
 _FRONT, _REST, _SAME, _ONE = "...", "*", "=", "|1"
 
@@ -63,42 +64,48 @@ class Said(NamedTuple):
     results: Sequence[Axes]
 
 
-def signature(text: str, types: str, *, linear: int = 0, needs_rows: bool = False) -> None:
+_Says = TypeVar("_Says", bound=Callable[[Case], Said | str])
+
+
+def signature(
+    text: str,
+    types: str,
+    *,
+    linear: Sequence[int] = (),
+    needs_rows: bool = False,
+    unless: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Registers a signature as the rule of kinds of operations.
 
     Args:
         text: The signature.
         types: The kinds, with blanks in between.
-        linear: In how many of the first operands together the operation is linear, so that parts
-            of sums stay apart.
+        linear: See `registry.rule`.
         needs_rows: Whether kernels fail on no rows, of which a device may have picked none.
+        unless: Attributes with which an operation is whole, and why.
     """
-    by_axes(types, linear=linear, needs_rows=needs_rows)(lambda case: read(case, text))
+
+    @by_axes(types, linear=linear, needs_rows=needs_rows)
+    def said(case: Case) -> str:
+        for name, reason in unless.items():
+            if case.attribute(name):
+                raise WholeError(reason)
+        return text
 
 
 def by_axes(
-    types: str, *, linear: int = 0, needs_rows: bool = False
-) -> Callable[[Callable[[Case], Said]], Callable[[Case], Said]]:
+    types: str, *, linear: Sequence[int] = (), needs_rows: bool = False
+) -> Callable[[_Says], _Says]:
     """Registers a function that returns a signature as the rule of kinds; see `signature`."""
 
-    def register(function: Callable[[Case], Said]) -> Callable[[Case], Said]:
-        @registry.rule(*types.split())
+    def register(function: _Says) -> _Says:
+        @registry.rule(*types.split(), linear=linear)
         def answer(case: Case) -> Split:
-            numbers = range(min(linear, len(case.inputs)))
-            if numbers and case.rows is None and all(case.inputs[n] == SUM for n in numbers):
-                return in_parts(case, numbers)
             return split(case, function(case), needs_rows=needs_rows)
 
         return function
 
     return register
-
-
-def in_parts(case: Case, inputs: Sequence[int] = (0,)) -> Split:
-    """Splits an operation that is linear in some inputs together, all partial sums."""
-    numbers = range(len(case.inputs))
-    wants = [SUM if n in inputs else items.same(case, n) for n in numbers]
-    return Split(wants, [SUM] * len(case.op.outputs))
 
 
 def names(case: Case, n: int = 0, letter: str = "a") -> list[str]:
@@ -124,17 +131,18 @@ def inserted(axes: Axes, place: int) -> list[str]:
     return [*axes[:place], "NEW", *axes[place:]]
 
 
-def split(case: Case, said: Said, part: Partial = SUM, *, needs_rows: bool = False) -> Split:
+def split(case: Case, said: Said | str, part: Partial = SUM, *, needs_rows: bool = False) -> Split:
     """Splits an operation along the first axis with rows that may have some.
 
     Args:
         case: The operation.
-        said: Its signature.
+        said: Its signature, or the text of one.
         part: What each device has of a result that lacks the axis.
         needs_rows: See `signature`.
     """
     if any(state is FLOW or isinstance(state, ListOf) for state in case.inputs):
         raise WholeError("an operand is a list")
+    said = read(case, said) if isinstance(said, str) else said
     axis, rows = _first_rows(case, said)
     if any(axes.count(axis) > 1 for axes in (*said.operands, *said.results)):
         raise WholeError("a diagonal")
@@ -188,14 +196,14 @@ def _given(axes: Axes, axis: str, rows: Rows, part: Partial) -> State:
 
 def _wanted(case: Case, n: int, said: Said, axis: str, rows: Rows, result: State) -> View:
     axes = said.operands[n] if n < len(said.operands) else ()
-    for name, view in ((axis, items.along), (axis + _ONE, items.along_or_one)):
+    for name, view in ((axis, case.along), (axis + _ONE, case.along_or_one)):
         if name in axes:
             place = axes.index(name)
             is_as_given = case.inputs[n] is rows and rows.axis == place
-            return rows if is_as_given else view(case, n, rows.at(place))
+            return rows if is_as_given else view(n, rows.at(place))
     if SHAPE[0] in axes and states.is_rows(result):
         return case.shape_view(n, result)
-    return items.same(case, n)
+    return case.same(n)
 
 
 # Reading.

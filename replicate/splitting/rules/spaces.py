@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import elementwise, items, registry, shapes
+from replicate.splitting.rules import elementwise, registry, shapes
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
 from replicate.splitting.states import (
     SIZE,
@@ -124,7 +124,7 @@ def _range(case: Case) -> registry.Answer:
     space = _space_of_number(case, 1)
     view = case.facts.number_view(case.op.inputs[1], space)
     numbers_of_all = RowNumbers(0, space, Ids(space, None, number.multiple, True))
-    return Split([items.same(case, 0), view, items.same(case, 2)], [numbers_of_all])
+    return Split([case.same(0), view, case.same(2)], [numbers_of_all])
 
 
 def _space_of_number(case: Case, n: int) -> Space:
@@ -177,7 +177,7 @@ def _slice(case: Case) -> Split:
     column = state.at(0)
     if int(begin[1]) % width == state.ids.column:
         column = state.numbering(dataclasses.replace(state.ids, column=None))
-    return Split([state, *[items.same(case, n) for n in (1, 2, 3)]], [column])
+    return Split([state, *[case.same(n) for n in (1, 2, 3)]], [column])
 
 
 @rule_of_ids("Transpose")
@@ -189,7 +189,7 @@ def _transposed(case: Case) -> Split:
     if case.rank(0) != 2 or list(case.value(1).reshape(-1)) != [1, 0]:
         raise WholeError("it makes no coordinates")
     ids = dataclasses.replace(state.ids, is_upright=False)
-    return Split([state, items.same(case, 1)], [RowNumbers(1 - state.axis, state.space, ids)])
+    return Split([state, case.same(1)], [RowNumbers(1 - state.axis, state.space, ids)])
 
 
 @rule_of_ids("BroadcastTo", "ExpandDims", "Reshape", "Squeeze", "Tile")
@@ -241,7 +241,7 @@ def _joined_columns(case: Case) -> Split:
         raise WholeError("it makes no coordinates")
     widths = [case.shape(n)[-1].size for n in values]
     wants, coordinates = _beside(case, values, widths)
-    return Split([*wants, items.same(case, len(case.inputs) - 1)], [coordinates])
+    return Split([*wants, case.same(len(case.inputs) - 1)], [coordinates])
 
 
 def _beside(
@@ -265,7 +265,7 @@ def _beside(
     for other in values:
         extent = case.shape(other)[rows.axis]
         is_counted = extent.has_rows(rows.space) and not rows.space.is_picked
-        if not is_counted and not items.has(case, other, rows):
+        if not is_counted and not case.has(other, rows):
             raise WholeError("whether an operand is as long as the rows is not known")
     ids = dataclasses.replace(state.ids, column=sum(before))
     return [state if other == n else rows for other in values], state.numbering(ids)
@@ -278,7 +278,7 @@ def _beside(
 def _gather(case: Case) -> Split:
     """A device's own rows of `params`, by their numbers there."""
     params, indices = case.inputs[:2]
-    more = [items.same(case, 2)] if case.type == "GatherV2" else []
+    more = [case.same(2)] if case.type == "GatherV2" else []
     if case.type == "GatherV2" and (case.attribute("batch_dims") or case.axis(2, case.rank(0))):
         raise WholeError("it gathers along another dimension")
     if not isinstance(indices, RowNumbers) or not _are_of(indices, case, 0):

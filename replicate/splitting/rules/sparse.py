@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from replicate.splitting import states
-from replicate.splitting.rules import items, shapes, spaces
+from replicate.splitting.rules import shapes, spaces
 from replicate.splitting.rules.registry import Case, Extent, rule, rule_of_ids
 from replicate.splitting.states import (
     OWN,
@@ -138,7 +138,7 @@ def _product_of_matrices(case: Case) -> Split:
     rows, wants = _operand(case)
     if not case.attribute("adjoint_a"):
         return Split([*wants, WHOLE], [rows])
-    return Split([*wants, items.along(case, 3, rows.at(int(case.attribute("adjoint_b"))))], [SUM])
+    return Split([*wants, case.along(3, rows.at(int(case.attribute("adjoint_b"))))], [SUM])
 
 
 @rule_of_ids("SparseReorder")
@@ -156,7 +156,7 @@ def _reduce(case: Case) -> Split:
     is_over_rows = 0 in (case.axes(3, rank) or range(rank))
     if is_over_rows and case.type == "SparseReduceMax":
         raise WholeError("it is over rows")
-    return Split([*wants, items.same(case, 3)], [SUM if is_over_rows else rows])
+    return Split([*wants, case.same(3)], [SUM if is_over_rows else rows])
 
 
 @rule_of_ids("SparseSoftmax")
@@ -244,8 +244,8 @@ def _ctc_loss(case: Case) -> Split:
     steps = rows.at(1)
     if rows.space.is_picked or case.shape(0)[1].multiple != state.ids.stride:
         raise WholeError("there are not as many inputs as rows")
-    lengths = items.along(case, 3, rows)
-    wants = [items.along(case, 0, steps), state, _values(case, 1), lengths]
+    lengths = case.along(3, rows)
+    wants = [case.along(0, steps), state, _values(case, 1), lengths]
     return Split(wants, [rows, steps])
 
 
@@ -286,7 +286,7 @@ def _begins_or_ends(case: Case) -> Split:
         part = "ends"
     else:
         raise WholeError("it takes some of the places")
-    views = [items.same(case, n) for n in (1, 2, 3)]
+    views = [case.same(n) for n in (1, 2, 3)]
     half = Local(dataclasses.replace(bounds, part=part))
     return Split([case.inputs[0], *views], [half])
 
@@ -330,4 +330,4 @@ def _ragged_to_dense(case: Case) -> Split:
     if number is None or number.multiple != state.ids.stride or rows.space.is_picked:
         raise WholeError("it makes another number of rows")
     view = case.facts.number_view(case.op.inputs[3], rows.space)
-    return Split([items.same(case, 0), spaces.without(values), WHOLE, view, state], [rows])
+    return Split([case.same(0), spaces.without(values), WHOLE, view, state], [rows])
