@@ -52,6 +52,7 @@ TAKEN = _rows(
             "_create_op_internal": "many reshapes are made in a third of the time",
             "_distribution_strategy_stack": "where tf.distribute keeps its own mode",
             "_get_control_flow_context": "a merge call inside tf.cond or tf.while_loop is refused",
+            "_set_control_flow_context": "what replaces operations of a loop is made inside of it",
             "_mutation_lock": "a tower that waits for others lets them run sessions of the graph",
             "_last_loss_reduction": "tf.losses notes there whether the last loss is a sum",
             "_attr_scope_map": "copies of operations have their originals' attributes alone",

@@ -17,9 +17,8 @@ and with dy the gradient by y, s = 1 / sqrt(variance + epsilon), p = sum(dy * (x
 """
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-from replicate.compat import graphs
 from replicate.compat.tensorflow import tf
 from replicate.splitting.structure import nodes
 from replicate.splitting.structure.nodes import Moved
@@ -55,12 +54,12 @@ def lower(graph: tf.Graph, ops: Collection[tf.Operation]) -> Moved:
         if op.type in _FORWARD:
             with _written_for(op):
                 moments[op], outputs = _forward(op)
-            _move(op, outputs, moved)
+            moved |= nodes.replace(op, outputs)
     for op in fused:
         if op.type in _BACKWARD and _is_of_training(op):
             with _written_for(op):
                 outputs = _backward(op, moments.get(_before_identities(op.inputs[3]).op))
-            _move(op, outputs, moved)
+            moved |= nodes.replace(op, outputs)
     return moved
 
 
@@ -188,26 +187,10 @@ def _source(reserved: tf.Tensor, n: int) -> tf.Operation | None:
     return None
 
 
-@contextlib.contextmanager
-def _written_for(op: tf.Operation) -> Iterator[None]:
+def _written_for(op: tf.Operation) -> contextlib.AbstractContextManager[None]:
     """Makes operations like another one: on its device, in its branch, after what it waits for."""
-    graph = op.graph
-    before = len(graph.get_operations())
-    with (
-        graph.as_default(),
-        graphs.alone(graph),
-        graph.device(None),
-        graph.device(op.device),
-        graph.name_scope(f"{op.name}/split/"),
-    ):
-        yield
-    context, controls = op._get_control_flow_context(), _awaited(op)
-    if context is None and not controls:
-        return
-    for made in graph.get_operations()[before:]:
-        if made.inputs:  # constants need not be in the branch
-            made._set_control_flow_context(context)
-            made._add_control_inputs(controls)
+    context = op._get_control_flow_context()
+    return nodes.written(f"{op.name}/split/", op.graph, op.device, context, _awaited(op))
 
 
 def _awaited(op: tf.Operation) -> list[tf.Operation]:
@@ -218,11 +201,3 @@ def _awaited(op: tf.Operation) -> list[tf.Operation]:
     """
     old = [tensor.op for tensor in op.inputs[3:]] if op.type in _FORWARD else []
     return [*op.control_inputs, *(each for each in old if each.inputs or each.control_inputs)]
-
-
-def _move(op: tf.Operation, outputs: list[tf.Tensor], moved: Moved) -> None:
-    """Lets whatever reads an operation, or waits for it, read or wait for new ones."""
-    for old, new in zip(op.outputs, outputs, strict=False):
-        moved[old.ref()] = new
-        nodes.read_instead(old.consumers(), old, new)
-    nodes.wait_instead(op._control_outputs, op, [new.op for new in outputs])

@@ -8,12 +8,12 @@ whatever reads what such branches merge reads the value of the one that is taken
 """
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from replicate.compat import tensorflow as tfc
-from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting.structure import effects, kinds, loops, nodes
+from replicate.compat.tensorflow import tf
+from replicate.splitting.structure import effects, kinds, nodes
 from replicate.splitting.structure.nodes import Moved
 
 _LIVING = (*kinds.MERGES, "ControlTrigger")  # run, whatever they wait for
@@ -90,8 +90,13 @@ def take(graph: tf.Graph, known: Known) -> Moved:
     for op, numbers in merges.items():
         if op not in dead and _is_decided(op, numbers):
             pairs.append((op.outputs[0], op.inputs[1 - min(numbers)]))
-    with graph.as_default(), tf1.name_scope(None):
-        moved = _in_place(graph, pairs, dead)
+    behind_changes = effects.behind_changes(graph)
+    moved = {}
+    for old, new in pairs:
+        waits = [each for each in old.op.control_inputs if each not in dead]
+        if old.op.type == "Switch" and old.op.inputs[1].op in behind_changes:
+            waits.append(old.op.inputs[1].op)
+        moved[old.ref()] = _in_place(old, new, waits)
     for old, _ in pairs:
         new = nodes.moved_to(moved, old)
         nodes.read_instead(old.consumers(), old, new)
@@ -154,25 +159,13 @@ def _is_decided(merge: tf.Operation, dead: set[int]) -> bool:
     return len(merge.inputs) == 2 and len(dead) == 1 and not is_loop and not is_asked
 
 
-def _in_place(
-    graph: tf.Graph, pairs: Iterable[tuple[tf.Tensor, tf.Tensor]], dead: set[tf.Operation]
-) -> Moved:
+def _in_place(old: tf.Tensor, new: tf.Tensor, waits: Sequence[tf.Operation]) -> tf.Tensor:
     """Returns what stands for the first of two tensors: the second, or a copy of it.
 
     A copy waits for what the first one waits for, and can be fetched from a session.
     """
-    behind_changes = effects.behind_changes(graph)
-    added = nodes.Nodes(graph, graph.unique_name("taken"))
-    contexts: dict[str, loops.Context | None] = {}
-    moved, names = {}, {}
-    for old, new in pairs:
-        op = old.op
-        waits = [each for each in op.control_inputs if each not in dead]
-        if op.type == "Switch" and op.inputs[1].op in behind_changes:
-            waits.append(op.inputs[1].op)
-        moved[old.ref()] = new
-        if waits or not graph.is_fetchable(new.op):
-            name = added.add("Identity", [new], op.device, controls=waits, T=new.dtype)
-            names[old.ref()], contexts[name] = name, op._get_control_flow_context()
-    made = added.write(contexts) if names else {}
-    return {**moved, **{ref: made[name].outputs[0] for ref, name in names.items()}}
+    op = old.op
+    if not waits and op.graph.is_fetchable(new.op):
+        return new
+    with nodes.written("taken", op.graph, op.device, op._get_control_flow_context(), waits):
+        return tf.identity(new)

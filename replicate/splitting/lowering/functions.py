@@ -21,33 +21,6 @@ from replicate.splitting.structure.nodes import Moved, Nodes, Reference, Waited,
 _OF_FUNCTIONS = ("_class", "_output_shapes", "_xla_compile_id")
 
 
-class Context:
-    """The loop or the branches that operations belong to, as TensorFlow asks for them.
-
-    NOTE: it must be in no collection, since contexts in collections are exported with a graph.
-
-    Args:
-        outer_context: What the loop or the branches are in, if in anything.
-        parallel_iterations: How many turns of a loop may run at a time; None for branches.
-    """
-
-    def __init__(self, outer_context: loops.Context | None, parallel_iterations: int | None):
-        self.outer_context = outer_context
-        self.parallel_iterations = parallel_iterations
-
-    def IsWhileContext(self) -> bool:  # noqa: N802  TensorFlow's name
-        """Whether this is a loop."""
-        return self.parallel_iterations is not None
-
-    def IsCondContext(self) -> bool:  # noqa: N802  TensorFlow's name
-        """Whether these are branches."""
-        return self.parallel_iterations is None
-
-    def IsXLAContext(self) -> bool:  # noqa: N802  TensorFlow's name
-        """Whether XLA compiles what is inside: no."""
-        return False
-
-
 class _Place(NamedTuple):
     """Where operations are written.
 
@@ -151,11 +124,13 @@ class _Lowering:
             self._written[op] = self._write(op)
         made = self._nodes.write(self._contexts)
         outputs = {op: [resolved(each, made) for each in self._written[op]] for op in ops}
+        moved: Moved = {}
         for op in ops:
-            self._replace(op, outputs[op])
-        return {
-            old.ref(): new for op in ops for old, new in zip(op.outputs, outputs[op], strict=True)
-        }
+            for old, new in zip(op.outputs, outputs[op], strict=True):
+                if new.dtype not in kinds.HANDLES:
+                    new.set_shape(old.shape)
+            moved |= nodes.replace(op, outputs[op])
+        return moved
 
     def _write(self, op: tf.Operation) -> list[Reference]:
         inputs = [self._newest(tensor) for tensor in op.inputs]
@@ -190,17 +165,6 @@ class _Lowering:
             return self._written[tensor.op][tensor.value_index]
         return tensor
 
-    def _replace(self, op: tf.Operation, outputs: Sequence[tf.Tensor]) -> None:
-        """Lets whatever reads an operation, or waits for it, read or wait for new ones."""
-        for old, new in zip(op.outputs, outputs, strict=True):
-            if new.dtype not in kinds.HANDLES:
-                new.set_shape(old.shape)
-            nodes.read_instead(self._others(old.consumers()), old, new)
-        nodes.wait_instead(self._others(op._control_outputs), op, [new.op for new in outputs])
-
-    def _others(self, users: Iterable[tf.Operation]) -> list[tf.Operation]:
-        return [user for user in users if user not in self._written]
-
     # What is written in place of one operation.
 
     def _functional(
@@ -216,7 +180,7 @@ class _Lowering:
         self, node: tf1.NodeDef, inputs: Sequence[Reference], name: str, place: _Place
     ) -> list[Reference]:
         """Each input goes to the branch that runs; in the other one nothing has a value."""
-        inside = _Place(Context(place.context, None), place.device)
+        inside = _Place(nodes.Context(place.context, None), place.device)
         which, *values = inputs
 
         def switch(label: str, value: Reference, dtype: tf.DType) -> str:
@@ -237,7 +201,7 @@ class _Lowering:
             arguments = [output(value, n) for value in switched]
             function = node.attr[branch].func.name
             # NOTE: branches are two contexts: what one of them makes the other cannot read.
-            where = inside._replace(context=Context(place.context, None), pivot=(pivot,))
+            where = inside._replace(context=nodes.Context(place.context, None), pivot=(pivot,))
             results.append(self._inline(function, arguments, f"{name}/{label}", where))
         return [
             self._add("Merge", pair, f"{name}/merge_{n}", place, T=dtype, N=2)
@@ -249,7 +213,7 @@ class _Lowering:
     ) -> list[Reference]:
         """What a body returns unchanged enters as a constant, the rest goes round."""
         parallel = node.attr["parallel_iterations"].i or 10
-        inside = _Place(Context(place.context, parallel), place.device)
+        inside = _Place(nodes.Context(place.context, parallel), place.device)
         types, body = _types(node, "T"), node.attr["body"].func.name
         fixed = self._fixed(body)
         turning = [n for n in range(len(inputs)) if n not in fixed]

@@ -32,6 +32,7 @@ _STATELESS = {
     "TruncatedNormal": "StatelessTruncatedNormalV2",
 }
 _DRAWS = kinds.DRAWS - {"Empty"}  # that one returns memory as it is
+_ARGUMENTS = ("shape", "key", "counter", "alg", "minval", "maxval")
 _PHILOX = 1  # as the number of an algorithm
 _NUMBERS = 3  # of a state: the two halves of the counter, and the key
 _SKIPPED = 256  # by how much the counter advances for each number
@@ -75,7 +76,8 @@ class RandomStates:
                 for op in found
                 if op.type in _STATELESS and op not in ran_before and _seeds(op) != (0, 0)
             ]
-            self._replace(graph, drawing)
+            if drawing:
+                self._replace(drawing)
             _turn_by_turn(found, drawing)
             self.names = frozenset(self._keys)
             still = [op for op in found if op.type in _DRAWS]
@@ -109,26 +111,13 @@ class RandomStates:
         states = np.concatenate([counters.view(np.int64)[:, None], keys], 1)
         session.run(self._written, {self._given: states})
 
-    def _replace(self, graph: tf.Graph, drawing: Sequence[tf.Operation]) -> None:
-        if not drawing:
-            return
-        new = nodes.Nodes(graph, graph.unique_name("random_states"))
-        variables, drawn, contexts = [], [], {}
+    def _replace(self, drawing: Sequence[tf.Operation]) -> None:
+        variables = []
         for number, op in enumerate(drawing):
             seed, seed2 = _seeds(op)
             self._keys[op.name] = seed2, seed
-            variable = _variable(f"random_state_{number}", op.device)
-            before = set(new.by_name)
-            drawn.append(_draw(new, op, variable))
-            context = op._get_control_flow_context()
-            contexts.update(dict.fromkeys(new.by_name.keys() - before, context))
-            variables.append(variable)
-        made = new.write(contexts)
-        for op, name in zip(drawing, drawn, strict=True):
-            old, replacement = op.outputs[0], made[name].outputs[0]
-            nodes.read_instead(old.consumers(), old, replacement)
-            nodes.wait_instead(op._control_outputs, op, [replacement.op])
-            self._moved[old.ref()] = replacement
+            variables.append(_variable(f"random_state_{number}", op.device))
+            self._moved |= nodes.replace(op, [_draw(op, variables[-1])])
         self._read = [variable.read_value() for variable in variables]
         self._given = tf1.placeholder(tf.int64, [len(drawing), _NUMBERS])
         self._written = tf1.group(
@@ -178,52 +167,29 @@ def _variable(name: str, device: str) -> tf.Variable:
         )
 
 
-def _draw(new: nodes.Nodes, op: tf.Operation, state: tf.Variable) -> str:
-    """Adds what draws an operation's numbers, in its loop or branch; returns its name."""
+def _draw(op: tf.Operation, variable: tf.Variable) -> tf.Tensor:
+    """Returns what draws an operation's numbers, in its loop or branch.
+
+    NOTE: a handle from outside would have to enter loops; one that waits for a tensor is where that
+    is. GPUs have no product of 64 bits, and want how many numbers are drawn on the host.
+    """
     shape, *bounds = op.inputs
-    device = op.device
-    philox = new.constant(np.int32(_PHILOX), device, after=shape)
-
-    def part(begin: int, size: int) -> str:
-        where = [new.constant(np.array([n], "i4"), device, after=shape) for n in (begin, size)]
-        found = new.add("Slice", [read, *where], device, T=tf.int64, Index=tf.int32)
-        found = new.add("Bitcast", [found], device, T=tf.int64)
-        new.by_name[found].set("type", tf.uint64)
-        return found
-
-    read = new.add("RngReadAndSkip", [_handle(new, state, shape), philox, _size(new, op)], device)
-    return new.add(
-        _STATELESS[op.type],
-        [shape, part(2, 1), part(0, 2), philox, *bounds],
-        device,
-        dtype=op.outputs[0].dtype,
-        Tshape=shape.dtype,
-    )
-
-
-def _handle(new: nodes.Nodes, state: tf.Variable, after: tf.Tensor) -> str:
-    """Adds the handle of a variable.
-
-    NOTE: one from outside would have to enter loops; one that waits for a tensor is where that is.
-    """
-    op = state.handle.op
-    names = {key: op.get_attr(key) for key in ("container", "shared_name")}
-    shape = tf.TensorShape([_NUMBERS])
-    return new.add(
-        "VarHandleOp", [], op.device, controls=[after], dtype=tf.int64, shape=shape, **names
-    )
-
-
-def _size(new: nodes.Nodes, op: tf.Operation) -> str:
-    """Adds how many numbers an operation draws, uint64.
-
-    GPUs have no product of such numbers, and want the size on the host.
-    """
-    shape, host = op.inputs[0], _host(op.device)
-    zero = new.constant(np.int32(0), host, after=shape)
-    sizes = new.add("Cast", [shape], host, SrcT=shape.dtype, DstT=tf.int64)
-    size = new.add("Prod", [sizes, zero], host, T=tf.int64, Tidx=tf.int32, keep_dims=False)
-    return new.add("Cast", [size], host, SrcT=tf.int64, DstT=tf.uint64)
+    context = op._get_control_flow_context()
+    made_by = variable.handle.op
+    names = {name: made_by.get_attr(name).decode() for name in ("container", "shared_name")}
+    with (
+        nodes.written("random_states", op.graph, op.device, context),
+        tf.control_dependencies([shape]),
+    ):
+        with tf.device(_host(op.device)):
+            size = tf.cast(tf.reduce_prod(tf.cast(shape, tf.int64)), tf.uint64)
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[_NUMBERS], **names)
+        read = tf.raw_ops.RngReadAndSkip(resource=handle, alg=_PHILOX, delta=size)
+        counter, key = (tf.bitcast(part, tf.uint64) for part in (read[:2], read[2:]))
+        arguments = [shape, key, counter, _PHILOX, *bounds]
+        stateless = getattr(tf.raw_ops, _STATELESS[op.type])
+        more = {} if bounds else {"dtype": op.outputs[0].dtype}
+        return stateless(**dict(zip(_ARGUMENTS, arguments, strict=False)), **more)
 
 
 def _host(device: str) -> str:

@@ -10,14 +10,13 @@ lookup of some of the variable's rows then picks them from that value.
 """
 
 import collections
+import contextlib
 from collections.abc import Collection, Iterable, Sequence
 
-import numpy as np
-
-from replicate.compat.tensorflow import tf, tf1
+from replicate.compat.tensorflow import tf
 from replicate.graph import operations
 from replicate.splitting.structure import effects, kinds, loops, nodes
-from replicate.splitting.structure.nodes import Attributes, Moved, Nodes, Reference
+from replicate.splitting.structure.nodes import Moved
 
 _READS = ("ReadVariableOp", "VarIsInitializedOp", "VariableShape")
 _LOOKUPS = {"ResourceGather": "GatherV2", "ResourceGatherNd": "GatherNd"}
@@ -40,18 +39,19 @@ def read_before_loops(graph: tf.Graph, ops: Iterable[tf.Operation]) -> Moved:
         root = loops.root(op)
         if root in wanted:
             by_root[root].append(op)
-    reads = {root: _reads(found) for root, found in by_root.items()}
-    if not any(reads.values()):
+    reads = {root: found for root, ops in by_root.items() if (found := _reads(ops))}
+    if not reads:
         return {}
-    with graph.as_default(), tf1.name_scope(None):
-        made = _Made(graph)
-        behind_changes = effects.behind_changes(graph)
-        for root, found in reads.items():
-            if found:
-                loop = _Loop(by_root[root], found, behind_changes)
-                for op in found:
-                    made.replace(op, loop)
-        return made.write()
+    made, moved = _Reads(graph), {}
+    behind_changes = effects.behind_changes(graph)
+    for root, found in reads.items():
+        loop = _Loop(by_root[root], found, behind_changes)
+        for op in found:
+            moved[op.outputs[0].ref()] = made.in_place(op, loop)
+    for ref, new in moved.items():
+        new.set_shape(ref.deref().shape)
+        _move(ref.deref(), new)
+    return moved
 
 
 def _reads(ops: Collection[tf.Operation]) -> list[tf.Operation]:
@@ -139,8 +139,8 @@ def _before(reads: Iterable[tf.Operation], ops: Iterable[tf.Operation]) -> set[t
     return entering
 
 
-class _Made:
-    """What reads variables in front of loops, and what stands for reads inside of them.
+class _Reads:
+    """What is read in front of loops, and the ways of what is read into them.
 
     Args:
         graph: The graph.
@@ -148,86 +148,55 @@ class _Made:
 
     def __init__(self, graph: tf.Graph):
         self._graph = graph
-        self._nodes = Nodes(graph, graph.unique_name("read_before"))
-        self._contexts: dict[str, loops.Context | None] = {}
-        self._memo: dict[tuple[object, ...], str] = {}
-        self._replaced: dict[tf.Operation, str] = {}
+        self._read: dict[tuple[object, ...], tf.Tensor] = {}
+        self._passed: dict[tuple[object, ...], tf.Tensor] = {}
 
-    def replace(self, op: tf.Operation, loop: _Loop) -> None:
-        """Replaces an operation that reads inside of a loop."""
+    def in_place(self, op: tf.Operation, loop: _Loop) -> tf.Tensor:
+        """Returns what stands for the output of an operation that reads inside of a loop."""
         way = _way(op.inputs[0])
-        if op.type not in _LOOKUPS:
-            self._replaced[op] = self._passed(op, nodes.attributes_of(op), way, loop)
-            return
-        dtype, indices = op.outputs[0].dtype, op.inputs[1]
-        values = self._passed(op, {"dtype": nodes.attribute(dtype)}, way, loop)
-        inputs: list[Reference] = [values, indices]
-        attributes = {"Tparams": dtype, "Tindices": indices.dtype}
-        device = loop.device(op)
-        if op.type == "ResourceGather":
-            batch_dims = op.get_attr("batch_dims")
-            axis = self._nodes.constant(np.int32(batch_dims), device, indices)
-            self._contexts[axis] = indices.op._get_control_flow_context()
-            inputs.append(axis)
-            attributes |= {"Taxis": tf.int32, "batch_dims": batch_dims}
-        self._replaced[op] = self._nodes.add(
-            _LOOKUPS[op.type], inputs, device, controls=op.control_inputs, **attributes
-        )
-        self._contexts[self._replaced[op]] = op._get_control_flow_context()
-
-    def _passed(
-        self, op: tf.Operation, attributes: Attributes, way: Sequence[tf.Tensor], loop: _Loop
-    ) -> str:
-        """Returns what is read of a variable, at the end of the handle's way."""
-        kind = op.type if op.type in _READS else "ReadVariableOp"
-        dtype = op.outputs[0].dtype
-        value = self._read(kind, attributes, dtype, way[0], loop)
+        value = self._value(op, way[0], loop)
         for tensor in way:
-            key = (value, tensor.ref())
-            if key not in self._memo:
-                self._memo[key] = self._pass(value, tensor, dtype, loop)
-            value = self._memo[key]
-        return value
+            key = (value.ref(), tensor.ref())
+            if key not in self._passed:
+                self._passed[key] = self._pass(value, tensor, loop)
+            value = self._passed[key]
+        if op.type in _READS:
+            return value
+        indices = op.inputs[1]
+        with self._written(op, loop), tf.control_dependencies([indices]):
+            if op.type == "ResourceGatherNd":
+                return tf.raw_ops.GatherNd(params=value, indices=indices)
+            axis = op.get_attr("batch_dims")
+            return tf.raw_ops.GatherV2(params=value, indices=indices, axis=axis, batch_dims=axis)
 
-    def _read(
-        self, kind: str, attributes: Attributes, dtype: tf.DType, entered: tf.Tensor, loop: _Loop
-    ) -> str:
-        """Returns what is read before a loop."""
-        handle = entered.op.inputs[0]
+    def _value(self, op: tf.Operation, entered: tf.Tensor, loop: _Loop) -> tf.Tensor:
+        """Returns what an operation reads, or picks from, read before its loop."""
+        handle, dtype = entered.op.inputs[0], op.outputs[0].dtype
+        kind = op.type if op.type in _READS else "ReadVariableOp"
+        attributes = nodes.attributes_of(op) if op.type in _READS else {"dtype": dtype}
         key = (kind, handle.ref(), dtype, loop)
-        if key not in self._memo:
+        if key not in self._read:
             made_by = operations.made_by(handle)
             device = "" if made_by is None else made_by.device
-            self._memo[key] = self._nodes.add(
-                kind, [handle], device, controls=loop.waits, **attributes
-            )
             inside = loops.Structure.own_loop(entered.op)
-            self._contexts[self._memo[key]] = None if inside is None else inside.outer_context
-        return self._memo[key]
+            outside = None if inside is None else inside.outer_context
+            with nodes.written("read_before", self._graph, device, outside, loop.waits):
+                self._read[key] = nodes.create(kind, [handle], [dtype], attributes)[0]
+        return self._read[key]
 
-    def _pass(self, value: str, tensor: tf.Tensor, dtype: tf.DType, loop: _Loop) -> str:
+    def _pass(self, value: tf.Tensor, tensor: tf.Tensor, loop: _Loop) -> tf.Tensor:
         """Returns a value as an operation passes it on that passed on a handle."""
-        op = tensor.op
-        inputs, more = [value, *op.inputs[1:]], {}
-        if op.type == "Enter":
-            for key in ("frame_name", "is_constant", "parallel_iterations"):
-                more[key] = op.get_attr(key)
-        name = self._nodes.add(
-            op.type, inputs, loop.device(op), controls=op.control_inputs, T=dtype, **more
-        )
-        self._contexts[name] = op._get_control_flow_context()
-        return nodes.output(name, tensor.value_index)
+        op, attributes = tensor.op, nodes.attributes_of(tensor.op)
+        dtypes = [value.dtype] * len(op.outputs)
+        with self._written(op, loop):
+            inputs = [value, *op.inputs[1:]]
+            made = nodes.create(op.type, inputs, dtypes, {**attributes, "T": value.dtype})
+        return made[tensor.value_index]
 
-    def write(self) -> Moved:
-        """Adds everything to the graph, and lets others read it; see `read_before_loops`."""
-        made = self._nodes.write(self._contexts)
-        moved = {}
-        for op, reference in self._replaced.items():
-            old, new = op.outputs[0], nodes.resolved(reference, made)
-            new.set_shape(old.shape)
-            moved[old.ref()] = new
-            _move(old, new)
-        return moved
+    def _written(self, op: tf.Operation, loop: _Loop) -> contextlib.AbstractContextManager[None]:
+        context = op._get_control_flow_context()
+        device = loop.device(op)
+        return nodes.written("read_before", self._graph, device, context, op.control_inputs)
 
 
 def _move(old: tf.Tensor, new: tf.Tensor) -> None:

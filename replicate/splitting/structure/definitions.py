@@ -6,7 +6,7 @@ from typing import Any
 
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting.structure import kinds
+from replicate.splitting.structure import kinds, order
 
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf")
@@ -156,17 +156,9 @@ def used(definition: Any, nodes: Sequence[tf1.NodeDef]) -> set[str]:
 def in_order(definition: Any, returned: Sequence[str], given: set[str]) -> list[tf1.NodeDef]:
     """Returns the nodes that a function's outputs are made from, each after what it reads."""
     nodes = {node.name: node for node in definition.node_def}
-    done, found = set(given), []
-    waiting = [(text.split(":")[0], False) for text in reversed(returned)]
-    while waiting:
-        name, is_ready = waiting.pop()
-        if name in done:
-            continue
-        if is_ready:
-            done.add(name)
-            found.append(nodes[name])
-            continue
-        waiting.append((name, True))
-        read = (text.split(":")[0] for text in nodes[name].input if not text.startswith("^"))
-        waiting.extend((other, False) for other in read if other not in done)
-    return found
+    before: dict[str, list[str]] = {name: [] for name in given}
+    for node in definition.node_def:
+        texts = [text for text in node.input if not text.startswith("^")]
+        before[node.name] = [text.split(":")[0] for text in texts]
+    ordered, _ = order.in_order(before, [text.split(":")[0] for text in returned])
+    return [nodes[name] for name in ordered if name not in given]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TypeVar
 
 from replicate.compat.tensorflow import tf
+from replicate.graph import operations
 from replicate.splitting.structure import kinds
 
 Each = TypeVar("Each")
@@ -21,16 +22,7 @@ def behind(tensors: Iterable[tf.Tensor]) -> set[tf.Operation]:
         tensors: Where to begin; what makes them is left out.
     """
     starts = {tensor.op for tensor in tensors}
-    found: set[tf.Operation] = set()
-    waiting = list(starts)
-    while waiting:
-        op = waiting.pop()
-        for output in op.outputs:
-            for user in output.consumers():
-                if user not in found:
-                    found.add(user)
-                    waiting.append(user)
-    return found - starts
+    return operations.reached_from(starts) - starts
 
 
 class Behind:
@@ -131,17 +123,20 @@ def _wanted(
     return found[op]
 
 
-def in_order(before: Mapping[Each, Iterable[Each]]) -> tuple[list[Each], bool]:
+def in_order(
+    before: Mapping[Each, Iterable[Each]], starts: Iterable[Each] | None = None
+) -> tuple[list[Each], bool]:
     """Returns keys, each after those before it as far as there are no circles, and if there are.
 
     Args:
         before: For each key those that come before it.
+        starts: The keys that are wanted, with all before them; by default all.
     """
     found: list[Each] = []
     open_ones: set[Each] = set()
     seen: set[Each] = set()
     has_circles = False
-    for start in before:
+    for start in before if starts is None else starts:
         path = [] if start in seen else [(start, iter(before[start]))]
         seen.add(start)
         while path:
