@@ -9,6 +9,7 @@ it has none, cutting it is needless, but not wrong.
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from replicate.compat import inference
@@ -112,9 +113,7 @@ class Facts:
             return tf.get_static_value(tensor) if number <= extents.MOST_ENTRIES else None
         whole = self._folder.fold(tensor)
         constant = folding.plain(whole, tensor.dtype)
-        if whole is None or constant is None or not self._is_same_everywhere(tensor, whole):
-            return None
-        return constant
+        return constant if constant is not None and self._is_scaled(tensor) else None
 
     def shape_entries(self, tensor: tf.Tensor) -> tuple[Extent, ...] | None:
         """Returns the entries of a tensor that is a shape, or None if they are unknown.
@@ -135,13 +134,11 @@ class Facts:
         if whole is None or whole.ndim != 1 or axis >= len(whole):
             raise WholeError("a shape is not known")
         if whole[axis] == -1:
-            is_own = self._state(tensor) is SIZE and self._is_same_everywhere(tensor, whole)
-            return OWN if is_own else WHOLE
+            return OWN if self._is_size(tensor) and self._is_scaled(tensor) else WHOLE
         if not extents.extent(whole[axis], self._literal).has_rows(space):
             raise WholeError("a shape has no rows there")
-        if self._state(tensor) is SIZE and self._is_scaled(tensor, whole, axis, space):
-            return OWN
-        return Shape(axis, space)
+        is_own = self._is_size(tensor) and self._is_scaled(tensor, (axis,), space)
+        return OWN if is_own else Shape(axis, space)
 
     def is_measured(self, shape: tf.Tensor, axis: int, space: Space) -> bool:
         """Whether a shape is that of a tensor with rows along an axis."""
@@ -158,8 +155,8 @@ class Facts:
         if whole is None or whole.ndim != 1:
             return False
         if 0 <= axis < len(whole) and extents.extent(whole[axis], self._literal).has_rows(space):
-            return self._is_scaled(shape, whole, axis, space)
-        return self._is_same_everywhere(shape, whole)
+            return self._is_scaled(shape, (axis,), space)
+        return self._is_scaled(shape)
 
     def number(self, tensor: tf.Tensor) -> Extent | None:
         """Returns a whole number of shape [], or None if it is unknown."""
@@ -170,25 +167,12 @@ class Facts:
 
     def number_view(self, tensor: tf.Tensor, space: Space) -> states.View:
         """Returns the view that gives a device's own part of a number that grows with rows."""
-        return OWN if self._is_own(tensor, (), space) else Shape(None, space)
+        is_own = self._is_size(tensor) and self._is_scaled(tensor, (), space)
+        return OWN if is_own else Shape(None, space)
 
     def is_own(self, tensor: tf.Tensor, space: Space) -> bool:
         """Whether on each device the first entry of a shape is that of its own rows."""
-        return self._is_own(tensor, (0,), space)
-
-    def _is_own(self, tensor: tf.Tensor, place: tuple[int, ...], space: Space) -> bool:
-        """Whether an entry of a number or a shape, as devices have it, is that of their rows."""
-        whole = self._folder.fold(tensor)
-        if self._state(tensor) is not SIZE or whole is None or whole.ndim != len(place):
-            return False
-        for mode in self._modes:
-            own = self._folder.fold(tensor, mode)
-            try:
-                if own is None or own[place] != self._own(whole[place], space, mode):
-                    return False
-            except UnknownError:
-                return False
-        return True
+        return self._is_size(tensor) and self._is_scaled(tensor, (0,), space, (0,))
 
     def literal(self, tensor: tf.Tensor) -> npt.NDArray[Any] | None:
         """Returns the numbers that the graph of a static batch has for the whole batch."""
@@ -373,21 +357,34 @@ class Facts:
     def _is_size(self, tensor: tf.Tensor) -> bool:
         return self._state(tensor) is SIZE
 
-    def _is_same_everywhere(self, tensor: tf.Tensor, whole: folding.Value) -> bool:
-        return all(self._is_value(tensor, whole, mode) for mode in self._modes)
+    def _is_scaled(
+        self,
+        tensor: tf.Tensor,
+        place: tuple[int, ...] | None = None,
+        space: Space | None = None,
+        compared: Any = ...,
+    ) -> bool:
+        """Whether what devices have of their own is the whole value, but for one entry.
 
-    def _is_scaled(self, tensor: tf.Tensor, whole: folding.Value, axis: int, space: Space) -> bool:
-        """Whether devices' own shapes are the whole one but for one entry, scaled to their rows."""
+        Args:
+            tensor: A size.
+            place: Where the entry is, which is that of a device's own rows; None: no entry differs.
+            space: Whose rows.
+            compared: Which entries count.
+        """
+        whole = self._folder.fold(tensor)
+        if whole is None or (place is not None and whole.ndim != len(place)):
+            return False
         for mode in self._modes:
-            wanted = whole.copy()
-            wanted[axis] = self._own(whole[axis], space, mode)
-            if not self._is_value(tensor, wanted, mode):
+            wanted, own = whole.copy(), self._folder.fold(tensor, mode)
+            if place is not None and space is not None:
+                try:
+                    wanted[place] = self._own(whole.item(place), space, mode)
+                except UnknownError:
+                    return False
+            if own is None or not np.array_equal(own[compared], wanted[compared]):
                 return False
         return True
-
-    def _is_value(self, tensor: tf.Tensor, wanted: folding.Value, mode: int) -> bool:
-        own = self._folder.fold(tensor, mode)
-        return own is not None and folding.equal(own, wanted)
 
     def _entries_of(self, given: KnownShape) -> Callable[[int], Sequence[Number]]:
         """Returns what returns the entries of a given shape in a mode."""

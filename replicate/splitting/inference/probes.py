@@ -254,46 +254,37 @@ def _fitting(
 
 def _largest_number(turns: Turns) -> int:
     """Returns a graph's largest number that lengths may be made from, or compared with."""
-    numbers = {1}
-    constants, grown = [], []
-    is_rounded = False
+    numbers, sources = {1}, []
+    of_lengths = {tf.int32, tf.int64}
     for op in turns.ops:
         if op.type in MEASURING:
             numbers.update(size for each in op.inputs for size in static_dims(each) or () if size)
-        elif op.type == "Const":
-            constants.append(op)
-        elif op.type in _GROWING:
-            grown.append(op)
-        elif op.type == "Cast" and op.inputs[0].dtype.is_floating:
-            is_rounded |= op.outputs[0].dtype.is_integer
-    of_lengths = [tf.int32, tf.int64, *([tf.float32, tf.float64] if is_rounded else [])]
-    for op in constants:
-        dtype = op.outputs[0].dtype
-        if dtype in (tf.int32, tf.int64) or (is_rounded and dtype.is_floating):
-            numbers.update(_numbers(op))
+        elif op.type == "Const" or op.type in _GROWING:
+            sources.append(op.outputs[0])
+        elif (
+            op.type == "Cast" and op.inputs[0].dtype.is_floating and op.outputs[0].dtype.is_integer
+        ):
+            of_lengths |= {tf.float16, tf.bfloat16, tf.float32, tf.float64}
     folder = folding.Folder(_lengths_by(static_dims), {}, turns.structure)
-    for op in grown:
-        if op.outputs[0].dtype in of_lengths:
-            numbers.update(_grown_numbers(op.outputs[0], folder))
+    for tensor in sources:
+        if tensor.dtype in of_lengths:
+            numbers.update(_numbers(tensor, folder))
     return max(number for number in numbers if number < _MANY[0][0])
 
 
-def _numbers(constant: tf.Operation) -> list[int]:
-    """Returns the numbers of a small constant."""
-    if constant.outputs[0].shape.num_elements() > extents.MOST_ENTRIES:
-        return []
-    return _whole_numbers(tf.make_ndarray(constant.get_attr("value")))
+def _rounds(cast: tf.Operation) -> bool:
+    return cast.inputs[0].dtype.is_floating and cast.outputs[0].dtype.is_integer
 
 
-def _grown_numbers(tensor: tf.Tensor, folder: folding.Folder) -> list[int]:
-    """Returns the numbers of a small tensor, if they follow from constants and static lengths."""
+def _numbers(tensor: tf.Tensor, folder: folding.Folder) -> list[int]:
+    """Returns the sizes of a small tensor's numbers, if constants and static lengths tell them."""
     if (tensor.shape.num_elements() or extents.MOST_ENTRIES + 1) > extents.MOST_ENTRIES:
         return []
     folded = folder.fold(tensor)
-    if folded is not None:
-        return _whole_numbers([each for each in folded.flat if isinstance(each, int)])
-    value = tfc.smart_cond.smart_constant_value(tensor)
-    return [] if value is None else _whole_numbers(value)
+    if folded is None:
+        value = tfc.smart_cond.smart_constant_value(tensor)
+        return [] if value is None else _whole_numbers(value)
+    return _whole_numbers([each for each in folded.flat if isinstance(each, int)])
 
 
 def _whole_numbers(values: npt.ArrayLike) -> list[int]:

@@ -15,10 +15,12 @@ import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from replicate.compat import inference
 from replicate.compat.inference import Dims
 from replicate.compat.tensorflow import tf, tf1
-from replicate.splitting.structure import conditions, kinds, loops, order
+from replicate.splitting.structure import conditions, kinds, loops, nodes, order
 from replicate.splitting.structure.loops import Structure
 
 Sides: TypeAlias = Mapping[Hashable, bool | None]
@@ -53,6 +55,9 @@ _WRITES = {
     "TensorListPushBack": (1, False),
     "TensorListSetItem": (2, False),
 }
+_SCALAR = tf.TensorShape([])
+# An `Enter` that has a tensor's shape, and a value that no importer evaluates.
+_HIDDEN = {"frame_name": b"hidden", "is_constant": True}  # of others the shape is unknown
 
 
 class Link(NamedTuple):
@@ -157,12 +162,14 @@ class Turns:
         for ref, numbers in entries.items():
             for name, number in zip(self._entries[ref], numbers, strict=True):
                 if number is not None:
-                    _set_constant(graph_def.node[self._numbers[name]], number)
+                    node = graph_def.node[self._numbers[name]]
+                    dtype = tf.as_dtype(node.attr["dtype"].type)
+                    value = np.array(number, dtype.as_numpy_dtype)
+                    _rewrite(node, "Const", [], dtype=dtype, value=value)
         for name, shape in refuted.items():
             node = graph_def.node[self._numbers[name]]
             dtype = tf.as_dtype(node.attr["T" if "T" in node.attr else "dtype"].type)
-            _rewrite(node, "Placeholder", [], dtype=dtype)
-            _set_shape(node, shape)
+            _rewrite(node, "Placeholder", [], dtype=dtype, shape=tf.TensorShape(shape))
         if sides:
             self._leave_out(graph_def, sides)
         return graph_def
@@ -185,9 +192,7 @@ class Turns:
                 predicate = conditions.predicate_of(op).ref()
                 if predicate in sides:
                     open_node = graph_def.node.add(name=self._unused(f"{op.name}/open"))
-                    _rewrite(open_node, "Placeholder", [], dtype=dtype)
-                    own = op.inputs[0].shape
-                    _set_shape(open_node, None if own.rank is None else own.as_list())
+                    _rewrite(open_node, "Placeholder", [], dtype=dtype, shape=op.inputs[0].shape)
                     read = [open_node.name, open_node.name]
                     if sides[predicate] is not None:
                         read[int(bool(sides[predicate]))] = node.input[0]
@@ -196,8 +201,7 @@ class Turns:
                 taken = [n for n, each in enumerate(op.inputs) if self._is_taken(each, sides)]
                 if len(taken) == 1:
                     number = graph_def.node.add(name=self._unused(f"{op.name}/taken"))
-                    _rewrite(number, "Placeholder", [], dtype=tf.int32)
-                    _set_shape(number, [])
+                    _rewrite(number, "Placeholder", [], dtype=tf.int32, shape=_SCALAR)
                     read = [node.input[taken[0]], number.name]
                     _rewrite(node, "IdentityN", read, T=[dtype, tf.int32])
 
@@ -222,12 +226,11 @@ class Turns:
     def _open(self, vector: tf.Tensor, number: int) -> list[str]:
         """Lets all read entries in place of a vector; returns the nodes of these."""
         dtype, name = vector.dtype, self._unused(f"{vector.op.name}/entries")
-        names = [self._new("Placeholder", f"{name}/{n}", [], dtype=dtype) for n in range(number)]
-        for each in names:
-            _set_shape(self._nodes[each], [])
-        packed = self._new("Pack", name, names, T=dtype)
-        self._nodes[packed].attr["N"].i = number
-        self._instead[vector.name] = packed
+        names = [
+            self._new("Placeholder", f"{name}/{n}", [], dtype=dtype, shape=_SCALAR)
+            for n in range(number)
+        ]
+        self._instead[vector.name] = self._new("Pack", name, names, T=dtype, N=number)
         return names
 
     def _redirect(self) -> None:
@@ -312,10 +315,8 @@ class Turns:
         number = self._number(op, f"{name}/number")
         shape = self._new("Shape", f"{name}/element", [element], T=dtype, out_type=tf.int32)
         axis = self._constant(f"{name}/axis", 0)
-        whole = self._new(
-            "ConcatV2", f"{name}/shape", [number, shape, axis], T=tf.int32, Tidx=tf.int32
-        )
-        self._nodes[whole].attr["N"].i = 2
+        kinds_of = {"T": tf.int32, "Tidx": tf.int32, "N": 2}
+        whole = self._new("ConcatV2", f"{name}/shape", [number, shape, axis], **kinds_of)
         return self._new("Empty", name, [whole], dtype=dtype)
 
     def _number(self, op: tf.Operation, name: str) -> str:
@@ -327,12 +328,8 @@ class Turns:
             return self._constant(name, [op.get_attr("num_elements")])
         sources = self.structure.list_sources(op.inputs[0])
         if len(sources) == 1 and sources[0].type == "TensorListReserve":
-            packed = self._new("Pack", name, [sources[0].inputs[1].name], T=tf.int32)
-            self._nodes[packed].attr["N"].i = 1
-            return packed
-        unknown = self._new("Placeholder", name, [], dtype=tf.int32)
-        _set_shape(self._nodes[unknown], [1])
-        return unknown
+            return self._new("Pack", name, [sources[0].inputs[1].name], T=tf.int32, N=1)
+        return self._new("Placeholder", name, [], dtype=tf.int32, shape=tf.TensorShape([1]))
 
     def _writes_to(self, op: tf.Operation) -> list[tf.Operation]:
         """Returns what writes to the stack, list or array that an operation reads."""
@@ -367,32 +364,31 @@ class Turns:
 
     def _hide(self, op: tf.Operation) -> None:
         node = self._nodes[op.name]
-        sized = self._graph_def.node.add()
+        sized = self._added(f"{op.name}/sized")
+        name = sized.name
         sized.CopyFrom(node)
-        sized.name = self._unused(f"{op.name}/sized")
-        self._nodes[sized.name] = sized
-        _hide(node, sized.name, op.outputs[0].dtype)
+        sized.name = name
+        _rewrite(node, "Enter", [name], T=op.outputs[0].dtype, **_HIDDEN)
 
     # Nodes.
 
     def _opaque(self, name: str, read: str, dtype: tf.DType) -> str:
         """Returns a node of a tensor's shape; an importer does not evaluate it."""
-        node = self._graph_def.node.add(name=self._unused(name))
-        self._nodes[node.name] = node
-        _hide(node, read, dtype)
-        return node.name
+        return self._new("Enter", name, [read], T=dtype, **_HIDDEN)
 
     def _constant(self, name: str, value: int | list[int]) -> str:
-        constant = self._new("Const", name, [], dtype=tf.int32)
-        _set_constant(self._nodes[constant], value)
-        return constant
+        return self._new("Const", name, [], dtype=tf.int32, value=np.array(value, np.int32))
 
-    def _new(self, kind: str, name: str, inputs: Sequence[str], **dtypes: Any) -> str:
+    def _new(self, kind: str, name: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Adds a node and returns its name."""
+        node = self._added(name)
+        _rewrite(node, kind, inputs, **attributes)
+        return node.name
+
+    def _added(self, name: str) -> tf1.NodeDef:
         node = self._graph_def.node.add(name=self._unused(name))
         self._nodes[node.name] = node
-        _rewrite(node, kind, inputs, **dtypes)
-        return node.name
+        return node
 
     def _unused(self, name: str) -> str:
         while name in self._nodes:
@@ -425,39 +421,11 @@ def _written(write: tf.Operation, read: tf.Tensor) -> tf.Tensor | None:
     return write.inputs[_WRITES[write.type][0]]
 
 
-def _rewrite(node: tf1.NodeDef, kind: str, inputs: Sequence[str], **dtypes: Any) -> None:
+def _rewrite(node: tf1.NodeDef, kind: str, inputs: Sequence[str], **attributes: Any) -> None:
     """Makes a node one of another kind."""
     name = node.name
     node.Clear()
     node.name, node.op = name, kind
     node.input.extend(inputs)
-    for key, dtype in dtypes.items():
-        if isinstance(dtype, list):
-            node.attr[key].list.type.extend(each.base_dtype.as_datatype_enum for each in dtype)
-        else:
-            node.attr[key].type = dtype.base_dtype.as_datatype_enum
-
-
-def _hide(node: tf1.NodeDef, read: str, dtype: tf.DType) -> None:
-    """Makes a node one that has a tensor's shape, and a value that no importer evaluates."""
-    _rewrite(node, "Enter", [read], T=dtype)
-    node.attr["frame_name"].s = b"hidden"
-    node.attr["is_constant"].b = True  # of others the shape is unknown
-
-
-def _set_constant(node: tf1.NodeDef, value: int | list[int]) -> None:
-    """Makes a node a constant of the dtype that it has."""
-    dtype = tf.as_dtype(node.attr["dtype"].type)
-    _rewrite(node, "Const", [], dtype=dtype)
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
-
-
-def _set_shape(node: tf1.NodeDef, dims: Dims | None) -> None:
-    """Sets the shape of a placeholder."""
-    shape = node.attr["shape"].shape
-    shape.SetInParent()
-    if dims is None:
-        shape.unknown_rank = True
-    else:
-        for size in dims:
-            shape.dim.add().size = -1 if size is None else size
+    for key, value in attributes.items():
+        node.attr[key].CopyFrom(nodes.attribute(value))
