@@ -130,7 +130,8 @@ class ReplicatedModelFn:
         options = self._options
         strategy = options.chosen(mode, config)
         used = [*strategy.worker_devices, *strategy.parameter_devices]
-        if saver.is_served((features, labels)):  # it may run on another machine
+        is_served = saver.is_served((features, labels))
+        if is_served:  # it may run on another machine
             used = [device for device in used if "/device:CPU:" in device]
         elif not context.is_one_tower():
             towers, keepers = strategy.worker_devices, strategy.parameter_devices
@@ -143,7 +144,8 @@ class ReplicatedModelFn:
         build = _split if options.tower_building == "split" else _call_towers
         build = _alone if strategy.is_single_tower else build
         with collector.paused():
-            spec, joined = build(_Call(options, strategy, model, features, labels, config))
+            call = _Call(options, strategy, model, features, labels, config, is_served)
+            spec, joined = build(call)
         if mode == types.TRAIN:
             spec = synchronous.with_hook(spec, model.optimizer, config)
         spec = strategy.begin_session(spec, config, joined)
@@ -179,6 +181,7 @@ class _Call(NamedTuple):
         features: The features.
         labels: The labels.
         config: The RunConfig, or None.
+        is_served: Whether the features are a server's.
     """
 
     options: choices.Choices
@@ -187,6 +190,12 @@ class _Call(NamedTuple):
     features: types.Nest
     labels: types.Nest
     config: types.RunConfig | None
+    is_served: bool
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether the graph is exported, and trains nothing."""
+        return self.is_served and self.model.mode != types.TRAIN
 
 
 def _alone(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
@@ -208,7 +217,7 @@ def _split(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
         batch = splitting_batches.checked(given, call.strategy.home)
     with lone.scope():
         spec = models.whole(lone, call.model, batch.features, batch.labels, share)
-        mirrored = lone.mirrored
+        mirrored = () if call.is_exported else lone.mirrored
     numbers = call.options.random_numbers or "per_device"
     is_optimized = _is_optimized(call.config)
     spec = specs.split(spec, batch, call.strategy, numbers, mirrored, is_optimized=is_optimized)
@@ -226,9 +235,11 @@ def _call_towers(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     options = call.options
     with call.strategy.scope():
         given = _given(call)
-        update_ops = options.update_ops or "first"
         rules = building.Rules(
-            options.reduction or "mean", update_ops, options.step.of_graph(False)
+            options.reduction or "mean",
+            options.update_ops or "first",
+            options.step.of_graph(False),
+            call.is_exported,
         )
         spec, total = building.build(call.strategy, call.model, given, rules)
     return spec, _together(call, given, total)
@@ -236,9 +247,9 @@ def _call_towers(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
 
 def _given(call: _Call) -> ends.Input:
     """Returns a worker's features and labels."""
-    mode, is_served = call.model.mode, saver.is_served((call.features, call.labels))
+    mode = call.model.mode
     with call.strategy.scope():
-        workers = call.strategy.workers_in(mode, call.config, is_served)
+        workers = call.strategy.workers_in(mode, call.config, call.is_served)
     return ends.joined(call.features, call.labels, workers, mode == types.EVAL)
 
 

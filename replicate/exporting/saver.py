@@ -7,12 +7,11 @@ here the spec gets a Saver that takes out what belongs to the exporting machine.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations, portable
-from replicate.strategy.variables import variables
 
 _LOADED = (
     tf1.GraphKeys.ASSET_FILEPATHS,
@@ -23,21 +22,6 @@ _LOADED = (
 )
 
 
-class LeftOut(NamedTuple):
-    """What an export leaves out.
-
-    Attributes:
-        copies: Returns operation name of a later copy of a variable -> that of the first, which
-            serves all towers.
-        disposable: Names of the operations that may go.
-        roots: Names of those among them that must stay.
-    """
-
-    copies: Callable[[], dict[str, str]]
-    disposable: frozenset[str] = frozenset()
-    roots: frozenset[str] = frozenset()
-
-
 class PortableSaver:
     """A Saver whose MetaGraphDef any machine can load; in all else, the Saver it wraps.
 
@@ -45,7 +29,8 @@ class PortableSaver:
         graph: The graph of the spec.
         worker_devices: The towers' devices.
         saver: Returns the Saver that does the work; asked on first use, and once.
-        left_out: What an export leaves out.
+        disposable: Names of the operations that an export may leave out.
+        roots: Names of those among them that must stay.
     """
 
     def __init__(
@@ -53,12 +38,14 @@ class PortableSaver:
         graph: tf.Graph,
         worker_devices: Sequence[str],
         saver: Callable[[], tf1.train.Saver],
-        left_out: LeftOut,
+        disposable: frozenset[str] = frozenset(),
+        roots: frozenset[str] = frozenset(),
     ):
         self._graph = graph
         self._worker_devices = tuple(worker_devices)
         self._make = saver
-        self._left_out = left_out
+        self._disposable = disposable
+        self._roots = roots
 
     @functools.cached_property
     def wrapped(self) -> tf1.train.Saver:
@@ -71,20 +58,19 @@ class PortableSaver:
         return getattr(self.wrapped, name)
 
     def export_meta_graph(self, *args: Any, **kwargs: Any) -> tf1.MetaGraphDef:
-        """Returns a MetaGraphDef without devices, absolute paths, and second copies."""
+        """Returns a MetaGraphDef without devices and absolute paths."""
         meta_graph = self.wrapped.export_meta_graph(*args, **kwargs)
-        portable.fold_copies(meta_graph, self._left_out.copies())
         portable.strip_devices(meta_graph, self._worker_devices)
         portable.name_assets(meta_graph)
-        if self._left_out.disposable:
+        if self._disposable:
             saver_def = meta_graph.saver_def
             ends = (
                 saver_def.filename_tensor_name,
                 saver_def.save_tensor_name,
                 saver_def.restore_op_name,
             )
-            roots = {*self._left_out.roots, *_needed_to_load(self._graph), *map(_operation, ends)}
-            portable.prune(meta_graph, self._left_out.disposable, roots)
+            roots = {*self._roots, *_needed_to_load(self._graph), *map(_operation, ends)}
+            portable.prune(meta_graph, self._disposable, roots)
         return meta_graph
 
 
@@ -110,19 +96,16 @@ def make_exportable(
         return spec  # it writes no MetaGraphDef
     if spec.mode != types.PREDICT and not _placeholders(given):
         return spec  # it is trained or evaluated: it has what it has on one device
+    left_out: tuple[frozenset[str], ...] = ()
     if spec.mode == types.PREDICT:
         spec = spec._replace(train_op=None)
-        inside = operation_names() - before
-        left_out = LeftOut(lambda: _later_copies(graph), inside, _outputs(spec))
-    else:
-        unwritten = _unwritten_copies(graph) if spec.mode == types.EVAL else {}
-        left_out = LeftOut(lambda: unwritten)
+        left_out = operation_names() - before, _outputs(spec)
     own = scaffold.saver
 
     def saver() -> tf1.train.Saver:
         return _default_saver(config) if own is None else own
 
-    portable_saver = PortableSaver(graph, worker_devices, saver, left_out)
+    portable_saver = PortableSaver(graph, worker_devices, saver, *left_out)
     return spec._replace(scaffold=_with_saver(scaffold, portable_saver))
 
 
@@ -167,40 +150,6 @@ def _placeholders(nest: types.Nest) -> list[tf.Operation]:
     given = [t for t in tf.nest.flatten(nest, expand_composites=True) if hasattr(t, "op")]
     kinds = ("Placeholder", "PlaceholderWithDefault")
     return [op for op in operations.made_from(given) if op.type in kinds]
-
-
-def _later_copies(graph: tf.Graph) -> dict[str, str]:
-    """Returns operation name of a later copy -> that of the first, for all variables."""
-    return {
-        member.handle.op.name: variable.members[0].handle.op.name
-        for variable in _variables(graph)
-        if isinstance(variable, variables.DistributedVariable)
-        for member in variable.members[1:]
-    }
-
-
-def _unwritten_copies(graph: tf.Graph) -> dict[str, str]:
-    """Returns `_later_copies` of variables that the model never writes.
-
-    Their copies are as a checkpoint left them: all alike, unless they are a sum's parts.
-    """
-    unwritten = {
-        member.handle.op.name
-        for variable in _variables(graph)
-        if isinstance(variable, variables.MirroredVariable)
-        or (
-            isinstance(variable, variables.TowerLocalVariable)
-            and variable.aggregation in (variables.MEAN, variables.FIRST)
-        )
-        if all(map(_is_only_read, variable.members))
-        for member in variable.members
-    }
-    return {name: first for name, first in _later_copies(graph).items() if name in unwritten}
-
-
-def _is_only_read(member: tf.Variable) -> bool:
-    users = set(member.handle.consumers()) - {member.initializer}
-    return all(operation.type in operations.READS for operation in users)
 
 
 def _variables(graph: tf.Graph) -> list[tf.Variable]:

@@ -1,8 +1,8 @@
 """A MetaGraphDef that loads on any machine.
 
-Works on the proto, in place: devices, absolute paths of assets, second copies of
-variables, and what serving does not need are taken out. Which tower an operation
-belonged to stays written on it, so that a loading machine may place the towers again.
+Works on the proto, in place: devices, absolute paths of assets, and what serving does not
+need are taken out. Which tower an operation belonged to stays written on it, so that a
+loading machine may place the towers again.
 """
 
 import posixpath
@@ -51,55 +51,9 @@ def _type_and_index(device: str) -> tuple[str, int | None]:
     return (kind.upper(), spec.device_index) if kind else ("", None)
 
 
-def fold_copies(meta_graph: tf1.MetaGraphDef, firsts: Mapping[str, str]) -> None:
-    """Lets the first copy of each variable serve all towers.
-
-    Args:
-        meta_graph: A MetaGraphDef.
-        firsts: Operation name of a later copy -> that of the first copy. Later copies
-            are no longer read; what writes them is taken out.
-    """
-    if not firsts:
-        return
-    nodes = {node.name: node for node in meta_graph.graph_def.node}
-    dropped = {
-        node.name
-        for node in nodes.values()
-        if node.op.startswith("Assign") and _operation(node.input[0]) in firsts
-    }
-    for node in nodes.values():
-        places = [firsts[name] for name in map(_operation, node.input) if name in firsts]
-        kept = [
-            _renamed(name, firsts)
-            for name in node.input
-            if not (name.startswith("^") and name[1:] in dropped)
-        ]
-        if places:
-            _copy_mark(nodes[places[0]], node)
-        if places or len(kept) < len(node.input):
-            node.input[:] = kept
-        operations.rename_colocated(node, lambda name: firsts.get(name, name))
-    _keep(meta_graph, set(nodes) - dropped - set(firsts))
-
-
 def _operation(name: str) -> str:
     """Returns the operation's name in the name of an input."""
     return name.lstrip("^").split(":")[0]
-
-
-def _renamed(name: str, firsts: Mapping[str, str]) -> str:
-    operation = _operation(name)
-    if operation not in firsts:
-        return name
-    return name.replace(operation, firsts[operation], 1)
-
-
-def _copy_mark(source: tf1.NodeDef, target: tf1.NodeDef) -> None:
-    """What reads a variable is where the variable is."""
-    if TOWER in source.attr:
-        target.attr[TOWER].i = source.attr[TOWER].i
-    elif TOWER in target.attr:
-        del target.attr[TOWER]
 
 
 def prune(

@@ -37,6 +37,8 @@ class Share(NamedTuple):
         workers: The workers that join what they bring.
         is_gathered: Whether what towers count becomes that of all towers, and of all workers,
             by itself, as it does in an evaluation.
+        is_exported: Whether the graph is exported, and no step writes the model's variables: each
+            has one copy then.
     """
 
     parts: batches.Parts
@@ -44,6 +46,7 @@ class Share(NamedTuple):
     reduction: types.Reduction = "mean"
     workers: collectives.Workers = collectives.ALONE
     is_gathered: bool = False
+    is_exported: bool = False
 
 
 @conversion.unconverted

@@ -30,11 +30,13 @@ class Rules(NamedTuple):
         reduction: `"sum"` or `"mean"`: of losses and gradients.
         update_ops: `"first"`, `"all"` or `"mean"`: whose `UPDATE_OPS` run.
         step: What is done with gradients before the update.
+        is_exported: Whether the graph is exported, and trains nothing.
     """
 
     reduction: types.Reduction
     update_ops: str
     step: steps.GradientStep
+    is_exported: bool
 
 
 def build(
@@ -69,8 +71,14 @@ def build(
             given.numbers,
             given.checks,
         )
-    is_evaluated = model.mode == types.EVAL
-    share = context.Share(batch.parts, rules.step, rules.reduction, workers, is_evaluated)
+    share = context.Share(
+        batch.parts,
+        rules.step,
+        rules.reduction,
+        workers,
+        is_gathered=model.mode == types.EVAL,
+        is_exported=rules.is_exported,
+    )
     creations = sharing.Creations(strategy.num_towers)
     with models.entered(share):
         towers = _call(strategy, model, batch, creations)

@@ -168,6 +168,18 @@ def test_variables_have_their_names_on_one_device_once(exported):
     assert sorted(handles) == sorted(names)
 
 
+@pytest.mark.parametrize("building", ["split", "call"])
+def test_a_mirrored_variable_is_exported_once(building, trained, tmp_path):
+    one = made(trained[0], 3, "mirrored", building=building)
+    path = os.fsdecode(replicate.export_saved_model(one, tmp_path, raw, towers="merged"))
+    names = [name for name, _ in tf.train.list_variables(f"{path}/variables/variables")]
+    handles = [node.name for node in all_nodes(path) if node.op == "VarHandleOp"]
+    assert sorted(handles) == sorted(names)
+    with replicate.load_exported(path, ["/cpu:1", "/cpu:2", "/cpu:3"]) as predictor:
+        found = predictor({"features": ROWS[:7]})
+    np.testing.assert_allclose(found["y"], trained[1][:7], atol=1e-6)
+
+
 def test_signatures_are_written_in_the_order_of_their_names(exported):
     signatures = export.read(exported).meta_graphs[0].signature_def
     names = ["a_plain", "b_scaled", "serving_default"]

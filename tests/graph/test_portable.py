@@ -58,51 +58,6 @@ def test_a_marked_graph_can_be_imported(fresh_graph):
         assert session.run("seven:0") == 7.0
 
 
-def two_copies():
-    first = tf1.get_variable("w", initializer=1.0, use_resource=True)
-    with tf1.device("/device:CPU:1"):
-        second = tf1.get_variable("copy/w", initializer=1.0, use_resource=True, collections=[])
-        read = tf.identity(second.value(), name="read")
-    with tf1.control_dependencies([first.assign(2.0).op, second.assign(2.0).op]):
-        tf1.no_op(name="restore")
-    return read
-
-
-def test_copies_are_folded_into_the_first(fresh_graph):
-    two_copies()
-    meta_graph = exported(fresh_graph)
-    portable.strip_devices(meta_graph, ["/device:CPU:0", "/device:CPU:1"])
-    portable.fold_copies(meta_graph, {"copy/w": "w"})
-    handles = [one.name for one in meta_graph.graph_def.node if one.op == "VarHandleOp"]
-    assert handles == ["w"]
-    writes = [one for one in meta_graph.graph_def.node if one.op == "AssignVariableOp"]
-    assert {one.input[0] for one in writes} == {"w"}
-    with tf.Graph().as_default(), tf1.Session() as session:
-        tf.import_graph_def(meta_graph.graph_def, name="")
-        session.run("restore")
-        assert session.run("read:0") == 2.0
-
-
-def test_what_reads_the_first_copy_leaves_its_tower(fresh_graph):
-    """A read must be where its variable is; what follows stays in the tower."""
-    two_copies()
-    meta_graph = exported(fresh_graph)
-    portable.strip_devices(meta_graph, ["/device:CPU:0", "/device:CPU:1"])
-    portable.fold_copies(meta_graph, {"copy/w": "w"})
-    towers = portable.towers(meta_graph)
-    reads = [one.name for one in meta_graph.graph_def.node if one.op == "ReadVariableOp"]
-    assert not [name for name in reads if name in towers]
-    assert towers["read"] == 1
-
-
-def test_nothing_is_folded_where_there_is_one_copy(fresh_graph):
-    two_copies()
-    meta_graph = exported(fresh_graph)
-    before = meta_graph.SerializeToString(deterministic=True)
-    portable.fold_copies(meta_graph, {})
-    assert meta_graph.SerializeToString(deterministic=True) == before
-
-
 def test_what_nothing_needs_is_pruned(fresh_graph):
     kept = tf.constant(1.0, name="kept")
     tf.negative(kept, name="answer")

@@ -73,13 +73,15 @@ def make(
         A `TowerLocalVariable` of what is each tower's own by nature, else a `MirroredVariable`; a
         plain variable where there is one copy that towers do not write together.
     """
-    aggregation, is_own = _aggregation(kwargs), is_tower_local(kwargs)
+    aggregation, is_own, share = _aggregation(kwargs), is_tower_local(kwargs), context.share()
+    if share is not None and share.is_exported and not _is_listed_local(kwargs):
+        places, is_own = places[:1], False
     is_assumed_sum = is_own and aggregation == variables.NONE and _is_listed_local(kwargs)
     if is_assumed_sum:
         aggregation = variables.SUM  # a metric's variable that says nothing is a count
     if is_own:
         kwargs.update(synchronization=_ON_READ, aggregation=aggregation, trainable=False)
-    is_joined = is_own or aggregation != variables.NONE or context.share() is not None
+    is_joined = is_own or aggregation != variables.NONE or share is not None
     if len(places) == 1 and (strategy.is_single_tower or not is_joined):
         with tf.device(places[0]):
             return copies.keep_reads_beside(next_creator(**kwargs))
