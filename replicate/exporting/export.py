@@ -12,7 +12,7 @@ from google.protobuf import text_format
 from replicate import types
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf
-from replicate.graph import portable
+from replicate.exporting import portable
 from replicate.strategy import context
 from replicate.strategy.cluster import membership
 

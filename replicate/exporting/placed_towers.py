@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from replicate import devices as device_names
 from replicate import errors
 from replicate.compat.tensorflow import tf, tf1
-from replicate.exporting import export
-from replicate.graph import portable
+from replicate.exporting import export, portable
 
 
 def place_towers(

@@ -11,7 +11,8 @@ from typing import Any
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import operations, portable
+from replicate.exporting import portable
+from replicate.graph import operations
 
 _LOADED = (
     tf1.GraphKeys.ASSET_FILEPATHS,

@@ -8,7 +8,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TypeAlias
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
@@ -24,11 +24,8 @@ _CPU = "/device:CPU:0"
 _ASSUMED_DIMENSION = 1024  # bytes of a variable whose shape is not known yet are a guess
 
 
-class Chooser(Protocol):
-    """Decides where a variable lives."""
-
-    def __call__(self, shape: tf.TensorShape | None, dtype: tf.DType | None) -> str:
-        """Returns the canonical device of the next variable."""
+Chooser: TypeAlias = Callable[[tf.TensorShape | None, tf.DType | None], str]
+"""Returns the canonical device of the next variable, which has a shape and a dtype."""
 
 
 def single(devices: Sequence[str]) -> Chooser:

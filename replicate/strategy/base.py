@@ -258,7 +258,7 @@ class DistributionStrategy(verbs.Verbs):
                 )
 
         def body(thread: lockstep.TowerThread) -> types.Nest:
-            return call(towers.LockstepContext(self, thread, log, share))
+            return call(towers.in_lockstep(self, thread, log, share))
 
         if self.is_single_tower:
             with self._noted():
@@ -314,7 +314,7 @@ class DistributionStrategy(verbs.Verbs):
         """
         if context.current() is not None:  # it makes no variable: no scope is needed
             self._require_mine("distribute_dataset")
-        return datasets.of(dataset_fn, self._worker_devices)
+        return datasets.PerDeviceDataset(dataset_fn(), self._worker_devices)
 
     # Variables.
 

@@ -57,12 +57,26 @@ class TowerContext:
         strategy: The strategy whose tower this is.
         position: Which of this process's towers it is, from 0.
         share: The towers' parts of the batch, if one was split.
+        creations: The log of what towers make, if there are several.
+        meet: Lets the towers meet, if there are several.
+
+    Attributes:
+        creations: Likewise.
     """
 
-    def __init__(self, strategy: Strategy, position: int, share: Share | None = None):
+    def __init__(
+        self,
+        strategy: Strategy,
+        position: int,
+        share: Share | None = None,
+        creations: Any = None,
+        meet: Callable[[types.Function, types.Nest, types.Nest, Merge], types.Nest] | None = None,
+    ):
         self._strategy = strategy
         self._position = position
         self._share = share
+        self._meet = meet
+        self.creations = creations
 
     def merge_call(
         self, merge_fn: types.Function, *args: types.Nest, **kwargs: types.Nest
@@ -101,17 +115,9 @@ class TowerContext:
             with self._strategy.merging(self._share, is_tensorflows):
                 return conversion.as_here(fn)(self._strategy, *args, **kwargs)
 
+        if self._meet is None:
+            return run(merge_fn, args, kwargs)
         return self._meet(merge_fn, tuple(args), dict(kwargs), run)
-
-    def _meet(
-        self,
-        fn: types.Function,
-        args: tuple[types.Nest, ...],
-        kwargs: types.Arguments,
-        run: Merge,
-    ) -> types.Nest:
-        """Lets the towers meet, of which there is one."""
-        return run(fn, args, kwargs)
 
     @property
     def tower_id(self) -> int:

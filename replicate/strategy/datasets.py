@@ -20,26 +20,6 @@ _SCALARS = (
 )
 
 
-def of(dataset_fn: Callable[[], tf.data.Dataset], devices: Sequence[str]) -> "PerDeviceDataset":
-    """Returns what reads a function's dataset for all towers.
-
-    Args:
-        dataset_fn: Returns a `tf.data.Dataset` of batches.
-        devices: The K towers' devices.
-
-    Raises:
-        ValueError: If it returned something else.
-    """
-    dataset = dataset_fn()
-    if not isinstance(dataset, tf.data.Dataset):
-        raise ValueError(
-            "dataset_fn must return a tf.data.Dataset; got "
-            f"{type(dataset).__name__}. Use tf.data.Dataset.from_tensor_slices, or another "
-            "of its constructors."
-        )
-    return PerDeviceDataset(dataset, devices)
-
-
 def _filled_up(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
     """Adds batches of zero rows, like the last ones, until all divide by `count`."""
     spec = dataset.element_spec
@@ -69,9 +49,18 @@ class PerDeviceDataset:
     Args:
         dataset: Yields batches; K of them make one step.
         devices: The K towers' devices.
+
+    Raises:
+        ValueError: If it is no dataset.
     """
 
     def __init__(self, dataset: tf.data.Dataset, devices: Sequence[str]):
+        if not isinstance(dataset, tf.data.Dataset):
+            raise ValueError(
+                "dataset_fn must return a tf.data.Dataset; got "
+                f"{type(dataset).__name__}. Use tf.data.Dataset.from_tensor_slices, or another "
+                "of its constructors."
+            )
         self._dataset = dataset
         self._devices = tuple(devices)
 

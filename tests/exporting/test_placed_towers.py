@@ -5,8 +5,7 @@ import pytest
 
 from replicate import errors
 from replicate.compat.tensorflow import tf
-from replicate.exporting import export, placed_towers, predictor
-from replicate.graph import portable
+from replicate.exporting import export, placed_towers, portable, predictor
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is deprecated and will be removed:UserWarning"),

@@ -178,9 +178,9 @@ def variable_for(
         kwargs: What the variable creator was given.
         make: Makes the variable.
     """
-    creations: Creations | None = getattr(tower, "creations", None)
-    if tower is None or creations is None:
+    if tower is None or tower.creations is None:
         return make()
+    creations: Creations = tower.creations
     request = request_of(kwargs)
     if tower.position == 0:
         return creations.make(request, make)

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from replicate import types
 from replicate.compat import graphs
@@ -15,32 +15,21 @@ from replicate.strategy.towers import lockstep, sharing
 from replicate.strategy.variables import values
 
 
-@conversion.unconverted
-class LockstepContext(context.TowerContext):
-    """A tower among several, in a thread of its own."""
+def in_lockstep(
+    strategy: context.Strategy,
+    thread: lockstep.TowerThread,
+    creations: sharing.Creations,
+    share: context.Share | None,
+) -> context.TowerContext:
+    """Returns the context of a tower among several, in a thread of its own."""
 
-    def __init__(
-        self,
-        strategy: context.Strategy,
-        thread: lockstep.TowerThread,
-        creations: sharing.Creations,
-        share: context.Share | None,
-    ):
-        super().__init__(strategy, thread.tower_id, share)
-        self._thread = thread
-        self.creations = creations
-
-    def _meet(
-        self,
-        fn: types.Function,
-        args: tuple[types.Nest, ...],
-        kwargs: types.Arguments,
-        run: context.Merge,
-    ) -> types.Nest:
-        answer = self._thread.sleep(lockstep.MergeRequest(fn, args, kwargs, run))
-        if self._share is not None or self.is_single_tower:
+    def meet(*request: Any) -> types.Nest:
+        answer = thread.sleep(lockstep.MergeRequest(*request))
+        if share is not None or strategy.is_single_tower:
             return answer
-        return _without_gradient(answer, (args, kwargs))
+        return _without_gradient(answer, request[1:3])
+
+    return context.TowerContext(strategy, thread.tower_id, share, creations, meet)
 
 
 def _without_gradient(answer: types.Nest, arguments: types.Nest) -> types.Nest:

@@ -3,7 +3,7 @@
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import portable
+from replicate.exporting import portable
 
 
 def exported(graph):
