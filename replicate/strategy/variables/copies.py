@@ -124,26 +124,6 @@ def lifted(kwargs: types.Arguments, is_alike: bool) -> Iterator[None]:
         yield
 
 
-def is_in_function(variable: tf.Variable) -> bool:
-    """Whether a function is being built that reads the variable anew.
-
-    Args:
-        variable: A resource variable of TensorFlow's own.
-    """
-    is_read = variable._in_graph_mode and variable._cached_value is None
-    return is_read and getattr(tf1.get_default_graph(), "building_function", False)
-
-
-def read_beside(variable: tf.Variable) -> tf.Tensor:
-    """Reads a variable on its device, which the operation then names.
-
-    Args:
-        variable: A resource variable of TensorFlow's own.
-    """
-    with _on_device_of(variable):
-        return variable._read_variable_op()
-
-
 def keep_reads_beside(variable: tf.Variable) -> tf.Variable:
     """Makes a variable of a graph read itself on its device in functions.
 
@@ -162,18 +142,14 @@ def keep_reads_beside(variable: tf.Variable) -> tf.Variable:
     read = variable._read_variable_op
 
     def read_on_device(*args: bool, **kwargs: bool) -> tf.Tensor:
-        with _on_device_of(variable) if is_in_function(variable) else contextlib.nullcontext():
+        graph = tf1.get_default_graph()
+        if variable._cached_value is not None or not getattr(graph, "building_function", False):
+            return read(*args, **kwargs)
+        with graph.colocate_with(None, ignore_existing=True), tf.device(variable.handle.device):
             return read(*args, **kwargs)
 
     variable._read_variable_op = read_on_device
     return variable
-
-
-@contextlib.contextmanager
-def _on_device_of(variable: tf.Variable) -> Iterator[None]:
-    graph = tf1.get_default_graph()
-    with graph.colocate_with(None, ignore_existing=True), tf.device(variable.handle.device):
-        yield
 
 
 @contextlib.contextmanager

@@ -174,7 +174,7 @@ def _members(
             if same_start:
                 copy["initial_value"] = copies.start_of(members[0], place)
         with copies.lifted(copy, i > 0 and same_start), tf.device(place):
-            members.append(next_creator(**copy))
+            members.append(copies.keep_reads_beside(next_creator(**copy)))
     copies.name_after_first(members)
     copies.take_from_collections(members)
     return members

@@ -147,19 +147,11 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, _Tensor):
 
     def value(self) -> tf.Tensor:
         """Returns the copy's value in a tower or update, the aggregate across towers."""
-        if self._is_across():
-            return self.read_across()
-        member = self._member()
-        return copies.read_beside(member) if copies.is_in_function(member) else member.value()
+        return self.read_across() if self._is_across() else self._member().value()
 
     def read_value(self) -> tf.Tensor:
         """Returns `value()`, read now rather than from a cache."""
-        if self._is_across():
-            return self.read_across()
-        member = self._member()
-        if copies.is_in_function(member):
-            return tf.identity(copies.read_beside(member))
-        return member.read_value()
+        return self.read_across() if self._is_across() else self._member().read_value()
 
     def numpy(self) -> npt.NDArray[Any]:
         """Returns `value()` as an array; eager only."""
