@@ -6,7 +6,7 @@ rows gets the batch's first row on loan, and n_i = 0.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
@@ -114,22 +114,22 @@ def split_batch(
         return Batch([features], [labels], None, WHOLE)
     leaves, total = checked_leaves(features, labels, checks)
     if isinstance(total, int):
-        runs = _static_runs(total, num_towers, total * workers.size)
+        bounds, parts = _static_runs(total, num_towers, total * workers.size)
     else:
         if numbers is None:
             numbers = Numbers(total, workers.total(total))
         total = numbers.own
-        runs = _runs(total, num_towers, None if workers.is_alone else numbers.whole)
+        bounds, parts = _runs(total, num_towers, None if workers.is_alone else numbers.whole)
     shards = [
         [rows.cut(value, begin, end) if rows.is_batched(value) else value for value in leaves]
-        for begin, end in zip(runs.begins, runs.ends, strict=True)
+        for begin, end in bounds
     ]
     cut = len(tf.nest.flatten(features))
     return Batch(
         [tf.nest.pack_sequence_as(features, shard[:cut]) for shard in shards],
         [tf.nest.pack_sequence_as(labels, shard[cut:]) for shard in shards],
         total,
-        runs.parts,
+        parts,
     )
 
 
@@ -271,26 +271,17 @@ def _gated(
     return value
 
 
-class _Runs(NamedTuple):
-    """Which rows each of K towers computes on.
-
-    Attributes:
-        begins: K first rows.
-        ends: K rows after the last ones; a tower without rows still has one, on loan.
-        parts: What part of all rows each tower has.
-    """
-
-    begins: list[int | tf.Tensor]
-    ends: list[int | tf.Tensor]
-    parts: Parts
+_Runs: TypeAlias = tuple[list[tuple[rows.Bound, rows.Bound]], Parts]
+"""Of each of K towers the first row and the row after the last, one of which may be on loan; and
+what part of all rows each has."""
 
 
 def _static_runs(total: int, num_towers: int, whole: int) -> _Runs:
     counts = [total // num_towers + (i < total % num_towers) for i in range(num_towers)]
     begins = [sum(counts[:i]) if number else 0 for i, number in enumerate(counts)]
-    ends = [begin + max(number, 1) for begin, number in zip(begins, counts, strict=True)]
+    bounds = [(begin, begin + max(n, 1)) for begin, n in zip(begins, counts, strict=True)]
     weights = tuple(number / whole for number in counts)
-    return _Runs(begins, ends, Parts(weights, tuple(number > 0 for number in counts)))
+    return bounds, Parts(weights, tuple(number > 0 for number in counts))
 
 
 def _runs(total: tf.Tensor, num_towers: int, whole: tf.Tensor | None) -> _Runs:
@@ -313,4 +304,4 @@ def _runs(total: tf.Tensor, num_towers: int, whole: tf.Tensor | None) -> _Runs:
     if whole is None:
         has_rows[0] = True  # a batch has one row or more
     parts = Parts(tuple(tf.unstack(weights)), tuple(has_rows))
-    return _Runs(tf.unstack(begins), tf.unstack(ends), parts)
+    return list(zip(tf.unstack(begins), tf.unstack(ends), strict=True)), parts

@@ -89,22 +89,6 @@ def require_sum(dtype: tf.DType) -> None:
         raise TypeError("bool tensors have no sum; cast them to a number first.")
 
 
-def mean_onto(tensors: Sequence[types.Gradient], device: str | None) -> types.Gradient:
-    """Averages K tensors of one shape onto one device; integers are rounded down.
-
-    Args:
-        tensors: See `sum_onto`.
-        device: See `sum_onto`.
-
-    Returns:
-        See `sum_onto`; the dtype stays what it is.
-
-    Raises:
-        TowerMismatchError: See `sum_onto`.
-    """
-    return divide_onto(sum_onto(tensors, device), len(tensors), device)
-
-
 def divide_onto(value: types.Gradient, number: int, device: str | None) -> types.Gradient:
     """Divides a tensor, or the values of IndexedSlices, on a device; keeps the dtype."""
     if number == 1:

@@ -1,7 +1,7 @@
 """The strategy core, for whoever writes a distributed algorithm of their own."""
 
 from replicate.strategy.base import DistributionStrategy
-from replicate.strategy.context import TowerContext
+from replicate.strategy.context import TowerContext, require_tower_context
 from replicate.strategy.cross_device import (
     HierarchicalCopyAllReduce,
     NcclAllReduce,
@@ -17,7 +17,6 @@ from replicate.strategy.default import (
     get_update_device,
     has_distribution_strategy,
     increment_var,
-    require_tower_context,
 )
 from replicate.strategy.policies.mirrored import MirroredStrategy
 from replicate.strategy.policies.multi_worker import MultiWorkerStrategy

@@ -97,7 +97,7 @@ class TowerContext:
             TowerMismatchError: If the towers make different numbers of calls, or pass
                 different functions.
         """
-        require_current(self)
+        require_tower_context(self)
         return self.meet(merge_fn, args, kwargs)
 
     def meet(
@@ -261,7 +261,7 @@ def in_tensorflow(mode: object) -> Iterator[None]:
         stack.pop()
 
 
-def require_current(tower: TowerContext) -> None:
+def require_tower_context(tower_ctx: TowerContext) -> None:
     """Refuses a tower context other than the one the code runs in.
 
     Raises:
@@ -269,7 +269,7 @@ def require_current(tower: TowerContext) -> None:
     """
     mode = current()
     running = mode.tower if mode is not None else None
-    if running is tower or (mode is None and tower.distribution_strategy.is_default):
+    if running is tower_ctx or (mode is None and tower_ctx.distribution_strategy.is_default):
         return
     if mode is None:
         where = "the default strategy's"
@@ -278,8 +278,8 @@ def require_current(tower: TowerContext) -> None:
     else:
         where = f"tower {running.position} of {running.distribution_strategy!r}"
     raise RuntimeError(
-        f"A tower context serves only while its tower runs: used tower {tower.position} of "
-        f"{tower.distribution_strategy!r}, but the current tower context is {where}. Ask "
+        f"A tower context serves only while its tower runs: used tower {tower_ctx.position} of "
+        f"{tower_ctx.distribution_strategy!r}, but the current tower context is {where}. Ask "
         "get_tower_context() where you need it."
     )
 

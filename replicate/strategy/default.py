@@ -133,15 +133,6 @@ def has_distribution_strategy() -> bool:
     return get_distribution_strategy() is not _default
 
 
-def require_tower_context(tower_ctx: context.TowerContext) -> None:
-    """Refuses a tower context that is not the current one.
-
-    Raises:
-        RuntimeError: Says which context is current instead.
-    """
-    context.require_current(tower_ctx)
-
-
 def get_loss_reduction() -> tf.VariableAggregation:
     """Returns how towers' losses are joined.
 

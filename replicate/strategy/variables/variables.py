@@ -172,10 +172,9 @@ class TowerLocalVariable(DistributedVariable):
     def _aggregated(self) -> tf.Tensor:
         copies = [member.value() for member in self._members]
         device = self._members[0].device
-        if self._aggregation == SUM:
-            return reductions.sum_onto(copies, device)
-        if self._aggregation == MEAN:
-            return reductions.mean_onto(copies, device)
+        if self._aggregation in (SUM, MEAN):
+            number = len(copies) if self._aggregation == MEAN else 1
+            return reductions.divide_onto(reductions.sum_onto(copies, device), number, device)
         raise ValueError(
             "A tower-local variable that is read across towers needs an aggregation: "
             f"{self.name} has none. Give it aggregation=tf.VariableAggregation.SUM, MEAN or "
