@@ -172,7 +172,8 @@ def leaves_of(features: types.Nest, *labels: types.Nest) -> list[Leaf]:
 
 def _paths(path: str, nest: types.Nest) -> list[str]:
     if isinstance(nest, Mapping):
-        parts = [(f"[{_quoted(key)}]", nest[key]) for key in sorted(nest)]
+        keys = [(f'"{key}"' if isinstance(key, str) else repr(key), key) for key in sorted(nest)]
+        parts = [(f"[{shown}]", nest[key]) for shown, key in keys]
     elif isinstance(nest, tuple) and hasattr(nest, "_fields"):
         parts = [(f".{field}", value) for field, value in zip(nest._fields, nest, strict=True)]
     elif isinstance(nest, (list, tuple)):
@@ -180,10 +181,6 @@ def _paths(path: str, nest: types.Nest) -> list[str]:
     else:
         return [path]
     return [found for part, value in parts for found in _paths(path + part, value)]
-
-
-def _quoted(key: object) -> str:
-    return f'"{key}"' if isinstance(key, str) else repr(key)
 
 
 def _as_tensor(leaf: Leaf) -> Leaf:

@@ -115,7 +115,8 @@ class GraphViews(Views):
                 setattr(self._graph, name, getattr(self, name))
             for key, items in self._views[0].items():
                 # NOTE: a later tower makes no summaries, but whoever merges all must find some.
-                add_once(self._graph, key, [item for item in items if _is_summary(item)])
+                made = [item for item in items if isinstance(item, tf.Tensor)]
+                add_once(self._graph, key, [item for item in made if "Summary" in item.op.type])
 
     def close(self) -> None:
         """See base class."""
@@ -253,10 +254,6 @@ class GraphViews(Views):
         if isinstance(item, (tf.Tensor, tf.Operation)) and item.name.startswith(prefix):
             return plain + item.name.removeprefix(prefix)
         return item.name
-
-
-def _is_summary(item: object) -> bool:
-    return isinstance(item, tf.Tensor) and "Summary" in item.op.type
 
 
 def add_once(graph: tf.Graph, key: Hashable, items: Sequence[object]) -> None:

@@ -186,16 +186,10 @@ def _writing(handle: tf.Tensor) -> Iterator[tuple[tf.Operation, tf.Operation]]:
             for tensor in op.outputs:
                 yield from _writing(tensor)
         else:
-            for own in _inside(op, handle):
-                yield from ((op, write) for _, write in _writing(own))
-
-
-def _inside(op: tf.Operation, handle: tf.Tensor) -> Iterator[tf.Tensor]:
-    """Yields what a handle is called inside of the functions that an operation calls."""
-    for body in bodies(op):
-        for own, given in zip(body.inputs, body.arguments, strict=True):
-            if given is handle:
-                yield own
+            for body in bodies(op):
+                for own, given in zip(body.inputs, body.arguments, strict=True):
+                    if given is handle:
+                        yield from ((op, write) for _, write in _writing(own))
 
 
 def variable_of(op: tf.Operation) -> tf.Operation | None:

@@ -78,7 +78,14 @@ def sum_onto(tensors: Sequence[types.Gradient], device: str | None) -> types.Gra
         return copy_onto(tensors[0], device)
     with on(device):
         if isinstance(tensors[0], tf.IndexedSlices):
-            return _joined_slices(tensors)
+            indices = [each.indices for each in tensors]
+            dtype = tf.int64 if len({each.dtype for each in indices}) > 1 else indices[0].dtype
+            shapes = [each.dense_shape for each in tensors if each.dense_shape is not None]
+            return tf.IndexedSlices(
+                tf.concat([each.values for each in tensors], 0),
+                tf.concat([tf.cast(each, dtype) for each in indices], 0),
+                shapes[0] if shapes else None,
+            )
         require_sum(tensors[0].dtype)
         return tf.add_n(tensors)
 
@@ -222,40 +229,27 @@ def concat_onto(values: Sequence[types.Rows | None], device: str | None) -> type
     if len(tensors) == 1:
         return copy_onto(tensors[0], device)
     if _kind(tensors[0]) == "tensor":
-        _require_rows(tensors)
+        for tower, tensor in enumerate(tensors):
+            if tensor.shape.rank == 0:
+                raise errors.TowerMismatchError(
+                    "What towers return is joined row by row, and a scalar has no rows; tower "
+                    f"{tower} returned {tensor!r}. Give it the shape [batch]."
+                )
+        _require_same_shapes([tensor.shape[1:] for tensor in tensors], "shape of a row")
     with on(device):
         if isinstance(tensors[0], tf.SparseTensor):
             return tf.sparse.concat(0, tensors, expand_nonconcat_dims=True)
         return tf.concat(tensors, 0)
 
 
-def _require_rows(tensors: Sequence[tf.Tensor]) -> None:
-    for i, tensor in enumerate(tensors):
-        if tensor.shape.rank == 0:
-            raise errors.TowerMismatchError(
-                "What towers return is joined row by row, and a scalar has no rows; tower "
-                f"{i} returned {tensor!r}. Give it the shape [batch]."
-            )
-    _require_same_shapes([tensor.shape[1:] for tensor in tensors], "shape of a row")
-
-
-def deduplicate(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Sums the rows of equal index, so that each index stands once."""
+def deduplicate(slices: types.Gradient) -> types.Gradient:
+    """Sums the rows of equal index, so that each index stands once; a tensor has none."""
+    if not isinstance(slices, tf.IndexedSlices):
+        return slices
     with on(slices.values.device):
         indices, positions = tf.unique(slices.indices)
         values = tf.math.unsorted_segment_sum(slices.values, positions, tf.size(indices))
         return tf.IndexedSlices(values, indices, slices.dense_shape)
-
-
-def _joined_slices(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
-    index_dtypes = {item.indices.dtype for item in slices}
-    dtype = tf.int64 if len(index_dtypes) > 1 else slices[0].indices.dtype
-    shapes = [item.dense_shape for item in slices if item.dense_shape is not None]
-    return tf.IndexedSlices(
-        tf.concat([item.values for item in slices], 0),
-        tf.concat([tf.cast(item.indices, dtype) for item in slices], 0),
-        shapes[0] if shapes else None,
-    )
 
 
 def _as_tensor(value: types.Gradient | types.Rows | None) -> types.Gradient | types.Rows:

@@ -42,8 +42,12 @@ def as_here(fn: types.Function) -> types.Function:
     def call(*args: types.Nest, **kwargs: types.Nest) -> types.Nest:
         try:
             return converted(*args, **kwargs)
-        except tfc.autograph.StagingError as staged:
-            raise _original(staged) from None
+        except tfc.autograph.StagingError as failure:
+            # AutoGraph replaces an exception because it cannot make it anew.
+            original: BaseException = failure
+            while isinstance(original, tfc.autograph.StagingError) and original.__context__:
+                original = original.__context__
+            raise original from None
 
     return unconverted(call)
 
@@ -71,10 +75,3 @@ def own_types() -> Iterator[None]:
             vars(failure)["ag_pass_through"] = True
             vars(failure).pop("ag_error_metadata", None)
         raise
-
-
-def _original(staged: Exception) -> BaseException:
-    """Returns the exception that AutoGraph replaced because it could not make it anew."""
-    while isinstance(staged, tfc.autograph.StagingError) and staged.__context__ is not None:
-        staged = staged.__context__
-    return staged

@@ -69,8 +69,8 @@ def merge(
         for variable in made
         if isinstance(variable, variables.TowerLocalVariable) and is_metric_variable(variable)
     ]
-    added = [variable for variable in gathered if _adds_up(variable)]
-    _require_sums([variable for variable in added if variable.is_assumed_sum], updates)
+    assumed = [v for v in gathered if v.is_assumed_sum and v.reduction is None]
+    _require_sums(assumed, updates)
     with tf1.control_dependencies(updates):
         moved = _gather(gathered)
     merged = tf1.group(*moved, *updates, name="merge_metrics")
@@ -82,11 +82,6 @@ def is_metric_variable(variable: tf.Variable) -> bool:
     """Whether a variable is in the collections of local or metric variables."""
     listed = (item for key in isolation.LOCAL for item in tf1.get_collection(key))
     return any(variable is item for item in listed)
-
-
-def _adds_up(variable: variables.TowerLocalVariable) -> bool:
-    """Whether what the towers' copies have gathered is added up."""
-    return variable.aggregation == variables.SUM and variable.reduction is None
 
 
 def _require_sums(

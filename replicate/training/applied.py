@@ -125,7 +125,7 @@ def clip(gradients: Sequence[types.Nest], limit: float) -> list[types.Nest]:
         gradients: N tensors, IndexedSlices, or copies of these on several devices.
         limit: The largest norm.
     """
-    gradients = [values.map_copies(_deduplicated, gradient) for gradient in gradients]
+    gradients = [values.map_copies(reductions.deduplicate, gradient) for gradient in gradients]
     norm = tf.linalg.global_norm([values.first_of(gradient) for gradient in gradients])
     limit = tf.constant(limit, norm.dtype)
     # NOTE: a norm that is not finite makes every gradient NaN, as on one device.
@@ -138,9 +138,3 @@ def clip(gradients: Sequence[types.Nest], limit: float) -> list[types.Nest]:
         return reductions.scaled(copy, factor, reductions.device_of(copy))
 
     return [values.map_copies(scaled, gradient) for gradient in gradients]
-
-
-def _deduplicated(gradient: types.Gradient) -> types.Gradient:
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
-    return reductions.deduplicate(gradient)

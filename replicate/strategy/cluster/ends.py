@@ -118,7 +118,17 @@ def _of_static(
     brought = tf.stack([tf.cast(has_next, tf.int32), 0, 0])
     ready, _, leaving = tf.unstack(workers.sum([brought])[0])
     is_uneven = (ready > 0) & (ready < workers.size) & tf.equal(leaving, 0)
-    uneven = _refused if is_complete else _told
+
+    def uneven() -> tf.Operation:
+        if not is_complete:
+            advice = "Let every worker have as many batches as the others."
+            return tf1.group(tf.print(_UNEVEN + advice))
+        text = (
+            f"{_UNEVEN}An evaluation counts every row: batch without drop_remainder=True, or let "
+            "every worker have as many batches as the others."
+        )
+        return tf1.group(tf.debugging.Assert(tf.constant(False), [text]))
+
     with tf1.control_dependencies([tf.cond(is_uneven, uneven, tf.no_op)]):
         return _ended(brought, ready >= workers.size, leaving, workers)
 
@@ -141,18 +151,6 @@ def _ended(
     ended = tf.cond(tf.logical_and(goes_on, tf.equal(leaving, 0)), tf.no_op, end)
     workers.wait_for(ended)
     return EndSignal(brought, ended)
-
-
-def _told() -> tf.Operation:
-    return tf1.group(tf.print(_UNEVEN + "Let every worker have as many batches as the others."))
-
-
-def _refused() -> tf.Operation:
-    text = (
-        f"{_UNEVEN}An evaluation counts every row: batch without drop_remainder=True, or let "
-        "every worker have as many batches as the others."
-    )
-    return tf1.group(tf.debugging.Assert(tf.constant(False), [text]))
 
 
 _Makers: TypeAlias = Sequence[Callable[[], tf.Tensor]]

@@ -78,7 +78,14 @@ class Inheritance:
             stack.enter_context(_in_graph(self._outer_graph, self._outer_eager))
             stack.enter_context(_in_graph(self.graph, self.eager))
             stack.enter_context(tfc.eager_context.device_policy(self._policy))
-            self._restore_stacks()
+            graph = self.graph
+            graph._variable_creator_stack = list(self._creators)
+            graph._control_dependencies_stack = list(self._controls)
+            graph._device_function_stack = self._devices.copy()
+            graph._colocation_stack = self._colocations.copy()
+            store = tfc.variable_scope.get_variable_scope_store()
+            store.current_scope = self._scope
+            store.variable_scopes_count = dict(self._scope_counts)
             self.go_on({name: dict(kept) for name, kept in self._added.items()})
             summaries = vars(tfc.summary_ops._summary_state)
             summaries.update(self._summaries)
@@ -91,16 +98,6 @@ class Inheritance:
         """Returns what the names of a tower's operations begin with."""
         prefix = f"{self.name_scope}/" if self.name_scope else ""
         return f"{prefix}tower_{tower_id}/" if tower_id > 0 else prefix
-
-    def _restore_stacks(self) -> None:
-        graph = self.graph
-        graph._variable_creator_stack = list(self._creators)
-        graph._control_dependencies_stack = list(self._controls)
-        graph._device_function_stack = self._devices.copy()
-        graph._colocation_stack = self._colocations.copy()
-        store = tfc.variable_scope.get_variable_scope_store()
-        store.current_scope = self._scope
-        store.variable_scopes_count = dict(self._scope_counts)
 
     # NOTE: what a graph adds to operations, as other gradients, is no thread's: a tower that
     # sleeps within such a scope would lend it to the next one.
@@ -257,7 +254,9 @@ def run(
         views = isolation.GraphViews(inheritance.graph, prefixes, every_collection, unasked)
     creations.watch(views)
     try:
-        concurrent = concurrent and inheritance.eager and not _is_seeded()
+        # NOTE: a seeded run must repeat: then towers draw their seeds one after the other.
+        is_seeded = tfc.eager_context.global_seed() is not None
+        concurrent = concurrent and inheritance.eager and not is_seeded
         _walk(towers, creations, views, concurrent)
     finally:
         for tower in towers:
@@ -268,11 +267,6 @@ def run(
         views.close()
     inheritance.take_back(towers[0].scope_counts)
     return [tower.result for tower in towers]
-
-
-def _is_seeded() -> bool:
-    """Whether a seeded run must repeat: then towers draw their seeds one after the other."""
-    return tfc.eager_context.global_seed() is not None
 
 
 def _walk(

@@ -41,10 +41,6 @@ class Request(NamedTuple):
     scope: str = ""
     collections: tuple[Hashable, ...] | None = None
 
-    def is_exactly(self, other: "Request") -> bool:
-        """Whether `other` has the same full name."""
-        return self.matches(other) and (self.name, self.scope) == (other.name, other.scope)
-
     def matches(self, other: "Request") -> bool:
         """Whether `other` may serve this request, numbers that TensorFlow added aside."""
         return (
@@ -149,10 +145,10 @@ class Creations:
         """Finds the next match: of the same full name, of the same name, or alike."""
         ahead = range(self._next[tower_id], len(self._made))
         alike = [i for i in ahead if request.matches(self._made[i][0])]
-        exact = [i for i in alike if request.is_exactly(self._made[i][0])]
+        named = [i for i in alike if self._made[i][0].name == request.name]
+        exact = [i for i in named if self._made[i][0].scope == request.scope]
         if exact or not self._first_paused:
             return exact[0] if exact else None
-        named = [i for i in alike if self._made[i][0].name == request.name]
         if named:
             return named[0]
         names = {logged.name for logged, _ in self._made}

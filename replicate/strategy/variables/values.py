@@ -271,21 +271,10 @@ def regroup(
         _require_alike(nests, type(first), len)
         joined = [regroup(leaves, wrap, devices) for leaves in zip(*nests, strict=True)]
         return _sequence_like(first, joined)
-    return _regroup_leaf(nests, wrap, devices)
-
-
-def _regroup_leaf(
-    leaves: Sequence[types.Nest],
-    wrap: type[DistributedValues],
-    devices: Sequence[str | None] | None,
-) -> types.Nest:
-    first = leaves[0]
     container = container_of(first)
-    if container is not None and all(container_of(leaf) is container for leaf in leaves):
+    if container is not None and all(container_of(leaf) is container for leaf in nests):
         return container
-    if all(leaf is first for leaf in leaves):
-        return first
-    return wrap(leaves, devices)
+    return first if all(leaf is first for leaf in nests) else wrap(nests, devices)
 
 
 def _require_alike(

@@ -166,20 +166,16 @@ class TowerLocalVariable(DistributedVariable):
         """
         if self._aggregation == FIRST or self._follows_first or len(self._members) == 1:
             return self._members[0].value()
+        if self._aggregation == NONE:
+            raise ValueError(
+                "A tower-local variable that is read across towers needs an aggregation: "
+                f"{self.name} has none. Give it aggregation=tf.VariableAggregation.SUM, MEAN or "
+                "ONLY_FIRST_REPLICA when it is made."
+            )
         with tf1.name_scope(_SCOPE):
-            return self._aggregated()
-
-    def _aggregated(self) -> tf.Tensor:
-        copies = [member.value() for member in self._members]
-        device = self._members[0].device
-        if self._aggregation in (SUM, MEAN):
+            copies, device = [member.value() for member in self._members], self._members[0].device
             number = len(copies) if self._aggregation == MEAN else 1
             return reductions.divide_onto(reductions.sum_onto(copies, device), number, device)
-        raise ValueError(
-            "A tower-local variable that is read across towers needs an aggregation: "
-            f"{self.name} has none. Give it aggregation=tf.VariableAggregation.SUM, MEAN or "
-            "ONLY_FIRST_REPLICA when it is made."
-        )
 
     def spread(self, value: types.Nest) -> list[tf.Tensor | None]:
         """See base class. SUM divides it (integers: the remainder to the first copy)."""
