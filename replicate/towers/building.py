@@ -141,21 +141,14 @@ def _merged(
             predictions=predictions.merge(strategy, [s.predictions for s in specs], "predictions"),
             eval_metric_ops=metrics.merge(specs, creations.all()),
         )
-    train_op = model.step(towers, _updates(model, towers, rules.update_ops))
+    updating = towers[:1] if rules.update_ops == "first" else towers
+    if rules.update_ops == "first" and model.optimizer_fn is None:
+        updating = []  # a model_fn with an optimizer of its own runs what it wants
+    train_op = model.step(towers, [op for tower in updating for op in tower.update_ops])
     later = [op for tower in towers[1:] for op in tower.update_ops]
     running = (train_op, merged.loss)
     joined = statistics.join(creations.all(), running, rules.update_ops, later)
     return merged._replace(train_op=train_op if joined is None else tf.group(train_op, joined))
-
-
-def _updates(
-    model: models.Model, towers: Sequence[models.Tower], update_ops: str
-) -> list[types.Fetch]:
-    """Returns the update operations that run beside the step."""
-    if update_ops == "first" and model.optimizer_fn is None:
-        return []  # a model_fn with an optimizer of its own runs what it wants
-    running = towers[:1] if update_ops == "first" else towers
-    return [update for tower in running for update in tower.update_ops]
 
 
 def _require_same_variables(towers: Sequence[models.Tower], creations: sharing.Creations) -> None:

@@ -74,8 +74,12 @@ def merge(
     with tf1.control_dependencies(updates):
         moved = _gather(gathered)
     merged = tf1.group(*moved, *updates, name="merge_metrics")
-    metrics = specs[0].eval_metric_ops or {}
-    return {name: (_value_of(value), merged) for name, (value, _) in metrics.items()}
+    metrics = {}
+    for name, (value, _) in (specs[0].eval_metric_ops or {}).items():
+        if isinstance(value, variables.DistributedVariable):
+            value = tf.identity(value.members[0].read_value())
+        metrics[name] = value, merged
+    return metrics
 
 
 def is_metric_variable(variable: tf.Variable) -> bool:
@@ -116,13 +120,6 @@ def _reads(tensor: tf.Tensor, handle: tf.Tensor) -> bool:
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle
-
-
-def _value_of(value: tf.Tensor | tf.Variable) -> tf.Tensor:
-    """Returns a metric's value tensor; of a variable, what its first copy has gathered."""
-    if not isinstance(value, variables.DistributedVariable):
-        return value
-    return tf.identity(value.members[0].read_value())
 
 
 def _gather(metric_variables: Sequence[variables.TowerLocalVariable]) -> list[tf.Operation]:

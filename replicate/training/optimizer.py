@@ -52,7 +52,11 @@ def forget_unused(specs: Sequence[types.EstimatorSpec], runs: Sequence[types.Fet
         runs: What is run in its place.
     """
     summaries = tf1.get_collection(tf1.GraphKeys.SUMMARIES)
-    running = operations.executed_by([*runs, *_tensors(specs[0]), *summaries])
+    metrics = list((specs[0].eval_metric_ops or {}).values())
+    held = [specs[0].loss, specs[0].predictions, metrics]
+    leaves = tf.nest.flatten(held, expand_composites=True)
+    kept = [leaf for leaf in leaves if isinstance(leaf, (tf.Tensor, tf.Operation))]
+    running = operations.executed_by([*runs, *kept, *summaries])
     replaced = operations.executed_by([spec.train_op for spec in specs]) - running
     unused = [
         variable
@@ -64,13 +68,6 @@ def forget_unused(specs: Sequence[types.EstimatorSpec], runs: Sequence[types.Fet
     graph = tf1.get_default_graph()
     for key in graph.get_all_collection_keys() if unused else ():
         isolation.remove(graph, key, unused)
-
-
-def _tensors(spec: types.EstimatorSpec) -> list[types.Fetch]:
-    """Returns what a spec has beside its step."""
-    metrics = list((spec.eval_metric_ops or {}).values())
-    leaves = tf.nest.flatten([spec.loss, spec.predictions, metrics], expand_composites=True)
-    return [leaf for leaf in leaves if isinstance(leaf, (tf.Tensor, tf.Operation))]
 
 
 def _is_forgotten(

@@ -168,7 +168,11 @@ class GradientStep:
         optimizer = towers[0].optimizer
         pairs = self._joined(strategy, towers)
         if self.accumulate_steps > 1:
-            _require_no_queues(optimizer)
+            if isinstance(optimizer, tf1.train.SyncReplicasOptimizer):
+                raise ValueError(
+                    "accumulate_steps and SyncReplicasOptimizer both gather gradients of several "
+                    "batches; got both. Leave out one of them."
+                )
             _create_slots(optimizer, [variable for _, variable in pairs])
 
         def update(found: context.Pairs, step: tf.Variable | None) -> tf.Operation:
@@ -274,11 +278,3 @@ def _require_positive(
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
         raise ValueError(f"{name} must be a positive number; got {value!r}.")
-
-
-def _require_no_queues(optimizer: tf1.train.Optimizer) -> None:
-    if isinstance(optimizer, tf1.train.SyncReplicasOptimizer):
-        raise ValueError(
-            "accumulate_steps and SyncReplicasOptimizer both gather gradients of several "
-            "batches; got both. Leave out one of them."
-        )

@@ -153,7 +153,10 @@ def of(given: Cluster | Mapping[str, Any] | str | None = None) -> Cluster:
     servers = _tasks(jobs, "ps")
     has_evaluator = bool(jobs.get("evaluator"))
     own = _own(found.get("task") or {}, [*tasks, *servers])
-    trained = _with_chief(tasks)
+    trained = tuple(tasks)
+    if tasks[0].job == "worker":  # the first one is the chief by its name, too
+        moved = [dataclasses.replace(task, index=task.index - 1) for task in tasks[1:]]
+        trained = dataclasses.replace(tasks[0], job="chief"), *moved
     if own in tasks:
         own = trained[tasks.index(own)]
     return Cluster(trained, own, tuple(servers), has_evaluator)
@@ -187,15 +190,6 @@ def _own(named: object, tasks: list[Task]) -> Task:
         f"TF_CONFIG's task is one of its cluster: got {named!r}, and the cluster has "
         f"{', '.join(task.name for task in tasks)}. Check type and index."
     )
-
-
-def _with_chief(tasks: list[Task]) -> tuple[Task, ...]:
-    """Returns tasks of which the first one is the chief by its name, too."""
-    first, *others = tasks
-    if first.job != "worker":
-        return tuple(tasks)
-    moved = [dataclasses.replace(task, index=task.index - 1) for task in others]
-    return dataclasses.replace(first, job="chief"), *moved
 
 
 def _parsed(given: Mapping[str, Any] | str | None) -> Mapping[str, Any]:

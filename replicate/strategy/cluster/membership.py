@@ -107,7 +107,15 @@ class Membership:
             )
 
     def _new_server(self) -> tf.distribute.Server:
-        own, spec, config = self.cluster.own, self.cluster.spec(), self._server_config()
+        own, spec = self.cluster.own, self.cluster.spec()
+        config = tf1.ConfigProto()  # what devices are, sessions cannot say any more
+        given = self._session_config
+        if given is not None:
+            config.gpu_options.CopyFrom(given.gpu_options)
+            config.intra_op_parallelism_threads = given.intra_op_parallelism_threads
+            config.inter_op_parallelism_threads = given.inter_op_parallelism_threads
+        if not self.cluster.servers:
+            self._set(config)
         device_names.settle_sessions()  # which notes the server, too
         try:
             return tf.distribute.Server(spec, job_name=own.job, task_index=own.index, config=config)
@@ -118,18 +126,6 @@ class Membership:
                 "in TF_CONFIG, in all processes; start a server of your own after "
                 "replicate_model_fn."
             ) from reason
-
-    def _server_config(self) -> tf1.ConfigProto:
-        """Returns the server's settings: what devices are, sessions cannot say any more."""
-        config = tf1.ConfigProto()
-        given = self._session_config
-        if given is not None:
-            config.gpu_options.CopyFrom(given.gpu_options)
-            config.intra_op_parallelism_threads = given.intra_op_parallelism_threads
-            config.inter_op_parallelism_threads = given.inter_op_parallelism_threads
-        if not self.cluster.servers:
-            self._set(config)
-        return config
 
     def configure(self, config: tf1.ConfigProto) -> None:
         """Sets in the settings of sessions, in place, whom they see, and who leads the steps.

@@ -6,7 +6,6 @@ value is the variable's own rule: `DistributedVariable.spread`.
 """
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -116,17 +115,6 @@ class _Holder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._operation, name)
-
-
-def reference(variable: "Persistent") -> Reference:
-    """Returns a tensor of a graph that stands for a distributed variable, also in a tower.
-
-    The graph keeps the tensor it has: this is another object, of the same operation.
-    """
-    tensor = copy.copy(variable.read_across())
-    tensor.__class__ = Reference
-    tensor.variable = variable
-    return tensor
 
 
 class PartOfCopies(tf.Variable.SaveSliceInfo):

@@ -4,6 +4,7 @@ To TensorFlow each is one resource variable: in a tower or an update it is the c
 the tower or device, across towers it is what all copies together stand for.
 """
 
+import copy
 import functools
 import inspect
 import weakref
@@ -204,7 +205,10 @@ class DistributedVariable(checkpoint.Persistent, tf.Variable, _Tensor):
             raise ValueError(f"Variable {self.name} has no reference: it is of no graph.")
         if self._reference is None:  # one only: a Saver refuses the same one under two names
             with copies.outermost():
-                self._reference = checkpoint.reference(self)
+                # The graph keeps the tensor it has: this is another object, of its operation.
+                self._reference = copy.copy(self.read_across())
+                self._reference.__class__ = checkpoint.Reference
+                self._reference.variable = self
         return self._reference
 
     def _as_graph_element(self) -> tf.Tensor:
