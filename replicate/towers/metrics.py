@@ -5,8 +5,8 @@ After all towers' updates, what towers 1 to K - 1 have gathered moves into the f
 tower's variables, from which its value tensors read.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from replicate import errors, types
@@ -14,9 +14,11 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import isolation, operations, reductions
 from replicate.strategy import context
 from replicate.strategy.variables import variables
+from replicate.towers import statistics
 
-_Gathered: TypeAlias = tuple[list[tf.Tensor], Callable[..., tf.Operation]]
-"""What all workers are to add up, and what writes a metric's variable with their sums."""
+_Join: TypeAlias = tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]
+"""What all workers are to add up, and what makes of their sums what a variable's copies are given.
+"""
 
 
 def metric_reduction(variable: tf.Variable, fn: Callable[[list[tf.Tensor]], tf.Tensor]) -> None:
@@ -71,9 +73,8 @@ def merge(
     ]
     assumed = [v for v in gathered if v.is_assumed_sum and v.reduction is None]
     _require_sums(assumed, updates)
-    with tf1.control_dependencies(updates):
-        moved = _gather(gathered)
-    merged = tf1.group(*moved, *updates, name="merge_metrics")
+    joined = statistics.rewritten(gathered, updates, functools.partial(_joined, gathered))
+    merged = tf1.group(*[] if joined is None else [joined], *updates, name="merge_metrics")
     metrics = {}
     for name, (value, _) in (specs[0].eval_metric_ops or {}).items():
         if isinstance(value, variables.DistributedVariable):
@@ -122,99 +123,64 @@ def _reads(tensor: tf.Tensor, handle: tf.Tensor) -> bool:
     return tensor.op.type == "ReadVariableOp" and tensor.op.inputs[0] is handle
 
 
-def _gather(metric_variables: Sequence[variables.TowerLocalVariable]) -> list[tf.Operation]:
+def _joined(
+    gathered: Sequence[variables.TowerLocalVariable], columns: statistics.Columns
+) -> statistics.Columns:
     """Moves what all copies of metrics' variables have gathered into the first ones.
 
     What a tower without rows has gathered is dropped. NOTE: some metrics write to a copy's handle,
     where the variable cannot refuse it.
 
+    Args:
+        gathered: The variables.
+        columns: What their copies hold.
+
     Returns:
-        Operations after which the first copies hold the aggregates. Run again without an update in
-        between, they change nothing.
+        What the copies are given: the first ones the aggregates. Given again without an update in
+        between, it changes nothing.
     """
     share = context.required_share()
-    gathered = [_gathered(variable, share) for variable in metric_variables]
-    parts = [part for own, _ in gathered for part in own]
+    joins = [_join(*each, share) for each in zip(gathered, columns, strict=True)]
+    parts = [part for own, _ in joins for part in own]
     totals = iter(share.workers.totals(parts) if parts else parts)
-    return [finish(*(next(totals) for _ in own)) for own, finish in gathered]
+    return [finish(*(next(totals) for _ in own)) for own, finish in joins]
 
 
-def _gathered(variable: variables.TowerLocalVariable, share: context.Share) -> _Gathered:
-    """Gathers what the copies of one variable hold."""
-    numeric = variable.dtype.is_floating or variable.dtype.is_integer or variable.dtype.is_complex
-    copies = [tf.identity(member.read_value()) for member in variable.members]
-    if variable.reduction is not None:
-        return _reduced(variable, variable.reduction, copies, share)
-    if variable.aggregation == variables.MEAN:
-        return _averaged(variable, copies, share)
-    if variable.aggregation == variables.SUM and numeric:
-        return _added(variable, copies, share)
-    return [], tf1.no_op
-
-
-def _reduced(
-    variable: variables.TowerLocalVariable,
-    reduction: Callable[[list[tf.Tensor]], tf.Tensor],
-    copies: Sequence[tf.Tensor],
-    share: context.Share,
-) -> _Gathered:
-    with _beside(variable, copies):
-        kept = [
-            copy if has is True else tf.where(has, copy, tf.identity(member.initial_value))
-            for copy, member, has in zip(
-                copies, variable.members, share.parts.has_rows, strict=True
-            )
-        ]
-        moved = _move(variable.members, reduction(share.workers.all(kept)))
-    return [], lambda: moved
-
-
-def _averaged(
+def _join(
     variable: variables.TowerLocalVariable, copies: Sequence[tf.Tensor], share: context.Share
-) -> _Gathered:
-    with _beside(variable, copies):
-        counted = tf.add_n([tf.cast(has, copies[0].dtype) for has in share.parts.has_rows])
-        total = tf.add_n(reductions.mask_rows(copies, share.parts.has_rows))
-
-    def write(total: tf.Tensor, counted: tf.Tensor) -> tf.Operation:
-        with _beside(variable, copies):
-            mean = total / counted
-            return tf1.group(*[copy.assign(mean, read_value=False) for copy in variable.members])
-
-    return [total, counted], write
-
-
-def _added(
-    variable: variables.TowerLocalVariable, copies: Sequence[tf.Tensor], share: context.Share
-) -> _Gathered:
-    members, has_rows = variable.members, share.parts.has_rows
-    with _beside(variable, copies):
-        starts = [tf.identity(member.initial_value) for member in members[1:]]
-        gathered = [copy - start for copy, start in zip(copies[1:], starts, strict=True)]
-        gathered = reductions.mask_rows(gathered, has_rows[1:])
+) -> _Join:
+    members, has_rows, dtype = variable.members, share.parts.has_rows, variable.dtype
+    starts = [member.initial_value for member in members[1:]]
+    with tf.device(members[0].device):
+        if variable.reduction is not None:
+            kept = [
+                copy if has is True else tf.where(has, copy, tf.identity(member.initial_value))
+                for copy, member, has in zip(copies, members, has_rows, strict=True)
+            ]
+            reduced = variable.reduction(share.workers.all(kept))
+            return [], lambda: [reduced, *starts]
+        if variable.aggregation == variables.MEAN:
+            counted = tf.add_n([tf.cast(has, dtype) for has in has_rows])
+            total = tf.add_n(reductions.mask_rows(copies, has_rows))
+            return [total, counted], lambda total, counted: [total / counted] * len(members)
+        is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
+        if variable.aggregation != variables.SUM or not is_number:
+            return [], lambda: [None] * len(members)
+        added = [copy - start for copy, start in zip(copies[1:], starts, strict=True)]
+        added = reductions.mask_rows(added, has_rows[1:])
         if share.workers.is_alone:
-            moved = _move(members, tf.add_n([copies[0], *gathered]))
-            return [], lambda: moved
-        before = _before(variable)
-        start = tf.identity(members[0].initial_value)
+            total = tf.add_n([copies[0], *added])
+            return [], lambda: [total, *starts]
+        before, start = _before(variable), tf.identity(members[0].initial_value)
         own = reductions.mask_rows([copies[0] - start - before], has_rows[:1])
-        increment = tf.add_n([*own, *gathered])
 
-    def write(increment: tf.Tensor) -> tf.Operation:
-        with _beside(variable, copies):
-            total = before + increment
-            with tf1.control_dependencies([total]):
-                noted = before.assign(total, read_value=False)
-            return tf1.group(noted, _move(members, start + total))
+        def with_others(increment: tf.Tensor) -> list[tf.Tensor]:
+            with tf.device(members[0].device):
+                total = before + increment
+                with tf1.control_dependencies([before.assign(total, read_value=False)]):
+                    return [start + total, *starts]
 
-    return [increment], write
-
-
-@contextlib.contextmanager
-def _beside(variable: variables.TowerLocalVariable, copies: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Enters the device of the first copy, once all copies have been read."""
-    with tf1.control_dependencies(copies), tf.device(variable.members[0].device):
-        yield
+        return [tf.add_n([*own, *added])], with_others
 
 
 def _before(variable: variables.TowerLocalVariable) -> tf.Variable:
@@ -228,11 +194,3 @@ def _before(variable: variables.TowerLocalVariable) -> tf.Variable:
         name=name,
         use_resource=True,
     )
-
-
-def _move(members: Sequence[tf.Variable], total: tf.Tensor) -> tf.Operation:
-    """Gives the first copy the total, and the others what they began with."""
-    moved = [members[0].assign(total, read_value=False)]
-    for member in members[1:]:
-        moved.append(member.assign(member.initial_value, read_value=False))
-    return tf1.group(*moved)

@@ -41,7 +41,7 @@ def join(
     local = [variable for variable in made if isinstance(variable, variables.TowerLocalVariable)]
     executed = operations.executed_by(running) if local else set()
     if update_ops == "mean":
-        return _rewritten(_written(local, executed), running, _means)
+        return rewritten(_written(local, executed), running, _means)
     counting = executed - operations.executed_by(later if update_ops == "first" else [])
     used = []
     for variable in local:
@@ -53,10 +53,10 @@ def join(
         elif not any(op in counting for member in members for op in operations.writes(member)):
             variable.follow_first()
     if update_ops == "first":
-        return _rewritten(used, running, _firsts)
+        return rewritten(used, running, _firsts)
     if all(has is True for has in context.required_share().parts.has_rows):
         return None
-    return _rewritten(_written(local, executed), running, _without_rows)
+    return rewritten(_written(local, executed), running, _without_rows)
 
 
 def _is_statistic(variable: variables.TowerLocalVariable) -> bool:
@@ -75,10 +75,16 @@ def _written(
     ]
 
 
-def _rewritten(
+def rewritten(
     found: Sequence[variables.TowerLocalVariable], running: Sequence[types.Fetch], join: Join
 ) -> tf.Operation | None:
-    """Gives the copies of variables what they make together once a step is done."""
+    """Gives the copies of variables what they make together once something has run.
+
+    Args:
+        found: The variables.
+        running: What has run by then.
+        join: Takes what the copies hold; returns what they are given, or None.
+    """
     if not found:
         return None
     with tf1.control_dependencies([getattr(item, "op", item) for item in running]):
