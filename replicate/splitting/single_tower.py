@@ -6,7 +6,7 @@ from typing import Any
 
 from replicate import types
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import isolation, placement
+from replicate.graph import isolation
 from replicate.strategy import base, context
 from replicate.strategy.towers import lockstep
 from replicate.strategy.variables import variables
@@ -45,12 +45,6 @@ class SingleTowerStrategy(base.DistributionStrategy):
             self._default_device(),
         ):
             yield
-
-    def run_towers(self, *args: Any, **kwargs: Any) -> list[types.Nest]:
-        """See base class."""
-        results = super().run_towers(*args, **kwargs)
-        placement.keep_beside_variables(tf1.get_default_graph())
-        return results
 
     def _noted(self) -> contextlib.AbstractContextManager[None]:
         """See base class: a model that is split over devices is no tower to its author."""

@@ -15,7 +15,7 @@ from replicate import types
 from replicate.compat import graphs
 from replicate.compat import tensorflow as tfc
 from replicate.compat.tensorflow import tf, tf1
-from replicate.graph import collectives
+from replicate.graph import collectives, placement
 from replicate.strategy import context, conversion, datasets, verbs
 from replicate.strategy.cluster import cluster as clusters
 from replicate.strategy.cluster import membership, sessions
@@ -37,7 +37,7 @@ class DistributionStrategy(verbs.Verbs):
 
     Attributes:
         names: The names that mean the class, `class Mine(DistributionStrategy, names=["mine"])`.
-        keeps_copies: Whether a graph that is split has a copy of each variable on each device.
+        keeps_copies: Whether each variable has a copy on each device, as in a graph that is split.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -262,8 +262,14 @@ class DistributionStrategy(verbs.Verbs):
 
         if self.is_single_tower:
             with self._noted():
-                return [call(context.TowerContext(self, 0, share))]
-        return lockstep.run([body] * self.num_towers, log, concurrent, every_collection)
+                results = [call(context.TowerContext(self, 0, share))]
+        else:
+            bodies = [body] * self.num_towers
+            results = lockstep.run(bodies, log, concurrent, every_collection)
+        graph = tf1.get_default_graph()
+        if not (tf.executing_eagerly() or graph.building_function):
+            placement.keep_beside_variables(graph)
+        return results
 
     def _noted(self) -> contextlib.AbstractContextManager[None]:
         """Returns what adds to the notes of an exception that passes out of a single tower."""
@@ -291,7 +297,7 @@ class DistributionStrategy(verbs.Verbs):
         """
         del options
         with self.scope():
-            if functions.is_traced(fn):
+            if hasattr(fn, "python_function") and hasattr(fn, "get_concrete_function"):
                 call = self.call_for_each_tower
                 return self._traced.run(fn, call, tuple(args), dict(kwargs or {}))
             return self.call_for_each_tower(fn, *args, **(kwargs or {}))
@@ -345,7 +351,10 @@ class DistributionStrategy(verbs.Verbs):
 
     def _places(self, kwargs: types.Arguments) -> Sequence[str]:
         """Returns the devices of a new variable's copies; `""` for wherever it falls."""
-        raise NotImplementedError
+        return self._worker_devices if self.keeps_copies else ("",)
+
+    def _reduce_destinations(self, value: types.Nest) -> Sequence[str]:
+        return self._worker_devices if self.keeps_copies else super()._reduce_destinations(value)
 
     @contextlib.contextmanager
     def colocate_vars_with(self, v: tf.Variable | Sequence[str]) -> Iterator[None]:

@@ -66,14 +66,12 @@ class CrossDeviceOps:
             N lists of copies, one per destination.
         """
         copies: dict[int, list[types.Gradient]] = {}
-        everywhere = tuple(workers)
         together = [
             n
             for n, (parts, place) in enumerate(zip(columns, places, strict=True))
-            if tuple(place) == everywhere and len(parts) == len(workers)
+            if tuple(place) == tuple(workers) and len(parts) == len(workers)
             if not all_reduce.is_sparse(parts)
         ]
-        alone = sorted(set(range(len(columns))) - set(together))
         if together:
             rows = [list(row) for row in zip(*[columns[n] for n in together], strict=True)]
             summed = all_reduce.transferred(
@@ -86,12 +84,10 @@ class CrossDeviceOps:
                 is_spread=self._is_spread,
             )
             copies.update(zip(together, map(list, zip(*summed, strict=True)), strict=True))
-        if alone:
-            others, targets = [columns[n] for n in alone], [places[n] for n in alone]
-            reduced = all_reduce.batch_sum_onto(
-                others, workers, targets, self._pack_bytes, has_rows
-            )
-            copies.update(zip(alone, reduced, strict=True))
+        alone = [n for n in range(len(columns)) if n not in copies]
+        others, targets = [columns[n] for n in alone], [places[n] for n in alone]
+        reduced = all_reduce.batch_sum_onto(others, workers, targets, self._pack_bytes, has_rows)
+        copies.update(zip(alone, reduced, strict=True))
         if aggregation == tf.VariableAggregation.MEAN:
             for n, (parts, place) in enumerate(zip(columns, places, strict=True)):
                 copies[n] = reductions.divided_copies(copies[n], len(parts), place)

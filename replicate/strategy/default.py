@@ -83,9 +83,6 @@ class DefaultStrategy(base.DistributionStrategy):
             )
         super()._require_cross_tower(method)
 
-    def _places(self, kwargs: types.Arguments) -> Sequence[str]:
-        return ("",)
-
     def _reduce_destinations(self, value: types.Nest) -> Sequence[str]:
         return ("",)
 

@@ -30,12 +30,6 @@ class MirroredStrategy(base.DistributionStrategy, names=("mirrored",)):
         self._cross_device_ops = cross_device_ops or cross_device.best_for(workers)
         self._cross_device_ops.require(workers)
 
-    def _places(self, kwargs: types.Arguments) -> Sequence[str]:
-        return self._worker_devices
-
-    def _reduce_destinations(self, value: types.Nest) -> Sequence[str]:
-        return self._worker_devices
-
     def _batch_reduce(
         self,
         aggregation: tf.VariableAggregation,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from replicate import devices, types
+from replicate import devices
 from replicate.strategy import base
 
 
@@ -24,6 +24,3 @@ class OneDeviceStrategy(base.DistributionStrategy, names=("one_device",)):
         """See base class."""
         del name
         return cls(devices[0])
-
-    def _places(self, kwargs: types.Arguments) -> Sequence[str]:
-        return ("",)

@@ -44,14 +44,6 @@ class _OneCopyStrategy(base.DistributionStrategy):
     def _tower_device(self, tower_id: int) -> contextlib.AbstractContextManager[object]:
         return self._devices_of(self._worker_devices[tower_id])
 
-    def run_towers(self, *args: Any, **kwargs: Any) -> list[types.Nest]:
-        """See base class."""
-        results = super().run_towers(*args, **kwargs)
-        graph = tf1.get_default_graph()
-        if not (tf.executing_eagerly() or graph.building_function):
-            placement.keep_beside_variables(graph)
-        return results
-
     def _default_device(self) -> contextlib.AbstractContextManager[object]:
         return self._devices_of(self.home)
 

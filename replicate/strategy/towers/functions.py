@@ -50,11 +50,6 @@ def _owner_and_method(fn: types.Function) -> tuple[object, types.Function | None
     return getattr(fn, "__self__", fn), getattr(fn, "__func__", None)
 
 
-def is_traced(fn: types.Function) -> bool:
-    """Whether `fn` is a `tf.function`."""
-    return hasattr(fn, "python_function") and hasattr(fn, "get_concrete_function")
-
-
 class Traced:
     """For each `tf.function` that runs in towers, one that is traced with all towers inside."""
 
