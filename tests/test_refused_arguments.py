@@ -12,7 +12,7 @@ from replicate.exporting import export, saver
 from replicate.graph import placement
 from replicate.strategy import context
 from replicate.strategy.variables import values, variables
-from replicate.training import applied, model, step
+from replicate.training import model, step
 
 TWO = ["/cpu:0", "/cpu:1"]
 
@@ -35,7 +35,7 @@ def of_a_keras_optimizer():
 
 def joined(*towers):
     descent = tf1.train.GradientDescentOptimizer(1.0)
-    return applied.joined([applied.TowerGradients(descent, pairs) for pairs in towers], TWO)
+    return step.joined_pairs([step.TowerGradients(descent, pairs) for pairs in towers], TWO)
 
 
 class Named:

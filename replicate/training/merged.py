@@ -103,8 +103,3 @@ def run(
     whole = MergedStrategy(owner, [gradient for gradient, _ in pairs])
     with context.in_tensorflow(tfc.distribute_lib._CrossReplicaThreadMode(whole)):
         return apply(whole, list(pairs), *args)
-
-
-def is_current() -> bool:
-    """Whether the running code is an optimizer's, with all towers as one."""
-    return isinstance(tf.distribute.get_strategy(), MergedStrategy)

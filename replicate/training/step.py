@@ -12,12 +12,12 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from replicate import types
+from replicate import errors, types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations, reductions
 from replicate.strategy import base, context, conversion, default
 from replicate.strategy.variables import values, variables
-from replicate.training import accumulation, applied, merged
+from replicate.training import accumulation, merged
 
 Update: TypeAlias = Callable[[context.Pairs, tf.Variable | None], tf.Operation]
 """Updates by pairs of a reduced gradient and its variable; advances the global step, if given."""
@@ -28,6 +28,24 @@ Merge: TypeAlias = tuple[types.Function, Sequence[types.Nest]]
 # The functions that optimizers pass to a merge call: TensorFlow's own, then tf_keras'.
 _APPLY = "_distributed_apply"
 _KERAS_SUM = "_all_reduce_sum_fn"
+
+
+@dataclasses.dataclass(eq=False)
+class TowerGradients:
+    """One tower's gradients, on their way to the other towers': to them one thing, and no nest.
+
+    Attributes:
+        optimizer: The tower's optimizer.
+        pairs: The tower's pairs of gradient (or None) and variable.
+    """
+
+    optimizer: tf1.train.Optimizer
+    pairs: context.Pairs
+
+    @property
+    def trained(self) -> list[tuple[types.Nest, tf.Variable]]:
+        """The pairs that have a gradient."""
+        return [pair for pair in self.pairs if pair[0] is not None]
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,7 +111,7 @@ class GradientStep:
         if name == _KERAS_SUM:
             if self.is_left_out or self._is_one_devices:
                 return _as_given, args
-            return self._sum_keras, (applied.TowerGradients(owner, list(args[0])),)
+            return self._sum_keras, (TowerGradients(owner, list(args[0])),)
         # NOTE: tf_keras has made variables by now, which are forgotten if their step is not run.
         if name != _APPLY or (self.is_left_out and is_of_keras):
             return merge_fn, args
@@ -106,7 +124,7 @@ class GradientStep:
             apply = functools.partial(tf1.train.Optimizer.apply_gradients, owner)
             return (lambda _, *given: apply(*given, skip_gradients_aggregation=True)), args
         pairs, *others = args
-        brought = applied.TowerGradients(owner, list(pairs))
+        brought = TowerGradients(owner, list(pairs))
         return functools.partial(self._apply, merge_fn), (brought, *others)
 
     def apply_gradients(
@@ -134,8 +152,8 @@ class GradientStep:
         """
         if self.is_left_out:
             return tf.no_op()
-        brought = applied.TowerGradients(optimizer, list(grads_and_vars))
-        applied.require_gradients(brought)
+        brought = TowerGradients(optimizer, list(grads_and_vars))
+        _require_gradients(brought)
 
         def apply(
             pairs: context.Pairs,
@@ -205,10 +223,10 @@ class GradientStep:
         return [gradient for gradient, _ in self._joined(strategy, _brought(brought))]
 
     def _joined(
-        self, strategy: context.Strategy, towers: Sequence[applied.TowerGradients]
+        self, strategy: context.Strategy, towers: Sequence[TowerGradients]
     ) -> context.Pairs:
         """Returns N pairs of a gradient of all towers, reduced, and its variable."""
-        pairs = applied.joined(towers, strategy.worker_devices)
+        pairs = joined_pairs(towers, strategy.worker_devices)
         share, reduced = context.share(), pairs
         if share is not None and share.reduction == "mean" and not strategy.is_single_tower:
             with tf1.name_scope(reductions.SCOPE):
@@ -237,7 +255,7 @@ class GradientStep:
 
         def clipped(found: list[types.Nest], step: tf.Variable | None) -> tf.Operation:
             if self.clip_global_norm is not None:
-                found = applied.clip(found, self.clip_global_norm)
+                found = clip(found, self.clip_global_norm)
             return update(list(zip(found, trained, strict=True)), step)
 
         if self.accumulate_steps == 1:
@@ -251,7 +269,7 @@ class GradientStep:
         return updated
 
 
-def _brought(brought: types.Nest) -> Sequence[applied.TowerGradients]:
+def _brought(brought: types.Nest) -> Sequence[TowerGradients]:
     """Returns what the towers brought: one thing of each of them."""
     return brought.values if isinstance(brought, values.PerDevice) else [brought]
 
@@ -278,3 +296,114 @@ def _require_positive(
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
         raise ValueError(f"{name} must be a positive number; got {value!r}.")
+
+
+def _require_gradients(tower: TowerGradients) -> None:
+    """Refuses gradients that are all None.
+
+    Raises:
+        ValueError: Names the variables.
+    """
+    if not tower.trained:
+        raise ValueError(
+            "The loss must depend on a trainable variable: none of "
+            f"{[_name(variable) for _, variable in tower.pairs]} has a gradient. Check the "
+            "model_fn for operations without gradients."
+        )
+
+
+def joined_pairs(
+    towers: Sequence[TowerGradients], devices: Sequence[str]
+) -> list[tuple[types.Nest, tf.Variable]]:
+    """Joins K towers' lists of N pairs into one list.
+
+    Args:
+        towers: What the K towers bring.
+        devices: The K towers' devices.
+
+    Returns:
+        N pairs of a PerDevice gradient (K = 1: the gradient itself) and its variable.
+
+    Raises:
+        TowerMismatchError: If a variable has a gradient in some towers only, or the
+            towers' optimizers differ.
+    """
+    for i, tower in enumerate(towers):
+        _require_same_kind(i, tower, towers[0])
+        _require_same_variables(i, tower, towers[0])
+    columns = list(zip(*(tower.trained for tower in towers), strict=True))
+    if len(towers) == 1:
+        return [pair for (pair,) in columns]
+    return [
+        (values.PerDevice([gradient for gradient, _ in column], devices), column[0][1])
+        for column in columns
+    ]
+
+
+def _require_same_kind(i: int, tower: TowerGradients, first: TowerGradients) -> None:
+    here, there = type(tower.optimizer), type(first.optimizer)
+    # NOTE: a class that the model_fn itself defines is another one in each tower.
+    if (here.__module__, here.__qualname__) != (there.__module__, there.__qualname__):
+        raise errors.TowerMismatchError(
+            "Every tower must use the same optimizers in the same order: tower "
+            f"{i} applies {here.__name__} where tower 0 applies {there.__name__}. Look for a "
+            "branch on the tower in model_fn."
+        )
+
+
+def _require_same_variables(i: int, tower: TowerGradients, first: TowerGradients) -> None:
+    here, there = ([variable for _, variable in each.trained] for each in (tower, first))
+    pairs = itertools.zip_longest(here, there)
+    differing = [n for n, (own, other) in enumerate(pairs) if own is not other]
+    if not differing:
+        return
+    only_there, only_here = _without(there, here), _without(here, there)
+    if only_there:
+        found = f"tower {i} has none for {_name(only_there[0])}, tower 0 has one"
+    elif only_here:
+        found = f"tower {i} has one for {_name(only_here[0])}, tower 0 has none"
+    else:
+        at = differing[0]
+        found = (
+            f"as its number {at + 1}, tower {i} has {_name(here[at])}, "
+            f"tower 0 has {_name(there[at])}"
+        )
+    raise errors.TowerMismatchError(
+        "Every tower must have gradients for the same variables in the same order: "
+        f"{found}. Look for a branch on the tower, or for gradients that are dropped or "
+        "replaced by None in some towers."
+    )
+
+
+def _without(wanted: Sequence[tf.Variable], others: Sequence[tf.Variable]) -> list[tf.Variable]:
+    known = {id(variable) for variable in others}
+    return [variable for variable in wanted if id(variable) not in known]
+
+
+def _name(variable: tf.Variable) -> str:
+    return str(getattr(variable, "name", variable))
+
+
+def clip(gradients: Sequence[types.Nest], limit: float) -> list[types.Nest]:
+    """Scales reduced gradients so that their global norm is at most `limit`.
+
+    The norm is sqrt(sum over all gradients of their squares); rows of IndexedSlices with
+    one index are added first.
+
+    Args:
+        gradients: N tensors, IndexedSlices, or copies of these on several devices.
+        limit: The largest norm.
+    """
+    gradients = [values.map_copies(reductions.deduplicate, gradient) for gradient in gradients]
+    norm = tf.linalg.global_norm([values.first_of(gradient) for gradient in gradients])
+    limit = tf.constant(limit, norm.dtype)
+    # NOTE: a norm that is not finite makes every gradient NaN, as on one device.
+    factor = tf.where(norm > limit, limit / norm, tf.ones_like(norm))
+    factor = tf.where(
+        tf.math.is_finite(norm), factor, tf.fill([], norm.dtype.as_numpy_dtype("nan"))
+    )
+
+    def scaled(copy: types.Gradient) -> types.Gradient:
+        return reductions.scaled(copy, factor, reductions.device_of(copy))
+
+    return [values.map_copies(scaled, gradient) for gradient in gradients]

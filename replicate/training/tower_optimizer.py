@@ -85,8 +85,9 @@ class TowerOptimizer(tf1.train.Optimizer):
             RuntimeError: If called across towers.
             TowerMismatchError: If the towers do not bring the same variables.
         """
-        mode = context.current()
-        if mode is None or mode.strategy.is_default or merged.is_current():
+        mode, strategy = context.current(), tf.distribute.get_strategy()
+        is_met = isinstance(strategy, merged.MergedStrategy)
+        if mode is None or mode.strategy.is_default or is_met:
             return self.optimizer.apply_gradients(grads_and_vars, global_step, name)
         if mode.tower is None:
             raise RuntimeError(

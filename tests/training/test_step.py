@@ -5,7 +5,7 @@ import pytest
 
 from replicate import estimator, model_fn
 from replicate.compat.tensorflow import tf, tf1
-from replicate.training import applied, step
+from replicate.training import step
 from tests.training import runs
 
 STRATEGIES = ["parameter_server", "round_robin", "mirrored"]
@@ -60,7 +60,7 @@ def test_a_limit_has_all_digits_of_float64(of_rows):
         gradient = tf.constant([[3.0], [4.0]], tf.float64)
         if of_rows:
             gradient = tf.IndexedSlices(gradient, tf.constant([0, 1]))
-        (clipped,) = applied.clip([gradient], 0.05)
+        (clipped,) = step.clip([gradient], 0.05)
         found = session.run(tf.convert_to_tensor(clipped.values if of_rows else clipped))
     np.testing.assert_allclose(found, [[0.03], [0.04]], rtol=1e-14)
 
@@ -76,7 +76,7 @@ def test_norm_counts_rows_of_one_index_together():
     # sqrt(9 + 1 + 9). Clipped to 1: 0.8 and 0.6.
     with tf.Graph().as_default(), tf1.Session() as session:
         slices = tf.IndexedSlices(tf.constant([[3.0], [1.0], [3.0]]), tf.constant([0, 0, 1]))
-        (clipped,) = applied.clip([slices], 1.0)
+        (clipped,) = step.clip([slices], 1.0)
         values, indices = session.run([clipped.values, clipped.indices])
     np.testing.assert_allclose(values[np.argsort(indices)], [[0.8], [0.6]], rtol=1e-6)
 
