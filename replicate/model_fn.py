@@ -235,13 +235,14 @@ def _call_towers(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     options = call.options
     with call.strategy.scope():
         given = _given(call)
-        rules = building.Rules(
-            options.reduction or "mean",
-            options.update_ops or "first",
+        share = context.Share(
+            batches.WHOLE,
             options.step.of_graph(False),
-            call.is_exported,
+            options.reduction or "mean",
+            is_exported=call.is_exported,
         )
-        spec, total = building.build(call.strategy, call.model, given, rules)
+        update_ops = options.update_ops or "first"
+        spec, total = building.build(call.strategy, call.model, given, share, update_ops)
     return spec, _together(call, given, total)
 
 

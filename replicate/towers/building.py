@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from replicate import errors, types
 from replicate.compat import tensorflow as tfc
@@ -14,7 +13,6 @@ from replicate.strategy.towers import sharing
 from replicate.strategy.variables import values, variables
 from replicate.towers import metrics, predictions, statistics
 from replicate.training import model as models
-from replicate.training import step as steps
 
 _log = logging.getLogger("replicate")
 
@@ -23,27 +21,12 @@ UPDATE_OPS = ("first", "all", "mean")
 _SEEDS = 1 << 20  # of a worker's graph, before those of the next worker's
 
 
-class Rules(NamedTuple):
-    """How towers' values are joined.
-
-    Attributes:
-        reduction: `"sum"` or `"mean"`: of losses and gradients.
-        update_ops: `"first"`, `"all"` or `"mean"`: whose `UPDATE_OPS` run.
-        step: What is done with gradients before the update.
-        is_exported: Whether the graph is exported, and trains nothing.
-    """
-
-    reduction: types.Reduction
-    update_ops: str
-    step: steps.GradientStep
-    is_exported: bool
-
-
 def build(
     strategy: base.DistributionStrategy,
     model: models.Model,
     given: ends.Input,
-    rules: Rules,
+    share: context.Share,
+    update_ops: str,
 ) -> tuple[types.EstimatorSpec, int | tf.Tensor]:
     """Splits a batch, calls the model_fn for each tower, and makes one EstimatorSpec.
 
@@ -51,7 +34,8 @@ def build(
         strategy: Runs the towers; its scope is entered.
         model: The model_fn.
         given: Features and labels.
-        rules: How towers' values are joined.
+        share: How towers' values are joined.
+        update_ops: `"first"`, `"all"` or `"mean"`: whose `UPDATE_OPS` run.
 
     Returns:
         The spec, and B: an int, or an int32 tensor of shape [].
@@ -71,21 +55,15 @@ def build(
             given.numbers,
             given.checks,
         )
-    share = context.Share(
-        batch.parts,
-        rules.step,
-        rules.reduction,
-        workers,
-        is_gathered=model.mode == types.EVAL,
-        is_exported=rules.is_exported,
-    )
+    is_gathered = model.mode == types.EVAL
+    share = share._replace(parts=batch.parts, workers=workers, is_gathered=is_gathered)
     creations = sharing.Creations(strategy.num_towers)
     with models.entered(share):
         towers = _call(strategy, model, batch, creations)
         _require_same_variables(towers, creations)
         if model.optimizer_fn is None:
             _refuse_queues(strategy, creations)
-        spec = _merged(strategy, model, towers, creations, rules)
+        spec = _merged(strategy, model, towers, creations, update_ops)
         _refuse_lone_writes(strategy, creations, spec)
         return spec, batch.total
 
@@ -121,7 +99,7 @@ def _merged(
     model: models.Model,
     towers: Sequence[models.Tower],
     creations: sharing.Creations,
-    rules: Rules,
+    update_ops: str,
 ) -> types.EstimatorSpec:
     """Returns one spec of K; whatever is not joined is the first tower's."""
     first = towers[0].spec
@@ -141,13 +119,13 @@ def _merged(
             predictions=predictions.merge(strategy, [s.predictions for s in specs], "predictions"),
             eval_metric_ops=metrics.merge(specs, creations.all()),
         )
-    updating = towers[:1] if rules.update_ops == "first" else towers
-    if rules.update_ops == "first" and model.optimizer_fn is None:
+    updating = towers[:1] if update_ops == "first" else towers
+    if update_ops == "first" and model.optimizer_fn is None:
         updating = []  # a model_fn with an optimizer of its own runs what it wants
     train_op = model.step(towers, [op for tower in updating for op in tower.update_ops])
     later = [op for tower in towers[1:] for op in tower.update_ops]
     running = (train_op, merged.loss)
-    joined = statistics.join(creations.all(), running, rules.update_ops, later)
+    joined = statistics.join(creations.all(), running, update_ops, later)
     return merged._replace(train_op=train_op if joined is None else tf.group(train_op, joined))
 
 
