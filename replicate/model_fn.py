@@ -14,7 +14,7 @@ from replicate.graph import batches
 from replicate.splitting import batches as splitting_batches
 from replicate.splitting import single_tower, specs
 from replicate.strategy import base, context
-from replicate.strategy.cluster import ends, sessions, synchronous
+from replicate.strategy.cluster import ends, synchronous
 from replicate.towers import building
 from replicate.training import model as models
 from replicate.training import row_counts, step
@@ -198,7 +198,7 @@ class _Call(NamedTuple):
         return self.is_served and self.model.mode != types.TRAIN
 
 
-def _alone(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
+def _alone(call: _Call) -> tuple[types.EstimatorSpec, ends.Input]:
     """Builds the model on its one device; no operation is added."""
     options = call.options
     lone = single_tower.SingleTowerStrategy(call.strategy)
@@ -208,7 +208,7 @@ def _alone(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
     return spec, _together(call, ends.Input(call.features, call.labels), None)
 
 
-def _split(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
+def _split(call: _Call) -> tuple[types.EstimatorSpec, ends.Input]:
     """Builds the model once, as on one device, and splits its graph over the devices."""
     lone = single_tower.SingleTowerStrategy(call.strategy)
     share = context.Share(batches.WHOLE, call.options.step.of_graph(True))
@@ -230,7 +230,7 @@ def _is_optimized(config: types.RunConfig | None) -> bool:
     return told is None or not told.graph_options.rewrite_options.disable_meta_optimizer
 
 
-def _call_towers(call: _Call) -> tuple[types.EstimatorSpec, sessions.Together]:
+def _call_towers(call: _Call) -> tuple[types.EstimatorSpec, ends.Input]:
     """Calls the model once for each tower, and joins what the towers return."""
     options = call.options
     with call.strategy.scope():
@@ -254,9 +254,9 @@ def _given(call: _Call) -> ends.Input:
     return ends.joined(call.features, call.labels, workers, mode == types.EVAL)
 
 
-def _together(call: _Call, given: ends.Input, total: int | tf.Tensor | None) -> sessions.Together:
+def _together(call: _Call, given: ends.Input, total: int | tf.Tensor | None) -> ends.Input:
     """Returns what workers run together, and must have alike."""
     compared = {f"the option {line.partition('=')[0]}": line for line in call.options.told()}
     if not given.workers.is_alone:
         compared["the batch"] = str(total) if isinstance(total, int) else "of any size"
-    return sessions.Together(given.workers, compared, given.end)
+    return given._replace(compared=compared)

@@ -18,7 +18,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import collectives, placement
 from replicate.strategy import context, conversion, datasets, verbs
 from replicate.strategy.cluster import cluster as clusters
-from replicate.strategy.cluster import membership, sessions
+from replicate.strategy.cluster import ends, membership
 from replicate.strategy.towers import functions, lockstep, sharing
 from replicate.strategy.towers import tower as towers
 from replicate.strategy.variables import creation, values, variables
@@ -415,7 +415,7 @@ class DistributionStrategy(verbs.Verbs):
         return self.workers
 
     def begin_session(
-        self, spec: types.EstimatorSpec, config: types.RunConfig | None, joined: sessions.Together
+        self, spec: types.EstimatorSpec, config: types.RunConfig | None, joined: ends.Input
     ) -> types.EstimatorSpec:
         """Returns an EstimatorSpec whose sessions begin and end as those of a cluster.
 

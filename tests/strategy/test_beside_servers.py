@@ -13,7 +13,7 @@ import replicate
 from replicate import estimator
 from replicate.compat.tensorflow import tf, tf1
 from replicate.strategy import verbs
-from replicate.strategy.cluster import sessions, synchronous
+from replicate.strategy.cluster import ends, sessions, synchronous
 
 pytestmark = pytest.mark.filterwarnings("ignore:To construct input pipelines")
 
@@ -223,7 +223,7 @@ def test_a_session_that_waits_for_other_workers_is_told(fresh_graph, monkeypatch
     filtered = tf1.ConfigProto(device_filters=["/job:ps"])
     for session_config in (filtered, None):
         config = types.SimpleNamespace(session_config=session_config)
-        sessions.beside_servers(spec, member, "/cpu:0", config, sessions.Together())
+        sessions.beside_servers(spec, member, "/cpu:0", config, ends.Input())
     (text,) = told
     assert "session of /job:worker/task:1 waits for all other workers" in text
     assert "has no device_filters. Leave session_config out of RunConfig" in text

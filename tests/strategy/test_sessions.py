@@ -28,7 +28,7 @@ def alone_of_two():
     own = cluster.of({"cluster": jobs, "task": {"type": "worker", "index": 0}})
     workers = collectives.CollectiveWorkers(collectives.Options(2, 0, timeout=1), "/device:CPU:0")
     spec = estimator.EstimatorSpec("train", loss=tf.constant(0.0), train_op=tf.no_op())
-    member, joined = membership.Membership(own, timeout=1), sessions.Together(workers)
+    member, joined = membership.Membership(own, timeout=1), ends.Input(workers=workers)
     return sessions.together(spec, member, joined, agree=lambda built: None).scaffold
 
 
@@ -55,7 +55,7 @@ def test_a_worker_that_cannot_tell_that_it_ends_runs_nothing_more(fresh_graph):
     def run(*_):
         raise AssertionError("nothing is to be run")
 
-    watch = sessions._Workers(None, sessions.Together(), None, None)
+    watch = sessions._Workers(None, ends.Input(), None, None)
     watch.end(types.SimpleNamespace(run=run))
 
 
@@ -65,7 +65,7 @@ def test_a_worker_that_ends_tells_the_others_first(fresh_graph, is_meeting):
     signal = types.SimpleNamespace(ended="ended", brought="brought")
     meeting = "meeting" if is_meeting else None
     session = types.SimpleNamespace(run=lambda *given: runs.append(given))
-    watch = sessions._Workers(None, sessions.Together(end=signal), None, meeting)
+    watch = sessions._Workers(None, ends.Input(end=signal), None, meeting)
     watch.end(session)
     told = ("ended", {"brought": ends.LEAVING})
     assert runs == [told, *([("meeting",)] if is_meeting else [])]
@@ -91,7 +91,7 @@ def test_the_chief_writes_down_what_it_has_built(fresh_graph, monkeypatch, job):
     monkeypatch.setattr(sessions._Servers, "_follow", lambda self, built: None)
     tf1.train.create_global_step()
     notes = sessions._Servers(membership.Membership(own), "/device:CPU:0", None, [])
-    scaffold = sessions._Scaffold(None, sessions.Together(collectives.ALONE), notes)
+    scaffold = sessions._Scaffold(None, ends.Input(), notes)
     assert scaffold.finalize() is scaffold  # as TensorFlow's own
     written, waiting = set(), [scaffold.local_init_op]
     while waiting:

@@ -6,7 +6,8 @@ all end with the first of them, as an incomplete batch is dropped.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from replicate import messages, types
@@ -36,7 +37,7 @@ class EndSignal(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What a worker's towers are given.
+    """What a worker's towers are given, and what it has together with others.
 
     Attributes:
         features: The features, which do not end before all workers' do.
@@ -45,14 +46,16 @@ class Input(NamedTuple):
         numbers: How many rows there are; None: whoever splits the batch may count them.
         checks: What must have run before the values are used.
         end: How to end alone; None: that cannot be told.
+        compared: What workers must have alike, beside what is in their graphs.
     """
 
-    features: types.Nest
-    labels: types.Nest
+    features: types.Nest = None
+    labels: types.Nest = None
     workers: collectives.Workers = collectives.ALONE
     numbers: batches.Numbers | None = None
     checks: tuple[tf.Operation, ...] = ()
     end: EndSignal | None = None
+    compared: Mapping[str, str] = MappingProxyType({})
 
 
 def joined(

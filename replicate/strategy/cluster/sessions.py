@@ -17,8 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from replicate import errors, messages, types
 from replicate.compat import sessions
@@ -41,20 +40,6 @@ _NOT_YET = (
 )
 
 
-class Together(NamedTuple):
-    """What workers build and run together.
-
-    Attributes:
-        workers: The workers.
-        compared: What they must have alike, beside what is in their graphs.
-        end: How one that ends alone tells the others; None: it cannot.
-    """
-
-    workers: collectives.Workers = collectives.ALONE
-    compared: manifest.Manifest = MappingProxyType({})
-    end: ends.EndSignal | None = None
-
-
 class _Scaffold(tf1.train.Scaffold):
     """A scaffold whose sessions wait for others, and begin with what these have made.
 
@@ -68,7 +53,7 @@ class _Scaffold(tf1.train.Scaffold):
     """
 
     def __init__(
-        self, inner: tf1.train.Scaffold | None, joined: Together, hook: "_Workers | _Servers"
+        self, inner: tf1.train.Scaffold | None, joined: ends.Input, hook: "_Workers | _Servers"
     ):
         self._joined = joined
         self._making = hook.making
@@ -100,7 +85,7 @@ class _Scaffold(tf1.train.Scaffold):
 def together(
     spec: types.EstimatorSpec,
     member: Membership,
-    joined: Together,
+    joined: ends.Input,
     agree: Callable[[manifest.Manifest], None],
 ) -> types.EstimatorSpec:
     """Returns a spec whose sessions begin alike, and of which each step runs all that is joined.
@@ -192,7 +177,7 @@ class _Workers(tf1.train.SessionRunHook):
     def __init__(
         self,
         member: Membership,
-        joined: Together,
+        joined: ends.Input,
         agree: Callable[[manifest.Manifest], None],
         meeting: tf.Operation | None,
     ):
@@ -269,7 +254,7 @@ def beside_servers(
     member: Membership,
     home: str,
     config: types.RunConfig,
-    joined: Together,
+    joined: ends.Input,
 ) -> types.EstimatorSpec:
     """Returns a spec whose sessions wait for parameter servers and the chief.
 

@@ -10,7 +10,7 @@ from replicate.compat.tensorflow import tf
 from replicate.graph import collectives, packing, reductions
 from replicate.strategy import base, context
 from replicate.strategy.cluster import cluster as clusters
-from replicate.strategy.cluster import manifest, membership, sessions
+from replicate.strategy.cluster import ends, manifest, membership, sessions
 from replicate.strategy.variables import variables
 
 _HINTS = ("auto", "ring", "nccl")
@@ -169,7 +169,7 @@ class MultiWorkerStrategy(base.DistributionStrategy, names=("multi_worker",)):
         return collectives.ALONE
 
     def begin_session(
-        self, spec: types.EstimatorSpec, config: types.RunConfig | None, joined: sessions.Together
+        self, spec: types.EstimatorSpec, config: types.RunConfig | None, joined: ends.Input
     ) -> types.EstimatorSpec:
         """See base class."""
         return sessions.together(spec, self._member, joined, self.agree)

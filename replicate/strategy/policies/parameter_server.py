@@ -13,7 +13,7 @@ from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import all_reduce, placement
 from replicate.strategy import base, verbs
 from replicate.strategy.cluster import cluster as clusters
-from replicate.strategy.cluster import manifest, membership, sessions
+from replicate.strategy.cluster import ends, manifest, membership, sessions
 
 _SPREAD = tuple(name for name in placement.PLACEMENTS if name != "single")
 
@@ -206,7 +206,7 @@ class ParameterServerStrategy(_OneCopyStrategy):
         return self
 
     def begin_session(
-        self, spec: types.EstimatorSpec, config: types.RunConfig | None, joined: sessions.Together
+        self, spec: types.EstimatorSpec, config: types.RunConfig | None, joined: ends.Input
     ) -> types.EstimatorSpec:
         """See base class."""
         is_joined = self.is_in_cluster and bool(getattr(config, "master", ""))
