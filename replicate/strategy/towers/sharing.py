@@ -63,8 +63,7 @@ class Creations:
     """The log of one `call_for_each_tower`: what was made, and who has come how far.
 
     Towers that run at the same time may ask for a variable before the first tower has
-    made it: they wait until it has, or stands at a merge call, or has ended. Only then is
-    one of another full name given, the next alike.
+    made it: they wait until it stands at a merge call, or has ended.
 
     Args:
         num_towers: K.
@@ -75,8 +74,8 @@ class Creations:
         self._next = [0] * num_towers
         self._taken: list[set[int]] = [set() for _ in range(num_towers)]
         self._first_is_making = False
-        self._first_paused = True  # until towers run
-        self._changed = threading.Condition()
+        self._first_paused = threading.Event()
+        self._first_paused.set()  # until towers run
         self._views = isolation.Views()
 
     def watch(self, views: isolation.Views) -> None:
@@ -96,9 +95,7 @@ class Creations:
             variable = create()
         finally:
             self._first_is_making = False
-        with self._changed:
-            self._made.append((request, variable))
-            self._changed.notify_all()
+        self._made.append((request, variable))
         return variable
 
     def find(self, tower_id: int, request: Request) -> tf.Variable:
@@ -108,22 +105,17 @@ class Creations:
             TowerMismatchError: If the first tower made no such variable, or made it in
                 another order.
         """
-        with self._changed:
-            position = self._position(tower_id, request)
-            while position is None and not self._first_paused:
-                self._changed.wait()
-                position = self._position(tower_id, request)
-            if position is None:
-                raise self._mismatch(tower_id, request)
-            self._next[tower_id] = position + 1
-            self._taken[tower_id].add(position)
-            return self._made[position][1]
+        self._first_paused.wait()
+        position = self._position(tower_id, request)
+        if position is None:
+            raise self._mismatch(tower_id, request)
+        self._next[tower_id] = position + 1
+        self._taken[tower_id].add(position)
+        return self._made[position][1]
 
     def pause_first(self, paused: bool) -> None:
         """Notes that the first tower stands at a merge call or has ended, or goes on."""
-        with self._changed:
-            self._first_paused = paused
-            self._changed.notify_all()
+        (self._first_paused.set if paused else self._first_paused.clear)()
 
     def untaken(self, tower_id: int) -> list[tuple[Request, tf.Variable]]:
         """Returns what the first tower made and tower `tower_id` never asked for."""
@@ -147,10 +139,8 @@ class Creations:
         alike = [i for i in ahead if request.matches(self._made[i][0])]
         named = [i for i in alike if self._made[i][0].name == request.name]
         exact = [i for i in named if self._made[i][0].scope == request.scope]
-        if exact or not self._first_paused:
-            return exact[0] if exact else None
-        if named:
-            return named[0]
+        if exact or named:
+            return (exact or named)[0]
         names = {logged.name for logged, _ in self._made}
         return alike[0] if alike and request.name not in names - {None} else None
 
