@@ -283,18 +283,12 @@ def _require_alike(
     measure: Callable[[types.Nest], object],
 ) -> None:
     """Refuses nests that differ from the first in type or size."""
-
-    def shown(nest: types.Nest) -> object:
-        if not isinstance(nest, kind):
-            return type(nest).__name__
-        return measure(nest)
-
-    expected = shown(nests[0])
-    for i, nest in enumerate(nests):
-        if shown(nest) != expected:
+    found = [measure(nest) if isinstance(nest, kind) else type(nest).__name__ for nest in nests]
+    for i, shown in enumerate(found):
+        if shown != found[0]:
             raise errors.TowerMismatchError(
-                f"Every tower must give the same structure: tower {i} gave {shown(nest)} where "
-                f"tower 0 gave {expected}. Look for a branch on the tower."
+                f"Every tower must give the same structure: tower {i} gave {shown} where "
+                f"tower 0 gave {found[0]}. Look for a branch on the tower."
             )
 
 
