@@ -58,8 +58,7 @@ class DistributionStrategy(verbs.Verbs):
     ):
         self._member = member
         self._parameter_devices = tuple(parameter_devices or worker_devices)
-        self._settled = functions.Settled()
-        self._traced = functions.Traced()
+        self._functions = functions.Functions()
         super().__init__(worker_devices)
 
     @classmethod
@@ -218,10 +217,10 @@ class DistributionStrategy(verbs.Verbs):
         with conversion.own_types():
             self._require_cross_tower("call_for_each_tower")
             device_names.require((*self._worker_devices, *self._parameter_devices))
-            together = run_concurrently and fn in self._settled
+            together = run_concurrently and self._functions.has_settled(fn)
             creations = sharing.Creations(self.num_towers)
             results = self.run_towers(here, args, kwargs, concurrent=together, creations=creations)
-            self._settled.note(fn, bool(creations.all()))
+            self._functions.note(fn, bool(creations.all()))
             return values.regroup(results, devices=self._worker_devices)
 
     def run_towers(
@@ -299,7 +298,7 @@ class DistributionStrategy(verbs.Verbs):
         with self.scope():
             if hasattr(fn, "python_function") and hasattr(fn, "get_concrete_function"):
                 call = self.call_for_each_tower
-                return self._traced.run(fn, call, tuple(args), dict(kwargs or {}))
+                return self._functions.run_traced(fn, call, tuple(args), dict(kwargs or {}))
             return self.call_for_each_tower(fn, *args, **(kwargs or {}))
 
     def distribute_dataset(

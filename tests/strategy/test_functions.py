@@ -37,13 +37,13 @@ def test_towers_overlap_where_asked_once_they_make_nothing():
 
 
 def test_towers_that_make_a_variable_take_turns_again():
-    settled, model = functions.Settled(), Model()
-    settled.note(model.step, has_made=False)
-    assert model.step in settled
-    assert Model().step not in settled
-    assert len not in settled
-    settled.note(model.step, has_made=True)
-    assert model.step not in settled
+    known, model = functions.Functions(), Model()
+    known.note(model.step, has_made=False)
+    assert known.has_settled(model.step)
+    assert not known.has_settled(Model().step)
+    assert not known.has_settled(len)
+    known.note(model.step, has_made=True)
+    assert not known.has_settled(model.step)
 
 
 @pytest.fixture

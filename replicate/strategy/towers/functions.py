@@ -10,25 +10,31 @@ from replicate.compat.tensorflow import tf
 from replicate.strategy.variables import values
 
 
-class Settled:
-    """The functions that made no variable when all towers last ran them.
+class Functions:
+    """What is remembered: which functions have settled, and what a `tf.function` was traced as.
 
-    Models build themselves when they are first called: a layer looks whether it is built,
-    builds itself, and notes that it is. Two towers in the middle of that spoil each other's
-    work, so eager towers may run at the same time only once a function makes nothing any more.
-    A function is known by itself, a method by its object; one that is made anew for each call
-    is never settled.
+    Those have settled that made no variable when all towers last ran them. Models build themselves
+    when they are first called: a layer looks whether it is built, builds itself, and notes that it
+    is. Two towers in the middle of that spoil each other's work, so eager towers may run at the
+    same time only once a function makes nothing any more. A function is known by itself, a method
+    by its object; one that is made anew for each call never settles.
+
+    For each `tf.function` that runs in towers there is one that is traced with all towers inside.
     """
 
     def __init__(self) -> None:
-        self._functions: weakref.WeakKeyDictionary[object, set[types.Function | None]] = (
+        self._settled: weakref.WeakKeyDictionary[object, set[types.Function | None]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._traced: weakref.WeakKeyDictionary[object, dict[Hashable, types.Function]] = (
             weakref.WeakKeyDictionary()
         )
 
-    def __contains__(self, fn: types.Function) -> bool:
+    def has_settled(self, fn: types.Function) -> bool:
+        """Whether `fn` made no variable when all towers last ran it."""
         owner, method = _owner_and_method(fn)
         try:
-            return method in self._functions.get(owner, ())
+            return method in self._settled.get(owner, ())
         except TypeError:  # nothing can be remembered of it
             return False
 
@@ -36,29 +42,12 @@ class Settled:
         """Takes note of whether a run of `fn` in all towers made variables."""
         owner, method = _owner_and_method(fn)
         try:
-            methods = self._functions.setdefault(owner, set())
+            methods = self._settled.setdefault(owner, set())
         except TypeError:
             return
-        if has_made:
-            methods.discard(method)
-        else:
-            methods.add(method)
+        (methods.discard if has_made else methods.add)(method)
 
-
-def _owner_and_method(fn: types.Function) -> tuple[object, types.Function | None]:
-    """Returns a method's object and function; of any other callable, itself and None."""
-    return getattr(fn, "__self__", fn), getattr(fn, "__func__", None)
-
-
-class Traced:
-    """For each `tf.function` that runs in towers, one that is traced with all towers inside."""
-
-    def __init__(self) -> None:
-        self._made: weakref.WeakKeyDictionary[object, dict[Hashable, types.Function]] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    def run(
+    def run_traced(
         self,
         fn: Any,
         call_for_each_tower: types.Function,
@@ -79,11 +68,16 @@ class Traced:
             args, kwargs = bound.args, bound.kwargs
             specs = fn.input_signature[: len(args)]  # what is not given has a default
             signature = (_signed(specs, args), {})
-        traced = self._made.setdefault(fn, {})
+        traced = self._traced.setdefault(fn, {})
         key = None if signature is None else tuple(tf.nest.flatten(signature))
         if key not in traced:
             traced[key] = _all_towers(fn, call_for_each_tower, signature)
         return traced[key](args, kwargs)
+
+
+def _owner_and_method(fn: types.Function) -> tuple[object, types.Function | None]:
+    """Returns a method's object and function; of any other callable, itself and None."""
+    return getattr(fn, "__self__", fn), getattr(fn, "__func__", None)
 
 
 def _all_towers(
