@@ -128,7 +128,7 @@ def batch_sum_onto(
     places: Sequence[Sequence[str]],
     pack_bytes: int = 0,
     has_rows: HasRows | None = None,
-    over_workers: Callable[[list[types.Gradient]], list[types.Gradient]] = list,
+    over_workers: Callable[[list[types.Gradient]], list[types.Gradient]] | None = None,
 ) -> list[list[types.Gradient]]:
     """Sums N columns, each onto places of its own: on the first, and copied to the others.
 
@@ -140,8 +140,8 @@ def batch_sum_onto(
         pack_bytes: Dense tensors of up to this many bytes that go to the same places are made
             end to end, and all that one device sends to another shares a transfer; 0: none does.
         has_rows: See `transferred`.
-        over_workers: Takes the sums of this worker's rows, still packed, and returns those of
-            all workers, where they were.
+        over_workers: Takes the sums of this worker's rows, and returns those of all workers,
+            where they were; None: there is one worker.
 
     Returns:
         N lists of copies, one for each place, in their own dtypes and shapes. IndexedSlices keep
@@ -160,10 +160,12 @@ def batch_sum_onto(
     for targets, members in together.items():
         part = list(zip(*(columns[n] for n in members), strict=True))
         plan = packing.Packing(part, pack_bytes)
-        packed = _packed(plan, part, sources, has_rows)
-        summed += _sums(packed, sources, targets[0], wire)
+        packed = _sums(_packed(plan, part, sources, has_rows), sources, targets[0], wire)
+        if over_workers is not None:  # who make packs of their own
+            packed, plan = plan.unpack(packed, targets[0]), packing.Packing(part, 0)
+        summed += packed
         plans.append((targets, members, plan))
-    found = iter(over_workers(summed))
+    found = iter(summed if over_workers is None else over_workers(summed))
     sums: dict[int, list[types.Gradient]] = {}
     for n in alone:
         whole = next(found)

@@ -6,6 +6,7 @@ Each waits for the one that was made before it: the order is the same in all wor
 GPUs need, and a step that runs the last one runs them all.
 """
 
+import collections
 import contextlib
 import math
 import zlib
@@ -94,10 +95,22 @@ class Workers:
         """
         return list(values)
 
-    def concat(self, tensor: tf.Tensor, axis: int) -> tf.Tensor:
-        """Returns all workers' tensors, one after the other along an axis; lengths may differ."""
-        del axis
-        return tensor
+    def rows_of_all(
+        self,
+        values: Sequence[tf.Tensor],
+        axes: Sequence[int],
+        lengths: Sequence[tf.Tensor] | None = None,
+    ) -> list[tf.Tensor]:
+        """Returns all workers' tensors, one worker's after the other's.
+
+        Args:
+            values: N tensors, of numbers or of text.
+            axes: The axis of each along which they are put, and may be of several lengths.
+            lengths: For each how long it is in each worker, int32, of shape [W]; None: workers
+                tell each other.
+        """
+        del axes, lengths
+        return list(values)
 
 
 ALONE = Workers()
@@ -203,14 +216,36 @@ class CollectiveWorkers(Workers):
             )
         with self._at_home():
             carried = [packing.carried(tensor) for tensor in tensors]
-            sent = packing.of_few_dtypes(carried)
-            most = self.options.pack_bytes
-            plan = packing.Packing([sent], most, most)
-            reduced = plan.unpack([self._reduce(pack, how) for pack in plan.pack(sent)])
-            return [
-                packing.restored(tf.cast(part, before.dtype), tensor)
-                for part, before, tensor in zip(reduced, carried, tensors, strict=True)
-            ]
+            merged = self._merged_open(carried, how)
+            return list(map(packing.restored, merged, tensors))
+
+    def _merged_open(self, tensors: Sequence[tf.Tensor], how: str) -> list[tf.Tensor]:
+        """Merges tensors; those of unknown sizes, the same in all workers, travel as one."""
+        open_ones = collections.defaultdict(list)
+        for n, tensor in enumerate(tensors):
+            if not tensor.shape.is_fully_defined() or not tensor.shape.num_elements():
+                open_ones[tensor.dtype].append(n)
+        sent = {n for members in open_ones.values() for n in members}
+        known = [n for n in range(len(tensors)) if n not in sent]
+        flat = []
+        for dtype, members in open_ones.items():
+            parts = [tf.reshape(tensors[n], [-1]) for n in members]
+            flat.append(tf.concat([*parts, tf.zeros([1], dtype)], 0))  # a ring of nothing breaks
+        found = iter(self._merged_packs([*[tensors[n] for n in known], *flat], how))
+        whole: dict[int, tf.Tensor] = {n: next(found) for n in known}
+        for members, joined in zip(open_ones.values(), found, strict=True):
+            sizes = [tf.size(tensors[n]) for n in members]
+            for n, part in zip(members, tf.split(joined, [*sizes, 1])[:-1], strict=True):
+                whole[n] = tf.reshape(part, tf.shape(tensors[n]))
+                whole[n].set_shape(tensors[n].shape)
+        return [whole[n] for n in range(len(tensors))]
+
+    def _merged_packs(self, tensors: Sequence[tf.Tensor], how: str) -> list[tf.Tensor]:
+        sent = packing.of_few_dtypes(tensors)
+        most = self.options.pack_bytes
+        plan = packing.Packing([sent], most, most)
+        reduced = plan.unpack([self._reduce(pack, how) for pack in plan.pack(sent)])
+        return [tf.cast(part, own.dtype) for part, own in zip(reduced, tensors, strict=True)]
 
     def totals(self, values: Sequence[types.Gradient]) -> list[types.Gradient]:
         """See base class."""
@@ -300,15 +335,82 @@ class CollectiveWorkers(Workers):
             counts = tf.reshape(self.gathered(own, tf.constant(0)), [self.size, len(values)])
             return [self._all_slices(value, counts[:, n]) for n, value in enumerate(values)]
 
-    def concat(self, tensor: tf.Tensor, axis: int) -> tf.Tensor:
+    def rows_of_all(
+        self,
+        values: Sequence[tf.Tensor],
+        axes: Sequence[int],
+        lengths: Sequence[tf.Tensor] | None = None,
+    ) -> list[tf.Tensor]:
         """See base class."""
         with self._at_home():
-            order = list(range(tensor.shape.rank))
+            if lengths is None:
+                own = [tf.shape(value)[axis] for value, axis in zip(values, axes, strict=True)]
+                counts = tf.reshape(self.gathered(tf.stack(own), tf.constant(0)), [self.size, -1])
+                lengths = tf.unstack(counts, len(values), axis=1)
+            texts = [n for n, value in enumerate(values) if value.dtype == tf.string]
+            numbers = dict(enumerate(values))
+            longest = [packing.longest(values[n]) for n in texts]
+            for n, length in zip(texts, self.max(longest) if texts else (), strict=True):
+                numbers[n], numbers[len(numbers)] = packing.letters(values[n], length)
+            of_text = [*range(len(values)), *texts]  # their letters, and behind all the sizes
+            found = self._all_rows(
+                list(numbers.values()), [axes[n] for n in of_text], [lengths[n] for n in of_text]
+            )
+            for n, sizes in zip(texts, found[len(values) :], strict=True):
+                found[n] = packing.text(found[n], sizes)
+            return found[: len(values)]
+
+    def _all_rows(
+        self,
+        values: Sequence[tf.Tensor],
+        axes: Sequence[int],
+        lengths: Sequence[tf.Tensor],
+    ) -> list[tf.Tensor]:
+        """Gathers rows of numbers, in one collective for each dtype."""
+        brought = [packing.carried(value) for value in values]
+        together = collections.defaultdict(list)
+        for n, value in enumerate(brought):
+            together[value.dtype.name].append(n)
+        found: dict[int, tf.Tensor] = {}
+        for _, members in sorted(together.items()):
+            # Complex numbers travel as pairs, which are in front.
+            places = [axes[n] + brought[n].shape.rank - values[n].shape.rank for n in members]
+            own, counts = [brought[n] for n in members], [lengths[n] for n in members]
+            for n, rows in zip(members, self._padded_rows(own, places, counts), strict=True):
+                found[n] = packing.restored(rows, values[n])
+        return [found[n] for n in range(len(values))]
+
+    def _padded_rows(
+        self, values: Sequence[tf.Tensor], axes: Sequence[int], lengths: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Gathers rows of tensors of one dtype.
+
+        NOTE: a collective wants one size in all workers. So each worker's rows are padded to those
+        of the worker with most, and all together to the next power of two: there are few sizes.
+        """
+        orders, longer = [], []
+        for value, axis, counts in zip(values, axes, lengths, strict=True):
+            order = list(range(value.shape.rank))
             order[0], order[axis] = order[axis], order[0]
-            rows = tf.transpose(tensor, order)
-            places = tf.zeros([tf.shape(rows)[0]], tf.int32)
-            (found,) = self.slices([tf.IndexedSlices(rows, places)])
-            return tf.transpose(found.values, order)
+            orders.append(order)
+            most = tf.reduce_max(counts)
+            longer.append(packing.lengthened(tf.transpose(value, order), most))
+        flat = tf.concat([tf.reshape(each, [-1]) for each in longer], 0)
+        bits = bits_of(tf.size(flat))
+        size = tf.bitwise.left_shift(1, bits)
+        whole = tf.reshape(self.gathered(packing.lengthened(flat, size), bits), [-1, size])
+        sizes = [tf.size(each) for each in longer]
+        pieces = tf.split(whole, [*sizes, size - tf.add_n(sizes)], 1)[:-1]
+        found = []
+        for n, (counts, piece) in enumerate(zip(lengths, pieces, strict=True)):
+            shape = tf.shape(longer[n])
+            rows = tf.reshape(piece, tf.concat([[self.size], shape], 0))
+            rows = tf.boolean_mask(rows, tf.sequence_mask(counts, shape[0]))
+            found.append(tf.transpose(rows, orders[n]))
+            known = values[n].shape.as_list()
+            known[orders[n][0]] = None
+            found[-1].set_shape(known)
+        return found
 
     def gathered(self, tensor: tf.Tensor, kind: tf.Tensor) -> tf.Tensor:
         """Returns all workers' rows of a tensor, of which all have as many.

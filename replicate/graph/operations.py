@@ -19,7 +19,7 @@ WRITES = (
     "ResourceStridedSliceAssign",
 )
 _WITH_VARIABLES = ("Assign", "ReadVariableOp", "Resource", "VarIsInitializedOp", "VariableShape")
-_PASSING = ("Enter", "Identity", "Switch")  # into control flow of version 1
+PASSING = ("Enter", "Identity", "Switch")  # into control flow of version 1
 _LOOPS = ("StatelessWhile", "While")
 
 # What an operation calls, by its attributes, and which of its inputs is the first that goes in.
@@ -182,7 +182,7 @@ def _writing(handle: tf.Tensor) -> Iterator[tuple[tf.Operation, tf.Operation]]:
     for op in handle.consumers():
         if op.type.startswith(WRITES):
             yield op, op
-        elif op.type in _PASSING:
+        elif op.type in PASSING:
             for tensor in op.outputs:
                 yield from _writing(tensor)
         else:
@@ -204,7 +204,7 @@ def variable_of(op: tf.Operation) -> tf.Operation | None:
 
 def made_by(handle: tf.Tensor) -> tf.Operation | None:
     """Returns what made the variable that a handle stands for, also in loops and branches."""
-    while handle.op.type in (*_LOOPS, *_PASSING):  # a loop gives back what it was given
+    while handle.op.type in (*_LOOPS, *PASSING):  # a loop gives back what it was given
         is_loop = handle.op.type in _LOOPS
         handle = handle.op.inputs[handle.value_index if is_loop else 0]
     return handle.op if handle.op.type == "VarHandleOp" else None

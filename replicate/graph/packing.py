@@ -212,3 +212,22 @@ def lengthened(tensor: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     longer = tf.pad(tensor, tf.stack([tf.zeros_like(after), after], 1))
     longer.set_shape([None, *tensor.shape[1:]])
     return longer
+
+
+def longest(text: tf.Tensor) -> tf.Tensor:
+    """Returns how many bytes the longest of some texts has, int32; at least 1."""
+    return tf.reduce_max(tf.concat([[1], tf.reshape(tf.strings.length(text), [-1])], 0))
+
+
+def letters(text: tf.Tensor, length: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns texts as numbers: their bytes, [..., length], and how many each has, int32."""
+    found = tf.io.decode_raw(text, tf.uint8, fixed_length=length)
+    found.set_shape([*text.shape, None])
+    return found, tf.strings.length(text)
+
+
+def text(letters: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+    """Returns what `letters` made numbers of."""
+    names = tf.constant([bytes([number]) for number in range(256)])
+    whole = tf.strings.reduce_join(tf.gather(names, tf.cast(letters, tf.int32)), -1)
+    return tf.strings.substr(whole, tf.zeros_like(sizes), sizes)

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from replicate import errors, types
 from replicate.compat.tensorflow import tf
-from replicate.graph import batches, collectives
-from replicate.splitting.writing import gathering, inputs, workers
+from replicate.graph import batches, collectives, reductions, rows
+from replicate.splitting.writing import inputs, workers
 from replicate.strategy.cluster import ends
 
 
@@ -62,12 +62,14 @@ def _of_workers(
     number = total if is_static or given.numbers is None else given.numbers.own
     total = total * all_workers.size if is_static else None
     makers = {
-        tf.SparseTensor: lambda found: gathering.widened(found, total, all_workers, home),
-        tf.RaggedTensor: lambda found: gathering.whole(found, number, all_workers, home),
+        tf.SparseTensor: lambda found: _widened(found, total, all_workers),
+        tf.RaggedTensor: lambda found: ragged_of_all(found, number, all_workers),
     }
     for kind, make in makers.items():
         places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, kind)]
-        for n, leaf in zip(places, make([leaves[n] for n in places]), strict=True):
+        with reductions.alone_on(home, collectives.SCOPE):
+            found = make([leaves[n] for n in places]) if places else []
+        for n, leaf in zip(places, found, strict=True):
             leaves[n] = leaf
     own, lone = {}, []
     for n, leaf in enumerate(leaves):
@@ -89,6 +91,49 @@ def _of_workers(
     with_rows = [leaf for leaf in leaves if _has_rows(leaf)]
     cluster = workers.WorkerBatch(all_workers, number, own, lone, _next_number(), given.checks)
     return Batch(features, labels, with_rows, total, cluster)
+
+
+def _widened(
+    values: Sequence[tf.SparseTensor], total: int | None, workers: collectives.CollectiveWorkers
+) -> list[tf.SparseTensor]:
+    """Returns sparse tensors of a worker that are as wide as the widest of all workers.
+
+    Args:
+        values: The worker's own.
+        total: How many rows all workers have, if the graph knows it.
+        workers: The workers.
+    """
+    shapes = workers.max([value.dense_shape for value in values])
+    found = []
+    for value, shape in zip(values, shapes, strict=True):
+        known = [None, *value.shape.as_list()[1:]]
+        inner = [shape[n] if known[n] is None else known[n] for n in range(1, len(known))]
+        number = value.dense_shape[0] if total is None else total
+        wide = tf.stack([tf.cast(size, tf.int64) for size in (number, *inner)])
+        found.append(tf.SparseTensor(value.indices, value.values, wide))
+    return found
+
+
+def ragged_of_all(
+    values: Sequence[tf.RaggedTensor], number: rows.Bound, workers: collectives.CollectiveWorkers
+) -> list[tf.RaggedTensor]:
+    """Returns all workers' ragged tensors, one worker's rows behind the other's.
+
+    Args:
+        values: The worker's own.
+        number: How many rows the worker has: an int, or int32 of shape [].
+        workers: The workers.
+    """
+    cut = [rows.cut(value, 0, tf.cast(number, value.row_splits.dtype)) for value in values]
+    parts = [[*each.nested_row_lengths(), each.flat_values] for each in cut]
+    flat = [part for each in parts for part in each]
+    whole = iter(workers.rows_of_all(flat, [0] * len(flat)))
+    found = []
+    for each in parts:
+        *lengths, inner = [next(whole) for _ in each]
+        lengths[0].set_shape([number * workers.size if isinstance(number, int) else None])
+        found.append(tf.RaggedTensor.from_nested_row_lengths(inner, lengths, validate=False))
+    return found
 
 
 def _packed(

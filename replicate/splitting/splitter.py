@@ -11,7 +11,7 @@ from replicate import types
 from replicate.compat.tensorflow import tf, tf1
 from replicate.graph import operations
 from replicate.splitting import analysis as analyses
-from replicate.splitting import reads_first, states
+from replicate.splitting import states
 from replicate.splitting.inference import facts as graph_facts
 from replicate.splitting.inference.extents import Extent
 from replicate.splitting.lowering import batch_norm, branches, functions, reads
@@ -28,7 +28,16 @@ from replicate.splitting.structure.nodes import (
     moved_to,
     resolved,
 )
-from replicate.splitting.writing import inputs, leftovers, places, sums, transport, workers, writer
+from replicate.splitting.writing import (
+    inputs,
+    leftovers,
+    levels,
+    places,
+    reads_first,
+    transport,
+    workers,
+    writer,
+)
 from replicate.strategy import base
 
 
@@ -136,18 +145,18 @@ def split_graph(
     written, fetch = plan.write(groups, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
     places.choose(written, strategy)
-    packed = transport.pack(written, fetch)
+    packed = transport.pack(written, fetch, is_alone=cluster is None)
     left = leftovers.joined(written) if cluster is None else []
-    joined = sums.Sums(written, packed, fetch)
+    joined = levels.Levels(written, packed, plan.place.batch.workers)
     made = written.nodes.write()
     added = joined.make(strategy, made)
     _apply(written.changes, made)
-    reads_first.read_first(written, made)
+    reads_first.apply(packed.first, made)
     if cluster is None:
         leftovers.repoint(left, written, made)
     whole = {**made, **added}
     found = [[resolved(each, whole) for each in group] for group in fetch]
-    plan.place.write(written, made, [each for group in found for each in group])
+    plan.place.check_first(written, made)
     fetch_moved(tf1.get_default_graph(), plan.moved)
     kept = zip(keep, found, strict=True)
     fetched = [group if isinstance(each, list) else group[0] for each, group in kept]
@@ -190,11 +199,9 @@ class _Plan:
         self._assumptions = loops.Assumptions(self._structure)
         self._ops = _order(tensors, self._structure, self.moved, static_rows)
         effects.keep_whole(self._ops, self._structure, self._assumptions)
-        self.place: writer.Place
         if cluster is None:
-            self.place = workers.OneWorker(leaves, static_rows, len(devices), home)
-        else:
-            self.place = workers.SeveralWorkers(cluster, len(devices), home)
+            cluster = workers.alone(leaves, static_rows, home)
+        self.place = workers.Place(cluster, len(devices), home)
         batch = Space("the batch")
         found = inputs.of(batch, leaves, self.place.bounds, len(devices), home)
         known = [*found.known, *inputs.picked(self._ops)]

@@ -202,7 +202,7 @@ class Verbs(tf.distribute.Strategy):
         """
         workers = self.workers
         pack_bytes = 0 if tf.executing_eagerly() else packing.SMALL_BYTES
-        totals = list if workers.is_alone else _staying(workers.totals)
+        totals = None if workers.is_alone else _staying(workers.totals)
         reduced = all_reduce.batch_sum_onto(
             columns, self._worker_devices, places, pack_bytes, has_rows, totals
         )
@@ -252,9 +252,29 @@ class Verbs(tf.distribute.Strategy):
         Returns:
             The long tensor on the destination, or a Mirrored over several.
         """
+        return self.batch_gather([(value, axis, destinations)])[0]
+
+    def batch_gather(
+        self,
+        gathered: Sequence[tuple[types.Nest, int, types.Nest]],
+        lengths: Sequence[tf.Tensor] | None = None,
+    ) -> list[types.Nest]:
+        """Gathers many values, in fewer transfers.
+
+        Args:
+            gathered: N values, axes and destinations as `gather` takes them.
+            lengths: For each how long it is in each of W workers, int32, of shape [W]; None:
+                workers tell each other.
+
+        Returns:
+            N long tensors.
+        """
         self._require_cross_tower("gather")
-        parts = tf.concat(self.unwrap(value), axis)
-        return self.broadcast(self.workers.concat(parts, axis), destinations)
+        with tf1.name_scope(reductions.SCOPE):
+            own = [tf.concat(self.unwrap(value), axis) for value, axis, _ in gathered]
+            whole = self.workers.rows_of_all(own, [axis for _, axis, _ in gathered], lengths)
+            places = [destinations for *_, destinations in gathered]
+            return list(map(self.broadcast, whole, places))
 
     def update(
         self, var: tf.Variable, fn: types.Function, *args: types.Nest, **kwargs: types.Nest

@@ -1,6 +1,5 @@
 """How many transfers a step takes; what workers do together is in `tests/cluster`."""
 
-import contextlib
 import types
 
 import numpy as np
@@ -91,6 +90,12 @@ def weighted(features, labels):
     return tf1.losses.mean_squared_error(labels, tf.reduce_sum(features * w, 1), weights=0.5)
 
 
+def shown(features, labels):
+    tf1.summary.scalar("largest", tf.reduce_max(features))
+    tf1.summary.scalar("drawn", tf.random.uniform([]))
+    return weighted(features, labels)
+
+
 def weighted_by_labels(features, labels):
     w = tf1.get_variable("w", [3], initializer=exactness.start)
     squares = tf.square(tf.reduce_sum(features * w, 1))
@@ -123,6 +128,13 @@ def test_elements_of_a_constant_weight_are_counted_without_the_others(fresh_grap
     # By two ways the gradients wait for more: the number, and the denominator's own gradient.
     found = joined_by(strategy, weighted, rows)
     assert found == [ends_of(rows), "Add of float32 (4,)"]  # the loss, and a gradient of three
+
+
+@pytest.mark.parametrize("rows", [None, 4], ids=["dynamic", "static"])
+def test_maxima_and_the_first_ones_values_are_added_with_sums(fresh_graph, strategy, rows):
+    found = joined_by(strategy, shown, rows)
+    # The loss, a gradient of three, each worker's maximum, and what is drawn.
+    assert found == [ends_of(rows), "Add of float32 (7,)"]
 
 
 def test_elements_of_weights_of_the_batch_are_counted_by_all(fresh_graph, strategy):
@@ -184,15 +196,21 @@ def test_a_worker_brings_what_it_has_and_nothing_for_the_others(strategy, monkey
     np.testing.assert_array_equal(found, [[0, 0], [0, 0], [start, 1], [2, start]])
 
 
+class WithAnother(collectives.CollectiveWorkers):
+    """Stands for two workers, of which the other one has ten times what this one has."""
+
+    def __init__(self):
+        super().__init__(collectives.Options(2, 0), "/device:CPU:0")
+
+    def gathered(self, tensor, kind):
+        return tf.concat([tensor, tensor * 10], 0)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_all_workers_rows_may_be_along_any_axis(session, axis):
-    def slices(values):  # this worker's, and another's, of which each is ten times as much
-        (own,) = values
-        return [tf.IndexedSlices(tf.concat([own.values, own.values * 10], 0), own.indices)]
-
-    worker = types.SimpleNamespace(_at_home=contextlib.nullcontext, slices=slices)
     own = np.arange(24).reshape([2, 3, 4])
-    found = collectives.CollectiveWorkers.concat(worker, tf.constant(own), axis)
+    lengths = tf.constant([own.shape[axis]] * 2)
+    (found,) = WithAnother().rows_of_all([tf.constant(own)], [axis], [lengths])
     np.testing.assert_array_equal(session.run(found), np.concatenate([own, own * 10], axis))
 
 

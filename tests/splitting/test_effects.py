@@ -144,6 +144,17 @@ def test_a_read_behind_a_write_stays_there(read, control_flow):
     require_alike(make)
 
 
+def test_a_read_may_wait_for_a_sum_that_comes_after_a_write():
+    def make(x):
+        c = counted()
+        with tf.control_dependencies([c.assign_add(1.0)]):
+            total = tf.exp(tf.reduce_mean(tf.tanh(x)))
+        with tf.control_dependencies([total]):
+            return [c.read_value(), total]
+
+    require_alike(make)
+
+
 # Effects of all kinds: writes of c, of shape [2], each of which gives something to wait for.
 
 

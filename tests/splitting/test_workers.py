@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from replicate.compat.tensorflow import tf, tf1
+from replicate.graph import collectives
+from replicate.splitting import batches
 from replicate.splitting.structure import loops
-from replicate.splitting.writing import gathering, levels, workers
+from replicate.splitting.structure.nodes import Changes, Nodes
+from replicate.splitting.writing import peers, transport, workers
 from tests import exactness
 from tests.cluster import cases, once, processes, test_training
 from tests.splitting import workers_models
@@ -138,9 +141,13 @@ def test_a_pop_waits_for_what_is_pushed_to_its_stack(fresh_graph):
     pushed = tf.raw_ops.StackPushV2(handle=stack, elem=tf.constant(1.0))
     apart = tf.raw_ops.StackPushV2(handle=other, elem=tf.constant(2.0))
     popped = tf.raw_ops.StackPopV2(handle=stack, elem_type=tf.float32)
-    found = levels._before([popped.op])
+    nodes, structure = Nodes(fresh_graph, "new"), loops.Structure(fresh_graph)
+    written = types.SimpleNamespace(
+        **{"nodes": nodes, "structure": structure, "changes": Changes(), "home": "", "devices": ()},
+        run_whole=[popped.op, pushed.op, apart.op],
+    )
+    found = transport.Transport(written, [], False)._find_before()
     assert found[popped.op] == [stack.op, pushed.op]
-    assert apart.op not in found
 
 
 @pytest.mark.parametrize("known", [None, [4, 4]])
@@ -151,18 +158,21 @@ def test_workers_tell_their_rows_unless_these_are_known(fresh_graph, session, kn
     counts = None if known is None else tf.constant(known)
     of_all = types.SimpleNamespace(counts=counts, table=table)
     own = {"x": tf.zeros([3, 2]), "y": tf.zeros([3])}
-    found = workers._counts(workers.WorkerBatch(of_all, tf.constant(3), own))
+    found = workers._counts(workers.WorkerBatch(of_all, tf.constant(3), own), of_all)
     assert session.run(found).tolist() == (known or [3, 4])
 
 
-def two_alike():
+class TwoAlike(collectives.CollectiveWorkers):
     """Stands for two workers, which bring the same."""
-    return types.SimpleNamespace(
-        size=2,
-        table=lambda brought: tf.stack([brought, brought]),
-        gathered=lambda tensor, kind: tf.concat([tensor, tensor], 0),
-        merged=lambda tensors, how: tensors,
-    )
+
+    def __init__(self):
+        super().__init__(collectives.Options(2, 0), "/device:CPU:0")
+
+    def gathered(self, tensor, kind):
+        return tf.concat([tensor, tensor], 0)
+
+    def max(self, tensors):
+        return tensors
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0, 3.0], [[1.0], [2.0], [3.0]], ["a", "", "cde"]])
@@ -174,7 +184,7 @@ def test_ragged_rows_are_those_of_all_workers(session, values, is_static):
         flat = tf1.placeholder_with_default(flat, [None, *flat.shape[1:]])
     own = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
     number = 3 if is_static else tf.constant(3)
-    (found,) = gathering.whole([own], number, two_alike(), "/device:CPU:0")
+    (found,) = batches.ragged_of_all([own], number, TwoAlike())
     assert found.shape[0] == (6 if is_static else None)
     assert found.flat_values.shape.as_list() == [None, *np.shape(values)[1:]]
     rows, number = session.run([found, found.nrows()])
@@ -219,8 +229,8 @@ def test_what_comes_from_a_loop_of_a_workers_own_values_is_its_own(fresh_graph, 
     structure = loops.Structure(fresh_graph)
     roots = {structure.root(op) for op in fresh_graph.get_operations()} - {None}
     assert len(roots) == 1
-    joins = object.__new__(workers.WorkerJoins)
-    joins._writer = types.SimpleNamespace(structure=structure)
-    joins._own_loops = roots if is_own else set()
-    assert joins._is_own(found) is is_own
-    assert not joins._is_own(tf.constant(1.0))
+    found_peers = object.__new__(peers.Peers)
+    found_peers._writer = types.SimpleNamespace(structure=structure)
+    found_peers._own_loops = roots if is_own else set()
+    assert found_peers._is_own(found) is is_own
+    assert not found_peers._is_own(tf.constant(1.0))

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -277,6 +277,22 @@ def attributes_of(op: tf.Operation) -> dict[str, Any]:
     return {key: value for key, value in found if key not in _OF_ORIGINALS}
 
 
+class Join(NamedTuple):
+    """What the strategy makes of parts when all else is in the graph.
+
+    Until then an operation of this name stands for it, which reads the parts, and behind those of
+    rows how many each worker has, int32, of shape [W].
+
+    Attributes:
+        number: How many parts there are: K, one of each device, which counts if that has rows; or
+            1, which this worker brings.
+        axis: The axis along which parts are put end to end; None: they are added.
+    """
+
+    number: int
+    axis: int | None = None
+
+
 @dataclasses.dataclass
 class Changes:
     """What becomes of operations that are in the graph already, once the new ones are.
@@ -284,20 +300,19 @@ class Changes:
     Attributes:
         inputs: Operations, the number of one of their inputs, and what it reads from then on.
         controls: Operations, and all that they wait for from then on.
-        sums: For operations by name that add K parts: the sum. What a device without rows adds
-            is left out of them.
+        joins: What the strategy makes, in the same order in all workers.
         gathered: The names of operations that make rows of devices those of all.
     """
 
     inputs: list[tuple[tf.Operation, int, Reference]] = dataclasses.field(default_factory=list)
     controls: list[tuple[tf.Operation, Sequence[Waited]]] = dataclasses.field(default_factory=list)
-    sums: dict[str, tf.Tensor | tf.TensorSpec] = dataclasses.field(default_factory=dict)
+    joins: dict[str, Join] = dataclasses.field(default_factory=dict)
     gathered: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def joined(self) -> dict[str, None]:
         """The names of operations that join parts, each before what reads it."""
-        return dict.fromkeys([*self.sums, *self.gathered])
+        return dict.fromkeys([*self.joins, *self.gathered])
 
 
 def output(name: str, index: int) -> str:

@@ -15,19 +15,18 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.states import Kind, Partial, RowNumbers, Rows, Space
 from replicate.splitting.structure import loops, runs
-from replicate.splitting.structure.nodes import Reference
-from replicate.splitting.writing import different, known_shapes, levels, steps
+from replicate.splitting.structure.nodes import Join, Reference
+from replicate.splitting.writing import different, known_shapes, peers, steps, workers
 
 if TYPE_CHECKING:
     from replicate.splitting.writing import writer as writers
 
-# What reduces parts on one device, and what merges workers' values.
 _REDUCTIONS = {
-    Kind.MAX: ("Max", "Max"),
-    Kind.MIN: ("Min", "Min"),
-    Kind.PROD: ("Prod", "Mul"),
-    Kind.ALL: ("All", "Min"),
-    Kind.ANY: ("Any", "Max"),
+    Kind.MAX: "Max",
+    Kind.MIN: "Min",
+    Kind.PROD: "Prod",
+    Kind.ALL: "All",
+    Kind.ANY: "Any",
 }
 
 
@@ -36,69 +35,42 @@ class Joins:
 
     Args:
         writer: The writer.
-        batch: The runs of the batch.
+        place: Which rows of the batch this worker has.
 
     Attributes:
-        crossings: What goes over workers, by the names of the operations that stand for it.
+        steps: What writes reshapes of steps.
     """
 
-    def __init__(self, writer: "writers.Writer", batch: runs.Runs):
+    def __init__(self, writer: "writers.Writer", place: workers.Place):
         self._writer = writer
         self._nodes = writer.nodes
         self._analysis = writer.analysis
         self._devices = writer.devices
         self._home = writer.home
-        self._steps = steps.Reshapes(writer, self.rank)
-        self.crossings: dict[str, levels.Crossing] = {}
-        self._runs = {writer.analysis.batch: batch}
+        self._place = place
+        self.steps = steps.Reshapes(writer, self.rank)
+        self._peers = peers.Peers(writer, self, place)
+        self._runs = {writer.analysis.batch: place.runs(writer.nodes)}
         self._memo: dict[tuple[object, ...], Reference] = {}
         self._windows: dict[tuple[object, ...], tuple[str, str]] = {}
 
-    # What is different with several workers.
-
-    def of_all(
-        self,
-        value: Reference,
-        how: str,
-        tensor: tf.Tensor,
-        dtype: tf.DType,
-        shape: tf.TensorShape | None = None,
-    ) -> Reference:
-        """Returns what all workers' values make.
-
-        Args:
-            value: What this worker's devices have made.
-            how: `"Add"`, `"Max"`, `"Min"` or `"Mul"`.
-            tensor: What the value is made for: it is in the same branches.
-            dtype: The value's dtype.
-            shape: The value's shape; by default the tensor's.
-        """
-        del how, tensor, dtype, shape
-        return value
-
     def run_once(self, tensor: tf.Tensor) -> Reference:
-        """Has an operation run once; returns its output."""
-        self._writer.want_whole(tensor.op)
-        return tensor
-
-    def _is_in_graph(self, tensor: tf.Tensor) -> bool:
-        """Whether the graph itself has a value as one device has it."""
-        return self._analysis.is_at_hand(tensor)
-
-    def _runs_here(self, space: Space) -> runs.Runs:
-        """Returns the runs of a space's rows in this worker."""
-        return self.runs_of(space)
+        """Has an operation run once; returns its output, the same in all workers."""
+        return self._peers.run_once(tensor)
 
     def static_run(self, k: int) -> tuple[int, int]:
         """Returns the first row of device k, and how many it has, of a static batch."""
-        total = self._analysis.facts.static_rows or 0
-        counts = runs.static_counts(total, len(self._devices))
-        return sum(counts[:k]) if counts[k] else 0, max(counts[k], 1)
+        begin, end = self._place.bounds(k)
+        return self._place.first_row + begin, end - begin
 
     # Numbers of rows.
 
     def runs_of(self, space: Space) -> runs.Runs:
-        """Returns the runs of a space's rows."""
+        """Returns the runs of a space's rows, of all workers."""
+        return self.worker_runs(space).everywhere
+
+    def worker_runs(self, space: Space) -> workers.WorkerRuns:
+        """Returns which rows of a space are whose."""
         space = space.base
         if space not in self._runs:
             self._runs[space] = self._picked(space)
@@ -113,7 +85,7 @@ class Joins:
         """Returns how many rows a space has, as a dtype."""
         return self._cast(self.runs_of(space).total, dtype, self._home)
 
-    def _picked(self, space: Space) -> runs.Runs:
+    def _picked(self, space: Space) -> workers.WorkerRuns:
         """Returns how many rows each device picked; of borrowed rows the picked are borrowed."""
         batch, none = self.runs_of(self._analysis.batch), self._writer.constant(np.int32(0), None)
         begins: list[Reference] = []
@@ -121,21 +93,22 @@ class Joins:
         end: Reference = none
         for k, device in enumerate(self._devices):
             part = self._writer.own(space.source, k)
-            length = self._entry(part, space.source.dtype, 0, device)
+            length = self.entry(part, space.source.dtype, 0, device)
             has_rows = batch.has_rows[k]
             begin, own = end, length
             if has_rows is not None:
-                begin, own = (self._or_none(has_rows, each, none) for each in (end, length))
+                begin, own = (
+                    self._nodes.add("SelectV2", [has_rows, each, none], self._home, T=tf.int32)
+                    for each in (end, length)
+                )
             begins.append(begin)
             lengths.append(length)
             end = self._add([end, own], tf.int32)
         everything = None if batch.is_exact else self._add(lengths, tf.int32)
-        return runs.Runs(end, begins, lengths, batch.has_rows, everything)
+        here = runs.Runs(end, begins, lengths, batch.has_rows, everything)
+        return self._peers.picked(here, space.source)
 
-    def _or_none(self, has_rows: Reference, number: Reference, none: Reference) -> str:
-        return self._nodes.add("SelectV2", [has_rows, number, none], self._home, T=tf.int32)
-
-    def _entry(self, value: Reference, dtype: tf.DType, axis: int, device: str) -> str:
+    def entry(self, value: Reference, dtype: tf.DType, axis: int, device: str) -> str:
         """Returns the length of a dimension, int32."""
         shape = self._shape(value, dtype, tf.int32, device)
         return self._gathered(shape, np.int32(axis), tf.int32, device)
@@ -181,6 +154,8 @@ class Joins:
 
     def of_parts(self, tensor: tf.Tensor, state: Partial) -> Reference:
         """Returns the value that all devices' parts make."""
+        if self._peers.is_of_sizes(tensor):
+            return self.run_once(tensor)
         parts = [self._writer.own(tensor, k) for k in range(len(self._devices))]
         if state.kind is Kind.SUM:
             return self._sum(parts, tensor)
@@ -188,12 +163,45 @@ class Joins:
             number = self._cast(self._number_of_elements(tensor), tensor.dtype, self._home)
             total = self._sum(parts, tensor)
             return self._binary("RealDiv", total, number, tensor.dtype, self._home)
-        return self._reduced(parts, tensor, state.kind)
+        return self._extreme(parts, tensor, state.kind)
+
+    def join(self, inputs: Sequence[Reference], dtype: tf.DType, join: Join) -> str:
+        """Has the strategy join parts.
+
+        Args:
+            inputs: The parts, and behind those of rows how many each worker has.
+            dtype: Their dtype.
+            join: How they are joined.
+        """
+        kind = "AddN" if join.axis is None else "ConcatV2"
+        name = self._nodes.add(kind, inputs, self._home, T=dtype)
+        self._writer.changes.joins[name] = join
+        return name
 
     def _sum(self, parts: Sequence[Reference], tensor: tf.Tensor) -> Reference:
-        found = self._add(parts, tensor.dtype)
-        self._writer.changes.sums[found] = tensor
-        return self.of_all(found, "Add", tensor, tensor.dtype)
+        """Returns the sum of all devices' parts, which the strategy makes."""
+        is_simple = self._peers.is_alone or (len(parts) > 1 and not self._peers.branches(tensor))
+        if is_simple:
+            found = self.join(parts, tensor.dtype, Join(len(parts)))
+            return self._nodes.know(found, tensor.shape)
+        return self._peers.total(self.sum_here(parts, tensor.dtype), tensor)
+
+    def sum_here(self, parts: Sequence[Reference], dtype: tf.DType) -> Reference:
+        """Returns the sum of what devices with rows have, made by one operation of the graph."""
+        zero = self._writer.constant(np.zeros([], dtype.as_numpy_dtype), None)
+        found = self._with_rows(parts, zero, dtype)
+        return found[0] if len(found) == 1 else self._add(found, dtype)
+
+    def _with_rows(
+        self, parts: Sequence[Reference], neutral: Reference, dtype: tf.DType
+    ) -> list[Reference]:
+        """Returns parts, in which what is neutral stands for those of devices without rows."""
+        return [
+            part
+            if has_rows is None
+            else self._nodes.add("SelectV2", [has_rows, part, neutral], self._home, T=dtype)
+            for has_rows, part in zip(self.has_rows, parts, strict=True)
+        ]
 
     def _number_of_elements(self, mean: tf.Tensor) -> Reference:
         """Returns how many elements a mean is of, int32."""
@@ -218,60 +226,60 @@ class Joins:
             part = self._writer.view(tensor, state, k)
             lengths = self._shape(part, tensor.dtype, tf.int32, device)
             sizes = self._gathered(lengths, np.array(axes, np.int32), tf.int32, device)
-            numbers.append(self._reduced_all(sizes, "Prod", tf.int32, device))
-        everything = self.of_all(
-            self._add(numbers, tf.int32), "Add", mean, tf.int32, tf.TensorShape([])
-        )
+            numbers.append(self.reduced(sizes, "Prod", tf.int32, device))
+        here, spec = self._add(numbers, tf.int32), tf.TensorSpec([], tf.int32)
+        everything = self._peers.total(here, mean, spec)
         return self._own_part(everything, self.runs_of(state.space), tf.int32)
 
-    def _reduced_all(self, values: Reference, type: str, dtype: tf.DType, device: str) -> str:
+    def reduced(self, values: Reference, type: str, dtype: tf.DType, device: str) -> str:
+        """Returns the sum, the maximum or the like of a tensor along its first axis."""
         axis = self._nodes.constant(np.int32(0), device, values)
         kinds = {} if type in ("All", "Any") else {"T": dtype}
         return self._nodes.add(
             type, [values, axis], device, Tidx=tf.int32, keep_dims=False, **kinds
         )
 
-    def _reduced(self, parts: Sequence[Reference], tensor: tf.Tensor, kind: Kind) -> Reference:
+    def _extreme(self, parts: Sequence[Reference], tensor: tf.Tensor, kind: Kind) -> Reference:
         """Returns the maximum or the like of the parts of devices with rows."""
-        has_rows, dtype = self.has_rows, tensor.dtype
-        reduction, merge = _REDUCTIONS[kind]
-        neutral = self._writer.constant(_neutral(kind, dtype), None)
-        found = []
-        for part, has in zip(parts, has_rows, strict=True):
-            if has is not None:
-                part = self._nodes.add("SelectV2", [has, part, neutral], self._home, T=dtype)
-            found.append(part)
-        packed = self._nodes.add("Pack", found, self._home, T=dtype, N=len(found), axis=0)
-        whole = self._reduced_all(packed, reduction, dtype, self._home)
-        return self.of_all(whole, merge, tensor, dtype)
+        dtype, reduction = tensor.dtype, _REDUCTIONS[kind]
+        found = self._with_rows(parts, self._writer.constant(_neutral(kind, dtype), None), dtype)
+        kinds = {"T": dtype, "N": len(found), "axis": 0}
+        packed = self._nodes.add("Pack", found, self._home, **kinds)
+        whole = self.reduced(packed, reduction, dtype, self._home)
+        if self._peers.is_alone:
+            return whole
+        return self.reduced(self._peers.table(whole, tensor), reduction, dtype, self._home)
 
     # Rows become whole.
 
     def of_rows(self, tensor: tf.Tensor, state: Rows) -> Reference:
         """Returns all devices' rows, without borrowed ones."""
-        return self._steps.together(self._rows_here(tensor, state), tensor, state)
+        if self._peers.is_of_sizes(tensor):
+            return self.run_once(tensor)
+        found = self._peers.rows(self._rows_here(tensor, state), tensor, state)
+        return self.steps.together(found, tensor, state)
 
     def _rows_here(self, tensor: tf.Tensor, state: Rows) -> Reference:
         """Returns this worker's rows, without borrowed ones, and steps apart."""
         parts: list[Reference] = []
         for k, number in enumerate(self.runs_of(state.space).lengths):
             part = self._writer.view(tensor, state.plain, k)
-            parts.append(self._steps.apart(part, number, tensor, state))
+            parts.append(self.steps.apart(part, number, tensor, state))
         found = parts[0]
         if len(parts) > 1:
-            axis = self._writer.constant(np.int32(self._steps.layout(tensor, state)[1]), None)
+            axis = self._writer.constant(np.int32(self.steps.layout(tensor, state)[1]), None)
             kinds = {"T": tensor.dtype, "Tidx": tf.int32, "N": len(parts)}
             found = self._nodes.add("ConcatV2", [*parts, axis], self._home, **kinds)
-        rows = self._without_loans(found, tensor, state)
+        rows = self.without_loans(found, tensor, state)
         self._writer.changes.gathered += [each for each in (found, rows) if isinstance(each, str)]
         return rows
 
-    def _without_loans(self, found: Reference, tensor: tf.Tensor, state: Rows) -> Reference:
+    def without_loans(self, found: Reference, tensor: tf.Tensor, state: Rows) -> Reference:
         """Returns this worker's rows without borrowed ones."""
-        rows = self._runs_here(state.space)
+        rows = self.worker_runs(state.space).here
         if rows.is_exact:
             return found
-        rank, axis, multiple = self._steps.layout(tensor, state)
+        rank, axis, multiple = self.steps.layout(tensor, state)
         key = ("all", state.space.base, rank, axis, multiple)
         if multiple is None or key not in self._memo:
             mask = (np.arange(rank) == axis).astype(np.int32)
@@ -346,6 +354,9 @@ class Joins:
                 rows = range(begin * multiple, (begin + count) * multiple)
                 value = np.ascontiguousarray(np.take(value, rows, want.axis))
                 return self._writer.constant(value.astype(tensor.dtype.as_numpy_dtype), k)
+        own = self._peers.own(tensor)
+        if own is not None and want == self._analysis.given[tensor.ref()].state:
+            return self._cut_out(tensor, own, self.worker_runs(want.space).here, want, k)
         whole = self._writer.in_loops.whole(tensor, k)
         return self._cut_out(tensor, whole, self.runs_of(want.space), want, k)
 
@@ -354,11 +365,11 @@ class Joins:
     ) -> Reference:
         is_here = self._analysis.state(tensor) is not states.COPIED and self._loop(tensor) is None
         device = self._home if is_here else self._devices[k]
-        whole = self._steps.apart(whole, rows.total, tensor, want)
+        whole = self.steps.apart(whole, rows.total, tensor, want)
         begin, length = self._window(tensor, whole, rows, want, k)
         kinds = {"T": tensor.dtype, "Index": tf.int32}
         found = self._nodes.add("Slice", [whole, begin, length], device, **kinds)
-        found = self._steps.together(found, tensor, want)
+        found = self.steps.together(found, tensor, want)
         return self._nodes.know(found, known_shapes.of_part(self._writer, tensor, want, k))
 
     def _loop(self, tensor: tf.Tensor) -> loops.Context | None:
@@ -368,7 +379,7 @@ class Joins:
         self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int
     ) -> tuple[str, str]:
         """Returns where device k's rows begin, and how many entries they have, as vectors."""
-        (rank, axis, multiple), loop = self._steps.layout(tensor, want), self._loop(tensor)
+        (rank, axis, multiple), loop = self.steps.layout(tensor, want), self._loop(tensor)
         # What is made behind a tensor of a loop may be used in the same branch of it alone.
         place = None if loop is None else tensor.op._get_control_flow_context()
         key = (id(rows), rank, axis, multiple, k, place)
@@ -415,7 +426,9 @@ class Joins:
             if isinstance(state.source, tf.Tensor):
                 return different.shape(self._writer, leaf, tensor, state.source)
         is_here = state is states.WHOLE or state is states.SIZE or isinstance(state, states.Local)
-        if is_here or self._is_in_graph(tensor):
+        # NOTE: the batch that the graph has is this worker's.
+        is_given = not self._peers.is_alone and tensor.ref() in self._analysis.given
+        if is_here or (self._analysis.is_at_hand(tensor) and not is_given):
             if op.type != "ShapeN":
                 self._writer.want_whole(op)
                 return leaf
@@ -428,7 +441,7 @@ class Joins:
 
     def _joined_size(self, leaf: tf.Tensor, state: Rows) -> Reference:
         sizes = [self._writer.own(leaf, k) for k in range(len(self._devices))]
-        size = self.of_all(self._add(sizes, leaf.dtype), "Add", leaf, leaf.dtype)
+        size = self._peers.total(self._add(sizes, leaf.dtype), leaf)
         return self._own_part(size, self.runs_of(state.space), leaf.dtype)
 
     def _whole_shape(self, leaf: tf.Tensor, tensor: tf.Tensor, state: Rows) -> Reference:
@@ -445,7 +458,7 @@ class Joins:
             scaled = self._binary("Mul", scale, total, dtype, self._home)
             return self._binary("AddV2", scaled, rest, dtype, self._home)
         parts = [self._writer.own(leaf, k) for k in range(len(self._devices))]
-        total = self.of_all(self._add(parts, dtype), "Add", leaf, dtype)
+        total = self._peers.total(self._add(parts, dtype), leaf)
         total = self._own_part(total, self.runs_of(state.space), dtype)
         is_rows = self._writer.constant(mask, None)
         return self._nodes.add("SelectV2", [is_rows, total, parts[0]], self._home, T=dtype)

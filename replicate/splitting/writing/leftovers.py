@@ -9,8 +9,6 @@ again.
 from collections.abc import Hashable
 from typing import NamedTuple
 
-import numpy as np
-
 from replicate.compat.tensorflow import tf
 from replicate.splitting import analysis as analyses
 from replicate.splitting.states import COPIED, FLOW, SUM, ListOf, RowNumbers, Rows, Space
@@ -95,7 +93,8 @@ def _whole(tensor: tf.Tensor, written: writers.Writer) -> nodes.Reference | None
     if state is COPIED:
         return written.own(tensor, 0)
     if state == SUM:
-        return _sum(tensor, written)
+        parts = [written.own(tensor, k) for k in range(len(written.devices))]
+        return written.joins.sum_here(parts, tensor.dtype)
     if not isinstance(state, Rows) or not _is_counted(state.space, written):
         return None
     if isinstance(state, RowNumbers) and not _is_counted(state.ids.space, written):
@@ -106,16 +105,3 @@ def _whole(tensor: tf.Tensor, written: writers.Writer) -> nodes.Reference | None
 def _is_counted(space: Space, written: writers.Writer) -> bool:
     """Whether the number of a space's rows is known in a run."""
     return not space.is_picked or space.source.op in written.run_split
-
-
-def _sum(tensor: tf.Tensor, written: writers.Writer) -> nodes.Reference:
-    """Returns the sum of what devices with rows hold."""
-    parts: list[nodes.Reference] = []
-    dtype = tensor.dtype
-    zero = written.constant(np.zeros([], dtype.as_numpy_dtype), None)
-    for k, has_rows in enumerate(written.joins.has_rows):
-        part = written.own(tensor, k)
-        if has_rows is not None:
-            part = written.nodes.add("SelectV2", [has_rows, part, zero], written.home, T=dtype)
-        parts.append(part)
-    return written.nodes.add("AddN", parts, written.home, T=dtype, N=len(parts))

@@ -1,7 +1,7 @@
 """Few transfers: what goes from one device to another at the same time travels together.
 
 Each edge between devices is a transfer; many small ones, not the arithmetic, set the time of a
-step. Each device has its own constants. Parts of sums, and sums, are sent by the strategy. What
+step. Each device has its own constants. What is joined is sent by the strategy (`levels`). What
 else goes from one device to another at one *stage* travels in one Optional: the stage counts how
 often what a value is made from has left a device, so that nothing that travels together waits for
 itself. And it travels together only if the same fetches want it, so that nothing runs that is not
@@ -10,30 +10,48 @@ asked for.
 
 import collections
 import functools
-import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting.structure import effects, frames, kinds
-from replicate.splitting.structure.nodes import Maker, Node, Reference, Waited, maker, output
-from replicate.splitting.writing import constants
+from replicate.splitting.structure.nodes import Maker, Reference, Waited, maker, output
+from replicate.splitting.writing import constants, reads_first
 from replicate.splitting.writing import writer as writers
 
 _Bits: TypeAlias = dict[Maker, int]
 
 
-class Packed(NamedTuple):
-    """What the strategy is to know of sums.
+class Readers(NamedTuple):
+    """What reads a joined value.
 
     Attributes:
-        stages: For each sum by name what is equal for those that are made at the same point of a
-            step; nothing for those that may have no value.
-        has_rows: For each device, and there, whether it has rows; None if it always has.
+        reading: What reads it, and as which input.
+        waiting: The new operations that wait for it.
+        is_fetched: Whether it is run for itself.
     """
 
-    stages: dict[str, Hashable]
+    reading: list[tuple[Maker, int]]
+    waiting: list[str]
+    is_fetched: bool
+
+
+class Packed(NamedTuple):
+    """What the strategy is to know of joins.
+
+    Attributes:
+        levels: For each join by name a number, or several, by which they are sorted: those for
+            which it is equal are made at the same point of a step, in the same order in all
+            workers. Nothing for those that may have no value, or that no step runs.
+        readers: What reads each join.
+        has_rows: For each device, and there, whether it has rows; None if it always has.
+        first: See `reads_first.found`.
+    """
+
+    levels: dict[str, tuple[int, ...]]
+    readers: dict[str, Readers]
     has_rows: Sequence[Reference | None]
+    first: Mapping[Maker, Sequence[Maker]]
 
 
 class _Way(NamedTuple):
@@ -59,14 +77,17 @@ _Use: TypeAlias = Callable[[str], None]
 _Uses: TypeAlias = dict[str, list[_Use]]
 
 
-def pack(written: writers.Writer, fetch: Sequence[Sequence[Waited]]) -> Packed:
+def pack(
+    written: writers.Writer, fetch: Sequence[Sequence[Waited]], *, is_alone: bool = True
+) -> Packed:
     """Packs the transfers of a graph that is written, but not added yet.
 
     Args:
         written: The writer.
         fetch: What is run, in groups that are run together.
+        is_alone: Whether there is one worker.
     """
-    return Transport(written, fetch).run()
+    return Transport(written, fetch, is_alone).run()
 
 
 class Transport:
@@ -75,9 +96,11 @@ class Transport:
     Args:
         written: The writer.
         fetch: See `pack`.
+        is_alone: See `pack`.
     """
 
-    def __init__(self, written: writers.Writer, fetch: Sequence[Sequence[Waited]]):
+    def __init__(self, written: writers.Writer, fetch: Sequence[Sequence[Waited]], is_alone: bool):
+        self._is_alone = is_alone
         self._nodes = written.nodes
         self._changes = written.changes
         self._home = written.home
@@ -93,19 +116,25 @@ class Transport:
 
     def run(self) -> Packed:
         """Packs the transfers; returns what `pack` does."""
-        self._place_joins()
-        has_rows = self._have_rows() if self._changes.sums else ()
+        readers = self._find_readers()
+        self._place_joins(readers)
+        has_rows = self._have_rows()
         self._constants.copy()
         self._learn()
+        first = reads_first.found(self._writer, self._before)
+        levels: dict[str, tuple[int, ...]]
+        if self._is_alone:
+            levels = {
+                name: (self._stages[name], self._wanted_by[name], self._effects.get(name, 0))
+                for name in self._changes.joins
+                if name not in self._dead
+            }
+        else:
+            levels = {name: (level,) for name, level in self._find_levels(first).items()}
         for way, uses in self._transfers().items():
             if len(uses) > 1:
                 self._send_together(way, uses)
-        stages: dict[str, Hashable] = {
-            name: (self._stages[name], self._wanted_by[name], self._effects.get(name, 0))
-            for name in self._changes.sums
-            if name not in self._dead
-        }
-        return Packed(stages, has_rows)
+        return Packed(levels, readers, has_rows, first)
 
     # What is there.
 
@@ -201,12 +230,11 @@ class Transport:
     ) -> Mapping[Maker | frames.Loop, int]:
         """Returns how often what each value is made from has left a device.
 
-        To leave home does not count: coming back leaves another device. To go over workers counts,
-        since it takes time. To be summed counts though a single device has all parts: a sum that
-        waits for another one is not made end to end with it.
+        To leave home does not count: coming back leaves another device. To be joined counts though
+        a single device, or this worker, has all parts: what waits for a join is not made with it.
         """
         places: dict[Maker | frames.Loop, str] = {**self._places}
-        sums, crossings = self._changes.sums, self._writer.joins.crossings
+        joins = self._changes.joins
         # What enters a loop is where its exits are.
         new = before.keys() - places.keys()
         places |= {each: places[before[each][0]] for each in new}
@@ -215,14 +243,27 @@ class Transport:
             here = (self._home, places[each])
             stages[each] = max(
                 (
-                    stages[other]
-                    + (places[other] not in here or each in sums)
-                    + (other in crossings)
+                    stages[other] + (places[other] not in here or each in joins)
                     for other in before[each]
                 ),
                 default=0,
             )
         return stages
+
+    def _find_levels(self, first: Mapping[Maker, Sequence[Maker]]) -> dict[str, int]:
+        """Returns how many joins each one waits for of those that a step runs.
+
+        The number is the same in all workers, whatever their devices.
+        """
+        joins = {name for name in self._changes.joins if self._wanted_by[name]}
+        before = dict(self._before)
+        for write, reads in first.items():
+            before[write] = [*before[write], *reads]
+        levels: dict[Maker | frames.Loop, int] = {}
+        turns = frames.without_turns(before, self._nodes.type_of, self._frame)
+        for each, others in turns.items():
+            levels[each] = max((levels[other] + (other in joins) for other in others), default=0)
+        return {name: levels[name] for name in joins}
 
     def _find_wanted(self) -> _Bits:
         """Returns which groups of what is run want each operation, as bits."""
@@ -288,34 +329,40 @@ class Transport:
 
     # Joins.
 
-    def _place_joins(self) -> None:
-        """Puts each join on the device where it is read, if that is one: beside its variable."""
-        readers: dict[str, list[Node]] = {name: [] for name in self._changes.joined}
-        places: dict[str, set[str]] = {name: set() for name in readers}
+    def _find_readers(self) -> dict[str, Readers]:
+        """Returns what reads each joined value."""
+        wanted = {each for group in self._fetch for each in group if isinstance(each, str)}
+        found = {name: Readers([], [], name in wanted) for name in self._changes.joined}
         for node in self._nodes.by_name.values():
-            for written in node.input:
-                if written in readers:
-                    readers[written].append(node)
-        for op, _, reference in self._changes.inputs:
-            if isinstance(reference, str) and reference in places:
-                places[reference].add(self._device(op))
-        for wanted in itertools.chain(*self._fetch):
-            if isinstance(wanted, str) and wanted in places:
-                places[wanted].add(self._home)
+            for n, written in enumerate(node.input):
+                if written in found:
+                    found[written].reading.append((node.name, n))
+                elif written.startswith("^") and written[1:] in found:
+                    found[written[1:]].waiting.append(node.name)
+        for op, n, reference in self._changes.inputs:
+            if isinstance(reference, str) and reference in found:
+                found[reference].reading.append((op, n))
+        return found
+
+    def _place_joins(self, readers: dict[str, Readers]) -> None:
+        """Puts each join on the device where it is read, if that is one: beside its variable."""
         for name in reversed(readers):
-            found = places[name] | {node.device for node in readers[name]}
-            if len(found) == 1:
-                self._nodes.by_name[name].device = found.pop()
+            places = {self._device(reader) for reader, _ in readers[name].reading}
+            if readers[name].is_fetched:
+                places.add(self._home)
+            if len(places) == 1:
+                self._nodes.by_name[name].device = places.pop()
 
     def _have_rows(self) -> list[Reference | None]:
         """Returns on each device whether it has rows, for sums, which wait for that."""
         found: list[Reference | None] = []
+        sums = [name for name, join in self._changes.joins.items() if join.number > 1]
         for has_rows, device in zip(self._writer.joins.has_rows, self._devices, strict=True):
-            if has_rows is not None:
+            if has_rows is not None and sums:
                 has_rows = self._nodes.add("Identity", [has_rows], device, T=tf.bool)
-                for name in self._changes.sums:
+                for name in sums:
                     self._nodes.by_name[name].input.append(self._nodes.wait(has_rows))
-            found.append(has_rows)
+            found.append(has_rows if sums else None)
         return found
 
     # Transfers.
@@ -323,15 +370,15 @@ class Transport:
     def _transfers(self) -> dict[_Way, _Uses]:
         """Returns what is read on another device, and by what, by the ways that it travels."""
         found: dict[_Way, _Uses] = collections.defaultdict(lambda: collections.defaultdict(list))
-        sums = self._changes.sums
-        for node in [each for name, each in self._nodes.by_name.items() if name not in sums]:
+        joins = self._changes.joins
+        for node in [each for name, each in self._nodes.by_name.items() if name not in joins]:
             device = node.device
             for n, written in enumerate(node.input):
-                if not written.startswith("^") and written not in sums:
+                if not written.startswith("^") and written not in joins:
                     use = functools.partial(node.input.__setitem__, n)
                     self._note(found, written, device, use)
         for n, (op, _, reference) in enumerate(self._changes.inputs):
-            if isinstance(reference, str) and reference not in sums:
+            if isinstance(reference, str) and reference not in joins:
                 use = functools.partial(self._change, n)
                 self._note(found, reference, self._device(op), use)
         self._note_between_wholes(found)

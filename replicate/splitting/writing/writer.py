@@ -7,7 +7,7 @@ reads its inputs in the views that the rule asks for.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,45 +33,14 @@ from replicate.splitting.states import (
 )
 from replicate.splitting.structure import loops
 from replicate.splitting.structure import nodes as definitions
-from replicate.splitting.structure.nodes import Made, Nodes, Reference, Waited, output
-from replicate.splitting.structure.runs import Runs
-from replicate.splitting.writing import different, joins, known_shapes, loop_copies
+from replicate.splitting.structure.nodes import Nodes, Reference, Waited, output
+from replicate.splitting.writing import different, joins, known_shapes, loop_copies, workers
 
 OfDevice: TypeAlias = Callable[[int], Reference]
 """Returns what a device, given by its number, reads."""
 
 _PASSED = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 _NUMBERING = ("Range",)  # makes rows of their number alone: no device has to send its own
-
-
-class Place(Protocol):
-    """Which rows of the batch this worker has: `workers.OneWorker`, or `workers.SeveralWorkers`."""
-
-    @property
-    def num_devices(self) -> int:
-        """The number of all workers' devices."""
-
-    @property
-    def first_device(self) -> int:
-        """The number of this worker's first device among all workers'."""
-
-    def runs(self, nodes: Nodes) -> Runs:
-        """Returns the runs of the batch."""
-
-    def bounds(self, k: int) -> tuple[Any, Any]:
-        """Returns the first row of device k in this worker, and the row after its last one."""
-
-    def make_joins(self, written: "Writer", batch: Runs) -> joins.Joins:
-        """Returns what joins values of devices, and of workers."""
-
-    def write(self, written: "Writer", made: Made, fetch: Sequence[types.Fetch]) -> None:
-        """Joins what workers have made.
-
-        Args:
-            written: The writer.
-            made: The new operations by their names.
-            fetch: What will be run.
-        """
 
 
 class Writer:
@@ -98,7 +67,7 @@ class Writer:
         analysis: analyses.Analysis,
         devices: tuple[str, ...],
         home: str,
-        place: Place,
+        place: workers.Place,
         nodes: Nodes,
     ):
         self.analysis = analysis
@@ -110,7 +79,7 @@ class Writer:
         self.run_whole: dict[tf.Operation, None] = {}
         self.run_split: set[tf.Operation] = set()
         self.run_aside: set[Waited] = set()
-        self.joins = place.make_joins(self, place.runs(nodes))
+        self.joins = joins.Joins(self, place)
         self._first_device = place.first_device
         self.in_loops = loop_copies.LoopCopies(self)
         # NOTE: by `id`, which is fast; tensors live as long as the graph.
