@@ -145,9 +145,9 @@ def split_graph(
     written, fetch = plan.write(groups, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
     places.choose(written, strategy)
-    packed = transport.pack(written, fetch, is_alone=cluster is None)
+    packed = transport.pack(written, fetch)
     left = leftovers.joined(written) if cluster is None else []
-    joined = levels.Levels(written, packed, plan.place.batch.workers)
+    joined = levels.Levels(written, packed)
     made = written.nodes.write()
     added = joined.make(strategy, made)
     _apply(written.changes, made)

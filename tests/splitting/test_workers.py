@@ -146,7 +146,7 @@ def test_a_pop_waits_for_what_is_pushed_to_its_stack(fresh_graph):
         **{"nodes": nodes, "structure": structure, "changes": Changes(), "home": "", "devices": ()},
         run_whole=[popped.op, pushed.op, apart.op],
     )
-    found = transport.Transport(written, [], False)._find_before()
+    found = transport.Transport(written, [])._find_before()
     assert found[popped.op] == [stack.op, pushed.op]
 
 

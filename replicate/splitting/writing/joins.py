@@ -35,33 +35,27 @@ class Joins:
 
     Args:
         writer: The writer.
-        place: Which rows of the batch this worker has.
 
     Attributes:
         steps: What writes reshapes of steps.
     """
 
-    def __init__(self, writer: "writers.Writer", place: workers.Place):
+    def __init__(self, writer: "writers.Writer"):
         self._writer = writer
         self._nodes = writer.nodes
         self._analysis = writer.analysis
+        self._structure = writer.structure
         self._devices = writer.devices
         self._home = writer.home
-        self._place = place
         self.steps = steps.Reshapes(writer, self.rank)
-        self._peers = peers.Peers(writer, self, place)
-        self._runs = {writer.analysis.batch: place.runs(writer.nodes)}
+        self._peers = peers.Peers(writer, self)
+        self._runs = {writer.analysis.batch: writer.place.runs(writer.nodes)}
         self._memo: dict[tuple[object, ...], Reference] = {}
         self._windows: dict[tuple[object, ...], tuple[str, str]] = {}
 
     def run_once(self, tensor: tf.Tensor) -> Reference:
         """Has an operation run once; returns its output, the same in all workers."""
         return self._peers.run_once(tensor)
-
-    def static_run(self, k: int) -> tuple[int, int]:
-        """Returns the first row of device k, and how many it has, of a static batch."""
-        begin, end = self._place.bounds(k)
-        return self._place.first_row + begin, end - begin
 
     # Numbers of rows.
 
@@ -180,8 +174,7 @@ class Joins:
 
     def _sum(self, parts: Sequence[Reference], tensor: tf.Tensor) -> Reference:
         """Returns the sum of all devices' parts, which the strategy makes."""
-        is_simple = self._peers.is_alone or (len(parts) > 1 and not self._peers.branches(tensor))
-        if is_simple:
+        if self._peers.is_alone or (len(parts) > 1 and not self._peers.branches(tensor)):
             found = self.join(parts, tensor.dtype, Join(len(parts)))
             return self._nodes.know(found, tensor.shape)
         return self._peers.total(self.sum_here(parts, tensor.dtype), tensor)
@@ -196,12 +189,12 @@ class Joins:
         self, parts: Sequence[Reference], neutral: Reference, dtype: tf.DType
     ) -> list[Reference]:
         """Returns parts, in which what is neutral stands for those of devices without rows."""
-        return [
-            part
-            if has_rows is None
-            else self._nodes.add("SelectV2", [has_rows, part, neutral], self._home, T=dtype)
-            for has_rows, part in zip(self.has_rows, parts, strict=True)
-        ]
+        found = list(parts)
+        for k, has_rows in enumerate(self.has_rows):
+            if has_rows is not None:
+                chosen = [has_rows, found[k], neutral]
+                found[k] = self._nodes.add("SelectV2", chosen, self._home, T=dtype)
+        return found
 
     def _number_of_elements(self, mean: tf.Tensor) -> Reference:
         """Returns how many elements a mean is of, int32."""
@@ -310,9 +303,6 @@ class Joins:
             raise ValueError(f"{tensor.name} has no rows: it is {state}.")
         return state.plain
 
-    def _multiple(self, tensor: tf.Tensor, state: Rows) -> int | None:
-        return self._analysis.facts.multiple(tensor, state.axis)
-
     def plain(self, tensor: tf.Tensor, state: RowNumbers, k: int) -> Reference:
         """Returns a device's numbers of rows as one device counts them."""
         part, device, dtype = self._writer.own(tensor, k), self._devices[k], tensor.dtype
@@ -346,10 +336,10 @@ class Joins:
 
     def _cut(self, tensor: tf.Tensor, want: Rows, k: int) -> Reference:
         facts = self._analysis.facts
-        if facts.static_rows and tensor.op.type == "Const" and self._is_free(tensor.op):
+        if facts.static_rows and tensor.op.type == "Const" and self._structure.is_free(tensor.op):
             value = facts.constant(tensor)
             if value is not None and want.space is self._analysis.batch:
-                begin, count = self.static_run(k)
+                begin, count = self._writer.place.static_run(k)
                 multiple = value.shape[want.axis] // facts.static_rows
                 rows = range(begin * multiple, (begin + count) * multiple)
                 value = np.ascontiguousarray(np.take(value, rows, want.axis))
@@ -363,7 +353,10 @@ class Joins:
     def _cut_out(
         self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int
     ) -> Reference:
-        is_here = self._analysis.state(tensor) is not states.COPIED and self._loop(tensor) is None
+        is_here = (
+            self._analysis.state(tensor) is not states.COPIED
+            and self._structure.loop(tensor.op) is None
+        )
         device = self._home if is_here else self._devices[k]
         whole = self.steps.apart(whole, rows.total, tensor, want)
         begin, length = self._window(tensor, whole, rows, want, k)
@@ -372,14 +365,12 @@ class Joins:
         found = self.steps.together(found, tensor, want)
         return self._nodes.know(found, known_shapes.of_part(self._writer, tensor, want, k))
 
-    def _loop(self, tensor: tf.Tensor) -> loops.Context | None:
-        return self._writer.structure.loop(tensor.op)
-
     def _window(
         self, tensor: tf.Tensor, whole: Reference, rows: runs.Runs, want: Rows, k: int
     ) -> tuple[str, str]:
         """Returns where device k's rows begin, and how many entries they have, as vectors."""
-        (rank, axis, multiple), loop = self.steps.layout(tensor, want), self._loop(tensor)
+        rank, axis, multiple = self.steps.layout(tensor, want)
+        loop = self._structure.loop(tensor.op)
         # What is made behind a tensor of a loop may be used in the same branch of it alone.
         place = None if loop is None else tensor.op._get_control_flow_context()
         key = (id(rows), rank, axis, multiple, k, place)
@@ -412,9 +403,6 @@ class Joins:
         one = self._nodes.constant(np.int32(1), device, total if loop is not None else None)
         return self._binary("Maximum", total, one, tf.int32, device)
 
-    def _is_free(self, op: tf.Operation) -> bool:
-        return self._writer.structure.is_free(op)
-
     # Sizes.
 
     def whole_size(self, leaf: tf.Tensor) -> Reference:
@@ -446,10 +434,10 @@ class Joins:
 
     def _whole_shape(self, leaf: tf.Tensor, tensor: tf.Tensor, state: Rows) -> Reference:
         facts, dtype = self._analysis.facts, leaf.dtype
-        shape, multiple = facts.known_shape(tensor, state.axis), self._multiple(tensor, state)
+        shape, multiple = facts.known_shape(tensor, state.axis), facts.multiple(tensor, state.axis)
         mask = np.arange(self.rank(tensor)) == state.axis
         others = [0 if is_rows else n for n, is_rows in zip(shape or (), mask, strict=False)]
-        is_told = shape is not None and None not in others and self._is_free(leaf.op)
+        is_told = shape is not None and None not in others and self._structure.is_free(leaf.op)
         if multiple is not None and is_told:
             total = self._cast(self.runs_of(state.space).total, dtype, self._home)
             multiples = (mask * multiple).astype(dtype.as_numpy_dtype)
@@ -466,7 +454,7 @@ class Joins:
     def own_shape(self, tensor: tf.Tensor, want: states.Shape, k: int) -> Reference:
         """Returns a shape in which the entry of rows is device k's own."""
         facts = self._analysis.facts
-        if facts.static_rows and self._is_free(tensor.op) and not want.space.is_picked:
+        if facts.static_rows and self._structure.is_free(tensor.op) and not want.space.is_picked:
             value = facts.constant(tensor)
             if value is not None:
                 return self._own_constant_shape(np.array(value), tensor, want, k)
@@ -481,12 +469,12 @@ class Joins:
         place = () if want.axis is None else want.axis
         if value[place] > 0:
             rows = self._analysis.facts.static_rows
-            value[place] = value[place] // rows * self.static_run(k)[1]
+            value[place] = value[place] // rows * self._writer.place.static_run(k)[1]
         return self._writer.constant(value.astype(tensor.dtype.as_numpy_dtype), k)
 
     def _scaled(self, tensor: tf.Tensor, want: states.Shape, k: int) -> str:
         dtype, whole = tensor.dtype, self._writer.in_loops.whole(tensor, k)
-        loop = self._loop(tensor)
+        loop = self._structure.loop(tensor.op)
         device, rows = self._home if loop is None else self._devices[k], self.runs_of(want.space)
         enter, after = self._writer.in_loops.entered, None if loop is None else whole
         total = enter(self._cast(rows.total, dtype, self._home), dtype, loop, k)

@@ -45,4 +45,4 @@ def _of(
 
 def _own_rows(written: "writers.Writer", k: int) -> int:
     """Returns how many rows of a static batch a device has or borrows; of another batch 0."""
-    return written.joins.static_run(k)[1] if written.analysis.facts.static_rows else 0
+    return written.place.static_run(k)[1] if written.analysis.facts.static_rows else 0

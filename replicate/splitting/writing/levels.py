@@ -54,19 +54,15 @@ class Levels:
     Args:
         written: The writer.
         packed: Which joins are made together, who reads them, and which devices count.
-        workers: All workers.
     """
 
-    def __init__(
-        self, written: writers.Writer, packed: transport.Packed, workers: collectives.Workers
-    ):
+    def __init__(self, written: writers.Writer, packed: transport.Packed):
         self._written = written
         self._nodes = written.nodes
         self._home = _canonical(written.home)
         devices = map(_canonical, [written.home, *written.devices])
         self._in_order = list(dict.fromkeys(devices))
         self._packed = packed
-        self._workers = workers
         changes = written.changes
         changes.inputs[:] = [each for each in changes.inputs if each[2] not in changes.joins]
         self._taken = [self._take(name, join) for name, join in changes.joins.items()]
@@ -122,7 +118,7 @@ class Levels:
         if not self._taken:
             return {}
         with strategy.scope(), tf1.control_dependencies(None):
-            with strategy.merging(self._share(made, self._workers)):
+            with strategy.merging(self._share(made, self._written.place.workers)):
                 for level in sorted(together):
                     self._make(strategy, together[level], whole)
             # What may have no value, or is no part of a step, waits for nothing else.

@@ -47,22 +47,21 @@ class Peers:
     Args:
         writer: The writer.
         devices: What joins this worker's devices.
-        place: Which rows this worker has.
 
     Attributes:
         is_alone: Whether there is one worker.
     """
 
-    def __init__(self, writer: "writers.Writer", devices: "joins.Joins", place: workers.Place):
+    def __init__(self, writer: "writers.Writer", devices: "joins.Joins"):
         self._writer = writer
         self._nodes = writer.nodes
         self._analysis = writer.analysis
         self._home = writer.home
         self._devices = devices
-        self._place = place
+        self._place = place = writer.place
         self._batch = place.batch
-        self._size, self._position = place.batch.workers.size, place.batch.workers.position
-        self.is_alone = place.batch.workers.is_alone
+        self._size, self._position = place.workers.size, place.workers.position
+        self.is_alone = place.workers.is_alone
         self._lone = {tensor.ref() for tensor in place.batch.lone}
         self._sizes: dict[Hashable, bool] = {}
         self._outside: dict[Reference, str] = {}  # joined values, in no branch

@@ -77,17 +77,14 @@ _Use: TypeAlias = Callable[[str], None]
 _Uses: TypeAlias = dict[str, list[_Use]]
 
 
-def pack(
-    written: writers.Writer, fetch: Sequence[Sequence[Waited]], *, is_alone: bool = True
-) -> Packed:
+def pack(written: writers.Writer, fetch: Sequence[Sequence[Waited]]) -> Packed:
     """Packs the transfers of a graph that is written, but not added yet.
 
     Args:
         written: The writer.
         fetch: What is run, in groups that are run together.
-        is_alone: Whether there is one worker.
     """
-    return Transport(written, fetch, is_alone).run()
+    return Transport(written, fetch).run()
 
 
 class Transport:
@@ -96,11 +93,9 @@ class Transport:
     Args:
         written: The writer.
         fetch: See `pack`.
-        is_alone: See `pack`.
     """
 
-    def __init__(self, written: writers.Writer, fetch: Sequence[Sequence[Waited]], is_alone: bool):
-        self._is_alone = is_alone
+    def __init__(self, written: writers.Writer, fetch: Sequence[Sequence[Waited]]):
         self._nodes = written.nodes
         self._changes = written.changes
         self._home = written.home
@@ -123,7 +118,7 @@ class Transport:
         self._learn()
         first = reads_first.found(self._writer, self._before)
         levels: dict[str, tuple[int, ...]]
-        if self._is_alone:
+        if self._writer.place.workers.is_alone:
             levels = {
                 name: (self._stages[name], self._wanted_by[name], self._effects.get(name, 0))
                 for name in self._changes.joins

@@ -84,6 +84,7 @@ class Place:
 
     Attributes:
         batch: As given.
+        workers: All workers.
         num_devices: The number of all workers' devices.
         first_device: The number of this worker's first device among all workers'.
         first_row: The number of this worker's first row in a static batch.
@@ -91,7 +92,7 @@ class Place:
 
     def __init__(self, batch: WorkerBatch, num_devices: int, home: str):
         self.batch = batch
-        workers = batch.workers
+        self.workers = workers = batch.workers
         self.num_devices = num_devices * workers.size
         self.first_device = num_devices * workers.position
         self._own_devices = num_devices
@@ -113,7 +114,7 @@ class Place:
         """Returns the runs of the batch."""
         if self._dynamic is not None:
             return self._dynamic
-        rows, workers = self.batch.rows, self.batch.workers
+        rows, workers = self.batch.rows, self.workers
         here = runs.of_static(rows, nodes, self._own_devices, self._home)
         if workers.is_alone:
             return WorkerRuns(here, here, None)
@@ -137,8 +138,13 @@ class Place:
         begin: Any = here.begins[k]
         return begin, begin + here.lengths[k]
 
+    def static_run(self, k: int) -> tuple[int, int]:
+        """Returns the first row of device k, and how many it has, of a static batch."""
+        begin, end = self.bounds(k)
+        return self.first_row + begin, end - begin
+
     def _of_dynamic(self, rows: tf.Tensor) -> WorkerRuns:
-        workers, num_devices = self.batch.workers, self._own_devices
+        workers, num_devices = self.workers, self._own_devices
         if not isinstance(workers, collectives.CollectiveWorkers):
             here = runs.of_dynamic(rows, num_devices)
             return WorkerRuns(here, here, None)

@@ -58,6 +58,7 @@ class Writer:
         run_whole: The operations that run once, in the order in which they were wanted.
         run_split: The operations whose copies run.
         run_aside: Operations, and names of new ones, that no step runs.
+        place: As given.
         joins: What joins devices' values.
         in_loops: What writes devices' own loops.
     """
@@ -79,8 +80,8 @@ class Writer:
         self.run_whole: dict[tf.Operation, None] = {}
         self.run_split: set[tf.Operation] = set()
         self.run_aside: set[Waited] = set()
-        self.joins = joins.Joins(self, place)
-        self._first_device = place.first_device
+        self.place = place
+        self.joins = joins.Joins(self)
         self.in_loops = loop_copies.LoopCopies(self)
         # NOTE: by `id`, which is fast; tensors live as long as the graph.
         self._wholes: dict[int, Reference] = {}
@@ -358,7 +359,9 @@ class Writer:
 
     def _set_seed(self, node: definitions.Node, k: int) -> None:
         if node.op in random.SEEDED and (node.attr["seed"].i or node.attr["seed2"].i):
-            node.set("seed2", random.seed_of_copy(node.attr["seed2"].i, self._first_device + k))
+            node.set(
+                "seed2", random.seed_of_copy(node.attr["seed2"].i, self.place.first_device + k)
+            )
 
     def _places(self, op: tf.Operation, split: states.Split) -> Sequence[str]:
         """Returns where an operation's copies run; the device stays if the model names it.
