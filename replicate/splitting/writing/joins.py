@@ -236,8 +236,7 @@ class Joins:
         """Returns the maximum or the like of the parts of devices with rows."""
         dtype, reduction = tensor.dtype, _REDUCTIONS[kind]
         found = self._with_rows(parts, self._writer.constant(_neutral(kind, dtype), None), dtype)
-        kinds = {"T": dtype, "N": len(found), "axis": 0}
-        packed = self._nodes.add("Pack", found, self._home, **kinds)
+        packed = self._nodes.add("Pack", found, self._home, T=dtype, N=len(found), axis=0)
         whole = self.reduced(packed, reduction, dtype, self._home)
         if self._peers.is_alone:
             return whole

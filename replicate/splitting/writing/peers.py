@@ -121,7 +121,7 @@ class Peers:
         branches = [(self._writer.whole(predicate), side) for predicate, side in ways]
         # NOTE: what is made of sizes alone has a value though its branch is not taken. What comes
         # back has none, and must not travel with what has one.
-        value = self._left(self._entered(value, branches, spec.dtype), branches, spec)
+        value = self._left(self._entered(value, branches, spec), branches, spec)
         if axis is not None and tensor.shape.rank is not None:
             # NOTE: all workers have more rows than this one: the shape must not tell how many.
             kinds_ = {"dtype": spec.dtype, "shape": spec.shape}
@@ -129,7 +129,7 @@ class Peers:
         name = self._devices.join([value, *lengths], spec.dtype, Join(1, axis))
         if axis is None:
             self._nodes.know(name, spec.shape)
-        back = self._entered(name, branches, spec.dtype)
+        back = self._entered(name, branches, spec)
         self._outside[back] = name
         return back
 
@@ -138,11 +138,12 @@ class Peers:
         return self._place.conditions.of(tensor)
 
     def _entered(
-        self, value: Reference, branches: Sequence[tuple[Reference, bool]], dtype: tf.DType
+        self, value: Reference, branches: Sequence[tuple[Reference, bool]], spec: tf.TensorSpec
     ) -> Reference:
         """Returns a value as it is in branches, of which the innermost is the first."""
         for predicate, side in reversed(branches):
-            gate = self._nodes.add("Switch", [value, predicate], self._home, T=dtype)
+            gate = self._nodes.add("Switch", [value, predicate], self._home, T=spec.dtype)
+            self._nodes.by_name[gate].shapes = (spec.shape, spec.shape)
             value = f"{gate}:1" if side else gate
         return value
 
@@ -155,9 +156,10 @@ class Peers:
             lengths = shape.as_list() if shape.is_fully_defined() else [0] * (shape.rank or 0)
             kind = "S1" if dtype == tf.string else dtype.as_numpy_dtype
             nothing: Reference = self._writer.constant(np.zeros(lengths, kind), None)
-            nothing = self._entered(nothing, [(predicate, not side), *branches[n + 1 :]], dtype)
+            others = [(predicate, not side), *branches[n + 1 :]]
+            nothing = self._entered(nothing, others, tf.TensorSpec(lengths, dtype))
             value = self._nodes.add("Merge", [value, nothing], self._home, T=dtype, N=2)
-            self._nodes.know(value, shape)
+            self._nodes.by_name[value].shapes = (shape, tf.TensorShape([]))
         return value
 
     def _counts(self, own: Reference, tensor: tf.Tensor) -> Reference:
