@@ -96,6 +96,16 @@ def shown(features, labels):
     return weighted(features, labels)
 
 
+def read_in_a_branch(features, labels):
+    """A sum behind a write, which waits for a read that a sum of sums decides about."""
+    v, c = (tf1.get_variable(n, [], initializer=exactness.start, trainable=n == "v") for n in "vc")
+    of_sums = tf.reduce_sum(features * tf.reduce_sum(features))
+    read = tf1.cond(of_sums > 0.0, lambda: c + 1.0, lambda: c * 2.0)
+    with tf.control_dependencies([c.assign_add(1.0)]):
+        behind = tf.reduce_sum(tf.tanh(features))
+    return v * (behind + read)
+
+
 def weighted_by_labels(features, labels):
     w = tf1.get_variable("w", [3], initializer=exactness.start)
     squares = tf.square(tf.reduce_sum(features * w, 1))
@@ -135,6 +145,14 @@ def test_maxima_and_the_first_ones_values_are_added_with_sums(fresh_graph, strat
     found = joined_by(strategy, shown, rows)
     # The loss, a gradient of three, each worker's maximum, and what is drawn.
     assert found == [ends_of(rows), "Add of float32 (7,)"]
+
+
+def test_what_comes_behind_a_write_waits_for_reads_that_have_no_order_with_it(
+    fresh_graph, strategy
+):
+    found = joined_by(strategy, read_in_a_branch)
+    # The sum, that of sums, and the one behind the write; otherwise the first and the last share.
+    assert found == [ends_of(None), *["Add of float32 ()"] * 3]
 
 
 def test_elements_of_weights_of_the_batch_are_counted_by_all(fresh_graph, strategy):
