@@ -145,7 +145,7 @@ def split_graph(
     written, fetch = plan.write(groups, mirrored)
     copies = mirroring.mirror(written, mirrored, fetch) if mirrored else {}
     places.choose(written, strategy)
-    packed = transport.pack(written, fetch)
+    packed = transport.Transport(written, fetch).pack()
     left = leftovers.joined(written) if cluster is None else []
     joined = levels.Levels(written, packed)
     made = written.nodes.write()

@@ -77,22 +77,12 @@ _Use: TypeAlias = Callable[[str], None]
 _Uses: TypeAlias = dict[str, list[_Use]]
 
 
-def pack(written: writers.Writer, fetch: Sequence[Sequence[Waited]]) -> Packed:
-    """Packs the transfers of a graph that is written, but not added yet.
+class Transport:
+    """The transfers of a graph that is written, but not added yet.
 
     Args:
         written: The writer.
         fetch: What is run, in groups that are run together.
-    """
-    return Transport(written, fetch).run()
-
-
-class Transport:
-    """The transfers of one graph.
-
-    Args:
-        written: The writer.
-        fetch: See `pack`.
     """
 
     def __init__(self, written: writers.Writer, fetch: Sequence[Sequence[Waited]]):
@@ -109,8 +99,8 @@ class Transport:
             self._nodes, self._controls, self._device, self._maker
         )
 
-    def run(self) -> Packed:
-        """Packs the transfers; returns what `pack` does."""
+    def pack(self) -> Packed:
+        """Packs the transfers."""
         readers = self._find_readers()
         self._place_joins(readers)
         has_rows = self._have_rows()
