@@ -241,8 +241,7 @@ class CollectiveWorkers(Workers):
         return [whole[n] for n in range(len(tensors))]
 
     def _merged_packs(self, tensors: Sequence[tf.Tensor], how: str) -> list[tf.Tensor]:
-        sent = packing.of_few_dtypes(tensors)
-        most = self.options.pack_bytes
+        sent, most = packing.of_few_dtypes(tensors), self.options.pack_bytes
         plan = packing.Packing([sent], most, most)
         reduced = plan.unpack([self._reduce(pack, how) for pack in plan.pack(sent)])
         return [tf.cast(part, own.dtype) for part, own in zip(reduced, tensors, strict=True)]
@@ -361,10 +360,7 @@ class CollectiveWorkers(Workers):
             return found[: len(values)]
 
     def _all_rows(
-        self,
-        values: Sequence[tf.Tensor],
-        axes: Sequence[int],
-        lengths: Sequence[tf.Tensor],
+        self, values: Sequence[tf.Tensor], axes: Sequence[int], lengths: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Gathers rows of numbers, in one collective for each dtype."""
         brought = [packing.carried(value) for value in values]
