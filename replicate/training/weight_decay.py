@@ -62,6 +62,14 @@ class AdamW(tf1.train.AdamOptimizer):
         shape = tf.shape(var, out_type=indices.dtype)
         return self._resource_apply_dense(tf.scatter_nd(indices[:, None], grad, shape), var)
 
+    def _apply_dense(self, grad: tf.Tensor, var: tf.Variable) -> tf.Tensor:
+        """See base class."""
+        return self._resource_apply_dense(grad, var)
+
+    def _apply_sparse(self, grad: tf.IndexedSlices, var: tf.Variable) -> tf.Tensor:
+        """See base class."""
+        return self._resource_apply_sparse(grad.values, var, grad.indices)
+
 
 class LAMB(AdamW):
     """AdamW whose step d is |w| / |d| times as long, for each variable, if neither is 0.
