@@ -243,6 +243,11 @@ def is_rows(state: View) -> TypeGuard[Rows]:
     return isinstance(state, Rows)
 
 
+def is_held(state: State) -> bool:
+    """Whether each device has something of its own that is passed on as it is: no part of a sum."""
+    return isinstance(state, (Rows, ListOf)) or state is FLOW
+
+
 @dataclasses.dataclass(frozen=True)
 class Split:
     """How an operation is split: what a rule returns.

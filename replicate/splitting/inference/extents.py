@@ -36,6 +36,11 @@ class Extent(NamedTuple):
         """Whether the dimension is of length 1, always."""
         return self.size == 1
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a dimension of an equal extent is as long."""
+        return self.size is not None or (bool(self.multiple) and not self.is_picked)
+
     def has_rows(self, space: Space | None = None) -> bool:
         """Whether the length grows with rows; those of a space like this one, if given."""
         return self.multiple != 0 and (space is None or space.is_picked == self.is_picked)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
-from replicate.splitting.inference import extents
+from replicate.splitting.inference import extents, turns
 from replicate.splitting.inference.extents import Number, UnknownError
 from replicate.splitting.structure.loops import Structure
 
@@ -141,29 +141,21 @@ class Folder:
 
     def _listed(self, tensor: tf.Tensor, mode: int) -> Value | None:
         """Returns the value that comes from a stack or a list, if that is always the same."""
-        op, held = tensor.op, []
-        if op.type == "TensorListElementShape" and mode != WHOLE_MODE:
+        op, held = tensor.op, list[tf.Tensor | None]()
+        if op.type == "StackPushV2":
+            held.append(op.inputs[1])
+        elif op.type != "TensorListElementShape":
+            for write in turns.writes_to(self._structure, op):
+                has_parts = turns.WRITES[write.type][1]
+                held.append(None if has_parts else turns.written(write, tensor))
+        elif mode != WHOLE_MODE:
             return self._shape_of_own(tensor, mode)
-        if op.type == "StackPopV2":
-            push = self._structure.push_of(op)
-            held = [] if push is None else [push.inputs[1]]
-        elif op.type == "StackPushV2":
-            held = [op.inputs[1]]
-        elif op.type == "TensorListElementShape":
+        else:
             for source in self._structure.list_sources(op.inputs[0]):
                 held.append(source.inputs[1 if source.type == "TensorListFromTensor" else 0])
-        elif op.type == "OptionalGetValue":
-            for source in self._structure.list_sources(op.inputs[0]):
-                if tensor.value_index < len(source.inputs):
-                    held.append(source.inputs[tensor.value_index])
-        elif tensor.value_index == 1:  # TensorListPopBack
-            for source in self._structure.list_sources(op.inputs[0]):
-                pushes = self._structure.push_backs(source)
-                if not pushes:
-                    return None
-                held += [push.inputs[1] for push in pushes]
-        first, *others = [self.fold(each, mode) for each in held] or [None]
-        if first is None or any(each is None or not equal(first, each) for each in others):
+        values = [None if each is None else self.fold(each, mode) for each in held]
+        first = values[0] if values else None
+        if first is None or any(each is None or not equal(first, each) for each in values):
             return None
         return first
 

@@ -191,7 +191,8 @@ def _where_taken(turns: Turns, given: Sequence[Known], sizes: Sizes) -> Probe | 
         if probe is None:
             break
         folder = folding.Folder(_lengths_by(probe.dims), {}, turns.structure)
-        taken: Sides = {each.ref(): _side(folder, each) for each in turns.predicates}
+        values = {each.ref(): folder.fold(each) for each in turns.predicates}
+        taken: Sides = {ref: None if v is None else bool(v.item()) for ref, v in values.items()}
         closer = None if taken == sides else _probe(turns, given, sizes, taken)
         if closer is None:
             break
@@ -209,12 +210,6 @@ def _lengths_by(
         return None if dims is None else [extents.unknown() if n is None else n for n in dims]
 
     return lengths
-
-
-def _side(folder: folding.Folder, predicate: tf.Tensor) -> bool | None:
-    """Returns which side of a branch is taken, if that follows from lengths."""
-    side = folder.fold(predicate)
-    return None if side is None else bool(side.item())
 
 
 def _assumed(

@@ -46,7 +46,7 @@ _STACKED = ("TensorArrayGatherV3", "TensorListStack")
 # Of these it is certain which of the elements written they give.
 _ORDERED = ("OptionalGetValue", "StackPopV2", "TensorListPopBack")
 # Which operand is written to a list or an array, and whether it has many elements.
-_WRITES = {
+WRITES = {
     "OptionalFromValue": (0, False),
     "StackPushV2": (1, False),
     "TensorArrayScatterV3": (2, True),
@@ -269,22 +269,22 @@ class Turns:
 
     def _read(self, op: tf.Operation) -> None:
         """Lets what is read from a list be what is written to it."""
-        writes = [write for write in self._writes_to(op) if write in self._places]
+        writes = [write for write in writes_to(self.structure, op) if write in self._places]
         earlier = [write for write in writes if self._places[write] < self._places[op]]
-        if not earlier or len({_WRITES[write.type][1] for write in writes}) > 1:
+        if not earlier or len({WRITES[write.type][1] for write in writes}) > 1:
             return
         first = min(earlier, key=self._places.__getitem__)
         writes.sort(key=lambda write: write is not first)
         names = []
         for tensor in op.outputs:
-            sources = [_written(write, tensor) for write in writes]
+            sources = [written(write, tensor) for write in writes]
             is_read = READS[op.type] in (None, tensor.value_index) and None not in sources
             if not is_read or tensor.dtype in kinds.HANDLES:
                 if len(op.outputs) == 1:
                     return
                 names.append(self._new("Placeholder", f"{op.name}/other", [], dtype=tensor.dtype))
                 continue
-            names.append(self._linked(tensor, sources, _WRITES[first.type][1]))
+            names.append(self._linked(tensor, sources, WRITES[first.type][1]))
             self._instead[tensor.name] = names[-1]  # other outputs keep it from being constant
         dtypes = [tensor.dtype for tensor in op.outputs]
         _rewrite(self._nodes[op.name], "IdentityN", names, T=dtypes)
@@ -330,22 +330,6 @@ class Turns:
         if len(sources) == 1 and sources[0].type == "TensorListReserve":
             return self._new("Pack", name, [sources[0].inputs[1].name], T=tf.int32, N=1)
         return self._new("Placeholder", name, [], dtype=tf.int32, shape=tf.TensorShape([1]))
-
-    def _writes_to(self, op: tf.Operation) -> list[tf.Operation]:
-        """Returns what writes to the stack, list or array that an operation reads."""
-        if op.type == "StackPopV2":
-            push = self.structure.push_of(op)
-            return [] if push is None else [push]
-        if op.type.startswith("TensorArray"):
-            array = loops.handle_of(op.inputs[0])
-            while not self.structure.array_writes(array) and array.type == "TensorArrayGradV3":
-                array = loops.handle_of(array.inputs[0])
-            return [each for each in self.structure.array_writes(array) if each.type in _WRITES]
-        writes: list[tf.Operation] = []
-        for source in self.structure.list_sources(op.inputs[0]):
-            is_full = source.type in _WRITES
-            writes += [source] if is_full else self.structure.list_writes(source)
-        return writes
 
     # What no one evaluates.
 
@@ -413,12 +397,28 @@ def _definition(graph: tf.Graph, ops: Collection[tf.Operation]) -> tf1.GraphDef:
     return graph_def
 
 
-def _written(write: tf.Operation, read: tf.Tensor) -> tf.Tensor | None:
+def writes_to(structure: Structure, op: tf.Operation) -> list[tf.Operation]:
+    """Returns what writes to the stack, list or array that an operation reads, as in `WRITES`."""
+    if op.type == "StackPopV2":
+        push = structure.push_of(op)
+        return [] if push is None else [push]
+    if op.type.startswith("TensorArray"):
+        array = loops.handle_of(op.inputs[0])
+        while not structure.array_writes(array) and array.type == "TensorArrayGradV3":
+            array = loops.handle_of(array.inputs[0])
+        return [each for each in structure.array_writes(array) if each.type in WRITES]
+    writes: list[tf.Operation] = []
+    for source in structure.list_sources(op.inputs[0]):
+        writes += [source] if source.type in WRITES else structure.list_writes(source)
+    return writes
+
+
+def written(write: tf.Operation, read: tf.Tensor) -> tf.Tensor | None:
     """Returns what an operation writes for an output of one that reads."""
     if write.type == "OptionalFromValue":
         n = read.value_index
         return write.inputs[n] if n < len(write.inputs) else None
-    return write.inputs[_WRITES[write.type][0]]
+    return write.inputs[WRITES[write.type][0]]
 
 
 def _rewrite(node: tf1.NodeDef, kind: str, inputs: Sequence[str], **attributes: Any) -> None:

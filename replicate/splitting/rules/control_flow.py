@@ -23,7 +23,7 @@ _SUMS = ("Add", "AddV2", "AddN")
 def _pass(case: registry.Case) -> Split | None:
     """Passes on one value."""
     (state,) = case.inputs
-    if _is_held(state) or state in (SUM, COPIED):
+    if states.is_held(state) or state in (SUM, COPIED):
         return Split([state], [state])
     return None
 
@@ -38,7 +38,7 @@ def _condition(case: registry.Case) -> Split | None:
 def _switch(case: registry.Case) -> Split | None:
     """`data` goes to one of the outputs, as `pred` says, which is one whole truth."""
     data, which = case.inputs
-    if states.is_rows(which) or not (_is_held(data) or data == SUM):
+    if states.is_rows(which) or not (states.is_held(data) or data == SUM):
         return None
     return Split([data, WHOLE], [data, data])
 
@@ -52,7 +52,7 @@ def _merge(case: registry.Case) -> Split | None:
         return Split([SUM, SUM], [SUM, WHOLE])
     given = [n for n, tensor in enumerate(case.op.inputs) if not _is_way_back(tensor)]
     is_loop = len(given) < len(case.inputs)
-    state = next((case.inputs[n] for n in given if _is_held(case.inputs[n])), None)
+    state = next((case.inputs[n] for n in given if states.is_held(case.inputs[n])), None)
     if state is None:
         is_sum = not is_loop and all(each == SUM for each in case.inputs)
         return Split(case.inputs, [SUM, WHOLE]) if is_sum else None
@@ -113,11 +113,6 @@ def _next_iteration(case: registry.Case) -> Split | None:
         case.assumptions.let_variable_be_joined(merge)
     case.assumptions.make_loop_whole(case.op, f"its body makes {state} from {wanted}")
     raise loops.AgainError
-
-
-def _is_held(state: states.State) -> bool:
-    """Whether each device has something of its own that these operations pass on."""
-    return states.is_rows(state) or isinstance(state, ListOf) or state is FLOW
 
 
 def _is_way_back(tensor: tf.Tensor) -> bool:

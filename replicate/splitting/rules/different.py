@@ -10,9 +10,9 @@ from typing import TypeGuard
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.rules import elementwise, registry
+from replicate.splitting.rules.gathers import SPARSE_SEGMENTS
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
 from replicate.splitting.rules.spaces import (
-    SPARSE_SEGMENTS,
     check_no_loop,
     check_order,
     entries_of_a_row,
@@ -36,18 +36,10 @@ from replicate.splitting.states import (
     WholeError,
 )
 
-# What treats each of the different values by itself.
-ALONE = (
-    *"Add AddV2 BiasAdd Div DivNoNan Max Mean Min Mul Prod RealDiv Select Sub Sum".split(),
-    *elementwise.UNARY.split(),
-    *elementwise.BROADCAST.split(),
-    *elementwise.COMPARING.split(),
-    *elementwise.LINEAR.split(),
-)
-
-
+# What treats each of the different values by itself, and each of leading rows.
+ALONE = (*elementwise.EACH, "Max", "Mean", "Min", "Prod", "Sum")
 _OF_LEADING = (
-    *("AddN", "ExpandDims", "MatMul", "Reshape", "Squeeze", "StridedSlice", "StridedSliceGrad"),
+    *("ExpandDims", "MatMul", "Reshape", "Squeeze", "StridedSlice", "StridedSliceGrad"),
     *elementwise.ALIKE.split(),
 )
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.rules import signatures
-from replicate.splitting.rules.registry import Case, Extent, rule
+from replicate.splitting.rules.registry import Case, rule
 from replicate.splitting.rules.signatures import Said, by_axes, names, signature
 from replicate.splitting.states import (
     COPIED,
@@ -52,6 +52,11 @@ EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGr
 SoftplusGrad SoftsignGrad SqrtGrad TanhGrad
 """
 
+# What makes one entry of each entry.
+EACH = (
+    *f"{SAME} {LINEAR} {UNARY} {BROADCAST} {COMPARING}".split(),
+    *"Add AddN AddV2 BiasAdd Cast Div DivNoNan Mul RealDiv Select Sub".split(),
+)
 
 BROADCAST_SAID, ALIKE_SAID = "...|1+ -> ...", "...+ -> ..."
 
@@ -93,19 +98,13 @@ def cast(case: Case) -> Split:
 @rule(*SAME.split(), "IdentityN")
 def same(case: Case) -> Split:
     """The values themselves, whatever devices hold of them; of whole ones each has the same."""
-    if not any(_passes(state) for state in case.inputs):
+    wants = [state if state == SUM or states.is_held(state) else WHOLE for state in case.inputs]
+    if all(want is WHOLE for want in wants):
         raise WholeError("its operands are whole")
-    if any(
-        not _passes(state) and tensor.dtype in kinds.HANDLES
-        for tensor, state in zip(case.op.inputs, case.inputs, strict=True)
-    ):
+    handles = [tensor.dtype in kinds.HANDLES for tensor in case.op.inputs]
+    if any(is_handle and want is WHOLE for is_handle, want in zip(handles, wants, strict=True)):
         raise WholeError("an operand is a handle")
-    wants = [state if _passes(state) else WHOLE for state in case.inputs]
     return Split(wants, [COPIED if want is WHOLE else want for want in wants])
-
-
-def _passes(state: states.State) -> bool:
-    return states.is_rows(state) or state == SUM or state is FLOW or isinstance(state, ListOf)
 
 
 @rule("EnsureShape", linear=[0])
@@ -124,22 +123,15 @@ def ensure_shape(case: Case) -> Split:
 
 @rule(*COMPARING.split())
 def compared(case: Case) -> Split:
-    """Operands that are broadcast to each other, or of shapes that do not fit."""
-    if not case.attribute("incompatible_shape_error"):
-        _check_compatible(case)
+    """Operands that are broadcast to each other, or of shapes that do not fit.
+
+    If these are no error, it is a single False, or True.
+    """
+    pairs = zip(reversed(case.shape(0)), reversed(case.shape(1)), strict=False)
+    fits = all(a.is_one or b.is_one or (a == b and a.is_known) for a, b in pairs)
+    if not fits and not case.attribute("incompatible_shape_error"):
+        raise WholeError("it may compare shapes that do not fit")
     return signatures.split(case, BROADCAST_SAID)
-
-
-def _check_compatible(case: Case) -> None:
-    """Refuses a comparison of shapes that may not fit: it would be a single False, or True."""
-    one, two = case.shape(0), case.shape(1)
-    for a, b in zip(reversed(one), reversed(two), strict=False):
-        if not (a.is_one or b.is_one or (a == b and _is_known(a))):
-            raise WholeError("it may compare shapes that do not fit")
-
-
-def _is_known(extent: Extent) -> bool:
-    return extent.size is not None or bool(extent.multiple and not extent.is_picked)
 
 
 @rule("Add", "AddN", "AddV2", "Sub")
@@ -149,15 +141,11 @@ def add(case: Case) -> Split:
     if all(state == first for state in case.inputs) and (first == SUM or isinstance(first, ListOf)):
         return Split(case.inputs, [first])
     if case.type != "Sub" and FLOW in case.inputs:
-        return _add_flows(case)
+        # A flow behind several operations of TensorArrays; its value has no meaning.
+        if any(state not in (FLOW, WHOLE) for state in case.inputs):
+            raise WholeError("an operand is no order")
+        return Split(case.inputs, [FLOW])
     return signatures.split(case, ALIKE_SAID if case.type == "AddN" else BROADCAST_SAID)
-
-
-def _add_flows(case: Case) -> Split:
-    """A flow behind several operations of TensorArrays; its value has no meaning."""
-    if any(state not in (FLOW, WHOLE) for state in case.inputs):
-        raise WholeError("an operand is no order")
-    return Split(case.inputs, [FLOW])
 
 
 @rule("Mul", "Div", "DivNoNan", "RealDiv")

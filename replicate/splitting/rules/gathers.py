@@ -22,21 +22,13 @@ from replicate.splitting.states import SUM, WHOLE, Kind, Partial, Split, WholeEr
 from replicate.splitting.structure import kinds
 
 
-@by_axes("GatherV2", linear=[0])
+@by_axes("Gather GatherV2", linear=[0])
 def _gather(case: Case) -> Said:
     """`params` of shape [batch, P, n, Q] and `indices` of [batch, I] to [batch, P, I, Q]."""
-    batch_dims = case.attribute("batch_dims")
-    batch_dims += case.rank(1) if batch_dims < 0 else 0
-    return _gathered(case, case.axis(2, case.rank(0)), batch_dims)
-
-
-@by_axes("Gather", linear=[0])
-def _gather_first(case: Case) -> Said:
-    """`params` of shape [n, Q] and `indices` of [I] to [I, Q]."""
-    return _gathered(case, 0, 0)
-
-
-def _gathered(case: Case, axis: int, batch_dims: int) -> Said:
+    axis = batch_dims = 0
+    if case.type == "GatherV2":
+        axis, batch_dims = case.axis(2, case.rank(0)), case.attribute("batch_dims")
+        batch_dims += case.rank(1) if batch_dims < 0 else 0
     params, indices = whole(names(case), [axis]), names(case, 1, "i")
     indices[:batch_dims] = params[:batch_dims]
     return Said([params, indices], [[*params[:axis], *indices[batch_dims:], *params[axis + 1 :]]])
@@ -132,13 +124,11 @@ def _segments(case: Case) -> Split:
     return sums
 
 
-_SPARSE_SEGMENTS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum")
+SPARSE_SEGMENTS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum")
 
 
 @rule(
-    *_SPARSE_SEGMENTS,
-    *(f"{kind}WithNumSegments" for kind in _SPARSE_SEGMENTS),
-    *(f"{kind}Grad" for kind in _SPARSE_SEGMENTS),
+    *(f"{kind}{more}" for kind in SPARSE_SEGMENTS for more in ("", "WithNumSegments", "Grad")),
     linear=[0],
 )
 def _sparse_segments(case: Case) -> Split:

@@ -4,7 +4,7 @@ import string
 
 from replicate.splitting.rules import elementwise, reductions, signatures
 from replicate.splitting.rules.registry import Case, rule
-from replicate.splitting.rules.signatures import Said, by_axes, names, signature, whole
+from replicate.splitting.rules.signatures import Said, along, by_axes, names, signature
 from replicate.splitting.states import SUM, WHOLE, Split, WholeError
 
 signature("...C, ...C -> ...C", "Cross")
@@ -74,6 +74,7 @@ signature("...MN, ...* -> ...MN", "MatrixSetDiag MatrixSetDiagV2 MatrixSetDiagV3
 signature("...N -> ...N", "FFT IFFT RFFT IRFFT", linear=[0])
 signature("...MN -> ...MN", "FFT2D IFFT2D RFFT2D IRFFT2D", linear=[0])
 signature("...LMN -> ...LMN", "FFT3D IFFT3D RFFT3D IRFFT3D", linear=[0])
+along("FFTND IFFTND RFFTND IRFFTND", 2)
 
 
 @by_axes("Eig SelfAdjointEigV2 Svd")
@@ -101,10 +102,3 @@ def _filled(case: Case, filling: int, said: str) -> Split:
     if case.inputs[0] == SUM and value is not None and not value.any():
         return case.in_parts([0])
     return signatures.split(case, said)
-
-
-@by_axes("FFTND IFFTND RFFTND IRFFTND")
-def _fft_along(case: Case) -> Said:
-    """Transforms the dimensions that the third input names."""
-    x = whole(names(case), case.axes(2, case.rank(0)))
-    return Said([x], [x])

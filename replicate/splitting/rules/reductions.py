@@ -8,7 +8,7 @@ from replicate.compat.tensorflow import tf
 from replicate.splitting import states
 from replicate.splitting.rules import signatures
 from replicate.splitting.rules.registry import Case, rule
-from replicate.splitting.rules.signatures import Said, by_axes, names, signature
+from replicate.splitting.rules.signatures import Said, along, by_axes, names, signature
 from replicate.splitting.states import (
     OWN,
     SIZE,
@@ -70,29 +70,11 @@ def _over_axes(case: Case) -> Said:
     return Said([x], [signatures.reduced(x, axes, case.attribute("keep_dims"))])
 
 
-@by_axes("EuclideanNorm")
-def norm(case: Case) -> Said:
-    """Not over rows: roots of parts of a sum do not add up."""
-    (x,), results = _over_axes(case)
-    return Said([signatures.whole(x, case.axes(1, len(x)))], results)
-
-
-@by_axes("ArgMax ArgMin")
-def position(case: Case) -> Said:
-    """Along an axis other than the rows', which goes away."""
-    axis = case.axis(1, case.rank(0))
-    x = signatures.whole(names(case), [axis])
-    return Said([x], [signatures.reduced(x, [axis])])
-
-
-def in_order(case: Case) -> Said:
-    """Not along rows: each entry is made from those before it."""
-    x = signatures.whole(names(case), case.axes(1, case.rank(0)))
-    return Said([x], [x])
-
-
-by_axes("Cumsum ReverseV2", linear=[0])(in_order)
-by_axes("Cumprod CumulativeLogsumexp")(in_order)
+along("EuclideanNorm", 1, goes=True)  # roots of parts of a sum do not add up
+along("ArgMax ArgMin", 1, goes=True)
+along("Cumsum ReverseV2", 1, linear=[0])
+along("Cumprod CumulativeLogsumexp", 1)
+along("Roll", 2, linear=[0])
 
 
 @by_axes("Reverse", linear=[0], needs_rows=True)

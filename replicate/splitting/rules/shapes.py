@@ -91,7 +91,7 @@ def _are_as_many(one: Sequence[Extent], other: Sequence[Extent]) -> bool:
     number = num_entries(one)
     if number is not None:
         return number > 0 and number == num_entries(other)
-    are_known = all(each.size or (each.multiple and not each.is_picked) for each in one)
+    are_known = all(each.is_known and each.size != 0 for each in one)
     longer, others = ([each for each in shape if not each.is_one] for shape in (one, other))
     return are_known and longer == others
 
@@ -109,8 +109,10 @@ def _reshaped_axis(case: Case, rows: Rows) -> int:
     for axis, extent in enumerate(new):
         is_there = extent.size is None and num_entries(new[:axis]) == before
         if is_there and _is_multiple(old[rows.axis :], new[axis:], rows.space):
-            if rows.space.is_picked:
-                _check_no_other_is_left_over(case, axis)
+            others = [entry for n, entry in enumerate(case.entries(1)) if n != axis]
+            # NOTE: beside the rows of a device that has none, -1 would be unknown.
+            if rows.space.is_picked and any(entry.size == -1 for entry in others):
+                raise WholeError("a length is left over beside rows that may be none")
             return axis
     raise WholeError("it mixes rows")
 
@@ -134,12 +136,6 @@ def _is_multiple(old: Sequence[Extent], new: Sequence[Extent], space: Space) -> 
             return True
     # NOTE: a length that grows with picked rows may grow with other ones.
     return not space.is_picked and new[0].has_rows(space)
-
-
-def _check_no_other_is_left_over(case: Case, axis: int) -> None:
-    """Refuses -1 beside the rows: on a device without rows it would be unknown."""
-    if any(entry.size == -1 for n, entry in enumerate(case.entries(1)) if n != axis):
-        raise WholeError("a length is left over beside rows that may be none")
 
 
 def num_entries(extents: Sequence[Extent]) -> int | None:
@@ -234,13 +230,6 @@ def pad(case: Case) -> Said:
 by_axes("Pad", linear=[0])(pad)
 by_axes("PadV2")(pad)
 by_axes("MirrorPad MirrorPadGrad", linear=[0], needs_rows=True)(pad)
-
-
-@by_axes("Roll", linear=[0])
-def roll(case: Case) -> Said:
-    """Shifts along axes, each by its number."""
-    x = whole(names(case), case.axes(2, case.rank(0)))
-    return Said([x], [x])
 
 
 @by_axes("Bitcast")

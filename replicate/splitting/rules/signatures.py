@@ -108,6 +108,30 @@ def by_axes(
     return register
 
 
+def along(
+    types: str,
+    n: int,
+    *,
+    goes: bool = False,
+    linear: Sequence[int] = (),
+) -> None:
+    """Registers the rule of kinds that work along the axes that operand n names.
+
+    Args:
+        types: The kinds, with blanks in between.
+        n: Which operand.
+        goes: Whether these axes go away, or are kept with length 1 if `keep_dims` says so.
+        linear: See `registry.rule`.
+    """
+
+    @by_axes(types, linear=linear)
+    def said(case: Case) -> Said:
+        axes = case.axes(n, case.rank(0))
+        x = whole(names(case), axes)
+        is_kept = "keep_dims" in case.op.node_def.attr and case.attribute("keep_dims")
+        return Said([x], [reduced(x, axes, is_kept) if goes else x])
+
+
 def names(case: Case, n: int = 0, letter: str = "a") -> list[str]:
     """Returns names for the axes of input n, all of which may have rows."""
     return [f"{letter}{axis}" for axis in range(case.rank(n))]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import elementwise, registry, shapes
+from replicate.splitting.rules import elementwise, gathers, registry, shapes
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
 from replicate.splitting.states import (
     SIZE,
@@ -26,16 +26,9 @@ from replicate.splitting.states import (
     WholeError,
 )
 
-# What makes one entry of each entry; of a table's its shape may not be inferred.
-_ENTRY_BY_ENTRY = (
-    *elementwise.UNARY.split(),
-    *elementwise.BROADCAST.split(),
-    *elementwise.COMPARING.split(),
-    *("Add", "AddN", "AddV2", "BiasAdd", "Cast", "Div", "DivNoNan", "Identity", "LookupTableFind"),
-    *("LookupTableFindV2", "Mul", "RealDiv", "Select", "Sub"),
-)
+# Of a table's entries the shape may not be inferred.
+_ENTRY_BY_ENTRY = (*elementwise.EACH, "LookupTableFind", "LookupTableFindV2")
 _SEGMENTS = ("SegmentSum", "SegmentMean", "SegmentMax", "SegmentMin", "SegmentProd")
-SPARSE_SEGMENTS = ("SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum")
 
 
 @rule("Where")
@@ -61,7 +54,7 @@ def entries_of_a_row(case: Case, n: int) -> int:
         extents = case.facts.shape(tensor)
         if extents and extents[0].multiple:
             return extents[0].multiple
-        if tensor.op.type in (*_SEGMENTS, *SPARSE_SEGMENTS):
+        if tensor.op.type in (*_SEGMENTS, *gathers.SPARSE_SEGMENTS):
             ids = case.state_of(tensor.op.inputs[-1])
             if isinstance(ids, RowNumbers) and ids.ids.is_complete:
                 return ids.ids.stride

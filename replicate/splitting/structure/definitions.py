@@ -62,14 +62,14 @@ class Functions:
         if not all(map(self.only_reads, names)):
             return False
         # NOTE: a loop that looks tables up is whole; written out, it would be on several devices.
-        return node.op not in LOOPS or not any(map(self._looks_tables_up, called(node)))
+        return node.op not in LOOPS or not self.has_effect(node, kinds.READS_OF_TABLES.__contains__)
 
     def has_effect(self, node: tf1.NodeDef, of_kind: Callable[[str], bool]) -> bool:
         """Whether an operation, or one in a function that it calls, has an effect.
 
         Args:
             node: The operation's definition.
-            of_kind: Tells this of kinds that call nothing: a function of `kinds`.
+            of_kind: Tells of kinds that call nothing whether they have it.
         """
         if not is_call(node.op):
             return of_kind(node.op)
@@ -85,13 +85,6 @@ class Functions:
             found = any(self.has_effect(node, of_kind) for node in nodes)
             self._with_effects[key] = found or definition is None
         return self._with_effects[key]
-
-    def _looks_tables_up(self, name: str) -> bool:
-        nodes = self.definition(name).node_def
-        return any(
-            node.op in kinds.READS_OF_TABLES or any(map(self._looks_tables_up, called(node)))
-            for node in nodes
-        )
 
     def only_reads(self, name: str) -> bool:
         """Whether a function can be written out where it is called, and only reads."""
@@ -110,7 +103,7 @@ class Functions:
             return all(self.only_reads(name) for name in called(node))
         if node.op in _REFUSED or called(node):
             return False
-        return kinds.may_be_copied_out(node.op)
+        return not kinds.is_stateful(node.op) or node.op in kinds.READS or node.op in kinds.DRAWS
 
 
 @functools.cache

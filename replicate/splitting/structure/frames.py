@@ -19,7 +19,7 @@ def in_branches(before: Mapping[Each, Sequence[Each]], kind: Callable[[Each], st
         kind: Returns an operation's kind.
     """
     begins = {each for each in before if kind(each) in kinds.SWITCHES}
-    begins = {each for each in begins if not _is_of_loop(before[each], kind)}
+    begins = {each for each in begins if [*map(kind, before[each])][1:2] != ["LoopCond"]}
     depths: dict[Each, int] = {}
     waiting = [(each, False) for each in before if begins]
     while waiting:
@@ -38,11 +38,6 @@ def in_branches(before: Mapping[Each, Sequence[Each]], kind: Callable[[Each], st
             depth -= 1
         depths[each] = max(depth, 0)
     return {each for each, depth in depths.items() if depth}
-
-
-def _is_of_loop(read: Sequence[Each], kind: Callable[[Each], str]) -> bool:
-    """Whether a `Switch` that reads these is one of a loop."""
-    return len(read) > 1 and kind(read[1]) == "LoopCond"
 
 
 class Loop(NamedTuple):

@@ -85,11 +85,6 @@ def uses_handle(kind: str) -> bool:
     return definition is not None and any(each.type == resource for each in definition.input_arg)
 
 
-def may_be_copied_out(kind: str) -> bool:
-    """Whether operations of a kind may be moved out of their function, or left out."""
-    return not is_stateful(kind) or kind in READS or kind in DRAWS
-
-
 def _only_makes_holders(kind: str) -> bool:
     """Whether a kind makes variables, tables or the like, and uses none."""
     definition = tfc.op_def_registry.get(kind)

@@ -10,7 +10,7 @@ import numpy as np
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting.rules import different
-from replicate.splitting.rules.spaces import SPARSE_SEGMENTS
+from replicate.splitting.rules.gathers import SPARSE_SEGMENTS
 from replicate.splitting.states import Leading, Local, Rows, Sums
 from replicate.splitting.structure.nodes import Reference, output
 
