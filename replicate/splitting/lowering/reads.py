@@ -42,12 +42,12 @@ def read_before_loops(graph: tf.Graph, ops: Iterable[tf.Operation]) -> Moved:
     reads = {root: found for root, ops in by_root.items() if (found := _reads(ops))}
     if not reads:
         return {}
-    made, moved = _Reads(graph), {}
+    made, moved = _Reads(graph, [op for ops in by_root.values() for op in ops]), {}
     behind_changes = effects.behind_changes(graph)
     for root, found in reads.items():
-        loop = _Loop(by_root[root], found, behind_changes)
+        waits = _waits(by_root[root], found, behind_changes)
         for op in found:
-            moved[op.outputs[0].ref()] = made.in_place(op, loop)
+            moved[op.outputs[0].ref()] = made.in_place(op, waits)
     for ref, new in moved.items():
         new.set_shape(ref.deref().shape)
         _move(ref.deref(), new)
@@ -86,57 +86,30 @@ def _way(handle: tf.Tensor) -> list[tf.Tensor]:
     return way[::-1]
 
 
-class _Loop:
-    """An outermost loop.
+def _waits(
+    ops: Collection[tf.Operation],
+    reads: Iterable[tf.Operation],
+    behind_changes: Collection[tf.Operation],
+) -> Sequence[tf.Operation]:
+    """Returns what must have run before variables are read for an outermost loop.
 
     Args:
         ops: All operations of the loop, and of those inside of it.
         reads: Those that read a variable which the loop does not write.
         behind_changes: The operations that change a state, or come after one that does.
-
-    Attributes:
-        waits: What must have run before a variable is read for the loop.
     """
-
-    def __init__(
-        self,
-        ops: Sequence[tf.Operation],
-        reads: Iterable[tf.Operation],
-        behind_changes: Collection[tf.Operation],
-    ):
-        waits: dict[tf.Operation, None] = {}
-        self._devices: dict[loops.Context | None, str] = {}
-        read_behind = _before(reads, ops)
-        for op in ops:
-            if op.type == "LoopCond":
-                self._devices[loops.Structure.own_loop(op)] = op.device
-            elif op in read_behind and loops.root(op.inputs[0].op) is None:
-                waits.update(dict.fromkeys(op.control_inputs))
-                # NOTE: a loop waits for its inputs, and so may come after a write.
-                if op.inputs[0].op in behind_changes:
-                    waits[op.inputs[0].op] = None
-        self.waits = tuple(waits)
-
-    def device(self, op: tf.Operation) -> str:
-        """Returns where the loop of an operation is."""
-        return self._devices[loops.Structure.own_loop(op)]
-
-
-def _before(reads: Iterable[tf.Operation], ops: Iterable[tf.Operation]) -> set[tf.Operation]:
-    """Returns what enters a loop for operations in it to run.
-
-    NOTE: not the counter of a gradient, say, which may enter after something has left the loop.
-    """
+    waits: set[tf.Operation] = set()
+    # NOTE: only what the reads come behind; a gradient's counter may enter after something has left.
     left, waiting = set(ops).difference(reads), list(reads)
-    entering = set()
     while waiting:
         op = waiting.pop()
-        if op.type in kinds.ENTERS:
-            entering.add(op)
+        if op.type in kinds.ENTERS and loops.root(op.inputs[0].op) is None:
+            # NOTE: a loop waits for its inputs, and so may come after a write.
+            waits.update(op.control_inputs, {op.inputs[0].op}.intersection(behind_changes))
         before = left.intersection([*(tensor.op for tensor in op.inputs), *op.control_inputs])
         left -= before
         waiting += before
-    return entering
+    return tuple(sorted(waits, key=lambda op: op._id))
 
 
 class _Reads:
@@ -144,58 +117,62 @@ class _Reads:
 
     Args:
         graph: The graph.
+        ops: The operations of its loops.
     """
 
-    def __init__(self, graph: tf.Graph):
+    def __init__(self, graph: tf.Graph, ops: Iterable[tf.Operation]):
         self._graph = graph
-        self._read: dict[tuple[object, ...], tf.Tensor] = {}
-        self._passed: dict[tuple[object, ...], tf.Tensor] = {}
+        own_loop = loops.Structure.own_loop
+        self._devices = {own_loop(op): op.device for op in ops if op.type == "LoopCond"}
+        self._made: dict[tuple[object, ...], tf.Tensor] = {}
 
-    def in_place(self, op: tf.Operation, loop: _Loop) -> tf.Tensor:
+    def in_place(self, op: tf.Operation, waits: Sequence[tf.Operation]) -> tf.Tensor:
         """Returns what stands for the output of an operation that reads inside of a loop."""
         way = _way(op.inputs[0])
-        value = self._value(op, way[0], loop)
+        value = self._value(op, way[0], waits)
         for tensor in way:
             key = (value.ref(), tensor.ref())
-            if key not in self._passed:
-                self._passed[key] = self._pass(value, tensor, loop)
-            value = self._passed[key]
+            if key not in self._made:
+                self._made[key] = self._pass(value, tensor)
+            value = self._made[key]
         if op.type in _READS:
             return value
         indices = op.inputs[1]
-        with self._written(op, loop), tf.control_dependencies([indices]):
+        with self._written(op), tf.control_dependencies([indices]):
             if op.type == "ResourceGatherNd":
                 return tf.raw_ops.GatherNd(params=value, indices=indices)
             axis = op.get_attr("batch_dims")
             return tf.raw_ops.GatherV2(params=value, indices=indices, axis=axis, batch_dims=axis)
 
-    def _value(self, op: tf.Operation, entered: tf.Tensor, loop: _Loop) -> tf.Tensor:
+    def _value(
+        self, op: tf.Operation, entered: tf.Tensor, waits: Sequence[tf.Operation]
+    ) -> tf.Tensor:
         """Returns what an operation reads, or picks from, read before its loop."""
         handle, dtype = entered.op.inputs[0], op.outputs[0].dtype
         kind = op.type if op.type in _READS else "ReadVariableOp"
         attributes = nodes.attributes_of(op) if op.type in _READS else {"dtype": dtype}
-        key = (kind, handle.ref(), dtype, loop)
-        if key not in self._read:
+        inside = loops.Structure.own_loop(entered.op)
+        outside = None if inside is None else inside.outer_context
+        key = (kind, handle.ref(), dtype, waits, outside)
+        if key not in self._made:
             made_by = operations.made_by(handle)
             device = "" if made_by is None else made_by.device
-            inside = loops.Structure.own_loop(entered.op)
-            outside = None if inside is None else inside.outer_context
-            with nodes.written("read_before", self._graph, device, outside, loop.waits):
-                self._read[key] = nodes.create(kind, [handle], [dtype], attributes)[0]
-        return self._read[key]
+            with nodes.written("read_before", self._graph, device, outside, waits):
+                self._made[key] = nodes.create(kind, [handle], [dtype], attributes)[0]
+        return self._made[key]
 
-    def _pass(self, value: tf.Tensor, tensor: tf.Tensor, loop: _Loop) -> tf.Tensor:
+    def _pass(self, value: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
         """Returns a value as an operation passes it on that passed on a handle."""
         op, attributes = tensor.op, nodes.attributes_of(tensor.op)
         dtypes = [value.dtype] * len(op.outputs)
-        with self._written(op, loop):
+        with self._written(op):
             inputs = [value, *op.inputs[1:]]
             made = nodes.create(op.type, inputs, dtypes, {**attributes, "T": value.dtype})
         return made[tensor.value_index]
 
-    def _written(self, op: tf.Operation, loop: _Loop) -> contextlib.AbstractContextManager[None]:
+    def _written(self, op: tf.Operation) -> contextlib.AbstractContextManager[None]:
         context = op._get_control_flow_context()
-        device = loop.device(op)
+        device = self._devices[loops.Structure.own_loop(op)]
         return nodes.written("read_before", self._graph, device, context, op.control_inputs)
 
 
