@@ -99,7 +99,7 @@ def _waits(
         behind_changes: The operations that change a state, or come after one that does.
     """
     waits: set[tf.Operation] = set()
-    # NOTE: only what the reads come behind; a gradient's counter may enter after something has left.
+    # NOTE: only what reads come behind; a gradient's counter may enter after something has left.
     left, waiting = set(ops).difference(reads), list(reads)
     while waiting:
         op = waiting.pop()

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import elementwise, registry
+from replicate.splitting.rules import elementwise
 from replicate.splitting.rules.gathers import SPARSE_SEGMENTS
 from replicate.splitting.rules.registry import Case, rule, rule_of_ids
 from replicate.splitting.rules.spaces import (
@@ -238,20 +238,11 @@ def alone(case: Case) -> Split:
     if not isinstance(local.source, Leading) and (not is_list or case.type in _OF_LEADING):
         raise WholeError("it is no list of values")
     rows = Rows(0, Space("a device's own", local.source))
-    case = dataclasses.replace(
-        case, inputs=tuple(rows if state == local else state for state in case.inputs)
-    )
-    answer = registry.RULES[case.type](case)
-    if not isinstance(answer, Split) or any(give != rows for give in answer.gives):
+    answer = case.plain([rows if state == local else state for state in case.inputs])
+    if any(give != rows for give in answer.gives):
         raise WholeError("it mixes different values")
-    gives = [local] * len(answer.gives)
-    return dataclasses.replace(answer, wants=_views(case, answer, rows, local), gives=gives)
-
-
-def _views(case: Case, answer: Split, rows: Rows, local: Local) -> list[View]:
-    views: list[View] = []
     for state, want in zip(case.inputs, answer.wants, strict=True):
-        if (state == rows) != (want == rows) or isinstance(want, states.Shape):
+        if (state == local) != (want == rows) or isinstance(want, states.Shape):
             raise WholeError("another operand has other values")
-        views.append(local if want == rows else want)
-    return views
+    wants = [local if want == rows else want for want in answer.wants]
+    return dataclasses.replace(answer, wants=wants, gives=[local] * len(answer.gives))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
-from replicate.splitting.rules import signatures
+from replicate.splitting.rules import registry, signatures
 from replicate.splitting.rules.registry import Case, rule
 from replicate.splitting.rules.signatures import Said, by_axes, names, signature
 from replicate.splitting.states import (
@@ -113,11 +113,7 @@ def ensure_shape(case: Case) -> Split:
     rows = case.rows_of(0)
     if case.result_shape()[rows.axis].size is not None:
         raise WholeError("it fixes the number of rows")
-    shape = tf.TensorShape(case.attribute("shape"))
-    if shape.rank is not None:
-        lengths = shape.as_list()
-        lengths[rows.axis] = None
-        shape = tf.TensorShape(lengths)
+    shape = registry.opened(case.attribute("shape"), [rows.axis])
     return Split([rows], [rows], attributes={"shape": shape})
 
 

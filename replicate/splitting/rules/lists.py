@@ -35,12 +35,9 @@ def _array(case: registry.Case) -> Split | None:
     """(size) -> handle, flow; what is written tells the state of the elements."""
     if case.assumptions.is_array_whole(case.op):
         return None
-    shape, writes = _element_shape(case), case.structure.array_writes(case.op)
-    loosened: dict[str, Any] = {}
-    if shape.rank is not None:
-        with_rows = {n for write in writes for n in _axes_with_rows(case, write, shape.rank)}
-        loosened["element_shape"] = _loosened(shape, with_rows)
-    return Split([WHOLE], [WHOLE, FLOW], attributes=loosened)
+    writes = case.structure.array_writes(case.op)
+    axes = {n for write in writes for n in _axes_with_rows(case, write)}
+    return Split([WHOLE], [WHOLE, FLOW], attributes=_with_open_elements(case, axes))
 
 
 @registry.rule("TensorArrayWriteV3", "TensorArrayScatterV3", always=True)
@@ -70,9 +67,8 @@ def _array_read(case: registry.Case) -> Split | None:
         case.assumptions.let_array_be_whole(array, "it is read before it is written")
     if case.type == "TensorArrayReadV3":
         return Split([HANDLE, WHOLE, FLOW], [element])
-    shape = _element_shape(case)
-    loosened = {} if shape.rank is None else {"element_shape": _loosened(shape, {element.axis})}
-    return Split([HANDLE, WHOLE, FLOW], [element.at(element.axis + 1)], attributes=loosened)
+    attributes = _with_open_elements(case, {element.axis})
+    return Split([HANDLE, WHOLE, FLOW], [element.at(element.axis + 1)], attributes=attributes)
 
 
 @registry.rule("TensorArraySizeV3", always=True)
@@ -116,20 +112,15 @@ def _own_array(case: registry.Case) -> tf.Operation | None:
     return array
 
 
-def _element_shape(case: registry.Case) -> tf.TensorShape:
-    return tf.TensorShape(case.attribute("element_shape"))
+def _with_open_elements(case: registry.Case, axes: set[int]) -> dict[str, Any]:
+    return {"element_shape": registry.opened(case.attribute("element_shape"), axes)}
 
 
-def _loosened(shape: tf.TensorShape, axes: set[int]) -> tf.TensorShape:
-    """Returns a shape that is open along some axes."""
-    return tf.TensorShape([None if n in axes else size for n, size in enumerate(shape)])
-
-
-def _axes_with_rows(case: registry.Case, write: tf.Operation, rank: int) -> list[int]:
+def _axes_with_rows(case: registry.Case, write: tf.Operation) -> list[int]:
     """Returns the axes along which the elements that an operation writes may have rows."""
     extents = case.facts.shape(write.inputs[2])
     if extents is None or write.type == "TensorArraySplitV3":
-        return list(range(rank))
+        return list(range(tf.TensorShape(case.attribute("element_shape")).rank or 0))
     first = write.type == "TensorArrayScatterV3"
     return [n for n, extent in enumerate(extents[first:]) if extent.size is None]
 
@@ -302,8 +293,6 @@ def _no_value(case: registry.Case) -> Split | None:
 def _value_of(case: registry.Case) -> Split:
     """(optional) -> value."""
     element = _own_list(case).element
-    (shape,) = map(tf.TensorShape, case.attribute("output_shapes"))
-    axes = {element.axis} if states.is_rows(element) else set()
-    if shape.rank is not None:
-        shape = _loosened(shape, axes)
+    (shape,) = case.attribute("output_shapes")
+    shape = registry.opened(shape, [element.axis] if states.is_rows(element) else [])
     return Split([case.inputs[0]], [element], attributes={"output_shapes": [shape]})

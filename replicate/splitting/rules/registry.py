@@ -1,7 +1,7 @@
 """The rules by kinds of operations, and what a rule sees of an operation."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -72,6 +72,14 @@ def rule_of_ids(*types: str) -> Callable[[_Rule], _Rule]:
         return function
 
     return register
+
+
+def opened(shape: Any, axes: Collection[int]) -> tf.TensorShape:
+    """Returns a shape that is open along some axes, such as one that an attribute has."""
+    shape = tf.TensorShape(shape)
+    if shape.rank is None:
+        return shape
+    return tf.TensorShape([None if n in axes else size for n, size in enumerate(shape)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,6 +179,13 @@ class Case:
         """Whether input n is of a floating or complex dtype, of which sums may be made."""
         dtype = self.op.inputs[n].dtype.base_dtype
         return dtype.is_floating or dtype.is_complex
+
+    def plain(self, inputs: Sequence[states.State]) -> Split:
+        """Returns how the rule for states without ids splits the operation, for other states."""
+        answer = RULES[self.type](dataclasses.replace(self, inputs=tuple(inputs)))
+        if not isinstance(answer, Split):
+            raise WholeError("its inputs do not fit its rule")
+        return answer
 
     # In which view the copies read an input.
 

@@ -193,7 +193,7 @@ def _moved(case: Case) -> Split:
         raise WholeError("they are no numbers of rows")
     if state.ids.column is not None and not case.shape(0)[-1].is_one:
         raise WholeError("they are coordinates in several dimensions")
-    moved = _of_plain(case, [state.plain, *others])
+    moved = case.plain([state.plain, *others])
     (rows,) = moved.gives
     if moved.wants[0] != state.plain or not states.is_rows(rows):
         raise WholeError("its rows are others then")
@@ -201,15 +201,6 @@ def _moved(case: Case) -> Split:
     ids = dataclasses.replace(state.ids, column=None, is_complete=is_complete)
     wants = [state, *moved.wants[1:]]
     return dataclasses.replace(moved, wants=wants, gives=[RowNumbers(rows.axis, rows.space, ids)])
-
-
-def _of_plain(case: Case, inputs: Sequence[State]) -> Split:
-    """Returns what the operation's rule for states without ids returns."""
-    case = dataclasses.replace(case, inputs=tuple(inputs))
-    answer = registry.RULES[case.type](case)
-    if not isinstance(answer, Split):
-        raise WholeError("its inputs do not fit its rule")
-    return answer
 
 
 @rule_of_ids("Pack")
