@@ -123,16 +123,12 @@ def _segments_of_different(case: Case) -> Split:
         raise WholeError("the indices are not as the numbers")
     wants: list[View] = [data, indices, ids]
     wants += [number_of(case, 3, ids)] if number else []
-    is_complete = bool(number) or ids.ids.is_complete
-    return Split(wants, [Rows(0, ids.ids.space) if is_complete else _leading(case, ids)])
-
-
-def _leading(case: Case, ids: RowNumbers) -> Local:
-    """Returns the state of sums by rows of which the last ones may not occur."""
+    if number or ids.ids.is_complete:
+        return Split(wants, [Rows(0, ids.ids.space)])
     check_no_loop(case)
     if ids.ids.stride != 1 or ids.ids.space.is_picked:
         raise WholeError("a row may not occur")
-    return Local(Leading(ids.ids.space))
+    return Split(wants, [Local(Leading(ids.ids.space))])  # the last rows may not occur
 
 
 # Sums for each of the different values: gradients of what is looked up.

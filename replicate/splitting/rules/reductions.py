@@ -18,7 +18,6 @@ from replicate.splitting.states import (
     Partial,
     Rows,
     Split,
-    View,
     WholeError,
 )
 
@@ -97,33 +96,24 @@ def channels(case: Case) -> int:
     return case.rank(0) - 1 if is_last else 1
 
 
-@rule("Bincount", "DenseBincount")
-def counts(case: Case) -> Split:
-    """Counts of whole numbers, or sums of their weights; of a matrix, for each of its rows."""
-    rows = case.rows_of(0)
-    is_matrix = case.type == "DenseBincount" and case.rank(0) == 2
-    is_binary = case.type == "DenseBincount" and case.attribute("binary_output")
-    if is_matrix and rows.axis > 0:
-        raise WholeError("counts of a matrix with rows along its other axis")
-    if is_binary and not is_matrix:
+@by_axes("Bincount DenseBincount")
+def counts(case: Case) -> Said:
+    """Counts of whole numbers, or sums of their weights; of a matrix, for each of its rows.
+
+    Weights are of the numbers' shape, or of length 0 if there are none.
+    """
+    x, weights = names(case), case.shape(2)
+    is_matrix = case.type == "DenseBincount" and len(x) == 2
+    if case.type == "DenseBincount" and case.attribute("binary_output") and not is_matrix:
         raise WholeError("whether a number is there, over rows")
-    return Split(
-        [rows, case.same(1), _weights(case, rows)],
-        [rows.at(0) if is_matrix else SUM],
-    )
-
-
-def _weights(case: Case, rows: states.Rows) -> View:
-    """Returns the view of weights, of the numbers' shape, or of length 0 if there are none."""
-    extents = case.shape(2)
-    if len(extents) == 1 and extents[0].size == 0:
-        return WHOLE
-    state, axis = case.inputs[2], rows.axis
-    if len(extents) != case.rank(0) or not (
-        extents[axis].has_rows() or (states.is_rows(state) and state.axis == axis)
-    ):
+    result = [x[0] if is_matrix else "K"] + ["K"] * is_matrix
+    x = signatures.whole(x, [1] if is_matrix else [])
+    if len(weights) == 1 and weights[0].size == 0:
+        return Said([x], [result])
+    have_rows = states.is_rows(case.inputs[2]) or any(each.has_rows() for each in weights)
+    if len(weights) != len(x) or not have_rows:
         raise WholeError("whether there are weights is not known")
-    return case.along(2, rows.at(axis))
+    return Said([x, (), x], [result])
 
 
 def summed(case: Case) -> Split:

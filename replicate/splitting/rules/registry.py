@@ -160,8 +160,9 @@ class Case:
 
     def measured(self, n: int) -> states.State:
         """Returns the state of the tensor of which input n is the shape; else `WHOLE`."""
-        made_by = self.op.inputs[n].op
-        return self.state_of(made_by.inputs[0]) if made_by.type == "Shape" else states.WHOLE
+        shape = self.op.inputs[n]
+        is_shape = shape.op.type in ("Shape", "ShapeN")
+        return self.state_of(shape.op.inputs[shape.value_index]) if is_shape else WHOLE
 
     def shape_view(self, n: int, rows: Rows) -> states.View:
         """Returns the view of input n, the shape of a result with these rows."""

@@ -407,18 +407,9 @@ def slice_of_size(case: Case) -> Split:
     rows = case.rows_of(0)
     if case.entries(1)[rows.axis].size != 0:
         raise WholeError("it slices rows")
-    size, leading = case.entries(2)[rows.axis], _leading_measured(case, 2)
-    if leading == Local(Leading(rows.space)) and not rows.axis:
+    size, leading = case.entries(2)[rows.axis], Local(Leading(rows.space))
+    if case.measured(2) == leading and case.inputs[2] is SIZE and not rows.axis:
         return Split([rows, case.same(1), OWN], [leading])
     if size.size != -1:
         _check_length(size, case.shape(0)[rows.axis])
     return Split([rows, case.same(1), case.shape_view(2, rows)], [rows])
-
-
-def _leading_measured(case: Case, n: int) -> Local | None:
-    """Returns the state of the leading rows whose shape input n is, or None if it is another."""
-    tensor = case.op.inputs[n]
-    if tensor.op.type not in ("Shape", "ShapeN") or case.inputs[n] is not SIZE:
-        return None
-    state = case.state_of(tensor.op.inputs[tensor.value_index])
-    return state if isinstance(state, Local) and isinstance(state.source, Leading) else None

@@ -290,7 +290,7 @@ SPACES = [
 OTHERS = [
     (
         "DenseBincount",
-        "counts of a matrix with rows along its other axis",
+        "it works along rows",
         lambda x: _RAW.DenseBincount(
             input=tf.ensure_shape(tf.transpose(_whole_numbers(x)), [4, None]),
             size=5,
