@@ -136,21 +136,17 @@ def _sparse_segments(case: Case) -> Split:
 
     Gradients have `grad` of shape [m, Q], and the number of the data's rows.
     """
-    data, *places = case.inputs[:3]
-    others = [case.same(n) for n in range(1, len(case.inputs))]
-    if not any(map(states.is_rows, places)):
-        if states.is_rows(data) and data.axis > 0:
-            return Split([data, *others], [data])
-        raise WholeError("it picks rows")
+    x = names(case)
+    said = Said([["N", *x[1:]], ["i"], ["i"]], [["S", *x[1:]]])
+    sums = signatures.split(case, said)
+    if sums.gives[0] != SUM:
+        return sums
     if case.result_shape()[0].size is None:
         raise WholeError("how many segments there are is known only when it runs")
     # NOTE: for a mean a device would have to know how many entries the others have.
     if case.type not in ("SparseSegmentSumWithNumSegments", "SparseSegmentSumGrad"):
         raise WholeError("devices have some entries of each segment, and their number counts")
-    rows = next(rows for rows in places if states.is_rows(rows))
-    wants = [case.along(n, rows.at(0)) for n in (1, 2)]
     # NOTE: the gradient of no entries is uninitialized memory.
-    sums = Split([WHOLE, *wants, others[2]], [SUM])
     return signatures.not_none(sums) if case.type.endswith("Grad") else sums
 
 

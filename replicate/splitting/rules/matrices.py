@@ -84,21 +84,14 @@ def _decomposition(case: Case) -> str:
     return "...MN -> ...K, ...MN" if has_vectors else "...MN -> ...K, ="
 
 
-@rule("MatrixDiagV2", "MatrixDiagV3")
+@rule("MatrixDiagPartV2", "MatrixDiagPartV3", "MatrixDiagV2", "MatrixDiagV3")
 def _diagonals(case: Case) -> Split:
-    """One diagonal or several, [..., D, M], to a matrix; the last input fills."""
-    return _filled(case, 4, "...* -> ...MN")
+    """One diagonal or several, [..., D, M], to a matrix, or of one; the last input fills.
 
-
-@rule("MatrixDiagPartV2", "MatrixDiagPartV3")
-def _diagonals_of(case: Case) -> Split:
-    """A matrix to [..., L] or [..., D, L]; the last input fills."""
-    return _filled(case, 2, "...MN -> ...*")
-
-
-def _filled(case: Case, filling: int, said: str) -> Split:
-    """Splits an operation that is linear if it fills with zeros."""
-    value = case.facts.value(case.op.inputs[filling])
-    if case.inputs[0] == SUM and value is not None and not value.any():
+    It is linear if it fills with zeros.
+    """
+    filling = case.facts.value(case.op.inputs[-1])
+    if case.inputs[0] == SUM and filling is not None and not filling.any():
         return case.in_parts([0])
-    return signatures.split(case, said)
+    is_part = case.type.startswith("MatrixDiagPart")
+    return signatures.split(case, "...MN -> ...*" if is_part else "...* -> ...MN")

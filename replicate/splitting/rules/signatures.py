@@ -172,7 +172,10 @@ def split(case: Case, said: Said | str, part: Partial = SUM, *, needs_rows: bool
         raise WholeError("a diagonal")
     more = len(case.op.outputs) - len(said.results)
     results = [*said.results, *[said.results[-1]] * more][: len(case.op.outputs)]
-    gives = [_given(axes, axis, rows, part) for axes in results]
+    gives: list[State] = [
+        COPIED if axes == (_SAME,) else rows.at(axes.index(axis)) if axis in axes else part
+        for axes in results
+    ]
     wants = [_wanted(case, n, said, axis, rows, gives[0]) for n in range(len(case.inputs))]
     return not_none(Split(wants, gives)) if needs_rows else Split(wants, gives)
 
@@ -210,12 +213,6 @@ def _first_rows(case: Case, said: Said) -> tuple[str, Rows]:
     if kept and is_broadcast and not fixed.intersection(axis for axis, _ in kept):
         return min(kept, key=lambda each: result.index(each[0]))
     return (kept or candidates)[0]
-
-
-def _given(axes: Axes, axis: str, rows: Rows, part: Partial) -> State:
-    if axes == (_SAME,):
-        return COPIED
-    return rows.at(axes.index(axis)) if axis in axes else part
 
 
 def _wanted(case: Case, n: int, said: Said, axis: str, rows: Rows, result: State) -> View:
