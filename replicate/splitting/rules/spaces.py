@@ -6,7 +6,6 @@ of rows count from its own first row, so that it finds its own rows by them.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 from replicate.compat.tensorflow import tf
 from replicate.splitting import states
@@ -203,56 +202,33 @@ def _moved(case: Case) -> Split:
     return dataclasses.replace(moved, wants=wants, gives=[RowNumbers(rows.axis, rows.space, ids)])
 
 
-@rule_of_ids("Pack")
+@rule_of_ids("ConcatV2", "Pack")
 def _columns(case: Case) -> Split:
-    """Numbers of rows beside other numbers, along a new last or first axis, make coordinates."""
-    rank = case.rank(0)
-    axis = case.attribute("axis") % (rank + 1)
-    if axis not in (0, rank):
+    """Numbers of rows beside other numbers, in the last axis or a new first one: coordinates."""
+    is_new = case.type == "Pack"
+    rank, values = case.rank(0) + is_new, range(len(case.inputs) - (not is_new))
+    axis = case.attribute("axis") % rank if is_new else case.axis(len(values), rank)
+    is_upright = is_new and axis == 0
+    if rank < 2 or not (is_upright or axis == rank - 1):
         raise WholeError("it makes no coordinates")
-    wants, coordinates = _beside(case, range(len(case.inputs)), [1] * len(case.inputs))
-    if axis != rank:
-        ids = dataclasses.replace(coordinates.ids, is_upright=True)
-        coordinates = RowNumbers(coordinates.axis + 1, coordinates.space, ids)
-    return Split(wants, [coordinates])
-
-
-@rule_of_ids("ConcatV2")
-def _joined_columns(case: Case) -> Split:
-    """Numbers of rows beside other numbers, along the last axis, make coordinates."""
-    values = range(len(case.inputs) - 1)
-    if case.axis(len(case.inputs) - 1, case.rank(0)) != case.rank(0) - 1 or case.rank(0) < 2:
-        raise WholeError("it makes no coordinates")
-    widths = [case.shape(n)[-1].size for n in values]
-    wants, coordinates = _beside(case, values, widths)
-    return Split([*wants, case.same(len(case.inputs) - 1)], [coordinates])
-
-
-def _beside(
-    case: Case, values: range, widths: Sequence[int | None]
-) -> tuple[list[View], RowNumbers]:
-    """Returns the views of inputs, one of them numbers of rows, and the state of all side by side.
-
-    They are put side by side into the last axis, in which they have widths.
-    """
     with_ids = [n for n in values if isinstance(case.inputs[n], RowNumbers)]
     if len(with_ids) != 1:
         raise WholeError("several operands are numbers of rows")
-    (n,) = with_ids
-    state, before = numbers(case, n), [width for width in widths[:n] if width is not None]
-    rows = state.plain
-    is_column = state.ids.column is None
-    if case.type == "ConcatV2":
-        is_column = column_of(case, n) == 0 and widths[n] == 1
-    if not is_column or len(before) < n:
+    state, rows = numbers(case, with_ids[0]), numbers(case, with_ids[0]).plain
+    widths = [1 if is_new else case.shape(n)[-1].size for n in values[: with_ids[0] + 1]]
+    is_column = state.ids.column is None if is_new else column_of(case, with_ids[0]) == 0
+    known = [width for width in widths if width is not None]
+    if not is_column or len(known) < len(widths) or widths[-1] != 1:
         raise WholeError("they are no column of coordinates")
-    for other in values:
-        extent = case.shape(other)[rows.axis]
+    for n in values:
+        extent = case.shape(n)[rows.axis]
         is_counted = extent.has_rows(rows.space) and not rows.space.is_picked
-        if not is_counted and not case.has(other, rows):
+        if not is_counted and not case.has(n, rows):
             raise WholeError("whether an operand is as long as the rows is not known")
-    ids = dataclasses.replace(state.ids, column=sum(before))
-    return [state if other == n else rows for other in values], state.numbering(ids)
+    ids = dataclasses.replace(state.ids, column=sum(known) - 1, is_upright=is_upright)
+    wants: list[View] = [state if n == with_ids[0] else rows for n in values]
+    others = [case.same(n) for n in range(len(values), len(case.inputs))]
+    return Split([*wants, *others], [RowNumbers(rows.axis + is_upright, rows.space, ids)])
 
 
 # What finds rows by their numbers.
